@@ -1,0 +1,1 @@
+"""Asyncio-native networking over RDMA."""

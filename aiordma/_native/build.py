@@ -1,0 +1,27 @@
+"""Builds `aiordma._native._lib`: cdef.h says what Python sees, shim.c what C adds.
+
+API mode: the compiler checks every declaration against the installed rdma-core headers. Nothing
+newer than rdma-core 44 may be referenced here, or the module would not load on Debian 12.
+"""
+
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).parent
+
+ffibuilder = FFI()
+ffibuilder.cdef((HERE / "cdef.h").read_text())
+ffibuilder.set_source(
+    "aiordma._native._lib",
+    '#include "shim.h"\n',
+    sources=["aiordma/_native/shim.c"],
+    include_dirs=[str(HERE)],
+    depends=[str(HERE / name) for name in ("cdef.h", "shim.h", "shim.c")],
+    libraries=["rdmacm", "ibverbs"],
+    py_limited_api=True,
+    extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+)
+
+if __name__ == "__main__":
+    ffibuilder.compile(verbose=True)

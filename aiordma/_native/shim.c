@@ -1,0 +1,229 @@
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+int aiordma_set_nonblocking(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	if (flags < 0)
+		return -1;
+	return fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+}
+
+/* --- rdma_cm events ------------------------------------------------------------------------- */
+
+static void copy_private_data(struct aiordma_cm_event *out, const void *data, uint8_t length)
+{
+	if (!data || !length)
+		return;
+	out->private_data_len = length;
+	memcpy(out->private_data, data, length);
+}
+
+static void copy_conn_param(struct aiordma_cm_event *out, const struct rdma_conn_param *conn)
+{
+	out->qp_num = conn->qp_num;
+	out->responder_resources = conn->responder_resources;
+	out->initiator_depth = conn->initiator_depth;
+	out->flow_control = conn->flow_control;
+	out->retry_count = conn->retry_count;
+	out->rnr_retry_count = conn->rnr_retry_count;
+	out->srq = conn->srq;
+	copy_private_data(out, conn->private_data, conn->private_data_len);
+}
+
+static void copy_ud_param(struct aiordma_cm_event *out, const struct rdma_ud_param *ud)
+{
+	out->qp_num = ud->qp_num;
+	out->qkey = ud->qkey;
+	copy_private_data(out, ud->private_data, ud->private_data_len);
+}
+
+/* Only these events carry bytes: in a multicast event `private_data` is the user's context
+ * pointer, and in those after it the union holds other things. */
+static int carries_private_data(int event)
+{
+	switch (event) {
+	case RDMA_CM_EVENT_CONNECT_REQUEST:
+	case RDMA_CM_EVENT_CONNECT_RESPONSE:
+	case RDMA_CM_EVENT_CONNECT_ERROR:
+	case RDMA_CM_EVENT_UNREACHABLE:
+	case RDMA_CM_EVENT_REJECTED:
+	case RDMA_CM_EVENT_ESTABLISHED:
+	case RDMA_CM_EVENT_DISCONNECTED:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+static void copy_event(struct aiordma_cm_event *out, const struct rdma_cm_event *event, int error)
+{
+	memset(out, 0, offsetof(struct aiordma_cm_event, private_data));
+	out->id = (uintptr_t)event->id;
+	out->listen_id = (uintptr_t)event->listen_id;
+	out->event = event->event;
+	out->status = event->status;
+	out->error = event->status == -1 ? error : 0;
+	if (!carries_private_data(event->event))
+		return;
+	if (event->id->qp_type == IBV_QPT_UD)
+		copy_ud_param(out, &event->param.ud);
+	else
+		copy_conn_param(out, &event->param.conn);
+}
+
+/*
+ * Read up to `capacity` events from a non-blocking channel. Each is copied and acknowledged before
+ * the next is read, so that no caller ever holds one: rdma_destroy_id(), rdma_migrate_id() and
+ * rdma_leave_multicast() wait for acknowledgements.
+ *
+ * Returns the number read (0: nothing pending), or -1 with errno.
+ */
+int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
+			  int capacity)
+{
+	struct rdma_cm_event *event;
+	int count = 0;
+
+	while (count < capacity) {
+		errno = 0;
+		if (rdma_get_cm_event(channel, &event)) {
+			if (errno == EINTR)
+				continue;
+			if (errno == EAGAIN || errno == EWOULDBLOCK)
+				return count;
+			return count ? count : -1;
+		}
+		copy_event(&events[count++], event, errno);
+		rdma_ack_cm_event(event);
+	}
+	return count;
+}
+
+/* --- completions ---------------------------------------------------------------------------- */
+
+/*
+ * Read every event of a non-blocking completion channel, acknowledge it and arm its queue again;
+ * the queues are left in `ready` to be polled. Armed before polled: a completion that comes between
+ * the two raises a new event, and none is missed.
+ *
+ * Returns the number of queues (a full array: call again), or a negative errno.
+ */
+int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready, int capacity)
+{
+	struct ibv_cq *cq;
+	void *context;
+	int count = 0;
+	int error;
+
+	while (count < capacity) {
+		if (ibv_get_cq_event(channel, &cq, &context)) {
+			if (errno == EINTR)
+				continue;
+			if (errno == EAGAIN || errno == EWOULDBLOCK)
+				break;
+			return -errno;
+		}
+		ibv_ack_cq_events(cq, 1);
+		error = ibv_req_notify_cq(cq, 0);
+		if (error)
+			return -abs(error);
+		ready[count++] = cq;
+	}
+	return count;
+}
+
+/* Some providers return a negative errno from the posting calls; these return it positive. */
+
+int aiordma_post_recv(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
+		      uint32_t lkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_recv_wr *bad;
+
+	return abs(ibv_post_recv(qp, &wr, &bad));
+}
+
+/* Post every slot of a ring: slot n has the work request id first_wr_id + n. */
+int aiordma_post_recvs(struct ibv_qp *qp, uint64_t first_wr_id, uintptr_t addr, uint32_t slot_size,
+		       uint32_t count, uint32_t lkey)
+{
+	uint32_t slot;
+	int error;
+
+	for (slot = 0; slot < count; slot++) {
+		error = aiordma_post_recv(qp, first_wr_id + slot, addr + (uintptr_t)slot * slot_size,
+					  slot_size, lkey);
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+/* `imm` is in host byte order; negative: none. */
+int aiordma_post_send(struct ibv_qp *qp, uint64_t wr_id, const void *data, uint32_t length,
+		      uint32_t lkey, uint32_t flags, int64_t imm)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)data, .length = length, .lkey = lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.sg_list = &sge,
+		.num_sge = length ? 1 : 0,
+		.opcode = imm < 0 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM,
+		.send_flags = flags,
+	};
+	struct ibv_send_wr *bad;
+
+	if (imm >= 0)
+		wr.imm_data = htonl((uint32_t)imm);
+	return abs(ibv_post_send(qp, &wr, &bad));
+}
+
+/* --- addresses ------------------------------------------------------------------------------ */
+
+/*
+ * The addresses of every interface that is up, one a line, "interface address\n" (link-local IPv6
+ * ones with their scope). Returns the length written, or -1 with errno (ENOSPC: `size` too small).
+ */
+int aiordma_ifaddrs(char *text, size_t size)
+{
+	struct ifaddrs *list, *entry;
+	char host[NI_MAXHOST];
+	size_t used = 0;
+	int length;
+
+	if (getifaddrs(&list))
+		return -1;
+	for (entry = list; entry; entry = entry->ifa_next) {
+		if (!entry->ifa_addr || !(entry->ifa_flags & IFF_UP))
+			continue;
+		if (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6)
+			continue;
+		if (getnameinfo(entry->ifa_addr,
+				entry->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in)
+								      : sizeof(struct sockaddr_in6),
+				host, sizeof(host), NULL, 0, NI_NUMERICHOST))
+			continue;
+		length = snprintf(text + used, size - used, "%s %s\n", entry->ifa_name, host);
+		if (length < 0 || (size_t)length >= size - used) {
+			freeifaddrs(list);
+			errno = ENOSPC;
+			return -1;
+		}
+		used += length;
+	}
+	freeifaddrs(list);
+	return (int)used;
+}

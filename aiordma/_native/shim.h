@@ -1,0 +1,50 @@
+/* C helpers of aiordma: work that must happen in one step, or that saves a call per message. */
+#ifndef AIORDMA_SHIM_H
+#define AIORDMA_SHIM_H
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+/* Events of rdma-core 60 and later: enumerators cannot be probed by #ifdef, so they stand here. */
+#define AIORDMA_CM_EVENT_ADDRINFO_RESOLVED 16
+#define AIORDMA_CM_EVENT_ADDRINFO_ERROR 17
+#define AIORDMA_CM_EVENT_USER 18
+#define AIORDMA_CM_EVENT_INTERNAL 19
+
+/* A copy of an rdma_cm_event that owns nothing: the original is acknowledged already. */
+struct aiordma_cm_event {
+	uintptr_t id;
+	uintptr_t listen_id;
+	int event;
+	int status;
+	int error; /* errno behind a status of -1, else 0 */
+	uint32_t qp_num;
+	uint32_t qkey; /* datagrams only */
+	uint8_t responder_resources;
+	uint8_t initiator_depth;
+	uint8_t flow_control;
+	uint8_t retry_count;
+	uint8_t rnr_retry_count;
+	uint8_t srq;
+	uint8_t private_data_len;
+	uint8_t private_data[255];
+};
+
+int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
+			  int capacity);
+int aiordma_set_nonblocking(int fd);
+
+int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready, int capacity);
+int aiordma_post_recv(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
+		      uint32_t lkey);
+int aiordma_post_recvs(struct ibv_qp *qp, uint64_t first_wr_id, uintptr_t addr, uint32_t slot_size,
+		       uint32_t count, uint32_t lkey);
+int aiordma_post_send(struct ibv_qp *qp, uint64_t wr_id, const void *data, uint32_t length,
+		      uint32_t lkey, uint32_t flags, int64_t imm);
+int aiordma_ifaddrs(char *text, size_t size);
+
+#endif

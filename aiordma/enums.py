@@ -1,0 +1,153 @@
+"""Enumerations and flags: values read from the C headers, members spelled as in C, unprefixed."""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Self
+
+from aiordma._native import lib
+
+
+class OpenIntEnum(IntEnum):
+    """An enumeration that newer libraries extend: an unknown number becomes a member too."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, int):
+            return None
+        member = int.__new__(cls, value)
+        member._name_ = f"UNKNOWN_{value}"
+        member._value_ = value
+        return member
+
+
+class CmEventType(OpenIntEnum):
+    """`enum rdma_cm_event_type`: what happened to an id. See rdma_get_cm_event(3)."""
+
+    ADDR_RESOLVED = lib.RDMA_CM_EVENT_ADDR_RESOLVED
+    ADDR_ERROR = lib.RDMA_CM_EVENT_ADDR_ERROR
+    ROUTE_RESOLVED = lib.RDMA_CM_EVENT_ROUTE_RESOLVED
+    ROUTE_ERROR = lib.RDMA_CM_EVENT_ROUTE_ERROR
+    CONNECT_REQUEST = lib.RDMA_CM_EVENT_CONNECT_REQUEST
+    CONNECT_RESPONSE = lib.RDMA_CM_EVENT_CONNECT_RESPONSE
+    CONNECT_ERROR = lib.RDMA_CM_EVENT_CONNECT_ERROR
+    UNREACHABLE = lib.RDMA_CM_EVENT_UNREACHABLE
+    REJECTED = lib.RDMA_CM_EVENT_REJECTED
+    ESTABLISHED = lib.RDMA_CM_EVENT_ESTABLISHED
+    DISCONNECTED = lib.RDMA_CM_EVENT_DISCONNECTED
+    DEVICE_REMOVAL = lib.RDMA_CM_EVENT_DEVICE_REMOVAL
+    MULTICAST_JOIN = lib.RDMA_CM_EVENT_MULTICAST_JOIN
+    MULTICAST_ERROR = lib.RDMA_CM_EVENT_MULTICAST_ERROR
+    ADDR_CHANGE = lib.RDMA_CM_EVENT_ADDR_CHANGE
+    TIMEWAIT_EXIT = lib.RDMA_CM_EVENT_TIMEWAIT_EXIT
+    ADDRINFO_RESOLVED = lib.AIORDMA_CM_EVENT_ADDRINFO_RESOLVED
+    ADDRINFO_ERROR = lib.AIORDMA_CM_EVENT_ADDRINFO_ERROR
+    USER = lib.AIORDMA_CM_EVENT_USER
+    INTERNAL = lib.AIORDMA_CM_EVENT_INTERNAL
+
+
+class PortSpace(IntEnum):
+    """`enum rdma_port_space`: the kind of service an id offers. See rdma_create_id(3)."""
+
+    IPOIB = lib.RDMA_PS_IPOIB
+    TCP = lib.RDMA_PS_TCP
+    UDP = lib.RDMA_PS_UDP
+    IB = lib.RDMA_PS_IB
+
+
+class IdOption(IntEnum):
+    """Options of level `RDMA_OPTION_ID`. See rdma_set_option(3)."""
+
+    TOS = lib.RDMA_OPTION_ID_TOS
+    REUSEADDR = lib.RDMA_OPTION_ID_REUSEADDR
+    AFONLY = lib.RDMA_OPTION_ID_AFONLY
+    ACK_TIMEOUT = lib.RDMA_OPTION_ID_ACK_TIMEOUT
+
+
+class TransportType(OpenIntEnum):
+    """`enum ibv_transport_type`: IB covers InfiniBand and RoCE."""
+
+    IB = lib.IBV_TRANSPORT_IB
+    IWARP = lib.IBV_TRANSPORT_IWARP
+
+
+class AccessFlags(IntFlag):
+    """`enum ibv_access_flags`: who may do what with registered memory. See ibv_reg_mr(3)."""
+
+    LOCAL_WRITE = lib.IBV_ACCESS_LOCAL_WRITE
+    REMOTE_WRITE = lib.IBV_ACCESS_REMOTE_WRITE
+    REMOTE_READ = lib.IBV_ACCESS_REMOTE_READ
+    REMOTE_ATOMIC = lib.IBV_ACCESS_REMOTE_ATOMIC
+    MW_BIND = lib.IBV_ACCESS_MW_BIND
+    ZERO_BASED = lib.IBV_ACCESS_ZERO_BASED
+    ON_DEMAND = lib.IBV_ACCESS_ON_DEMAND
+    HUGETLB = lib.IBV_ACCESS_HUGETLB
+    RELAXED_ORDERING = lib.IBV_ACCESS_RELAXED_ORDERING
+
+
+class QpType(IntEnum):
+    """`enum ibv_qp_type`, as far as an id can carry it."""
+
+    RC = lib.IBV_QPT_RC
+    UC = lib.IBV_QPT_UC
+    UD = lib.IBV_QPT_UD
+
+
+class SendFlags(IntFlag):
+    """`enum ibv_send_flags`. See ibv_post_send(3)."""
+
+    FENCE = lib.IBV_SEND_FENCE
+    SIGNALED = lib.IBV_SEND_SIGNALED
+    SOLICITED = lib.IBV_SEND_SOLICITED
+    INLINE = lib.IBV_SEND_INLINE
+
+
+class WcStatus(OpenIntEnum):
+    """`enum ibv_wc_status`: how a work request ended. See ibv_poll_cq(3)."""
+
+    SUCCESS = lib.IBV_WC_SUCCESS
+    LOC_LEN_ERR = lib.IBV_WC_LOC_LEN_ERR
+    LOC_QP_OP_ERR = lib.IBV_WC_LOC_QP_OP_ERR
+    LOC_EEC_OP_ERR = lib.IBV_WC_LOC_EEC_OP_ERR
+    LOC_PROT_ERR = lib.IBV_WC_LOC_PROT_ERR
+    WR_FLUSH_ERR = lib.IBV_WC_WR_FLUSH_ERR
+    MW_BIND_ERR = lib.IBV_WC_MW_BIND_ERR
+    BAD_RESP_ERR = lib.IBV_WC_BAD_RESP_ERR
+    LOC_ACCESS_ERR = lib.IBV_WC_LOC_ACCESS_ERR
+    REM_INV_REQ_ERR = lib.IBV_WC_REM_INV_REQ_ERR
+    REM_ACCESS_ERR = lib.IBV_WC_REM_ACCESS_ERR
+    REM_OP_ERR = lib.IBV_WC_REM_OP_ERR
+    RETRY_EXC_ERR = lib.IBV_WC_RETRY_EXC_ERR
+    RNR_RETRY_EXC_ERR = lib.IBV_WC_RNR_RETRY_EXC_ERR
+    LOC_RDD_VIOL_ERR = lib.IBV_WC_LOC_RDD_VIOL_ERR
+    REM_INV_RD_REQ_ERR = lib.IBV_WC_REM_INV_RD_REQ_ERR
+    REM_ABORT_ERR = lib.IBV_WC_REM_ABORT_ERR
+    INV_EECN_ERR = lib.IBV_WC_INV_EECN_ERR
+    INV_EEC_STATE_ERR = lib.IBV_WC_INV_EEC_STATE_ERR
+    FATAL_ERR = lib.IBV_WC_FATAL_ERR
+    RESP_TIMEOUT_ERR = lib.IBV_WC_RESP_TIMEOUT_ERR
+    GENERAL_ERR = lib.IBV_WC_GENERAL_ERR
+    TM_ERR = lib.IBV_WC_TM_ERR
+    TM_RNDV_INCOMPLETE = lib.IBV_WC_TM_RNDV_INCOMPLETE
+
+
+class WcOpcode(OpenIntEnum):
+    """`enum ibv_wc_opcode`: which kind of work request completed. See ibv_poll_cq(3)."""
+
+    SEND = lib.IBV_WC_SEND
+    RDMA_WRITE = lib.IBV_WC_RDMA_WRITE
+    RDMA_READ = lib.IBV_WC_RDMA_READ
+    COMP_SWAP = lib.IBV_WC_COMP_SWAP
+    FETCH_ADD = lib.IBV_WC_FETCH_ADD
+    BIND_MW = lib.IBV_WC_BIND_MW
+    LOCAL_INV = lib.IBV_WC_LOCAL_INV
+    RECV = lib.IBV_WC_RECV
+    RECV_RDMA_WITH_IMM = lib.IBV_WC_RECV_RDMA_WITH_IMM
+
+
+class WcFlags(IntFlag):
+    """`enum ibv_wc_flags`: which optional fields of a completion hold something."""
+
+    GRH = lib.IBV_WC_GRH
+    WITH_IMM = lib.IBV_WC_WITH_IMM
+    WITH_INV = lib.IBV_WC_WITH_INV

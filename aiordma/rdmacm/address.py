@@ -1,0 +1,98 @@
+"""Socket addresses in C's form and in Python's `(host, port)`."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi
+
+if TYPE_CHECKING:
+    from aiordma._native._lib import Bytes, Sockaddr
+
+_INET = struct.Struct("=H2s4s8x")  # sin_family, sin_port, sin_addr, sin_zero
+_INET6 = struct.Struct("=H2s4s16sI")  # sin6_family, _port, _flowinfo, _addr, _scope_id
+_FAMILY = struct.Struct("=H")
+
+
+@dataclass(frozen=True, slots=True)
+class SocketAddress:
+    """A numeric IPv4 or IPv6 address with its port, as librdmacm takes and gives them."""
+
+    host: str
+    port: int
+    family: socket.AddressFamily = socket.AF_INET
+    scope_id: int = 0
+
+    @property
+    def pair(self) -> tuple[str, int]:
+        """`(host, port)`; a link-local host carries its interface, as in `fe80::1%eth0`."""
+        return f"{self.host}{self._scope()}", self.port
+
+    def _scope(self) -> str:
+        if not self.scope_id:
+            return ""
+        try:
+            return f"%{socket.if_indextoname(self.scope_id)}"
+        except OSError:  # the interface went away
+            return f"%{self.scope_id}"
+
+    def pack(self) -> bytes:
+        """The bytes of a `struct sockaddr_in` or `struct sockaddr_in6`."""
+        port = self.port.to_bytes(2, "big")
+        packed = socket.inet_pton(self.family, self.host)
+        if self.family == socket.AF_INET6:
+            return _INET6.pack(self.family, port, bytes(4), packed, self.scope_id)
+        return _INET.pack(self.family, port, packed)
+
+
+class PackedAddress:
+    """A `struct sockaddr *` and the memory behind it."""
+
+    __slots__ = ("_memory", "pointer")
+
+    def __init__(self, address: SocketAddress | None) -> None:
+        self.pointer: Sockaddr = ffi.NULL
+        self._memory: Bytes | None = None
+        if address is not None:
+            self._memory = ffi.new("char[]", address.pack())
+            self.pointer = ffi.cast("struct sockaddr *", self._memory)
+
+
+def read_sockaddr(pointer: Sockaddr) -> SocketAddress | None:
+    """The address behind a C pointer; None for one that is not set, or of another family."""
+    (family,) = _FAMILY.unpack(ffi.buffer(pointer, _FAMILY.size))
+    if family == socket.AF_INET:
+        _, port, packed = _INET.unpack(ffi.buffer(pointer, _INET.size))
+        host = socket.inet_ntop(socket.AF_INET, packed)
+        return SocketAddress(host, int.from_bytes(port, "big"))
+    if family == socket.AF_INET6:
+        _, port, _, packed, scope = _INET6.unpack(ffi.buffer(pointer, _INET6.size))
+        host = socket.inet_ntop(socket.AF_INET6, packed)
+        return SocketAddress(host, int.from_bytes(port, "big"), socket.AF_INET6, scope)
+    return None
+
+
+def parse_address(host: str, port: int = 0) -> SocketAddress:
+    """The SocketAddress of a numeric host, which may carry a scope (`fe80::1%eth0`).
+
+    Raises:
+        ValueError: `host` is not a numeric address, or `port` is not between 0 and 65535.
+    """
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port {port} is not between 0 and 65535")
+    bare, _, scope = host.partition("%")
+    family = socket.AF_INET6 if ipaddress.ip_address(bare).version == 6 else socket.AF_INET
+    return SocketAddress(bare, port, family, _scope_id(scope))
+
+
+def _scope_id(scope: str) -> int:
+    if not scope or scope.isdecimal():
+        return int(scope or 0)
+    try:
+        return socket.if_nametoindex(scope)
+    except OSError as error:
+        raise ValueError(f"there is no interface {scope!r}") from error

@@ -1,0 +1,107 @@
+"""The devices librdmacm has open, and the addresses they can be reached at."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi, lib
+from aiordma.enums import PortSpace, TransportType
+from aiordma.errors import VerbsError, last_error
+from aiordma.rdmacm.address import SocketAddress, parse_address
+from aiordma.rdmacm.channel import EventChannel
+from aiordma.rdmacm.cm_id import CmId
+
+if TYPE_CHECKING:
+    from aiordma._native._lib import DeviceList
+
+_IFADDRS_SIZE = 1 << 20
+
+
+class DeviceReference:
+    """Keeps librdmacm's device contexts open: rdma_get_devices(3) and rdma_free_devices(3).
+
+    Without one, librdmacm closes the context of a device that was unplugged together with the last
+    id on it, under the feet of the queues and registrations that came from it.
+    """
+
+    __slots__ = ("_list",)
+
+    def __init__(self) -> None:
+        """Open every device not open yet, which takes a while the first time.
+
+        Raises:
+            VerbsError: ENODEV when there is no RDMA device.
+        """
+        count = ffi.new("int *")
+        devices = lib.rdma_get_devices(count)
+        if devices == ffi.NULL:
+            raise last_error("rdma_get_devices")
+        self._list: DeviceList | None = devices
+        if not count[0]:
+            self.close()
+            raise VerbsError(errno.ENODEV, "rdma_get_devices")
+
+    def close(self) -> None:
+        """Let go of the devices. Idempotent."""
+        if self._list is not None:
+            lib.rdma_free_devices(self._list)
+            self._list = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAddress:
+    """An IP address of this machine, and the RDMA device that answers there."""
+
+    host: str
+    interface: str
+    device: str
+    transport: TransportType
+
+
+def interface_addresses() -> list[tuple[str, SocketAddress]]:
+    """Every interface that is up with each of its IP addresses: getifaddrs(3).
+
+    Raises:
+        VerbsError: the system would not tell.
+    """
+    text = ffi.new("char[]", _IFADDRS_SIZE)
+    length = lib.aiordma_ifaddrs(text, _IFADDRS_SIZE)
+    if length < 0:
+        raise last_error("getifaddrs")
+    lines = ffi.string(text, length).decode().splitlines()
+    return [(name, parse_address(host)) for name, host in (line.split(" ", 1) for line in lines)]
+
+
+def device_addresses() -> list[DeviceAddress]:
+    """Every address of this machine that an RDMA device has. Blocks: opens devices.
+
+    Raises:
+        VerbsError: ENODEV when there is no RDMA device.
+    """
+    reference = DeviceReference()
+    channel = EventChannel()
+    try:
+        found = [_on_device(channel, *entry) for entry in interface_addresses()]
+    finally:
+        channel.close()
+        reference.close()
+    return [entry for entry in found if entry is not None]
+
+
+def _on_device(
+    channel: EventChannel, interface: str, address: SocketAddress
+) -> DeviceAddress | None:
+    """What rdma_cm says of an address: it binds to a device there, or it does not."""
+    cm_id = CmId.create(channel, PortSpace.TCP)
+    try:
+        cm_id.bind_addr(address)
+        if not cm_id.has_device:
+            return None
+        device = cm_id.device()
+        return DeviceAddress(address.pair[0], interface, device.name, device.transport)
+    except VerbsError:
+        return None
+    finally:
+        cm_id.destroy()

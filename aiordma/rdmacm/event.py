@@ -1,0 +1,66 @@
+"""CmEvent: one rdma_cm event, copied and acknowledged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi
+from aiordma.enums import CmEventType
+
+if TYPE_CHECKING:
+    from aiordma._native._lib import CmEventCopy
+
+
+@dataclass(frozen=True, slots=True)
+class CmEvent:
+    """`struct rdma_cm_event` as a value. See rdma_get_cm_event(3).
+
+    `id` and `listen_id` are the addresses of the C ids (`listen_id` is 0 but for CONNECT_REQUEST).
+    `private_data` is what arrived: InfiniBand and RoCE pad it with zeros, iWARP gives it exactly.
+    """
+
+    type: CmEventType
+    id: int
+    listen_id: int = 0
+    status: int = 0
+    error: int = 0
+    private_data: bytes = b""
+    responder_resources: int = 0
+    initiator_depth: int = 0
+    flow_control: int = 0
+    retry_count: int = 0
+    rnr_retry_count: int = 0
+    srq: int = 0
+    qp_num: int = 0
+    qkey: int = 0
+
+    @property
+    def errno(self) -> int:
+        """The errno that the status stands for; 0 for success and for a transport's own numbers.
+
+        librdmacm gives a failure of its own as -1 and leaves the cause in errno, which is `error`.
+        """
+        if self.status >= 0:
+            return 0
+        return self.error if self.status == -1 and self.error else -self.status
+
+
+def read_event(copy: CmEventCopy) -> CmEvent:
+    """The value of one event that the C helper copied."""
+    return CmEvent(
+        type=CmEventType(copy.event),
+        id=copy.id,
+        listen_id=copy.listen_id,
+        status=copy.status,
+        error=abs(copy.error),
+        private_data=bytes(ffi.buffer(copy.private_data, copy.private_data_len)),
+        responder_resources=copy.responder_resources,
+        initiator_depth=copy.initiator_depth,
+        flow_control=copy.flow_control,
+        retry_count=copy.retry_count,
+        rnr_retry_count=copy.rnr_retry_count,
+        srq=copy.srq,
+        qp_num=copy.qp_num,
+        qkey=copy.qkey,
+    )

@@ -1,0 +1,121 @@
+"""CompletionChannel: the fd that tells of completions; CompletionQueue: where they are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi, lib
+from aiordma.errors import VerbsError, check, check_errno, last_error
+from aiordma.verbs.device import Device
+
+if TYPE_CHECKING:
+    from aiordma._native._lib import IbvCompChannel, IbvCq, IbvWc, WcArray
+
+POLL_BATCH = 64
+EVENT_BATCH = 16
+
+
+class CompletionChannel:
+    """`struct ibv_comp_channel`, its fd non-blocking. See ibv_create_comp_channel(3)."""
+
+    __slots__ = ("_ready", "device", "fd", "pointer")
+
+    def __init__(self, device: Device) -> None:
+        """Create a channel of `device`.
+
+        Raises:
+            VerbsError: ENOMEM, EMFILE; EAGAIN when the rdma control group's limit is reached.
+        """
+        self.device = device
+        pointer = lib.ibv_create_comp_channel(device.context)
+        if pointer == ffi.NULL:
+            raise last_error("ibv_create_comp_channel")
+        self.pointer: IbvCompChannel | None = pointer
+        self.fd = pointer.fd
+        self._ready = ffi.new("struct ibv_cq *[]", EVENT_BATCH)
+        check(lib.aiordma_set_nonblocking(self.fd), "fcntl")
+
+    def ready_queues(self) -> list[IbvCq]:
+        """Read what events are pending: the queues they name, acknowledged and armed again.
+
+        Poll each of them afterwards until it is empty. Does not block.
+
+        Raises:
+            VerbsError: EIO after the device was removed; the fd then stays readable for ever.
+        """
+        if self.pointer is None:
+            return []
+        count = lib.aiordma_comp_events(self.pointer, self._ready, EVENT_BATCH)
+        if count < 0:
+            raise VerbsError(-count, "ibv_get_cq_event")
+        ready = self._ready
+        return [ready[index] for index in range(count)]
+
+    def close(self) -> None:
+        """Destroy the channel: ibv_destroy_comp_channel(3). Idempotent.
+
+        Raises:
+            VerbsError: EBUSY while a completion queue still uses it.
+        """
+        if self.pointer is not None:
+            check_errno(lib.ibv_destroy_comp_channel(self.pointer), "ibv_destroy_comp_channel")
+            self.pointer = None
+
+
+class CompletionQueue:
+    """`struct ibv_cq`. See ibv_create_cq(3)."""
+
+    __slots__ = ("_batch", "capacity", "pointer")
+
+    def __init__(self, channel: CompletionChannel, entries: int) -> None:
+        """Create a queue of at least `entries` entries behind `channel`; the device may give more.
+
+        Raises:
+            VerbsError: EINVAL (more than the device's max_cqe), ENOMEM.
+            ValueError: the channel is closed.
+        """
+        if channel.pointer is None:
+            raise ValueError("the completion channel is closed")
+        context = channel.device.context
+        pointer = lib.ibv_create_cq(context, entries, ffi.NULL, channel.pointer, 0)
+        if pointer == ffi.NULL:
+            raise last_error("ibv_create_cq")
+        self.pointer: IbvCq | None = pointer
+        self.capacity = pointer.cqe
+        self._batch: WcArray = ffi.new("struct ibv_wc[]", POLL_BATCH)
+
+    def request_notify(self) -> None:
+        """Arm the queue: its next completion raises one event. See ibv_req_notify_cq(3).
+
+        Raises:
+            VerbsError: the device is gone.
+        """
+        if self.pointer is not None:
+            check_errno(lib.ibv_req_notify_cq(self.pointer, 0), "ibv_req_notify_cq")
+
+    def poll(self) -> list[IbvWc]:
+        """Take up to POLL_BATCH completions; fewer than that means that the queue was emptied.
+
+        They are views of one batch: the next poll() overwrites them. Does not block.
+        See ibv_poll_cq(3).
+
+        Raises:
+            VerbsError: the queue is broken (it overran, or the device is gone).
+        """
+        if self.pointer is None:
+            return []
+        count = lib.ibv_poll_cq(self.pointer, POLL_BATCH, self._batch)
+        if count < 0:
+            raise VerbsError(abs(count), "ibv_poll_cq")
+        batch = self._batch
+        return [batch[index] for index in range(count)]
+
+    def close(self) -> None:
+        """Destroy the queue: ibv_destroy_cq(3). Idempotent.
+
+        Raises:
+            VerbsError: EBUSY while a queue pair still uses it.
+        """
+        if self.pointer is not None:
+            check_errno(lib.ibv_destroy_cq(self.pointer), "ibv_destroy_cq")
+            self.pointer = None

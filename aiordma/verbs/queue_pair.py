@@ -1,0 +1,100 @@
+"""QueuePair: where work requests are posted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi, lib
+from aiordma.enums import SendFlags
+from aiordma.errors import VerbsError, check_errno
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from aiordma._native._lib import IbvQp
+
+NO_IMMEDIATE = -1
+_INLINE = int(SendFlags.SIGNALED | SendFlags.INLINE)
+_SIGNALED = int(SendFlags.SIGNALED)
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePairCaps:
+    """How much a queue pair can hold (`struct ibv_qp_cap`): requests, segments, inline bytes."""
+
+    max_send_wr: int
+    max_recv_wr: int
+    max_send_sge: int = 1
+    max_recv_sge: int = 1
+    max_inline_data: int = 0
+
+
+class QueuePair:
+    """`struct ibv_qp`, made by `CmId.create_qp`; outlives its id until destroyed.
+
+    Every `post_*` call copies the request and returns at once; the memory it names belongs to the
+    device until the request's completion, or the destruction of the queue pair.
+    """
+
+    __slots__ = ("caps", "number", "pointer")
+
+    def __init__(self, pointer: IbvQp, caps: QueuePairCaps) -> None:
+        self.pointer = pointer
+        self.number = pointer.qp_num
+        self.caps = caps
+
+    def post_recv(self, wr_id: int, address: int, length: int, lkey: int) -> None:
+        """Post one receive into registered memory. See ibv_post_recv(3).
+
+        Raises:
+            VerbsError: ENOMEM (the receive queue is full), EINVAL (wrong state).
+        """
+        error = lib.aiordma_post_recv(self.pointer, wr_id, address, length, lkey)
+        if error:
+            raise VerbsError(error, "ibv_post_recv")
+
+    def post_recvs(
+        self, first_wr_id: int, address: int, slot_size: int, count: int, lkey: int
+    ) -> None:
+        """Post `count` receives into adjacent slots, their wr_ids counting up from `first_wr_id`.
+
+        Raises:
+            VerbsError: as post_recv; those before the failing one stay posted.
+        """
+        error = lib.aiordma_post_recvs(self.pointer, first_wr_id, address, slot_size, count, lkey)
+        check_errno(error, "ibv_post_recv")
+
+    def post_send_inline(self, wr_id: int, data: Buffer, imm: int = NO_IMMEDIATE) -> None:
+        """Send bytes that travel in the request itself: `data` may be reused on return.
+
+        Raises:
+            VerbsError: ENOMEM (the send queue is full), EINVAL (longer than max_inline_data).
+        """
+        chars = ffi.from_buffer("char[]", data)
+        error = lib.aiordma_post_send(self.pointer, wr_id, chars, len(chars), 0, _INLINE, imm)
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
+    def post_send(
+        self, wr_id: int, data: Buffer, length: int, lkey: int, imm: int = NO_IMMEDIATE
+    ) -> None:
+        """Send the first `length` bytes of registered memory. See ibv_post_send(3).
+
+        Raises:
+            VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state).
+        """
+        chars = ffi.from_buffer("char[]", data)
+        error = lib.aiordma_post_send(self.pointer, wr_id, chars, length, lkey, _SIGNALED, imm)
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
+    def destroy(self) -> None:
+        """Destroy the queue pair: ibv_destroy_qp(3). Afterwards the device touches no memory of it.
+
+        Waits until every asynchronous event of the queue pair is acknowledged. Call it once.
+
+        Raises:
+            VerbsError: EBUSY while it is attached to a multicast group.
+        """
+        check_errno(lib.ibv_destroy_qp(self.pointer), "ibv_destroy_qp")
