@@ -1,1 +1,62 @@
-"""Asyncio-native networking over RDMA."""
+"""Asyncio-native networking over RDMA.
+
+    async with aiordma.connect("10.7.1.1", 7471) as connection:
+        await connection.send(b"hello")
+        print(await connection.recv())
+
+The public face is what stands here; beyond it, `aiordma.rdmacm` and `aiordma.verbs` bind the C
+libraries one to one.
+"""
+
+from aiordma.cm import AsyncCmId
+from aiordma.connect import connect, listen
+from aiordma.connection import Connection
+from aiordma.enums import AccessFlags, CmEventType, PortSpace, WcOpcode, WcStatus
+from aiordma.errors import (
+    AddressError,
+    BusyError,
+    ConnectError,
+    ConnectionClosed,
+    DeviceRemoved,
+    LocalClosed,
+    PeerClosed,
+    RdmaError,
+    Rejected,
+    RouteError,
+    Unreachable,
+    VerbsError,
+    WorkRequestError,
+)
+from aiordma.listener import ConnectRequest, Listener
+from aiordma.options import ConnectionOptions
+from aiordma.rdmacm import CmEvent, EventChannel
+
+__all__ = [
+    "AccessFlags",
+    "AddressError",
+    "AsyncCmId",
+    "BusyError",
+    "CmEvent",
+    "CmEventType",
+    "ConnectError",
+    "ConnectRequest",
+    "Connection",
+    "ConnectionClosed",
+    "ConnectionOptions",
+    "DeviceRemoved",
+    "EventChannel",
+    "Listener",
+    "LocalClosed",
+    "PeerClosed",
+    "PortSpace",
+    "RdmaError",
+    "Rejected",
+    "RouteError",
+    "Unreachable",
+    "VerbsError",
+    "WcOpcode",
+    "WcStatus",
+    "WorkRequestError",
+    "connect",
+    "listen",
+]

@@ -172,11 +172,11 @@ int aiordma_post_recvs(struct ibv_qp *qp, uint64_t first_wr_id, uintptr_t addr, 
 	return 0;
 }
 
-/* `imm` is in host byte order; negative: none. */
-int aiordma_post_send(struct ibv_qp *qp, uint64_t wr_id, const void *data, uint32_t length,
+/* Send registered memory. `imm` is in host byte order; negative: none. */
+int aiordma_post_send(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
 		      uint32_t lkey, uint32_t flags, int64_t imm)
 {
-	struct ibv_sge sge = { .addr = (uintptr_t)data, .length = length, .lkey = lkey };
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
 	struct ibv_send_wr wr = {
 		.wr_id = wr_id,
 		.sg_list = &sge,
@@ -189,6 +189,22 @@ int aiordma_post_send(struct ibv_qp *qp, uint64_t wr_id, const void *data, uint3
 	if (imm >= 0)
 		wr.imm_data = htonl((uint32_t)imm);
 	return abs(ibv_post_send(qp, &wr, &bad));
+}
+
+/* Copy `data` into registered memory and send that. */
+int aiordma_post_send_copy(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, const char *data,
+			   uint32_t length, uint32_t lkey, int64_t imm)
+{
+	memcpy((void *)addr, data, length);
+	return aiordma_post_send(qp, wr_id, addr, length, lkey, IBV_SEND_SIGNALED, imm);
+}
+
+/* Send bytes that travel in the request itself: `data` may be reused on return. */
+int aiordma_post_send_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
+			     int64_t imm)
+{
+	return aiordma_post_send(qp, wr_id, (uintptr_t)data, length, 0,
+				 IBV_SEND_SIGNALED | IBV_SEND_INLINE, imm);
 }
 
 /* --- addresses ------------------------------------------------------------------------------ */

@@ -43,8 +43,12 @@ int aiordma_post_recv(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_
 		      uint32_t lkey);
 int aiordma_post_recvs(struct ibv_qp *qp, uint64_t first_wr_id, uintptr_t addr, uint32_t slot_size,
 		       uint32_t count, uint32_t lkey);
-int aiordma_post_send(struct ibv_qp *qp, uint64_t wr_id, const void *data, uint32_t length,
+int aiordma_post_send(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
 		      uint32_t lkey, uint32_t flags, int64_t imm);
+int aiordma_post_send_copy(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, const char *data,
+			   uint32_t length, uint32_t lkey, int64_t imm);
+int aiordma_post_send_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
+			     int64_t imm);
 int aiordma_ifaddrs(char *text, size_t size);
 
 #endif

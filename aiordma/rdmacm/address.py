@@ -96,3 +96,9 @@ def _scope_id(scope: str) -> int:
         return socket.if_nametoindex(scope)
     except OSError as error:
         raise ValueError(f"there is no interface {scope!r}") from error
+
+
+def format_address(pair: tuple[str, int]) -> str:
+    """`host:port` for messages, with brackets where the host has colons."""
+    host, port = pair
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

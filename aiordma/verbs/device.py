@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
@@ -32,18 +33,19 @@ class Device:
     Device only points at it and has nothing to close. Two are equal if they are the same context.
     """
 
-    __slots__ = ("attributes", "context", "name", "transport")
-
     def __init__(self, context: IbvContext) -> None:
-        """Ask the device for its limits: ibv_query_device(3), a system call.
+        self.context = context
+        self.name = ffi.string(lib.ibv_get_device_name(context.device)).decode()
+        self.transport = TransportType(context.device.transport_type)
+
+    @cached_property
+    def attributes(self) -> DeviceAttributes:
+        """The device's limits, asked for once: ibv_query_device(3), a system call.
 
         Raises:
             VerbsError: the device does not answer (EIO: it was removed).
         """
-        self.context = context
-        self.name = ffi.string(lib.ibv_get_device_name(context.device)).decode()
-        self.transport = TransportType(context.device.transport_type)
-        self.attributes = _query(context)
+        return _query(self.context)
 
     @property
     def is_iwarp(self) -> bool:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvQp
 
 NO_IMMEDIATE = -1
-_INLINE = int(SendFlags.SIGNALED | SendFlags.INLINE)
-_SIGNALED = int(SendFlags.SIGNALED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,39 @@ class QueuePair:
         error = lib.aiordma_post_recvs(self.pointer, first_wr_id, address, slot_size, count, lkey)
         check_errno(error, "ibv_post_recv")
 
+    def post_send(
+        self,
+        wr_id: int,
+        address: int,
+        length: int,
+        lkey: int,
+        flags: SendFlags = SendFlags.SIGNALED,
+        imm: int = NO_IMMEDIATE,
+    ) -> None:
+        """Send `length` bytes of registered memory. See ibv_post_send(3).
+
+        Raises:
+            VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state).
+        """
+        error = lib.aiordma_post_send(self.pointer, wr_id, address, length, lkey, flags, imm)
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
+    def post_send_copy(
+        self, wr_id: int, address: int, data: Buffer, lkey: int, imm: int = NO_IMMEDIATE
+    ) -> None:
+        """Copy `data` into registered memory at `address`, which has room for it, and send that.
+
+        Raises:
+            VerbsError: as post_send.
+        """
+        chars = ffi.from_buffer("char[]", data)
+        error = lib.aiordma_post_send_copy(
+            self.pointer, wr_id, address, chars, len(chars), lkey, imm
+        )
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
     def post_send_inline(self, wr_id: int, data: Buffer, imm: int = NO_IMMEDIATE) -> None:
         """Send bytes that travel in the request itself: `data` may be reused on return.
 
@@ -72,20 +103,7 @@ class QueuePair:
             VerbsError: ENOMEM (the send queue is full), EINVAL (longer than max_inline_data).
         """
         chars = ffi.from_buffer("char[]", data)
-        error = lib.aiordma_post_send(self.pointer, wr_id, chars, len(chars), 0, _INLINE, imm)
-        if error:
-            raise VerbsError(error, "ibv_post_send")
-
-    def post_send(
-        self, wr_id: int, data: Buffer, length: int, lkey: int, imm: int = NO_IMMEDIATE
-    ) -> None:
-        """Send the first `length` bytes of registered memory. See ibv_post_send(3).
-
-        Raises:
-            VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state).
-        """
-        chars = ffi.from_buffer("char[]", data)
-        error = lib.aiordma_post_send(self.pointer, wr_id, chars, length, lkey, _SIGNALED, imm)
+        error = lib.aiordma_post_send_inline(self.pointer, wr_id, chars, len(chars), imm)
         if error:
             raise VerbsError(error, "ibv_post_send")
 

@@ -1,0 +1,162 @@
+"""connect() and listen()."""
+
+from __future__ import annotations
+
+from aiordma.cm import AsyncCmId
+from aiordma.connection import Connection
+from aiordma.endpoint import Endpoint
+from aiordma.enums import IdOption
+from aiordma.errors import AddressError, ConnectError, VerbsError
+from aiordma.listener import Listener
+from aiordma.loop import running_loop
+from aiordma.opening import Opening
+from aiordma.options import ConnectionOptions
+from aiordma.rdmacm import SocketAddress
+from aiordma.rdmacm.address import format_address
+from aiordma.resolve import is_loopback, resolve_host
+
+DEFAULT_OPTIONS = ConnectionOptions()
+
+
+def connect(
+    host: str,
+    port: int,
+    *,
+    local_address: tuple[str, int] | None = None,
+    private_data: bytes = b"",
+    options: ConnectionOptions = DEFAULT_OPTIONS,
+) -> Opening[Connection]:
+    """Connect to a listening peer: `await connect(...)` or `async with connect(...) as connection`.
+
+    `host` is a name or an IPv4 or IPv6 address; the addresses of a name are tried in turn.
+    `local_address` is where to connect from. `private_data` reaches the peer with the request: up
+    to 56 bytes on InfiniBand and RoCE (padded with zeros to that), 255 on iWARP.
+
+    Cancelling leaves nothing behind: what was begun is destroyed in the background.
+    See rdma_resolve_addr(3), rdma_resolve_route(3), rdma_connect(3).
+
+    Raises:
+        AddressError: the name is unknown, or no RDMA device leads to the address.
+        RouteError: no route was found.
+        Rejected: nobody listens there, or the peer refused.
+        Unreachable: nobody answered.
+        VerbsError: no RDMA device, a local address that is taken, or not enough locked memory.
+        ValueError: the private data is too long, or an option is more than the device can do.
+    """
+    return Opening(_connect(host, port, local_address, private_data, options))
+
+
+async def _connect(
+    host: str,
+    port: int,
+    local_address: tuple[str, int] | None,
+    private_data: bytes,
+    options: ConnectionOptions,
+) -> Connection:
+    loop = running_loop()
+    source = None
+    if local_address is not None:
+        source = (await resolve_host(loop, *local_address))[0]
+    failures: list[ConnectError] = []
+    for destination in await resolve_host(loop, host, port):
+        if source is not None and source.family != destination.family:
+            continue
+        try:
+            return await _connect_to(destination, source, private_data, options)
+        except ConnectError as error:
+            failures.append(error)
+    raise _combined(failures, host, port)
+
+
+def _combined(failures: list[ConnectError], host: str, port: int) -> ConnectError:
+    """The last failure, with a note of each before it."""
+    if not failures:
+        text = f"{format_address((host, port))} has no address of the local address's family"
+        return ConnectError(text)
+    last = failures[-1]
+    for earlier in failures[:-1]:
+        last.add_note(f"tried before: {earlier}")
+    return last
+
+
+async def _connect_to(
+    destination: SocketAddress,
+    source: SocketAddress | None,
+    private_data: bytes,
+    options: ConnectionOptions,
+) -> Connection:
+    cm = await AsyncCmId.create(options.port_space)
+    try:
+        _set_options(cm, options)
+        if source is not None:
+            cm.bind_addr(source)
+        await cm.resolve_addr(destination, timeout=options.resolve_timeout)
+        await cm.resolve_route(timeout=options.resolve_timeout)
+        endpoint = Endpoint(cm, options)
+        await endpoint.connect(private_data)
+    except BaseException:
+        cm.abort()
+        raise
+    return Connection(endpoint)
+
+
+def _set_options(cm: AsyncCmId, options: ConnectionOptions) -> None:
+    if options.tos is not None:
+        cm.set_option(IdOption.TOS, options.tos)
+    if options.reuse_address:
+        cm.set_option(IdOption.REUSEADDR, 1)
+
+
+def listen(
+    host: str | None,
+    port: int,
+    *,
+    backlog: int = 0,
+    options: ConnectionOptions = DEFAULT_OPTIONS,
+) -> Opening[Listener]:
+    """Listen for peers: `await listen(...)` or `async with listen(...) as listener`.
+
+    `host` is a name or address of this machine; None or "" stands for all of them. Port 0 picks a
+    free one: see `Listener.local_address`. At most `backlog` requests wait to be taken (0: 1024);
+    those beyond are rejected. `options` are those of the connections that are accepted.
+
+    A loopback address is refused: rdma_cm would take it for "all addresses" and let the network in.
+
+    Cancelling leaves nothing behind. See rdma_bind_addr(3), rdma_listen(3).
+
+    Raises:
+        AddressError: the name is unknown, or the address is a loopback one.
+        VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is taken or the address is not this
+            machine's; ENODEV when there is no RDMA device.
+    """
+    return Opening(_listen(host, port, backlog, options))
+
+
+async def _listen(
+    host: str | None, port: int, backlog: int, options: ConnectionOptions
+) -> Listener:
+    addresses = await resolve_host(running_loop(), host, port)
+    for number, address in enumerate(addresses, start=1):
+        try:
+            return await _listen_at(address, backlog, options)
+        except VerbsError:
+            if number == len(addresses):
+                raise
+    raise AddressError(f"{host!r} has no IP address")
+
+
+async def _listen_at(address: SocketAddress, backlog: int, options: ConnectionOptions) -> Listener:
+    if is_loopback(address):
+        raise AddressError(
+            f"cannot listen on {address.host}: RDMA has no loopback, and rdma_cm would accept from "
+            "the network too; take an address from `python -m aiordma devices`, or None for all"
+        )
+    cm = await AsyncCmId.create(options.port_space)
+    try:
+        _set_options(cm, options)
+        cm.bind_addr(address)
+        cm.listen(backlog)
+    except BaseException:
+        cm.abort()
+        raise
+    return Listener(cm, options)

@@ -1,0 +1,154 @@
+"""Connection: messages between two peers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from aiordma.endpoint import Endpoint
+from aiordma.errors import PeerClosed
+from aiordma.verbs.queue_pair import NO_IMMEDIATE
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class Connection:
+    """A reliable connection that carries whole messages, in order (RDMA's RC queue pair).
+
+    From `connect()`, or from accepting a ConnectRequest. It is closed by `aclose()`, or by leaving
+    the `async with` block it was opened in; one that is just dropped warns, and is then aborted.
+
+    One task may receive at a time; any number may send. Belongs to the event loop it was made on.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """For connect() and accept(); not to be called by others."""
+        self._endpoint = endpoint
+        self._local_address = endpoint.cm.local_address
+        self._peer_address = endpoint.cm.peer_address
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` of this side."""
+        return self._local_address
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """`(host, port)` of the other side."""
+        return self._peer_address
+
+    @property
+    def private_data(self) -> bytes:
+        """What the peer sent along when it accepted, or when it asked to connect.
+
+        InfiniBand and RoCE pad it with zeros (196 and 56 bytes): a protocol that uses it says its
+        own length.
+        """
+        return self._endpoint.peer_private_data
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest message in bytes: what send() takes, and what this side can receive."""
+        return self._endpoint.options.max_message_size
+
+    @property
+    def closed(self) -> bool:
+        """Whether it ended, here or at the peer. Messages that came before can still be received
+        if it was not ended here."""
+        return self._endpoint.closed
+
+    async def send(self, data: Buffer | list[Buffer] | tuple[Buffer, ...], *, imm: int | None = None) -> None:
+        """Send one message: any bytes-like object, or several to be joined; it may be empty.
+
+        Returns when the data is copied and posted, which is at once unless `send_depth` sends are
+        on their way already. A later failure of this send raises from the next call. `imm` is a
+        number of 32 bits that travels beside the data (not on iWARP). See ibv_post_send(3).
+
+        Cancelling while it waits sends nothing; the connection goes on.
+
+        Raises:
+            ValueError: the message is larger than max_message_size. The connection goes on.
+            PeerClosed, WorkRequestError, DeviceRemoved: the connection has ended.
+            LocalClosed: it was closed on this side.
+            VerbsError: ENOMEM when no more memory can be registered.
+        """
+        if isinstance(data, (list, tuple)):
+            data = b"".join(data)
+        await self._endpoint.send(data, NO_IMMEDIATE if imm is None else self._checked(imm))
+
+    def _checked(self, imm: int) -> int:
+        if not 0 <= imm < 1 << 32:
+            raise ValueError(f"immediate data is a number of 32 bits, not {imm}")
+        if self._endpoint.device.is_iwarp:
+            raise ValueError("iWARP carries no immediate data")
+        return imm
+
+    async def recv(self) -> bytes:
+        """Wait for the next message and return it; b"" is a message too.
+
+        Messages that came before the peer disconnected are returned first. See ibv_post_recv(3).
+
+        Cancelling loses no message.
+
+        Raises:
+            PeerClosed: the peer has disconnected, or its process ended.
+            WorkRequestError: the device reported a failure, such as a message that is too large.
+            DeviceRemoved: the RDMA device went away.
+            LocalClosed: it was closed on this side.
+            BusyError: another task is receiving.
+        """
+        return await self._endpoint.recv()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Iterate over messages until the peer disconnects; other ends raise, as from recv()."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await self._endpoint.recv()
+        except PeerClosed:
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        """Close gracefully: posted sends reach the peer, then both sides disconnect.
+
+        Takes at most `close_timeout` seconds until what is left is ended by force. Receivers and
+        senders that wait get LocalClosed. Idempotent. See rdma_disconnect(3).
+
+        Cancelling ends it by force: everything is destroyed all the same.
+        """
+        await self._endpoint.aclose()
+
+    def abort(self) -> None:
+        """End it at once, without letting posted sends arrive. Idempotent.
+
+        The peer is told to disconnect; everything is destroyed in the background.
+        """
+        self._endpoint.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is not None and not isinstance(exc, Exception):
+            self.abort()
+        await self.aclose()
+
+    def __del__(self) -> None:
+        endpoint = getattr(self, "_endpoint", None)
+        if endpoint is not None and not endpoint.released:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+            endpoint.abort_threadsafe()
+
+    def __repr__(self) -> str:
+        host, port = self._peer_address
+        state = "closed" if self.closed else "open"
+        return f"<Connection to {host} port {port}, {state}>"

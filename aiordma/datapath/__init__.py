@@ -1,0 +1,6 @@
+"""The memory and the requests of one queue pair, in both directions."""
+
+from aiordma.datapath.receive_ring import ReceiveRing
+from aiordma.datapath.send_queue import NUMBER_MASK, SendQueue
+
+__all__ = ["NUMBER_MASK", "ReceiveRing", "SendQueue"]

@@ -1,0 +1,116 @@
+"""SendQueue: posts messages, and holds their memory until the device is done with it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from aiordma.loop import Loop, Slots, run_in_worker
+from aiordma.memory import BufferPool, PooledBuffer
+from aiordma.verbs import QueuePair
+from aiordma.verbs.queue_pair import NO_IMMEDIATE
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+NUMBER_MASK = (1 << 31) - 1
+
+
+class SendQueue:
+    """The send side of a queue pair. Requests end in the order in which they were posted.
+
+    A full queue makes senders wait, first come first served; the device never sees one too many.
+    """
+
+    def __init__(self, loop: Loop, depth: int) -> None:
+        self._loop = loop
+        self._slots = Slots(loop, depth)
+        self._posted: deque[tuple[int, PooledBuffer | None]] = deque()
+        self._number = 0
+        self._first_wr_id = 0
+        self._qp: QueuePair
+        self._pool: BufferPool
+
+    def __len__(self) -> int:
+        """Sends that the device has not completed yet."""
+        return len(self._posted)
+
+    def open(self, qp: QueuePair, pool: BufferPool, first_wr_id: int) -> None:
+        """Start using a queue pair; wr_ids are `first_wr_id` plus a number of 31 bits."""
+        self._qp, self._pool, self._first_wr_id = qp, pool, first_wr_id
+
+    def try_reserve(self) -> bool:
+        """Take a place in the queue if one is free and nobody waits for one."""
+        return self._slots.try_acquire()
+
+    async def reserve(self) -> None:
+        """Wait for a place in the queue. Cancelling takes none."""
+        await self._slots.acquire()
+
+    def unreserve(self) -> None:
+        """Give back a place that was not used."""
+        self._slots.release()
+
+    def post_inline(self, data: Buffer, imm: int = NO_IMMEDIATE) -> None:
+        """Send a short message from a reserved place.
+
+        Raises:
+            VerbsError: the device refused; the place is still reserved.
+        """
+        self._qp.post_send_inline(self._first_wr_id + self._number, data, imm)
+        self._enqueue(None)
+
+    def try_buffer(self, nbytes: int) -> PooledBuffer | None:
+        """A registered buffer for a message, if the pool has one now."""
+        return self._pool.try_acquire(nbytes)
+
+    async def buffer(self, nbytes: int) -> PooledBuffer:
+        """A registered buffer for a message, from memory that is pinned in a worker thread.
+
+        Cancelling leaves the memory with the pool.
+
+        Raises:
+            VerbsError: ENOMEM when the locked-memory limit is reached.
+        """
+        while (buffer := self._pool.try_acquire(nbytes)) is None:
+            await run_in_worker(self._loop, lambda: self._pool.grow(nbytes))
+        return buffer
+
+    def post_copy(self, buffer: PooledBuffer, data: Buffer, imm: int = NO_IMMEDIATE) -> None:
+        """Send a copy of `data`, made in `buffer`, from a reserved place.
+
+        Raises:
+            VerbsError: the device refused; place and buffer are still the caller's.
+        """
+        wr_id = self._first_wr_id + self._number
+        self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm)
+        self._enqueue(buffer)
+
+    def _enqueue(self, buffer: PooledBuffer | None) -> None:
+        self._posted.append((self._number, buffer))
+        self._number = (self._number + 1) & NUMBER_MASK
+
+    def completed(self, number: int) -> None:
+        """The request with this number ended, and so did all that were posted before it."""
+        posted = self._posted
+        count = 0
+        while posted:
+            oldest, buffer = posted.popleft()
+            count += 1
+            if buffer is not None:
+                buffer.release()
+            if oldest == number:
+                break
+        self._slots.release(count)
+
+    def abandon(self) -> None:
+        """The queue pair is gone, and with it all that was posted. Those who wait are let go."""
+        while self._posted:
+            _, buffer = self._posted.popleft()
+            if buffer is not None:
+                buffer.release()
+        self.wake_senders()
+
+    def wake_senders(self) -> None:
+        """Let every waiting sender look again: nothing more will be sent."""
+        self._slots.release(NUMBER_MASK)

@@ -1,0 +1,19 @@
+"""Readers of file descriptors: cm events go to their ids, completions to their owners."""
+
+from aiordma.dispatch.cm_events import CmDispatcher, destroy_quietly, finish_on_loop
+from aiordma.dispatch.loop_device import (
+    KEY_SHIFT,
+    CompletionSink,
+    LoopDevice,
+    SharedQueue,
+)
+
+__all__ = [
+    "KEY_SHIFT",
+    "CmDispatcher",
+    "CompletionSink",
+    "LoopDevice",
+    "SharedQueue",
+    "destroy_quietly",
+    "finish_on_loop",
+]

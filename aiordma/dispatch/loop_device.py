@@ -1,0 +1,223 @@
+"""LoopDevice: what the connections of one loop on one device share; completions to their owners."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
+
+from aiordma.dispatch.cm_events import finish_on_loop
+from aiordma.errors import VerbsError
+from aiordma.loop import Loop, workers
+from aiordma.memory import BufferPool
+from aiordma.rdmacm import DeviceReference
+from aiordma.verbs import CompletionChannel, CompletionQueue, Device, ProtectionDomain
+from aiordma.verbs.completion import POLL_BATCH
+
+if TYPE_CHECKING:
+    from aiordma._native._lib import IbvCq, IbvWc
+
+logger = logging.getLogger(__name__)
+
+CQ_ENTRIES = 4096
+# After so many batches from one queue the loop gets a turn before the next.
+MAX_BATCHES = 16
+
+# A wr_id is the key of the completion's owner above these bits, and the owner's own number in them.
+KEY_SHIFT = 32
+LOW_BITS = (1 << KEY_SHIFT) - 1
+
+
+class CompletionSink(Protocol):
+    """The owner of work requests."""
+
+    def complete(self, number: int, wc: IbvWc) -> None:
+        """One of them ended. `wc` is overwritten afterwards. Must not block."""
+
+    def device_failed(self) -> None:
+        """No completion will come any more: the device is gone."""
+
+
+class SharedQueue:
+    """A completion queue and how many of its entries are promised to queue pairs.
+
+    No more are promised than it has, so it cannot overflow, which would break all of them.
+    """
+
+    def __init__(self, channel: CompletionChannel, entries: int) -> None:
+        self.cq = CompletionQueue(channel, entries)
+        self.free = self.cq.capacity
+
+    def close(self) -> None:
+        self.cq.close()
+
+
+class LoopDevice:
+    """A protection domain, a buffer pool, a completion channel and the completion queues behind it.
+
+    Made with the first connection of a loop on a device, closed with the last. The C objects come
+    with the first reserve(), in a worker thread.
+    """
+
+    def __init__(self, loop: Loop, device: Device) -> None:
+        self.device = device
+        self.pd: ProtectionDomain
+        self.pool: BufferPool
+        self._loop = loop
+        self._lock = threading.Lock()  # guards what worker threads make: all but sinks and users
+        self._reference: DeviceReference | None = None
+        self._channel: CompletionChannel | None = None
+        self._queues: dict[IbvCq, SharedQueue] = {}
+        self._sinks: dict[int, CompletionSink] = {}
+        self._keys = itertools.count(1)
+        self._users = 0
+        self._reading = False
+
+    @classmethod
+    def of(cls, loop: Loop, device: Device) -> LoopDevice:
+        """The LoopDevice of `device` on `loop`, made if need be, with one user more."""
+        devices = _loop_devices.setdefault(loop, {})
+        shared = devices.get(device)
+        if shared is None:
+            shared = devices[device] = cls(loop, device)
+        shared._users += 1
+        return shared
+
+    # --- in a worker thread ---
+
+    def reserve(self, entries: int) -> SharedQueue:
+        """A completion queue with `entries` entries promised to the caller. Makes system calls.
+
+        Raises:
+            VerbsError: the device or the locked-memory limit does not allow it.
+        """
+        with self._lock:
+            if self._channel is None:
+                self._open()
+            for queue in self._queues.values():
+                if queue.free >= entries:
+                    break
+            else:
+                queue = self._add_queue(entries)
+            queue.free -= entries
+            return queue
+
+    def _open(self) -> None:
+        # Should a step fail, those before it are not repeated: close() finds what there is.
+        self._reference = self._reference or DeviceReference()
+        if not hasattr(self, "pd"):
+            self.pd = ProtectionDomain(self.device)
+            self.pool = BufferPool(self.pd)
+        self._channel = CompletionChannel(self.device)
+
+    def _add_queue(self, entries: int) -> SharedQueue:
+        assert self._channel is not None
+        limit = self.device.attributes.max_cqe
+        if entries > limit:
+            raise ValueError(f"send_depth + recv_depth may not exceed {limit} on this device")
+        wanted = min(max(entries, CQ_ENTRIES), limit)
+        queue = SharedQueue(self._channel, wanted)
+        self._queues[_pointer(queue)] = queue
+        queue.cq.request_notify()
+        return queue
+
+    def unreserve(self, queue: SharedQueue, entries: int) -> None:
+        """Take the promise back: the queue pair is destroyed."""
+        with self._lock:
+            queue.free += entries
+
+    def _close(self) -> None:
+        with self._lock:
+            steps = [queue.close for queue in self._queues.values()]
+            if self._channel is not None:
+                steps.append(self._channel.close)
+            if hasattr(self, "pd"):
+                steps += [self.pool.close, self.pd.close]
+            for step in steps:
+                try:
+                    step()
+                except VerbsError:
+                    logger.exception("%s was not cleaned up whole", self.device.name)
+            if self._reference is not None:
+                self._reference.close()
+
+    # --- on the loop's thread ---
+
+    def attach(self, sink: CompletionSink) -> int:
+        """The key for the wr_ids of `sink`'s work requests, whose completions it gets from now on.
+
+        It is held, and all it owns, until detach(): the device may be writing there.
+        """
+        key = next(self._keys)
+        self._sinks[key] = sink
+        return key
+
+    def start_reading(self) -> None:
+        """Have the loop watch for completions; after the first reserve()."""
+        if not self._reading and self._channel is not None:
+            self._reading = True
+            self._loop.add_reader(self._channel.fd, self._on_readable)
+
+    def detach(self, key: int) -> None:
+        """No more completions for this sink: its queue pair is destroyed."""
+        self._sinks.pop(key, None)
+
+    def release(self) -> None:
+        """One user less. With the last one everything is closed, in a worker thread."""
+        self._users -= 1
+        if self._users:
+            return
+        devices = _loop_devices.get(self._loop, {})
+        if devices.get(self.device) is self:
+            del devices[self.device]
+        self._stop_reading()
+        workers.submit(self._close)
+
+    def _stop_reading(self) -> None:
+        if self._reading and self._channel is not None:
+            self._reading = False
+            with suppress(RuntimeError):  # a closed loop watches nothing any more
+                self._loop.remove_reader(self._channel.fd)
+
+    def _on_readable(self) -> None:
+        assert self._channel is not None
+        try:
+            ready = self._channel.ready_queues()
+        except VerbsError as error:
+            # The fd of a removed device stays readable for ever: staying registered would spin.
+            logger.warning("%s: %s", self.device.name, error)
+            self._stop_reading()
+            self._fail_sinks()
+            return
+        for pointer in ready:
+            queue = self._queues.get(pointer)
+            if queue is not None:
+                self._drain(queue)
+
+    def _drain(self, queue: SharedQueue) -> None:
+        """Poll until empty: the queue is armed, so that what comes later raises an event."""
+        for _ in range(MAX_BATCHES):
+            batch = queue.cq.poll()
+            for wc in batch:
+                wr_id = wc.wr_id
+                sink = self._sinks.get(wr_id >> KEY_SHIFT)
+                if sink is not None:
+                    sink.complete(wr_id & LOW_BITS, wc)
+            if len(batch) < POLL_BATCH:
+                return
+        finish_on_loop(self._loop, lambda: self._drain(queue))
+
+    def _fail_sinks(self) -> None:
+        for sink in list(self._sinks.values()):
+            sink.device_failed()
+
+
+def _pointer(queue: SharedQueue) -> IbvCq:
+    assert queue.cq.pointer is not None
+    return queue.cq.pointer
+
+
+_loop_devices: WeakKeyDictionary[Loop, dict[Device, LoopDevice]] = WeakKeyDictionary()

@@ -1,0 +1,310 @@
+"""Endpoint: a connected id with its queue pair and its queues; how a connection begins and ends.
+
+The dispatch tables hold an endpoint as long as its queue pair lives, so that no memory under the
+device depends on what users keep. A Connection is what users hold.
+
+How it ends. The first cause is kept (`_end`): the peer's disconnect, a failed request, a device
+that went away. Then the queue pair is moved to its error state, which flushes what is posted.
+Receives complete in order, so when the last one is flushed every message that ever arrived has been
+seen: only then do receivers hear of the end.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import logging
+from typing import TYPE_CHECKING
+
+from aiordma.cm import AsyncCmId, CmState
+from aiordma.datapath import NUMBER_MASK, ReceiveRing, SendQueue
+from aiordma.dispatch import KEY_SHIFT, LoopDevice, SharedQueue, finish_on_loop
+from aiordma.enums import IdOption, WcOpcode, WcStatus
+from aiordma.errors import (
+    BusyError,
+    LocalClosed,
+    PeerClosed,
+    RdmaError,
+    VerbsError,
+    WorkRequestError,
+)
+from aiordma.loop import Deadline, WaitQueue
+from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
+from aiordma.rdmacm import ConnectionParameters
+from aiordma.rdmacm.address import format_address
+from aiordma.verbs import QueuePairCaps
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from aiordma._native._lib import IbvWc
+
+logger = logging.getLogger(__name__)
+
+# In the lower half of a wr_id: set for receives, whose slot is in the other bits.
+RECEIVE = NUMBER_MASK + 1
+
+
+class Endpoint:
+    """One end of a connection. All methods are for the loop's thread, but for abort_threadsafe."""
+
+    def __init__(self, cm: AsyncCmId, options: ConnectionOptions) -> None:
+        """Take over `cm`, which is bound to a device; abort() destroys it too."""
+        self.cm = cm
+        self.options = options
+        self.peer_private_data = b""
+        self.device = cm.device()
+        self._ring = ReceiveRing(options.recv_depth, options.max_message_size)
+        self._sends = SendQueue(cm.loop, options.send_depth)
+        self._receivers = WaitQueue(cm.loop)
+        self._changed = WaitQueue(cm.loop)
+        self._end: RdmaError | None = None
+        self._closing = False
+        self._no_flush = False
+        self._queue: SharedQueue | None = None
+        self._shared = LoopDevice.of(cm.loop, self.device)
+        self._key = self._shared.attach(self)
+        cm.on_change = self._on_cm_change
+        cm.handle.on_released(self._release)
+
+    # --- the beginning ---
+
+    async def connect(self, private_data: bytes) -> None:
+        """Make the queue pair, connect along the id's route, and wait until that is done.
+
+        Raises: see AsyncCmId.connect. The endpoint is then only good for abort().
+        """
+        check_private_data(private_data, PrivateDataLimits.of(self.device).connect)
+        limits, options = self.device.attributes, self.options
+        parameters = ConnectionParameters(
+            private_data=private_data,
+            responder_resources=min(options.responder_resources, limits.max_qp_rd_atom),
+            initiator_depth=min(options.initiator_depth, limits.max_qp_init_rd_atom),
+            retry_count=options.retry_count,
+            rnr_retry_count=options.rnr_retry_count,
+        )
+        await self.cm.connect(parameters, self._prepare)
+        if self.cm.event is not None:
+            self.peer_private_data = self.cm.event.private_data
+
+    async def accept(self, private_data: bytes) -> None:
+        """Make the queue pair, accept the id's request, and wait until the peer has confirmed.
+
+        Raises: see AsyncCmId.accept. The endpoint is then only good for abort().
+        """
+        check_private_data(private_data, PrivateDataLimits.of(self.device).accept)
+        request = self.cm.event
+        assert request is not None
+        self.peer_private_data = request.private_data
+        limits, options = self.device.attributes, self.options
+        # The event speaks from our side already: its responder_resources are the peer's
+        # initiator_depth. iWARP insists on getting no fewer than it asked for.
+        resources = min(request.responder_resources, limits.max_qp_rd_atom)
+        if not self.device.is_iwarp:
+            resources = min(resources, options.responder_resources)
+        depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
+        parameters = ConnectionParameters(
+            private_data=private_data,
+            responder_resources=resources,
+            initiator_depth=depth,
+            retry_count=options.retry_count,
+            rnr_retry_count=options.rnr_retry_count,
+        )
+        await self.cm.accept(parameters, self._prepare)
+
+    def _prepare(self) -> None:
+        """Get everything ready to receive, in a worker thread."""
+        options, handle = self.options, self.cm.handle
+        entries = options.send_depth + options.recv_depth
+        shared = self._shared
+        self._queue = queue = shared.reserve(entries)
+        handle.on_destroyed(lambda: shared.unreserve(queue, entries))
+        self._ring.allocate(shared.pd)
+        handle.on_destroyed(self._ring.close)
+        if options.ack_timeout is not None:
+            self.cm.cm_id.set_option(IdOption.ACK_TIMEOUT, options.ack_timeout)
+        caps = QueuePairCaps(
+            max_send_wr=options.send_depth,
+            max_recv_wr=options.recv_depth,
+            max_inline_data=options.max_inline,
+        )
+        qp = self.cm.make_qp(shared.pd, queue.cq, queue.cq, caps)
+        base = self._key << KEY_SHIFT
+        self._sends.open(qp, shared.pool, base)
+        self._ring.post_all(qp, base | RECEIVE)
+        # From now on: data can come before the peer's confirmation, and in place of a lost one.
+        finish_on_loop(self.cm.loop, shared.start_reading)
+
+    # --- messages ---
+
+    @property
+    def released(self) -> bool:
+        """Whether it is on its way to be destroyed: nothing is left for the user to close."""
+        return self.cm.state is CmState.CLOSED
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._closing or self._end is not None
+
+    async def send(self, data: Buffer, imm: int) -> None:
+        """Copy and post one message. See Connection.send."""
+        if self.closed:
+            raise self._reason()
+        nbytes = len(data) if type(data) is bytes else memoryview(data).nbytes
+        if nbytes > self.options.max_message_size:
+            limit = self.options.max_message_size
+            raise ValueError(f"a message of {nbytes} bytes; max_message_size is {limit}")
+        if not self._sends.try_reserve():
+            await self._sends.reserve()
+        try:
+            if self.closed:
+                raise self._reason()
+            if nbytes <= self.options.max_inline:
+                self._sends.post_inline(data, imm)
+            else:
+                await self._send_copy(data, nbytes, imm)
+        except BaseException:
+            self._sends.unreserve()
+            raise
+
+    async def _send_copy(self, data: Buffer, nbytes: int, imm: int) -> None:
+        buffer = self._sends.try_buffer(nbytes)
+        if buffer is None:
+            buffer = await self._sends.buffer(nbytes)
+        try:
+            if self.closed:
+                raise self._reason()
+            self._sends.post_copy(buffer, data, imm)
+        except BaseException:
+            buffer.release()
+            raise
+
+    async def recv(self) -> bytes:
+        """Take one message. See Connection.recv."""
+        if len(self._receivers):
+            raise BusyError("another task is receiving on this connection")
+        while not len(self._ring) or self._closing:
+            if self._closing or (self._end is not None and self._is_drained()):
+                raise self._reason()
+            await self._receivers.wait()
+        try:
+            return self._ring.take(repost=self._end is None)
+        except VerbsError as error:
+            self._break(error)
+            raise
+
+    def _is_drained(self) -> bool:
+        return self._no_flush or not self._ring.posted
+
+    def _reason(self) -> RdmaError:
+        """Why the connection is of no use: each time a new exception, with its own traceback."""
+        if self._closing or self._end is None:
+            return LocalClosed("the connection is closed on this side")
+        return copy.copy(self._end)
+
+    # --- completions ---
+
+    def complete(self, number: int, wc: IbvWc) -> None:
+        """Take a completion from the dispatcher."""
+        if number & RECEIVE:
+            self._received(number & NUMBER_MASK, wc)
+        else:
+            self._sent(number, wc)
+
+    def _received(self, slot: int, wc: IbvWc) -> None:
+        if wc.status == WcStatus.SUCCESS:
+            self._ring.arrived(slot, wc.byte_len)
+            if self.cm.state is CmState.ACCEPTING:
+                self.cm.notify_established()
+        else:
+            self._ring.flushed()
+            self._request_failed(WcOpcode.RECV, wc)
+        self._receivers.wake_one()
+
+    def _sent(self, number: int, wc: IbvWc) -> None:
+        self._sends.completed(number)
+        if wc.status != WcStatus.SUCCESS:
+            self._request_failed(WcOpcode.SEND, wc)
+        if self._closing:
+            self._changed.wake_all()
+
+    def _request_failed(self, opcode: WcOpcode, wc: IbvWc) -> None:
+        if self._end is not None or self._closing:
+            return
+        # On iWARP the kernel flushes before it reports the disconnect, which is about to come.
+        if wc.status == WcStatus.WR_FLUSH_ERR and self.device.is_iwarp:
+            return
+        self._break(WorkRequestError(WcStatus(wc.status), opcode, wc.vendor_err))
+
+    def device_failed(self) -> None:
+        """The device is gone: no completion will come any more."""
+        self._no_flush = True
+        self._break(VerbsError(errno.EIO, "ibv_get_cq_event"))
+
+    # --- the end ---
+
+    def _on_cm_change(self) -> None:
+        state = self.cm.state
+        if state is CmState.DISCONNECTED:
+            self._break(PeerClosed(f"{format_address(self.cm.peer_address)} closed the connection"))
+        elif state in (CmState.FAILED, CmState.REMOVED):
+            self._no_flush = True
+            failure = self.cm.failure(format_address(self.cm.peer_address))
+            self._break(failure or RdmaError("the connection failed"))
+        self._changed.wake_all()
+
+    def _break(self, cause: RdmaError) -> None:
+        """The connection is of no use any more, for this cause if there was none before."""
+        if self._end is None:
+            logger.debug("connection ended: %r", cause)
+            self._end = cause
+            self.cm.start_disconnect()
+            self._sends.wake_senders()
+        self._receivers.wake_all()
+        self._changed.wake_all()
+
+    async def aclose(self) -> None:
+        """Let what is posted reach the peer, disconnect, and destroy everything."""
+        if not self._closing:
+            self._start_closing()
+            try:
+                await self._wind_down()
+            finally:
+                self.abort()
+        await self.cm.handle.wait_destroyed()
+
+    def _start_closing(self) -> None:
+        self._closing = True
+        self._receivers.wake_all()
+        self._sends.wake_senders()
+
+    async def _wind_down(self) -> None:
+        deadline = Deadline(self.cm.loop, self.options.close_timeout, self._changed.wake_all)
+        try:
+            while self._is_up() and len(self._sends) and not deadline.expired:
+                await self._changed.wait()
+            self.cm.start_disconnect()
+            while self.cm.state is CmState.DISCONNECTING and not deadline.expired:
+                await self._changed.wait()
+        finally:
+            deadline.cancel()
+
+    def _is_up(self) -> bool:
+        return self._end is None and self.cm.state is CmState.CONNECTED
+
+    def abort(self) -> None:
+        """End it at once; everything is destroyed in the background. Idempotent."""
+        self._start_closing()
+        self.cm.abort()
+
+    def abort_threadsafe(self) -> None:
+        """abort(), from any thread, and also when the loop is closed."""
+        finish_on_loop(self.cm.loop, self.abort)
+
+    def _release(self) -> None:
+        """The queue pair is destroyed: let go of what is shared."""
+        self.cm.on_change = None
+        self._sends.abandon()
+        self._shared.detach(self._key)
+        self._shared.release()

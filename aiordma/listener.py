@@ -1,0 +1,204 @@
+"""Listener: the requests of peers who want to connect; ConnectRequest: one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from aiordma.cm import AsyncCmId
+from aiordma.connection import Connection
+from aiordma.endpoint import Endpoint
+from aiordma.errors import ConnectError, LocalClosed
+from aiordma.opening import Opening
+from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
+
+logger = logging.getLogger(__name__)
+
+
+class ConnectRequest:
+    """A peer that wants to connect: accept it or reject it.
+
+    One that is just dropped is rejected, with a ResourceWarning.
+    """
+
+    def __init__(self, cm: AsyncCmId, options: ConnectionOptions) -> None:
+        """For Listener; not to be called by others."""
+        self._cm = cm
+        self._options = options
+        self._private_data = cm.event.private_data if cm.event is not None else b""
+        self._local_address = cm.local_address
+        self._peer_address = cm.peer_address
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` that the peer asked for."""
+        return self._local_address
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """`(host, port)` of the peer."""
+        return self._peer_address
+
+    @property
+    def private_data(self) -> bytes:
+        """What the peer sent along; InfiniBand and RoCE pad it with zeros to 56 bytes."""
+        return self._private_data
+
+    def accept(
+        self, private_data: bytes = b"", options: ConnectionOptions | None = None
+    ) -> Opening[Connection]:
+        """Accept: `await request.accept()`, or `async with request.accept() as connection`.
+
+        `private_data` reaches the peer with the answer: up to 196 bytes on InfiniBand and RoCE
+        (padded with zeros to that), 255 on iWARP. `options` default to the listener's.
+
+        Cancelling ends the connection; nothing is left behind. See rdma_accept(3).
+
+        Raises:
+            ConnectError: the peer gave up, or did not confirm.
+            LocalClosed: the request was answered already.
+            VerbsError: not enough locked memory, for one; the peer is rejected.
+            ValueError: the private data is too long; the request can still be answered.
+        """
+        return Opening(self._accept(private_data, options or self._options))
+
+    async def _accept(self, private_data: bytes, options: ConnectionOptions) -> Connection:
+        check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).accept)
+        self._cm.check_unanswered()
+        try:
+            endpoint = Endpoint(self._cm, options)
+            await endpoint.accept(private_data)
+        except BaseException:
+            self._cm.abort()
+            raise
+        return Connection(endpoint)
+
+    async def reject(self, private_data: bytes = b"") -> None:
+        """Refuse the peer, who gets Rejected with `private_data` (148 bytes; 255 on iWARP).
+
+        A peer that gave up already is no error. See rdma_reject(3).
+
+        Cancelling does not take the refusal back.
+
+        Raises:
+            LocalClosed: the request was answered already.
+            ValueError: the private data is too long; the request can still be answered.
+        """
+        check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).reject)
+        self._cm.check_unanswered()
+        self._cm.reject(private_data)
+        await self._cm.aclose()
+
+    def __repr__(self) -> str:
+        host, port = self._peer_address
+        return f"<ConnectRequest from {host} port {port}>"
+
+
+class Listener:
+    """Connection requests, one after another: `async for request in listener`.
+
+    From `listen()`. Closing it rejects the requests that nobody has taken, and leaves the
+    connections that were accepted alone.
+    """
+
+    def __init__(self, cm: AsyncCmId, options: ConnectionOptions) -> None:
+        """For listen(); not to be called by others."""
+        self._cm = cm
+        self._options = options
+        self._local_address = cm.local_address
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` where peers can connect; the port is the real one if 0 was asked for."""
+        return self._local_address
+
+    async def get_request(self) -> ConnectRequest:
+        """Wait for the next request.
+
+        Cancelling loses none.
+
+        Raises:
+            LocalClosed: the listener is closed, or was while waiting.
+            DeviceRemoved: the device it was bound to went away.
+            BusyError: another task is waiting for requests.
+        """
+        return ConnectRequest(await self._cm.get_request(), self._options)
+
+    async def accept(self, private_data: bytes = b"") -> Connection:
+        """Wait for a peer that connects, and accept it.
+
+        A peer that gives up halfway is passed over. Cancelling may lose the one peer that was just
+        being accepted. Raises: as get_request(), and VerbsError as ConnectRequest.accept.
+        """
+        while True:
+            request = await self.get_request()
+            try:
+                return await request.accept(private_data)
+            except ConnectError as error:
+                logger.info("%r went away: %s", request, error)
+
+    async def serve(self, handler: Callable[[Connection], Awaitable[object]]) -> None:
+        """Accept every peer, and run `handler(connection)` for each in a task of its own.
+
+        The connection is closed when its handler returns. An exception that a handler raises is
+        logged, and ends that connection only. Returns when the listener is closed, after the last
+        handler has returned.
+
+        Cancelling cancels every handler.
+
+        Raises: as get_request(), except for LocalClosed.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                async for request in self:
+                    tasks.create_task(self._serve_one(request, handler))
+            finally:
+                self.abort()
+
+    async def _serve_one(
+        self, request: ConnectRequest, handler: Callable[[Connection], Awaitable[object]]
+    ) -> None:
+        try:
+            async with request.accept() as connection:
+                await handler(connection)
+        except Exception:
+            logger.exception("serving %r failed", request)
+
+    def __aiter__(self) -> AsyncIterator[ConnectRequest]:
+        """Iterate over requests until the listener is closed."""
+        return self
+
+    async def __anext__(self) -> ConnectRequest:
+        try:
+            return await self.get_request()
+        except LocalClosed:
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        """Stop listening, and wait until that is done. Idempotent. See rdma_destroy_id(3).
+
+        Cancelling stops the waiting only.
+        """
+        await self._cm.aclose()
+
+    def abort(self) -> None:
+        """Stop listening, without waiting. Idempotent."""
+        self._cm.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        host, port = self._local_address
+        return f"<Listener at {host} port {port}>"

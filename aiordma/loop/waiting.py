@@ -1,0 +1,118 @@
+"""Waiting for a condition: a queue of wake-ups, and a bound on how long to wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiordma.loop.protocol import Loop, LoopFuture
+
+
+class WaitQueue:
+    """Tasks waiting, first come first served, for something that they then check themselves.
+
+    A wake-up carries nothing, so a task cancelled after it was woken has taken nothing away.
+    """
+
+    __slots__ = ("_futures", "_loop")
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._futures: deque[LoopFuture] = deque()
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    async def wait(self) -> None:
+        """Wait for a wake-up. Cancelling leaves the queue."""
+        future = self._loop.create_future()
+        self._futures.append(future)
+        try:
+            await future
+        finally:
+            if future in self._futures:
+                self._futures.remove(future)
+
+    def wake_one(self) -> bool:
+        """Wake the task that has waited longest; False if none waits."""
+        while self._futures:
+            future = self._futures.popleft()
+            if not future.done():
+                future.set_result(None)
+                return True
+        return False
+
+    def wake_all(self) -> None:
+        """Wake every task that waits now."""
+        while self.wake_one():
+            pass
+
+
+class Slots:
+    """So many slots, taken one at a time, given back in numbers; waiting tasks are served in order.
+
+    A slot that was handed to a task whose wait is then cancelled goes to the next.
+    """
+
+    __slots__ = ("_handed", "_loop", "_waiting", "free")
+
+    def __init__(self, loop: Loop, free: int) -> None:
+        self._loop = loop
+        self.free = free
+        self._waiting: deque[LoopFuture] = deque()
+        self._handed: set[LoopFuture] = set()
+
+    def try_acquire(self) -> bool:
+        """Take a slot if one is free and nobody waits."""
+        if self.free <= 0 or self._waiting:
+            return False
+        self.free -= 1
+        return True
+
+    async def acquire(self) -> None:
+        """Take a slot, waiting for it if need be. Cancelling takes none."""
+        if self.try_acquire():
+            return
+        future = self._loop.create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        except BaseException:
+            if future in self._waiting:
+                self._waiting.remove(future)
+            elif future in self._handed:
+                self.release()
+            raise
+        finally:
+            self._handed.discard(future)
+
+    def release(self, count: int = 1) -> None:
+        """Give back `count` slots."""
+        self.free += count
+        while self.free > 0 and self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                self.free -= 1
+                self._handed.add(future)
+                future.set_result(None)
+
+
+class Deadline:
+    """A moment after which waiting is over: `expired` turns true, and `wake` is called once."""
+
+    __slots__ = ("_timer", "_wake", "expired")
+
+    def __init__(self, loop: Loop, seconds: float, wake: Callable[[], None]) -> None:
+        self.expired = False
+        self._wake = wake
+        self._timer = loop.call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        self.expired = True
+        self._wake()
+
+    def cancel(self) -> None:
+        """Forget about it."""
+        self._timer.cancel()

@@ -1,0 +1,97 @@
+"""Registered memory: regions that aiordma allocates, and a pool of buffers cut from them."""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+
+from aiordma.enums import AccessFlags
+from aiordma.verbs import ProtectionDomain, Registration
+
+SMALLEST_BUFFER = 1 << 10
+SLAB_SIZE = 1 << 18
+
+
+class AllocatedRegion:
+    """Fresh zeroed pages, registered. The device may use them until close()."""
+
+    __slots__ = ("_pages", "_registration", "address", "lkey", "view")
+
+    def __init__(self, pd: ProtectionDomain, nbytes: int, access: AccessFlags) -> None:
+        """Allocate and register `nbytes` bytes (at least one). Blocks: call it in a worker thread.
+
+        Raises:
+            VerbsError: ENOMEM when the locked-memory limit is reached.
+        """
+        self._pages = mmap.mmap(-1, nbytes)
+        self._registration = Registration(pd, self._pages, access)
+        self.address = self._registration.address
+        self.lkey = self._registration.lkey
+        self.view = memoryview(self._pages)
+
+    def close(self) -> None:
+        """Unregister. Idempotent. The pages go once nothing looks at them any more."""
+        self._registration.close()
+
+
+class PooledBuffer:
+    """A piece of a registered slab, on loan from a BufferPool."""
+
+    __slots__ = ("_home", "address", "lkey", "view")
+
+    def __init__(
+        self, home: deque[PooledBuffer], address: int, lkey: int, view: memoryview
+    ) -> None:
+        self._home = home
+        self.address = address
+        self.lkey = lkey
+        self.view = view
+
+    def release(self) -> None:
+        """Give it back. The device must be done with it."""
+        self._home.append(self)
+
+
+class BufferPool:
+    """Registered buffers in sizes that are powers of four, for payloads that are copied.
+
+    Taking and releasing happen on the loop's thread and never block; grow() pins new pages and
+    belongs in a worker thread. Buffers stay with the pool until it is closed.
+    """
+
+    def __init__(self, pd: ProtectionDomain) -> None:
+        self._pd = pd
+        self._slabs: list[AllocatedRegion] = []
+        self._free: dict[int, deque[PooledBuffer]] = {}
+
+    def try_acquire(self, nbytes: int) -> PooledBuffer | None:
+        """A buffer of at least `nbytes` bytes, or None when the pool has to grow first."""
+        free = self._free.get(_size_class(nbytes))
+        return free.pop() if free else None
+
+    def grow(self, nbytes: int) -> None:
+        """Add buffers of at least `nbytes` bytes. Blocks. Callable from any thread.
+
+        Raises:
+            VerbsError: ENOMEM when the locked-memory limit is reached.
+        """
+        size = _size_class(nbytes)
+        slab = AllocatedRegion(self._pd, max(size, SLAB_SIZE), AccessFlags.LOCAL_WRITE)
+        self._slabs.append(slab)
+        home = self._free.setdefault(size, deque())
+        for start in range(0, len(slab.view), size):
+            view = slab.view[start : start + size]
+            home.append(PooledBuffer(home, slab.address + start, slab.lkey, view))
+
+    def close(self) -> None:
+        """Unregister everything. No buffer may be on loan to the device any more."""
+        self._free.clear()
+        while self._slabs:
+            self._slabs.pop().close()
+
+
+def _size_class(nbytes: int) -> int:
+    size = SMALLEST_BUFFER
+    while size < nbytes:
+        size *= 4
+    return size

@@ -1,0 +1,46 @@
+"""Names to addresses, in a worker thread."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from aiordma.errors import AddressError
+from aiordma.loop import Loop, run_in_worker
+from aiordma.rdmacm import SocketAddress, parse_address
+
+ANY_HOST = ("", None)
+
+
+async def resolve_host(loop: Loop, host: str | None, port: int) -> list[SocketAddress]:
+    """The addresses of a host: its own if it is numeric, else those the system's resolver gives.
+
+    Without a host (`None` or ""): every address of this machine, of both families where it can be.
+    See getaddrinfo(3). Cancelling leaves the resolver to finish in its thread.
+
+    Raises:
+        AddressError: the name is not known.
+        ValueError: the port is not between 0 and 65535.
+    """
+    if host in ANY_HOST or host is None:
+        return [parse_address("::", port), parse_address("0.0.0.0", port)]
+    try:
+        return [parse_address(host, port)]
+    except ValueError:
+        if not 0 <= port <= 65535:
+            raise
+    return await run_in_worker(loop, lambda: _look_up(host, port))
+
+
+def _look_up(host: str, port: int) -> list[SocketAddress]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise AddressError(f"the name {host!r} cannot be resolved: {error}") from error
+    numeric = (str(address[0]) for _, _, _, _, address in found)
+    return [parse_address(host, port) for host in dict.fromkeys(numeric)]
+
+
+def is_loopback(address: SocketAddress) -> bool:
+    """Whether it is 127.0.0.0/8 or ::1, which no RDMA device has."""
+    return ipaddress.ip_address(address.host).is_loopback
