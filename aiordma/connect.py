@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+
 from aiordma.cm import AsyncCmId
 from aiordma.connection import Connection
 from aiordma.endpoint import Endpoint
@@ -13,7 +16,7 @@ from aiordma.opening import Opening
 from aiordma.options import ConnectionOptions
 from aiordma.rdmacm import SocketAddress
 from aiordma.rdmacm.address import format_address
-from aiordma.resolve import is_loopback, resolve_host
+from aiordma.resolve import ANY_HOST, is_loopback, resolve_host
 
 DEFAULT_OPTIONS = ConnectionOptions()
 
@@ -116,9 +119,10 @@ def listen(
 ) -> Opening[Listener]:
     """Listen for peers: `await listen(...)` or `async with listen(...) as listener`.
 
-    `host` is a name or address of this machine; None or "" stands for all of them. Port 0 picks a
-    free one: see `Listener.local_address`. At most `backlog` requests wait to be taken (0: 1024);
-    those beyond are rejected. `options` are those of the connections that are accepted.
+    `host` is a name or address of this machine; None or "" stands for all of them, "::" for all
+    IPv6 and "0.0.0.0" for all IPv4 addresses. Port 0 picks a free one: see
+    `Listener.local_address`. At most `backlog` requests wait to be taken (0: 1024); those beyond
+    are rejected. `options` are those of the connections that are accepted.
 
     A loopback address is refused: rdma_cm would take it for "all addresses" and let the network in.
 
@@ -136,16 +140,34 @@ async def _listen(
     host: str | None, port: int, backlog: int, options: ConnectionOptions
 ) -> Listener:
     addresses = await resolve_host(running_loop(), host, port)
-    for number, address in enumerate(addresses, start=1):
-        try:
-            return await _listen_at(address, backlog, options)
-        except VerbsError:
-            if number == len(addresses):
-                raise
-    raise AddressError(f"{host!r} has no IP address")
+    if host in ANY_HOST:
+        return Listener(await _listen_everywhere(addresses, backlog, options), options)
+    for address in addresses[:-1]:
+        with suppress(VerbsError, AddressError):
+            return Listener([await _listen_at(address, backlog, options)], options)
+    return Listener([await _listen_at(addresses[-1], backlog, options)], options)
 
 
-async def _listen_at(address: SocketAddress, backlog: int, options: ConnectionOptions) -> Listener:
+async def _listen_everywhere(
+    addresses: list[SocketAddress], backlog: int, options: ConnectionOptions
+) -> list[AsyncCmId]:
+    """An id for each address family, on one port. A machine may have only one of them."""
+    first, second = addresses
+    try:
+        cm = await _listen_at(first, backlog, options)
+    except VerbsError:
+        return [await _listen_at(second, backlog, options)]
+    try:
+        same_port = replace(second, port=cm.local_address[1])
+        return [cm, await _listen_at(same_port, backlog, options)]
+    except VerbsError:
+        return [cm]
+    except BaseException:
+        cm.abort()
+        raise
+
+
+async def _listen_at(address: SocketAddress, backlog: int, options: ConnectionOptions) -> AsyncCmId:
     if is_loopback(address):
         raise AddressError(
             f"cannot listen on {address.host}: RDMA has no loopback, and rdma_cm would accept from "
@@ -154,9 +176,11 @@ async def _listen_at(address: SocketAddress, backlog: int, options: ConnectionOp
     cm = await AsyncCmId.create(options.port_space)
     try:
         _set_options(cm, options)
+        if address.host == "::":
+            cm.set_option(IdOption.AFONLY, 1)
         cm.bind_addr(address)
         cm.listen(backlog)
     except BaseException:
         cm.abort()
         raise
-    return Listener(cm, options)
+    return cm

@@ -60,7 +60,9 @@ class Connection:
         if it was not ended here."""
         return self._endpoint.closed
 
-    async def send(self, data: Buffer | list[Buffer] | tuple[Buffer, ...], *, imm: int | None = None) -> None:
+    async def send(
+        self, data: Buffer | list[Buffer] | tuple[Buffer, ...], *, imm: int | None = None
+    ) -> None:
         """Send one message: any bytes-like object, or several to be joined; it may be empty.
 
         Returns when the data is copied and posted, which is at once unless `send_depth` sends are

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# 0.64 ms. librdmacm leaves 0, which makes a sender that was early by a hair wait for 655 ms.
+MIN_RNR_TIMER = 12
+
 # In the lower half of a wr_id: set for receives, whose slot is in the other bits.
 RECEIVE = NUMBER_MASK + 1
 
@@ -65,6 +68,7 @@ class Endpoint:
         self._shared = LoopDevice.of(cm.loop, self.device)
         self._key = self._shared.attach(self)
         cm.on_change = self._on_cm_change
+        options.check_device(self.device)
         cm.handle.on_released(self._release)
 
     # --- the beginning ---
@@ -84,8 +88,9 @@ class Endpoint:
             rnr_retry_count=options.rnr_retry_count,
         )
         await self.cm.connect(parameters, self._prepare)
-        if self.cm.event is not None:
-            self.peer_private_data = self.cm.event.private_data
+        if self.cm.established is not None:
+            self.peer_private_data = self.cm.established.private_data
+        self._shorten_rnr_delay()
 
     async def accept(self, private_data: bytes) -> None:
         """Make the queue pair, accept the id's request, and wait until the peer has confirmed.
@@ -111,6 +116,7 @@ class Endpoint:
             rnr_retry_count=options.rnr_retry_count,
         )
         await self.cm.accept(parameters, self._prepare)
+        self._shorten_rnr_delay()
 
     def _prepare(self) -> None:
         """Get everything ready to receive, in a worker thread."""
@@ -134,6 +140,11 @@ class Endpoint:
         self._ring.post_all(qp, base | RECEIVE)
         # From now on: data can come before the peer's confirmation, and in place of a lost one.
         finish_on_loop(self.cm.loop, shared.start_reading)
+
+    def _shorten_rnr_delay(self) -> None:
+        qp = self.cm.handle.qp
+        if qp is not None and not self.device.is_iwarp:
+            self.cm.handle.submit(lambda: qp.set_min_rnr_timer(MIN_RNR_TIMER))
 
     # --- messages ---
 

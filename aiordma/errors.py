@@ -39,6 +39,7 @@ NO_SUCH_RDMA_ADDRESS = (
     "no RDMA device has this address (127.0.0.1 and ::1 have none); "
     "`python -m aiordma devices` lists the addresses that do"
 )
+BEYOND_DEVICE = "more than the device can do: try a smaller max_inline, send_depth or recv_depth"
 
 # What to do about an errno, where the man page's sentence alone would leave one searching.
 _HINTS: dict[tuple[str, int], str] = {
@@ -55,6 +56,7 @@ _HINTS: dict[tuple[str, int], str] = {
     ("rdma_resolve_route", errno.ENODEV): NO_SUCH_RDMA_ADDRESS,
     ("ibv_reg_mr", errno.ENOMEM): MEMLOCK,
     ("rdma_create_qp", errno.ENOMEM): MEMLOCK,
+    ("rdma_create_qp", errno.EINVAL): BEYOND_DEVICE,
     ("ibv_create_cq", errno.ENOMEM): MEMLOCK,
 }
 
@@ -175,8 +177,8 @@ def _explain(status: WcStatus) -> str:
 
 def last_error(function: str) -> VerbsError:
     """The VerbsError for the errno that the C call just made by this thread left behind."""
-    # Providers that store a negative errno exist (siw in rdma-core 44).
-    return VerbsError(abs(ffi.errno), function)
+    # Some providers store a negative errno, and some none at all (libsiw does both).
+    return VerbsError(abs(ffi.errno) or errno.EIO, function)
 
 
 def check(result: int, function: str) -> None:

@@ -11,7 +11,8 @@ from typing import Self
 from aiordma.cm import AsyncCmId
 from aiordma.connection import Connection
 from aiordma.endpoint import Endpoint
-from aiordma.errors import ConnectError, LocalClosed
+from aiordma.errors import BusyError, ConnectError, LocalClosed
+from aiordma.loop import WaitQueue
 from aiordma.opening import Opening
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
 
@@ -104,11 +105,14 @@ class Listener:
     connections that were accepted alone.
     """
 
-    def __init__(self, cm: AsyncCmId, options: ConnectionOptions) -> None:
-        """For listen(); not to be called by others."""
-        self._cm = cm
+    def __init__(self, cms: list[AsyncCmId], options: ConnectionOptions) -> None:
+        """For listen(); not to be called by others. All `cms` listen on the same port."""
+        self._cms = cms
         self._options = options
-        self._local_address = cm.local_address
+        self._local_address = cms[0].local_address
+        self._arrived = WaitQueue(cms[0].loop)
+        for cm in cms:
+            cm.on_change = self._arrived.wake_all
 
     @property
     def local_address(self) -> tuple[str, int]:
@@ -125,7 +129,14 @@ class Listener:
             DeviceRemoved: the device it was bound to went away.
             BusyError: another task is waiting for requests.
         """
-        return ConnectRequest(await self._cm.get_request(), self._options)
+        if len(self._arrived):
+            raise BusyError("another task is waiting for requests on this listener")
+        while True:
+            for cm in self._cms:
+                request = cm.take_request()
+                if request is not None:
+                    return ConnectRequest(request, self._options)
+            await self._arrived.wait()
 
     async def accept(self, private_data: bytes = b"") -> Connection:
         """Wait for a peer that connects, and accept it.
@@ -182,11 +193,14 @@ class Listener:
 
         Cancelling stops the waiting only.
         """
-        await self._cm.aclose()
+        self.abort()
+        for cm in self._cms:
+            await cm.aclose()
 
     def abort(self) -> None:
         """Stop listening, without waiting. Idempotent."""
-        self._cm.abort()
+        for cm in self._cms:
+            cm.abort()
 
     async def __aenter__(self) -> Self:
         return self

@@ -70,6 +70,16 @@ class ConnectionOptions:
         if self.port_space not in (PortSpace.TCP, PortSpace.IB):
             raise ValueError(f"connections are made in port space TCP or IB, not {self.port_space}")
 
+    def check_device(self, device: Device) -> None:
+        """Make sure that `device` can do it.
+
+        Raises:
+            ValueError: a queue is deeper than the device allows.
+        """
+        limit = device.attributes.max_qp_wr
+        if max(self.send_depth, self.recv_depth) > limit:
+            raise ValueError(f"{device.name} allows a send_depth and recv_depth of {limit} each")
+
 
 _MAX_DEPTH = 1 << 20
 _RANGES = (
@@ -103,7 +113,8 @@ class PrivateDataLimits:
 
 
 _INFINIBAND = PrivateDataLimits(connect=56, accept=196, reject=148)
-_IWARP = PrivateDataLimits(connect=255, accept=255, reject=255)
+# librdmacm counts it in 8 bits, and the kernel puts 4 bytes of its own before it.
+_IWARP = PrivateDataLimits(connect=251, accept=251, reject=251)
 
 
 def check_private_data(data: bytes, limit: int) -> None:

@@ -276,4 +276,5 @@ int aiordma_post_send_copy(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, co
 			   uint32_t length, uint32_t lkey, int64_t imm);
 int aiordma_post_send_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
 			     int64_t imm);
+int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer);
 int aiordma_ifaddrs(char *text, size_t size);

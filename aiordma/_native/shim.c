@@ -207,6 +207,14 @@ int aiordma_post_send_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data
 				 IBV_SEND_SIGNALED | IBV_SEND_INLINE, imm);
 }
 
+/* How long the peer waits before it repeats a send that found no receive posted here. */
+int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer)
+{
+	struct ibv_qp_attr attr = { .min_rnr_timer = timer };
+
+	return abs(ibv_modify_qp(qp, &attr, IBV_QP_MIN_RNR_TIMER));
+}
+
 /* --- addresses ------------------------------------------------------------------------------ */
 
 /*

@@ -23,6 +23,9 @@ RESOLVE_TIMEOUT = 5.0
 # What rdma_listen() makes of a backlog of 0, unless the administrator changed it.
 MAX_BACKLOG = 1024
 
+# A peer may be done, and have disconnected, before this side's task has run again.
+_WAS_CONNECTED = (CmState.CONNECTED, CmState.DISCONNECTED)
+
 
 class AsyncCmId(CmLifecycle):
     """A communication identifier whose events come through the running loop.
@@ -116,7 +119,7 @@ class AsyncCmId(CmLifecycle):
         except VerbsError as error:
             event = CmEvent(CmEventType.ADDR_ERROR, 0, status=-(error.errno or 1))
             raise error_for_event(event, destination.pair[0]) from error
-        await self._wait_for(CmState.ADDR_RESOLVED, destination.pair[0])
+        await self._wait_for(destination.pair[0], CmState.ADDR_RESOLVED)
 
     async def resolve_route(self, *, timeout: float = RESOLVE_TIMEOUT) -> None:
         """Find the route to the resolved address: rdma_resolve_route(3), in a worker thread.
@@ -134,7 +137,7 @@ class AsyncCmId(CmLifecycle):
         except VerbsError as error:
             event = CmEvent(CmEventType.ROUTE_ERROR, 0, status=-(error.errno or 1))
             raise error_for_event(event, peer) from error
-        await self._wait_for(CmState.ROUTE_RESOLVED, peer)
+        await self._wait_for(peer, CmState.ROUTE_RESOLVED)
 
     # --- connecting ---
 
@@ -181,7 +184,7 @@ class AsyncCmId(CmLifecycle):
                 raise (error_for_iwarp_connect(error, peer) if iwarp else error) from None
 
         await self._call_in_worker(CmCall.CONNECT, connect, parked=iwarp)
-        await self._wait_for(CmState.CONNECTED, peer)
+        await self._wait_for(peer, *_WAS_CONNECTED)
 
     # --- being connected to ---
 
@@ -207,11 +210,21 @@ class AsyncCmId(CmLifecycle):
         """
         if len(self._changed):
             raise BusyError("another task is waiting for requests here")
-        while not self._requests:
-            if self.state is not CmState.LISTENING:
-                raise self._error("the listener", CmState.LISTENING)
+        while (request := self.take_request()) is None:
             await self._changed.wait()
-        return self._requests.popleft()
+        return request
+
+    def take_request(self) -> AsyncCmId | None:
+        """A connection request that has come already, or None. See get_request().
+
+        Raises:
+            LocalClosed: the id is closed.
+        """
+        if self._requests:
+            return self._requests.popleft()
+        if self.state is not CmState.LISTENING:
+            raise self._error("the listener", CmState.LISTENING)
+        return None
 
     async def accept(
         self, parameters: ConnectionParameters, prepare: Callable[[], None] | None = None
@@ -234,7 +247,7 @@ class AsyncCmId(CmLifecycle):
                 raise ConnectError(f"{peer} could not be accepted: {error}") from error
 
         await self._call_in_worker(CmCall.ACCEPT, accept)
-        await self._wait_for(CmState.CONNECTED, peer)
+        await self._wait_for(peer, *_WAS_CONNECTED)
 
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse the request, telling the peer why: rdma_reject(3). The id remains to be closed.

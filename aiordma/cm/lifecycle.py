@@ -16,6 +16,7 @@ from aiordma.errors import BusyError, LocalClosed, PeerClosed, RdmaError
 from aiordma.loop import Loop, WaitQueue
 from aiordma.rdmacm import CmEvent, CmId
 
+_ANSWERS = frozenset({CmEventType.CONNECT_RESPONSE, CmEventType.ESTABLISHED})
 _QUERY_FAILURES = frozenset({CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR})
 
 
@@ -39,6 +40,8 @@ class CmLifecycle:
         self.state = state
         self.event = event
         """The last event: what the peer said is in it, until the next one comes."""
+        self.established: CmEvent | None = None
+        """The event that told of the connection: the peer's answer to connect() is in it."""
         self.on_change: Callable[[], None] | None = None
         """Called on the loop's thread after each event, and after abort()."""
         self.handle = IdHandle(loop, cm_id)
@@ -59,6 +62,8 @@ class CmLifecycle:
         """Take an event from the dispatcher."""
         before, self.state = self.state, after_event(self.state, event.type)
         self.event = event
+        if event.type in _ANSWERS:
+            self.established = event
         if self._is_failure(event, before):
             self._failure = event
         self._notify()
@@ -103,13 +108,14 @@ class CmLifecycle:
                 self.state = CmState.FAILED if call is CmCall.ACCEPT else before
             raise
 
-    async def _wait_for(self, wanted: CmState, peer: str) -> None:
+    async def _wait_for(self, peer: str, *wanted: CmState) -> None:
+        """Wait until nothing is under way; the id must then stand in one of the states `wanted`."""
         while self.state in WAITING:
             if len(self._changed):
                 raise BusyError("another task is waiting for this id")
             await self._changed.wait()
-        if self.state is not wanted:
-            raise self._error(peer, wanted)
+        if self.state not in wanted:
+            raise self._error(peer, wanted[0])
 
     def failure(self, peer: str) -> RdmaError | None:
         """Why the id, or its last query, failed; None if it has not."""

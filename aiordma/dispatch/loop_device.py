@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CQ_ENTRIES = 4096
+# libsiw takes the mmap offset 0x90000 for an error, and so fails to make any queue pair once that
+# offset's turn comes (every version up to rdma-core 65). A queue of this length lies across it.
+IWARP_CQ_ENTRIES = 1 << 15
 # After so many batches from one queue the loop gets a turn before the next.
 MAX_BATCHES = 16
 
@@ -117,8 +120,10 @@ class LoopDevice:
         assert self._channel is not None
         limit = self.device.attributes.max_cqe
         if entries > limit:
-            raise ValueError(f"send_depth + recv_depth may not exceed {limit} on this device")
-        wanted = min(max(entries, CQ_ENTRIES), limit)
+            name = self.device.name
+            raise ValueError(f"{name} allows a send_depth and recv_depth of {limit} together")
+        usual = IWARP_CQ_ENTRIES if self.device.is_iwarp else CQ_ENTRIES
+        wanted = min(max(entries, usual), limit)
         queue = SharedQueue(self._channel, wanted)
         self._queues[_pointer(queue)] = queue
         queue.cq.request_notify()

@@ -107,6 +107,17 @@ class QueuePair:
         if error:
             raise VerbsError(error, "ibv_post_send")
 
+    def set_min_rnr_timer(self, timer: int) -> None:
+        """Say how long a peer that found no receive here waits: IBV_QP_MIN_RNR_TIMER, 0 to 31.
+
+        The numbers stand for times that the InfiniBand specification lists: 1 is 0.01 ms, 12 is
+        0.64 ms, 0 is 655.36 ms. Only once the connection is established. See ibv_modify_qp(3).
+
+        Raises:
+            VerbsError: EINVAL (wrong state, or iWARP, which has no such thing).
+        """
+        check_errno(lib.aiordma_set_min_rnr_timer(self.pointer, timer), "ibv_modify_qp")
+
     def destroy(self) -> None:
         """Destroy the queue pair: ibv_destroy_qp(3). Afterwards the device touches no memory of it.
 

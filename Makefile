@@ -1,0 +1,98 @@
+# make demo    an echo over a real RDMA device: this machine's, or the lab's
+# make test    everything: style, types, unit tests, the lab, then the tests on a device
+# make check   what needs no device: style, types, unit tests
+# make soak    the long campaigns, on a device
+# make setup   only install what the others need; they do it themselves
+# make clean   remove the virtual environment and everything built
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+LAB_READY := $(VENV)/.lab-ready
+
+PACKAGES := gcc libc6-dev python3 python3-dev python3-venv librdmacm-dev libibverbs-dev \
+	ibverbs-providers rdmacm-utils iproute2
+NATIVE := $(addprefix aiordma/_native/,build.py cdef.h shim.h shim.c)
+DEVICE_TESTS := tests/device tests/faults tests/interop
+
+.DELETE_ON_ERROR:
+.PHONY: demo test check lint unit lab-test device-test soak setup clean
+
+demo: setup
+	@$(call on_device,rxe,$(PY) examples/demo.py)
+
+# One after the other, so that pytest's closing line for the device tests is the last.
+test: setup
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory lab-test
+	@$(MAKE) --no-print-directory device-test
+
+check: lint unit
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+unit: $(READY)
+	$(PY) -m pytest tests/unit
+
+lab-test: setup
+	$(PY) -m pytest tests/lab
+
+device-test: setup
+	@$(call on_device,both,$(PY) -m pytest $(DEVICE_TESTS))
+
+soak: setup
+	@$(call on_device,both,$(PY) -m pytest tests/soak --override-ini=log_cli=true)
+
+setup: $(READY) $(LAB_READY)
+
+# $(call on_device,DEVICE,COMMAND): run COMMAND here if this machine has an RDMA device with an
+# address, else in a lab that has DEVICE.
+define on_device
+if $(PY) -m aiordma devices >/dev/null 2>&1; then \
+	echo "aiordma: on this machine's RDMA device"; $(2); \
+else \
+	echo "aiordma: no RDMA device here: booting the lab"; \
+	$(PY) -m aiordma lab run --device $(1) -- $(2); \
+fi
+endef
+
+$(READY): pyproject.toml setup.py $(NATIVE)
+	@$(install_packages)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "aiordma: $(PYTHON) is older than 3.11; try: make PYTHON=/usr/bin/python3" >&2; exit 1; }
+	@echo "aiordma: making the virtual environment $(VENV) and building the extension"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --upgrade pip
+	@$(PY) -m pip install --quiet --editable '.[dev,lab]'
+	@touch $@
+
+# A machine with a device of its own needs no lab, until somebody asks for one.
+$(LAB_READY): $(READY)
+	@$(PY) -m aiordma lab setup
+	@touch $@
+
+define install_packages
+missing=; \
+for package in $(PACKAGES); do \
+	dpkg-query --show --showformat='$${db:Status-Status}\n' $$package 2>/dev/null \
+		| grep --quiet --line-regexp installed || missing="$$missing $$package"; \
+done; \
+if [ -n "$$missing" ]; then \
+	if ! command -v apt-get >/dev/null; then \
+		echo "aiordma: this is no Debian; install the counterparts of:$$missing" >&2; exit 1; \
+	fi; \
+	echo "aiordma: installing Debian packages:$$missing"; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root=sudo; \
+	$$as_root apt-get update --quiet=2 && \
+	$$as_root env DEBIAN_FRONTEND=noninteractive \
+		apt-get install --yes --quiet --no-install-recommends $$missing; \
+fi
+endef
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info aiordma/_native/_lib.*.so aiordma/_native/_lib.c

@@ -1,0 +1,59 @@
+"""Run the echo server and the echo client against each other, as two processes, on a device here.
+
+    python examples/demo.py
+
+Exits with 0 only if the echo was right. `make demo` runs it, in the lab if this machine has no
+RDMA device.
+"""
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+from aiordma import RdmaError
+from aiordma.rdmacm import DeviceAddress, device_addresses
+
+HERE = pathlib.Path(__file__).parent
+TIMEOUT = 60
+
+
+def pick_address() -> DeviceAddress:
+    """The first address of a device, an IPv4 one if there is one."""
+    try:
+        addresses = device_addresses()
+    except RdmaError as error:
+        sys.exit(f"demo: {error}")
+    if not addresses:
+        sys.exit("demo: there is an RDMA device, but none of its interfaces has an address")
+    return min(addresses, key=lambda address: ":" in address.host)
+
+
+def start_server(host: str) -> tuple["subprocess.Popen[str]", str]:
+    """The echo server's process, and the port it listens on."""
+    command = [sys.executable, str(HERE / "echo_server.py"), host, "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    announcement = server.stdout.readline()
+    if not announcement:
+        sys.exit("demo: the server did not start")
+    return server, announcement.split()[-1]
+
+
+def main() -> None:
+    address = pick_address()
+    print(f"device: {address.device} ({address.transport.name}) at {address.host}", flush=True)
+    server, port = start_server(address.host)
+    try:
+        client = [sys.executable, str(HERE / "echo_client.py"), address.host, port]
+        client_code = subprocess.run(client, timeout=TIMEOUT, check=False).returncode
+    finally:
+        server.send_signal(signal.SIGINT)
+        server_code = server.wait(TIMEOUT)
+    if client_code or server_code:
+        sys.exit(f"demo: FAILED (client {client_code}, server {server_code})")
+    print("demo: the echo was right")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""How connections end when everybody behaves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from helpers import PATIENCE, connected
+
+import aiordma
+from aiordma import ConnectionOptions, LocalClosed, PeerClosed
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_iteration_ends_and_recv_raises_when_the_peer_disconnects(
+    address: DeviceAddress,
+) -> None:
+    async with connected(address) as pair:
+        await pair.client.send(b"last words")
+        await pair.client.aclose()
+        assert [message async for message in pair.server] == [b"last words"]
+        with pytest.raises(PeerClosed):
+            await pair.server.recv()
+        with pytest.raises(PeerClosed):
+            await pair.server.send(b"anybody?")
+        assert pair.server.closed
+
+
+async def test_what_was_sent_before_aclose_arrives(address: DeviceAddress) -> None:
+    count = 30
+    async with connected(address) as pair:
+        for number in range(count):
+            await pair.client.send(b"%d" % number * 500)
+        await pair.client.aclose()
+        received = [message async for message in pair.server]
+    assert received == [b"%d" % number * 500 for number in range(count)]
+
+
+async def test_a_waiting_receiver_hears_of_the_peers_disconnect(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        receiving = asyncio.create_task(pair.server.recv())
+        await asyncio.sleep(0.01)
+        await pair.client.aclose()
+        with pytest.raises(PeerClosed):
+            await asyncio.wait_for(receiving, PATIENCE)
+
+
+async def test_a_waiting_receiver_hears_of_a_local_close(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        receiving = asyncio.create_task(pair.server.recv())
+        await asyncio.sleep(0.01)
+        await pair.server.aclose()
+        with pytest.raises(LocalClosed):
+            await receiving
+
+
+async def test_both_close_at_once(address: DeviceAddress) -> None:
+    for _ in range(10):
+        async with connected(address) as pair:
+            await pair.client.send(b"x")
+            await asyncio.gather(pair.client.aclose(), pair.server.aclose())
+
+
+async def test_abort_reaches_the_peer(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        receiving = asyncio.create_task(pair.server.recv())
+        await asyncio.sleep(0.01)
+        pair.client.abort()
+        assert pair.client.closed
+        with pytest.raises(aiordma.RdmaError):
+            await asyncio.wait_for(receiving, PATIENCE)
+
+
+@pytest.mark.transport("IB")
+async def test_aclose_is_bounded_when_the_peer_takes_nothing(address: DeviceAddress) -> None:
+    # The peer never receives: on RoCE its full ring holds the sends back for ever.
+    client = ConnectionOptions(close_timeout=0.5)
+    server = ConnectionOptions(recv_depth=1)
+    async with connected(address, client, server) as pair:
+        for _ in range(10):
+            await pair.client.send(b"x")
+        begin = time.monotonic()
+        await pair.client.aclose()
+        assert 0.4 < time.monotonic() - begin < PATIENCE
+
+
+@pytest.mark.transport("IB")
+async def test_a_waiting_sender_hears_of_the_end(address: DeviceAddress) -> None:
+    client = ConnectionOptions(send_depth=1, close_timeout=0.1)
+    async with connected(address, client, ConnectionOptions(recv_depth=1)) as pair:
+        sends = [asyncio.create_task(pair.client.send(b"x")) for _ in range(5)]
+        await asyncio.sleep(0.1)
+        assert not all(send.done() for send in sends)
+        await pair.client.aclose()
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert {type(result) for result in results} == {type(None), LocalClosed}
+
+
+async def test_a_cancelled_aclose_destroys_everything_all_the_same(
+    address: DeviceAddress,
+) -> None:
+    for steps in range(1, 12):
+        async with connected(address) as pair:
+            closing = asyncio.create_task(pair.client.aclose())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            with pytest.raises(LocalClosed):
+                await pair.client.send(b"x")
+
+
+async def test_a_block_that_raises_closes_gracefully(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        accepting = asyncio.create_task(listener.accept())
+
+        async def fail() -> None:
+            async with aiordma.connect(*listener.local_address) as connection:
+                await connection.send(b"before the mistake")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        async with await accepting as server:
+            assert [message async for message in server] == [b"before the mistake"]
+
+
+async def test_closing_a_listener_leaves_its_connections_alone(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        await pair.listener.aclose()
+        await pair.client.send(b"still here")
+        assert await pair.server.recv() == b"still here"
+        with pytest.raises(LocalClosed):
+            await pair.listener.get_request()
+        assert [request async for request in pair.listener] == []
+
+
+async def test_a_waiting_acceptor_hears_of_the_listeners_end(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        waiting = asyncio.create_task(listener.get_request())
+        await asyncio.sleep(0)
+        await listener.aclose()
+        with pytest.raises(LocalClosed):
+            await waiting

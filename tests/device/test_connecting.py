@@ -1,0 +1,281 @@
+"""Making connections: addresses, names, private data, options, and many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from helpers import connected
+
+import aiordma
+from aiordma import Connection, ConnectionOptions, ConnectRequest, PortSpace, Rejected
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+
+async def answer_one(listener: aiordma.Listener, private_data: bytes) -> ConnectRequest:
+    request = await listener.get_request()
+    async with request.accept(private_data) as connection:
+        async for message in connection:
+            await connection.send(message)
+    return request
+
+
+def unscoped(address: tuple[str, int]) -> tuple[str, int]:
+    """rdma_cm does not tell a listener the scope of a link-local address."""
+    return address[0].partition("%")[0], address[1]
+
+
+async def test_port_0_picks_one_and_both_sides_know_all_addresses(
+    any_address: DeviceAddress,
+) -> None:
+    async with connected(any_address) as pair:
+        host, port = pair.listener.local_address
+        assert host == any_address.host
+        assert port > 0
+        assert pair.client.peer_address == (host, port)
+        assert unscoped(pair.server.local_address) == unscoped((host, port))
+        assert unscoped(pair.client.local_address) == unscoped(pair.server.peer_address)
+        assert pair.client.local_address[0] == any_address.host
+
+
+async def test_private_data_travels_both_ways(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        answering = asyncio.create_task(answer_one(listener, b"welcome"))
+        async with aiordma.connect(*listener.local_address, private_data=b"hello") as connection:
+            if address.transport.name == "IB":
+                assert connection.private_data == b"welcome".ljust(196, b"\0")
+            else:
+                assert connection.private_data == b"welcome"
+        request = await answering
+        padded = b"hello".ljust(56, b"\0") if address.transport.name == "IB" else b"hello"
+        assert request.private_data == padded
+
+
+async def test_private_data_of_the_greatest_length(address: DeviceAddress) -> None:
+    ask, answer = (56, 196) if address.transport.name == "IB" else (251, 251)
+    async with aiordma.listen(address.host, 0) as listener:
+        answering = asyncio.create_task(answer_one(listener, b"a" * answer))
+        async with aiordma.connect(*listener.local_address, private_data=b"q" * ask) as connection:
+            assert connection.private_data == b"a" * answer
+        assert (await answering).private_data == b"q" * ask
+
+
+async def test_private_data_that_is_too_long_costs_nothing(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        with pytest.raises(ValueError, match="private data of 300 bytes"):
+            await aiordma.connect(*listener.local_address, private_data=bytes(300))
+        connecting = asyncio.ensure_future(connect_quietly(listener))
+        request = await listener.get_request()
+        with pytest.raises(ValueError, match="private data of 300 bytes"):
+            await request.accept(bytes(300))
+        with pytest.raises(ValueError, match="private data of 300 bytes"):
+            await request.reject(bytes(300))
+        async with request.accept() as connection:
+            await (await connecting).aclose()
+            assert [message async for message in connection] == []
+
+
+async def connect_quietly(listener: aiordma.Listener) -> Connection:
+    return await aiordma.connect(*listener.local_address)
+
+
+async def test_from_a_local_address(any_address: DeviceAddress) -> None:
+    async with aiordma.listen(any_address.host, 0) as listener:
+        answering = asyncio.create_task(answer_one(listener, b""))
+        async with aiordma.connect(
+            *listener.local_address, local_address=(any_address.host, 0)
+        ) as connection:
+            assert connection.local_address[0] == any_address.host
+        await answering
+
+
+async def test_by_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "rdma.example"
+    if "AIORDMA_LAB" in os.environ:
+        with Path("/etc/hosts").open("a") as hosts:  # the lab's own copy
+            hosts.write(f"\n{address.host} {name}-{address.device}\n")
+        name = f"{name}-{address.device}"
+    else:
+        answer = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address.host, 0))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [answer])
+    async with aiordma.listen(name, 0) as listener:
+        answering = asyncio.create_task(answer_one(listener, b""))
+        async with aiordma.connect(name, listener.local_address[1]) as connection:
+            assert connection.peer_address[0] == address.host
+        await answering
+
+
+async def test_every_address_of_a_name_is_tried(
+    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+            (family, socket.SOCK_STREAM, 6, "", (address.host, 0)),
+        ]
+
+    async with aiordma.listen(address.host, 0) as listener:
+        answering = asyncio.create_task(answer_one(listener, b""))
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        async with aiordma.connect("two.example", listener.local_address[1]) as connection:
+            assert connection.peer_address[0] == address.host
+        await answering
+
+
+async def test_without_a_host_every_address_is_listened_on(any_address: DeviceAddress) -> None:
+    async with aiordma.listen(None, 0) as listener:
+        answering = asyncio.create_task(answer_one(listener, b""))
+        port = listener.local_address[1]
+        async with aiordma.connect(any_address.host, port) as connection:
+            await connection.send(b"hello")
+            assert await connection.recv() == b"hello"
+        asked = (await answering).local_address
+        assert unscoped(asked) == unscoped((any_address.host, port))
+
+
+async def test_many_connections_at_once_do_not_mix(address: DeviceAddress) -> None:
+    count, rounds = 40, 5
+    options = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=256)
+
+    async def echo(connection: Connection) -> None:
+        async for message in connection:
+            await connection.send(message)
+
+    async def talk(number: int, where: tuple[str, int]) -> None:
+        async with aiordma.connect(*where, options=options) as connection:
+            for turn in range(rounds):
+                message = b"%d/%d" % (number, turn)
+                await connection.send(message)
+                assert await connection.recv() == message
+
+    async with aiordma.listen(address.host, 0, options=options) as listener:
+        serving = asyncio.create_task(listener.serve(echo))
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(count):
+                tasks.create_task(talk(number, listener.local_address))
+        await listener.aclose()
+        await serving
+
+
+async def test_await_and_async_with_are_both_possible(address: DeviceAddress) -> None:
+    listener = await aiordma.listen(address.host, 0)
+    accepting = asyncio.create_task(listener.accept())
+    client = await aiordma.connect(*listener.local_address)
+    async with await accepting as server, client:
+        await client.send(b"x")
+        assert await server.recv() == b"x"
+    await listener.aclose()
+
+
+@pytest.mark.transport("IB")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ConnectionOptions(tos=32, ack_timeout=14, reuse_address=True),
+        ConnectionOptions(port_space=PortSpace.IB),
+        ConnectionOptions(max_inline=0, send_depth=1, recv_depth=1),
+        ConnectionOptions(responder_resources=0, initiator_depth=0, rnr_retry_count=6),
+        ConnectionOptions(responder_resources=255, initiator_depth=255),
+    ],
+    ids=["id-options", "port-space", "smallest", "no-reads", "device-limits"],
+)
+async def test_options(address: DeviceAddress, options: ConnectionOptions) -> None:
+    async with connected(address, options, options) as pair:
+        for size in (0, 1, 65, 1000):
+            await pair.client.send(bytes(size))
+            assert await pair.server.recv() == bytes(size)
+
+
+async def test_more_than_the_device_can_do_is_refused(address: DeviceAddress) -> None:
+    many, small = 1 << 20, 1
+    async with aiordma.listen(address.host, 0) as listener:
+        too_deep = ConnectionOptions(send_depth=many, recv_depth=many, max_message_size=small)
+        with pytest.raises(ValueError, match="allows a send_depth and recv_depth of"):
+            await aiordma.connect(*listener.local_address, options=too_deep)
+        too_much_inline = ConnectionOptions(max_inline=1 << 16)
+        with pytest.raises(aiordma.VerbsError, match="try a smaller max_inline"):
+            await aiordma.connect(*listener.local_address, options=too_much_inline)
+
+
+async def test_a_handler_that_raises_ends_its_own_connection_only(
+    address: DeviceAddress, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(connection: Connection) -> None:
+        message = await connection.recv()
+        if message == b"bad":
+            raise RuntimeError("as asked")
+        await connection.send(message)
+
+    async with aiordma.listen(address.host, 0) as listener:
+        serving = asyncio.create_task(listener.serve(handler))
+        async with aiordma.connect(*listener.local_address) as connection:
+            await connection.send(b"bad")
+            assert [message async for message in connection] == []
+        async with aiordma.connect(*listener.local_address) as connection:
+            await connection.send(b"good")
+            assert await connection.recv() == b"good"
+        await listener.aclose()
+        await serving
+    assert "as asked" in caplog.text
+
+
+async def test_a_request_is_answered_once(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        connecting = asyncio.create_task(connect_quietly(listener))
+        request = await listener.get_request()
+        async with request.accept():
+            await (await connecting).aclose()
+            with pytest.raises(aiordma.LocalClosed, match="answered already"):
+                await request.accept()
+            with pytest.raises(aiordma.LocalClosed, match="answered already"):
+                await request.reject()
+
+
+async def test_rejected_with_private_data(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        connecting = asyncio.create_task(connect_quietly(listener))
+        request = await listener.get_request()
+        await request.reject(b"not today")
+        with pytest.raises(Rejected) as caught:
+            await connecting
+    if address.transport.name == "IB":
+        assert caught.value.status == 28
+        assert caught.value.private_data == b"not today".ljust(148, b"\0")
+    else:
+        assert caught.value.status < 0
+        assert caught.value.private_data == b"not today"
+
+
+async def test_two_loops_in_two_threads(address: DeviceAddress) -> None:
+    ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+
+    async def serve() -> None:
+        async with aiordma.listen(address.host, 0) as listener:
+            loop.call_soon_threadsafe(ready.set_result, listener.local_address)
+            await answer_one(listener, b"from the other loop")
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    async with aiordma.connect(*await ready) as connection:
+        for number in range(20):
+            await connection.send(b"%d" % number)
+            assert await connection.recv() == b"%d" % number
+    await asyncio.to_thread(thread.join)
+
+
+async def test_loops_made_and_closed_one_after_the_other(address: DeviceAddress) -> None:
+    async def once() -> None:
+        async with connected(address) as pair:
+            await pair.client.send(b"x")
+            assert await pair.server.recv() == b"x"
+
+    for _ in range(5):
+        await asyncio.to_thread(asyncio.run, once())

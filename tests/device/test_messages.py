@@ -1,0 +1,182 @@
+"""Messages over a real device: sizes, order, many at once, and what happens at the limits."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+
+import pytest
+from helpers import DEFAULT, connected
+
+import aiordma
+from aiordma import BusyError, ConnectionOptions, LocalClosed
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_messages_of_every_size_arrive_whole(any_address: DeviceAddress) -> None:
+    limit = DEFAULT.max_message_size
+    inline = DEFAULT.max_inline
+    async with connected(any_address) as pair:
+        for size in (0, 1, inline, inline + 1, 1024, 1025, 4096, limit - 1, limit):
+            message = bytes(index % 251 for index in range(size))
+            await pair.client.send(message)
+            assert await pair.server.recv() == message
+            await pair.server.send(message)
+            assert await pair.client.recv() == message
+
+
+async def test_large_messages(address: DeviceAddress) -> None:
+    options = ConnectionOptions(max_message_size=1 << 20, recv_depth=2)
+    message = bytes(range(256)) * 4096
+    async with connected(address, options, options) as pair:
+        await pair.client.send(message)
+        assert await pair.server.recv() == message
+
+
+@pytest.mark.parametrize(
+    "data", [bytearray(b"abc"), memoryview(b"abc"), array.array("H", [1, 2, 3])], ids=type
+)
+async def test_any_bytes_like_object_can_be_sent(address: DeviceAddress, data: bytes) -> None:
+    async with connected(address) as pair:
+        await pair.client.send(data)
+        assert await pair.server.recv() == bytes(memoryview(data).cast("B"))
+
+
+async def test_a_sequence_is_sent_as_one_message(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        await pair.client.send([b"one", bytearray(b" "), memoryview(b"two")])
+        assert await pair.server.recv() == b"one two"
+
+
+async def test_the_buffer_may_be_reused_when_send_returns(address: DeviceAddress) -> None:
+    buffer = bytearray(b"a" * 5000)
+    async with connected(address) as pair:
+        await pair.client.send(buffer)
+        buffer[:] = b"b" * 5000
+        buffer.extend(b"not exported any more")
+        assert await pair.server.recv() == b"a" * 5000
+
+
+async def test_a_message_that_is_too_large_is_refused_and_the_connection_lives(
+    address: DeviceAddress,
+) -> None:
+    async with connected(address) as pair:
+        with pytest.raises(ValueError, match="max_message_size is 16384"):
+            await pair.client.send(bytes(16385))
+        await pair.client.send(b"still here")
+        assert await pair.server.recv() == b"still here"
+
+
+async def test_messages_keep_their_order_both_ways_at_once(address: DeviceAddress) -> None:
+    count = 300
+    # iWARP has no receiver-not-ready: its receiver must have room for all that can be on its way.
+    options = ConnectionOptions(recv_depth=count if address.transport.name == "IWARP" else 4)
+
+    async def send_all(connection: aiordma.Connection) -> None:
+        for number in range(count):
+            await connection.send(b"%d" % number * (1 + number % 50))
+
+    async def receive_all(connection: aiordma.Connection) -> None:
+        for number in range(count):
+            assert await connection.recv() == b"%d" % number * (1 + number % 50)
+
+    async with connected(address, options, options) as pair, asyncio.TaskGroup() as tasks:
+        # On iWARP the connecting side speaks first.
+        tasks.create_task(send_all(pair.client))
+        tasks.create_task(send_all(pair.server))
+        tasks.create_task(receive_all(pair.client))
+        tasks.create_task(receive_all(pair.server))
+
+
+async def test_two_hundred_tasks_send_through_a_short_queue(address: DeviceAddress) -> None:
+    tasks_count, each = 200, 3
+    options = ConnectionOptions(send_depth=2, recv_depth=tasks_count * each)
+
+    async def send(connection: aiordma.Connection, task: int) -> None:
+        for number in range(each):
+            await connection.send(b"%d %d" % (task, number))
+
+    seen: dict[int, list[int]] = {}
+    async with connected(address, options, options) as pair, asyncio.TaskGroup() as tasks:
+        for task in range(tasks_count):
+            tasks.create_task(send(pair.client, task))
+        for _ in range(tasks_count * each):
+            task, number = (await pair.server.recv()).split()
+            seen.setdefault(int(task), []).append(int(number))
+    assert seen == {task: list(range(each)) for task in range(tasks_count)}
+
+
+async def test_send_waits_while_the_queue_is_full(address: DeviceAddress) -> None:
+    if address.transport.name == "IWARP":
+        options = ConnectionOptions(send_depth=1, max_message_size=1 << 20, recv_depth=4)
+    else:
+        options = ConnectionOptions(send_depth=1, recv_depth=1)
+    async with connected(address, options, options) as pair:
+        large = bytes(options.max_message_size)
+        sends = [asyncio.create_task(pair.client.send(large)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert [send.done() for send in sends] == [True, False, False] or not all(
+            send.done() for send in sends
+        )
+        for _ in sends:
+            assert await pair.server.recv() == large
+        await asyncio.gather(*sends)
+
+
+async def test_only_one_task_may_receive(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        first = asyncio.create_task(pair.server.recv())
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await pair.server.recv()
+        await pair.client.send(b"for the first")
+        assert await first == b"for the first"
+
+
+@pytest.mark.transport("IB")
+async def test_immediate_data_can_be_sent(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        await pair.client.send(b"x", imm=7)
+        await pair.client.send(b"", imm=2**32 - 1)
+        assert [await pair.server.recv(), await pair.server.recv()] == [b"x", b""]
+        with pytest.raises(ValueError, match="32 bits"):
+            await pair.client.send(b"x", imm=2**32)
+
+
+@pytest.mark.transport("IWARP")
+async def test_immediate_data_is_refused_on_iwarp(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        with pytest.raises(ValueError, match="iWARP carries no immediate data"):
+            await pair.client.send(b"x", imm=7)
+        await pair.client.send(b"still here")
+        assert await pair.server.recv() == b"still here"
+
+
+async def test_a_cancelled_receive_loses_no_message(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        for number in range(50):
+            receiving = asyncio.create_task(pair.server.recv())
+            await asyncio.sleep(0)
+            sending = asyncio.create_task(pair.client.send(b"%d" % number))
+            await asyncio.sleep(0.0005 * (number % 10))
+            receiving.cancel()
+            done, _ = await asyncio.wait([receiving])
+            message = b"" if receiving.cancelled() else done.pop().result()
+            assert (message or await pair.server.recv()) == b"%d" % number
+            await sending
+
+
+async def test_use_after_close(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        await pair.client.aclose()
+        assert pair.client.closed
+        with pytest.raises(LocalClosed):
+            await pair.client.send(b"x")
+        with pytest.raises(LocalClosed):
+            await pair.client.recv()
+        with pytest.raises(LocalClosed):
+            await anext(pair.client)
+        await pair.client.aclose()
+        pair.client.abort()

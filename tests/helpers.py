@@ -1,0 +1,100 @@
+"""What the tests on a device share: a connected pair, counts of what exists, and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiordma
+from aiordma import Connection, ConnectionOptions, Listener
+from aiordma.rdmacm import DeviceAddress
+
+DEFAULT = ConnectionOptions()
+# Everything here is ten times slower on an emulated processor, so nothing waits for less than this.
+PATIENCE = 60
+
+
+@dataclass(frozen=True)
+class Pair:
+    client: Connection
+    server: Connection
+    listener: Listener
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    address: DeviceAddress,
+    client: ConnectionOptions = DEFAULT,
+    server: ConnectionOptions = DEFAULT,
+) -> AsyncIterator[Pair]:
+    """Two connected ends on one device. Whatever the test left open is aborted afterwards."""
+    async with aiordma.listen(address.host, 0, options=server) as listener:
+        accepting = asyncio.create_task(listener.accept())
+        near = await aiordma.connect(*listener.local_address, options=client)
+        far = await accepting
+        try:
+            yield Pair(near, far, listener)
+        finally:
+            near.abort()
+            far.abort()
+            await near.aclose()
+            await far.aclose()
+
+
+@dataclass(frozen=True)
+class Census:
+    """What exists: RDMA objects in the whole machine, file descriptors in this process.
+
+    Protection domains are left out: librdmacm keeps one of its own for each device, and frees it
+    only when it happens to put the last id of the device while nobody else uses the device.
+    """
+
+    rdma: dict[str, int]
+    fds: int
+
+    @classmethod
+    def take(cls) -> Census:
+        shown = subprocess.run(
+            ["rdma", "-j", "resource", "show"], capture_output=True, check=True, text=True
+        ).stdout
+        counts: dict[str, int] = {}
+        for device in json.loads(shown):
+            for kind in ("cq", "qp", "cm_id", "mr", "srq"):
+                key = f"{device['ifname']} {kind}"
+                counts[key] = counts.get(key, 0) + int(device.get(kind, 0))
+        return cls(counts, len(os.listdir("/proc/self/fd")))
+
+
+def wait_for_census(expected: Census, seconds: float = PATIENCE) -> Census:
+    """Take the census until it is as expected (what is destroyed in the background takes a while)
+    or time is up; returns the last one."""
+    deadline = time.monotonic() + seconds
+    gc.collect()
+    while (now := Census.take()) != expected and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return now
+
+
+def start_python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process of this interpreter that runs `code`; its standard output is a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    """The next line that a process prints; "" when it ended."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+ROOT = Path(__file__).parent.parent
