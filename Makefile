@@ -68,7 +68,7 @@ $(READY): pyproject.toml setup.py $(NATIVE)
 	@echo "aiordma: making the virtual environment $(VENV) and building the extension"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet --upgrade pip
-	@$(PY) -m pip install --quiet --editable '.[dev,lab]'
+	@$(PY) -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 # A machine with a device of its own needs no lab, until somebody asks for one.

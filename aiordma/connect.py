@@ -14,11 +14,12 @@ from aiordma.listener import Listener
 from aiordma.loop import running_loop
 from aiordma.opening import Opening
 from aiordma.options import ConnectionOptions
-from aiordma.rdmacm import SocketAddress
+from aiordma.rdmacm import SocketAddress, interface_addresses
 from aiordma.rdmacm.address import format_address
-from aiordma.resolve import ANY_HOST, is_loopback, resolve_host
+from aiordma.resolve import is_loopback, resolve_host
 
 DEFAULT_OPTIONS = ConnectionOptions()
+PORT_ATTEMPTS = 10
 
 
 def connect(
@@ -57,12 +58,11 @@ async def _connect(
     options: ConnectionOptions,
 ) -> Connection:
     loop = running_loop()
-    source = None
-    if local_address is not None:
-        source = (await resolve_host(loop, *local_address))[0]
+    sources = [] if local_address is None else await resolve_host(loop, *local_address)
     failures: list[ConnectError] = []
     for destination in await resolve_host(loop, host, port):
-        if source is not None and source.family != destination.family:
+        source = next((own for own in sources if own.family == destination.family), None)
+        if sources and source is None:
             continue
         try:
             return await _connect_to(destination, source, private_data, options)
@@ -140,31 +140,36 @@ async def _listen(
     host: str | None, port: int, backlog: int, options: ConnectionOptions
 ) -> Listener:
     addresses = await resolve_host(running_loop(), host, port)
-    if host in ANY_HOST:
-        return Listener(await _listen_everywhere(addresses, backlog, options), options)
+    if not host:
+        return Listener(await _listen_on_all(addresses, backlog, options), options)
     for address in addresses[:-1]:
         with suppress(VerbsError, AddressError):
             return Listener([await _listen_at(address, backlog, options)], options)
     return Listener([await _listen_at(addresses[-1], backlog, options)], options)
 
 
-async def _listen_everywhere(
+async def _listen_on_all(
     addresses: list[SocketAddress], backlog: int, options: ConnectionOptions
 ) -> list[AsyncCmId]:
-    """An id for each address family, on one port. A machine may have only one of them."""
-    first, second = addresses
-    try:
-        cm = await _listen_at(first, backlog, options)
-    except VerbsError:
-        return [await _listen_at(second, backlog, options)]
-    try:
-        same_port = replace(second, port=cm.local_address[1])
-        return [cm, await _listen_at(same_port, backlog, options)]
-    except VerbsError:
-        return [cm]
-    except BaseException:
-        cm.abort()
-        raise
+    """An id for each address family that this machine has, all on one port."""
+    present = {own.family for _, own in interface_addresses()}
+    wanted = [address for address in addresses if address.family in present]
+    for attempt in range(PORT_ATTEMPTS):
+        cms: list[AsyncCmId] = []
+        try:
+            for address in wanted:
+                port = cms[0].local_address[1] if cms else address.port
+                cms.append(await _listen_at(replace(address, port=port), backlog, options))
+        except BaseException as error:
+            for cm in cms:
+                cm.abort()
+            # A port that was free in one family need not be in the other: try another one.
+            retry = isinstance(error, VerbsError) and cms and not addresses[0].port
+            if not retry or attempt == PORT_ATTEMPTS - 1:
+                raise
+        else:
+            return cms
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def _listen_at(address: SocketAddress, backlog: int, options: ConnectionOptions) -> AsyncCmId:

@@ -7,6 +7,10 @@ How it ends. The first cause is kept (`_end`): the peer's disconnect, a failed r
 that went away. Then the queue pair is moved to its error state, which flushes what is posted.
 Receives complete in order, so when the last one is flushed every message that ever arrived has been
 seen: only then do receivers hear of the end.
+
+iWARP is different: its kernel flushes first and reports the disconnect then, and what is posted in
+between is never heard of again. So there everything has been seen once the completion queue was
+emptied after the report.
 """
 
 from __future__ import annotations
@@ -43,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 # 0.64 ms. librdmacm leaves 0, which makes a sender that was early by a hair wait for 655 ms.
 MIN_RNR_TIMER = 12
+# A device that has not flushed a queue pair by then has forgotten something.
+FLUSH_SECONDS = 10.0
 
 # In the lower half of a wr_id: set for receives, whose slot is in the other bits.
 RECEIVE = NUMBER_MASK + 1
@@ -52,7 +58,12 @@ class Endpoint:
     """One end of a connection. All methods are for the loop's thread, but for abort_threadsafe."""
 
     def __init__(self, cm: AsyncCmId, options: ConnectionOptions) -> None:
-        """Take over `cm`, which is bound to a device; abort() destroys it too."""
+        """Take over `cm`, which is bound to a device; abort() destroys it too.
+
+        Raises:
+            ValueError: the options are more than the device can do.
+        """
+        options.check_device(cm.device())
         self.cm = cm
         self.options = options
         self.peer_private_data = b""
@@ -64,11 +75,11 @@ class Endpoint:
         self._end: RdmaError | None = None
         self._closing = False
         self._no_flush = False
+        self._flushing: Deadline | None = None
         self._queue: SharedQueue | None = None
         self._shared = LoopDevice.of(cm.loop, self.device)
         self._key = self._shared.attach(self)
         cm.on_change = self._on_cm_change
-        options.check_device(self.device)
         cm.handle.on_released(self._release)
 
     # --- the beginning ---
@@ -182,7 +193,8 @@ class Endpoint:
     async def _send_copy(self, data: Buffer, nbytes: int, imm: int) -> None:
         buffer = self._sends.try_buffer(nbytes)
         if buffer is None:
-            buffer = await self._sends.buffer(nbytes)
+            # Through the id's own queue of calls, so that its destruction waits for them.
+            buffer = await self._sends.buffer(nbytes, self.cm.handle.call)
         try:
             if self.closed:
                 raise self._reason()
@@ -231,7 +243,7 @@ class Endpoint:
         else:
             self._ring.flushed()
             self._request_failed(WcOpcode.RECV, wc)
-        self._receivers.wake_one()
+        self._receivers.wake_all()
 
     def _sent(self, number: int, wc: IbvWc) -> None:
         self._sends.completed(number)
@@ -250,7 +262,7 @@ class Endpoint:
 
     def device_failed(self) -> None:
         """The device is gone: no completion will come any more."""
-        self._no_flush = True
+        self._expect_no_more()
         self._break(VerbsError(errno.EIO, "ibv_get_cq_event"))
 
     # --- the end ---
@@ -259,8 +271,11 @@ class Endpoint:
         state = self.cm.state
         if state is CmState.DISCONNECTED:
             self._break(PeerClosed(f"{format_address(self.cm.peer_address)} closed the connection"))
+            if self.device.is_iwarp and self._queue is not None:
+                self._shared.drain(self._queue)
+                self._expect_no_more()
         elif state in (CmState.FAILED, CmState.REMOVED):
-            self._no_flush = True
+            self._expect_no_more()
             failure = self.cm.failure(format_address(self.cm.peer_address))
             self._break(failure or RdmaError("the connection failed"))
         self._changed.wake_all()
@@ -272,8 +287,14 @@ class Endpoint:
             self._end = cause
             self.cm.start_disconnect()
             self._sends.wake_senders()
+            self._flushing = Deadline(self.cm.loop, FLUSH_SECONDS, self._expect_no_more)
         self._receivers.wake_all()
         self._changed.wake_all()
+
+    def _expect_no_more(self) -> None:
+        """Whatever has not completed by now never will."""
+        self._no_flush = True
+        self._receivers.wake_all()
 
     async def aclose(self) -> None:
         """Let what is posted reach the peer, disconnect, and destroy everything."""
@@ -316,6 +337,8 @@ class Endpoint:
     def _release(self) -> None:
         """The queue pair is destroyed: let go of what is shared."""
         self.cm.on_change = None
+        if self._flushing is not None:
+            self._flushing.cancel()
         self._sends.abandon()
         self._shared.detach(self._key)
         self._shared.release()

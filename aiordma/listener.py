@@ -11,7 +11,7 @@ from typing import Self
 from aiordma.cm import AsyncCmId
 from aiordma.connection import Connection
 from aiordma.endpoint import Endpoint
-from aiordma.errors import BusyError, ConnectError, LocalClosed
+from aiordma.errors import BusyError, ConnectError, DeviceRemoved, LocalClosed, RdmaError
 from aiordma.loop import WaitQueue
 from aiordma.opening import Opening
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
@@ -67,8 +67,8 @@ class ConnectRequest:
         return Opening(self._accept(private_data, options or self._options))
 
     async def _accept(self, private_data: bytes, options: ConnectionOptions) -> Connection:
-        check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).accept)
         self._cm.check_unanswered()
+        check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).accept)
         try:
             endpoint = Endpoint(self._cm, options)
             await endpoint.accept(private_data)
@@ -88,8 +88,12 @@ class ConnectRequest:
             LocalClosed: the request was answered already.
             ValueError: the private data is too long; the request can still be answered.
         """
+        try:
+            self._cm.check_unanswered()
+        except (ConnectError, DeviceRemoved) as error:
+            logger.debug("nobody is there to be refused: %s", error)
+            return
         check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).reject)
-        self._cm.check_unanswered()
         self._cm.reject(private_data)
         await self._cm.aclose()
 
@@ -162,12 +166,17 @@ class Listener:
 
         Raises: as get_request(), except for LocalClosed.
         """
+        failure: RdmaError | None = None
         async with asyncio.TaskGroup() as tasks:
             try:
                 async for request in self:
                     tasks.create_task(self._serve_one(request, handler))
+            except RdmaError as error:  # raised below: in here it would be wrapped in a group
+                failure = error
             finally:
                 self.abort()
+        if failure is not None:
+            raise failure
 
     async def _serve_one(
         self, request: ConnectRequest, handler: Callable[[Connection], Awaitable[object]]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections import deque
+from collections.abc import Awaitable, Callable
 
 from aiordma.enums import AccessFlags
+from aiordma.errors import VerbsError
+from aiordma.loop import Loop, WaitQueue
 from aiordma.verbs import ProtectionDomain, Registration
 
 SMALLEST_BUFFER = 1 << 10
@@ -23,7 +27,10 @@ class AllocatedRegion:
         Raises:
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
-        self._pages = mmap.mmap(-1, nbytes)
+        try:
+            self._pages = mmap.mmap(-1, nbytes)
+        except OSError as error:
+            raise VerbsError(error.errno or errno.ENOMEM, "mmap") from error
         self._registration = Registration(pd, self._pages, access)
         self.address = self._registration.address
         self.lkey = self._registration.lkey
@@ -59,8 +66,10 @@ class BufferPool:
     belongs in a worker thread. Buffers stay with the pool until it is closed.
     """
 
-    def __init__(self, pd: ProtectionDomain) -> None:
+    def __init__(self, loop: Loop, pd: ProtectionDomain) -> None:
         self._pd = pd
+        self._growing: set[int] = set()
+        self._grown = WaitQueue(loop)
         self._slabs: list[AllocatedRegion] = []
         self._free: dict[int, deque[PooledBuffer]] = {}
 
@@ -68,6 +77,35 @@ class BufferPool:
         """A buffer of at least `nbytes` bytes, or None when the pool has to grow first."""
         free = self._free.get(_size_class(nbytes))
         return free.pop() if free else None
+
+    async def acquire(
+        self, nbytes: int, call: Callable[[Callable[[], None]], Awaitable[None]]
+    ) -> PooledBuffer:
+        """A buffer of at least `nbytes` bytes; `call` awaits a function in a worker thread.
+
+        Tasks that want the same size wait for one growth together. Cancelling leaves what was
+        pinned with the pool.
+
+        Raises:
+            VerbsError: ENOMEM when the locked-memory limit is reached.
+        """
+        size = _size_class(nbytes)
+        while (buffer := self.try_acquire(nbytes)) is None:
+            if size in self._growing:
+                await self._grown.wait()
+            else:
+                await self._grow_once(size, call)
+        return buffer
+
+    async def _grow_once(
+        self, size: int, call: Callable[[Callable[[], None]], Awaitable[None]]
+    ) -> None:
+        self._growing.add(size)
+        try:
+            await call(lambda: self.grow(size))
+        finally:
+            self._growing.discard(size)
+            self._grown.wake_all()
 
     def grow(self, nbytes: int) -> None:
         """Add buffers of at least `nbytes` bytes. Blocks. Callable from any thread.

@@ -67,6 +67,8 @@ class ConnectionOptions:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ValueError(f"{name} is {value}, not between {low} and {high}")
+        if self.recv_depth * self.max_message_size > _MAX_RING:
+            raise ValueError(f"recv_depth times max_message_size is over {_MAX_RING} bytes")
         if self.port_space not in (PortSpace.TCP, PortSpace.IB):
             raise ValueError(f"connections are made in port space TCP or IB, not {self.port_space}")
 
@@ -82,6 +84,7 @@ class ConnectionOptions:
 
 
 _MAX_DEPTH = 1 << 20
+_MAX_RING = 1 << 40
 _RANGES = (
     ("send_depth", 1, _MAX_DEPTH),
     ("recv_depth", 1, _MAX_DEPTH),

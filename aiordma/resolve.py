@@ -9,8 +9,6 @@ from aiordma.errors import AddressError
 from aiordma.loop import Loop, run_in_worker
 from aiordma.rdmacm import SocketAddress, parse_address
 
-ANY_HOST = ("", None)
-
 
 async def resolve_host(loop: Loop, host: str | None, port: int) -> list[SocketAddress]:
     """The addresses of a host: its own if it is numeric, else those the system's resolver gives.
@@ -22,7 +20,7 @@ async def resolve_host(loop: Loop, host: str | None, port: int) -> list[SocketAd
         AddressError: the name is not known.
         ValueError: the port is not between 0 and 65535.
     """
-    if host in ANY_HOST or host is None:
+    if not host:
         return [parse_address("::", port), parse_address("0.0.0.0", port)]
     try:
         return [parse_address(host, port)]
@@ -37,8 +35,17 @@ def _look_up(host: str, port: int) -> list[SocketAddress]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise AddressError(f"the name {host!r} cannot be resolved: {error}") from error
-    numeric = (str(address[0]) for _, _, _, _, address in found)
-    return [parse_address(host, port) for host in dict.fromkeys(numeric)]
+    return [
+        SocketAddress(str(address[0]).partition("%")[0], port, family, _scope_id(address))
+        for family, _, _, _, address in found
+        if family in (socket.AF_INET, socket.AF_INET6)
+    ]
+
+
+def _scope_id(address: tuple[object, ...]) -> int:
+    scope = address[3] if len(address) == 4 else 0
+    assert isinstance(scope, int)
+    return scope
 
 
 def is_loopback(address: SocketAddress) -> bool:

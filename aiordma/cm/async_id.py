@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from aiordma.cm.failures import error_for_event, error_for_iwarp_connect
 from aiordma.cm.lifecycle import CmLifecycle
-from aiordma.cm.states import CmCall, CmState, after_call
+from aiordma.cm.states import FINAL, CmCall, CmState, after_call
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import CmEventType, IdOption, PortSpace
 from aiordma.errors import BusyError, ConnectError, LocalClosed, VerbsError
@@ -268,9 +268,16 @@ class AsyncCmId(CmLifecycle):
 
         Raises:
             LocalClosed: it was.
+            ConnectError: the peer gave up meanwhile; the id is closed then.
+            DeviceRemoved: the device went away; likewise.
         """
-        if self.state is not CmState.REQUESTED:
+        if self.state is CmState.REQUESTED:
+            return
+        failure = self.failure(format_address(self.peer_address))
+        if self.state not in FINAL or failure is None:
             raise LocalClosed("the request was answered already")
+        self.abort()
+        raise failure
 
     def notify_established(self) -> None:
         """Data has come before the peer's confirmation: rdma_notify(3). Then it need not come."""
@@ -311,7 +318,9 @@ class AsyncCmId(CmLifecycle):
         if self.state is CmState.LISTENING and len(self._requests) < self._backlog:
             self._requests.append(child)
         else:
-            logger.warning("a connection request was rejected: the backlog is full")
+            logger.warning(
+                "a connection request was rejected: %d wait already", len(self._requests)
+            )
             child.abort()
 
 

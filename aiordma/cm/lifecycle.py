@@ -144,6 +144,7 @@ class CmLifecycle:
         if self.state is CmState.CLOSED:
             return
         self.state = CmState.CLOSED
+        self._failure = None
         self._dispatcher.forget(self.cm_id)
         self.handle.destroy()
         self._notify()

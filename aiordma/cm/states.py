@@ -139,7 +139,6 @@ EVENTS: dict[CmState, dict[CmEventType, CmState]] = {
         _E.DISCONNECTED: _S.DISCONNECTED,
         _E.REJECTED: _S.DISCONNECTED,
         _E.UNREACHABLE: _S.DISCONNECTED,
-        _E.TIMEWAIT_EXIT: _S.DISCONNECTED,
     },
 }
 

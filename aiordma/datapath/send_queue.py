@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from aiordma.loop import Loop, Slots, run_in_worker
+from aiordma.loop import Loop, Slots
 from aiordma.memory import BufferPool, PooledBuffer
 from aiordma.verbs import QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
@@ -23,7 +24,6 @@ class SendQueue:
     """
 
     def __init__(self, loop: Loop, depth: int) -> None:
-        self._loop = loop
         self._slots = Slots(loop, depth)
         self._posted: deque[tuple[int, PooledBuffer | None]] = deque()
         self._number = 0
@@ -64,17 +64,11 @@ class SendQueue:
         """A registered buffer for a message, if the pool has one now."""
         return self._pool.try_acquire(nbytes)
 
-    async def buffer(self, nbytes: int) -> PooledBuffer:
-        """A registered buffer for a message, from memory that is pinned in a worker thread.
-
-        Cancelling leaves the memory with the pool.
-
-        Raises:
-            VerbsError: ENOMEM when the locked-memory limit is reached.
-        """
-        while (buffer := self._pool.try_acquire(nbytes)) is None:
-            await run_in_worker(self._loop, lambda: self._pool.grow(nbytes))
-        return buffer
+    async def buffer(
+        self, nbytes: int, call: Callable[[Callable[[], None]], Awaitable[None]]
+    ) -> PooledBuffer:
+        """A registered buffer for a message; see BufferPool.acquire."""
+        return await self._pool.acquire(nbytes, call)
 
     def post_copy(self, buffer: PooledBuffer, data: Buffer, imm: int = NO_IMMEDIATE) -> None:
         """Send a copy of `data`, made in `buffer`, from a reserved place.

@@ -92,16 +92,22 @@ class CmDispatcher:
     def _on_readable(self) -> None:
         try:
             events = self._channel.get_events()
-        except VerbsError:
-            # Nothing more can be read; staying registered would only spin.
-            self._loop.remove_reader(self._channel.fd)
-            logger.exception("the rdma_cm event channel failed: its ids get no more events")
+        except VerbsError as error:
+            self._fail(error)
             return
         for event in events:
             try:
                 self._dispatch(event)
             except Exception:  # the events behind it are other ids' and must arrive
                 logger.exception("could not handle %s", event.type.name)
+
+    def _fail(self, error: VerbsError) -> None:
+        """Nothing more can be read, and staying registered would spin: end all that waits."""
+        self._loop.remove_reader(self._channel.fd)
+        logger.error("the rdma_cm event channel failed: %s", error)
+        for address, handler in list(self._handlers.items()):
+            status = -(error.errno or 1)
+            handler.handle_event(CmEvent(CmEventType.DEVICE_REMOVAL, address, status=status))
 
     def _dispatch(self, event: CmEvent) -> None:
         is_request = event.type is CmEventType.CONNECT_REQUEST

@@ -113,7 +113,7 @@ class LoopDevice:
         self._reference = self._reference or DeviceReference()
         if not hasattr(self, "pd"):
             self.pd = ProtectionDomain(self.device)
-            self.pool = BufferPool(self.pd)
+            self.pool = BufferPool(self._loop, self.pd)
         self._channel = CompletionChannel(self.device)
 
     def _add_queue(self, entries: int) -> SharedQueue:
@@ -192,20 +192,24 @@ class LoopDevice:
         try:
             ready = self._channel.ready_queues()
         except VerbsError as error:
-            # The fd of a removed device stays readable for ever: staying registered would spin.
-            logger.warning("%s: %s", self.device.name, error)
-            self._stop_reading()
-            self._fail_sinks()
+            self._fail(error)
             return
         for pointer in ready:
             queue = self._queues.get(pointer)
             if queue is not None:
-                self._drain(queue)
+                self.drain(queue)
 
-    def _drain(self, queue: SharedQueue) -> None:
-        """Poll until empty: the queue is armed, so that what comes later raises an event."""
+    def drain(self, queue: SharedQueue) -> None:
+        """Poll until empty: the queue is armed, so that what comes later raises an event.
+
+        Not to be called from a sink's complete().
+        """
         for _ in range(MAX_BATCHES):
-            batch = queue.cq.poll()
+            try:
+                batch = queue.cq.poll()
+            except VerbsError as error:
+                self._fail(error)
+                return
             for wc in batch:
                 wr_id = wc.wr_id
                 sink = self._sinks.get(wr_id >> KEY_SHIFT)
@@ -213,9 +217,12 @@ class LoopDevice:
                     sink.complete(wr_id & LOW_BITS, wc)
             if len(batch) < POLL_BATCH:
                 return
-        finish_on_loop(self._loop, lambda: self._drain(queue))
+        finish_on_loop(self._loop, lambda: self.drain(queue))
 
-    def _fail_sinks(self) -> None:
+    def _fail(self, error: VerbsError) -> None:
+        """Give up on the device, whose fd would stay readable for ever."""
+        logger.warning("%s: %s", self.device.name, error)
+        self._stop_reading()
         for sink in list(self._sinks.values()):
             sink.device_failed()
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop, LoopFuture
 
 
+def wake(future: LoopFuture) -> None:
+    """Wake the task that awaits `future`. On a closed loop nobody does any more."""
+    with suppress(RuntimeError):
+        future.set_result(None)
+
+
 class WaitQueue:
-    """Tasks waiting, first come first served, for something that they then check themselves.
+    """Tasks waiting for something to change, which they then look at themselves.
 
     A wake-up carries nothing, so a task cancelled after it was woken has taken nothing away.
     """
@@ -20,10 +27,11 @@ class WaitQueue:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._futures: deque[LoopFuture] = deque()
+        self._futures: list[LoopFuture] = []
 
     def __len__(self) -> int:
-        return len(self._futures)
+        """Tasks that wait, without those whose wait was cancelled."""
+        return sum(not future.done() for future in self._futures)
 
     async def wait(self) -> None:
         """Wait for a wake-up. Cancelling leaves the queue."""
@@ -35,19 +43,12 @@ class WaitQueue:
             if future in self._futures:
                 self._futures.remove(future)
 
-    def wake_one(self) -> bool:
-        """Wake the task that has waited longest; False if none waits."""
-        while self._futures:
-            future = self._futures.popleft()
-            if not future.done():
-                future.set_result(None)
-                return True
-        return False
-
     def wake_all(self) -> None:
         """Wake every task that waits now."""
-        while self.wake_one():
-            pass
+        futures, self._futures = self._futures, []
+        for future in futures:
+            if not future.done():
+                wake(future)
 
 
 class Slots:
@@ -65,8 +66,8 @@ class Slots:
         self._handed: set[LoopFuture] = set()
 
     def try_acquire(self) -> bool:
-        """Take a slot if one is free and nobody waits."""
-        if self.free <= 0 or self._waiting:
+        """Take a slot if one is free, which none is while anybody waits."""
+        if self.free <= 0:
             return False
         self.free -= 1
         return True
@@ -96,7 +97,7 @@ class Slots:
             if not future.done():
                 self.free -= 1
                 self._handed.add(future)
-                future.set_result(None)
+                wake(future)
 
 
 class Deadline:

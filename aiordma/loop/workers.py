@@ -33,14 +33,30 @@ class WorkerPool:
         self._idle = 0
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have `job` run by a thread, soon. It must not raise. Callable from any thread."""
+        """Have `job` run by a thread, soon. It must not raise. Callable from any thread.
+
+        Raises:
+            RuntimeError: the system allows not even one thread.
+        """
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs) or self._threads >= self._max_threads:
                 self._changed.notify()
                 return
             self._threads += 1
-        threading.Thread(target=self._work, name="aiordma-worker", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, name="aiordma-worker", daemon=True).start()
+        except RuntimeError:
+            self._no_thread(job)
+
+    def _no_thread(self, job: Callable[[], None]) -> None:
+        """The system gave no thread: leave the job to those there are, or give it back."""
+        with self._changed:
+            self._threads -= 1
+            if self._threads or job not in self._jobs:
+                return
+            self._jobs.remove(job)
+        raise RuntimeError("the system allows no more threads")
 
     def _work(self) -> None:
         while (job := self._next_job()) is not None:
@@ -80,18 +96,27 @@ class SerialJobs:
             if self._busy:
                 return
             self._busy = True
-        pool.submit(self._run)
+        try:
+            pool.submit(self._run)
+        except RuntimeError:
+            with self._lock:
+                self._jobs.pop()
+                self._busy = False
+            raise
 
     def _run(self) -> None:
-        _, job = self._jobs.popleft()
-        job()
-        del job
-        with self._lock:
-            if not self._jobs:
-                self._busy = False
+        while True:
+            _, job = self._jobs.popleft()
+            job()
+            del job
+            with self._lock:
+                if not self._jobs:
+                    self._busy = False
+                    return
+                pool, _ = self._jobs[0]
+            with suppress(RuntimeError):  # no thread to be had: this one goes on
+                pool.submit(self._run)
                 return
-            pool, _ = self._jobs[0]
-        pool.submit(self._run)
 
 
 class _Call(Generic[T]):

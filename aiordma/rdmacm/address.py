@@ -84,14 +84,17 @@ def parse_address(host: str, port: int = 0) -> SocketAddress:
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"port {port} is not between 0 and 65535")
-    bare, _, scope = host.partition("%")
-    family = socket.AF_INET6 if ipaddress.ip_address(bare).version == 6 else socket.AF_INET
-    return SocketAddress(bare, port, family, _scope_id(scope))
+    bare, percent, scope = host.partition("%")
+    if ipaddress.ip_address(bare).version == 4:
+        if percent:
+            raise ValueError(f"{host!r}: only an IPv6 address has a scope")
+        return SocketAddress(bare, port)
+    return SocketAddress(bare, port, socket.AF_INET6, _scope_id(scope) if percent else 0)
 
 
 def _scope_id(scope: str) -> int:
-    if not scope or scope.isdecimal():
-        return int(scope or 0)
+    if scope.isdecimal() and int(scope) < 1 << 32:
+        return int(scope)
     try:
         return socket.if_nametoindex(scope)
     except OSError as error:

@@ -1,0 +1,175 @@
+"""Every await of connect, accept, send and recv is cancelled, hundreds of times; nothing is left.
+
+The fixture of this folder counts ids, queue pairs, memory regions and descriptors around each test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+from helpers import connected
+
+import aiordma
+from aiordma import Connection, ConnectionOptions
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+ROUNDS = 200
+SMALL = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=4096)
+
+
+async def cancel_after(start: Callable[[], Awaitable[object]], delay: float) -> bool:
+    """Start something and cancel it after `delay` seconds; whether it was still going on."""
+    task = asyncio.ensure_future(start())
+    await asyncio.sleep(delay)
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled() and task.exception() is None:
+        result = task.result()
+        if isinstance(result, Connection):
+            await result.aclose()
+    return task.cancelled()
+
+
+def delays(seed: int, longest: float) -> list[float]:
+    """Half of them a few steps of the loop, half of them any time up to `longest` seconds."""
+    chance = random.Random(seed)
+    return [0.0] * 5 + [chance.uniform(0, longest) for _ in range(ROUNDS - 5)]
+
+
+async def test_connect(address: DeviceAddress) -> None:
+    async def connect_once(where: tuple[str, int]) -> Connection:
+        return await aiordma.connect(*where, options=SMALL)
+
+    async def accept_quietly(connection: Connection) -> None:
+        async for _ in connection:
+            pass
+
+    cancelled = 0
+    async with aiordma.listen(address.host, 0, options=SMALL) as listener:
+        serving = asyncio.create_task(listener.serve(accept_quietly))
+        where = listener.local_address
+        for delay in delays(1, 0.08):
+            cancelled += await cancel_after(lambda: connect_once(where), delay)
+        await listener.aclose()
+        await serving
+    assert cancelled > ROUNDS // 4
+
+
+async def test_accept(address: DeviceAddress) -> None:
+    cancelled = 0
+    async with aiordma.listen(address.host, 0, options=SMALL) as listener:
+        for delay in delays(2, 0.05):
+            connecting = asyncio.ensure_future(open_one(listener.local_address))
+            request = await listener.get_request()
+            cancelled += await cancel_after(request.accept, delay)
+            await asyncio.wait([connecting])
+            if connecting.exception() is None:
+                await connecting.result().aclose()
+    assert cancelled > ROUNDS // 8
+
+
+async def open_one(where: tuple[str, int]) -> Connection:
+    return await aiordma.connect(*where, options=SMALL)
+
+
+async def test_waiting_for_a_request_loses_none(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0, options=SMALL) as listener:
+        for delay in delays(3, 0.05)[:50]:
+            connecting = asyncio.ensure_future(open_one(listener.local_address))
+            waiting = asyncio.ensure_future(listener.get_request())
+            await asyncio.sleep(delay)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            request = await listener.get_request() if waiting.cancelled() else waiting.result()
+            await request.reject()
+            await asyncio.wait([connecting])
+            assert isinstance(connecting.exception(), aiordma.Rejected)
+
+
+@pytest.mark.transport("IB")
+async def test_send_under_a_full_queue(address: DeviceAddress) -> None:
+    """Each message arrives whole, or not at all if its send was cancelled; order is kept."""
+    options = ConnectionOptions(send_depth=2, recv_depth=2, max_message_size=4096)
+
+    async def receive(connection: Connection, into: list[int]) -> None:
+        async for message in connection:
+            number = int.from_bytes(message[:4], "big")
+            assert message == number.to_bytes(4, "big") * (len(message) // 4)
+            into.append(number)
+            await asyncio.sleep(0.001)
+
+    async with connected(address, options, options) as pair:
+        received: list[int] = []
+        receiving = asyncio.create_task(receive(pair.server, received))
+        sent = []
+        chance = random.Random(4)
+        for number in range(ROUNDS):
+            message = number.to_bytes(4, "big") * chance.choice([1, 100, 1000])
+            if not await cancel_after(
+                lambda message=message: pair.client.send(message), chance.uniform(0, 0.002)
+            ):
+                sent.append(number)
+        await pair.client.aclose()
+        await receiving
+    # A send cancelled before its message was posted was never made.
+    assert received == sent
+    assert len(sent) < ROUNDS
+
+
+async def test_recv_loses_nothing(address: DeviceAddress) -> None:
+    collected: list[bytes] = []
+
+    async def collect(connection: Connection) -> None:
+        chance = random.Random(5)
+        for _ in range(ROUNDS):
+            task = asyncio.ensure_future(connection.recv())
+            await asyncio.sleep(chance.uniform(0, 0.003))
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                collected.append(task.result())
+
+    async with connected(address, SMALL, SMALL) as pair:
+        collecting = asyncio.create_task(collect(pair.server))
+        count = 0
+        while not collecting.done():
+            # Never more on the way than the peer has room for: iWARP would end the connection.
+            if count - len(collected) < SMALL.recv_depth:
+                await pair.client.send(b"%d" % count)
+                count += 1
+            await asyncio.sleep(0.002)
+        await collecting
+        await pair.client.aclose()
+        collected += [message async for message in pair.server]
+    assert collected == [b"%d" % number for number in range(count)]
+    assert count > ROUNDS // 8
+
+
+async def test_everything_at_once(address: DeviceAddress) -> None:
+    """Echo clients come, talk and are cancelled anywhere; the server serves on."""
+    chance = random.Random(6)
+
+    async def echo(connection: Connection) -> None:
+        async for message in connection:
+            await connection.send(message)
+
+    async def talk(where: tuple[str, int]) -> None:
+        async with aiordma.connect(*where, options=SMALL) as connection:
+            while True:
+                await connection.send(b"x" * chance.randrange(4096))
+                await connection.recv()
+
+    async with aiordma.listen(address.host, 0, options=SMALL) as listener:
+        serving = asyncio.create_task(listener.serve(echo))
+        where = listener.local_address
+        for _ in range(15):
+            await asyncio.gather(
+                *(cancel_after(lambda: talk(where), chance.uniform(0, 0.4)) for _ in range(6))
+            )
+        await listener.aclose()
+        await serving

@@ -1,0 +1,152 @@
+"""The peer's process is killed in the middle of things: every wait here ends, promptly, typed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+from helpers import PATIENCE, read_line, start_python
+
+import aiordma
+from aiordma import ConnectionOptions, PeerClosed, RdmaError, WorkRequestError
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+PEER = """
+import asyncio, sys
+import aiordma
+
+async def flood(connection):
+    while True:
+        await connection.send(b"x" * 2000)
+
+async def swallow(connection):
+    async for _ in connection:
+        pass
+
+async def main(host, port):
+    async with aiordma.connect(host, int(port)) as connection:
+        await connection.send(b"ready")
+        print("ready", flush=True)
+        await asyncio.gather(flood(connection), swallow(connection))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+QUIET_PEER = """
+import asyncio, sys
+import aiordma
+
+async def main(host, port):
+    async with aiordma.connect(host, int(port)) as connection:
+        await connection.send(b"ready")
+        print("ready", flush=True)
+        await asyncio.sleep(3600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def send_for_ever(connection: aiordma.Connection) -> None:
+    while True:
+        await connection.send(b"y" * 3000)
+        await asyncio.sleep(0)
+
+
+async def receive_for_ever(connection: aiordma.Connection) -> None:
+    while True:
+        await connection.recv()
+
+
+@pytest.mark.transport("IB")
+async def test_killed_in_mid_traffic(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        host, port = listener.local_address
+        peer = start_python(PEER, host, str(port))
+        try:
+            async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+                assert await connection.recv() == b"ready"
+                tasks = [
+                    asyncio.create_task(send_for_ever(connection)),
+                    asyncio.create_task(receive_for_ever(connection)),
+                ]
+                await asyncio.sleep(0.5)
+                assert not any(task.done() for task in tasks)
+                peer.send_signal(signal.SIGKILL)
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+                assert all(isinstance(r, (PeerClosed, WorkRequestError)) for r in results)
+                assert connection.closed
+        finally:
+            peer.kill()
+            peer.communicate()
+
+
+async def test_killed_while_it_is_quiet(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        host, port = listener.local_address
+        peer = start_python(QUIET_PEER, host, str(port))
+        try:
+            async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+                assert await connection.recv() == b"ready"
+                receiving = asyncio.create_task(connection.recv())
+                await asyncio.sleep(0.1)
+                peer.send_signal(signal.SIGKILL)
+                with pytest.raises(PeerClosed):
+                    await receiving
+                with pytest.raises(PeerClosed):
+                    await connection.send(b"anybody?")
+        finally:
+            peer.kill()
+            peer.communicate()
+
+
+async def test_killed_before_it_was_accepted(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        host, port = listener.local_address
+        peer = start_python(QUIET_PEER, host, str(port))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                request = await listener.get_request()
+                peer.send_signal(signal.SIGKILL)
+                peer.wait()
+                await asyncio.sleep(0.5)
+                with pytest.raises(RdmaError):
+                    await request.accept()
+        finally:
+            peer.kill()
+            peer.communicate()
+
+
+LISTENING_PEER = """
+import asyncio, sys
+import aiordma
+
+async def main(host):
+    async with aiordma.listen(host, 0) as listener:
+        print(listener.local_address[1], flush=True)
+        await asyncio.sleep(3600)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_killed_while_a_connect_waits_for_its_answer(address: DeviceAddress) -> None:
+    peer = start_python(LISTENING_PEER, address.host)
+    try:
+        port = int(await asyncio.to_thread(read_line, peer))
+        connecting = asyncio.ensure_future(open_one((address.host, port)))
+        await asyncio.sleep(1)
+        assert not connecting.done()
+        peer.send_signal(signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(aiordma.ConnectError):
+                await connecting
+    finally:
+        peer.kill()
+        peer.communicate()
+
+
+async def open_one(where: tuple[str, int]) -> aiordma.Connection:
+    return await aiordma.connect(*where, options=ConnectionOptions())

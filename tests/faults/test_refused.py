@@ -1,0 +1,184 @@
+"""Connections that cannot be made: each ends with an error that says why."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+
+import pytest
+from helpers import PATIENCE
+
+import aiordma
+from aiordma import AddressError, ConnectError, ConnectionOptions, Rejected, Unreachable, VerbsError
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+QUICK = ConnectionOptions(resolve_timeout=2.0)
+
+
+async def free_port(address: DeviceAddress) -> int:
+    async with aiordma.listen(address.host, 0) as listener:
+        return listener.local_address[1]
+
+
+async def test_nobody_listens(any_address: DeviceAddress) -> None:
+    port = await free_port(any_address)
+    with pytest.raises(Rejected) as caught:
+        await aiordma.connect(any_address.host, port)
+    assert caught.value.status == (8 if any_address.transport.name == "IB" else -111)
+    assert str(port) in str(caught.value)
+
+
+async def test_nobody_has_the_address(address: DeviceAddress) -> None:
+    """The address is on the device's network, so the neighbour is asked for, and does not answer."""
+    network = ipaddress.ip_network(f"{address.host}/24", strict=False)
+    nobody = str(network.broadcast_address - 1)
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises((AddressError, Unreachable), match=nobody):
+            await aiordma.connect(nobody, 7471, options=QUICK)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_loopback_has_no_device(address: DeviceAddress, host: str) -> None:
+    port = await free_port(address)
+    with pytest.raises(ConnectError, match="aiordma devices"):
+        await aiordma.connect(host, port, options=QUICK)
+
+
+async def test_no_device_leads_to_the_address(address: DeviceAddress) -> None:
+    with pytest.raises(ConnectError, match="192.0.2.7"):
+        await aiordma.connect("192.0.2.7", 7471, options=QUICK)
+
+
+async def test_an_unknown_name(address: DeviceAddress) -> None:
+    with pytest.raises(AddressError, match="no-such-host.invalid"):
+        await aiordma.connect("no-such-host.invalid", 7471)
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+async def test_a_port_out_of_range(address: DeviceAddress, port: int) -> None:
+    with pytest.raises(ValueError, match="not between 0 and 65535"):
+        await aiordma.connect(address.host, port)
+    with pytest.raises(ValueError, match="not between 0 and 65535"):
+        await aiordma.listen(address.host, port)
+
+
+async def test_the_port_is_taken(any_address: DeviceAddress) -> None:
+    async with aiordma.listen(any_address.host, 0) as listener:
+        with pytest.raises(VerbsError, match="port is taken") as caught:
+            await aiordma.listen(*listener.local_address)
+        assert caught.value.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+    async with aiordma.listen(*listener.local_address):
+        pass
+
+
+async def test_the_port_is_taken_everywhere(address: DeviceAddress) -> None:
+    async with aiordma.listen(None, 0) as listener:
+        port = listener.local_address[1]
+        with pytest.raises(VerbsError, match="port is taken"):
+            await aiordma.listen(address.host, port)
+
+
+async def test_a_taken_local_port(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        with pytest.raises(VerbsError, match="port is taken"):
+            await aiordma.connect(*listener.local_address, local_address=listener.local_address)
+
+
+async def test_an_address_that_is_not_here_cannot_be_listened_on(address: DeviceAddress) -> None:
+    with pytest.raises(VerbsError, match="not one of this machine's"):
+        await aiordma.listen("192.0.2.7", 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+async def test_loopback_cannot_be_listened_on(address: DeviceAddress, host: str) -> None:
+    with pytest.raises(AddressError, match="no loopback"):
+        await aiordma.listen(host, 0)
+
+
+async def test_closing_a_listener_rejects_what_is_pending(address: DeviceAddress) -> None:
+    count = 10
+    listener = await aiordma.listen(address.host, 0)
+    connecting = [asyncio.ensure_future(open_one(listener.local_address)) for _ in range(count)]
+    taken = await listener.get_request()
+    while len(listener._cms[0]._requests) < count - 1:
+        await asyncio.sleep(0.01)
+    await listener.aclose()
+    await taken.reject()
+    async with asyncio.timeout(PATIENCE):
+        results = await asyncio.gather(*connecting, return_exceptions=True)
+    assert {type(result) for result in results} == {Rejected}
+
+
+async def open_one(where: tuple[str, int]) -> aiordma.Connection:
+    return await aiordma.connect(*where)
+
+
+async def test_requests_beyond_the_backlog_are_rejected(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0, backlog=2) as listener:
+        connecting = [asyncio.ensure_future(open_one(listener.local_address)) for _ in range(6)]
+        done, pending = await asyncio.wait(
+            connecting, timeout=PATIENCE, return_when="FIRST_COMPLETED"
+        )
+        while len(done) < 4:
+            more, pending = await asyncio.wait(pending, return_when="FIRST_COMPLETED")
+            done |= more
+        assert {type(task.exception()) for task in done} == {Rejected}
+        for _ in range(2):
+            await (await listener.get_request()).reject()
+        await asyncio.wait(pending)
+        assert {type(task.exception()) for task in pending} == {Rejected}
+
+
+async def test_a_peer_that_gave_up_before_it_was_accepted(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        connecting = asyncio.ensure_future(open_one(listener.local_address))
+        request = await listener.get_request()
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        await asyncio.sleep(0.5)
+        with pytest.raises(ConnectError):
+            await request.accept()
+
+
+async def test_accept_passes_over_a_peer_that_gave_up(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        gone = asyncio.ensure_future(open_one(listener.local_address))
+        while not listener._cms[0]._requests:
+            await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.wait([gone])
+        await asyncio.sleep(0.5)
+        staying = asyncio.ensure_future(open_one(listener.local_address))
+        async with asyncio.timeout(PATIENCE), await listener.accept() as server:
+            async with await staying as client:
+                await client.send(b"here")
+                assert await server.recv() == b"here"
+
+
+async def test_a_peer_that_gave_up_can_be_rejected_without_error(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        connecting = asyncio.ensure_future(open_one(listener.local_address))
+        request = await listener.get_request()
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        await asyncio.sleep(0.5)
+        await request.reject(b"too late")
+
+
+@pytest.mark.transport("IB")
+async def test_a_message_larger_than_the_peers_buffers_breaks_the_connection(
+    address: DeviceAddress,
+) -> None:
+    small = ConnectionOptions(max_message_size=100)
+    async with aiordma.listen(address.host, 0, options=small) as listener:
+        accepting = asyncio.create_task(listener.accept())
+        async with aiordma.connect(*listener.local_address) as client, await accepting as server:
+            await client.send(bytes(101))
+            with pytest.raises(aiordma.WorkRequestError) as caught:
+                await server.recv()
+            assert caught.value.status is aiordma.WcStatus.LOC_LEN_ERR
+            with pytest.raises(aiordma.RdmaError):
+                await client.recv()

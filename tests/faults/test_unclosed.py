@@ -1,0 +1,115 @@
+"""Objects that are dropped without being closed: a warning, and nothing freed under the device."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+from helpers import PATIENCE, connected, read_line, start_python
+
+import aiordma
+from aiordma import Connection, PeerClosed
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_dropped_connection_warns_and_is_aborted(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        accepting = asyncio.create_task(listener.accept())
+        client: Connection | None = await aiordma.connect(*listener.local_address)
+        async with await accepting as server:
+            for _ in range(20):
+                await server.send(b"x" * 5000)  # the device writes while the owner lets go
+            with pytest.warns(ResourceWarning, match="unclosed <Connection"):
+                client = None
+                gc.collect()
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(aiordma.RdmaError):
+                    await server.recv()
+    assert client is None
+
+
+async def test_a_dropped_listener_warns_and_stops_listening(address: DeviceAddress) -> None:
+    listener: aiordma.Listener | None = await aiordma.listen(address.host, 0)
+    assert listener is not None
+    where = listener.local_address
+    with pytest.warns(ResourceWarning, match="unclosed <AsyncCmId LISTENING"):
+        listener = None
+        gc.collect()
+    await asyncio.sleep(0.5)
+    async with aiordma.listen(*where):
+        pass
+
+
+async def test_a_dropped_request_warns_and_is_rejected(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        connecting = asyncio.ensure_future(open_one(listener.local_address))
+        request: aiordma.ConnectRequest | None = await listener.get_request()
+        assert request is not None
+        with pytest.warns(ResourceWarning, match="unclosed <AsyncCmId REQUESTED"):
+            request = None
+            gc.collect()
+        with pytest.raises(aiordma.Rejected):
+            await connecting
+
+
+async def open_one(where: tuple[str, int]) -> Connection:
+    return await aiordma.connect(*where)
+
+
+async def test_a_closed_connection_does_not_warn(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        await pair.client.aclose()
+        del pair
+        gc.collect()
+
+
+LEAVES_ALL_OPEN = """
+import asyncio, sys, warnings
+import aiordma
+warnings.simplefilter("ignore")
+
+async def main(host):
+    listener = await aiordma.listen(host, 0)
+    accepting = asyncio.create_task(listener.accept())
+    client = await aiordma.connect(*listener.local_address)
+    server = await accepting
+    await client.send(b"x")
+    keep.extend([listener, client, server])
+    print("leaving", flush=True)
+
+keep = []
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_an_interpreter_exits_with_everything_open(address: DeviceAddress) -> None:
+    process = start_python(LEAVES_ALL_OPEN, address.host)
+    assert await asyncio.to_thread(read_line, process) == "leaving"
+    assert await asyncio.to_thread(process.wait, PATIENCE) == 0
+    process.communicate()
+
+
+async def test_a_peer_learns_of_an_interpreters_exit(address: DeviceAddress) -> None:
+    code = """
+import asyncio, sys
+import aiordma
+async def main(host, port):
+    connection = await aiordma.connect(host, int(port))
+    await connection.send(b"x")
+    await asyncio.sleep(0.5)
+    import os
+    os._exit(3)
+asyncio.run(main(*sys.argv[1:]))
+"""
+    async with aiordma.listen(address.host, 0) as listener:
+        host, port = listener.local_address
+        process = start_python(code, host, str(port))
+        async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+            assert await connection.recv() == b"x"
+            with pytest.raises(PeerClosed):
+                await connection.recv()
+        assert await asyncio.to_thread(process.wait, PATIENCE) == 3
+        process.communicate()
