@@ -97,6 +97,9 @@ async def _connect_to(
         await cm.resolve_route(timeout=options.resolve_timeout)
         endpoint = Endpoint(cm, options)
         await endpoint.connect(private_data)
+    except Exception:
+        await cm.aclose()  # nothing of a failed attempt is left when its error arrives
+        raise
     except BaseException:
         cm.abort()
         raise
@@ -153,7 +156,7 @@ async def _listen_on_all(
 ) -> list[AsyncCmId]:
     """An id for each address family that this machine has, all on one port."""
     present = {own.family for _, own in interface_addresses()}
-    wanted = [address for address in addresses if address.family in present]
+    wanted = [address for address in addresses if address.family in present] or addresses[-1:]
     for attempt in range(PORT_ATTEMPTS):
         cms: list[AsyncCmId] = []
         try:

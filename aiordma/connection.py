@@ -147,8 +147,9 @@ class Connection:
     def __del__(self) -> None:
         endpoint = getattr(self, "_endpoint", None)
         if endpoint is not None and not endpoint.released:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
-            endpoint.abort_threadsafe()
+            name = repr(self)
+            endpoint.abandon()
+            warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
         host, port = self._peer_address

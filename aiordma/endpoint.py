@@ -16,13 +16,12 @@ emptied after the report.
 from __future__ import annotations
 
 import copy
-import errno
 import logging
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.datapath import NUMBER_MASK, ReceiveRing, SendQueue
-from aiordma.dispatch import KEY_SHIFT, LoopDevice, SharedQueue, finish_on_loop
+from aiordma.dispatch import KEY_SHIFT, LoopDevice, SharedQueue
 from aiordma.enums import IdOption, WcOpcode, WcStatus
 from aiordma.errors import (
     BusyError,
@@ -32,7 +31,7 @@ from aiordma.errors import (
     VerbsError,
     WorkRequestError,
 )
-from aiordma.loop import Deadline, WaitQueue
+from aiordma.loop import Deadline, WaitQueue, post
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
 from aiordma.rdmacm import ConnectionParameters
 from aiordma.rdmacm.address import format_address
@@ -55,7 +54,7 @@ RECEIVE = NUMBER_MASK + 1
 
 
 class Endpoint:
-    """One end of a connection. All methods are for the loop's thread, but for abort_threadsafe."""
+    """One end of a connection. All methods are for the loop's thread, but for abandon()."""
 
     def __init__(self, cm: AsyncCmId, options: ConnectionOptions) -> None:
         """Take over `cm`, which is bound to a device; abort() destroys it too.
@@ -150,7 +149,7 @@ class Endpoint:
         self._sends.open(qp, shared.pool, base)
         self._ring.post_all(qp, base | RECEIVE)
         # From now on: data can come before the peer's confirmation, and in place of a lost one.
-        finish_on_loop(self.cm.loop, shared.start_reading)
+        post(self.cm.loop, shared.start_reading)
 
     def _shorten_rnr_delay(self) -> None:
         qp = self.cm.handle.qp
@@ -260,10 +259,10 @@ class Endpoint:
             return
         self._break(WorkRequestError(WcStatus(wc.status), opcode, wc.vendor_err))
 
-    def device_failed(self) -> None:
+    def device_failed(self, error: VerbsError) -> None:
         """The device is gone: no completion will come any more."""
         self._expect_no_more()
-        self._break(VerbsError(errno.EIO, "ibv_get_cq_event"))
+        self._break(error)
 
     # --- the end ---
 
@@ -330,9 +329,10 @@ class Endpoint:
         self._start_closing()
         self.cm.abort()
 
-    def abort_threadsafe(self) -> None:
-        """abort(), from any thread, and also when the loop is closed."""
-        finish_on_loop(self.cm.loop, self.abort)
+    def abandon(self) -> None:
+        """abort() from any thread, when nobody can be waiting any more."""
+        self._closing = True
+        self.cm.abandon()
 
     def _release(self) -> None:
         """The queue pair is destroyed: let go of what is shared."""

@@ -11,7 +11,7 @@ from typing import Self
 from aiordma.cm import AsyncCmId
 from aiordma.connection import Connection
 from aiordma.endpoint import Endpoint
-from aiordma.errors import BusyError, ConnectError, DeviceRemoved, LocalClosed, RdmaError
+from aiordma.errors import BusyError, ConnectError, LocalClosed, RdmaError
 from aiordma.loop import WaitQueue
 from aiordma.opening import Opening
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
@@ -90,7 +90,7 @@ class ConnectRequest:
         """
         try:
             self._cm.check_unanswered()
-        except (ConnectError, DeviceRemoved) as error:
+        except ConnectError as error:
             logger.debug("nobody is there to be refused: %s", error)
             return
         check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).reject)

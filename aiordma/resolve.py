@@ -35,11 +35,12 @@ def _look_up(host: str, port: int) -> list[SocketAddress]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise AddressError(f"the name {host!r} cannot be resolved: {error}") from error
-    return [
+    addresses = (
         SocketAddress(str(address[0]).partition("%")[0], port, family, _scope_id(address))
         for family, _, _, _, address in found
         if family in (socket.AF_INET, socket.AF_INET6)
-    ]
+    )
+    return list(dict.fromkeys(addresses))
 
 
 def _scope_id(address: tuple[object, ...]) -> int:

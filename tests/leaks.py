@@ -12,6 +12,6 @@ from helpers import Census, wait_for_census
 def no_leaks() -> Iterator[None]:
     before = Census.take()
     yield
-    after = wait_for_census(before, seconds=15)
+    after = wait_for_census(before, seconds=6)
     if after != before:
         pytest.fail(f"left behind:\nbefore {before}\nafter  {after}")

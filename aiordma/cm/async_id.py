@@ -240,7 +240,7 @@ class AsyncCmId(CmLifecycle):
 
         def accept() -> None:
             if prepare is not None:
-                prepare()
+                self._prepare_answer(prepare, peer)
             try:
                 self.cm_id.accept(parameters)
             except VerbsError as error:
@@ -248,6 +248,17 @@ class AsyncCmId(CmLifecycle):
 
         await self._call_in_worker(CmCall.ACCEPT, accept)
         await self._wait_for(peer, *_WAS_CONNECTED)
+
+    def _prepare_answer(self, prepare: Callable[[], None], peer: str) -> None:
+        """Prepare to accept. Of a peer that gave up meanwhile, nothing tells but that it fails."""
+        try:
+            prepare()
+        except VerbsError as error:
+            try:
+                self.cm_id.reject(b"")
+            except VerbsError:
+                raise ConnectError(f"{peer} gave up before it was accepted") from error
+            raise
 
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse the request, telling the peer why: rdma_reject(3). The id remains to be closed.
@@ -268,16 +279,18 @@ class AsyncCmId(CmLifecycle):
 
         Raises:
             LocalClosed: it was.
-            ConnectError: the peer gave up meanwhile; the id is closed then.
-            DeviceRemoved: the device went away; likewise.
+            ConnectError: the peer gave up, or the device went away; the id is closed then.
         """
         if self.state is CmState.REQUESTED:
             return
-        failure = self.failure(format_address(self.peer_address))
+        peer = format_address(self.peer_address)
+        failure = self.failure(peer)
         if self.state not in FINAL or failure is None:
             raise LocalClosed("the request was answered already")
         self.abort()
-        raise failure
+        if isinstance(failure, ConnectError):
+            raise failure
+        raise ConnectError(f"{peer} can no longer be answered: {failure}") from failure
 
     def notify_established(self) -> None:
         """Data has come before the peer's confirmation: rdma_notify(3). Then it need not come."""

@@ -49,7 +49,8 @@ def error_for_event(event: CmEvent, peer: str) -> RdmaError:
         case CmEventType.DISCONNECTED:
             return PeerClosed(f"{peer} closed the connection")
         case CmEventType.DEVICE_REMOVAL:
-            return DeviceRemoved("the RDMA device was removed")
+            cause = f": {_cause('rdma_get_cm_event', event)}" if event.errno else ""
+            return DeviceRemoved(f"the RDMA device was removed{cause}")
         case _:
             return RdmaError(f"unexpected {event.type.name} event (status {event.status})")
 

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from aiordma.dispatch import destroy_quietly, finish_on_loop
-from aiordma.errors import RdmaError
-from aiordma.loop import Loop, SerialJobs, WaitQueue, parking, run_in_worker, workers
+from aiordma.dispatch import destroy_quietly
+from aiordma.errors import LocalClosed, RdmaError
+from aiordma.loop import Loop, SerialJobs, WaitQueue, hand_over, parking, run_in_worker, workers
 from aiordma.rdmacm import CmId
 from aiordma.verbs import QueuePair
 
@@ -47,7 +47,12 @@ class IdHandle:
         """Await a call on the id in a worker thread; `parked`: one that may take minutes.
 
         Cancelling returns at once; a call under way goes on, and destruction waits for it.
+
+        Raises:
+            LocalClosed: destruction has begun.
         """
+        if self._started:
+            raise LocalClosed("closed on this side")
         pool = parking if parked else workers
         return await run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
 
@@ -68,7 +73,7 @@ class IdHandle:
         self._jobs.submit(job)
 
     def destroy(self) -> None:
-        """Begin to destroy everything, in a worker thread. Idempotent."""
+        """Begin to destroy everything, in a worker thread. Idempotent. Callable from any thread."""
         if not self._started:
             self._started = True
             self._jobs.submit(self._destroy)
@@ -88,7 +93,7 @@ class IdHandle:
             # What the queue pair's requests name is never freed: the device may still use it.
             _undestroyed.append((self._cleanups, self._released))
             self._released = []
-        finish_on_loop(self.loop, self._finish)
+        hand_over(self.loop, self._finish)
 
     def _destroy_qp(self) -> bool:
         try:

@@ -10,7 +10,7 @@ from typing import Self
 from aiordma.cm.failures import error_for_event
 from aiordma.cm.handle import IdHandle
 from aiordma.cm.states import FINAL, WAITING, CmCall, CmState, after_call, after_event
-from aiordma.dispatch import CmDispatcher, finish_on_loop
+from aiordma.dispatch import CmDispatcher
 from aiordma.enums import CmEventType
 from aiordma.errors import BusyError, LocalClosed, PeerClosed, RdmaError
 from aiordma.loop import Loop, WaitQueue
@@ -141,13 +141,16 @@ class CmLifecycle:
 
         Idempotent. See rdma_destroy_id(3).
         """
-        if self.state is CmState.CLOSED:
-            return
+        if self.state is not CmState.CLOSED:
+            self.abandon()
+            self._notify()
+
+    def abandon(self) -> None:
+        """abort() without telling anyone who waits; callable from any thread."""
         self.state = CmState.CLOSED
         self._failure = None
         self._dispatcher.forget(self.cm_id)
         self.handle.destroy()
-        self._notify()
 
     async def aclose(self) -> None:
         """abort(), and wait until everything is destroyed. Idempotent.
@@ -171,15 +174,9 @@ class CmLifecycle:
     def __del__(self) -> None:
         if getattr(self, "state", CmState.CLOSED) is CmState.CLOSED:
             return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
-        handle, dispatcher = self.handle, self._dispatcher
-
-        def destroy() -> None:
-            dispatcher.forget(handle.cm_id)
-            handle.destroy()
-
-        # Garbage is collected by whatever thread it turns up in.
-        finish_on_loop(self.loop, destroy)
+        name = repr(self)
+        self.abandon()
+        warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.state.name} at {id(self):#x}>"

@@ -1,6 +1,6 @@
 """Readers of file descriptors: cm events go to their ids, completions to their owners."""
 
-from aiordma.dispatch.cm_events import CmDispatcher, destroy_quietly, finish_on_loop
+from aiordma.dispatch.cm_events import CmDispatcher, destroy_quietly
 from aiordma.dispatch.loop_device import (
     KEY_SHIFT,
     CompletionSink,
@@ -15,5 +15,4 @@ __all__ = [
     "LoopDevice",
     "SharedQueue",
     "destroy_quietly",
-    "finish_on_loop",
 ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, run_in_worker, workers
+from aiordma.loop import Loop, hand_over, run_in_worker, workers
 from aiordma.rdmacm import CmEvent, CmId, DeviceReference, EventChannel
 
 logger = logging.getLogger(__name__)
@@ -83,11 +82,14 @@ class CmDispatcher:
             self._close()
 
     def _close(self) -> None:
-        if _dispatchers.get(self._loop) is self:
-            del _dispatchers[self._loop]
+        self._unregister()
         with suppress(RuntimeError):  # a closed loop watches nothing any more
             self._loop.remove_reader(self._channel.fd)
         self._channel.close()
+
+    def _unregister(self) -> None:
+        if _dispatchers.get(self._loop) is self:
+            del _dispatchers[self._loop]
 
     def _on_readable(self) -> None:
         try:
@@ -96,18 +98,22 @@ class CmDispatcher:
             self._fail(error)
             return
         for event in events:
-            try:
-                self._dispatch(event)
-            except Exception:  # the events behind it are other ids' and must arrive
-                logger.exception("could not handle %s", event.type.name)
+            self._dispatch_safely(event)
 
     def _fail(self, error: VerbsError) -> None:
         """Nothing more can be read, and staying registered would spin: end all that waits."""
+        logger.error("the rdma_cm event channel failed, and all its ids with it: %s", error)
         self._loop.remove_reader(self._channel.fd)
-        logger.error("the rdma_cm event channel failed: %s", error)
-        for address, handler in list(self._handlers.items()):
-            status = -(error.errno or 1)
-            handler.handle_event(CmEvent(CmEventType.DEVICE_REMOVAL, address, status=status))
+        self._unregister()
+        status = -(error.errno or 1)
+        for address in list(self._handlers):
+            self._dispatch_safely(CmEvent(CmEventType.DEVICE_REMOVAL, address, status=status))
+
+    def _dispatch_safely(self, event: CmEvent) -> None:
+        try:
+            self._dispatch(event)
+        except Exception:  # the events behind it are other ids' and must arrive
+            logger.exception("could not handle %s", event.type.name)
 
     def _dispatch(self, event: CmEvent) -> None:
         is_request = event.type is CmEventType.CONNECT_REQUEST
@@ -125,7 +131,7 @@ class CmDispatcher:
 
         def destroy() -> None:
             destroy_quietly(child)
-            finish_on_loop(self._loop, self.release)
+            hand_over(self._loop, self.release)
 
         workers.submit(destroy)
 
@@ -136,14 +142,6 @@ def destroy_quietly(cm_id: CmId) -> None:
         cm_id.destroy()
     except VerbsError:
         logger.exception("an id could not be destroyed")
-
-
-def finish_on_loop(loop: Loop, callback: Callable[[], None]) -> None:
-    """Call `callback` on the loop's thread, or here and now when the loop is closed."""
-    try:
-        loop.call_soon_threadsafe(callback)
-    except RuntimeError:
-        callback()
 
 
 _dispatchers: WeakKeyDictionary[Loop, CmDispatcher] = WeakKeyDictionary()

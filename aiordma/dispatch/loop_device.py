@@ -9,9 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
-from aiordma.dispatch.cm_events import finish_on_loop
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, workers
+from aiordma.loop import Loop, post, workers
 from aiordma.memory import BufferPool
 from aiordma.rdmacm import DeviceReference
 from aiordma.verbs import CompletionChannel, CompletionQueue, Device, ProtectionDomain
@@ -40,7 +39,7 @@ class CompletionSink(Protocol):
     def complete(self, number: int, wc: IbvWc) -> None:
         """One of them ended. `wc` is overwritten afterwards. Must not block."""
 
-    def device_failed(self) -> None:
+    def device_failed(self, error: VerbsError) -> None:
         """No completion will come any more: the device is gone."""
 
 
@@ -196,7 +195,7 @@ class LoopDevice:
             return
         for pointer in ready:
             queue = self._queues.get(pointer)
-            if queue is not None:
+            if queue is not None and self._reading:
                 self.drain(queue)
 
     def drain(self, queue: SharedQueue) -> None:
@@ -217,14 +216,14 @@ class LoopDevice:
                     sink.complete(wr_id & LOW_BITS, wc)
             if len(batch) < POLL_BATCH:
                 return
-        finish_on_loop(self._loop, lambda: self.drain(queue))
+        post(self._loop, lambda: self.drain(queue))
 
     def _fail(self, error: VerbsError) -> None:
         """Give up on the device, whose fd would stay readable for ever."""
         logger.warning("%s: %s", self.device.name, error)
         self._stop_reading()
         for sink in list(self._sinks.values()):
-            sink.device_failed()
+            sink.device_failed(error)
 
 
 def _pointer(queue: SharedQueue) -> IbvCq:

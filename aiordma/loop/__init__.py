@@ -1,6 +1,7 @@
 """The few things the core needs of an event loop, and what is built on just those."""
 
 from aiordma.loop.current import running_loop
+from aiordma.loop.handing import hand_over, post
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
 from aiordma.loop.waiting import Deadline, Slots, WaitQueue
 from aiordma.loop.workers import SerialJobs, parking, run_in_worker, workers
@@ -13,7 +14,9 @@ __all__ = [
     "SerialJobs",
     "Slots",
     "WaitQueue",
+    "hand_over",
     "parking",
+    "post",
     "run_in_worker",
     "running_loop",
     "workers",

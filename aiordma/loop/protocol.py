@@ -30,7 +30,7 @@ class LoopTimer(Protocol):
 
 
 class Loop(Protocol):
-    """An event loop. All but `call_soon_threadsafe` are called on the loop's own thread only."""
+    """An event loop. What does not say otherwise is called on the loop's own thread only."""
 
     def add_reader(self, fd: int, callback: Callable[[], None], /) -> object:
         """Call `callback` whenever `fd` is readable."""
@@ -42,7 +42,10 @@ class Loop(Protocol):
         """Make a wake-up for one waiting task."""
 
     def call_soon_threadsafe(self, callback: Callable[[], None], /) -> object:
-        """Call `callback` on the loop's thread; RuntimeError when the loop is closed."""
+        """Call `callback` on the loop's thread; RuntimeError when it is closed. From any thread."""
+
+    def is_closed(self) -> bool:
+        """Whether it will never run again. Called from any thread."""
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> LoopTimer:
         """Call `callback` after `delay` seconds."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from aiordma.loop.handing import post
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
@@ -35,8 +36,8 @@ class WorkerPool:
     def submit(self, job: Callable[[], None]) -> None:
         """Have `job` run by a thread, soon. It must not raise. Callable from any thread.
 
-        Raises:
-            RuntimeError: the system allows not even one thread.
+        Where the system allows not even one thread more, the job blocks its submitter instead: a
+        slow loop is better than an id that is never destroyed.
         """
         with self._changed:
             self._jobs.append(job)
@@ -47,16 +48,17 @@ class WorkerPool:
         try:
             threading.Thread(target=self._work, name="aiordma-worker", daemon=True).start()
         except RuntimeError:
-            self._no_thread(job)
+            self._no_thread()
 
-    def _no_thread(self, job: Callable[[], None]) -> None:
-        """The system gave no thread: leave the job to those there are, or give it back."""
+    def _no_thread(self) -> None:
+        """The system gave no thread: leave the work to those there are, or else to this one."""
         with self._changed:
             self._threads -= 1
-            if self._threads or job not in self._jobs:
+            if self._threads:
                 return
-            self._jobs.remove(job)
-        raise RuntimeError("the system allows no more threads")
+            orphaned, self._jobs = self._jobs, deque()
+        for job in orphaned:
+            job()
 
     def _work(self) -> None:
         while (job := self._next_job()) is not None:
@@ -96,27 +98,18 @@ class SerialJobs:
             if self._busy:
                 return
             self._busy = True
-        try:
-            pool.submit(self._run)
-        except RuntimeError:
-            with self._lock:
-                self._jobs.pop()
-                self._busy = False
-            raise
+        pool.submit(self._run)
 
     def _run(self) -> None:
-        while True:
-            _, job = self._jobs.popleft()
-            job()
-            del job
-            with self._lock:
-                if not self._jobs:
-                    self._busy = False
-                    return
-                pool, _ = self._jobs[0]
-            with suppress(RuntimeError):  # no thread to be had: this one goes on
-                pool.submit(self._run)
+        _, job = self._jobs.popleft()
+        job()
+        del job
+        with self._lock:
+            if not self._jobs:
+                self._busy = False
                 return
+            pool, _ = self._jobs[0]
+        pool.submit(self._run)
 
 
 class _Call(Generic[T]):
@@ -137,8 +130,7 @@ class _Call(Generic[T]):
             self._result = self._function()
         except BaseException as error:
             self._error = error
-        with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
-            self._loop.call_soon_threadsafe(self._deliver)
+        post(self._loop, self._deliver)
 
     def _deliver(self) -> None:
         if not self.future.done():

@@ -32,7 +32,7 @@ async def test_nobody_listens(any_address: DeviceAddress) -> None:
 
 
 async def test_nobody_has_the_address(address: DeviceAddress) -> None:
-    """The address is on the device's network, so the neighbour is asked for, and does not answer."""
+    """It would be on the device's network: the neighbour is asked for, and does not answer."""
     network = ipaddress.ip_network(f"{address.host}/24", strict=False)
     nobody = str(network.broadcast_address - 1)
     async with asyncio.timeout(PATIENCE):
@@ -48,12 +48,12 @@ async def test_loopback_has_no_device(address: DeviceAddress, host: str) -> None
 
 
 async def test_no_device_leads_to_the_address(address: DeviceAddress) -> None:
-    with pytest.raises(ConnectError, match="192.0.2.7"):
+    with pytest.raises(ConnectError, match=r"192\.0\.2\.7"):
         await aiordma.connect("192.0.2.7", 7471, options=QUICK)
 
 
 async def test_an_unknown_name(address: DeviceAddress) -> None:
-    with pytest.raises(AddressError, match="no-such-host.invalid"):
+    with pytest.raises(AddressError, match=r"no-such-host\.invalid"):
         await aiordma.connect("no-such-host.invalid", 7471)
 
 
@@ -133,16 +133,23 @@ async def test_requests_beyond_the_backlog_are_rejected(address: DeviceAddress) 
 
 
 async def test_a_peer_that_gave_up_before_it_was_accepted(address: DeviceAddress) -> None:
+    """On iWARP the TCP connection still stands there, and ends as soon as it is accepted."""
     async with aiordma.listen(address.host, 0) as listener:
         connecting = asyncio.ensure_future(open_one(listener.local_address))
         request = await listener.get_request()
         connecting.cancel()
         await asyncio.wait([connecting])
         await asyncio.sleep(0.5)
-        with pytest.raises(ConnectError):
-            await request.accept()
+        try:
+            connection = await request.accept()
+        except ConnectError:
+            return
+        assert address.transport.name == "IWARP"
+        async with connection, asyncio.timeout(PATIENCE):
+            assert [message async for message in connection] == []
 
 
+@pytest.mark.transport("IB")
 async def test_accept_passes_over_a_peer_that_gave_up(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         gone = asyncio.ensure_future(open_one(listener.local_address))
@@ -152,10 +159,13 @@ async def test_accept_passes_over_a_peer_that_gave_up(address: DeviceAddress) ->
         await asyncio.wait([gone])
         await asyncio.sleep(0.5)
         staying = asyncio.ensure_future(open_one(listener.local_address))
-        async with asyncio.timeout(PATIENCE), await listener.accept() as server:
-            async with await staying as client:
-                await client.send(b"here")
-                assert await server.recv() == b"here"
+        async with (
+            asyncio.timeout(PATIENCE),
+            await listener.accept() as server,
+            await staying as client,
+        ):
+            await client.send(b"here")
+            assert await server.recv() == b"here"
 
 
 async def test_a_peer_that_gave_up_can_be_rejected_without_error(address: DeviceAddress) -> None:
@@ -179,6 +189,7 @@ async def test_a_message_larger_than_the_peers_buffers_breaks_the_connection(
             await client.send(bytes(101))
             with pytest.raises(aiordma.WorkRequestError) as caught:
                 await server.recv()
-            assert caught.value.status is aiordma.WcStatus.LOC_LEN_ERR
+            # What the specification calls LOC_LEN_ERR, soft-RoCE calls LOC_QP_OP_ERR.
+            assert caught.value.status.name in ("LOC_LEN_ERR", "LOC_QP_OP_ERR")
             with pytest.raises(aiordma.RdmaError):
                 await client.recv()

@@ -1,0 +1,155 @@
+"""The guest's first programs, packed for the kernel.
+
+The archive is made anew for every run: it is a few megabytes, takes milliseconds, and a cache would
+only add ways to be stale. It holds a static busybox, the modules, and three shell scripts:
+
+    /init               mounts the host's file system, with an overlay on top, and switches into it
+    lab/start           runs there: starts lab/devices, and becomes the Python agent, PID 1
+    lab/devices         loads the RDMA modules and creates the devices
+
+`/init` moves `lab` to /run of the new root, out of the way of the host's own files.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import cpio
+from .devices import Device, setup_script
+from .kernel import Kernel
+from .modules import Module
+
+__all__ = ["CORE_MODULES", "build", "probe"]
+
+# Enough to reach the host's files and to talk to the lab.
+CORE_MODULES = ("virtio_pci", "9p", "9pnet_virtio", "overlay", "virtio_console")
+_RDMA_MODULES = ("veth", "rdma_ucm")
+
+_INIT = """\
+#!/bin/busybox sh
+export PATH=/bin
+busybox mkdir -p /proc /sys /dev /lower /upper /new
+busybox mount -t proc proc /proc
+for module in {modules}; do
+    busybox insmod /lab/$module.ko || echo "lab: cannot load module $module"
+done
+options=trans=virtio,version=9p2000.L,msize=512000,cache=loose,access=any
+{mount_root}
+busybox mount -t proc proc /new/proc
+busybox mount -t sysfs sysfs /new/sys
+busybox mount -t devtmpfs devtmpfs /new/dev
+busybox mkdir -p /new/dev/pts /new/dev/shm
+busybox mount -t devpts -o mode=620,ptmxmode=666 devpts /new/dev/pts
+busybox mount -t tmpfs tmpfs /new/dev/shm
+busybox mount -t tmpfs -o mode=755 tmpfs /new/run
+{mount_cwd}
+busybox mv /lab /bin/busybox /new/run/
+exec /new/run/busybox switch_root /new /bin/sh /run/lab/start
+"""
+
+# The host's root is read-only under an overlay; the working directory is mounted again, writable,
+# on top of that -- unless it is the root itself.
+_MOUNT_OVERLAY = """\
+busybox mount -t 9p -o ro,$options root /lower
+busybox mount -t tmpfs -o size=90% tmpfs /upper
+busybox mkdir /upper/files /upper/work
+busybox mount -t overlay -o lowerdir=/lower,upperdir=/upper/files,workdir=/upper/work root /new"""
+_MOUNT_CWD = """\
+busybox mkdir -p {path}
+busybox mount -t 9p -o rw,$options cwd {path}"""
+_MOUNT_ALL = "busybox mount -t 9p -o rw,$options cwd /new"
+
+_START = """\
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+if [ ! -e /lib/modules/{release}/modules.dep ]; then
+    /run/busybox mkdir -p /lib/modules/{release}
+    /run/busybox mount -o bind {module_dir} /lib/modules/{release}
+fi
+{libraries}
+/bin/sh /run/lab/devices </dev/null >/dev/console 2>&1 &
+AIORDMA_LAB_DEVICES=$! exec {agent} </dev/null >/dev/console 2>&1
+"""
+
+_DEVICES = """\
+fail() {{ echo "$1" >/run/lab/failed; exit 1; }}
+wait_for() {{
+    for attempt in $(/run/busybox seq 500); do
+        /run/busybox grep -qs "$1" "$2"/* && return
+        /run/busybox usleep 10000
+    done
+    return 1
+}}
+for module in {modules}; do
+    /run/busybox insmod /run/lab/$module.ko || fail "could not load the kernel's module $module"
+done
+ip link set lo up || fail "could not bring up the loopback interface"
+{setup}
+"""
+
+_PROBE = """\
+#!/bin/busybox sh
+/bin/busybox mkdir -p /dev
+/bin/busybox mount -t devtmpfs devtmpfs /dev
+echo {token} >/dev/ttyS0
+/bin/busybox reboot -f
+"""
+
+
+def build(kernel: Kernel, devices: Sequence[Device], cwd: str, busybox: Path) -> bytes:
+    """The initramfs that brings up `devices` and the agent, `cwd` writable."""
+    core = kernel.load_order(CORE_MODULES)
+    wanted = [*_RDMA_MODULES, *(name for device in devices for name in device.modules)]
+    rdma = [m for m in kernel.load_order(wanted) if m not in core]
+    init = _INIT.format(modules=_names(core), **_mounts(cwd))
+    scripts = {
+        "lab/start": _START.format(
+            release=kernel.release,
+            module_dir=shlex.quote(str(kernel.modules)),
+            libraries=_libraries(),
+            agent=_agent(),
+        ),
+        "lab/devices": _DEVICES.format(modules=_names(rdma), setup=setup_script(tuple(devices))),
+    }
+    files = {"init": (0o755, init.encode()), "bin/busybox": (0o755, busybox.read_bytes())}
+    files |= {path: (0o644, text.encode()) for path, text in scripts.items()}
+    files |= {f"lab/{m.stem}.ko": (0o644, m.content()) for m in (*core, *rdma)}
+    return cpio.archive(files, directories=("bin", "lab"))
+
+
+def probe(token: str, busybox: Path) -> bytes:
+    """The initramfs that only says `token` on the console and ends."""
+    files = {
+        "init": (0o755, _PROBE.format(token=token).encode()),
+        "bin/busybox": (0o755, busybox.read_bytes()),
+    }
+    return cpio.archive(files, directories=("bin",))
+
+
+def _mounts(cwd: str) -> dict[str, str]:
+    if cwd == "/":
+        return {"mount_root": _MOUNT_ALL, "mount_cwd": ""}
+    path = shlex.quote(f"/new{cwd}")
+    return {"mount_root": _MOUNT_OVERLAY, "mount_cwd": _MOUNT_CWD.format(path=path)}
+
+
+def _names(modules: Sequence[Module]) -> str:
+    return " ".join(module.stem for module in modules)
+
+
+def _libraries() -> str:
+    """Some interpreters start only with the library path they were started with here."""
+    path = os.environ.get("LD_LIBRARY_PATH")
+    return f"export LD_LIBRARY_PATH={shlex.quote(path)}" if path else ""
+
+
+def _agent() -> str:
+    """The command that starts the guest's agent with the lab's own interpreter.
+
+    `lab` is a top-level package there: importing `aiordma` would load the whole library.
+    The path goes last, so that no module of the library hides one of Python's own.
+    """
+    library = str(Path(__file__).parents[1])
+    program = f"import sys; sys.path.append({library!r}); import lab.guest.agent as a; a.main()"
+    return shlex.join([str(Path(sys.executable).resolve()), "-ISc", program])

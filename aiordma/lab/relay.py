@@ -1,0 +1,183 @@
+"""The host's side of a run: frames from the guest to our streams, our input and signals to it."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from types import FrameType
+
+from . import frames, job
+
+__all__ = ["GuestEnded", "GuestFailed", "Interrupted", "Relay"]
+
+# Two Ctrl-C within this many seconds mean: stop the machine, whatever the command makes of them.
+_IMPATIENCE = 2.0
+_CTRL_C = b"\x03"
+
+
+class GuestEnded(Exception):
+    """The guest went away without an exit code."""
+
+
+class GuestFailed(Exception):
+    """The guest could not do its part; `str()` is its sentence."""
+
+
+class Interrupted(Exception):
+    """The user or the system ends the run; `code` is the exit code that says so."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.code = 128 + number
+
+
+class Relay:
+    """Carries one job over the channel until its exit code comes."""
+
+    def __init__(self, channel: socket.socket, the_job: job.Job) -> None:
+        self._channel = channel
+        self._job = the_job
+        self._reader = frames.FrameReader()
+        self._stdin_wanted = False
+        self._last_ctrl_c = -_IMPATIENCE
+        self._exit_code: int | None = None
+        self.started = False
+
+    def boot(self, timeout: float) -> None:
+        """Wait for the guest and start the job.
+
+        Raises: TimeoutError; GuestEnded; GuestFailed; Interrupted.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.started:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._channel], [], [], left)[0]:
+                raise TimeoutError
+            self._from_guest()
+
+    def run(self) -> int:
+        """Relay until the command has ended; returns its exit code.
+
+        Raises: GuestEnded; GuestFailed; Interrupted.
+        """
+        with _raw_terminal(self._job):
+            while self._exit_code is None:
+                channel = self._channel.fileno()
+                waiting = [channel, 0] if self._stdin_wanted else [channel]
+                ready = select.select(waiting, [], [])[0]
+                if channel in ready:
+                    self._from_guest()
+                if 0 in ready:
+                    self._read_stdin()
+        return self._exit_code
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """While this is active, signals to this process are for the guest or for the machine."""
+        handlers = {
+            signal.SIGINT: self._on_interrupt,
+            signal.SIGQUIT: self._on_interrupt,
+            signal.SIGTERM: self._on_end,
+            signal.SIGHUP: self._on_end,
+            signal.SIGWINCH: self._on_resize,
+        }
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._count_ctrl_c()
+        if not self.started:
+            raise Interrupted(number)
+        self._send(frames.SIGNAL, bytes([number]))
+
+    def _on_end(self, number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    def _on_resize(self, number: int, frame: FrameType | None) -> None:
+        if self.started and self._job["tty"]:
+            rows, columns = job.window_size()
+            self._send(frames.WINDOW, rows.to_bytes(2, "big") + columns.to_bytes(2, "big"))
+
+    def _count_ctrl_c(self) -> None:
+        now = time.monotonic()
+        if now - self._last_ctrl_c < _IMPATIENCE:
+            raise Interrupted(signal.SIGINT)
+        self._last_ctrl_c = now
+
+    def _send(self, kind: int, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.sendall(frames.pack(kind, data))
+
+    def _from_guest(self) -> None:
+        try:
+            data = self._channel.recv(4 * frames.CHUNK)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise GuestEnded
+        for kind, body in self._reader.feed(data):
+            self._on_frame(kind, body)
+
+    def _on_frame(self, kind: int, body: bytes) -> None:
+        if kind == frames.OUTPUT:
+            self._write(body[0], body[1:])
+        elif kind == frames.WANT:
+            self._stdin_wanted = True
+        elif kind == frames.HELLO:
+            self._send(frames.JOB, job.dump(self._job))
+        elif kind == frames.STARTED:
+            self.started = True
+        elif kind == frames.EXIT:
+            self._exit_code = body[0]
+        elif kind == frames.FAILED:
+            raise GuestFailed(body.decode(errors="replace"))
+
+    def _write(self, stream: int, data: bytes) -> None:
+        """Write everything; a stream without a reader is closed in the guest, too."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[_write_some(stream, view) :]
+        except OSError:
+            self._send(frames.CLOSE, bytes([stream]))
+
+    def _read_stdin(self) -> None:
+        data = os.read(0, frames.CHUNK)
+        if 0 in self._job["tty"] and _CTRL_C in data:
+            self._count_ctrl_c()
+        self._stdin_wanted = False
+        self._send(frames.STDIN, data)
+
+
+def _write_some(fd: int, data: memoryview) -> int:
+    """One write that also copes with a descriptor somebody made non-blocking."""
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:
+        select.select([], [fd], [])
+        return 0
+
+
+@contextlib.contextmanager
+def _raw_terminal(the_job: job.Job) -> Iterator[None]:
+    """The guest's terminal does all the work; ours only carries bytes."""
+    if 0 not in the_job["tty"]:
+        yield
+        return
+    before = termios.tcgetattr(0)
+    tty.setraw(0)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        sys.stdout.flush()

@@ -1,0 +1,159 @@
+"""Running a command in the lab: from nothing to an exit code, leaving nothing behind."""
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from . import initramfs, is_inside, job, kernel, kvm, packages, qemu
+from .devices import DEVICES, Device, addresses
+from .errors import LabError
+from .relay import GuestEnded, GuestFailed, Interrupted, Relay
+from .scratch import MemoryFile
+
+__all__ = ["Options", "run"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user can choose. `boot_timeout` and `accelerator` None: whatever suits."""
+
+    device: str = "rxe"
+    cpus: int = field(default_factory=lambda: min(os.cpu_count() or 1, 4))
+    memory: str = "2G"
+    boot_timeout: float | None = None
+    accelerator: str | None = None
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices asked for."""
+        return DEVICES[self.device]
+
+
+def run(argv: Sequence[str], options: Options) -> int:
+    """Run `argv` in the lab; returns its exit code.
+
+    Raises: LabError when the lab itself fails.
+    """
+    if is_inside():
+        raise LabError("this is the lab's machine already: run the command itself")
+    qemu.check_machine()
+    closed = _open_closed_streams()
+    env = job.environment(os.environ, addresses(options.devices))
+    the_job = job.describe(list(argv), env, closed)
+    program = qemu.find()
+    the_kernel = kernel.find([device.driver for device in options.devices])
+    accelerator = options.accelerator or kvm.choose(program, the_kernel)
+    image = initramfs.build(the_kernel, options.devices, the_job["cwd"], packages.busybox())
+    with (
+        MemoryFile("initramfs", image) as initrd,
+        MemoryFile("console") as console,
+        MemoryFile("qemu") as errors,
+    ):
+        machine = qemu.Machine(
+            kernel=the_kernel.image,
+            initramfs=initrd.path,
+            console=console.path,
+            accelerator=accelerator,
+            cpus=options.cpus,
+            memory=options.memory,
+            cwd=the_job["cwd"],
+        )
+        timeout = options.boot_timeout or kvm.BOOT_TIMEOUT[accelerator]
+        ours, theirs = socket.socketpair()
+        with ours:
+            start = functools.partial(
+                _process, machine, program, theirs, errors, [initrd.fd, console.fd]
+            )
+            outcome = _supervise(start, Relay(ours, the_job), timeout)
+        if isinstance(outcome, int):
+            return outcome
+        raise _failure(outcome, timeout, errors.text(), console.text())
+
+
+def _supervise(
+    start: Callable[[], AbstractContextManager[None]], relay: Relay, timeout: float
+) -> int | Exception:
+    """Start the machine and see it to its end: the exit code, or what went wrong."""
+    with relay.signals():
+        try:
+            with start():
+                relay.boot(timeout)
+                return relay.run()
+        except Interrupted as end:
+            return end.code
+        except (TimeoutError, GuestFailed, GuestEnded) as error:
+            return error
+
+
+@contextlib.contextmanager
+def _process(
+    machine: qemu.Machine,
+    program: str,
+    channel: socket.socket,
+    errors: MemoryFile,
+    files: Sequence[int],
+) -> Iterator[None]:
+    """QEMU, ended at the end by force: it holds nothing that is worth an orderly end."""
+    with channel:
+        process = subprocess.Popen(
+            machine.argv_with_channel(program, channel.fileno()),
+            stdin=subprocess.DEVNULL,
+            stdout=errors.fd,
+            stderr=errors.fd,
+            pass_fds=[channel.fileno(), *files],
+            start_new_session=True,  # a terminal's Ctrl-C is for the guest
+            preexec_fn=_die_with_parent,
+        )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the lab dies, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _open_closed_streams() -> list[int]:
+    """Fill closed standard streams, lest a file the lab opens becomes one of them."""
+    closed = job.closed_streams()
+    for fd in closed:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != fd:
+            os.dup2(null, fd)
+            os.close(null)
+    return closed
+
+
+def _failure(error: Exception, timeout: float, qemu_said: str, console: str) -> LabError:
+    """The sentence for a run without an exit code, and a log to go with it."""
+    if isinstance(error, TimeoutError):
+        sentence = f"the lab's machine did not boot within {timeout:g} s"
+    elif isinstance(error, GuestFailed):
+        sentence = str(error)
+    else:
+        sentence = f"the lab's machine ended{_why(qemu_said, console)}"
+    fd, name = tempfile.mkstemp(prefix="aiordma-lab-", suffix=".log")
+    with open(fd, "w") as file:
+        file.write(qemu_said + console)
+    return LabError(sentence, log=name)
+
+
+def _why(qemu_said: str, console: str) -> str:
+    for line in console.splitlines():
+        if "Kernel panic" in line:
+            return f": {line.split('] ')[-1]}"
+    complaints = (line for line in qemu_said.splitlines() if line.startswith("qemu"))
+    return f" unexpectedly: {next(complaints, 'QEMU did not say why')}"
