@@ -216,14 +216,21 @@ class LoopDevice:
                     sink.complete(wr_id & LOW_BITS, wc)
             if len(batch) < POLL_BATCH:
                 return
-        post(self._loop, lambda: self.drain(queue))
+        post(self._loop, lambda: self._drain_on(queue))
+
+    def _drain_on(self, queue: SharedQueue) -> None:
+        if self._reading:
+            self.drain(queue)
 
     def _fail(self, error: VerbsError) -> None:
         """Give up on the device, whose fd would stay readable for ever."""
         logger.warning("%s: %s", self.device.name, error)
         self._stop_reading()
         for sink in list(self._sinks.values()):
-            sink.device_failed(error)
+            try:
+                sink.device_failed(error)
+            except Exception:  # the others must hear of it too
+                logger.exception("could not handle the failure of %s", self.device.name)
 
 
 def _pointer(queue: SharedQueue) -> IbvCq:

@@ -1,10 +1,10 @@
 """The few things the core needs of an event loop, and what is built on just those."""
 
 from aiordma.loop.current import running_loop
-from aiordma.loop.handing import hand_over, post
+from aiordma.loop.handing import hand_over
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
 from aiordma.loop.waiting import Deadline, Slots, WaitQueue
-from aiordma.loop.workers import SerialJobs, parking, run_in_worker, workers
+from aiordma.loop.workers import SerialJobs, parking, post, run_in_worker, workers
 
 __all__ = [
     "Deadline",

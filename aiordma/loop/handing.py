@@ -1,43 +1,36 @@
-"""From a worker thread back to the loop's thread."""
+"""From a worker thread back to the loop's thread, also when the loop is closed on the way.
+
+A loop that is closed drops the calls it was handed last. What must not be dropped is watched until
+it was called, by one thread for all, which calls it itself once the loop is closed.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from aiordma.loop.workers import parking
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
 
-POLL_SECONDS = 0.05
-PATIENCE_SECONDS = 5.0
-
-
-def post(loop: Loop, callback: Callable[[], None]) -> None:
-    """Have the loop call `callback` soon; on a closed loop nobody needs it any more."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback)
+WATCH_SECONDS = 0.05
 
 
 def hand_over(loop: Loop, callback: Callable[[], None]) -> None:
-    """Have the loop call `callback`, or call it here if the loop is closed before it gets to it.
+    """Have the loop call `callback` soon; once the loop is closed, have it called all the same.
 
-    For worker threads: waits until it was called, some seconds at most. (A loop that is closed
-    drops the calls it was handed last.)
+    Callable from any thread; does not wait.
     """
     once = _Once(callback)
     try:
         loop.call_soon_threadsafe(once.run)
     except RuntimeError:
         once.run()
-        return
-    for _ in range(round(PATIENCE_SECONDS / POLL_SECONDS)):
-        if once.done.wait(POLL_SECONDS):
-            return
-        if loop.is_closed():
-            once.run()
-            return
+    else:
+        _watcher.watch(loop, once)
 
 
 class _Once:
@@ -46,9 +39,45 @@ class _Once:
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
         self._claim = threading.Lock()
-        self.done = threading.Event()
+
+    @property
+    def claimed(self) -> bool:
+        """Whether somebody has come."""
+        return self._claim.locked()
 
     def run(self) -> None:
         if self._claim.acquire(blocking=False):
             self._callback()
-            self.done.set()
+
+
+class _Watcher:
+    """Sees to it that what was handed over is called."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: list[tuple[Loop, _Once]] = []
+        self._running = False
+
+    def watch(self, loop: Loop, once: _Once) -> None:
+        with self._lock:
+            self._watched.append((loop, once))
+            if self._running:
+                return
+            self._running = True
+        parking.submit(self._run)
+
+    def _run(self) -> None:
+        while self._still_watching():
+            time.sleep(WATCH_SECONDS)
+            for loop, once in list(self._watched):
+                if loop.is_closed():
+                    once.run()
+
+    def _still_watching(self) -> bool:
+        with self._lock:
+            self._watched = [entry for entry in self._watched if not entry[1].claimed]
+            self._running = bool(self._watched)
+            return self._running
+
+
+_watcher = _Watcher()

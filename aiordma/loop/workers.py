@@ -6,12 +6,12 @@ daemons, so that a call that hangs in the kernel keeps no interpreter from exiti
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
-
-from aiordma.loop.handing import post
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
@@ -37,8 +37,11 @@ class WorkerPool:
         """Have `job` run by a thread, soon. It must not raise. Callable from any thread.
 
         Where the system allows not even one thread more, the job blocks its submitter instead: a
-        slow loop is better than an id that is never destroyed.
+        slow loop is better than an id that is never destroyed. When the interpreter exits, no
+        thread can start any more, and the kernel clears up what is left.
         """
+        if sys.is_finalizing():
+            return
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs) or self._threads >= self._max_threads:
@@ -110,6 +113,12 @@ class SerialJobs:
                 return
             pool, _ = self._jobs[0]
         pool.submit(self._run)
+
+
+def post(loop: Loop, callback: Callable[[], None]) -> None:
+    """Have the loop call `callback` soon; on a closed loop nobody needs it any more."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback)
 
 
 class _Call(Generic[T]):

@@ -116,6 +116,7 @@ class CompletionQueue:
         Raises:
             VerbsError: EBUSY while a queue pair still uses it.
         """
-        if self.pointer is not None:
-            check_errno(lib.ibv_destroy_cq(self.pointer), "ibv_destroy_cq")
-            self.pointer = None
+        # Forgotten first: another thread that polls must not see it go.
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            check_errno(lib.ibv_destroy_cq(pointer), "ibv_destroy_cq")

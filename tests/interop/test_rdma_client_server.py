@@ -1,0 +1,79 @@
+"""The C programs rdma_client and rdma_server of rdma-core, as peers in both directions.
+
+They speak 16-byte messages: the client sends one, the server answers with one, both disconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from helpers import PATIENCE
+
+import aiordma
+from aiordma import ConnectionOptions
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+SIZE = 16
+# They ask for no reads, and have one receive buffer of 16 bytes.
+OPTIONS = ConnectionOptions(max_message_size=SIZE, responder_resources=0, initiator_depth=0)
+
+
+async def start(*command: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+
+
+async def free_port(address: DeviceAddress) -> str:
+    async with aiordma.listen(address.host, 0) as listener:
+        return str(listener.local_address[1])
+
+
+async def connect_when_it_listens(host: str, port: int) -> aiordma.Connection:
+    while True:
+        try:
+            return await aiordma.connect(host, port, options=OPTIONS)
+        except aiordma.Rejected:
+            await asyncio.sleep(0.1)
+
+
+async def test_our_client_their_server(any_address: DeviceAddress) -> None:
+    port = await free_port(any_address)
+    server = await start("rdma_server", "-s", any_address.host, "-p", port)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            connection = await connect_when_it_listens(any_address.host, int(port))
+            async with connection:
+                await connection.send(b"sixteen bytes ok")
+                assert await connection.recv() == bytes(SIZE)
+                assert [message async for message in connection] == []
+            output, _ = await server.communicate()
+    finally:
+        await end(server)
+    assert server.returncode == 0, output.decode()
+    assert "end 0" in output.decode()
+
+
+async def test_their_client_our_server(any_address: DeviceAddress) -> None:
+    async with aiordma.listen(any_address.host, 0, options=OPTIONS) as listener:
+        host, port = listener.local_address
+        client = await start("rdma_client", "-s", host, "-p", str(port))
+        try:
+            async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+                assert await connection.recv() == bytes(SIZE)
+                await connection.send(b"sixteen bytes ok")
+                assert [message async for message in connection] == []
+            output, _ = await asyncio.wait_for(client.communicate(), PATIENCE)
+        finally:
+            await end(client)
+    assert client.returncode == 0, output.decode()
+    assert "end 0" in output.decode()
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,77 @@
+"""The lab's tests boot real machines, on a host that `aiordma lab setup` has prepared."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+LAB_RUN = (sys.executable, "-m", "aiordma", "lab", "run")
+
+Process = subprocess.Popen[bytes]
+Start = Callable[..., Process]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Ours, with the repository importable from any working directory."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **extra}
+
+
+def lab_run(
+    *command: str,
+    cwd: Path,
+    options: tuple[str, ...] = (),
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command in the lab, to its end."""
+    return subprocess.run(
+        [*LAB_RUN, *options, "--", *command],
+        input=stdin,
+        capture_output=True,
+        cwd=cwd,
+        env=environment() if env is None else dict(env),
+        timeout=150,
+        check=False,
+    )
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one started."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a command in the lab and go on; whatever is left at the end is killed."""
+    started: list[Process] = []
+
+    def start_one(*command: str, **options: Any) -> Process:
+        settings: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process: Process = subprocess.Popen(
+            [*LAB_RUN, "--", *command], cwd=tmp_path, env=environment(), **(settings | options)
+        )
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()

@@ -1,0 +1,140 @@
+"""A command in the lab runs as if here."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import LAB_RUN, environment, lab_run
+
+# Looks at everything around it and tells on standard output.
+LOOK_AROUND = """
+import json, os, resource, socket, sys, time
+print(json.dumps({
+    "cwd": os.getcwd(),
+    "env": dict(os.environ),
+    "argv": sys.argv[1:],
+    "stdin": sys.stdin.buffer.read().hex(),
+    "nofile": resource.getrlimit(resource.RLIMIT_NOFILE),
+    "hostname": socket.gethostname(),
+    "time": time.time(),
+    "umask": os.umask(0),
+    "tty": [os.isatty(fd) for fd in (0, 1, 2)],
+}))
+open("inside.txt", "w").write("written in the lab")
+open(os.path.join(sys.argv[1], "outside.txt"), "w").write("for nobody")
+open("/etc/aiordma-lab-test", "w").write("for nobody")
+print("a word on stderr", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+def test_surroundings_and_leavings(tmp_path: Path) -> None:
+    here = tmp_path / "a directory, with a comma and 'quotes'"
+    here.mkdir()
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    env = environment(A_VARIABLE="with\nlines and \u00fcml\u00e4uts", DISPLAY=":0")
+    argv = [str(beside), "", "two words", "$HOME", "--", "'"]
+
+    done = lab_run(
+        *(sys.executable, "-c", LOOK_AROUND, *argv), cwd=here, stdin=bytes(range(256)), env=env
+    )
+
+    assert done.stderr == b"a word on stderr\n"
+    assert done.returncode == 7
+    seen = json.loads(done.stdout)
+    assert seen["cwd"] == str(here)
+    assert seen["argv"] == argv
+    assert seen["stdin"] == bytes(range(256)).hex()
+    assert seen["hostname"] == os.uname().nodename
+    assert seen["tty"] == [False, False, False]
+    assert seen["env"]["A_VARIABLE"] == env["A_VARIABLE"]
+    assert seen["env"]["PATH"] == env["PATH"]
+    assert "DISPLAY" not in seen["env"]
+    assert seen["env"]["AIORDMA_LAB"] == "1"
+    assert seen["env"]["AIORDMA_LAB_RXE"] == "10.7.1.1"
+    assert "AIORDMA_LAB_SIW" not in seen["env"]
+    assert (here / "inside.txt").read_text() == "written in the lab"
+    assert [path.name for path in here.iterdir()] == ["inside.txt"]
+    assert list(beside.iterdir()) == []
+    assert not Path("/etc/aiordma-lab-test").exists()
+
+
+def test_streams_are_complete_and_apart(tmp_path: Path) -> None:
+    # 5 MB of every byte on both streams at once, and a last line without an end.
+    script = """
+import os, sys, threading
+data = bytes(range(256)) * 20000
+def write(fd, end):
+    with os.fdopen(fd, "wb") as file:
+        file.write(data + end)
+threads = [threading.Thread(target=write, args=a) for a in ((1, b"out"), (2, b"err"))]
+[t.start() for t in threads]; [t.join() for t in threads]
+os.kill(os.getpid(), 15)
+"""
+    done = lab_run(sys.executable, "-c", script, cwd=tmp_path)
+    data = bytes(range(256)) * 20000
+    assert digest(done.stdout) == digest(data + b"out")
+    assert digest(done.stderr) == digest(data + b"err")
+    assert done.returncode == 128 + 15
+
+
+def digest(data: bytes) -> tuple[int, str]:
+    """Short enough to be shown by a failing test."""
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+def test_large_input_and_one_file_for_both_outputs(tmp_path: Path) -> None:
+    data = os.urandom(3_000_000)
+    (tmp_path / "input").write_bytes(data)
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    script = "sha256sum; for i in 1 2 3; do echo out $i; echo err $i >&2; done; sleep 60 & exit 0"
+    with (tmp_path / "input").open("rb") as stdin, log.open("ab") as output:
+        code = subprocess.run(
+            [*LAB_RUN, "--", "sh", "-c", script],
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            cwd=tmp_path,
+            env=environment(),
+            check=False,
+        ).returncode
+    in_order = [f"{stream} {i}" for i in (1, 2, 3) for stream in ("out", "err")]
+    expected = ["before", f"{hashlib.sha256(data).hexdigest()}  -", *in_order]
+    assert log.read_text().splitlines() == expected
+    assert code == 0
+
+
+def test_closed_streams_and_a_reader_that_leaves(tmp_path: Path) -> None:
+    script = "test -e /proc/self/fd/0; echo stdin $? >seen; yes; echo yes $? >>seen"
+    lab = " ".join([*LAB_RUN, "--", "bash", "-c", f"'{script}'"])
+    piped = subprocess.run(
+        ["bash", "-c", f"{lab} <&- | head -n 2"],
+        capture_output=True,
+        cwd=tmp_path,
+        env=environment(),
+        check=False,
+    )
+    assert piped.stdout == b"y\ny\n"
+    assert (tmp_path / "seen").read_text() == "stdin 1\nyes 141\n"
+    assert piped.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        ("./no-such-command", 127, b"No such file or directory"),
+        ("/etc/passwd", 126, b"Permission denied"),
+    ],
+)
+def test_what_cannot_run(tmp_path: Path, command: str, code: int, says: bytes) -> None:
+    done = lab_run(command, cwd=tmp_path)
+    assert done.returncode == code
+    assert done.stderr == b"aiordma lab: " + command.encode() + b": " + says + b"\n"
+    assert done.stdout == b""

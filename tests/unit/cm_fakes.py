@@ -1,0 +1,120 @@
+"""An id whose C calls are a script, for tests of what the id makes of events and of time.
+
+The loop, the worker threads and everything in `aiordma.cm` are real; only librdmacm is not there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from aiordma.cm import AsyncCmId, CmState
+from aiordma.enums import CmEventType
+from aiordma.loop import Loop
+from aiordma.rdmacm import CmEvent, CmId, SocketAddress
+
+PEER = SocketAddress("10.7.1.2", 7471)
+HERE = SocketAddress("10.7.1.1", 4711)
+
+
+@dataclass
+class FakeDevice:
+    is_iwarp: bool = False
+
+
+@dataclass
+class FakeCmId:
+    """What a CmId does, as told: `during["connect"]` is called in place of the C function."""
+
+    address: int
+    is_iwarp: bool = False
+    calls: list[str] = field(default_factory=list)
+    during: dict[str, Callable[[], None]] = field(default_factory=dict)
+    local_address: SocketAddress | None = HERE
+    peer_address: SocketAddress | None = PEER
+    destroyed: threading.Event = field(default_factory=threading.Event)
+
+    def device(self) -> FakeDevice:
+        return FakeDevice(self.is_iwarp)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            self.calls.append(name)
+            self.during.get(name, lambda: None)()
+            if name == "destroy":
+                self.destroyed.set()
+
+        return call
+
+
+class FakeDispatcher:
+    """Knows which ids get events, and how many are still to be released."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, object] = {}
+        self.users = 0
+
+    def register(self, cm_id: FakeCmId, handler: AsyncCmId) -> None:
+        self.users += 1
+        self.handlers[cm_id.address] = None  # as weak as the real one: it must keep nothing alive
+
+    def forget(self, cm_id: FakeCmId) -> None:
+        self.handlers.pop(cm_id.address, None)
+
+    def release(self) -> None:
+        self.users -= 1
+
+
+class FakeCm:
+    """Makes ids, and brings them events."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.dispatcher = FakeDispatcher()
+        self.ids: dict[int, FakeCmId] = {}
+        self._addresses = itertools.count(0x1000, 0x100)
+
+    def raw_id(self, address: int | None = None) -> FakeCmId:
+        made = FakeCmId(next(self._addresses) if address is None else address)
+        self.ids[made.address] = made
+        return made
+
+    def make_id(self, state: CmState = CmState.IDLE, *, iwarp: bool = False) -> AsyncCmId:
+        raw = self.raw_id()
+        raw.is_iwarp = iwarp
+        cm = AsyncCmId(self.loop, self.dispatcher, raw)  # type: ignore[arg-type]
+        cm.state = state
+        return cm
+
+    def make_request(self, private_data: bytes = b"hello") -> AsyncCmId:
+        raw = self.raw_id()
+        request = CmEvent(CmEventType.CONNECT_REQUEST, raw.address, private_data=private_data)
+        return AsyncCmId(self.loop, self.dispatcher, raw, request)  # type: ignore[arg-type]
+
+    def request_event(self, private_data: bytes = b"hello") -> CmEvent:
+        """A CONNECT_REQUEST as it comes to a listener, with an id of its own."""
+        raw = self.raw_id()
+        return CmEvent(CmEventType.CONNECT_REQUEST, raw.address, private_data=private_data)
+
+
+def raw_of(cm: AsyncCmId) -> FakeCmId:
+    assert isinstance(cm.cm_id, FakeCmId)
+    return cm.cm_id
+
+
+def event(kind: CmEventType, status: int = 0, private_data: bytes = b"") -> CmEvent:
+    return CmEvent(kind, 0, status=status, private_data=private_data)
+
+
+@contextmanager
+def fake_cm(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCm]:
+    """A FakeCm whose ids are also found when an event names them by their address."""
+    cm = FakeCm(loop)
+    with monkeypatch.context() as patch:
+        patch.setattr(CmId, "from_address", cm.ids.__getitem__)
+        yield cm

@@ -1,0 +1,251 @@
+"""connect() and listen(): which addresses are tried, and what is told when none works."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import AddressError, ConnectError, Rejected, Unreachable, VerbsError
+from aiordma.loop import Loop
+from aiordma.rdmacm import SocketAddress, parse_address
+
+pytestmark = pytest.mark.asyncio
+
+# `aiordma.connect` is the function, not its module.
+connect_module = importlib.import_module("aiordma.connect")
+
+HOSTS = {
+    "storage": ["2001:db8::5", "10.7.1.5", "10.7.1.6"],
+    "v6": ["2001:db8::5"],
+    "localhost": ["::1", "127.0.0.1"],
+    "both": ["2001:db8::1", "10.7.1.1", "10.7.1.2"],
+}
+
+
+class Attempts:
+    """Stands where one address is tried; `results` says what comes of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[tuple[str, str | None]] = []
+        self.results: dict[str, Exception] = {}
+        monkeypatch.setattr(connect_module, "resolve_host", self._resolve)
+        monkeypatch.setattr(connect_module, "_connect_to", self._connect_to)
+
+    async def _resolve(self, loop: Loop, host: str, port: int) -> list[SocketAddress]:
+        hosts = HOSTS.get(host, ["::", "0.0.0.0"] if not host else [host])
+        return [parse_address(numeric, port) for numeric in hosts]
+
+    async def _connect_to(
+        self, destination: SocketAddress, source: SocketAddress | None, *rest: Any
+    ) -> str:
+        self.made.append((destination.host, source.host if source else None))
+        if destination.host in self.results:
+            raise self.results[destination.host]
+        return f"connection to {destination.host}"
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Attempts:
+    return Attempts(monkeypatch)
+
+
+async def test_the_first_address_that_answers_is_taken(attempts: Attempts) -> None:
+    attempts.results = {"2001:db8::5": AddressError("no RDMA path")}
+    assert await aiordma.connect("storage", 7471) == "connection to 10.7.1.5"
+    assert attempts.made == [("2001:db8::5", None), ("10.7.1.5", None)]
+
+
+async def test_when_none_answers_the_last_failure_is_raised(attempts: Attempts) -> None:
+    attempts.results = {
+        "2001:db8::5": AddressError("no RDMA path"),
+        "10.7.1.5": Unreachable("nobody answers"),
+        "10.7.1.6": Rejected("refused", 28),
+    }
+    with pytest.raises(Rejected, match="refused") as caught:
+        await aiordma.connect("storage", 7471)
+    assert caught.value.__notes__ == [
+        "tried before: no RDMA path",
+        "tried before: nobody answers",
+    ]
+
+
+async def test_what_is_wrong_here_is_not_tried_again(attempts: Attempts) -> None:
+    attempts.results = {"2001:db8::5": VerbsError(errno.ENOMEM, "ibv_reg_mr")}
+    with pytest.raises(VerbsError, match="RLIMIT_MEMLOCK"):
+        await aiordma.connect("storage", 7471)
+    assert len(attempts.made) == 1
+
+
+async def test_only_addresses_of_the_local_ones_family_are_tried(attempts: Attempts) -> None:
+    assert await aiordma.connect("storage", 7471, local_address=("10.7.1.1", 0))
+    assert attempts.made == [("10.7.1.5", "10.7.1.1")]
+
+
+async def test_no_address_of_the_local_ones_family_is_told(attempts: Attempts) -> None:
+    with pytest.raises(ConnectError, match=r"v6:7471 has no address of the local address's family"):
+        await aiordma.connect("v6", 7471, local_address=("10.7.1.1", 0))
+    assert attempts.made == []
+
+
+async def test_any_local_address_fits_both_families(attempts: Attempts) -> None:
+    assert await aiordma.connect("10.7.1.5", 7471, local_address=("", 4711))
+    assert await aiordma.connect("v6", 7471, local_address=("", 4711))
+    assert attempts.made == [("10.7.1.5", "0.0.0.0"), ("2001:db8::5", "::")]
+
+
+async def test_each_address_is_tried_from_the_first_local_one_of_its_family(
+    attempts: Attempts,
+) -> None:
+    attempts.results = {"2001:db8::5": AddressError("no"), "10.7.1.5": AddressError("no")}
+    assert await aiordma.connect("storage", 7471, local_address=("both", 0))
+    assert attempts.made == [
+        ("2001:db8::5", "2001:db8::1"),
+        ("10.7.1.5", "10.7.1.1"),
+        ("10.7.1.6", "10.7.1.1"),
+    ]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+async def test_listening_on_loopback_is_refused(host: str) -> None:
+    with pytest.raises(AddressError, match="RDMA has no loopback"):
+        await aiordma.listen(host, 0)
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+async def test_a_port_out_of_range_is_refused(port: int) -> None:
+    with pytest.raises(ValueError, match="not between 0 and 65535"):
+        await aiordma.listen("10.7.1.1", port)
+    with pytest.raises(ValueError, match="not between 0 and 65535"):
+        await aiordma.connect("10.7.1.1", port)
+
+
+# --- listening on all addresses ---
+
+
+@dataclass
+class Listening:
+    """An id that listens, as far as `_listen_on_all` looks at it."""
+
+    local_address: tuple[str, int]
+    aborted: bool = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@dataclass
+class Machine:
+    """Stands where an id is made to listen; `taken` are ports that fail, and how."""
+
+    families: list[str] = field(default_factory=lambda: ["::1", "127.0.0.1"])
+    free_ports: list[int] = field(default_factory=lambda: list(range(40001, 40100)))
+    taken: dict[tuple[str, int], BaseException] = field(default_factory=dict)
+    made: list[Listening] = field(default_factory=list)
+
+    def interface_addresses(self) -> list[tuple[str, SocketAddress]]:
+        return [("eth0", parse_address(host)) for host in self.families]
+
+    async def listen_at(self, address: SocketAddress, *rest: Any) -> Listening:
+        await asyncio.sleep(0)
+        port = address.port or self.free_ports.pop(0)
+        if (address.host, port) in self.taken:
+            raise self.taken[address.host, port]
+        self.made.append(Listening((address.host, port)))
+        return self.made[-1]
+
+    async def listen_on_all(self, port: int) -> list[tuple[str, int]]:
+        addresses = [parse_address("::", port), parse_address("0.0.0.0", port)]
+        options = aiordma.ConnectionOptions()
+        cms = await connect_module._listen_on_all(addresses, 0, options)
+        assert [cm for cm in self.made if not cm.aborted] == cms
+        return [cm.local_address for cm in cms]
+
+    @property
+    def left(self) -> list[tuple[str, int]]:
+        return [cm.local_address for cm in self.made if not cm.aborted]
+
+
+IN_USE = VerbsError(errno.EADDRINUSE, "rdma_bind_addr")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(connect_module, "_listen_at", made.listen_at)
+    monkeypatch.setattr(connect_module, "interface_addresses", made.interface_addresses)
+    return made
+
+
+async def test_all_addresses_are_one_port_of_both_families(machine: Machine) -> None:
+    assert await machine.listen_on_all(0) == [("::", 40001), ("0.0.0.0", 40001)]
+    machine.made.clear()
+    assert await machine.listen_on_all(7471) == [("::", 7471), ("0.0.0.0", 7471)]
+
+
+@pytest.mark.parametrize(("own", "host"), [("::1", "::"), ("10.7.1.1", "0.0.0.0")])
+async def test_a_family_that_the_machine_does_not_have_is_left_out(
+    machine: Machine, own: str, host: str
+) -> None:
+    machine.families = [own, own]
+    assert await machine.listen_on_all(7471) == [(host, 7471)]
+
+
+async def test_a_port_that_is_free_in_one_family_only_is_not_taken(machine: Machine) -> None:
+    machine.taken = {("0.0.0.0", 40001): IN_USE, ("0.0.0.0", 40002): IN_USE}
+    assert await machine.listen_on_all(0) == [("::", 40003), ("0.0.0.0", 40003)]
+    assert [cm.local_address for cm in machine.made if cm.aborted] == [("::", 40001), ("::", 40002)]
+
+
+async def test_looking_for_a_port_ends(machine: Machine) -> None:
+    machine.taken = {("0.0.0.0", port): IN_USE for port in machine.free_ports}
+    with pytest.raises(VerbsError, match="port is taken"):
+        await machine.listen_on_all(0)
+    assert len(machine.made) == connect_module.PORT_ATTEMPTS
+    assert machine.left == []
+
+
+@pytest.mark.parametrize("host", ["::", "0.0.0.0"])
+async def test_a_port_that_was_asked_for_is_tried_once(machine: Machine, host: str) -> None:
+    machine.taken = {(host, 7471): IN_USE}
+    with pytest.raises(VerbsError, match="port is taken"):
+        await machine.listen_on_all(7471)
+    assert len(machine.made) == (host == "0.0.0.0")
+    assert machine.left == []
+
+
+async def test_a_machine_that_cannot_listen_at_all_is_asked_once(machine: Machine) -> None:
+    machine.taken = {("::", 40001): VerbsError(errno.ENODEV, "rdma_create_event_channel")}
+    with pytest.raises(VerbsError, match="no RDMA device"):
+        await machine.listen_on_all(0)
+    assert machine.made == []
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), ZeroDivisionError()])
+async def test_what_is_no_verbs_error_is_not_tried_again(
+    machine: Machine, error: BaseException
+) -> None:
+    machine.taken = {("0.0.0.0", 40001): error}
+    with pytest.raises(type(error)):
+        await machine.listen_on_all(0)
+    assert len(machine.made) == 1
+    assert machine.left == []
+
+
+async def test_a_machine_without_any_address_listens_where_it_may_get_some(
+    machine: Machine,
+) -> None:
+    machine.families = []
+    assert await machine.listen_on_all(7471) == [("0.0.0.0", 7471)]
+
+
+async def test_a_machine_without_any_address_says_what_is_missing(machine: Machine) -> None:
+    machine.families = []
+    machine.taken = {("0.0.0.0", 7471): VerbsError(errno.ENODEV, "rdma_create_event_channel")}
+    with pytest.raises(VerbsError, match="no RDMA device"):
+        await aiordma.listen(None, 7471)

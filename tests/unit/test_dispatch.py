@@ -1,0 +1,451 @@
+"""CmDispatcher and LoopDevice: what is read goes to its owner, and what fails ends all waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from cm_fakes import PEER, FakeCmId
+
+from aiordma import DeviceRemoved, Listener, LocalClosed, RdmaError, VerbsError
+from aiordma.cm import AsyncCmId, CmState
+from aiordma.dispatch import KEY_SHIFT, CmDispatcher, LoopDevice, cm_events, loop_device
+from aiordma.enums import CmEventType, PortSpace
+from aiordma.loop import running_loop
+from aiordma.options import ConnectionOptions
+from aiordma.rdmacm import CmEvent, CmId
+from aiordma.verbs.completion import POLL_BATCH
+
+pytestmark = pytest.mark.asyncio
+
+E, S = CmEventType, CmState
+PATIENCE = 10
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class ReadableFd:
+    """A file descriptor that is readable while it is told so."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def set(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        os.eventfd_read(self.fd)
+
+    def stop_watching(self) -> bool:
+        """Whether it was watched until now."""
+        return asyncio.get_running_loop().remove_reader(self.fd)
+
+
+class FakeEventChannel(ReadableFd):
+    """rdma_cm events that were put there; an exception among them is raised in its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: deque[list[CmEvent] | VerbsError] = deque()
+        self.reads = 0
+        self.closed = False
+
+    def put(self, batch: list[CmEvent] | VerbsError) -> None:
+        self.batches.append(batch)
+        self.set()
+
+    def get_events(self) -> list[CmEvent]:
+        self.reads += 1
+        batch = self.batches.popleft()
+        if isinstance(batch, VerbsError):
+            raise batch  # stays readable, as the fd of a removed device does
+        self.clear()
+        return batch
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self.fd)
+        self.closed = True
+
+
+class Cm:
+    """The running loop's dispatcher on a fake channel, and real ids whose C side is fake."""
+
+    def __init__(self) -> None:
+        self.dispatcher = CmDispatcher(running_loop())
+        cm_events._dispatchers[running_loop()] = self.dispatcher
+        channel = self.dispatcher._channel
+        assert isinstance(channel, FakeEventChannel)
+        self.channel = channel
+        self.raw: dict[int, FakeCmId] = {}
+        self.ids: list[AsyncCmId] = []
+
+    def create(self, channel: object = None, port_space: object = None) -> FakeCmId:
+        made = FakeCmId(0x1000 + 0x100 * len(self.raw))
+        self.raw[made.address] = made
+        return made
+
+    async def make_id(self) -> AsyncCmId:
+        self.ids.append(await AsyncCmId.create())
+        return self.ids[-1]
+
+    async def resolving(self) -> tuple[AsyncCmId, asyncio.Task[None]]:
+        cm_id = await self.make_id()
+        task = asyncio.create_task(cm_id.resolve_addr(PEER))
+        await eventually(lambda: len(cm_id._changed) == 1)
+        return cm_id, task
+
+    def event(self, kind: CmEventType, cm_id: AsyncCmId, **more: Any) -> CmEvent:
+        return CmEvent(kind, cm_id.cm_id.address, **more)
+
+
+@pytest_asyncio.fixture
+async def cm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cm]:
+    monkeypatch.setattr(cm_events, "EventChannel", FakeEventChannel)
+    monkeypatch.setattr(cm_events, "_initialised", True)
+    made = Cm()
+    monkeypatch.setattr(CmId, "create", made.create)
+    monkeypatch.setattr(CmId, "from_address", lambda address: made.raw[address])
+    keep = made.dispatcher.create_id(PortSpace.TCP)
+    yield made
+    for cm_id in made.ids:
+        await cm_id.aclose()
+    assert keep.address in made.raw
+    made.dispatcher.release()
+    assert made.channel.closed
+    assert running_loop() not in cm_events._dispatchers
+
+
+# --- events of ids ---
+
+
+async def test_an_event_goes_to_its_id(cm: Cm) -> None:
+    (first, task), (second, other) = await cm.resolving(), await cm.resolving()
+    cm.channel.put([cm.event(E.ADDR_ERROR, second), cm.event(E.ADDR_RESOLVED, first)])
+    await task
+    with pytest.raises(RdmaError, match="no RDMA path"):
+        await other
+    assert (first.state, second.state) == (S.ADDR_RESOLVED, S.ADDR_BOUND)
+
+
+async def test_an_event_of_an_id_that_is_gone_is_dropped(cm: Cm) -> None:
+    gone, (cm_id, task) = await cm.make_id(), await cm.resolving()
+    await gone.aclose()
+    cm.channel.put([cm.event(E.ADDR_RESOLVED, gone), cm.event(E.ADDR_RESOLVED, cm_id)])
+    await task
+
+
+async def test_an_event_that_cannot_be_handled_does_not_stop_those_behind_it(
+    cm: Cm, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, (cm_id, task) = await cm.make_id(), await cm.resolving()
+    broken.on_change = lambda: 1 // 0  # type: ignore[assignment]
+    cm.channel.put([cm.event(E.ADDR_CHANGE, broken), cm.event(E.ADDR_RESOLVED, cm_id)])
+    await task
+    broken.on_change = None
+    assert "could not handle ADDR_CHANGE" in caplog.text
+
+
+async def test_a_request_for_a_listener_that_is_gone_is_refused(cm: Cm) -> None:
+    listener = await cm.make_id()
+    await listener.aclose()
+    child = cm.create()
+    users = cm.dispatcher._users
+    request = CmEvent(E.CONNECT_REQUEST, child.address, listen_id=listener.cm_id.address)
+    cm.channel.put([request])
+    await eventually(child.destroyed.is_set)
+    await eventually(lambda: cm.dispatcher._users == users)
+
+
+# --- a channel that fails ---
+
+
+GONE = VerbsError(errno.EIO, "rdma_get_cm_event")
+
+
+async def test_a_channel_that_fails_ends_what_waits(
+    cm: Cm, caplog: pytest.LogCaptureFixture
+) -> None:
+    (first, one), (second, two) = await cm.resolving(), await cm.resolving()
+    cm.channel.put(GONE)
+    for task in (one, two):
+        with pytest.raises(DeviceRemoved, match=os.strerror(errno.EIO)):
+            await asyncio.wait_for(task, PATIENCE)
+    assert {first.state, second.state} == {S.REMOVED}
+    assert first.event is not None
+    assert first.event.errno == errno.EIO
+    assert "event channel failed, and all its ids with it: " in caplog.text
+    assert "rdma_get_cm_event" in caplog.text
+
+
+async def test_a_channel_that_fails_ends_listening(cm: Cm) -> None:
+    ids = [await cm.make_id(), await cm.make_id()]
+    for cm_id in ids:
+        cm_id.listen()
+    listener = Listener(ids, ConnectionOptions())
+    task = asyncio.create_task(listener.get_request())
+    await settle()
+    cm.channel.put(GONE)
+    with pytest.raises(DeviceRemoved):
+        await asyncio.wait_for(task, PATIENCE)
+
+
+async def test_a_channel_that_fails_is_read_no_more(cm: Cm) -> None:
+    await cm.make_id()
+    cm.channel.put(GONE)
+    await eventually(lambda: cm.channel.reads == 1)
+    await asyncio.sleep(0.01)
+    assert cm.channel.reads == 1
+    assert not cm.channel.stop_watching()
+
+
+async def test_ids_are_closed_as_ever_after_their_channel_failed(cm: Cm) -> None:
+    closed, (cm_id, task) = await cm.make_id(), await cm.resolving()
+    await closed.aclose()
+    cm.channel.put(GONE)
+    with pytest.raises(DeviceRemoved):
+        await task
+    assert closed.state is S.CLOSED
+    await cm_id.aclose()
+    with pytest.raises(LocalClosed):
+        await cm_id.resolve_addr(PEER)
+
+
+async def test_an_id_that_cannot_take_the_failure_does_not_stop_the_others(
+    cm: Cm, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, (_, task) = await cm.make_id(), await cm.resolving()
+    broken.on_change = lambda: 1 // 0  # type: ignore[assignment]
+    cm.channel.put(GONE)
+    with pytest.raises(DeviceRemoved):
+        await asyncio.wait_for(task, PATIENCE)
+    broken.on_change = None
+    assert broken.state is S.REMOVED
+    assert "could not handle DEVICE_REMOVAL" in caplog.text
+
+
+async def test_an_id_made_after_the_channel_failed_is_on_a_new_one(cm: Cm) -> None:
+    old = await cm.make_id()
+    cm.channel.put(GONE)
+    await eventually(lambda: cm.channel.reads == 1)
+    new, task = await cm.resolving()
+    dispatcher = cm_events._dispatchers[running_loop()]
+    assert dispatcher is not cm.dispatcher
+    channel = dispatcher._channel
+    assert isinstance(channel, FakeEventChannel)
+    await old.aclose()
+    assert cm_events._dispatchers[running_loop()] is dispatcher
+    channel.put([cm.event(E.ADDR_RESOLVED, new)])
+    await asyncio.wait_for(task, PATIENCE)
+    await new.aclose()
+    assert channel.closed
+    assert not cm.channel.closed
+
+
+# --- completions ---
+
+
+@dataclass
+class FakeWc:
+    wr_id: int
+
+
+class FakeDevice:
+    name = "fake0"
+    is_iwarp = False
+
+
+class FakeCompletionChannel(ReadableFd):
+    """Completion events that were put there, each with the queues that are to be polled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready: deque[list[str] | VerbsError] = deque()
+        self.reads = 0
+
+    def put(self, batch: list[str] | VerbsError) -> None:
+        self.ready.append(batch)
+        self.set()
+
+    def ready_queues(self) -> list[str]:
+        self.reads += 1
+        batch = self.ready.popleft()
+        if isinstance(batch, VerbsError):
+            raise batch
+        self.clear()
+        return batch
+
+
+class FakeQueue:
+    """A SharedQueue and its CompletionQueue in one."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[FakeWc] = deque()
+        self.fails: VerbsError | None = None
+        self.good_polls = 0
+        self.polls = 0
+
+    @property
+    def cq(self) -> FakeQueue:
+        return self
+
+    def poll(self) -> list[FakeWc]:
+        self.polls += 1
+        if self.fails is not None and self.polls > self.good_polls:
+            raise self.fails
+        count = min(len(self.waiting), POLL_BATCH)
+        return [self.waiting.popleft() for _ in range(count)]
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.failures: list[VerbsError] = []
+
+    def complete(self, number: int, wc: FakeWc) -> None:
+        self.numbers.append(number)
+
+    def device_failed(self, error: VerbsError) -> None:
+        self.failures.append(error)
+
+
+class Rig:
+    """A LoopDevice that reads a fake channel, with two queues behind it and two sinks."""
+
+    def __init__(self) -> None:
+        self.shared = LoopDevice(running_loop(), FakeDevice())  # type: ignore[arg-type]
+        self.channel = FakeCompletionChannel()
+        self.shared._channel = self.channel  # type: ignore[assignment]
+        self.queues = {"a": FakeQueue(), "b": FakeQueue()}
+        self.shared._queues = self.queues  # type: ignore[assignment]
+        self.sinks = [Sink(), Sink()]
+        self.keys = [self.shared.attach(sink) for sink in self.sinks]  # type: ignore[arg-type]
+        self.shared.start_reading()
+
+    def complete(self, queue: str, sink: int, *numbers: int) -> None:
+        base = self.keys[sink] << KEY_SHIFT
+        self.queues[queue].waiting.extend(FakeWc(base | number) for number in numbers)
+
+
+@pytest_asyncio.fixture
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    yield made
+    made.shared._stop_reading()
+    os.close(made.channel.fd)
+
+
+async def test_completions_go_to_their_owners(rig: Rig) -> None:
+    rig.complete("a", 0, 0, 1, 2**32 - 1)
+    rig.complete("a", 1, 7)
+    rig.complete("b", 0, 5)
+    rig.channel.put(["a", "b"])
+    await eventually(lambda: rig.channel.reads == 1)
+    assert [sink.numbers for sink in rig.sinks] == [[0, 1, 2**32 - 1, 5], [7]]
+
+
+async def test_completions_of_an_owner_that_is_gone_are_dropped(rig: Rig) -> None:
+    rig.complete("a", 0, 1)
+    rig.complete("a", 1, 2)
+    rig.shared.detach(rig.keys[0])
+    rig.channel.put(["a", "unheard of"])
+    await eventually(lambda: rig.channel.reads == 1)
+    assert [sink.numbers for sink in rig.sinks] == [[], [2]]
+
+
+async def test_a_flood_of_completions_gives_the_loop_its_turns(rig: Rig) -> None:
+    count = POLL_BATCH * loop_device.MAX_BATCHES * 3 + 5
+    rig.complete("a", 0, *range(count))
+    rig.channel.put(["a"])
+    seen = set[int]()
+    async with asyncio.timeout(PATIENCE):
+        while len(rig.sinks[0].numbers) < count:
+            seen.add(len(rig.sinks[0].numbers))
+            await asyncio.sleep(0)
+    assert len(seen) >= 4
+    assert rig.sinks[0].numbers == list(range(count))
+
+
+BROKEN = VerbsError(errno.EIO, "ibv_poll_cq")
+
+
+async def test_a_queue_that_cannot_be_polled_fails_the_device(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.queues["a"].fails = BROKEN
+    rig.channel.put(["a"])
+    await eventually(lambda: rig.channel.reads == 1)
+    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+    assert "fake0: " in caplog.text
+    assert "ibv_poll_cq" in caplog.text
+
+
+async def test_a_channel_that_cannot_be_read_fails_the_device(rig: Rig) -> None:
+    error = VerbsError(errno.EIO, "ibv_get_cq_event")
+    rig.channel.put(error)
+    await eventually(lambda: rig.channel.reads == 1)
+    assert [sink.failures for sink in rig.sinks] == [[error], [error]]
+    assert [queue.polls for queue in rig.queues.values()] == [0, 0]
+
+
+@pytest.fixture(params=["poll", "read"])
+def failure(request: pytest.FixtureRequest, rig: Rig) -> list[str] | VerbsError:
+    rig.queues["a"].fails = BROKEN
+    return ["a"] if request.param == "poll" else BROKEN
+
+
+async def test_a_device_that_failed_is_read_no_more(
+    rig: Rig, failure: list[str] | VerbsError
+) -> None:
+    rig.channel.put(failure)
+    rig.channel.set()
+    await eventually(lambda: rig.channel.reads == 1)
+    await asyncio.sleep(0.01)
+    assert rig.channel.reads == 1
+    assert not rig.channel.stop_watching()
+
+
+async def test_a_sink_may_go_as_it_hears_of_the_failure(
+    rig: Rig, failure: list[str] | VerbsError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig.sinks[0], "device_failed", lambda error: rig.shared.detach(rig.keys[0]))
+    rig.channel.put(failure)
+    await eventually(lambda: rig.channel.reads == 1)
+    assert rig.sinks[1].failures == [BROKEN]
+
+
+async def test_queues_behind_one_that_failed_are_not_polled(rig: Rig) -> None:
+    rig.queues["a"].fails = rig.queues["b"].fails = BROKEN
+    rig.channel.put(["a", "b"])
+    await eventually(lambda: rig.channel.reads == 1)
+    await settle()
+    assert [queue.polls for queue in rig.queues.values()] == [1, 0]
+    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+
+
+async def test_a_queue_that_breaks_between_two_turns_fails_the_device_too(rig: Rig) -> None:
+    rig.complete("a", 0, *range(POLL_BATCH * loop_device.MAX_BATCHES * 2))
+    rig.queues["a"].fails = BROKEN
+    rig.queues["a"].good_polls = loop_device.MAX_BATCHES
+    rig.channel.put(["a"])
+    await eventually(lambda: rig.sinks[0].failures == [BROKEN])
+    await settle()
+    assert len(rig.sinks[0].numbers) == POLL_BATCH * loop_device.MAX_BATCHES
+    assert rig.queues["a"].polls == loop_device.MAX_BATCHES + 1
+    assert not rig.channel.stop_watching()

@@ -1,0 +1,238 @@
+"""The exceptions: how they are related, what they say, and that they survive copying."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import errno
+import os
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+import aiordma
+from aiordma import errors
+from aiordma._native import ffi, lib
+from aiordma.enums import WcOpcode, WcStatus
+from aiordma.errors import (
+    AddressError,
+    BusyError,
+    ConnectError,
+    ConnectionClosed,
+    DeviceRemoved,
+    LocalClosed,
+    PeerClosed,
+    RdmaError,
+    Rejected,
+    RouteError,
+    Unreachable,
+    VerbsError,
+    WorkRequestError,
+    check,
+    check_errno,
+    last_error,
+    reason,
+)
+
+PARENTS: dict[type[RdmaError], tuple[type[Exception], ...]] = {
+    RdmaError: (Exception,),
+    VerbsError: (RdmaError, OSError),
+    ConnectError: (RdmaError, ConnectionError),
+    AddressError: (ConnectError,),
+    RouteError: (ConnectError,),
+    Unreachable: (ConnectError,),
+    Rejected: (ConnectError,),
+    ConnectionClosed: (RdmaError,),
+    LocalClosed: (ConnectionClosed,),
+    PeerClosed: (ConnectionClosed,),
+    DeviceRemoved: (ConnectionClosed,),
+    WorkRequestError: (RdmaError,),
+    BusyError: (RdmaError,),
+}
+EXAMPLES = [
+    RdmaError("plain"),
+    VerbsError(errno.ENOMEM, "ibv_reg_mr"),
+    ConnectError("could not connect"),
+    AddressError("no RDMA path"),
+    RouteError("no route"),
+    Unreachable("nobody answers"),
+    Rejected("refused", 28, b"not today"),
+    ConnectionClosed("closed"),
+    LocalClosed("closed here"),
+    PeerClosed("closed there"),
+    DeviceRemoved("unplugged"),
+    WorkRequestError(WcStatus.RETRY_EXC_ERR, WcOpcode.SEND, 0x81),
+    BusyError("busy"),
+]
+
+
+def through_pickle(error: RdmaError) -> RdmaError:
+    twin = pickle.loads(pickle.dumps(error))
+    assert isinstance(twin, RdmaError)
+    return twin
+
+
+def test_the_hierarchy_is_as_drawn() -> None:
+    assert {kind: kind.__bases__ for kind in PARENTS} == PARENTS
+
+
+def test_every_exception_of_the_module_is_drawn_and_public() -> None:
+    defined = {
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    }
+    assert defined == PARENTS.keys()
+    drawing = errors.__doc__ or ""
+    assert [kind.__name__ for kind in PARENTS if kind.__name__ not in drawing] == []
+    assert [kind.__name__ for kind in PARENTS if kind.__name__ not in aiordma.__all__] == []
+
+
+def test_there_is_an_example_of_each() -> None:
+    assert {type(error) for error in EXAMPLES} == PARENTS.keys()
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, through_pickle])
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_a_copy_says_and_holds_the_same(
+    error: RdmaError, duplicate: Callable[[RdmaError], RdmaError]
+) -> None:
+    twin = duplicate(error)
+    assert twin is not error
+    assert type(twin) is type(error)
+    assert str(twin) == str(error)
+    for name in ("errno", "function", "status", "private_data", "opcode", "vendor_err"):
+        assert getattr(twin, name, None) == getattr(error, name, None)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_a_copy_of_a_copy_is_still_the_same(error: RdmaError) -> None:
+    assert str(copy.copy(copy.copy(error))) == str(error)
+
+
+def test_a_copy_has_a_traceback_of_its_own() -> None:
+    with pytest.raises(PeerClosed) as caught:
+        raise PeerClosed("closed there")
+    assert caught.value.__traceback__ is not None
+    assert copy.copy(caught.value).__traceback__ is None
+
+
+def test_an_unknown_status_survives() -> None:
+    twin = through_pickle(WorkRequestError(WcStatus(99), WcOpcode(77), 5))
+    assert isinstance(twin, WorkRequestError)
+    assert (twin.status, twin.opcode, twin.vendor_err) == (99, 77, 5)
+    assert "UNKNOWN_99" in str(twin)
+
+
+def test_a_verbs_error_is_an_os_error_with_the_functions_name() -> None:
+    error = VerbsError(errno.EPERM, "ibv_destroy_qp")
+    assert isinstance(error, OSError)
+    assert error.errno == errno.EPERM
+    assert error.function == "ibv_destroy_qp"
+    assert error.strerror == f"ibv_destroy_qp: {os.strerror(errno.EPERM)}"
+    assert type(error) is VerbsError  # not PermissionError, as OSError would make of it
+
+
+def test_a_connect_error_is_a_connection_error() -> None:
+    with pytest.raises(ConnectionError):
+        raise Unreachable("nobody answers")
+
+
+def test_rejected_keeps_what_the_peer_sent() -> None:
+    error = Rejected("refused", 28, b"not today")
+    assert (error.status, error.private_data) == (28, b"not today")
+    assert Rejected("refused", 8).private_data == b""
+
+
+HINTED = [
+    ("ibv_reg_mr", errno.ENOMEM, "RLIMIT_MEMLOCK"),
+    ("rdma_create_qp", errno.ENOMEM, "RLIMIT_MEMLOCK"),
+    ("rdma_create_qp", errno.EINVAL, "max_inline"),
+    ("ibv_create_cq", errno.ENOMEM, "RLIMIT_MEMLOCK"),
+    ("rdma_create_event_channel", errno.ENODEV, "aiordma lab"),
+    ("rdma_create_event_channel", errno.ENOENT, "aiordma lab"),
+    ("rdma_get_devices", errno.ENODEV, "aiordma lab"),
+    ("rdma_create_id", errno.ENODEV, "aiordma lab"),
+    ("rdma_bind_addr", errno.EADDRINUSE, "port is taken"),
+    ("rdma_bind_addr", errno.EADDRNOTAVAIL, "not one of this machine's"),
+    ("rdma_listen", errno.EADDRINUSE, "port is taken"),
+    ("rdma_bind_addr", errno.ENODEV, "aiordma devices"),
+    ("rdma_resolve_addr", errno.ENODEV, "aiordma devices"),
+]
+
+
+@pytest.mark.parametrize(("function", "code", "advice"), HINTED)
+def test_an_error_comes_with_advice(function: str, code: int, advice: str) -> None:
+    text = str(VerbsError(code, function))
+    assert text.startswith(f"[Errno {code}] {function}: {os.strerror(code)} (")
+    assert advice in text
+
+
+def test_where_there_is_no_advice_there_are_no_brackets() -> None:
+    assert reason("rdma_listen", errno.EPERM) == os.strerror(errno.EPERM)
+
+
+def test_every_advice_is_for_a_function_that_exists() -> None:
+    functions = {function for function, _ in errors._HINTS}
+    assert {name for name in functions if not callable(getattr(lib, name, None))} == set()
+
+
+def test_no_table_has_a_key_twice() -> None:
+    with open(errors.__file__, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            keys = [ast.dump(key) for key in node.keys if key is not None]
+            assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        (WcStatus.LOC_LEN_ERR, "larger than the receive buffer"),
+        (WcStatus.REM_ACCESS_ERR, "key, bounds or permission"),
+        (WcStatus.RETRY_EXC_ERR, "stopped answering"),
+        (WcStatus.RNR_RETRY_EXC_ERR, "no receive posted"),
+    ],
+)
+def test_a_failed_work_request_is_explained(status: WcStatus, advice: str) -> None:
+    text = str(WorkRequestError(status, WcOpcode.SEND))
+    assert text.startswith(f"SEND failed: {status.name} (")
+    assert advice in text
+
+
+def test_a_status_that_needs_no_explanation_has_none() -> None:
+    text = str(WorkRequestError(WcStatus.WR_FLUSH_ERR, WcOpcode.RECV))
+    assert text == "RECV failed: WR_FLUSH_ERR"
+
+
+def test_check_lets_success_pass() -> None:
+    check(0, "rdma_listen")
+    check_errno(0, "ibv_dereg_mr")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_errno_of_either_sign_is_understood(sign: int) -> None:
+    with pytest.raises(VerbsError) as caught:
+        check_errno(sign * errno.EBUSY, "ibv_dealloc_pd")
+    assert caught.value.errno == errno.EBUSY
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_check_takes_the_errno_that_the_call_left(sign: int) -> None:
+    ffi.errno = sign * errno.EINVAL
+    with pytest.raises(VerbsError, match="rdma_connect: Invalid argument") as caught:
+        check(-1, "rdma_connect")
+    assert caught.value.errno == errno.EINVAL
+
+
+def test_the_errno_of_a_c_call_reaches_the_exception() -> None:
+    assert lib.aiordma_set_nonblocking(-1) == -1
+    error = last_error("fcntl")
+    assert (error.errno, error.function) == (errno.EBADF, "fcntl")
+
+
+def test_a_failure_without_errno_is_an_input_output_error() -> None:
+    ffi.errno = 0
+    assert last_error("ibv_create_cq").errno == errno.EIO

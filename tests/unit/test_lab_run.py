@@ -1,0 +1,113 @@
+"""What QEMU and the guest's kernel are given, and what the command line means."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aiordma.cli import main
+from aiordma.lab import cpio, is_inside, kvm, qemu
+from aiordma.lab.devices import DEVICES, addresses, setup_script
+from aiordma.lab.errors import LabError
+from aiordma.lab.job import describe
+from aiordma.lab.relay import GuestEnded, GuestFailed, Relay
+from aiordma.lab.run import Options, run
+
+
+def test_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_LAB", "1")
+    assert is_inside()
+    monkeypatch.delenv("AIORDMA_LAB")
+    assert not is_inside()
+
+
+def test_no_lab_in_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_LAB", "1")
+    with pytest.raises(LabError, match=r"^this is the lab's machine already"):
+        run(["true"], Options())
+
+
+def test_the_devices_and_their_variables() -> None:
+    assert addresses(DEVICES["siw"]) == {
+        "AIORDMA_LAB_SIW": "10.7.2.1",
+        "AIORDMA_LAB_SIW6": "fd07:2::1",
+    }
+    script = setup_script(DEVICES["both"])
+    assert "rdma link add rxe0 type rxe netdev rxe-veth" in script
+    assert "rdma link add siw0 type siw netdev siw-veth" in script
+
+
+def test_qemus_command_line() -> None:
+    machine = qemu.Machine(Path("/k"), "/i", "/c,d", "tcg", cpus=2, memory="1G", cwd="/a,b")
+    line = " ".join(machine.argv_with_channel("/qemu", 7))
+    assert "path=/a,,b,security_model=none" in line
+    assert "id=root,path=/,security_model=none,multidevs=remap,readonly=on" in line
+    assert "file:/c,,d" in line
+    assert "fd=7" in line
+
+
+def test_the_archive_is_one_that_cpio_reads(tmp_path: Path) -> None:
+    busybox = "/bin/busybox"
+    if not Path(busybox).exists():
+        pytest.skip("needs busybox")
+    data = cpio.archive({"bin/x": (0o755, b"abc"), "y": (0o644, b"")}, directories=("bin",))
+    subprocess.run([busybox, "cpio", "-i"], input=data, cwd=tmp_path, check=True)
+    assert (tmp_path / "bin/x").read_bytes() == b"abc"
+    assert (tmp_path / "bin/x").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "y").read_bytes() == b""
+
+
+def test_kvm_is_probed_once_for_each_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probes: list[object] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.access", lambda path, mode: True)
+    monkeypatch.setattr(kvm, "_probe", lambda *args: probes.append(args))
+    assert [kvm.works("qemu", None) for _ in range(3)] == [False] * 3  # type: ignore[arg-type]
+    assert len(probes) == 1
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x15\0\0\0\x02no"])
+def test_a_guest_that_goes_away_or_fails(frame: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        relay = Relay(ours, describe(["true"], {}, closed=[]))
+        theirs.sendall(frame)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(GuestFailed if frame else GuestEnded):
+            relay.boot(timeout=5)
+
+
+def test_a_guest_that_does_not_come() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(TimeoutError):
+        Relay(ours, describe(["true"], {}, closed=[])).boot(timeout=0.01)
+
+
+def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[tuple[list[str], Options]] = []
+
+    def fake_run(argv: list[str], options: Options) -> int:
+        seen.append((argv, options))
+        if argv[0] == "fail":
+            raise LabError("a sentence", log="/a/log")
+        return 7
+
+    monkeypatch.setattr("aiordma.lab.run.run", fake_run)
+    code = main(["lab", "run", "--device", "both", "--cpus", "1", "--", "ls", "--", "-l"])
+    assert code == 7
+    argv, options = seen[0]
+    assert argv == ["ls", "--", "-l"]
+    assert (options.device, options.cpus, options.memory) == ("both", 1, "2G")
+    assert main(["lab", "run", "fail"]) == 125
+    assert capsys.readouterr().err == (
+        "aiordma lab: a sentence\naiordma lab: the whole log is in /a/log\n"
+    )
+
+
+@pytest.mark.parametrize("argv", [["--cpus", "0", "ls"], ["--device", "mlx5", "ls"], []])
+def test_wrong_command_lines(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["lab", "run", *argv])
+    assert caught.value.code == 2
+    assert "error:" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""ConnectionOptions refuse what cannot be, before it costs a connection."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from aiordma import ConnectionOptions, PortSpace
+from aiordma.options import _RANGES, PrivateDataLimits, check_private_data
+from aiordma.verbs import Device, DeviceAttributes
+
+INFINIBAND = PrivateDataLimits(connect=56, accept=196, reject=148)
+IWARP = PrivateDataLimits(connect=251, accept=251, reject=251)
+
+
+def test_the_defaults_are_allowed() -> None:
+    options = ConnectionOptions()
+    assert (options.send_depth, options.recv_depth) == (64, 32)
+    assert options.max_message_size == 16384
+    assert options.port_space is PortSpace.TCP
+
+
+@pytest.mark.parametrize(("name", "low", "high"), _RANGES)
+def test_both_ends_of_a_range_are_allowed(name: str, low: float, high: float) -> None:
+    for value in (low, high):
+        assert getattr(ConnectionOptions(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(("name", "low", "high"), _RANGES)
+def test_what_is_beyond_a_range_is_refused(name: str, low: float, high: float) -> None:
+    for value in (low - 1, high + 1, float("nan")):
+        with pytest.raises(ValueError, match=f"^{name} is {value}, not between {low} and {high}$"):
+            ConnectionOptions(**{name: value})
+
+
+@pytest.mark.parametrize(("depth", "size"), [(1 << 20, 1 << 20), (1 << 10, 1 << 30)])
+def test_the_memory_to_receive_into_has_a_bound(depth: int, size: int) -> None:
+    # Of sends there is no ring: their depth does not count.
+    options = ConnectionOptions(send_depth=1 << 20, recv_depth=depth, max_message_size=size)
+    assert options.recv_depth * options.max_message_size == 1 << 40
+    with pytest.raises(ValueError, match=f"recv_depth times max_message_size is over {1 << 40}"):
+        dataclasses.replace(options, recv_depth=depth // 2 + 1, max_message_size=2 * size)
+
+
+def test_every_number_has_a_range() -> None:
+    numbers = {field.name for field in dataclasses.fields(ConnectionOptions)}
+    assert numbers - {name for name, _, _ in _RANGES} == {"reuse_address", "port_space"}
+
+
+@pytest.mark.parametrize("name", ["tos", "ack_timeout"])
+def test_none_leaves_it_to_the_system(name: str) -> None:
+    assert getattr(ConnectionOptions(**{name: None}), name) is None
+
+
+@pytest.mark.parametrize("space", [PortSpace.UDP, PortSpace.IPOIB])
+def test_connections_are_made_in_port_spaces_that_connect(space: PortSpace) -> None:
+    with pytest.raises(ValueError, match="port space TCP or IB"):
+        ConnectionOptions(port_space=space)
+    assert ConnectionOptions(port_space=PortSpace.IB).port_space is PortSpace.IB
+
+
+def test_options_are_values() -> None:
+    options = ConnectionOptions(send_depth=8)
+    assert options == ConnectionOptions(send_depth=8)
+    assert hash(options) == hash(ConnectionOptions(send_depth=8))
+    assert options != ConnectionOptions()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.send_depth = 9  # type: ignore[misc]
+
+
+def test_a_replacement_is_checked_too() -> None:
+    with pytest.raises(ValueError, match="retry_count"):
+        dataclasses.replace(ConnectionOptions(), retry_count=8)
+
+
+@pytest.mark.parametrize(("iwarp", "limits"), [(False, INFINIBAND), (True, IWARP)])
+def test_private_data_has_the_limits_of_the_transport(
+    iwarp: bool, limits: PrivateDataLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "is_iwarp", iwarp)
+    assert PrivateDataLimits.of(object.__new__(Device)) == limits
+
+
+@pytest.mark.parametrize("limit", [0, 56, 251])
+def test_private_data_that_fits_is_let_through(limit: int) -> None:
+    check_private_data(bytes(limit), limit)
+    with pytest.raises(ValueError, match=f"{limit + 1} bytes; at most {limit}"):
+        check_private_data(bytes(limit + 1), limit)
+
+
+class ShallowDevice:
+    name = "shallow0"
+    attributes = DeviceAttributes(
+        max_qp_wr=100,
+        max_sge=1,
+        max_cqe=1000,
+        max_mr_size=1,
+        max_qp_rd_atom=1,
+        max_qp_init_rd_atom=1,
+    )
+
+
+@pytest.mark.parametrize("name", ["send_depth", "recv_depth"])
+def test_a_queue_deeper_than_the_device_allows_is_refused(name: str) -> None:
+    ConnectionOptions(**{name: 100}).check_device(ShallowDevice())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"shallow0 allows .* 100"):
+        ConnectionOptions(**{name: 101}).check_device(ShallowDevice())  # type: ignore[arg-type]
