@@ -46,7 +46,7 @@ device-test: setup
 	@$(call on_device,both,$(PY) -m pytest $(DEVICE_TESTS))
 
 soak: setup
-	@$(call on_device,both,$(PY) -m pytest tests/soak --override-ini=log_cli=true)
+	@$(call on_device,both,$(PY) -m pytest tests/soak)
 
 setup: $(READY) $(LAB_READY)
 
@@ -67,8 +67,8 @@ $(READY): pyproject.toml setup.py $(NATIVE)
 		{ echo "aiordma: $(PYTHON) is older than 3.11; try: make PYTHON=/usr/bin/python3" >&2; exit 1; }
 	@echo "aiordma: making the virtual environment $(VENV) and building the extension"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install --quiet --upgrade pip
-	@$(PY) -m pip install --quiet --editable '.[dev]'
+	@{ $(PY) -m pip install --upgrade pip && $(PY) -m pip install --editable '.[dev]'; } \
+		>$(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
 	@touch $@
 
 # A machine with a device of its own needs no lab, until somebody asks for one.

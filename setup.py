@@ -1,5 +1,8 @@
-"""Names the cffi builder: setuptools takes `cffi_modules` from nowhere else."""
+"""What setuptools takes from nowhere else: the cffi builder, and one wheel for 3.11 and later."""
 
 from setuptools import setup
 
-setup(cffi_modules=["aiordma/_native/build.py:ffibuilder"])
+setup(
+    cffi_modules=["aiordma/_native/build.py:ffibuilder"],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -253,6 +253,16 @@ async def test_rejected_with_private_data(address: DeviceAddress) -> None:
         assert caught.value.private_data == b"not today"
 
 
+async def test_rejected_with_private_data_of_the_greatest_length(address: DeviceAddress) -> None:
+    longest = b"n" * (148 if address.transport.name == "IB" else 251)
+    async with aiordma.listen(address.host, 0) as listener:
+        connecting = asyncio.create_task(connect_quietly(listener))
+        await (await listener.get_request()).reject(longest)
+        with pytest.raises(Rejected) as caught:
+            await connecting
+    assert caught.value.private_data == longest
+
+
 async def test_two_loops_in_two_threads(address: DeviceAddress) -> None:
     ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     loop = asyncio.get_running_loop()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
-from helpers import PATIENCE, ROOT
+from helpers import PATIENCE, ROOT, start_python
 
 from aiordma.rdmacm import DeviceAddress
 
@@ -34,3 +35,23 @@ def test_the_client_fails_without_a_server(address: DeviceAddress) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("echo_client: ")
     assert "rejected the connection" in done.stderr
+
+
+def test_the_readme(address: DeviceAddress) -> None:
+    """The two sides as they stand in the README, but for the address and the port."""
+    client, server = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    port = "7489"
+    announce = "        print('listening', flush=True)\n        await listener.serve(echo)"
+    server = server.replace("        await listener.serve(echo)", announce)
+    server = f"import asyncio, aiordma\n{server}\nasyncio.run(main())".replace("7471", port)
+    client = client.replace("10.7.1.1", address.host).replace("7471", port)
+    serving = start_python(server)
+    try:
+        assert serving.stdout is not None
+        assert serving.stdout.readline() == "listening\n"
+        talking = start_python(client)
+        output, _ = talking.communicate(timeout=PATIENCE)
+    finally:
+        serving.kill()
+        serving.communicate()
+    assert output == "b'hello'\n"

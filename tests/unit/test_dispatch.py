@@ -449,3 +449,26 @@ async def test_a_queue_that_breaks_between_two_turns_fails_the_device_too(rig: R
     assert len(rig.sinks[0].numbers) == POLL_BATCH * loop_device.MAX_BATCHES
     assert rig.queues["a"].polls == loop_device.MAX_BATCHES + 1
     assert not rig.channel.stop_watching()
+
+
+async def test_a_failure_is_told_once_though_a_queue_was_to_be_polled_again(rig: Rig) -> None:
+    rig.complete("a", 0, *range(POLL_BATCH * loop_device.MAX_BATCHES * 2))
+    rig.queues["a"].good_polls = loop_device.MAX_BATCHES
+    rig.queues["a"].fails = rig.queues["b"].fails = BROKEN
+    rig.channel.put(["a", "b"])
+    await eventually(lambda: rig.channel.reads == 1)
+    await settle()
+    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+
+
+async def test_a_sink_that_cannot_take_the_failure_does_not_stop_the_others(
+    rig: Rig,
+    failure: list[str] | VerbsError,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(rig.sinks[0], "device_failed", lambda error: 1 // 0)
+    rig.channel.put(failure)
+    await eventually(lambda: rig.channel.reads == 1)
+    assert rig.sinks[1].failures == [BROKEN]
+    assert "could not handle the failure of fake0" in caplog.text

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aiordma.loop import SerialJobs, parking, run_in_worker, running_loop, workers
+from aiordma.loop import SerialJobs, parking, post, run_in_worker, running_loop, workers
 from aiordma.loop.workers import WorkerPool
 
 PATIENCE = 10.0
@@ -189,6 +189,25 @@ def test_a_loop_that_was_closed_meanwhile_is_left_alone(gate: threading.Event) -
     assert ended.is_set()
 
 
+# --- post ---
+
+
+@pytest.mark.asyncio
+async def test_what_is_posted_the_loop_calls_soon() -> None:
+    called = list[threading.Thread]()
+    post(running_loop(), lambda: called.append(threading.current_thread()))
+    assert called == []
+    await asyncio.sleep(0)
+    assert called == [threading.current_thread()]
+
+
+def test_what_is_posted_to_a_closed_loop_is_dropped() -> None:
+    loop, called = asyncio.new_event_loop(), list[None]()
+    loop.close()
+    post(loop, lambda: called.append(None))
+    assert called == []
+
+
 # --- WorkerPool ---
 
 
@@ -294,6 +313,21 @@ def test_a_job_that_hangs_keeps_no_interpreter_from_exiting() -> None:
         "workers.submit(hang); parking.submit(hang); begun.acquire(); begun.acquire()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("submit", ["workers.submit", "parking.submit", "SerialJobs().submit"])
+def test_a_job_submitted_as_the_interpreter_exits_does_not_keep_it(submit: str) -> None:
+    code = (
+        "import sys; from aiordma.loop import SerialJobs, parking, workers\n"
+        "class Late:\n"
+        f"    def __del__(self, submit={submit}, sys=sys, print=print):\n"
+        "        submit(lambda: print('ran'))\n"
+        "        print('submitted', sys.is_finalizing())\n"
+        "late = Late()\n"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, check=True, timeout=30, capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("submitted True\n", "")
 
 
 def no_more_threads(*args: object) -> None:

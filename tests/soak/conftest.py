@@ -1,0 +1,1 @@
+from leaks import no_leaks  # noqa: F401

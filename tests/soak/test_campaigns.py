@@ -1,0 +1,140 @@
+"""Long campaigns, run by `make soak`: minutes of one kind of trouble, then a count of what is left.
+
+AIORDMA_SOAK_SECONDS says how long each lasts (default 120). Each prints its figures as it goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from helpers import PATIENCE, start_python
+
+import aiordma
+from aiordma import Connection, ConnectionOptions
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+SECONDS = float(os.environ.get("AIORDMA_SOAK_SECONDS", "120"))
+SMALL = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=4096)
+REPORT_EVERY = 15.0
+
+
+def until_time_is_up(what: str, figures: Counter[str]) -> Iterator[int]:
+    """Count rounds until SECONDS have passed, printing the figures now and then."""
+    begin = last = time.monotonic()
+    number = 0
+    while (now := time.monotonic()) - begin < SECONDS:
+        if now - last > REPORT_EVERY:
+            print(f"{what}: {now - begin:.0f} s, {dict(figures)}", flush=True)
+            last = now
+        yield number
+        number += 1
+    print(f"{what}: done after {SECONDS:.0f} s, {number} rounds, {dict(figures)}", flush=True)
+
+
+async def echo(connection: Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
+
+
+async def talk(where: tuple[str, int], chance: random.Random, figures: Counter[str]) -> None:
+    async with aiordma.connect(*where, options=SMALL) as connection:
+        figures["connected"] += 1
+        while True:
+            message = chance.randbytes(chance.randrange(4096))
+            await connection.send(message)
+            assert await connection.recv() == message
+            figures["echoed"] += 1
+
+
+async def test_echo_clients_cancelled_anywhere(
+    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each wave of clients is cancelled at random moments; the echo of the rest stays right."""
+    chance = random.Random(1)
+    figures: Counter[str] = Counter()
+    with capsys.disabled():
+        async with aiordma.listen(address.host, 0, options=SMALL) as listener:
+            serving = asyncio.create_task(listener.serve(echo))
+            for _ in until_time_is_up(f"cancelled on {address.device}", figures):
+                where = listener.local_address
+                tasks = [asyncio.create_task(talk(where, chance, figures)) for _ in range(8)]
+                for task in tasks:
+                    await asyncio.sleep(chance.uniform(0, 0.1))
+                    task.cancel()
+                    figures["cancelled"] += 1
+                await asyncio.wait(tasks)
+                assert all(task.cancelled() for task in tasks), [
+                    t for t in tasks if not t.cancelled()
+                ]
+            await listener.aclose()
+            await serving
+    assert figures["echoed"]
+
+
+FLOODER = """
+import asyncio, sys
+import aiordma
+
+async def main(host, port):
+    async with aiordma.connect(host, int(port)) as connection:
+        while True:
+            await connection.send(b"x" * 2000)
+            await connection.recv()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_peers_killed_at_any_moment(
+    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Peer processes are killed while they start, connect and flood; the server serves on."""
+    chance = random.Random(2)
+    figures: Counter[str] = Counter()
+
+    async def count(connection: Connection) -> None:
+        figures["connected"] += 1
+        async for message in connection:
+            figures["messages"] += 1
+            await connection.send(message)
+
+    with capsys.disabled():
+        async with aiordma.listen(address.host, 0) as listener:
+            serving = asyncio.create_task(listener.serve(count))
+            host, port = listener.local_address
+            for _ in until_time_is_up(f"killed on {address.device}", figures):
+                peer = start_python(FLOODER, host, str(port))
+                # Starting takes a second or more here; most die while they flood.
+                await asyncio.sleep(chance.uniform(0.5, 4))
+                peer.send_signal(signal.SIGKILL)
+                await asyncio.to_thread(peer.communicate)
+                figures["killed"] += 1
+            await listener.aclose()
+            async with asyncio.timeout(PATIENCE):
+                await serving
+    assert figures["messages"]
+
+
+async def test_connections_come_and_go(
+    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures: Counter[str] = Counter()
+    with capsys.disabled():
+        async with aiordma.listen(address.host, 0, options=SMALL) as listener:
+            serving = asyncio.create_task(listener.serve(echo))
+            for number in until_time_is_up(f"come and go on {address.device}", figures):
+                async with aiordma.connect(*listener.local_address, options=SMALL) as connection:
+                    await connection.send(b"%d" % number)
+                    assert await connection.recv() == b"%d" % number
+                figures["connections"] += 1
+            await listener.aclose()
+            await serving

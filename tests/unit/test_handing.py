@@ -1,0 +1,346 @@
+"""hand_over: called once whatever becomes of the loop, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from aiordma.loop import hand_over, handing, running_loop
+from aiordma.loop.workers import WorkerPool
+
+PATIENCE = 10.0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.001)
+
+
+class FakeLoop:
+    """A loop that runs when told to, and is closed when told to: also both at once."""
+
+    def __init__(self, *, closed: bool = False) -> None:
+        self.closed = closed
+        self.handed: list[Callable[[], None]] = []
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        self.handed.append(callback)
+
+    def is_closed(self) -> bool:
+        return self.closed
+
+    def run(self) -> None:
+        while self.handed:
+            self.handed.pop()()
+
+
+class Calls:
+    """Counts calls of numbered callbacks, and knows the threads that made them."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+        self.threads: list[threading.Thread] = []
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+    def number(self, number: int = 0) -> Callable[[], None]:
+        def call() -> None:
+            self.threads.append(threading.current_thread())
+            self.made.append(number)
+
+        return call
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> WorkerPool:
+    """Where the watcher of this test runs; it has no thread at first, and keeps none idle."""
+    made = WorkerPool(idle_seconds=0.01)
+    monkeypatch.setattr(handing, "parking", made)
+    monkeypatch.setattr(handing, "_watcher", handing._Watcher())
+    monkeypatch.setattr(handing, "WATCH_SECONDS", 0.002)
+    return made
+
+
+@pytest.fixture
+def loops(pool: WorkerPool) -> Iterator[Callable[[], asyncio.AbstractEventLoop]]:
+    """Makes loops, all closed at the end, so that the watcher stops."""
+    made: list[asyncio.AbstractEventLoop] = []
+
+    def make() -> asyncio.AbstractEventLoop:
+        made.append(asyncio.new_event_loop())
+        return made[-1]
+
+    yield make
+    for loop in made:
+        loop.close()
+    wait_until(lambda: pool._threads == 0)
+
+
+MakeLoop = Callable[[], asyncio.AbstractEventLoop]
+
+
+# --- a loop that runs ---
+
+
+@pytest.mark.asyncio
+async def test_a_running_loop_calls_it_on_its_own_thread(pool: WorkerPool, calls: Calls) -> None:
+    loop = running_loop()
+    threading.Thread(target=lambda: hand_over(loop, calls.number())).start()
+    async with asyncio.timeout(PATIENCE):
+        while not calls:
+            await asyncio.sleep(0.001)
+        while pool._threads:
+            await asyncio.sleep(0.001)
+    assert calls.threads == [threading.current_thread()]
+
+
+@pytest.mark.asyncio
+async def test_handing_over_does_not_wait(pool: WorkerPool, calls: Calls) -> None:
+    hand_over(running_loop(), calls.number())  # the loop could never get to it meanwhile
+    assert len(calls) == 0
+    await asyncio.sleep(0)
+    assert len(calls) == 1
+
+
+@pytest.mark.asyncio
+async def test_the_order_is_kept(pool: WorkerPool, calls: Calls) -> None:
+    for number in range(20):
+        hand_over(running_loop(), calls.number(number))
+    await asyncio.sleep(0)
+    assert calls.made == list(range(20))
+
+
+def test_a_loop_that_stands_still_is_left_its_time(loops: MakeLoop, calls: Calls) -> None:
+    loop = loops()
+    hand_over(loop, calls.number())
+    time.sleep(0.03)  # the watcher looked many times
+    assert len(calls) == 0
+    loop.run_until_complete(asyncio.sleep(0))
+    assert calls.threads == [threading.current_thread()]
+
+
+# --- a loop that is closed ---
+
+
+def test_a_closed_loop_has_it_called_at_once(
+    loops: MakeLoop, pool: WorkerPool, calls: Calls
+) -> None:
+    loop = loops()
+    loop.close()
+    hand_over(loop, calls.number())
+    assert calls.threads == [threading.current_thread()]
+    assert pool._threads == 0
+
+
+def test_a_loop_closed_before_it_gets_to_it_has_it_called_all_the_same(
+    loops: MakeLoop, pool: WorkerPool, calls: Calls
+) -> None:
+    loop = loops()
+    for number in range(3):
+        hand_over(loop, calls.number(number))
+    loop.close()
+    wait_until(lambda: len(calls) == 3 and pool._threads == 0)
+    assert calls.made == [0, 1, 2]
+    assert {thread.name for thread in calls.threads} == {"aiordma-worker"}
+
+
+def test_one_loop_closed_does_not_end_the_others_wait(
+    loops: MakeLoop, pool: WorkerPool, calls: Calls
+) -> None:
+    closing, staying = loops(), loops()
+    hand_over(staying, calls.number(1))
+    hand_over(closing, calls.number(2))
+    closing.close()
+    wait_until(lambda: calls.made == [2])
+    time.sleep(0.02)
+    staying.run_until_complete(asyncio.sleep(0))
+    assert calls.made == [2, 1]
+
+
+def test_a_callback_may_hand_over_more(loops: MakeLoop, pool: WorkerPool, calls: Calls) -> None:
+    first, second = loops(), loops()
+
+    def more() -> None:
+        hand_over(first, calls.number(1))  # closed by now
+        hand_over(second, calls.number(2))
+
+    hand_over(first, more)
+    first.close()
+    wait_until(lambda: calls.made == [1])
+    second.close()
+    wait_until(lambda: calls.made == [1, 2])
+
+
+# --- never twice ---
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_a_loop_that_closes_meanwhile_has_it_called_exactly_once(
+    loops: MakeLoop, pool: WorkerPool, calls: Calls
+) -> None:
+    each, rounds = 5, 200
+
+    def hand_all_over(loop: asyncio.AbstractEventLoop, start: int) -> None:
+        for number in range(start, start + each):
+            hand_over(loop, calls.number(number))
+
+    for turn in range(rounds):
+        loop = loops()
+        thread = threading.Thread(target=hand_all_over, args=(loop, turn * each))
+        thread.start()
+        for _ in range(turn % 4):
+            loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        thread.join(PATIENCE)
+    wait_until(lambda: len(calls) >= rounds * each)
+    wait_until(lambda: pool._threads == 0)
+    assert Counter(calls.made) == Counter(range(rounds * each))
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_the_loop_and_the_watcher_never_both_call_it(
+    pool: WorkerPool, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handing, "WATCH_SECONDS", 0)
+    loop, count = FakeLoop(closed=True), 3000
+    for number in range(count):
+        hand_over(loop, calls.number(number))  # type: ignore[arg-type]
+        if number % 3 == 0:
+            loop.run()
+    loop.run()
+    wait_until(lambda: pool._threads == 0)
+    assert Counter(calls.made) == Counter(range(count))
+    assert len(set(calls.threads)) > 1  # else nobody raced
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_of_many_who_come_at_once_only_one_calls_it(calls: Calls) -> None:
+    callers, rounds = 4, 200
+    onces = [handing._Once(calls.number(number)) for number in range(rounds)]
+    barrier = threading.Barrier(callers)
+
+    def run() -> None:
+        for once in onces:
+            barrier.wait(PATIENCE)
+            once.run()
+
+    threads = [threading.Thread(target=run) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert Counter(calls.made) == Counter(range(rounds))
+    assert all(once.claimed for once in onces)
+
+
+# --- the watcher ---
+
+
+def test_one_thread_watches_over_all(loops: MakeLoop, pool: WorkerPool, calls: Calls) -> None:
+    made = [loops() for _ in range(5)]
+    for loop in made:
+        for _ in range(10):
+            hand_over(loop, calls.number())
+    assert pool._threads == 1
+    time.sleep(0.01)
+    assert pool._threads == 1
+    for loop in made:
+        loop.close()
+    wait_until(lambda: len(calls) == 50)
+    assert len(set(calls.threads)) == 1
+
+
+def test_the_watcher_goes_away_and_comes_back(pool: WorkerPool, calls: Calls) -> None:
+    for count in (1, 2, 3):
+        loop = FakeLoop()
+        hand_over(loop, calls.number())  # type: ignore[arg-type]
+        assert pool._threads == 1
+        time.sleep(0.02)
+        assert pool._threads == 1  # something is outstanding
+        loop.run()
+        assert len(calls) == count
+        wait_until(lambda: pool._threads == 0)
+
+
+def test_nothing_is_held_once_it_was_called(pool: WorkerPool) -> None:
+    class Owner:
+        def finish(self) -> None:
+            pass
+
+    outstanding = FakeLoop()  # keeps the watcher at it
+    hand_over(outstanding, lambda: None)  # type: ignore[arg-type]
+    for closed in (False, True):
+        owner, loop = Owner(), FakeLoop(closed=closed)
+        gone = weakref.ref(owner), weakref.ref(loop)
+        hand_over(loop, owner.finish)  # type: ignore[arg-type]
+        if closed:
+            loop.handed.clear()
+        else:
+            loop.run()
+        del owner, loop
+        wait_until(lambda gone=gone: [ref() for ref in gone] == [None, None])
+    outstanding.run()
+    wait_until(lambda: pool._threads == 0)
+
+
+def test_what_is_never_called_keeps_no_interpreter_from_exiting() -> None:
+    code = (
+        "import asyncio; from aiordma.loop import hand_over\n"
+        "loop = asyncio.new_event_loop()\n"
+        "hand_over(loop, lambda: print('called'))\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    ended = subprocess.run(command, check=True, timeout=30, capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("", "")
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=RecursionError,
+    reason="without a thread the watcher runs in its submitter, and waits there for ever",
+)
+def test_nobody_waits_even_where_no_thread_is_to_be_had(
+    pool: WorkerPool, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watched(FakeLoop):
+        looks = 0
+
+        def is_closed(self) -> bool:
+            self.looks += 1
+            if threading.current_thread() is threading.main_thread() and self.looks > 3:
+                raise RecursionError("the loop's own thread waits for the loop")
+            return False
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loop = Watched()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    hand_over(loop, calls.number())  # type: ignore[arg-type]
+    assert len(calls) == 0
+    loop.run()
+    assert len(calls) == 1
