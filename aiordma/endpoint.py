@@ -62,11 +62,11 @@ class Endpoint:
         Raises:
             ValueError: the options are more than the device can do.
         """
-        options.check_device(cm.device())
+        self.device = cm.device()
+        options.check_device(self.device)
         self.cm = cm
         self.options = options
         self.peer_private_data = b""
-        self.device = cm.device()
         self._ring = ReceiveRing(options.recv_depth, options.max_message_size)
         self._sends = SendQueue(cm.loop, options.send_depth)
         self._receivers = WaitQueue(cm.loop)

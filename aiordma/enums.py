@@ -11,6 +11,10 @@ from aiordma._native import lib
 class OpenIntEnum(IntEnum):
     """An enumeration that newer libraries extend: an unknown number becomes a member too."""
 
+    def __reduce_ex__(self, proto: object) -> tuple[object, ...]:
+        # By value: Python 3.11 would copy and pickle a member by a name that it cannot look up.
+        return type(self), (self._value_,)
+
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
         if not isinstance(value, int):

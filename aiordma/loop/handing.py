@@ -6,17 +6,18 @@ it was called, by one thread for all, which calls it itself once the loop is clo
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma.loop.workers import parking
-
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
 
 WATCH_SECONDS = 0.05
+# The watching thread stays for so many rounds without work: more is likely to come.
+IDLE_ROUNDS = 20
 
 
 def hand_over(loop: Loop, callback: Callable[[], None]) -> None:
@@ -59,24 +60,30 @@ class _Watcher:
         self._running = False
 
     def watch(self, loop: Loop, once: _Once) -> None:
+        """Watch over `once`, unless there is no thread to be had for it."""
         with self._lock:
             self._watched.append((loop, once))
-            if self._running:
+            if self._running or sys.is_finalizing():
                 return
             self._running = True
-        parking.submit(self._run)
+        try:
+            threading.Thread(target=self._run, name="aiordma-watcher", daemon=True).start()
+        except RuntimeError:
+            self._running = False
 
     def _run(self) -> None:
-        while self._still_watching():
+        idle = 0
+        while self._goes_on(idle):
             time.sleep(WATCH_SECONDS)
             for loop, once in list(self._watched):
                 if loop.is_closed():
                     once.run()
+            idle = 0 if self._watched else idle + 1
 
-    def _still_watching(self) -> bool:
+    def _goes_on(self, idle: int) -> bool:
         with self._lock:
             self._watched = [entry for entry in self._watched if not entry[1].claimed]
-            self._running = bool(self._watched)
+            self._running = bool(self._watched) or idle < IDLE_ROUNDS
             return self._running
 
 

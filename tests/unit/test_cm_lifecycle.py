@@ -714,24 +714,14 @@ async def test_an_id_that_is_dropped_warns_and_is_destroyed(cm: FakeCm) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.xfail(
-    strict=True,
-    raises=RecursionError,
-    reason="without a thread hand_over's watcher runs in the loop's own, and waits for the loop",
-)
 async def test_an_id_is_destroyed_even_where_no_thread_is_to_be_had(
     cm: FakeCm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    def sleep(seconds: float) -> None:
-        raise RecursionError("the loop's own thread waits for the loop")
-
     # No thread that idles since an earlier test may help out.
-    monkeypatch.setattr(handing, "parking", WorkerPool(), raising=False)
     monkeypatch.setattr(handing, "_watcher", handing._Watcher())
-    monkeypatch.setattr(handing.time, "sleep", sleep)
     # SerialJobs' own default was bound when it was defined.
     pool = WorkerPool()
     monkeypatch.setattr(SerialJobs.submit, "__defaults__", (pool,))

@@ -1,0 +1,73 @@
+"""What can block in C is never called on the loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+from helpers import connected
+
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+BLOCKING = {
+    "ibv_alloc_pd",
+    "ibv_create_comp_channel",
+    "ibv_create_cq",
+    "ibv_dealloc_pd",
+    "ibv_dereg_mr",
+    "ibv_destroy_comp_channel",
+    "ibv_destroy_cq",
+    "ibv_destroy_qp",
+    "ibv_reg_mr",
+    "rdma_accept",
+    "rdma_connect",
+    "rdma_create_qp",
+    "rdma_destroy_id",
+    "rdma_disconnect",
+    "rdma_free_devices",
+    "rdma_get_devices",
+    "rdma_resolve_route",
+}
+
+
+class Watched:
+    """The compiled library; each call is made, and noted with its thread."""
+
+    def __init__(self, lib: object, calls: list[tuple[str, int]]) -> None:
+        self._lib = lib
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> object:
+        member = getattr(self._lib, name)
+        return self._watched(name, member) if callable(member) else member
+
+    def _watched(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            self._calls.append((name, threading.get_ident()))
+            return function(*arguments)
+
+        return call
+
+
+async def test_blocking_calls_are_made_by_worker_threads(
+    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int]] = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("aiordma.rdmacm.", "aiordma.verbs.")) and hasattr(module, "lib"):
+            monkeypatch.setattr(module, "lib", Watched(module.lib, calls))
+    monkeypatch.setattr("aiordma.dispatch.cm_events._initialised", False)
+    async with connected(address) as pair:
+        await pair.client.send(bytes(5000))
+        assert await pair.server.recv() == bytes(5000)
+        await pair.client.aclose()
+        assert [message async for message in pair.server] == []
+    await asyncio.sleep(0.3)  # the last of it is destroyed in the background
+    on_loop = {name for name, thread in calls if thread == threading.get_ident()}
+    assert on_loop & BLOCKING == set()
+    assert {name for name, _ in calls} >= BLOCKING

@@ -1,0 +1,47 @@
+"""Too little lockable memory: an error that says which limit and how to raise it, nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from helpers import PATIENCE
+
+import aiordma
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+CODE = """
+import asyncio, errno, sys
+import aiordma
+
+async def main(host, port):
+    try:
+        await aiordma.connect(host, int(port))
+    except aiordma.VerbsError as error:
+        assert error.errno == errno.ENOMEM, error
+        assert error.function == "ibv_reg_mr", error
+        print(error)
+    small = aiordma.ConnectionOptions(recv_depth=1, max_message_size=4096)
+    async with aiordma.connect(host, int(port), options=small) as connection:
+        await connection.send(b"small enough")
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_the_error_names_the_limit(address: DeviceAddress) -> None:
+    limited = ["setpriv", "--bounding-set", "-ipc_lock", "prlimit", "--memlock=131072:131072"]
+    async with aiordma.listen(address.host, 0) as listener:
+        host, port = listener.local_address
+        process = await asyncio.create_subprocess_exec(
+            *limited, sys.executable, "-c", CODE, host, str(port), stdout=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+            assert await connection.recv() == b"small enough"
+        output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert b"locked-memory limit" in output
+    assert b"ulimit -l" in output
