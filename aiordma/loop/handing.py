@@ -6,6 +6,7 @@ it was called, by one thread for all, which calls it itself once the loop is clo
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
+
+logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.05
 # The watching thread stays for so many rounds without work: more is likely to come.
@@ -48,7 +51,10 @@ class _Once:
 
     def run(self) -> None:
         if self._claim.acquire(blocking=False):
-            self._callback()
+            try:
+                self._callback()
+            except Exception:  # the caller has others to see to
+                logger.exception("what was handed over failed")
 
 
 class _Watcher:

@@ -83,6 +83,42 @@ async def test_killed_in_mid_traffic(address: DeviceAddress) -> None:
             peer.communicate()
 
 
+PING_PONG_PEER = """
+import asyncio, sys
+import aiordma
+
+async def main(host, port):
+    async with aiordma.connect(host, int(port)) as connection:
+        while True:
+            await connection.send(b"ping" * 500)
+            await connection.recv()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_killed_between_question_and_answer(address: DeviceAddress) -> None:
+    async def answer(connection: aiordma.Connection) -> None:
+        while True:
+            await connection.send(await connection.recv())
+
+    async with aiordma.listen(address.host, 0) as listener:
+        host, port = listener.local_address
+        peer = start_python(PING_PONG_PEER, host, str(port))
+        try:
+            async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+                answering = asyncio.create_task(answer(connection))
+                await asyncio.sleep(0.5)
+                assert not answering.done()
+                peer.send_signal(signal.SIGKILL)
+                with pytest.raises((PeerClosed, WorkRequestError)):
+                    await answering
+                assert connection.closed
+        finally:
+            peer.kill()
+            peer.communicate()
+
+
 async def test_killed_while_it_is_quiet(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address

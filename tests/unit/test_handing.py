@@ -368,3 +368,22 @@ def test_what_found_no_thread_is_watched_over_with_the_next(
     assert (len(calls), watchers.count) == (0, 0)
     hand_over(loop, calls.number(2))  # type: ignore[arg-type]
     wait_until(lambda: calls.made == [1, 2])
+
+
+def test_a_callback_that_raises_does_not_keep_others_from_being_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("as asked")
+
+    calls = Calls()
+    loop = FakeLoop()
+    hand_over(loop, fail)
+    hand_over(loop, calls.number(1))
+    loop.closed = True
+    wait_until(lambda: len(calls) == 1)
+    later = FakeLoop()
+    hand_over(later, calls.number(2))
+    later.closed = True
+    wait_until(lambda: len(calls) == 2)
+    assert "as asked" in caplog.text
