@@ -144,7 +144,8 @@ int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready,
 	return count;
 }
 
-/* Some providers return a negative errno from the posting calls; these return it positive. */
+/* Some providers return a negative errno from the posting calls; these return it positive. A queue
+ * pair that is destroyed is NULL. */
 
 int aiordma_post_recv(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
 		      uint32_t lkey)
@@ -153,6 +154,8 @@ int aiordma_post_recv(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_
 	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 };
 	struct ibv_recv_wr *bad;
 
+	if (!qp)
+		return EINVAL;
 	return abs(ibv_post_recv(qp, &wr, &bad));
 }
 
@@ -186,6 +189,8 @@ int aiordma_post_send(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_
 	};
 	struct ibv_send_wr *bad;
 
+	if (!qp)
+		return EINVAL;
 	if (imm >= 0)
 		wr.imm_data = htonl((uint32_t)imm);
 	return abs(ibv_post_send(qp, &wr, &bad));
@@ -212,6 +217,8 @@ int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer)
 {
 	struct ibv_qp_attr attr = { .min_rnr_timer = timer };
 
+	if (!qp)
+		return EINVAL;
 	return abs(ibv_modify_qp(qp, &attr, IBV_QP_MIN_RNR_TIMER));
 }
 

@@ -43,6 +43,7 @@ class AsyncCmId(CmLifecycle):
         super().__init__(loop, dispatcher, cm_id, state, request)
         self._requests: deque[AsyncCmId] = deque()
         self._backlog = MAX_BACKLOG
+        self._last_addresses = (("", 0), ("", 0))
 
     @classmethod
     async def create(cls, port_space: PortSpace = PortSpace.TCP) -> AsyncCmId:
@@ -62,11 +63,15 @@ class AsyncCmId(CmLifecycle):
     @property
     def local_address(self) -> tuple[str, int]:
         """`(host, port)` of this side; `("", 0)` before there is one."""
+        if self.state is CmState.CLOSED:
+            return self._last_addresses[0]
         return _pair(self.cm_id.local_address)
 
     @property
     def peer_address(self) -> tuple[str, int]:
         """`(host, port)` of the other side; `("", 0)` before there is one."""
+        if self.state is CmState.CLOSED:
+            return self._last_addresses[1]
         return _pair(self.cm_id.peer_address)
 
     def device(self) -> Device:
@@ -74,7 +79,9 @@ class AsyncCmId(CmLifecycle):
 
         Raises:
             ValueError: it is bound to none yet.
+            LocalClosed: it is closed.
         """
+        self._check_open()
         return self.cm_id.device()
 
     # --- finding the way ---
@@ -85,8 +92,7 @@ class AsyncCmId(CmLifecycle):
         Raises:
             VerbsError: EINVAL (too late for it, or not on this kind of id), ENOSYS.
         """
-        if self.state is CmState.CLOSED:
-            raise LocalClosed("the id is closed")
+        self._check_open()
         self.cm_id.set_option(option, value)
 
     def bind_addr(self, address: SocketAddress) -> None:
@@ -172,6 +178,7 @@ class AsyncCmId(CmLifecycle):
             ConnectError: it failed otherwise.
             VerbsError: a parameter is over a limit of the device.
         """
+        self._allowed(CmCall.CONNECT)
         peer = format_address(self.peer_address)
         iwarp = self.device().is_iwarp
 
@@ -319,6 +326,16 @@ class AsyncCmId(CmLifecycle):
         super().abort()
         while self._requests:
             self._requests.popleft().abort()
+
+    def abandon(self) -> None:
+        """abort() without telling anyone who waits; callable from any thread."""
+        # The C id is about to be freed: this is the last time that it can be asked.
+        self._last_addresses = self.local_address, self.peer_address
+        super().abandon()
+
+    def _check_open(self) -> None:
+        if self.state is CmState.CLOSED:
+            raise LocalClosed("the id is closed")
 
     def handle_event(self, event: CmEvent) -> None:
         """Take an event from the dispatcher."""

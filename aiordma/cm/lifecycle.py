@@ -82,11 +82,15 @@ class CmLifecycle:
 
     def _enter(self, call: CmCall) -> CmState:
         """Move to the state in which `call` leaves the id; the one before, to fall back to."""
+        before, self.state = self.state, self._allowed(call)
+        return before
+
+    def _allowed(self, call: CmCall) -> CmState:
+        """The state to which `call` would lead; raises if it is not allowed now."""
         state = after_call(self.state, call)
         if state is None:
             raise self._misuse(call)
-        before, self.state = self.state, state
-        return before
+        return state
 
     def _call_now(self, call: CmCall, function: Callable[[], None]) -> None:
         before = self._enter(call)
@@ -146,7 +150,9 @@ class CmLifecycle:
             self._notify()
 
     def abandon(self) -> None:
-        """abort() without telling anyone who waits; callable from any thread."""
+        """abort() without telling anyone who waits; callable from any thread. Idempotent."""
+        if self.state is CmState.CLOSED:
+            return
         self.state = CmState.CLOSED
         self._failure = None
         self._dispatcher.forget(self.cm_id)

@@ -68,10 +68,21 @@ class CmId:
     All calls on one id are the caller's to serialise.
     """
 
-    __slots__ = ("pointer",)
+    __slots__ = ("_pointer",)
 
     def __init__(self, pointer: CmIdPtr) -> None:
-        self.pointer = pointer
+        self._pointer: CmIdPtr | None = pointer
+
+    @property
+    def pointer(self) -> CmIdPtr:
+        """The C id.
+
+        Raises:
+            ValueError: it is destroyed.
+        """
+        if self._pointer is None:
+            raise ValueError("the id is destroyed")
+        return self._pointer
 
     @classmethod
     def create(cls, channel: EventChannel, port_space: PortSpace) -> CmId:
@@ -255,12 +266,14 @@ class CmId:
         check(lib.rdma_disconnect(self.pointer), "rdma_disconnect")
 
     def destroy(self) -> None:
-        """Free the id, telling the peer what its state demands: rdma_destroy_id(3). Call it once.
+        """Free the id, telling the peer what its state demands: rdma_destroy_id(3).
 
         Can block: for the events of the id in flight, and on iWARP for a connect under way. Its
         queue pair is not destroyed.
 
         Raises:
             VerbsError: the kernel does not know the id.
+            ValueError: it is destroyed already.
         """
-        check(lib.rdma_destroy_id(self.pointer), "rdma_destroy_id")
+        pointer, self._pointer = self.pointer, None
+        check(lib.rdma_destroy_id(pointer), "rdma_destroy_id")

@@ -38,7 +38,7 @@ class QueuePair:
     __slots__ = ("caps", "number", "pointer")
 
     def __init__(self, pointer: IbvQp, caps: QueuePairCaps) -> None:
-        self.pointer = pointer
+        self.pointer: IbvQp = pointer
         self.number = pointer.qp_num
         self.caps = caps
 
@@ -121,9 +121,12 @@ class QueuePair:
     def destroy(self) -> None:
         """Destroy the queue pair: ibv_destroy_qp(3). Afterwards the device touches no memory of it.
 
-        Waits until every asynchronous event of the queue pair is acknowledged. Call it once.
+        Waits until every asynchronous event of the queue pair is acknowledged. Idempotent; what is
+        posted afterwards fails with EINVAL.
 
         Raises:
             VerbsError: EBUSY while it is attached to a multicast group.
         """
-        check_errno(lib.ibv_destroy_qp(self.pointer), "ibv_destroy_qp")
+        pointer, self.pointer = self.pointer, ffi.NULL
+        if pointer != ffi.NULL:
+            check_errno(lib.ibv_destroy_qp(pointer), "ibv_destroy_qp")
