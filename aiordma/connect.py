@@ -34,7 +34,7 @@ def connect(
 
     `host` is a name or an IPv4 or IPv6 address; the addresses of a name are tried in turn.
     `local_address` is where to connect from. `private_data` reaches the peer with the request: up
-    to 56 bytes on InfiniBand and RoCE (padded with zeros to that), 255 on iWARP.
+    to 56 bytes on InfiniBand and RoCE (padded with zeros to that), 251 on iWARP.
 
     Cancelling leaves nothing behind: what was begun is destroyed in the background.
     See rdma_resolve_addr(3), rdma_resolve_route(3), rdma_connect(3).
@@ -163,13 +163,19 @@ async def _listen_on_all(
             for address in wanted:
                 port = cms[0].local_address[1] if cms else address.port
                 cms.append(await _listen_at(replace(address, port=port), backlog, options))
-        except BaseException as error:
+        except VerbsError:
+            retry = cms and not addresses[0].port and attempt < PORT_ATTEMPTS - 1
             for cm in cms:
                 cm.abort()
+            for cm in cms:
+                await cm.aclose()
             # A port that was free in one family need not be in the other: try another one.
-            retry = isinstance(error, VerbsError) and cms and not addresses[0].port
-            if not retry or attempt == PORT_ATTEMPTS - 1:
+            if not retry:
                 raise
+        except BaseException:
+            for cm in cms:
+                cm.abort()
+            raise
         else:
             return cms
     raise AssertionError("the last attempt returns or raises")
@@ -188,6 +194,9 @@ async def _listen_at(address: SocketAddress, backlog: int, options: ConnectionOp
             cm.set_option(IdOption.AFONLY, 1)
         cm.bind_addr(address)
         cm.listen(backlog)
+    except VerbsError:
+        await cm.aclose()  # the port is free again when the error arrives
+        raise
     except BaseException:
         cm.abort()
         raise

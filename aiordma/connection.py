@@ -69,7 +69,8 @@ class Connection:
         on their way already. A later failure of this send raises from the next call. `imm` is a
         number of 32 bits that travels beside the data (not on iWARP). See ibv_post_send(3).
 
-        Cancelling while it waits sends nothing; the connection goes on.
+        While it waits, the object cannot be resized (BufferError), and what it holds in the end is
+        sent. Cancelling while it waits sends nothing; the connection goes on.
 
         Raises:
             ValueError: the message is larger than max_message_size. The connection goes on.
@@ -77,9 +78,15 @@ class Connection:
             LocalClosed: it was closed on this side.
             VerbsError: ENOMEM when no more memory can be registered.
         """
+        number = NO_IMMEDIATE if imm is None else self._checked(imm)
         if isinstance(data, (list, tuple)):
             data = b"".join(data)
-        await self._endpoint.send(data, NO_IMMEDIATE if imm is None else self._checked(imm))
+        if type(data) is bytes:
+            await self._endpoint.send(data, len(data), number)
+            return
+        with memoryview(data) as view:  # held, so that nobody resizes it while it waits
+            contiguous = view if view.c_contiguous else view.tobytes()
+            await self._endpoint.send(contiguous, view.nbytes, number)
 
     def _checked(self, imm: int) -> int:
         if not 0 <= imm < 1 << 32:

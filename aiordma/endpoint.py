@@ -16,6 +16,7 @@ emptied after the report.
 from __future__ import annotations
 
 import copy
+import errno
 import logging
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from aiordma.dispatch import KEY_SHIFT, LoopDevice, SharedQueue
 from aiordma.enums import IdOption, WcOpcode, WcStatus
 from aiordma.errors import (
     BusyError,
+    DeviceRemoved,
     LocalClosed,
     PeerClosed,
     RdmaError,
@@ -38,8 +40,6 @@ from aiordma.rdmacm.address import format_address
 from aiordma.verbs import QueuePairCaps
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from aiordma._native._lib import IbvWc
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class Endpoint:
         self._no_flush = False
         self._flushing: Deadline | None = None
         self._queue: SharedQueue | None = None
+        self._entries = options.send_depth + options.recv_depth
         self._shared = LoopDevice.of(cm.loop, self.device)
         self._key = self._shared.attach(self)
         cm.on_change = self._on_cm_change
@@ -131,10 +132,8 @@ class Endpoint:
     def _prepare(self) -> None:
         """Get everything ready to receive, in a worker thread."""
         options, handle = self.options, self.cm.handle
-        entries = options.send_depth + options.recv_depth
         shared = self._shared
-        self._queue = queue = shared.reserve(entries)
-        handle.on_destroyed(lambda: shared.unreserve(queue, entries))
+        self._queue = queue = shared.reserve(self._entries)
         self._ring.allocate(shared.pd)
         handle.on_destroyed(self._ring.close)
         if options.ack_timeout is not None:
@@ -168,11 +167,10 @@ class Endpoint:
         """Whether nothing can be sent any more."""
         return self._closing or self._end is not None
 
-    async def send(self, data: Buffer, imm: int) -> None:
+    async def send(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         """Copy and post one message. See Connection.send."""
         if self.closed:
             raise self._reason()
-        nbytes = len(data) if type(data) is bytes else memoryview(data).nbytes
         if nbytes > self.options.max_message_size:
             limit = self.options.max_message_size
             raise ValueError(f"a message of {nbytes} bytes; max_message_size is {limit}")
@@ -185,11 +183,14 @@ class Endpoint:
                 self._sends.post_inline(data, imm)
             else:
                 await self._send_copy(data, nbytes, imm)
+        except VerbsError as error:
+            self._sends.unreserve()
+            raise self._not_posted(error) from None
         except BaseException:
             self._sends.unreserve()
             raise
 
-    async def _send_copy(self, data: Buffer, nbytes: int, imm: int) -> None:
+    async def _send_copy(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         buffer = self._sends.try_buffer(nbytes)
         if buffer is None:
             # Through the id's own queue of calls, so that its destruction waits for them.
@@ -198,9 +199,24 @@ class Endpoint:
             if self.closed:
                 raise self._reason()
             self._sends.post_copy(buffer, data, imm)
+        except VerbsError:
+            # libsiw keeps a request that it reports as failed: the buffer is not given back yet.
+            self._sends.keep(buffer)
+            raise
         except BaseException:
             buffer.release()
             raise
+
+    def _not_posted(self, error: VerbsError) -> RdmaError:
+        """A request was refused, or memory for it: the first ends the connection."""
+        if error.function != "ibv_post_send":
+            return error
+        gone = self.device.is_iwarp and error.errno == errno.ENOTCONN
+        self._break(PeerClosed(self._peer_closed()) if gone else error)
+        return self._reason()
+
+    def _peer_closed(self) -> str:
+        return f"{format_address(self.cm.peer_address)} closed the connection"
 
     async def recv(self) -> bytes:
         """Take one message. See Connection.recv."""
@@ -210,11 +226,16 @@ class Endpoint:
             if self._closing or (self._end is not None and self._is_drained()):
                 raise self._reason()
             await self._receivers.wait()
+        slot, message = self._ring.take()
+        if self._end is None:
+            self._repost(slot)
+        return message
+
+    def _repost(self, slot: int) -> None:
         try:
-            return self._ring.take(repost=self._end is None)
+            self._ring.post(slot)
         except VerbsError as error:
             self._break(error)
-            raise
 
     def _is_drained(self) -> bool:
         return self._no_flush or not self._ring.posted
@@ -262,17 +283,17 @@ class Endpoint:
     def device_failed(self, error: VerbsError) -> None:
         """The device is gone: no completion will come any more."""
         self._expect_no_more()
-        self._break(error)
+        removed = error.errno in (errno.EIO, errno.ENODEV)
+        self._break(DeviceRemoved(f"the RDMA device was removed: {error}") if removed else error)
 
     # --- the end ---
 
     def _on_cm_change(self) -> None:
         state = self.cm.state
         if state is CmState.DISCONNECTED:
-            self._break(PeerClosed(f"{format_address(self.cm.peer_address)} closed the connection"))
+            self._break(PeerClosed(self._peer_closed()))
             if self.device.is_iwarp and self._queue is not None:
-                self._shared.drain(self._queue)
-                self._expect_no_more()
+                self._shared.drain(self._queue, self._expect_no_more)
         elif state in (CmState.FAILED, CmState.REMOVED):
             self._expect_no_more()
             failure = self.cm.failure(format_address(self.cm.peer_address))
@@ -341,4 +362,6 @@ class Endpoint:
             self._flushing.cancel()
         self._sends.abandon()
         self._shared.detach(self._key)
+        if self._queue is not None:
+            self._shared.unreserve(self._queue, self._entries)
         self._shared.release()

@@ -54,7 +54,7 @@ class ConnectRequest:
         """Accept: `await request.accept()`, or `async with request.accept() as connection`.
 
         `private_data` reaches the peer with the answer: up to 196 bytes on InfiniBand and RoCE
-        (padded with zeros to that), 255 on iWARP. `options` default to the listener's.
+        (padded with zeros to that), 251 on iWARP. `options` default to the listener's.
 
         Cancelling ends the connection; nothing is left behind. See rdma_accept(3).
 
@@ -62,13 +62,16 @@ class ConnectRequest:
             ConnectError: the peer gave up, or did not confirm.
             LocalClosed: the request was answered already.
             VerbsError: not enough locked memory, for one; the peer is rejected.
-            ValueError: the private data is too long; the request can still be answered.
+            ValueError: the private data is too long, or the options are more than the device can
+                do; the request can still be answered.
         """
         return Opening(self._accept(private_data, options or self._options))
 
     async def _accept(self, private_data: bytes, options: ConnectionOptions) -> Connection:
         self._cm.check_unanswered()
-        check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).accept)
+        device = self._cm.device()
+        check_private_data(private_data, PrivateDataLimits.of(device).accept)
+        options.check_device(device)
         try:
             endpoint = Endpoint(self._cm, options)
             await endpoint.accept(private_data)
@@ -78,7 +81,7 @@ class ConnectRequest:
         return Connection(endpoint)
 
     async def reject(self, private_data: bytes = b"") -> None:
-        """Refuse the peer, who gets Rejected with `private_data` (148 bytes; 255 on iWARP).
+        """Refuse the peer, who gets Rejected with `private_data` (148 bytes; 251 on iWARP).
 
         A peer that gave up already is no error. See rdma_reject(3).
 
@@ -133,14 +136,17 @@ class Listener:
             DeviceRemoved: the device it was bound to went away.
             BusyError: another task is waiting for requests.
         """
-        if len(self._arrived):
-            raise BusyError("another task is waiting for requests on this listener")
+        self._check_idle()
         while True:
             for cm in self._cms:
                 request = cm.take_request()
                 if request is not None:
                     return ConnectRequest(request, self._options)
             await self._arrived.wait()
+
+    def _check_idle(self) -> None:
+        if len(self._arrived):
+            raise BusyError("another task is waiting for requests on this listener")
 
     async def accept(self, private_data: bytes = b"") -> Connection:
         """Wait for a peer that connects, and accept it.
@@ -162,10 +168,11 @@ class Listener:
         logged, and ends that connection only. Returns when the listener is closed, after the last
         handler has returned.
 
-        Cancelling cancels every handler.
+        Cancelling closes the listener and cancels every handler.
 
         Raises: as get_request(), except for LocalClosed.
         """
+        self._check_idle()
         failure: RdmaError | None = None
         async with asyncio.TaskGroup() as tasks:
             try:
@@ -184,6 +191,8 @@ class Listener:
         try:
             async with request.accept() as connection:
                 await handler(connection)
+        except ConnectError as error:
+            logger.info("%r went away: %s", request, error)
         except Exception:
             logger.exception("serving %r failed", request)
 

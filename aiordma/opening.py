@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Generator
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 
 class Closable(Protocol):
@@ -20,7 +20,7 @@ class Closable(Protocol):
 T = TypeVar("T", bound=Closable)
 
 
-class Opening(Generic[T]):
+class Opening(Coroutine[object, None, T]):
     """`x = await opening`, or `async with opening as x`, which closes x at the end of the block.
 
     A block that is cancelled aborts what it opened instead: nobody has time for a farewell then.
@@ -29,6 +29,18 @@ class Opening(Generic[T]):
     def __init__(self, coroutine: Coroutine[object, None, T]) -> None:
         self._coroutine = coroutine
         self._opened: T | None = None
+
+    def send(self, value: None, /) -> object:
+        """As a coroutine's: an Opening can be given to create_task()."""
+        return self._coroutine.send(value)
+
+    def throw(self, *exception: Any) -> object:
+        """As a coroutine's."""
+        return self._coroutine.throw(*exception)
+
+    def close(self) -> None:
+        """As a coroutine's."""
+        self._coroutine.close()
 
     def __await__(self) -> Generator[object, None, T]:
         return self._coroutine.__await__()

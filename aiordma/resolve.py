@@ -6,7 +6,7 @@ import ipaddress
 import socket
 
 from aiordma.errors import AddressError
-from aiordma.loop import Loop, run_in_worker
+from aiordma.loop import Loop, parking, run_in_worker
 from aiordma.rdmacm import SocketAddress, parse_address
 
 
@@ -27,7 +27,7 @@ async def resolve_host(loop: Loop, host: str | None, port: int) -> list[SocketAd
     except ValueError:
         if not 0 <= port <= 65535:
             raise
-    return await run_in_worker(loop, lambda: _look_up(host, port))
+    return await run_in_worker(loop, lambda: _look_up(host, port), parking.submit)
 
 
 def _look_up(host: str, port: int) -> list[SocketAddress]:
@@ -51,4 +51,6 @@ def _scope_id(address: tuple[object, ...]) -> int:
 
 def is_loopback(address: SocketAddress) -> bool:
     """Whether it is 127.0.0.0/8 or ::1, which no RDMA device has."""
-    return ipaddress.ip_address(address.host).is_loopback
+    parsed = ipaddress.ip_address(address.host)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback

@@ -138,7 +138,9 @@ class AsyncCmId(CmLifecycle):
         peer = self.peer_address[0]
         try:
             await self._call_in_worker(
-                CmCall.RESOLVE_ROUTE, lambda: self.cm_id.resolve_route(_milliseconds(timeout))
+                CmCall.RESOLVE_ROUTE,
+                lambda: self.cm_id.resolve_route(_milliseconds(timeout)),
+                parked=True,
             )
         except VerbsError as error:
             event = CmEvent(CmEventType.ROUTE_ERROR, 0, status=-(error.errno or 1))
@@ -180,7 +182,7 @@ class AsyncCmId(CmLifecycle):
         """
         self._allowed(CmCall.CONNECT)
         peer = format_address(self.peer_address)
-        iwarp = self.device().is_iwarp
+        self.handle.slow = iwarp = self.device().is_iwarp
 
         def connect() -> None:
             if prepare is not None:

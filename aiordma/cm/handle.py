@@ -8,7 +8,16 @@ from typing import TypeVar
 
 from aiordma.dispatch import destroy_quietly
 from aiordma.errors import LocalClosed, RdmaError
-from aiordma.loop import Loop, SerialJobs, WaitQueue, hand_over, parking, run_in_worker, workers
+from aiordma.loop import (
+    Loop,
+    SerialJobs,
+    WaitQueue,
+    hand_over,
+    is_forked_child,
+    parking,
+    run_in_worker,
+    workers,
+)
 from aiordma.rdmacm import CmId
 from aiordma.verbs import QueuePair
 
@@ -28,6 +37,8 @@ class IdHandle:
         self.loop = loop
         self.cm_id = cm_id
         self.qp: QueuePair | None = None
+        self.slow = False
+        """Whether destroying can take seconds, as it can on iWARP."""
         self._jobs = SerialJobs()
         self._cleanups: list[Callable[[], None]] = []
         self._released: list[Callable[[], None]] = []
@@ -74,13 +85,17 @@ class IdHandle:
 
     def destroy(self) -> None:
         """Begin to destroy everything, in a worker thread. Idempotent. Callable from any thread."""
-        if not self._started:
-            self._started = True
-            self._jobs.submit(self._destroy)
+        if self._started:
+            return
+        self._started = True
+        if is_forked_child():
+            self._finished = True  # it is the parent's
+        else:
+            self._jobs.submit(self._destroy, parking if self.slow else workers)
 
     async def wait_destroyed(self) -> None:
         """Wait until it is done. Cancelling does not stop it."""
-        while not self._finished:
+        while not self._finished and not is_forked_child():
             await self._waiters.wait()
 
     def _destroy(self) -> None:

@@ -59,21 +59,22 @@ class ReceiveRing:
         """The device gave a slot back unused."""
         self.posted -= 1
 
-    def take(self, *, repost: bool) -> bytes:
-        """Copy the oldest message out; its slot goes back to the device if `repost`.
-
-        Raises:
-            VerbsError: the device did not take the slot back. The message is lost then.
-        """
+    def take(self) -> tuple[int, bytes]:
+        """The oldest message, copied out, and the slot that it leaves, to be posted again."""
         slot, length = self._messages.popleft()
         start = slot * self._slot_size
-        data = bytes(self._region.view[start : start + length])
-        if repost:
-            region = self._region
-            address = region.address + start
-            self._qp.post_recv(self._first_wr_id + slot, address, self._slot_size, region.lkey)
-            self.posted += 1
-        return data
+        return slot, bytes(self._region.view[start : start + length])
+
+    def post(self, slot: int) -> None:
+        """Give a slot to the device.
+
+        Raises:
+            VerbsError: the device refused.
+        """
+        region = self._region
+        address = region.address + slot * self._slot_size
+        self._qp.post_recv(self._first_wr_id + slot, address, self._slot_size, region.lkey)
+        self.posted += 1
 
     def close(self) -> None:
         """Unpin the memory. The queue pair must be destroyed."""

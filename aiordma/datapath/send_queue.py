@@ -26,6 +26,7 @@ class SendQueue:
     def __init__(self, loop: Loop, depth: int) -> None:
         self._slots = Slots(loop, depth)
         self._posted: deque[tuple[int, PooledBuffer | None]] = deque()
+        self._kept: list[PooledBuffer] = []
         self._number = 0
         self._first_wr_id = 0
         self._qp: QueuePair
@@ -84,6 +85,10 @@ class SendQueue:
         self._posted.append((self._number, buffer))
         self._number = (self._number + 1) & NUMBER_MASK
 
+    def keep(self, buffer: PooledBuffer) -> None:
+        """Hold a buffer until the queue pair is gone."""
+        self._kept.append(buffer)
+
     def completed(self, number: int) -> None:
         """The request with this number ended, and so did all that were posted before it."""
         posted = self._posted
@@ -99,10 +104,10 @@ class SendQueue:
 
     def abandon(self) -> None:
         """The queue pair is gone, and with it all that was posted. Those who wait are let go."""
-        while self._posted:
-            _, buffer = self._posted.popleft()
-            if buffer is not None:
-                buffer.release()
+        self._kept += [buffer for _, buffer in self._posted if buffer is not None]
+        self._posted.clear()
+        while self._kept:
+            self._kept.pop().release()
         self.wake_senders()
 
     def wake_senders(self) -> None:

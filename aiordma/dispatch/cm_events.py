@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, hand_over, run_in_worker, workers
+from aiordma.loop import Loop, hand_over, refuse_forked_child, run_in_worker, workers
 from aiordma.rdmacm import CmEvent, CmId, DeviceReference, EventChannel
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,9 @@ class CmDispatcher:
 
         Raises:
             VerbsError: there is no RDMA device, or no right to use one.
+            RdmaError: this process is a forked child.
         """
+        refuse_forked_child()
         if not _initialised:
             await run_in_worker(loop, _initialise)
         dispatcher = _dispatchers.get(loop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
@@ -77,6 +78,7 @@ class LoopDevice:
         self._keys = itertools.count(1)
         self._users = 0
         self._reading = False
+        self._failed = False
 
     @classmethod
     def of(cls, loop: Loop, device: Device) -> LoopDevice:
@@ -128,11 +130,6 @@ class LoopDevice:
         queue.cq.request_notify()
         return queue
 
-    def unreserve(self, queue: SharedQueue, entries: int) -> None:
-        """Take the promise back: the queue pair is destroyed."""
-        with self._lock:
-            queue.free += entries
-
     def _close(self) -> None:
         with self._lock:
             steps = [queue.close for queue in self._queues.values()]
@@ -169,6 +166,18 @@ class LoopDevice:
         """No more completions for this sink: its queue pair is destroyed."""
         self._sinks.pop(key, None)
 
+    def unreserve(self, queue: SharedQueue, entries: int) -> None:
+        """Take a promise back: the queue pair is destroyed.
+
+        What it left in the queue is polled first, or else the queue could still overflow.
+        """
+
+        def take_back() -> None:
+            with self._lock:
+                queue.free += entries
+
+        self.drain(queue, take_back)
+
     def release(self) -> None:
         """One user less. With the last one everything is closed, in a worker thread."""
         self._users -= 1
@@ -198,16 +207,21 @@ class LoopDevice:
             if queue is not None and self._reading:
                 self.drain(queue)
 
-    def drain(self, queue: SharedQueue) -> None:
+    def drain(self, queue: SharedQueue, then: Callable[[], None] = lambda: None) -> None:
         """Poll until empty: the queue is armed, so that what comes later raises an event.
 
-        Not to be called from a sink's complete().
+        Calls `then` when it is empty, which may be after a turn of the loop. Not to be called from
+        a sink's complete().
         """
+        if self._failed:
+            then()
+            return
         for _ in range(MAX_BATCHES):
             try:
                 batch = queue.cq.poll()
             except VerbsError as error:
                 self._fail(error)
+                then()
                 return
             for wc in batch:
                 wr_id = wc.wr_id
@@ -215,16 +229,20 @@ class LoopDevice:
                 if sink is not None:
                     sink.complete(wr_id & LOW_BITS, wc)
             if len(batch) < POLL_BATCH:
+                then()
                 return
-        post(self._loop, lambda: self._drain_on(queue))
+        post(self._loop, lambda: self._drain_on(queue, then))
 
-    def _drain_on(self, queue: SharedQueue) -> None:
+    def _drain_on(self, queue: SharedQueue, then: Callable[[], None]) -> None:
         if self._reading:
-            self.drain(queue)
+            self.drain(queue, then)
+        else:
+            then()
 
     def _fail(self, error: VerbsError) -> None:
         """Give up on the device, whose fd would stay readable for ever."""
         logger.warning("%s: %s", self.device.name, error)
+        self._failed = True
         self._stop_reading()
         for sink in list(self._sinks.values()):
             try:

@@ -4,7 +4,15 @@ from aiordma.loop.current import running_loop
 from aiordma.loop.handing import hand_over
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
 from aiordma.loop.waiting import Deadline, Slots, WaitQueue
-from aiordma.loop.workers import SerialJobs, parking, post, run_in_worker, workers
+from aiordma.loop.workers import (
+    SerialJobs,
+    is_forked_child,
+    parking,
+    post,
+    refuse_forked_child,
+    run_in_worker,
+    workers,
+)
 
 __all__ = [
     "Deadline",
@@ -15,8 +23,10 @@ __all__ = [
     "Slots",
     "WaitQueue",
     "hand_over",
+    "is_forked_child",
     "parking",
     "post",
+    "refuse_forked_child",
     "run_in_worker",
     "running_loop",
     "workers",

@@ -6,12 +6,15 @@ daemons, so that a call that hangs in the kernel keeps no interpreter from exiti
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from aiordma.errors import RdmaError
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
@@ -20,6 +23,40 @@ T = TypeVar("T")
 
 MAX_THREADS = 64
 IDLE_SECONDS = 10.0
+
+
+_used = False
+_forked = False
+
+
+def is_forked_child() -> bool:
+    """Whether this process was forked from one that had used aiordma, without an exec since.
+
+    It shares the parent's RDMA objects through its descriptors: destroying one here would destroy
+    it there.
+    """
+    return _forked
+
+
+def refuse_forked_child() -> None:
+    """Make sure that this process is no forked child.
+
+    Raises:
+        RdmaError: it is.
+    """
+    if is_forked_child():
+        raise RdmaError(
+            "RDMA cannot be used in a forked child: start it with multiprocessing's spawn or "
+            "forkserver method, or as a subprocess"
+        )
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = _used
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 class WorkerPool:
@@ -40,8 +77,10 @@ class WorkerPool:
         slow loop is better than an id that is never destroyed. When the interpreter exits, no
         thread can start any more, and the kernel clears up what is left.
         """
-        if sys.is_finalizing():
+        global _used
+        if sys.is_finalizing() or is_forked_child():
             return
+        _used = True
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs) or self._threads >= self._max_threads:
@@ -83,7 +122,7 @@ class WorkerPool:
 # For calls that take milliseconds, and for those that may sit in the kernel for minutes: these must
 # not keep the others waiting.
 workers = WorkerPool()
-parking = WorkerPool(max_threads=4096)
+parking = WorkerPool(max_threads=1024)
 
 
 class SerialJobs:
@@ -163,7 +202,11 @@ async def run_in_worker(
 
     Cancelling returns at once. A call that has not begun by then never begins; one that has runs to
     its end, and its result is dropped: what it makes must be owned by something outside the call.
+
+    Raises:
+        RdmaError: this process is a forked child.
     """
+    refuse_forked_child()
     call = _Call(loop, function)
     submit(call.run)
     try:

@@ -85,7 +85,10 @@ def parse_address(host: str, port: int = 0) -> SocketAddress:
     if not 0 <= port <= 65535:
         raise ValueError(f"port {port} is not between 0 and 65535")
     bare, percent, scope = host.partition("%")
-    if ipaddress.ip_address(bare).version == 4:
+    address = ipaddress.ip_address(bare)
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    bare = socket.inet_ntop(family, address.packed)  # one spelling for each address
+    if address.version == 4:
         if percent:
             raise ValueError(f"{host!r}: only an IPv6 address has a scope")
         return SocketAddress(bare, port)

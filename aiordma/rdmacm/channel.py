@@ -53,6 +53,6 @@ class EventChannel:
 
         Idempotent. Take the fd out of the event loop first.
         """
-        if self.pointer is not None:
-            lib.rdma_destroy_event_channel(self.pointer)
-            self.pointer = None
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            lib.rdma_destroy_event_channel(pointer)

@@ -117,11 +117,36 @@ def test_no_address_is_a_null_pointer() -> None:
         ("10.7.1.1", socket.AF_INET),
         ("::1", socket.AF_INET6),
         ("2001:db8::5", socket.AF_INET6),
-        ("::ffff:10.7.1.1", socket.AF_INET6),
     ],
 )
 def test_numeric_hosts_are_parsed(host: str, family: socket.AddressFamily) -> None:
     assert parse_address(host, 7471) == SocketAddress(host, 7471, family)
+
+
+@pytest.mark.parametrize(
+    ("host", "usual"),
+    [
+        ("2001:DB8::A", "2001:db8::a"),
+        ("2001:0db8:0:0::5", "2001:db8::5"),
+        ("0:0:0:0:0:0:0:0", "::"),
+        ("0::1", "::1"),
+        ("FE80:0::1%lo", "fe80::1%lo"),
+    ],
+)
+def test_an_address_has_one_spelling(host: str, usual: str) -> None:
+    address = parse_address(host, 7471)
+    assert address == parse_address(usual, 7471)
+    assert address.pair == (usual, 7471)
+    assert read_sockaddr(PackedAddress(address).pointer) == address
+
+
+@pytest.mark.parametrize("host", ["::ffff:10.7.1.1", "::ffff:a07:101", "0::FFFF:10.7.1.1"])
+def test_an_ipv4_mapped_address_is_an_ipv6_one(host: str) -> None:
+    address = parse_address(host, 7471)
+    assert address == SocketAddress("::ffff:10.7.1.1", 7471, socket.AF_INET6)
+    assert read_sockaddr(PackedAddress(address).pointer) == address
+    assert address.pack() == SocketAddress("::ffff:10.7.1.1", 7471, socket.AF_INET6).pack()
+    assert address.pack()[8:24] == bytes(10) + b"\xff\xff\x0a\x07\x01\x01"
 
 
 @pytest.mark.parametrize(

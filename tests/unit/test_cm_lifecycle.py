@@ -27,7 +27,7 @@ from aiordma import (
 )
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.enums import CmEventType
-from aiordma.loop import SerialJobs, handing, running_loop
+from aiordma.loop import SerialJobs, handing, parking, running_loop
 from aiordma.loop.workers import WorkerPool
 from aiordma.rdmacm import ConnectionParameters
 
@@ -654,6 +654,29 @@ async def test_memory_is_freed_after_the_id_and_before_release(cm: FakeCm) -> No
     cm_id.handle.on_released(lambda: order.append("released"))
     await cm_id.aclose()
     assert order == ["id", "second", "first", "released"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("slow", [False, True])
+async def test_what_can_take_long_does_not_keep_short_calls_waiting(
+    cm: FakeCm, monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    parked: list[object] = []
+    submit = parking.submit
+
+    def park(job: Callable[[], None]) -> None:
+        parked.append(job)
+        submit(job)
+
+    monkeypatch.setattr(parking, "submit", park)
+    cm_id = cm.make_id(S.ADDR_RESOLVED)
+    task = asyncio.create_task(cm_id.resolve_route())
+    await begun(cm_id, "resolve_route", S.ROUTE_QUERY)
+    assert len(parked) == 1
+    await cancel(task)
+    cm_id.handle.slow = slow
+    await cm_id.aclose()
+    assert len(parked) == 1 + slow
 
 
 @pytest.mark.asyncio

@@ -134,9 +134,18 @@ class Listening:
 
     local_address: tuple[str, int]
     aborted: bool = False
+    closed: bool = False
 
     def abort(self) -> None:
         self.aborted = True
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(0)
+        self.closed = True
+
+    @property
+    def ended(self) -> bool:
+        return self.aborted or self.closed
 
 
 @dataclass
@@ -153,6 +162,7 @@ class Machine:
 
     async def listen_at(self, address: SocketAddress, *rest: Any) -> Listening:
         await asyncio.sleep(0)
+        assert all(cm.closed for cm in self.made if cm.local_address[0] == address.host)
         port = address.port or self.free_ports.pop(0)
         if (address.host, port) in self.taken:
             raise self.taken[address.host, port]
@@ -163,12 +173,16 @@ class Machine:
         addresses = [parse_address("::", port), parse_address("0.0.0.0", port)]
         options = aiordma.ConnectionOptions()
         cms = await connect_module._listen_on_all(addresses, 0, options)
-        assert [cm for cm in self.made if not cm.aborted] == cms
+        assert [cm for cm in self.made if not cm.ended] == cms
         return [cm.local_address for cm in cms]
 
     @property
     def left(self) -> list[tuple[str, int]]:
-        return [cm.local_address for cm in self.made if not cm.aborted]
+        return [cm.local_address for cm in self.made if not cm.ended]
+
+    @property
+    def closed(self) -> list[tuple[str, int]]:
+        return [cm.local_address for cm in self.made if cm.closed]
 
 
 IN_USE = VerbsError(errno.EADDRINUSE, "rdma_bind_addr")
@@ -199,14 +213,14 @@ async def test_a_family_that_the_machine_does_not_have_is_left_out(
 async def test_a_port_that_is_free_in_one_family_only_is_not_taken(machine: Machine) -> None:
     machine.taken = {("0.0.0.0", 40001): IN_USE, ("0.0.0.0", 40002): IN_USE}
     assert await machine.listen_on_all(0) == [("::", 40003), ("0.0.0.0", 40003)]
-    assert [cm.local_address for cm in machine.made if cm.aborted] == [("::", 40001), ("::", 40002)]
+    assert machine.closed == [("::", 40001), ("::", 40002)]
 
 
 async def test_looking_for_a_port_ends(machine: Machine) -> None:
     machine.taken = {("0.0.0.0", port): IN_USE for port in machine.free_ports}
     with pytest.raises(VerbsError, match="port is taken"):
         await machine.listen_on_all(0)
-    assert len(machine.made) == connect_module.PORT_ATTEMPTS
+    assert len(machine.made) == len(machine.closed) == connect_module.PORT_ATTEMPTS
     assert machine.left == []
 
 
@@ -215,7 +229,7 @@ async def test_a_port_that_was_asked_for_is_tried_once(machine: Machine, host: s
     machine.taken = {(host, 7471): IN_USE}
     with pytest.raises(VerbsError, match="port is taken"):
         await machine.listen_on_all(7471)
-    assert len(machine.made) == (host == "0.0.0.0")
+    assert len(machine.made) == len(machine.closed) == (host == "0.0.0.0")
     assert machine.left == []
 
 
@@ -233,8 +247,37 @@ async def test_what_is_no_verbs_error_is_not_tried_again(
     machine.taken = {("0.0.0.0", 40001): error}
     with pytest.raises(type(error)):
         await machine.listen_on_all(0)
-    assert len(machine.made) == 1
+    assert [(cm.aborted, cm.closed) for cm in machine.made] == [(True, False)]
     assert machine.left == []
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"),
+    [(IN_USE, ["aclose"]), (asyncio.CancelledError(), ["abort"]), (ZeroDivisionError(), ["abort"])],
+)
+async def test_a_port_that_is_taken_is_told_when_the_id_is_gone(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, calls: list[str]
+) -> None:
+    made: list[str] = []
+
+    class Id:
+        def bind_addr(self, address: SocketAddress) -> None:
+            raise error
+
+        async def aclose(self) -> None:
+            await asyncio.sleep(0)
+            made.append("aclose")
+
+        def abort(self) -> None:
+            made.append("abort")
+
+    async def create(port_space: object) -> Id:
+        return Id()
+
+    monkeypatch.setattr(connect_module.AsyncCmId, "create", create)
+    with pytest.raises(type(error)):
+        await aiordma.listen("10.7.1.1", 7471)
+    assert made == calls
 
 
 async def test_a_machine_without_any_address_listens_where_it_may_get_some(

@@ -461,6 +461,53 @@ async def test_a_failure_is_told_once_though_a_queue_was_to_be_polled_again(rig:
     assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
 
 
+async def test_draining_ends_when_the_queue_is_empty(rig: Rig) -> None:
+    rig.complete("a", 0, 1, 2)
+    seen: list[list[int]] = []
+    queue: Any = rig.queues["a"]
+    rig.shared.drain(queue, lambda: seen.append(list(rig.sinks[0].numbers)))
+    assert seen == [[1, 2]]
+
+
+async def test_draining_a_flood_ends_after_the_last_one(rig: Rig) -> None:
+    count = POLL_BATCH * loop_device.MAX_BATCHES * 2 + 5
+    rig.complete("a", 0, *range(count))
+    seen: list[int] = []
+    queue: Any = rig.queues["a"]
+    rig.shared.drain(queue, lambda: seen.append(len(rig.sinks[0].numbers)))
+    assert seen == []
+    await eventually(lambda: bool(seen))
+    await settle()
+    assert seen == [count]
+
+
+async def test_a_promise_is_taken_back_when_the_queue_is_empty(rig: Rig) -> None:
+    rig.complete("a", 0, *range(POLL_BATCH * loop_device.MAX_BATCHES + 5))
+    rig.shared.detach(rig.keys[0])
+    queue: Any = rig.queues["a"]
+    queue.free = 100
+    rig.shared.unreserve(queue, 28)
+    assert queue.free == 100
+    assert queue.waiting
+    await eventually(lambda: queue.free == 128)
+    assert not queue.waiting
+    rig.shared.unreserve(queue, 10)
+    await settle()
+    assert queue.free == 138
+
+
+async def test_a_queue_that_fails_is_polled_once_and_its_promises_are_taken_back(
+    rig: Rig,
+) -> None:
+    queue: Any = rig.queues["a"]
+    queue.free, queue.fails = 100, BROKEN
+    rig.shared.unreserve(queue, 28)
+    rig.shared.unreserve(queue, 28)
+    await settle()
+    assert queue.free == 156
+    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+
+
 async def test_a_sink_that_cannot_take_the_failure_does_not_stop_the_others(
     rig: Rig,
     failure: list[str] | VerbsError,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections import deque
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -13,10 +15,12 @@ from cm_fakes import FakeCm, event, fake_cm, raw_of
 from aiordma import ConnectionOptions, DeviceRemoved, PeerClosed, VerbsError
 from aiordma import endpoint as endpoint_module
 from aiordma.cm import CmState
+from aiordma.datapath import ReceiveRing
 from aiordma.dispatch import loop_device
 from aiordma.endpoint import Endpoint
 from aiordma.enums import CmEventType
 from aiordma.loop import running_loop
+from aiordma.memory import PooledBuffer
 from aiordma.verbs import DeviceAttributes
 
 
@@ -76,11 +80,114 @@ async def receiving(endpoint: Endpoint) -> asyncio.Task[bytes]:
 async def test_the_failure_of_the_device_is_what_receivers_get(connected: Endpoint) -> None:
     task = await receiving(connected)
     connected.device_failed(VerbsError(errno.ENODEV, "ibv_get_cq_event"))
-    with pytest.raises(VerbsError, match="ibv_get_cq_event") as caught:
+    told = "device was removed: .*ibv_get_cq_event: No such device"
+    with pytest.raises(DeviceRemoved, match=told):
         await task
-    assert caught.value.errno == errno.ENODEV
-    with pytest.raises(VerbsError, match="ibv_get_cq_event"):
-        await connected.send(b"data", 0)
+    with pytest.raises(DeviceRemoved, match=told):
+        await connected.send(b"data", 4, 0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.EIO, DeviceRemoved), (errno.ENODEV, DeviceRemoved), (errno.EINVAL, VerbsError)],
+)
+async def test_a_device_that_is_gone_was_removed(
+    connected: Endpoint, code: int, kind: type[Exception]
+) -> None:
+    connected.device_failed(VerbsError(code, "ibv_poll_cq"))
+    with pytest.raises(kind, match="ibv_poll_cq") as caught:
+        await connected.recv()
+    assert type(caught.value) is kind
+    if isinstance(caught.value, VerbsError):
+        assert caught.value.errno == code
+
+
+class Refusing:
+    """A queue pair that takes no more requests."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def post_send_inline(self, *args: object) -> None:
+        raise VerbsError(self.code, "ibv_post_send")
+
+    def post_send_copy(self, *args: object) -> None:
+        raise VerbsError(self.code, "ibv_post_send")
+
+    def post_recv(self, *args: object) -> None:
+        raise VerbsError(self.code, "ibv_post_recv")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("nbytes", [1, 1000])
+async def test_a_send_that_is_refused_ends_the_connection(connected: Endpoint, nbytes: int) -> None:
+    home: deque[PooledBuffer] = deque()
+    buffer = PooledBuffer(home, 0x1000, 99, memoryview(bytearray(1024)))
+    connected._sends._qp = Refusing(errno.EINVAL)  # type: ignore[assignment]
+    connected._sends.try_buffer = lambda nbytes: buffer  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(VerbsError, match="ibv_post_send"):
+            await connected.send(bytes(nbytes), nbytes, -1)
+    assert connected.closed
+    assert not home  # the device may still read it
+    connected.abort()
+    await connected.cm.aclose()
+    assert list(home) == ([buffer] if nbytes > connected.options.max_inline else [])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("iwarp", "code", "kind"),
+    [
+        (True, errno.ENOTCONN, PeerClosed),
+        (True, errno.EINVAL, VerbsError),
+        (False, errno.ENOTCONN, VerbsError),
+    ],
+)
+async def test_iwarp_refuses_a_send_when_the_peer_has_closed(
+    connected: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    iwarp: bool,
+    code: int,
+    kind: type[Exception],
+) -> None:
+    monkeypatch.setattr(ShallowDevice, "is_iwarp", iwarp)
+    connected._sends._qp = Refusing(code)  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(kind):
+            await connected.send(b"x", 1, -1)
+
+
+@pytest.mark.asyncio
+async def test_a_send_that_finds_no_memory_does_not_end_the_connection(
+    connected: Endpoint,
+) -> None:
+    async def fail(*args: object) -> PooledBuffer:
+        raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
+
+    connected._sends.try_buffer = lambda nbytes: None  # type: ignore[method-assign]
+    connected._sends.buffer = fail  # type: ignore[method-assign, assignment]
+    async with asyncio.timeout(5):
+        for _ in range(20):  # no place in the queue is lost either
+            with pytest.raises(VerbsError, match="ibv_reg_mr"):
+                await connected.send(bytes(1000), 1000, -1)
+    assert not connected.closed
+
+
+@pytest.mark.asyncio
+async def test_a_message_whose_slot_is_refused_is_not_lost(connected: Endpoint) -> None:
+    ring = connected._ring = ReceiveRing(10, 64)
+    memory = memoryview(bytearray(b"hello".ljust(640)))
+    region = SimpleNamespace(view=memory, address=0x1000, lkey=99)
+    ring._region, ring._qp = region, Refusing(errno.EINVAL)  # type: ignore[assignment]
+    ring._first_wr_id, ring.posted = 0, 10
+    ring.arrived(0, 5)
+    assert await connected.recv() == b"hello"
+    assert connected.closed
+    connected._expect_no_more()
+    with pytest.raises(VerbsError, match="ibv_post_recv"):
+        await connected.recv()
 
 
 @pytest.mark.asyncio

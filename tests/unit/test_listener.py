@@ -136,6 +136,38 @@ async def test_serving_ends_when_the_listener_is_closed(listener: Listener) -> N
     await task
 
 
+async def test_serving_while_another_task_waits_leaves_the_listener_open(
+    cm: FakeCm, ids: list[AsyncCmId], listener: Listener
+) -> None:
+    task = asyncio.create_task(listener.get_request())
+    await settle()
+    with pytest.raises(BusyError):
+        await listener.serve(no_handler)
+    assert {cm_id.state for cm_id in ids} == {CmState.LISTENING}
+    ids[0].handle_event(cm.request_event(b"hello"))
+    request = await task
+    assert request.private_data == b"hello"
+    await request.reject()
+
+
+async def test_a_peer_that_gave_up_is_passed_over_by_serve(
+    cm: FakeCm, ids: list[AsyncCmId], listener: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "aiordma")
+    ids[0].handle_event(cm.request_event())
+    child = ids[0]._requests[0]
+    child.handle_event(event(CmEventType.REJECTED, 4))
+    task = asyncio.create_task(listener.serve(no_handler))
+    await settle()
+    assert not task.done()
+    assert child.state is CmState.CLOSED
+    listener.abort()
+    await task
+    await child.aclose()
+    assert "went away" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
 async def test_cancelling_serve_stops_listening(ids: list[AsyncCmId], listener: Listener) -> None:
     task = asyncio.create_task(listener.serve(no_handler))
     await settle()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
+import aiordma
 from aiordma.opening import Opening
 
 pytestmark = pytest.mark.asyncio
@@ -124,6 +126,51 @@ async def test_it_opens_once() -> None:
     await once
     with pytest.raises(RuntimeError, match="cannot reuse"):
         await once
+
+
+async def test_a_task_can_open_it() -> None:
+    door = Door()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(opening(door))
+    assert await task is door
+    assert await asyncio.gather(opening(door), opening(door)) == [door, door]
+    assert door.calls == []
+
+
+async def test_a_task_of_connect_raises_what_connect_raises() -> None:
+    for task in (
+        asyncio.create_task(aiordma.connect("10.7.1.1", -1)),
+        asyncio.create_task(aiordma.listen("10.7.1.1", -1)),
+    ):
+        with pytest.raises(ValueError, match="port -1 is not between"):
+            await task
+
+
+async def test_a_task_that_opens_it_can_be_cancelled() -> None:
+    ended: list[BaseException] = []
+
+    async def unlock() -> Door:
+        try:
+            await asyncio.sleep(60)
+        except BaseException as error:
+            ended.append(error)
+            raise
+        return Door()
+
+    task = asyncio.create_task(Opening(unlock()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [type(error) for error in ended] == [asyncio.CancelledError]
+
+
+async def test_one_that_is_not_wanted_can_be_closed(recwarn: pytest.WarningsRecorder) -> None:
+    unwanted = opening(Door())
+    unwanted.close()
+    del unwanted
+    gc.collect()
+    assert not recwarn.list
 
 
 async def test_one_that_is_dropped_is_noticed() -> None:

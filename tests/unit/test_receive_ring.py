@@ -99,19 +99,24 @@ def test_messages_are_taken_in_the_order_they_came(ring: ReceiveRing, qp: FakeQu
     for message in messages:
         ring.arrived(*qp.receive(message))
     assert (ring.posted, len(ring)) == (SLOTS - 3, 3)
-    assert [ring.take(repost=True) for _ in messages] == messages
-    assert (ring.posted, len(ring)) == (SLOTS, 0)
+    assert [ring.take() for _ in messages] == list(enumerate(messages))
+    assert (ring.posted, len(ring)) == (SLOTS - 3, 0)
+    for slot in range(3):
+        ring.post(slot)
+    assert ring.posted == SLOTS
 
 
 def test_a_taken_slot_goes_to_the_end_of_the_queue(ring: ReceiveRing, qp: FakeQueuePair) -> None:
     ring.arrived(*qp.receive(b"one"))
-    ring.take(repost=True)
+    slot, _ = ring.take()
+    assert list(qp.posted) == [1, 2, 3]
+    ring.post(slot)
     assert list(qp.posted) == [1, 2, 3, 0]
 
 
 def test_after_the_end_slots_stay_here(ring: ReceiveRing, qp: FakeQueuePair) -> None:
     ring.arrived(*qp.receive(b"last"))
-    assert ring.take(repost=False) == b"last"
+    assert ring.take() == (0, b"last")
     assert (ring.posted, len(qp.posted)) == (SLOTS - 1, SLOTS - 1)
 
 
@@ -120,12 +125,13 @@ def test_a_flushed_ring_has_nothing_posted(ring: ReceiveRing, qp: FakeQueuePair)
     for _ in range(SLOTS - 1):
         ring.flushed()
     assert (ring.posted, len(ring)) == (0, 1)
-    assert ring.take(repost=False) == b"last"
+    assert ring.take() == (0, b"last")
 
 
 def test_what_was_taken_is_a_copy(ring: ReceiveRing, qp: FakeQueuePair) -> None:
     ring.arrived(*qp.receive(b"before"))
-    message = ring.take(repost=True)
+    slot, message = ring.take()
+    ring.post(slot)
     region_of(ring).memory[:6] = b"after!"
     assert message == b"before"
 
@@ -135,8 +141,10 @@ def test_a_slot_that_the_device_refuses_is_not_counted(
 ) -> None:
     ring.arrived(*qp.receive(b"one"))
     qp.refuses = True
-    with pytest.raises(VerbsError):
-        ring.take(repost=True)
+    slot, message = ring.take()
+    assert message == b"one"
+    with pytest.raises(VerbsError, match="ibv_post_recv"):
+        ring.post(slot)
     assert (ring.posted, len(ring)) == (SLOTS - 1, 0)
 
 
@@ -155,6 +163,8 @@ def test_a_long_exchange_keeps_every_byte(ring: ReceiveRing, qp: FakeQueuePair, 
             sent.append(message)
             ring.arrived(*qp.receive(message))
         elif sent:
-            assert ring.take(repost=True) == sent.popleft()
+            slot, message = ring.take()
+            assert message == sent.popleft()
+            ring.post(slot)
         assert len(ring) == len(sent)
         assert ring.posted == len(qp.posted) == SLOTS - len(sent)

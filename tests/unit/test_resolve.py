@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from aiordma import AddressError
-from aiordma.loop import running_loop
+from aiordma.loop import parking, running_loop
 from aiordma.rdmacm import SocketAddress, parse_address
 from aiordma.resolve import is_loopback, resolve_host
 
@@ -73,6 +74,22 @@ async def test_a_name_is_looked_up_in_another_thread(monkeypatch: pytest.MonkeyP
     ]
     assert len(threads) == 1
     assert threads != [threading.current_thread()]
+
+
+async def test_a_slow_resolver_does_not_keep_short_calls_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parked: list[object] = []
+    submit = parking.submit
+
+    def park(job: Callable[[], None]) -> None:
+        parked.append(job)
+        submit(job)
+
+    monkeypatch.setattr(parking, "submit", park)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: [found_v4("10.7.1.1")])
+    assert await resolve("storage") == [SocketAddress("10.7.1.1", 7471)]
+    assert len(parked) == 1
 
 
 async def test_an_address_that_is_found_twice_is_tried_once(
@@ -161,3 +178,12 @@ async def test_cancelling_does_not_wait_for_the_resolver(monkeypatch: pytest.Mon
 )
 async def test_loopback_is_recognised(host: str, expected: bool) -> None:
     assert is_loopback(parse_address(host)) is expected
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
+async def test_loopback_in_every_dress(host: str) -> None:
+    assert is_loopback(parse_address(host))
+
+
+async def test_other_addresses_are_no_loopback() -> None:
+    assert not any(is_loopback(parse_address(host)) for host in ("10.7.1.1", "fd07:1::1", "::"))

@@ -270,6 +270,21 @@ async def test_abandoning_gives_every_buffer_back_once() -> None:
     assert rig.pool.whole
 
 
+async def test_a_kept_buffer_comes_back_when_the_queue_pair_is_gone() -> None:
+    rig = Rig(free_buffers=2)
+    buffer = rig.queue.try_buffer(100)
+    assert buffer is not None
+    rig.queue.keep(buffer)
+    rig.send_copy()
+    assert len(rig.queue) == 1
+    rig.complete()
+    assert (len(rig.queue), len(rig.pool.home)) == (0, 1)
+    rig.queue.abandon()
+    assert rig.pool.whole
+    rig.queue.abandon()
+    assert rig.pool.whole
+
+
 async def test_a_completion_after_abandoning_does_no_harm() -> None:
     rig = Rig(free_buffers=1)
     rig.send_copy()

@@ -1,0 +1,156 @@
+"""A forked child leaves what is its parent's alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROLOGUE = """
+import asyncio, os, sys, threading, time
+from aiordma import RdmaError
+from aiordma.cm.handle import IdHandle
+from aiordma.loop import SerialJobs, is_forked_child, parking, run_in_worker, running_loop, workers
+
+def use():
+    begun = threading.Event()
+    workers.submit(begun.set)
+    assert begun.wait(10)
+
+def in_child(check):
+    "Run it in a forked child, which must come to its end."
+    child = os.fork()
+    if not child:
+        try:
+            check()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(42)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 42, status
+"""
+
+
+def run(code: str) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROLOGUE + code]
+    ended = subprocess.run(command, timeout=30, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_forked_child_and_its_children_know_what_they_are() -> None:
+    run("""
+def check():
+    assert is_forked_child()
+
+def check_with_child():
+    check()
+    in_child(check)
+
+use()
+assert not is_forked_child()
+in_child(check_with_child)
+assert not is_forked_child()
+""")
+
+
+def test_a_child_of_a_process_that_used_nothing_yet_can_use_all() -> None:
+    run("""
+async def call():
+    return await run_in_worker(running_loop(), lambda: 42)
+
+def check():
+    assert not is_forked_child()
+    assert asyncio.run(call()) == 42
+    in_child(check_forked)
+
+def check_forked():
+    assert is_forked_child()
+
+in_child(check)
+assert not is_forked_child()
+assert asyncio.run(call()) == 42
+in_child(check_forked)
+""")
+
+
+def test_a_child_that_was_started_afresh_is_none() -> None:
+    run("""
+import subprocess
+use()
+code = "from aiordma.loop import is_forked_child; assert not is_forked_child()"
+
+def check():
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+in_child(check)
+""")
+
+
+def test_a_forked_child_is_told_that_it_can_call_nothing() -> None:
+    run("""
+calls = []
+
+async def refused():
+    try:
+        await run_in_worker(running_loop(), lambda: calls.append("called"))
+    except RdmaError as error:
+        assert "forked child" in str(error) and "spawn" in str(error)
+    else:
+        raise AssertionError("it was called")
+    assert calls == []
+
+async def called():
+    return await run_in_worker(running_loop(), lambda: 42)
+
+assert asyncio.run(called()) == 42
+in_child(lambda: asyncio.run(refused()))
+assert asyncio.run(called()) == 42
+""")
+
+
+def test_a_forked_child_runs_no_jobs() -> None:
+    run("""
+def check():
+    for submit in (workers.submit, parking.submit, SerialJobs().submit):
+        submit(lambda: os._exit(1))
+    time.sleep(0.1)
+    assert threading.active_count() == 1
+
+use()
+in_child(check)
+""")
+
+
+def test_a_forked_child_destroys_nothing_and_does_not_wait_for_it() -> None:
+    run("""
+class Id:
+    def __init__(self):
+        self.calls = []
+
+    def destroy(self):
+        self.calls.append("destroy")
+
+loop = asyncio.new_event_loop()
+raw, calls = Id(), []
+handle = IdHandle(loop, raw)
+handle.on_destroyed(lambda: calls.append("destroyed"))
+handle.on_released(lambda: calls.append("released"))
+
+async def destroy():
+    handle.destroy()
+    handle.destroy()
+    async with asyncio.timeout(5):
+        await handle.wait_destroyed()
+    await asyncio.sleep(0.05)
+
+def check():
+    loop.run_until_complete(destroy())
+    assert (raw.calls, calls) == ([], [])
+
+use()
+in_child(check)
+assert (raw.calls, calls) == ([], [])
+loop.run_until_complete(destroy())
+assert (raw.calls, calls) == (["destroy"], ["destroyed", "released"])
+loop.close()
+""")
