@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from helpers import PATIENCE, start_python
+from helpers import PATIENCE, read_line, start_python
 
 import aiordma
 from aiordma import Connection, ConnectionOptions
@@ -86,6 +86,7 @@ import aiordma
 
 async def main(host, port):
     async with aiordma.connect(host, int(port)) as connection:
+        print("connected", flush=True)
         while True:
             await connection.send(b"x" * 2000)
             await connection.recv()
@@ -113,8 +114,11 @@ async def test_peers_killed_at_any_moment(
             host, port = listener.local_address
             for _ in until_time_is_up(f"killed on {address.device}", figures):
                 peer = start_python(FLOODER, host, str(port))
-                # Starting takes a second or more here; most die while they flood.
-                await asyncio.sleep(chance.uniform(0.5, 4))
+                if chance.random() < 0.7:
+                    assert await asyncio.to_thread(read_line, peer) == "connected"
+                    await asyncio.sleep(chance.uniform(0, 0.5))
+                else:
+                    await asyncio.sleep(chance.uniform(0, 4))
                 peer.send_signal(signal.SIGKILL)
                 await asyncio.to_thread(peer.communicate)
                 figures["killed"] += 1
