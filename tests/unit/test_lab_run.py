@@ -1,13 +1,12 @@
 """What QEMU and the guest's kernel are given, and what the command line means."""
 
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from aiordma.cli import main
-from aiordma.lab import cpio, is_inside, kvm, qemu
+from aiordma.lab import is_inside, kvm, qemu
 from aiordma.lab.devices import DEVICES, addresses, setup_script
 from aiordma.lab.errors import LabError
 from aiordma.lab.job import describe
@@ -45,17 +44,6 @@ def test_qemus_command_line() -> None:
     assert "id=root,path=/,security_model=none,multidevs=remap,readonly=on" in line
     assert "file:/c,,d" in line
     assert "fd=7" in line
-
-
-def test_the_archive_is_one_that_cpio_reads(tmp_path: Path) -> None:
-    busybox = "/bin/busybox"
-    if not Path(busybox).exists():
-        pytest.skip("needs busybox")
-    data = cpio.archive({"bin/x": (0o755, b"abc"), "y": (0o644, b"")}, directories=("bin",))
-    subprocess.run([busybox, "cpio", "-i"], input=data, cwd=tmp_path, check=True)
-    assert (tmp_path / "bin/x").read_bytes() == b"abc"
-    assert (tmp_path / "bin/x").stat().st_mode & 0o777 == 0o755
-    assert (tmp_path / "y").read_bytes() == b""
 
 
 def test_kvm_is_probed_once_for_each_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
