@@ -91,14 +91,9 @@ class Endpoint:
         """
         check_private_data(private_data, PrivateDataLimits.of(self.device).connect)
         limits, options = self.device.attributes, self.options
-        parameters = ConnectionParameters(
-            private_data=private_data,
-            responder_resources=min(options.responder_resources, limits.max_qp_rd_atom),
-            initiator_depth=min(options.initiator_depth, limits.max_qp_init_rd_atom),
-            retry_count=options.retry_count,
-            rnr_retry_count=options.rnr_retry_count,
-        )
-        await self.cm.connect(parameters, self._prepare)
+        resources = min(options.responder_resources, limits.max_qp_rd_atom)
+        depth = min(options.initiator_depth, limits.max_qp_init_rd_atom)
+        await self.cm.connect(self._parameters(private_data, resources, depth), self._prepare)
         if self.cm.established is not None:
             self.peer_private_data = self.cm.established.private_data
         self._shorten_rnr_delay()
@@ -119,15 +114,17 @@ class Endpoint:
         if not self.device.is_iwarp:
             resources = min(resources, options.responder_resources)
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
-        parameters = ConnectionParameters(
+        await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
+        self._shorten_rnr_delay()
+
+    def _parameters(self, private_data: bytes, resources: int, depth: int) -> ConnectionParameters:
+        return ConnectionParameters(
             private_data=private_data,
             responder_resources=resources,
             initiator_depth=depth,
-            retry_count=options.retry_count,
-            rnr_retry_count=options.rnr_retry_count,
+            retry_count=self.options.retry_count,
+            rnr_retry_count=self.options.rnr_retry_count,
         )
-        await self.cm.accept(parameters, self._prepare)
-        self._shorten_rnr_delay()
 
     def _prepare(self) -> None:
         """Get everything ready to receive, in a worker thread."""
