@@ -8,9 +8,18 @@ The public face is what stands here; beyond it, `aiordma.rdmacm` and `aiordma.ve
 libraries one to one.
 """
 
-from aiordma.cm import AsyncCmId
+from aiordma.cm import AsyncCmId, SyncCmId
 from aiordma.connect import connect, listen
 from aiordma.connection import Connection
+from aiordma.datagram import DatagramEndpoint, open_datagram
+from aiordma.datagrams import (
+    Datagram,
+    DatagramOptions,
+    DatagramPeer,
+    DatagramRequest,
+    MulticastGroup,
+)
+from aiordma.device_events import DeviceWatch, watch_devices
 from aiordma.enums import AccessFlags, CmEventType, PortSpace, WcOpcode, WcStatus
 from aiordma.errors import (
     AddressError,
@@ -29,10 +38,12 @@ from aiordma.errors import (
 )
 from aiordma.listener import ConnectRequest, Listener
 from aiordma.options import ConnectionOptions
-from aiordma.rdmacm import CmEvent, EventChannel
+from aiordma.rdmacm import AddrInfo, CmEvent, EventChannel
+from aiordma.resolve import getaddrinfo
 
 __all__ = [
     "AccessFlags",
+    "AddrInfo",
     "AddressError",
     "AsyncCmId",
     "BusyError",
@@ -43,20 +54,31 @@ __all__ = [
     "Connection",
     "ConnectionClosed",
     "ConnectionOptions",
+    "Datagram",
+    "DatagramEndpoint",
+    "DatagramOptions",
+    "DatagramPeer",
+    "DatagramRequest",
     "DeviceRemoved",
+    "DeviceWatch",
     "EventChannel",
     "Listener",
     "LocalClosed",
+    "MulticastGroup",
     "PeerClosed",
     "PortSpace",
     "RdmaError",
     "Rejected",
     "RouteError",
+    "SyncCmId",
     "Unreachable",
     "VerbsError",
     "WcOpcode",
     "WcStatus",
     "WorkRequestError",
     "connect",
+    "getaddrinfo",
     "listen",
+    "open_datagram",
+    "watch_devices",
 ]

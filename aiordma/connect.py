@@ -7,18 +7,15 @@ from dataclasses import replace
 
 from aiordma.cm import AsyncCmId
 from aiordma.connection import Connection
-from aiordma.endpoint import Endpoint
 from aiordma.enums import IdOption
-from aiordma.errors import AddressError, ConnectError, VerbsError
+from aiordma.errors import AddressError, VerbsError
 from aiordma.listener import Listener
 from aiordma.loop import running_loop
 from aiordma.opening import Opening
-from aiordma.options import ConnectionOptions
+from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
 from aiordma.rdmacm import SocketAddress, interface_addresses
-from aiordma.rdmacm.address import format_address
-from aiordma.resolve import is_loopback, resolve_host
+from aiordma.resolve import first_that_answers, is_loopback, resolve_host
 
-DEFAULT_OPTIONS = ConnectionOptions()
 PORT_ATTEMPTS = 10
 
 
@@ -59,27 +56,13 @@ async def _connect(
 ) -> Connection:
     loop = running_loop()
     sources = [] if local_address is None else await resolve_host(loop, *local_address)
-    failures: list[ConnectError] = []
-    for destination in await resolve_host(loop, host, port):
-        source = next((own for own in sources if own.family == destination.family), None)
-        if sources and source is None:
-            continue
-        try:
-            return await _connect_to(destination, source, private_data, options)
-        except ConnectError as error:
-            failures.append(error)
-    raise _combined(failures, host, port)
-
-
-def _combined(failures: list[ConnectError], host: str, port: int) -> ConnectError:
-    """The last failure, with a note of each before it."""
-    if not failures:
-        text = f"{format_address((host, port))} has no address of the local address's family"
-        return ConnectError(text)
-    last = failures[-1]
-    for earlier in failures[:-1]:
-        last.add_note(f"tried before: {earlier}")
-    return last
+    found = await resolve_host(loop, host, port)
+    source_of = {own.family: own for own in reversed(sources)}
+    return await first_that_answers(
+        [address for address in found if not sources or address.family in source_of],
+        lambda address: _connect_to(address, source_of.get(address.family), private_data, options),
+        (host, port),
+    )
 
 
 async def _connect_to(
@@ -95,15 +78,13 @@ async def _connect_to(
             cm.bind_addr(source)
         await cm.resolve_addr(destination, timeout=options.resolve_timeout)
         await cm.resolve_route(timeout=options.resolve_timeout)
-        endpoint = Endpoint(cm, options)
-        await endpoint.connect(private_data)
     except Exception:
         await cm.aclose()  # nothing of a failed attempt is left when its error arrives
         raise
     except BaseException:
         cm.abort()
         raise
-    return Connection(endpoint)
+    return await Connection.from_id(cm, private_data=private_data, options=options)
 
 
 def _set_options(cm: AsyncCmId, options: ConnectionOptions) -> None:

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.endpoint import Endpoint
-from aiordma.errors import PeerClosed
+from aiordma.errors import PeerClosed, RdmaError
+from aiordma.opening import Opening
+from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
@@ -29,6 +32,50 @@ class Connection:
         self._endpoint = endpoint
         self._local_address = endpoint.cm.local_address
         self._peer_address = endpoint.cm.peer_address
+
+    @classmethod
+    def from_id(
+        cls,
+        cm: AsyncCmId | SyncCmId,
+        *,
+        private_data: bytes = b"",
+        options: ConnectionOptions = DEFAULT_OPTIONS,
+    ) -> Opening[Connection]:
+        """Make one from an id: `await Connection.from_id(cm)`, or `async with`.
+
+        An id whose route is resolved, as SyncCmId.create_ep makes it, connects; a request is
+        accepted. A synchronous id moves to the running loop first. A queue pair that the id has is
+        replaced by one on the loop's completion queues.
+
+        The id is the connection's from now on, and is closed if this fails or is cancelled.
+
+        Raises:
+            RdmaError: the id is in another state; it is left as it is.
+            Others: as connect(), and as ConnectRequest.accept().
+        """
+        return Opening(cls._from_id(cm, private_data, options))
+
+    @classmethod
+    async def _from_id(
+        cls, cm: AsyncCmId | SyncCmId, private_data: bytes, options: ConnectionOptions
+    ) -> Connection:
+        if cm.state not in (CmState.ROUTE_RESOLVED, CmState.REQUESTED):
+            raise RdmaError(
+                f"an id in state {cm.state.name} makes no connection: its route must be resolved, "
+                "or it must be a request that is not answered"
+            )
+        own = await cm.migrate() if isinstance(cm, SyncCmId) else cm
+        is_request = own.state is CmState.REQUESTED
+        try:
+            endpoint = Endpoint(own, options)
+            await (endpoint.accept if is_request else endpoint.connect)(private_data)
+        except Exception:
+            await own.aclose()  # nothing of a failed attempt is left when its error arrives
+            raise
+        except BaseException:
+            own.abort()
+            raise
+        return cls(endpoint)
 
     @property
     def local_address(self) -> tuple[str, int]:

@@ -21,9 +21,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId, CmState
-from aiordma.datapath import NUMBER_MASK, ReceiveRing, SendQueue
-from aiordma.dispatch import KEY_SHIFT, LoopDevice, SharedQueue
-from aiordma.enums import IdOption, WcOpcode, WcStatus
+from aiordma.datapath import NUMBER_MASK, RECEIVE, Berth, ReceiveRing, SendQueue
+from aiordma.dispatch import failure_of
+from aiordma.enums import AsyncEventType, IdOption, WcOpcode, WcStatus
 from aiordma.errors import (
     BusyError,
     DeviceRemoved,
@@ -33,11 +33,11 @@ from aiordma.errors import (
     VerbsError,
     WorkRequestError,
 )
-from aiordma.loop import Deadline, WaitQueue, post
+from aiordma.loop import Deadline, WaitQueue
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
 from aiordma.rdmacm import ConnectionParameters
 from aiordma.rdmacm.address import format_address
-from aiordma.verbs import QueuePairCaps
+from aiordma.verbs import AsyncEvent, QueuePairCaps
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
@@ -48,9 +48,8 @@ logger = logging.getLogger(__name__)
 MIN_RNR_TIMER = 12
 # A device that has not flushed a queue pair by then has forgotten something.
 FLUSH_SECONDS = 10.0
-
-# In the lower half of a wr_id: set for receives, whose slot is in the other bits.
-RECEIVE = NUMBER_MASK + 1
+# How long a queue pair that failed has for saying why, in the completion of a request.
+EXPLAINING_SECONDS = 0.5
 
 
 class Endpoint:
@@ -75,10 +74,13 @@ class Endpoint:
         self._closing = False
         self._no_flush = False
         self._flushing: Deadline | None = None
-        self._queue: SharedQueue | None = None
-        self._entries = options.send_depth + options.recv_depth
-        self._shared = LoopDevice.of(cm.loop, self.device)
-        self._key = self._shared.attach(self)
+        self._failing: Deadline | None = None
+        caps = QueuePairCaps(
+            max_send_wr=options.send_depth,
+            max_recv_wr=options.recv_depth,
+            max_inline_data=options.max_inline,
+        )
+        self._berth = Berth(cm, self, caps)
         cm.on_change = self._on_cm_change
         cm.handle.on_released(self._release)
 
@@ -128,24 +130,12 @@ class Endpoint:
 
     def _prepare(self) -> None:
         """Get everything ready to receive, in a worker thread."""
-        options, handle = self.options, self.cm.handle
-        shared = self._shared
-        self._queue = queue = shared.reserve(self._entries)
-        self._ring.allocate(shared.pd)
-        handle.on_destroyed(self._ring.close)
-        if options.ack_timeout is not None:
-            self.cm.cm_id.set_option(IdOption.ACK_TIMEOUT, options.ack_timeout)
-        caps = QueuePairCaps(
-            max_send_wr=options.send_depth,
-            max_recv_wr=options.recv_depth,
-            max_inline_data=options.max_inline,
-        )
-        qp = self.cm.make_qp(shared.pd, queue.cq, queue.cq, caps)
-        base = self._key << KEY_SHIFT
-        self._sends.open(qp, shared.pool, base)
-        self._ring.post_all(qp, base | RECEIVE)
-        # From now on: data can come before the peer's confirmation, and in place of a lost one.
-        post(self.cm.loop, shared.start_reading)
+        ack_timeout = self.options.ack_timeout
+        if ack_timeout is not None:
+            self.cm.cm_id.set_option(IdOption.ACK_TIMEOUT, ack_timeout)
+        self.cm.cm_id.destroy_qp()  # one that rdma_create_ep() made
+        qp = self._berth.make_qp(self._ring, self._sends)
+        self._berth.watch(qp, self._on_queue_pair_event)
 
     def _shorten_rnr_delay(self) -> None:
         qp = self.cm.handle.qp
@@ -283,14 +273,22 @@ class Endpoint:
         removed = error.errno in (errno.EIO, errno.ENODEV)
         self._break(DeviceRemoved(f"the RDMA device was removed: {error}") if removed else error)
 
+    def _on_queue_pair_event(self, event: AsyncEvent) -> None:
+        failure = failure_of(event)
+        if event.type is AsyncEventType.COMM_EST and self.cm.state is CmState.ACCEPTING:
+            self.cm.notify_established()
+        elif failure is not None and self._failing is None:
+            # The completion of what failed, or the disconnect, say more, if they come.
+            self._failing = Deadline(self.cm.loop, EXPLAINING_SECONDS, lambda: self._break(failure))
+
     # --- the end ---
 
     def _on_cm_change(self) -> None:
         state = self.cm.state
         if state is CmState.DISCONNECTED:
             self._break(PeerClosed(self._peer_closed()))
-            if self.device.is_iwarp and self._queue is not None:
-                self._shared.drain(self._queue, self._expect_no_more)
+            if self.device.is_iwarp:
+                self._berth.drain(self._expect_no_more)
         elif state in (CmState.FAILED, CmState.REMOVED):
             self._expect_no_more()
             failure = self.cm.failure(format_address(self.cm.peer_address))
@@ -355,10 +353,8 @@ class Endpoint:
     def _release(self) -> None:
         """The queue pair is destroyed: let go of what is shared."""
         self.cm.on_change = None
-        if self._flushing is not None:
-            self._flushing.cancel()
+        for deadline in (self._flushing, self._failing):
+            if deadline is not None:
+                deadline.cancel()
         self._sends.abandon()
-        self._shared.detach(self._key)
-        if self._queue is not None:
-            self._shared.unreserve(self._queue, self._entries)
-        self._shared.release()
+        self._berth.release()

@@ -68,6 +68,33 @@ class IdOption(IntEnum):
     ACK_TIMEOUT = lib.RDMA_OPTION_ID_ACK_TIMEOUT
 
 
+class IbOption(IntEnum):
+    """Options of level `RDMA_OPTION_IB`. See rdma_set_option(3)."""
+
+    PATH = lib.RDMA_OPTION_IB_PATH
+
+
+class AddrInfoFlags(IntFlag):
+    """`ai_flags` of `struct rdma_addrinfo`. See rdma_getaddrinfo(3).
+
+    SA and DNS belong to rdma_resolve_addrinfo(3) of rdma-core 60 and later.
+    """
+
+    PASSIVE = lib.RAI_PASSIVE
+    NUMERICHOST = lib.RAI_NUMERICHOST
+    NOROUTE = lib.RAI_NOROUTE
+    FAMILY = lib.RAI_FAMILY
+    SA = lib.AIORDMA_RAI_SA
+    DNS = lib.AIORDMA_RAI_DNS
+
+
+class JoinFlags(IntEnum):
+    """`enum rdma_cm_mc_join_flags`: how to join a group. See rdma_join_multicast_ex(3)."""
+
+    FULLMEMBER = lib.RDMA_MC_JOIN_FLAG_FULLMEMBER
+    SENDONLY_FULLMEMBER = lib.RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
+
+
 class TransportType(OpenIntEnum):
     """`enum ibv_transport_type`: IB covers InfiniBand and RoCE."""
 
@@ -89,12 +116,70 @@ class AccessFlags(IntFlag):
     RELAXED_ORDERING = lib.IBV_ACCESS_RELAXED_ORDERING
 
 
-class QpType(IntEnum):
-    """`enum ibv_qp_type`, as far as an id can carry it."""
+class QpType(OpenIntEnum):
+    """`enum ibv_qp_type`: what a queue pair carries. See ibv_create_qp(3)."""
 
     RC = lib.IBV_QPT_RC
     UC = lib.IBV_QPT_UC
     UD = lib.IBV_QPT_UD
+    RAW_PACKET = lib.IBV_QPT_RAW_PACKET
+    XRC_SEND = lib.IBV_QPT_XRC_SEND
+    XRC_RECV = lib.IBV_QPT_XRC_RECV
+
+
+class QpState(OpenIntEnum):
+    """`enum ibv_qp_state`: what a queue pair can do. See ibv_modify_qp(3)."""
+
+    RESET = lib.IBV_QPS_RESET
+    INIT = lib.IBV_QPS_INIT
+    RTR = lib.IBV_QPS_RTR
+    RTS = lib.IBV_QPS_RTS
+    SQD = lib.IBV_QPS_SQD
+    SQE = lib.IBV_QPS_SQE
+    ERR = lib.IBV_QPS_ERR
+
+
+class SrqType(OpenIntEnum):
+    """`enum ibv_srq_type`: whose messages a shared receive queue takes."""
+
+    BASIC = lib.IBV_SRQT_BASIC
+    XRC = lib.IBV_SRQT_XRC
+
+
+class PortState(OpenIntEnum):
+    """`enum ibv_port_state`: whether a device's port can carry anything. See ibv_query_port(3)."""
+
+    NOP = lib.IBV_PORT_NOP
+    DOWN = lib.IBV_PORT_DOWN
+    INIT = lib.IBV_PORT_INIT
+    ARMED = lib.IBV_PORT_ARMED
+    ACTIVE = lib.IBV_PORT_ACTIVE
+    ACTIVE_DEFER = lib.IBV_PORT_ACTIVE_DEFER
+
+
+class AsyncEventType(OpenIntEnum):
+    """`enum ibv_event_type`: what happened to a device. See ibv_get_async_event(3)."""
+
+    CQ_ERR = lib.IBV_EVENT_CQ_ERR
+    QP_FATAL = lib.IBV_EVENT_QP_FATAL
+    QP_REQ_ERR = lib.IBV_EVENT_QP_REQ_ERR
+    QP_ACCESS_ERR = lib.IBV_EVENT_QP_ACCESS_ERR
+    COMM_EST = lib.IBV_EVENT_COMM_EST
+    SQ_DRAINED = lib.IBV_EVENT_SQ_DRAINED
+    PATH_MIG = lib.IBV_EVENT_PATH_MIG
+    PATH_MIG_ERR = lib.IBV_EVENT_PATH_MIG_ERR
+    DEVICE_FATAL = lib.IBV_EVENT_DEVICE_FATAL
+    PORT_ACTIVE = lib.IBV_EVENT_PORT_ACTIVE
+    PORT_ERR = lib.IBV_EVENT_PORT_ERR
+    LID_CHANGE = lib.IBV_EVENT_LID_CHANGE
+    PKEY_CHANGE = lib.IBV_EVENT_PKEY_CHANGE
+    SM_CHANGE = lib.IBV_EVENT_SM_CHANGE
+    SRQ_ERR = lib.IBV_EVENT_SRQ_ERR
+    SRQ_LIMIT_REACHED = lib.IBV_EVENT_SRQ_LIMIT_REACHED
+    QP_LAST_WQE_REACHED = lib.IBV_EVENT_QP_LAST_WQE_REACHED
+    CLIENT_REREGISTER = lib.IBV_EVENT_CLIENT_REREGISTER
+    GID_CHANGE = lib.IBV_EVENT_GID_CHANGE
+    WQ_FATAL = lib.IBV_EVENT_WQ_FATAL
 
 
 class SendFlags(IntFlag):

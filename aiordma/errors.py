@@ -40,6 +40,13 @@ NO_SUCH_RDMA_ADDRESS = (
     "`python -m aiordma devices` lists the addresses that do"
 )
 BEYOND_DEVICE = "more than the device can do: try a smaller max_inline, send_depth or recv_depth"
+NO_SUCH_QP = "the device has no such queue pairs: iWARP, for one, has no datagrams"
+NO_SUCH_GROUPS = "on RoCE, multicast groups are IPv4 ones"
+NEEDS_RDMA_CORE_60 = "this rdma-core does not have it: rdma-core 60 or later"
+NEEDS_LINUX_6_18 = "the kernel is older than Linux 6.18, or a value is not allowed"
+
+# The kernel's own number for "not supported", which it lets out in places; C has no text for it.
+ENOTSUPP = 524
 
 # What to do about an errno, where the man page's sentence alone would leave one searching.
 _HINTS: dict[tuple[str, int], str] = {
@@ -57,13 +64,22 @@ _HINTS: dict[tuple[str, int], str] = {
     ("ibv_reg_mr", errno.ENOMEM): MEMLOCK,
     ("rdma_create_qp", errno.ENOMEM): MEMLOCK,
     ("rdma_create_qp", errno.EINVAL): BEYOND_DEVICE,
+    ("rdma_create_qp", errno.EOPNOTSUPP): NO_SUCH_QP,
     ("ibv_create_cq", errno.ENOMEM): MEMLOCK,
+    ("rdma_join_multicast", ENOTSUPP): NO_SUCH_GROUPS,
+    ("rdma_join_multicast_ex", ENOTSUPP): NO_SUCH_GROUPS,
+    ("rdma_getaddrinfo", errno.ENODEV): NO_DEVICE,
+    ("rdma_resolve_addrinfo", errno.ENOSYS): NEEDS_RDMA_CORE_60,
+    ("rdma_query_addrinfo", errno.ENOSYS): NEEDS_RDMA_CORE_60,
+    ("rdma_write_cm_event", errno.ENOSYS): NEEDS_RDMA_CORE_60,
+    ("rdma_resolve_addrinfo", errno.EINVAL): NEEDS_LINUX_6_18,
+    ("rdma_write_cm_event", errno.EINVAL): NEEDS_LINUX_6_18,
 }
 
 
 def reason(function: str, code: int) -> str:
     """What `code` means when `function` reports it, with the advice there is."""
-    text = os.strerror(code)
+    text = os.strerror(errno.EOPNOTSUPP if code == ENOTSUPP else code)
     hint = _HINTS.get((function, code))
     return f"{text} ({hint})" if hint else text
 
@@ -80,6 +96,11 @@ class VerbsError(RdmaError, OSError):
     def __init__(self, code: int, function: str) -> None:
         super().__init__(code, f"{function}: {reason(function, code)}")
         self.function = function
+
+    @property
+    def would_block(self) -> bool:
+        """Whether a call on a non-blocking descriptor has begun something that is not done yet."""
+        return self.errno == errno.EAGAIN
 
     def __reduce__(self) -> tuple[type[VerbsError], tuple[int, str]]:
         return type(self), (self.errno or 0, self.function)

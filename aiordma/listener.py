@@ -8,13 +8,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
-from aiordma.cm import AsyncCmId
+from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.connection import Connection
 from aiordma.endpoint import Endpoint
-from aiordma.errors import BusyError, ConnectError, LocalClosed, RdmaError
+from aiordma.errors import BusyError, ConnectError, LocalClosed, RdmaError, VerbsError
 from aiordma.loop import WaitQueue
 from aiordma.opening import Opening
-from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
+from aiordma.options import (
+    DEFAULT_OPTIONS,
+    ConnectionOptions,
+    PrivateDataLimits,
+    check_private_data,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +125,41 @@ class Listener:
         self._arrived = WaitQueue(cms[0].loop)
         for cm in cms:
             cm.on_change = self._arrived.wake_all
+
+    @classmethod
+    def from_id(
+        cls,
+        cm: AsyncCmId | SyncCmId,
+        *,
+        backlog: int = 0,
+        options: ConnectionOptions = DEFAULT_OPTIONS,
+    ) -> Opening[Listener]:
+        """Make one from an id: `await Listener.from_id(cm)`, or `async with`.
+
+        The id is bound to an address, as SyncCmId.create_ep makes a passive one, or listens
+        already. A synchronous one moves to the running loop first. What create_ep() was told of
+        queue pairs is not used. The id is the listener's from now on, and is closed if this fails.
+
+        Raises:
+            RdmaError: the id is in another state; it is left as it is.
+            VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is taken.
+        """
+        return Opening(cls._from_id(cm, backlog, options))
+
+    @classmethod
+    async def _from_id(
+        cls, cm: AsyncCmId | SyncCmId, backlog: int, options: ConnectionOptions
+    ) -> Listener:
+        if cm.state not in (CmState.ADDR_BOUND, CmState.LISTENING):
+            raise RdmaError(f"an id in state {cm.state.name} cannot listen: it must be bound")
+        own = await cm.migrate() if isinstance(cm, SyncCmId) else cm
+        if own.state is CmState.ADDR_BOUND:
+            try:
+                own.listen(backlog)
+            except VerbsError:
+                await own.aclose()
+                raise
+        return cls([own], options)
 
     @property
     def local_address(self) -> tuple[str, int]:

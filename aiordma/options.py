@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aiordma.enums import PortSpace
@@ -63,10 +64,7 @@ class ConnectionOptions:
     """TCP or IB: the space of port numbers in which to connect or listen."""
 
     def __post_init__(self) -> None:
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ValueError(f"{name} is {value}, not between {low} and {high}")
+        check_ranges(self, _RANGES)
         if self.recv_depth * self.max_message_size > _MAX_RING:
             raise ValueError(f"recv_depth times max_message_size is over {_MAX_RING} bytes")
         if self.port_space not in (PortSpace.TCP, PortSpace.IB):
@@ -78,9 +76,30 @@ class ConnectionOptions:
         Raises:
             ValueError: a queue is deeper than the device allows.
         """
-        limit = device.attributes.max_qp_wr
-        if max(self.send_depth, self.recv_depth) > limit:
-            raise ValueError(f"{device.name} allows a send_depth and recv_depth of {limit} each")
+        check_depths(device, self.send_depth, self.recv_depth)
+
+
+def check_ranges(options: object, ranges: Iterable[tuple[str, float, float]]) -> None:
+    """Make sure that each named attribute is None, or from the one number to the other.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for name, low, high in ranges:
+        value = getattr(options, name)
+        if value is not None and not low <= value <= high:
+            raise ValueError(f"{name} is {value}, not between {low} and {high}")
+
+
+def check_depths(device: Device, *depths: int) -> None:
+    """Make sure that `device` can make queues so deep.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    limit = device.attributes.max_qp_wr
+    if max(depths) > limit:
+        raise ValueError(f"{device.name} allows a send_depth and recv_depth of {limit} each")
 
 
 _MAX_DEPTH = 1 << 20
@@ -100,6 +119,8 @@ _RANGES = (
     ("ack_timeout", 0, 31),
 )
 
+DEFAULT_OPTIONS = ConnectionOptions()
+
 
 @dataclass(frozen=True, slots=True)
 class PrivateDataLimits:
@@ -118,6 +139,7 @@ class PrivateDataLimits:
 _INFINIBAND = PrivateDataLimits(connect=56, accept=196, reject=148)
 # librdmacm counts it in 8 bits, and the kernel puts 4 bytes of its own before it.
 _IWARP = PrivateDataLimits(connect=251, accept=251, reject=251)
+DATAGRAM_LIMITS = PrivateDataLimits(connect=180, accept=136, reject=136)
 
 
 def check_private_data(data: bytes, limit: int) -> None:

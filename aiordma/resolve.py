@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from aiordma.errors import AddressError
-from aiordma.loop import Loop, parking, run_in_worker
-from aiordma.rdmacm import SocketAddress, parse_address
+from aiordma import rdmacm
+from aiordma.errors import AddressError, ConnectError
+from aiordma.loop import Loop, parking, run_in_worker, running_loop
+from aiordma.rdmacm import AddrInfo, SocketAddress, parse_address
+from aiordma.rdmacm.address import format_address
+
+T = TypeVar("T")
 
 
 async def resolve_host(loop: Loop, host: str | None, port: int) -> list[SocketAddress]:
@@ -28,6 +34,52 @@ async def resolve_host(loop: Loop, host: str | None, port: int) -> list[SocketAd
         if not 0 <= port <= 65535:
             raise
     return await run_in_worker(loop, lambda: _look_up(host, port), parking.submit)
+
+
+async def first_that_answers(
+    candidates: list[SocketAddress],
+    attempt: Callable[[SocketAddress], Awaitable[T]],
+    wanted: tuple[str, int],
+) -> T:
+    """What `attempt` makes of the first of the addresses for `wanted` with which it succeeds.
+
+    Raises:
+        ConnectError: of the last, with a note of each before it; or there is no candidate.
+    """
+    failures: list[ConnectError] = []
+    for address in candidates:
+        try:
+            return await attempt(address)
+        except ConnectError as error:
+            failures.append(error)
+    if not failures:
+        text = f"{format_address(wanted)} has no address of the local address's family"
+        raise ConnectError(text)
+    last = failures.pop()
+    for earlier in failures:
+        last.add_note(f"tried before: {earlier}")
+    raise last
+
+
+async def getaddrinfo(
+    node: str | None, service: str | int | None = None, hints: AddrInfo | None = None
+) -> list[AddrInfo]:
+    """What a name and a port stand for, as RDMA has it: rdma_getaddrinfo(3), in a worker thread.
+
+    `node` is a name or an address; None, with the flag PASSIVE, is any of this machine. `hints`
+    narrow the search, see AddrInfo. librdmacm gives the first address only. SyncCmId.create_ep
+    takes the result.
+
+    Cancelling leaves the resolver to finish in its thread.
+
+    Raises:
+        AddressError: the name or the service is not known.
+        VerbsError: ENODEV (no RDMA device), ENOMEM.
+        ValueError: neither node, nor service, nor an address in the hints was given.
+    """
+    return await run_in_worker(
+        running_loop(), lambda: rdmacm.getaddrinfo(node, service, hints), parking.submit
+    )
 
 
 def _look_up(host: str, port: int) -> list[SocketAddress]:

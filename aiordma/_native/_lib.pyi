@@ -16,6 +16,80 @@ class Integer(CData):
 
 class IbvPd(CData): ...
 class IbvSrq(CData): ...
+class IbvAh(CData): ...
+class IbvXrcd(CData): ...
+
+class Gid(CData):
+    raw: Bytes
+
+class GlobalRoute(CData):
+    dgid: Gid
+    flow_label: int
+    sgid_index: int
+    hop_limit: int
+    traffic_class: int
+
+class IbvAhAttr(CData):
+    grh: Final[GlobalRoute]
+    dlid: int
+    sl: int
+    src_path_bits: int
+    static_rate: int
+    is_global: int
+    port_num: int
+
+class IbvPortAttr(CData):
+    state: Final[int]
+    max_mtu: Final[int]
+    active_mtu: Final[int]
+    max_msg_sz: Final[int]
+    lid: Final[int]
+    link_layer: Final[int]
+
+class IbvEce(CData):
+    vendor_id: int
+    options: int
+    comp_mask: int
+
+class SaPathRec(CData):
+    dgid: Final[Gid]
+    sgid: Final[Gid]
+    dlid: Final[int]
+    slid: Final[int]
+    raw_traffic: Final[int]
+    flow_label: Final[int]
+    hop_limit: Final[int]
+    traffic_class: Final[int]
+    reversible: Final[int]
+    numb_path: Final[int]
+    pkey: Final[int]
+    sl: Final[int]
+    mtu_selector: Final[int]
+    mtu: Final[int]
+    rate_selector: Final[int]
+    rate: Final[int]
+    packet_life_time_selector: Final[int]
+    packet_life_time: Final[int]
+    preference: Final[int]
+
+class SaPathRecs(CData):
+    def __getitem__(self, index: int) -> SaPathRec: ...
+
+class IbAddr(CData):
+    sgid: Final[Gid]
+    dgid: Final[Gid]
+    pkey: Final[int]
+
+class AddrUnion(CData):
+    ibaddr: Final[IbAddr]
+
+class RouteAddr(CData):
+    addr: Final[AddrUnion]
+
+class CmRoute(CData):
+    addr: Final[RouteAddr]
+    path_rec: Final[SaPathRecs]
+    num_paths: Final[int]
 
 class DeviceList(CData):
     def __getitem__(self, index: int) -> IbvContext: ...
@@ -28,6 +102,7 @@ class IbvDevice(CData):
 
 class IbvContext(CData):
     device: Final[IbvDevice]
+    cmd_fd: Final[int]
     async_fd: Final[int]
 
 class IbvDeviceAttr(CData):
@@ -40,6 +115,11 @@ class IbvDeviceAttr(CData):
     max_mr_size: Final[int]
     max_qp_rd_atom: Final[int]
     max_qp_init_rd_atom: Final[int]
+    max_srq: Final[int]
+    max_srq_wr: Final[int]
+    max_srq_sge: Final[int]
+    max_ah: Final[int]
+    max_mcast_grp: Final[int]
     phys_port_cnt: Final[int]
 
 class IbvMr(CData):
@@ -73,6 +153,54 @@ class IbvQpInitAttr(CData):
     qp_type: int
     sq_sig_all: int
 
+class IbvQpInitAttrEx(IbvQpInitAttr):
+    comp_mask: int
+    pd: IbvPd
+    xrcd: IbvXrcd
+    create_flags: int
+
+class IbvQpAttr(CData):
+    qp_state: int
+    path_mtu: int
+    qkey: int
+    rq_psn: int
+    sq_psn: int
+    dest_qp_num: int
+    qp_access_flags: int
+    ah_attr: Final[IbvAhAttr]
+    pkey_index: int
+    max_rd_atomic: int
+    max_dest_rd_atomic: int
+    min_rnr_timer: int
+    port_num: int
+    timeout: int
+    retry_cnt: int
+    rnr_retry: int
+
+class IbvSrqAttr(CData):
+    max_wr: int
+    max_sge: int
+    srq_limit: int
+
+class IbvSrqInitAttr(CData):
+    srq_context: VoidPtr
+    attr: Final[IbvSrqAttr]
+
+class IbvSrqInitAttrEx(IbvSrqInitAttr):
+    comp_mask: int
+    srq_type: int
+    pd: IbvPd
+    xrcd: IbvXrcd
+    cq: IbvCq
+
+class IbvSge(CData):
+    addr: int
+    length: int
+    lkey: int
+
+class SgeArray(CData):
+    def __getitem__(self, index: int) -> IbvSge: ...
+
 class IbvWc(CData):
     wr_id: Final[int]
     status: Final[int]
@@ -81,14 +209,59 @@ class IbvWc(CData):
     byte_len: Final[int]
     imm_data: Final[int]
     qp_num: int
-    src_qp: Final[int]
-    wc_flags: Final[int]
+    src_qp: int
+    wc_flags: int
+    slid: int
+    sl: int
+    dlid_path_bits: int
 
 class CmIdPtr(CData):
     verbs: Final[IbvContext]
     channel: Final[EventChannelPtr]
-    qp: IbvQp
+    context: Final[VoidPtr]
+    qp: Final[IbvQp]
+    route: Final[CmRoute]
+    ps: Final[int]
     port_num: Final[int]
+    event: Final[CmEventPtr]
+    send_cq_channel: Final[IbvCompChannel]
+    send_cq: Final[IbvCq]
+    recv_cq_channel: Final[IbvCompChannel]
+    recv_cq: Final[IbvCq]
+    srq: Final[IbvSrq]
+    pd: Final[IbvPd]
+    qp_type: Final[int]
+
+class CmEventPtr(CData):
+    id: Final[CmIdPtr]
+
+class CmEventOut(CData):
+    def __getitem__(self, index: int) -> CmEventPtr: ...
+
+class AddrInfoPtr(CData):
+    ai_flags: int
+    ai_family: int
+    ai_qp_type: int
+    ai_port_space: int
+    ai_src_len: int
+    ai_dst_len: int
+    ai_src_addr: Sockaddr
+    ai_dst_addr: Sockaddr
+    ai_src_canonname: Bytes
+    ai_dst_canonname: Bytes
+    ai_route_len: int
+    ai_route: Bytes
+    ai_connect_len: int
+    ai_connect: Bytes
+    ai_next: AddrInfoPtr
+
+class AddrInfoOut(CData):
+    def __getitem__(self, index: int) -> AddrInfoPtr: ...
+
+class JoinAttr(CData):
+    comp_mask: int
+    join_flags: int
+    addr: Sockaddr
 
 class CmIdOut(CData):
     def __getitem__(self, index: int) -> CmIdPtr: ...
@@ -116,6 +289,9 @@ class CmEventCopy(CData):
     event: Final[int]
     status: Final[int]
     error: Final[int]
+    arg: Final[int]
+    context: Final[int]
+    ah_attr: Final[IbvAhAttr]
     qp_num: int
     qkey: Final[int]
     responder_resources: Final[int]
@@ -130,6 +306,14 @@ class CmEventCopy(CData):
 class CmEventArray(CData):
     def __getitem__(self, index: int) -> CmEventCopy: ...
 
+class AsyncEventCopy(CData):
+    element: Final[int]
+    port_num: Final[int]
+    event_type: Final[int]
+
+class AsyncEventArray(CData):
+    def __getitem__(self, index: int) -> AsyncEventCopy: ...
+
 class WcArray(CData):
     def __getitem__(self, index: int) -> IbvWc: ...
 
@@ -141,6 +325,10 @@ class NullPtr(
     VoidPtr,
     IbvPd,
     IbvSrq,
+    IbvAh,
+    IbvXrcd,
+    CmEventPtr,
+    AddrInfoPtr,
     DeviceList,
     EventChannelPtr,
     IbvContext,
@@ -149,7 +337,6 @@ class NullPtr(
     IbvCq,
     IbvQp,
     CmIdPtr,
-    ConnParam,
     Bytes,
 ):
     """NULL: a pointer of every type at once."""
@@ -179,11 +366,33 @@ class Lib:
     RDMA_PS_TCP: Final[int]
     RDMA_PS_UDP: Final[int]
     RDMA_PS_IB: Final[int]
+    RDMA_IB_IP_PS_MASK: Final[int]
+    RDMA_IB_IP_PORT_MASK: Final[int]
+    RDMA_IB_IP_PS_TCP: Final[int]
+    RDMA_IB_IP_PS_UDP: Final[int]
+    RDMA_IB_PS_IB: Final[int]
+    RDMA_UDP_QKEY: Final[int]
+    RDMA_MAX_RESP_RES: Final[int]
+    RDMA_MAX_INIT_DEPTH: Final[int]
     RDMA_OPTION_ID: Final[int]
+    RDMA_OPTION_IB: Final[int]
     RDMA_OPTION_ID_TOS: Final[int]
     RDMA_OPTION_ID_REUSEADDR: Final[int]
     RDMA_OPTION_ID_AFONLY: Final[int]
     RDMA_OPTION_ID_ACK_TIMEOUT: Final[int]
+    RDMA_OPTION_IB_PATH: Final[int]
+    RAI_PASSIVE: Final[int]
+    RAI_NUMERICHOST: Final[int]
+    RAI_NOROUTE: Final[int]
+    RAI_FAMILY: Final[int]
+    AIORDMA_RAI_SA: Final[int]
+    AIORDMA_RAI_DNS: Final[int]
+    RDMA_CM_JOIN_MC_ATTR_ADDRESS: Final[int]
+    RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS: Final[int]
+    RDMA_CM_JOIN_MC_ATTR_RESERVED: Final[int]
+    RDMA_MC_JOIN_FLAG_FULLMEMBER: Final[int]
+    RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER: Final[int]
+    RDMA_MC_JOIN_FLAG_RESERVED: Final[int]
     IBV_TRANSPORT_IB: Final[int]
     IBV_TRANSPORT_IWARP: Final[int]
     IBV_ACCESS_LOCAL_WRITE: Final[int]
@@ -198,6 +407,41 @@ class Lib:
     IBV_QPT_RC: Final[int]
     IBV_QPT_UC: Final[int]
     IBV_QPT_UD: Final[int]
+    IBV_QPT_RAW_PACKET: Final[int]
+    IBV_QPT_XRC_SEND: Final[int]
+    IBV_QPT_XRC_RECV: Final[int]
+    IBV_QP_INIT_ATTR_PD: Final[int]
+    IBV_QP_INIT_ATTR_XRCD: Final[int]
+    IBV_QP_INIT_ATTR_CREATE_FLAGS: Final[int]
+    IBV_QP_CREATE_BLOCK_SELF_MCAST_LB: Final[int]
+    IBV_SRQT_BASIC: Final[int]
+    IBV_SRQT_XRC: Final[int]
+    IBV_SRQ_INIT_ATTR_TYPE: Final[int]
+    IBV_SRQ_INIT_ATTR_PD: Final[int]
+    IBV_SRQ_INIT_ATTR_XRCD: Final[int]
+    IBV_SRQ_INIT_ATTR_CQ: Final[int]
+    IBV_SRQ_LIMIT: Final[int]
+    IBV_QPS_RESET: Final[int]
+    IBV_QPS_INIT: Final[int]
+    IBV_QPS_RTR: Final[int]
+    IBV_QPS_RTS: Final[int]
+    IBV_QPS_SQD: Final[int]
+    IBV_QPS_SQE: Final[int]
+    IBV_QPS_ERR: Final[int]
+    IBV_QP_STATE: Final[int]
+    IBV_PORT_NOP: Final[int]
+    IBV_PORT_DOWN: Final[int]
+    IBV_PORT_INIT: Final[int]
+    IBV_PORT_ARMED: Final[int]
+    IBV_PORT_ACTIVE: Final[int]
+    IBV_PORT_ACTIVE_DEFER: Final[int]
+    IBV_WR_RDMA_WRITE: Final[int]
+    IBV_WR_RDMA_WRITE_WITH_IMM: Final[int]
+    IBV_WR_SEND: Final[int]
+    IBV_WR_SEND_WITH_IMM: Final[int]
+    IBV_WR_RDMA_READ: Final[int]
+    IBV_WR_ATOMIC_CMP_AND_SWP: Final[int]
+    IBV_WR_ATOMIC_FETCH_AND_ADD: Final[int]
     IBV_SEND_FENCE: Final[int]
     IBV_SEND_SIGNALED: Final[int]
     IBV_SEND_SOLICITED: Final[int]
@@ -238,13 +482,36 @@ class Lib:
     IBV_WC_GRH: Final[int]
     IBV_WC_WITH_IMM: Final[int]
     IBV_WC_WITH_INV: Final[int]
+    IBV_EVENT_CQ_ERR: Final[int]
+    IBV_EVENT_QP_FATAL: Final[int]
+    IBV_EVENT_QP_REQ_ERR: Final[int]
+    IBV_EVENT_QP_ACCESS_ERR: Final[int]
     IBV_EVENT_COMM_EST: Final[int]
+    IBV_EVENT_SQ_DRAINED: Final[int]
+    IBV_EVENT_PATH_MIG: Final[int]
+    IBV_EVENT_PATH_MIG_ERR: Final[int]
+    IBV_EVENT_DEVICE_FATAL: Final[int]
+    IBV_EVENT_PORT_ACTIVE: Final[int]
+    IBV_EVENT_PORT_ERR: Final[int]
+    IBV_EVENT_LID_CHANGE: Final[int]
+    IBV_EVENT_PKEY_CHANGE: Final[int]
+    IBV_EVENT_SM_CHANGE: Final[int]
+    IBV_EVENT_SRQ_ERR: Final[int]
+    IBV_EVENT_SRQ_LIMIT_REACHED: Final[int]
+    IBV_EVENT_QP_LAST_WQE_REACHED: Final[int]
+    IBV_EVENT_CLIENT_REREGISTER: Final[int]
+    IBV_EVENT_GID_CHANGE: Final[int]
+    IBV_EVENT_WQ_FATAL: Final[int]
 
     def rdma_create_event_channel(self) -> EventChannelPtr: ...
     def rdma_destroy_event_channel(self, channel: EventChannelPtr) -> None: ...
     def rdma_create_id(
         self, channel: EventChannelPtr, id: CmIdOut, context: VoidPtr, ps: int
     ) -> int: ...
+    def rdma_create_ep(
+        self, id: CmIdOut, res: AddrInfoPtr, pd: IbvPd, attr: IbvQpInitAttr | NullPtr
+    ) -> int: ...
+    def rdma_destroy_ep(self, id: CmIdPtr) -> None: ...
     def rdma_destroy_id(self, id: CmIdPtr) -> int: ...
     def rdma_bind_addr(self, id: CmIdPtr, addr: Sockaddr) -> int: ...
     def rdma_resolve_addr(
@@ -252,14 +519,106 @@ class Lib:
     ) -> int: ...
     def rdma_resolve_route(self, id: CmIdPtr, timeout_ms: int) -> int: ...
     def rdma_create_qp(self, id: CmIdPtr, pd: IbvPd, attr: IbvQpInitAttr) -> int: ...
+    def rdma_create_qp_ex(self, id: CmIdPtr, attr: IbvQpInitAttrEx) -> int: ...
     def rdma_destroy_qp(self, id: CmIdPtr) -> None: ...
-    def rdma_connect(self, id: CmIdPtr, param: ConnParam) -> int: ...
+    def rdma_connect(self, id: CmIdPtr, param: ConnParam | NullPtr) -> int: ...
     def rdma_establish(self, id: CmIdPtr) -> int: ...
     def rdma_listen(self, id: CmIdPtr, backlog: int) -> int: ...
-    def rdma_accept(self, id: CmIdPtr, param: ConnParam) -> int: ...
+    def rdma_get_request(self, listen: CmIdPtr, id: CmIdOut) -> int: ...
+    def rdma_accept(self, id: CmIdPtr, param: ConnParam | NullPtr) -> int: ...
     def rdma_reject(self, id: CmIdPtr, private_data: Bytes, private_data_len: int) -> int: ...
+    def rdma_reject_ece(self, id: CmIdPtr, private_data: Bytes, private_data_len: int) -> int: ...
     def rdma_notify(self, id: CmIdPtr, event: int) -> int: ...
     def rdma_disconnect(self, id: CmIdPtr) -> int: ...
+    def rdma_join_multicast(self, id: CmIdPtr, addr: Sockaddr, context: VoidPtr) -> int: ...
+    def rdma_join_multicast_ex(self, id: CmIdPtr, attr: JoinAttr, context: VoidPtr) -> int: ...
+    def rdma_leave_multicast(self, id: CmIdPtr, addr: Sockaddr) -> int: ...
+    def rdma_get_cm_event(self, channel: EventChannelPtr, event: CmEventOut) -> int: ...
+    def rdma_ack_cm_event(self, event: CmEventPtr) -> int: ...
+    def rdma_get_src_port(self, id: CmIdPtr) -> int: ...
+    def rdma_get_dst_port(self, id: CmIdPtr) -> int: ...
+    def rdma_event_str(self, event: int) -> Bytes: ...
+    def rdma_migrate_id(self, id: CmIdPtr, channel: EventChannelPtr) -> int: ...
+    def rdma_getaddrinfo(
+        self, node: Bytes, service: Bytes, hints: AddrInfoPtr, res: AddrInfoOut
+    ) -> int: ...
+    def rdma_freeaddrinfo(self, res: AddrInfoPtr) -> None: ...
+    def rdma_init_qp_attr(self, id: CmIdPtr, attr: IbvQpAttr, mask: IntOut) -> int: ...
+    def rdma_set_local_ece(self, id: CmIdPtr, ece: IbvEce) -> int: ...
+    def rdma_get_remote_ece(self, id: CmIdPtr, ece: IbvEce) -> int: ...
+    def gai_strerror(self, code: int) -> Bytes: ...
+    def rdma_create_srq(self, id: CmIdPtr, pd: IbvPd, attr: IbvSrqInitAttr) -> int: ...
+    def rdma_create_srq_ex(self, id: CmIdPtr, attr: IbvSrqInitAttrEx) -> int: ...
+    def rdma_destroy_srq(self, id: CmIdPtr) -> None: ...
+    def rdma_reg_msgs(self, id: CmIdPtr, addr: Bytes, length: int) -> IbvMr: ...
+    def rdma_reg_read(self, id: CmIdPtr, addr: Bytes, length: int) -> IbvMr: ...
+    def rdma_reg_write(self, id: CmIdPtr, addr: Bytes, length: int) -> IbvMr: ...
+    def rdma_dereg_mr(self, mr: IbvMr) -> int: ...
+    def rdma_post_recvv(self, id: CmIdPtr, context: VoidPtr, sgl: SgeArray, nsge: int) -> int: ...
+    def rdma_post_sendv(
+        self, id: CmIdPtr, context: VoidPtr, sgl: SgeArray, nsge: int, flags: int
+    ) -> int: ...
+    def rdma_post_readv(
+        self,
+        id: CmIdPtr,
+        context: VoidPtr,
+        sgl: SgeArray,
+        nsge: int,
+        flags: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> int: ...
+    def rdma_post_writev(
+        self,
+        id: CmIdPtr,
+        context: VoidPtr,
+        sgl: SgeArray,
+        nsge: int,
+        flags: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> int: ...
+    def rdma_post_recv(
+        self, id: CmIdPtr, context: VoidPtr, addr: VoidPtr, length: int, mr: IbvMr
+    ) -> int: ...
+    def rdma_post_send(
+        self, id: CmIdPtr, context: VoidPtr, addr: VoidPtr, length: int, mr: IbvMr, flags: int
+    ) -> int: ...
+    def rdma_post_read(
+        self,
+        id: CmIdPtr,
+        context: VoidPtr,
+        addr: VoidPtr,
+        length: int,
+        mr: IbvMr,
+        flags: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> int: ...
+    def rdma_post_write(
+        self,
+        id: CmIdPtr,
+        context: VoidPtr,
+        addr: VoidPtr,
+        length: int,
+        mr: IbvMr,
+        flags: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> int: ...
+    def rdma_post_ud_send(
+        self,
+        id: CmIdPtr,
+        context: VoidPtr,
+        addr: VoidPtr,
+        length: int,
+        mr: IbvMr,
+        flags: int,
+        ah: IbvAh,
+        remote_qpn: int,
+    ) -> int: ...
+    def rdma_get_send_comp(self, id: CmIdPtr, wc: IbvWc) -> int: ...
+    def rdma_get_recv_comp(self, id: CmIdPtr, wc: IbvWc) -> int: ...
     def rdma_set_option(
         self, id: CmIdPtr, level: int, optname: int, optval: Bytes, optlen: int
     ) -> int: ...
@@ -286,14 +645,57 @@ class Lib:
     ) -> IbvCq: ...
     def ibv_destroy_cq(self, cq: IbvCq) -> int: ...
     def ibv_req_notify_cq(self, cq: IbvCq, solicited_only: int) -> int: ...
-    def ibv_poll_cq(self, cq: IbvCq, num_entries: int, wc: WcArray) -> int: ...
+    def ibv_poll_cq(self, cq: IbvCq, num_entries: int, wc: WcArray | IbvWc) -> int: ...
+    def ibv_create_qp(self, pd: IbvPd, attr: IbvQpInitAttr) -> IbvQp: ...
+    def ibv_modify_qp(self, qp: IbvQp, attr: IbvQpAttr, mask: int) -> int: ...
     def ibv_destroy_qp(self, qp: IbvQp) -> int: ...
+    def ibv_create_srq(self, pd: IbvPd, attr: IbvSrqInitAttr) -> IbvSrq: ...
+    def ibv_modify_srq(self, srq: IbvSrq, attr: IbvSrqAttr, mask: int) -> int: ...
+    def ibv_query_srq(self, srq: IbvSrq, attr: IbvSrqAttr) -> int: ...
+    def ibv_destroy_srq(self, srq: IbvSrq) -> int: ...
+    def ibv_get_srq_num(self, srq: IbvSrq, srq_num: IntOut) -> int: ...
+    def ibv_create_ah(self, pd: IbvPd, attr: IbvAhAttr) -> IbvAh: ...
+    def ibv_destroy_ah(self, ah: IbvAh) -> int: ...
+    def ibv_attach_mcast(self, qp: IbvQp, gid: Gid, lid: int) -> int: ...
+    def ibv_detach_mcast(self, qp: IbvQp, gid: Gid, lid: int) -> int: ...
+    def ibv_query_gid(self, context: IbvContext, port_num: int, index: int, gid: Gid) -> int: ...
+    def ibv_event_type_str(self, event: int) -> Bytes: ...
     def aiordma_get_cm_events(
         self, channel: EventChannelPtr, events: CmEventArray, capacity: int
     ) -> int: ...
+    def aiordma_take_event(self, id: CmIdPtr, out: CmEventCopy) -> int: ...
+    def aiordma_resolve_addrinfo(
+        self, id: CmIdPtr, node: Bytes, service: Bytes, hints: AddrInfoPtr
+    ) -> int: ...
+    def aiordma_query_addrinfo(self, id: CmIdPtr, info: AddrInfoOut) -> int: ...
+    def aiordma_write_cm_event(self, id: CmIdPtr, event: int, status: int, arg: int) -> int: ...
     def aiordma_set_nonblocking(self, fd: int) -> int: ...
     def aiordma_comp_events(
         self, channel: IbvCompChannel, ready: CqArray, capacity: int
+    ) -> int: ...
+    def aiordma_comp_event(self, channel: IbvCompChannel) -> int: ...
+    def aiordma_async_events(
+        self, context: IbvContext, events: AsyncEventArray, capacity: int
+    ) -> int: ...
+    def aiordma_query_port(self, context: IbvContext, port_num: int, attr: IbvPortAttr) -> int: ...
+    def aiordma_ah_from_wc(
+        self, context: IbvContext, port_num: int, wc: IbvWc, grh: Bytes, attr: IbvAhAttr
+    ) -> int: ...
+    def aiordma_post_srq_recv(
+        self, srq: IbvSrq, wr_id: int, addr: int, length: int, lkey: int
+    ) -> int: ...
+    def aiordma_post_ud_send(
+        self,
+        qp: IbvQp,
+        wr_id: int,
+        addr: int,
+        length: int,
+        lkey: int,
+        flags: int,
+        imm: int,
+        ah: IbvAh,
+        remote_qpn: int,
+        remote_qkey: int,
     ) -> int: ...
     def aiordma_post_recv(
         self, qp: IbvQp, wr_id: int, addr: int, length: int, lkey: int
@@ -327,6 +729,40 @@ class Ffi:
     @overload
     def new(self, cdecl: Literal["struct ibv_qp_init_attr *"]) -> IbvQpInitAttr: ...
     @overload
+    def new(self, cdecl: Literal["struct ibv_qp_init_attr_ex *"]) -> IbvQpInitAttrEx: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_qp_attr *"]) -> IbvQpAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_srq_attr *"]) -> IbvSrqAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_srq_init_attr *"]) -> IbvSrqInitAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_srq_init_attr_ex *"]) -> IbvSrqInitAttrEx: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_ah_attr *"]) -> IbvAhAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_port_attr *"]) -> IbvPortAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_ece *"]) -> IbvEce: ...
+    @overload
+    def new(self, cdecl: Literal["union ibv_gid *"]) -> Gid: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_wc *"]) -> IbvWc: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_sge[]"], init: int) -> SgeArray: ...
+    @overload
+    def new(self, cdecl: Literal["struct aiordma_async_event[]"], init: int) -> AsyncEventArray: ...
+    @overload
+    def new(self, cdecl: Literal["struct aiordma_cm_event *"]) -> CmEventCopy: ...
+    @overload
+    def new(self, cdecl: Literal["struct rdma_addrinfo *"]) -> AddrInfoPtr: ...
+    @overload
+    def new(self, cdecl: Literal["struct rdma_addrinfo **"]) -> AddrInfoOut: ...
+    @overload
+    def new(self, cdecl: Literal["struct rdma_cm_join_mc_attr_ex *"]) -> JoinAttr: ...
+    @overload
+    def new(self, cdecl: Literal["uint32_t *"]) -> IntOut: ...
+    @overload
     def new(self, cdecl: Literal["struct rdma_conn_param *"]) -> ConnParam: ...
     @overload
     def new(self, cdecl: Literal["struct rdma_cm_id **"]) -> CmIdOut: ...
@@ -340,6 +776,11 @@ class Ffi:
     def cast(self, cdecl: Literal["struct sockaddr *"], source: CData) -> Sockaddr: ...
     @overload
     def cast(self, cdecl: Literal["struct rdma_cm_id *"], source: int) -> CmIdPtr: ...
+    @overload
+    def cast(self, cdecl: Literal["void *"], source: int) -> VoidPtr: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ibv_qp_init_attr *"], source: CData) -> IbvQpInitAttr: ...
+    def memmove(self, dest: CData, src: Buffer | CData, n: int) -> None: ...
     def from_buffer(self, cdecl: Literal["char[]"], buffer: Buffer) -> Bytes: ...
     def buffer(self, data: CData, size: int) -> Buffer: ...
     def string(self, data: Bytes, maxlen: int = ...) -> bytes: ...

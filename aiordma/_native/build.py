@@ -20,7 +20,13 @@ ffibuilder.set_source(
     depends=[str(HERE / name) for name in ("cdef.h", "shim.h", "shim.c")],
     libraries=["rdmacm", "ibverbs"],
     py_limited_api=True,
-    extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+    extra_compile_args=[
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-parameter",
+        "-Werror=implicit-function-declaration",
+    ],
 )
 
 if __name__ == "__main__":

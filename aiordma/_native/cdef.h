@@ -28,11 +28,99 @@
 #define RDMA_PS_UDP ...
 #define RDMA_PS_IB ...
 
+#define RDMA_IB_IP_PS_MASK ...
+#define RDMA_IB_IP_PORT_MASK ...
+#define RDMA_IB_IP_PS_TCP ...
+#define RDMA_IB_IP_PS_UDP ...
+#define RDMA_IB_PS_IB ...
+#define RDMA_UDP_QKEY ...
+
+#define RDMA_MAX_RESP_RES ...
+#define RDMA_MAX_INIT_DEPTH ...
+
 #define RDMA_OPTION_ID ...
+#define RDMA_OPTION_IB ...
 #define RDMA_OPTION_ID_TOS ...
 #define RDMA_OPTION_ID_REUSEADDR ...
 #define RDMA_OPTION_ID_AFONLY ...
 #define RDMA_OPTION_ID_ACK_TIMEOUT ...
+#define RDMA_OPTION_IB_PATH ...
+
+#define RAI_PASSIVE ...
+#define RAI_NUMERICHOST ...
+#define RAI_NOROUTE ...
+#define RAI_FAMILY ...
+#define AIORDMA_RAI_SA ...
+#define AIORDMA_RAI_DNS ...
+
+#define RDMA_CM_JOIN_MC_ATTR_ADDRESS ...
+#define RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS ...
+#define RDMA_CM_JOIN_MC_ATTR_RESERVED ...
+#define RDMA_MC_JOIN_FLAG_FULLMEMBER ...
+#define RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER ...
+#define RDMA_MC_JOIN_FLAG_RESERVED ...
+
+struct sockaddr { ...; };
+struct sockaddr_in { ...; };
+struct sockaddr_in6 { ...; };
+struct sockaddr_storage { ...; };
+
+union ibv_gid {
+	uint8_t raw[16];
+	...;
+};
+
+struct ibv_sa_path_rec {
+	union ibv_gid dgid;
+	union ibv_gid sgid;
+	uint16_t dlid; /* network byte order */
+	uint16_t slid; /* network byte order */
+	int raw_traffic;
+	uint32_t flow_label; /* network byte order */
+	uint8_t hop_limit;
+	uint8_t traffic_class;
+	int reversible;
+	uint8_t numb_path;
+	uint16_t pkey; /* network byte order */
+	uint8_t sl;
+	uint8_t mtu_selector;
+	uint8_t mtu;
+	uint8_t rate_selector;
+	uint8_t rate;
+	uint8_t packet_life_time_selector;
+	uint8_t packet_life_time;
+	uint8_t preference;
+};
+
+struct rdma_ib_addr {
+	union ibv_gid sgid;
+	union ibv_gid dgid;
+	uint16_t pkey; /* network byte order */
+};
+
+struct rdma_addr {
+	union {
+		struct sockaddr src_addr;
+		struct sockaddr_in src_sin;
+		struct sockaddr_in6 src_sin6;
+		struct sockaddr_storage src_storage;
+	};
+	union {
+		struct sockaddr dst_addr;
+		struct sockaddr_in dst_sin;
+		struct sockaddr_in6 dst_sin6;
+		struct sockaddr_storage dst_storage;
+	};
+	union {
+		struct rdma_ib_addr ibaddr;
+	} addr;
+};
+
+struct rdma_route {
+	struct rdma_addr addr;
+	struct ibv_sa_path_rec *path_rec;
+	int num_paths;
+};
 
 struct rdma_event_channel {
 	int fd;
@@ -41,9 +129,19 @@ struct rdma_event_channel {
 struct rdma_cm_id {
 	struct ibv_context *verbs;
 	struct rdma_event_channel *channel;
+	void *context;
 	struct ibv_qp *qp;
+	struct rdma_route route;
+	int ps;
 	uint8_t port_num;
-	...;
+	struct rdma_cm_event *event;
+	struct ibv_comp_channel *send_cq_channel;
+	struct ibv_cq *send_cq;
+	struct ibv_comp_channel *recv_cq_channel;
+	struct ibv_cq *recv_cq;
+	struct ibv_srq *srq;
+	struct ibv_pd *pd;
+	int qp_type;
 };
 
 struct rdma_conn_param {
@@ -58,27 +156,145 @@ struct rdma_conn_param {
 	uint32_t qp_num;
 };
 
+struct ibv_global_route {
+	union ibv_gid dgid;
+	uint32_t flow_label;
+	uint8_t sgid_index;
+	uint8_t hop_limit;
+	uint8_t traffic_class;
+};
+
+struct ibv_ah_attr {
+	struct ibv_global_route grh;
+	uint16_t dlid;
+	uint8_t sl;
+	uint8_t src_path_bits;
+	uint8_t static_rate;
+	uint8_t is_global;
+	uint8_t port_num;
+};
+
+struct rdma_ud_param {
+	const void *private_data;
+	uint8_t private_data_len;
+	struct ibv_ah_attr ah_attr;
+	uint32_t qp_num;
+	uint32_t qkey;
+};
+
+/* rdma-core 60 and later add `uint64_t arg` to the union; shim.c reads it where it stands. */
+struct rdma_cm_event {
+	struct rdma_cm_id *id;
+	struct rdma_cm_id *listen_id;
+	int event;
+	int status;
+	union {
+		struct rdma_conn_param conn;
+		struct rdma_ud_param ud;
+	} param;
+};
+
+struct rdma_addrinfo {
+	int ai_flags;
+	int ai_family;
+	int ai_qp_type;
+	int ai_port_space;
+	unsigned int ai_src_len;
+	unsigned int ai_dst_len;
+	struct sockaddr *ai_src_addr;
+	struct sockaddr *ai_dst_addr;
+	char *ai_src_canonname;
+	char *ai_dst_canonname;
+	size_t ai_route_len;
+	void *ai_route;
+	size_t ai_connect_len;
+	void *ai_connect;
+	struct rdma_addrinfo *ai_next;
+};
+
+struct rdma_cm_join_mc_attr_ex {
+	uint32_t comp_mask;
+	uint32_t join_flags;
+	struct sockaddr *addr;
+};
+
+struct ibv_ece {
+	uint32_t vendor_id;
+	uint32_t options;
+	uint32_t comp_mask;
+};
+
 struct rdma_event_channel *rdma_create_event_channel(void);
 void rdma_destroy_event_channel(struct rdma_event_channel *channel);
 int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context, int ps);
+int rdma_create_ep(struct rdma_cm_id **id, struct rdma_addrinfo *res, struct ibv_pd *pd,
+		   struct ibv_qp_init_attr *attr);
+void rdma_destroy_ep(struct rdma_cm_id *id);
 int rdma_destroy_id(struct rdma_cm_id *id);
 int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *addr);
 int rdma_resolve_addr(struct rdma_cm_id *id, struct sockaddr *src, struct sockaddr *dst, int timeout_ms);
 int rdma_resolve_route(struct rdma_cm_id *id, int timeout_ms);
 int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
+int rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr);
 void rdma_destroy_qp(struct rdma_cm_id *id);
 int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *param);
 int rdma_establish(struct rdma_cm_id *id);
 int rdma_listen(struct rdma_cm_id *id, int backlog);
+int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **id);
 int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *param);
 int rdma_reject(struct rdma_cm_id *id, const void *private_data, uint8_t private_data_len);
+int rdma_reject_ece(struct rdma_cm_id *id, const void *private_data, uint8_t private_data_len);
 int rdma_notify(struct rdma_cm_id *id, int event);
 int rdma_disconnect(struct rdma_cm_id *id);
-int rdma_set_option(struct rdma_cm_id *id, int level, int optname, void *optval, size_t optlen);
+int rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void *context);
+int rdma_join_multicast_ex(struct rdma_cm_id *id, struct rdma_cm_join_mc_attr_ex *attr, void *context);
+int rdma_leave_multicast(struct rdma_cm_id *id, struct sockaddr *addr);
+int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event **event);
+int rdma_ack_cm_event(struct rdma_cm_event *event);
+uint16_t rdma_get_src_port(struct rdma_cm_id *id); /* network byte order */
+uint16_t rdma_get_dst_port(struct rdma_cm_id *id); /* network byte order */
 struct sockaddr *rdma_get_local_addr(struct rdma_cm_id *id);
 struct sockaddr *rdma_get_peer_addr(struct rdma_cm_id *id);
 struct ibv_context **rdma_get_devices(int *num_devices);
 void rdma_free_devices(struct ibv_context **list);
+const char *rdma_event_str(int event);
+int rdma_set_option(struct rdma_cm_id *id, int level, int optname, void *optval, size_t optlen);
+int rdma_migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *channel);
+int rdma_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints,
+		     struct rdma_addrinfo **res);
+void rdma_freeaddrinfo(struct rdma_addrinfo *res);
+int rdma_init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask);
+int rdma_set_local_ece(struct rdma_cm_id *id, struct ibv_ece *ece);
+int rdma_get_remote_ece(struct rdma_cm_id *id, struct ibv_ece *ece);
+const char *gai_strerror(int code);
+
+/* --- rdma/rdma_verbs.h ---------------------------------------------------------------------- */
+
+int rdma_create_srq(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_srq_init_attr *attr);
+int rdma_create_srq_ex(struct rdma_cm_id *id, struct ibv_srq_init_attr_ex *attr);
+void rdma_destroy_srq(struct rdma_cm_id *id);
+struct ibv_mr *rdma_reg_msgs(struct rdma_cm_id *id, void *addr, size_t length);
+struct ibv_mr *rdma_reg_read(struct rdma_cm_id *id, void *addr, size_t length);
+struct ibv_mr *rdma_reg_write(struct rdma_cm_id *id, void *addr, size_t length);
+int rdma_dereg_mr(struct ibv_mr *mr);
+int rdma_post_recvv(struct rdma_cm_id *id, void *context, struct ibv_sge *sgl, int nsge);
+int rdma_post_sendv(struct rdma_cm_id *id, void *context, struct ibv_sge *sgl, int nsge, int flags);
+int rdma_post_readv(struct rdma_cm_id *id, void *context, struct ibv_sge *sgl, int nsge, int flags,
+		    uint64_t remote_addr, uint32_t rkey);
+int rdma_post_writev(struct rdma_cm_id *id, void *context, struct ibv_sge *sgl, int nsge, int flags,
+		     uint64_t remote_addr, uint32_t rkey);
+int rdma_post_recv(struct rdma_cm_id *id, void *context, void *addr, size_t length,
+		   struct ibv_mr *mr);
+int rdma_post_send(struct rdma_cm_id *id, void *context, void *addr, size_t length,
+		   struct ibv_mr *mr, int flags);
+int rdma_post_read(struct rdma_cm_id *id, void *context, void *addr, size_t length,
+		   struct ibv_mr *mr, int flags, uint64_t remote_addr, uint32_t rkey);
+int rdma_post_write(struct rdma_cm_id *id, void *context, void *addr, size_t length,
+		    struct ibv_mr *mr, int flags, uint64_t remote_addr, uint32_t rkey);
+int rdma_post_ud_send(struct rdma_cm_id *id, void *context, void *addr, size_t length,
+		      struct ibv_mr *mr, int flags, struct ibv_ah *ah, uint32_t remote_qpn);
+int rdma_get_send_comp(struct rdma_cm_id *id, struct ibv_wc *wc);
+int rdma_get_recv_comp(struct rdma_cm_id *id, struct ibv_wc *wc);
 
 /* --- infiniband/verbs.h --------------------------------------------------------------------- */
 
@@ -98,6 +314,46 @@ void rdma_free_devices(struct ibv_context **list);
 #define IBV_QPT_RC ...
 #define IBV_QPT_UC ...
 #define IBV_QPT_UD ...
+#define IBV_QPT_RAW_PACKET ...
+#define IBV_QPT_XRC_SEND ...
+#define IBV_QPT_XRC_RECV ...
+
+#define IBV_QP_INIT_ATTR_PD ...
+#define IBV_QP_INIT_ATTR_XRCD ...
+#define IBV_QP_INIT_ATTR_CREATE_FLAGS ...
+#define IBV_QP_CREATE_BLOCK_SELF_MCAST_LB ...
+
+#define IBV_SRQT_BASIC ...
+#define IBV_SRQT_XRC ...
+#define IBV_SRQ_INIT_ATTR_TYPE ...
+#define IBV_SRQ_INIT_ATTR_PD ...
+#define IBV_SRQ_INIT_ATTR_XRCD ...
+#define IBV_SRQ_INIT_ATTR_CQ ...
+#define IBV_SRQ_LIMIT ...
+
+#define IBV_QPS_RESET ...
+#define IBV_QPS_INIT ...
+#define IBV_QPS_RTR ...
+#define IBV_QPS_RTS ...
+#define IBV_QPS_SQD ...
+#define IBV_QPS_SQE ...
+#define IBV_QPS_ERR ...
+#define IBV_QP_STATE ...
+
+#define IBV_PORT_NOP ...
+#define IBV_PORT_DOWN ...
+#define IBV_PORT_INIT ...
+#define IBV_PORT_ARMED ...
+#define IBV_PORT_ACTIVE ...
+#define IBV_PORT_ACTIVE_DEFER ...
+
+#define IBV_WR_RDMA_WRITE ...
+#define IBV_WR_RDMA_WRITE_WITH_IMM ...
+#define IBV_WR_SEND ...
+#define IBV_WR_SEND_WITH_IMM ...
+#define IBV_WR_RDMA_READ ...
+#define IBV_WR_ATOMIC_CMP_AND_SWP ...
+#define IBV_WR_ATOMIC_FETCH_AND_ADD ...
 
 #define IBV_SEND_FENCE ...
 #define IBV_SEND_SIGNALED ...
@@ -143,7 +399,26 @@ void rdma_free_devices(struct ibv_context **list);
 #define IBV_WC_WITH_IMM ...
 #define IBV_WC_WITH_INV ...
 
+#define IBV_EVENT_CQ_ERR ...
+#define IBV_EVENT_QP_FATAL ...
+#define IBV_EVENT_QP_REQ_ERR ...
+#define IBV_EVENT_QP_ACCESS_ERR ...
 #define IBV_EVENT_COMM_EST ...
+#define IBV_EVENT_SQ_DRAINED ...
+#define IBV_EVENT_PATH_MIG ...
+#define IBV_EVENT_PATH_MIG_ERR ...
+#define IBV_EVENT_DEVICE_FATAL ...
+#define IBV_EVENT_PORT_ACTIVE ...
+#define IBV_EVENT_PORT_ERR ...
+#define IBV_EVENT_LID_CHANGE ...
+#define IBV_EVENT_PKEY_CHANGE ...
+#define IBV_EVENT_SM_CHANGE ...
+#define IBV_EVENT_SRQ_ERR ...
+#define IBV_EVENT_SRQ_LIMIT_REACHED ...
+#define IBV_EVENT_QP_LAST_WQE_REACHED ...
+#define IBV_EVENT_CLIENT_REREGISTER ...
+#define IBV_EVENT_GID_CHANGE ...
+#define IBV_EVENT_WQ_FATAL ...
 
 struct ibv_device {
 	int transport_type;
@@ -152,6 +427,7 @@ struct ibv_device {
 
 struct ibv_context {
 	struct ibv_device *device;
+	int cmd_fd;
 	int async_fd;
 	...;
 };
@@ -166,7 +442,22 @@ struct ibv_device_attr {
 	uint64_t max_mr_size;
 	int max_qp_rd_atom;
 	int max_qp_init_rd_atom;
+	int max_srq;
+	int max_srq_wr;
+	int max_srq_sge;
+	int max_ah;
+	int max_mcast_grp;
 	uint8_t phys_port_cnt;
+	...;
+};
+
+struct ibv_port_attr {
+	int state;
+	int max_mtu;
+	int active_mtu;
+	uint32_t max_msg_sz;
+	uint16_t lid;
+	uint8_t link_layer;
 	...;
 };
 
@@ -213,6 +504,77 @@ struct ibv_qp_init_attr {
 	int sq_sig_all;
 };
 
+struct ibv_qp_init_attr_ex {
+	void *qp_context;
+	struct ibv_cq *send_cq;
+	struct ibv_cq *recv_cq;
+	struct ibv_srq *srq;
+	struct ibv_qp_cap cap;
+	int qp_type;
+	int sq_sig_all;
+	uint32_t comp_mask;
+	struct ibv_pd *pd;
+	struct ibv_xrcd *xrcd;
+	uint32_t create_flags;
+	...;
+};
+
+struct ibv_qp_attr {
+	int qp_state;
+	int path_mtu;
+	uint32_t qkey;
+	uint32_t rq_psn;
+	uint32_t sq_psn;
+	uint32_t dest_qp_num;
+	unsigned int qp_access_flags;
+	struct ibv_ah_attr ah_attr;
+	uint16_t pkey_index;
+	uint8_t max_rd_atomic;
+	uint8_t max_dest_rd_atomic;
+	uint8_t min_rnr_timer;
+	uint8_t port_num;
+	uint8_t timeout;
+	uint8_t retry_cnt;
+	uint8_t rnr_retry;
+	...;
+};
+
+struct ibv_srq {
+	...;
+};
+
+struct ibv_xrcd { ...; };
+
+struct ibv_srq_attr {
+	uint32_t max_wr;
+	uint32_t max_sge;
+	uint32_t srq_limit;
+};
+
+struct ibv_srq_init_attr {
+	void *srq_context;
+	struct ibv_srq_attr attr;
+};
+
+struct ibv_srq_init_attr_ex {
+	void *srq_context;
+	struct ibv_srq_attr attr;
+	uint32_t comp_mask;
+	int srq_type;
+	struct ibv_pd *pd;
+	struct ibv_xrcd *xrcd;
+	struct ibv_cq *cq;
+	...;
+};
+
+struct ibv_ah { ...; };
+
+struct ibv_sge {
+	uint64_t addr;
+	uint32_t length;
+	uint32_t lkey;
+};
+
 struct ibv_wc {
 	uint64_t wr_id;
 	int status;
@@ -223,6 +585,9 @@ struct ibv_wc {
 	uint32_t qp_num;
 	uint32_t src_qp;
 	unsigned int wc_flags;
+	uint16_t slid;
+	uint8_t sl;
+	uint8_t dlid_path_bits;
 	...;
 };
 
@@ -240,7 +605,20 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_cont
 int ibv_destroy_cq(struct ibv_cq *cq);
 int ibv_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 int ibv_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
 int ibv_destroy_qp(struct ibv_qp *qp);
+struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr);
+int ibv_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, int mask);
+int ibv_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr);
+int ibv_destroy_srq(struct ibv_srq *srq);
+int ibv_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
+struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr);
+int ibv_destroy_ah(struct ibv_ah *ah);
+int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid);
+int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid);
+int ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid);
+const char *ibv_event_type_str(int event);
 
 /* --- shim.h --------------------------------------------------------------------------------- */
 
@@ -250,6 +628,9 @@ struct aiordma_cm_event {
 	int event;
 	int status;
 	int error;
+	uint64_t arg;
+	uintptr_t context;
+	struct ibv_ah_attr ah_attr;
 	uint32_t qp_num;
 	uint32_t qkey;
 	uint8_t responder_resources;
@@ -262,10 +643,32 @@ struct aiordma_cm_event {
 	uint8_t private_data[255];
 };
 
+struct aiordma_async_event {
+	uintptr_t element;
+	int port_num;
+	int event_type;
+};
+
 int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
 			  int capacity);
+int aiordma_take_event(struct rdma_cm_id *id, struct aiordma_cm_event *out);
+int aiordma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
+			     const struct rdma_addrinfo *hints);
+int aiordma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
+int aiordma_write_cm_event(struct rdma_cm_id *id, int event, int status, uint64_t arg);
 int aiordma_set_nonblocking(int fd);
 int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready, int capacity);
+int aiordma_comp_event(struct ibv_comp_channel *channel);
+int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event *events,
+			 int capacity);
+int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr);
+int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
+		       const char *grh, struct ibv_ah_attr *attr);
+int aiordma_post_srq_recv(struct ibv_srq *srq, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			  uint32_t lkey);
+int aiordma_post_ud_send(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			 uint32_t lkey, uint32_t flags, int64_t imm, struct ibv_ah *ah,
+			 uint32_t remote_qpn, uint32_t remote_qkey);
 int aiordma_post_recv(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
 		      uint32_t lkey);
 int aiordma_post_recvs(struct ibv_qp *qp, uint64_t first_wr_id, uintptr_t addr, uint32_t slot_size,

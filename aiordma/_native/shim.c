@@ -2,6 +2,7 @@
 #include "shim.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -42,18 +43,18 @@ static void copy_conn_param(struct aiordma_cm_event *out, const struct rdma_conn
 	copy_private_data(out, conn->private_data, conn->private_data_len);
 }
 
-static void copy_ud_param(struct aiordma_cm_event *out, const struct rdma_ud_param *ud)
+static void copy_ud_address(struct aiordma_cm_event *out, const struct rdma_ud_param *ud)
 {
+	out->ah_attr = ud->ah_attr;
 	out->qp_num = ud->qp_num;
 	out->qkey = ud->qkey;
-	copy_private_data(out, ud->private_data, ud->private_data_len);
 }
 
-/* Only these events carry bytes: in a multicast event `private_data` is the user's context
- * pointer, and in those after it the union holds other things. */
-static int carries_private_data(int event)
+static void copy_param(struct aiordma_cm_event *out, const struct rdma_cm_event *event)
 {
-	switch (event) {
+	const struct rdma_ud_param *ud = &event->param.ud;
+
+	switch ((int)event->event) {
 	case RDMA_CM_EVENT_CONNECT_REQUEST:
 	case RDMA_CM_EVENT_CONNECT_RESPONSE:
 	case RDMA_CM_EVENT_CONNECT_ERROR:
@@ -61,9 +62,23 @@ static int carries_private_data(int event)
 	case RDMA_CM_EVENT_REJECTED:
 	case RDMA_CM_EVENT_ESTABLISHED:
 	case RDMA_CM_EVENT_DISCONNECTED:
-		return 1;
-	default:
-		return 0;
+		if (event->id->qp_type != IBV_QPT_UD) {
+			copy_conn_param(out, &event->param.conn);
+			return;
+		}
+		copy_ud_address(out, ud);
+		copy_private_data(out, ud->private_data, ud->private_data_len);
+		return;
+	case RDMA_CM_EVENT_MULTICAST_JOIN:
+	case RDMA_CM_EVENT_MULTICAST_ERROR:
+		copy_ud_address(out, ud);
+		out->context = (uintptr_t)ud->private_data; /* no bytes here, in spite of its name */
+		return;
+	case AIORDMA_CM_EVENT_ADDRINFO_RESOLVED:
+	case AIORDMA_CM_EVENT_ADDRINFO_ERROR:
+	case AIORDMA_CM_EVENT_USER:
+		memcpy(&out->arg, &event->param, sizeof(out->arg));
+		return;
 	}
 }
 
@@ -75,12 +90,7 @@ static void copy_event(struct aiordma_cm_event *out, const struct rdma_cm_event 
 	out->event = event->event;
 	out->status = event->status;
 	out->error = event->status == -1 ? error : 0;
-	if (!carries_private_data(event->event))
-		return;
-	if (event->id->qp_type == IBV_QPT_UD)
-		copy_ud_param(out, &event->param.ud);
-	else
-		copy_conn_param(out, &event->param.conn);
+	copy_param(out, event);
 }
 
 /*
@@ -109,6 +119,62 @@ int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_
 		rdma_ack_cm_event(event);
 	}
 	return count;
+}
+
+/*
+ * Copy and acknowledge the event that the last call on a synchronous id left in it. Returns whether
+ * there was one. Left unacknowledged, it would make rdma_destroy_id() of the listener it is counted
+ * on, and rdma_leave_multicast(), wait for ever.
+ */
+int aiordma_take_event(struct rdma_cm_id *id, struct aiordma_cm_event *out)
+{
+	struct rdma_cm_event *event = id->event;
+
+	if (!event)
+		return 0;
+	copy_event(out, event, errno);
+	id->event = NULL;
+	rdma_ack_cm_event(event);
+	return 1;
+}
+
+/*
+ * What rdma-core 60 brought. Looked up when called: a direct reference would keep this module from
+ * loading on an older one. Return -1 with errno; ENOSYS: this rdma-core does not have it.
+ */
+
+static void *newer_function(const char *name)
+{
+	void *function = dlsym(RTLD_DEFAULT, name);
+
+	if (!function)
+		errno = ENOSYS;
+	return function;
+}
+
+int aiordma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
+			     const struct rdma_addrinfo *hints)
+{
+	int (*resolve)(struct rdma_cm_id *, const char *, const char *,
+		       const struct rdma_addrinfo *) = newer_function("rdma_resolve_addrinfo");
+
+	return resolve ? resolve(id, node, service, hints) : -1;
+}
+
+int aiordma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info)
+{
+	int (*query)(struct rdma_cm_id *, struct rdma_addrinfo **) =
+		newer_function("rdma_query_addrinfo");
+
+	return query ? query(id, info) : -1;
+}
+
+int aiordma_write_cm_event(struct rdma_cm_id *id, int event, int status, uint64_t arg)
+{
+	int (*write_event)(struct rdma_cm_id *, int, int, uint64_t) =
+		newer_function("rdma_write_cm_event");
+
+	return write_event ? write_event(id, event, status, arg) : -1;
 }
 
 /* --- completions ---------------------------------------------------------------------------- */
@@ -143,6 +209,93 @@ int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready,
 	}
 	return count;
 }
+
+/* Read and acknowledge one event of a non-blocking channel. Returns 0, or a positive errno. */
+int aiordma_comp_event(struct ibv_comp_channel *channel)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	if (ibv_get_cq_event(channel, &cq, &context))
+		return errno;
+	ibv_ack_cq_events(cq, 1);
+	return 0;
+}
+
+/* --- devices -------------------------------------------------------------------------------- */
+
+static uintptr_t event_element(const struct ibv_async_event *event)
+{
+	switch (event->event_type) {
+	case IBV_EVENT_CQ_ERR:
+		return (uintptr_t)event->element.cq;
+	case IBV_EVENT_SRQ_ERR:
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
+		return (uintptr_t)event->element.srq;
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+	case IBV_EVENT_QP_LAST_WQE_REACHED:
+	case IBV_EVENT_COMM_EST:
+	case IBV_EVENT_SQ_DRAINED:
+	case IBV_EVENT_PATH_MIG:
+	case IBV_EVENT_PATH_MIG_ERR:
+		return (uintptr_t)event->element.qp;
+	case IBV_EVENT_WQ_FATAL:
+		return (uintptr_t)event->element.wq;
+	default:
+		return 0;
+	}
+}
+
+/*
+ * Read up to `capacity` events of a device whose async_fd is non-blocking, each acknowledged at
+ * once: destroying a queue pair waits for that. Returns how many, or a negative errno (EIO: the
+ * device is gone).
+ */
+int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event *events,
+			 int capacity)
+{
+	struct ibv_async_event event;
+	int count = 0;
+
+	while (count < capacity) {
+		if (ibv_get_async_event(context, &event)) {
+			if (errno == EINTR)
+				continue;
+			if (errno == EAGAIN || errno == EWOULDBLOCK || count)
+				break;
+			return -errno;
+		}
+		events[count].element = event_element(&event);
+		events[count].port_num = events[count].element ? 0 : event.element.port_num;
+		events[count].event_type = event.event_type;
+		count++;
+		ibv_ack_async_event(&event);
+	}
+	return count;
+}
+
+/* ibv_query_port() is a macro. */
+int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr)
+{
+	return ibv_query_port(context, port_num, attr);
+}
+
+/* The way back to who sent a datagram; `grh` is the 40 bytes before it. Returns an errno. */
+int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
+		       const char *grh, struct ibv_ah_attr *attr)
+{
+	struct ibv_grh header;
+
+	memcpy(&header, grh, sizeof(header));
+	errno = 0;
+	if (ibv_init_ah_from_wc(context, port_num, wc, &header, attr))
+		return errno ? abs(errno) : EINVAL;
+	return 0;
+}
+
+/* --- work requests -------------------------------------------------------------------------- */
 
 /* Some providers return a negative errno from the posting calls; these return it positive. A queue
  * pair that is destroyed is NULL. */
@@ -190,6 +343,41 @@ int aiordma_post_send(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_
 	struct ibv_send_wr *bad;
 
 	if (!qp)
+		return EINVAL;
+	if (imm >= 0)
+		wr.imm_data = htonl((uint32_t)imm);
+	return abs(ibv_post_send(qp, &wr, &bad));
+}
+
+int aiordma_post_srq_recv(struct ibv_srq *srq, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			  uint32_t lkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_recv_wr *bad;
+
+	if (!srq)
+		return EINVAL;
+	return abs(ibv_post_srq_recv(srq, &wr, &bad));
+}
+
+/* Send a datagram. `imm` as above. */
+int aiordma_post_ud_send(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			 uint32_t lkey, uint32_t flags, int64_t imm, struct ibv_ah *ah,
+			 uint32_t remote_qpn, uint32_t remote_qkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.sg_list = &sge,
+		.num_sge = length ? 1 : 0,
+		.opcode = imm < 0 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM,
+		.send_flags = flags,
+		.wr.ud = { .ah = ah, .remote_qpn = remote_qpn, .remote_qkey = remote_qkey },
+	};
+	struct ibv_send_wr *bad;
+
+	if (!qp || !ah)
 		return EINVAL;
 	if (imm >= 0)
 		wr.imm_data = htonl((uint32_t)imm);

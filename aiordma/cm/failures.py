@@ -29,6 +29,14 @@ _REJECT_REASONS = {
     28: "its application refused",
     35: "it does not support the options offered",
 }
+# How a datagram peer's machine says no to being asked for its numbers (enum ib_cm_sidr_status).
+_SIDR_STATUSES = {
+    1: "nobody serves that port",
+    2: "its application refused",
+    3: "it has no queue pair there",
+    4: "it says to ask elsewhere",
+    5: "it speaks another version",
+}
 _REFUSED_ERRNOS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET})
 _UNREACHABLE_ERRNOS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
@@ -42,8 +50,13 @@ def error_for_event(event: CmEvent, peer: str) -> RdmaError:
             return RouteError(f"no route to {peer}: {_cause('rdma_resolve_route', event)}")
         case CmEventType.REJECTED:
             return _rejected(event, peer)
+        case CmEventType.UNREACHABLE if event.status > 0:
+            return _not_served(event, peer)
         case CmEventType.UNREACHABLE:
             return Unreachable(f"{peer} does not answer: {_cause('rdma_connect', event)}")
+        case CmEventType.MULTICAST_ERROR:
+            cause = _cause("rdma_join_multicast", event)
+            return ConnectError(f"not in the multicast group {peer}: {cause}")
         case CmEventType.CONNECT_ERROR:
             return ConnectError(f"could not connect to {peer}: {_cause('rdma_connect', event)}")
         case CmEventType.DISCONNECTED:
@@ -71,6 +84,13 @@ def _rejected(event: CmEvent, peer: str) -> Rejected:
     else:
         why = _REJECT_REASONS.get(event.status, "reason not known here")
     message = f"{peer} rejected the connection: {why} (status {event.status})"
+    return Rejected(message, event.status, event.private_data)
+
+
+def _not_served(event: CmEvent, peer: str) -> Rejected:
+    """To a datagram peer this is an answer: silence, and a connection's, has a negative status."""
+    why = _SIDR_STATUSES.get(event.status, "reason not known here")
+    message = f"{peer} rejected the request: {why} (status {event.status})"
     return Rejected(message, event.status, event.private_data)
 
 

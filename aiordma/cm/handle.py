@@ -1,14 +1,16 @@
-"""IdHandle: what an id owns in C, and its orderly destruction."""
+"""IdHandle: what an id owns in C, the calls on it in threads, and its orderly destruction."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from aiordma.dispatch import destroy_quietly
 from aiordma.errors import LocalClosed, RdmaError
 from aiordma.loop import (
+    Interrupt,
     Loop,
     SerialJobs,
     WaitQueue,
@@ -18,8 +20,8 @@ from aiordma.loop import (
     run_in_worker,
     workers,
 )
-from aiordma.rdmacm import CmId
-from aiordma.verbs import QueuePair
+from aiordma.rdmacm import CmId, OwnObjects
+from aiordma.verbs import Device, QueuePair
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +38,37 @@ class IdHandle:
     def __init__(self, loop: Loop, cm_id: CmId) -> None:
         self.loop = loop
         self.cm_id = cm_id
-        self.qp: QueuePair | None = None
         self.slow = False
         """Whether destroying can take seconds, as it can on iWARP."""
         self._jobs = SerialJobs()
+        self._waits: set[Interrupt] = set()
+        self._wait_ended = threading.Condition()
+        self._device: Device | None = None
+        self._farewells: dict[Hashable, Callable[[], None]] = {}
         self._cleanups: list[Callable[[], None]] = []
         self._released: list[Callable[[], None]] = []
         self._started = False
         self._finished = False
         self._waiters = WaitQueue(loop)
+
+    @property
+    def qp(self) -> QueuePair | None:
+        """The queue pair of the id, if it has one."""
+        return self.cm_id.qp
+
+    def move_to(self, loop: Loop) -> None:
+        """Belong to another loop, on whose thread this is called, from now on."""
+        if loop is not self.loop:
+            self.loop = loop
+            self._waiters = WaitQueue(loop)
+
+    def before_destroyed(self, key: Hashable, farewell: Callable[[], None]) -> None:
+        """Have a worker thread call `farewell` before anything is destroyed."""
+        self._farewells[key] = farewell
+
+    def not_before_destroyed(self, key: Hashable) -> Callable[[], None] | None:
+        """Take that back, and return it if there was one."""
+        return self._farewells.pop(key, None)
 
     def on_destroyed(self, cleanup: Callable[[], None]) -> None:
         """Have a worker thread call `cleanup` once the device can touch no memory any more."""
@@ -53,6 +77,22 @@ class IdHandle:
     def on_released(self, callback: Callable[[], None]) -> None:
         """Have the loop call `callback` when everything is destroyed."""
         self._released.append(callback)
+
+    def not_on_released(self, callback: Callable[[], None]) -> None:
+        """Take that back."""
+        self._released.remove(callback)
+
+    def keep_device(self) -> None:
+        """Keep the device's context open until everything is destroyed.
+
+        To be called before anything is made in librdmacm's default protection domain, which goes
+        with the context.
+        """
+        if self._device is None:
+            self._device = self.cm_id.device()
+            self._device.hold()
+
+    # --- calls ---
 
     async def call(self, function: Callable[[], T], *, parked: bool = False) -> T:
         """Await a call on the id in a worker thread; `parked`: one that may take minutes.
@@ -66,6 +106,37 @@ class IdHandle:
             raise LocalClosed("closed on this side")
         pool = parking if parked else workers
         return await run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
+
+    async def wait(self, function: Callable[[Interrupt], T], *, in_turn: bool = True) -> T:
+        """Await `function(interrupt)`, which waits in a worker thread for as long as it takes.
+
+        Cancelling, and destroying the id, set the interrupt, whereupon the function has to return.
+        `in_turn`: as a call on the id, of which there is one at a time.
+
+        Raises:
+            LocalClosed: destruction has begun.
+        """
+        interrupt = Interrupt()
+
+        def run() -> T:
+            with self._wait_ended:
+                if self._started:
+                    raise LocalClosed("closed on this side")
+                self._waits.add(interrupt)
+            try:
+                return function(interrupt)
+            finally:
+                with self._wait_ended:
+                    self._waits.discard(interrupt)
+                    self._wait_ended.notify_all()
+
+        try:
+            if in_turn:
+                return await self.call(run, parked=True)
+            return await run_in_worker(self.loop, run, parking.submit)
+        except BaseException:
+            interrupt.set()
+            raise
 
     def submit(self, function: Callable[[], None]) -> None:
         """Make a call on the id in a worker thread, with nobody waiting; errors are only logged.
@@ -83,6 +154,8 @@ class IdHandle:
 
         self._jobs.submit(job)
 
+    # --- the end ---
+
     def destroy(self) -> None:
         """Begin to destroy everything, in a worker thread. Idempotent. Callable from any thread."""
         if self._started:
@@ -90,8 +163,11 @@ class IdHandle:
         self._started = True
         if is_forked_child():
             self._finished = True  # it is the parent's
-        else:
-            self._jobs.submit(self._destroy, parking if self.slow else workers)
+            return
+        with self._wait_ended:
+            for interrupt in self._waits:
+                interrupt.set()
+        self._jobs.submit(self._destroy, parking if self.slow else workers)
 
     async def wait_destroyed(self) -> None:
         """Wait until it is done. Cancelling does not stop it."""
@@ -99,23 +175,34 @@ class IdHandle:
             await self._waiters.wait()
 
     def _destroy(self) -> None:
+        with self._wait_ended:
+            self._wait_ended.wait_for(lambda: not self._waits)
+        self._say_farewell()
+        own = self.cm_id.own_objects()
         # The id first: afterwards rdma_get_cm_event(), on the loop's thread, can no longer be at
         # work on its queue pair.
         destroy_quietly(self.cm_id)
-        if self._destroy_qp():
+        if self._destroy_own(own):
             self._clean_up()
         else:
             # What the queue pair's requests name is never freed: the device may still use it.
-            _undestroyed.append((self._cleanups, self._released))
+            _undestroyed.append((own, self._cleanups, self._released))
             self._released = []
         hand_over(self.loop, self._finish)
 
-    def _destroy_qp(self) -> bool:
+    def _say_farewell(self) -> None:
+        while self._farewells:
+            _, farewell = self._farewells.popitem()
+            try:
+                farewell()
+            except RdmaError as error:
+                logger.debug("ignored: %s", error)
+
+    def _destroy_own(self, own: OwnObjects) -> bool:
         try:
-            if self.qp is not None:
-                self.qp.destroy()
+            own.destroy()
         except RdmaError:
-            logger.exception("a queue pair could not be destroyed")
+            logger.exception("a queue pair or its queues could not be destroyed")
             return False
         return True
 
@@ -125,6 +212,8 @@ class IdHandle:
                 cleanup()
             except RdmaError:
                 logger.exception("%r failed", cleanup)
+        if self._device is not None:
+            self._device.let_go()
 
     def _finish(self) -> None:
         for callback in self._released:

@@ -1,4 +1,4 @@
-"""CmLifecycle: an id's state, the events that move it, the waiting for them, and its end."""
+"""CmLifecycle: an id's state, the events that move it, and its end."""
 
 from __future__ import annotations
 
@@ -9,76 +9,83 @@ from typing import Self
 
 from aiordma.cm.failures import error_for_event
 from aiordma.cm.handle import IdHandle
-from aiordma.cm.states import FINAL, WAITING, CmCall, CmState, after_call, after_event
-from aiordma.dispatch import CmDispatcher
+from aiordma.cm.states import FINAL, CmCall, CmState, after_call, after_event
 from aiordma.enums import CmEventType
-from aiordma.errors import BusyError, LocalClosed, PeerClosed, RdmaError
-from aiordma.loop import Loop, WaitQueue
-from aiordma.rdmacm import CmEvent, CmId
+from aiordma.errors import LocalClosed, PeerClosed, RdmaError
+from aiordma.loop import Loop
+from aiordma.rdmacm import CmEvent, CmId, device_contexts
 
 _ANSWERS = frozenset({CmEventType.CONNECT_RESPONSE, CmEventType.ESTABLISHED})
 _QUERY_FAILURES = frozenset({CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR})
 
 
 class CmLifecycle:
-    """What every asynchronous id does, whatever it is used for.
+    """What every id does, in whichever mode, whatever it is used for.
 
     Calls move the state before they are made, so that an event that overtakes their return finds
-    it; events move it as the table in `aiordma.cm.states` says. Waiting is for a change of state:
-    an event is never lost with the task that waited for it.
+    it; events move it as the table in `aiordma.cm.states` says.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        dispatcher: CmDispatcher,
-        cm_id: CmId,
-        state: CmState,
-        event: CmEvent | None,
-    ) -> None:
-        self.loop = loop
+    def __init__(self, handle: IdHandle, state: CmState, event: CmEvent | None) -> None:
+        self.handle = handle
         self.state = state
         self.event = event
         """The last event: what the peer said is in it, until the next one comes."""
         self.established: CmEvent | None = None
         """The event that told of the connection: the peer's answer to connect() is in it."""
-        self.on_change: Callable[[], None] | None = None
-        """Called on the loop's thread after each event, and after abort()."""
-        self.handle = IdHandle(loop, cm_id)
-        self._dispatcher = dispatcher
-        self._changed = WaitQueue(loop)
+        self.context: object = None
+        """The user's own."""
         self._failure: CmEvent | None = None
-        self.handle.on_released(dispatcher.release)
-        dispatcher.register(cm_id, self)
+        self._last_addresses = (("", 0), ("", 0))
+        self._is_moved = False
+
+    @property
+    def loop(self) -> Loop:
+        """The loop it belongs to."""
+        return self.handle.loop
 
     @property
     def cm_id(self) -> CmId:
-        """The id itself."""
+        """The id itself, whose `post_*` calls do not block and may be made directly."""
         return self.handle.cm_id
+
+    # --- what it is ---
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` of this side; `("", 0)` before there is one."""
+        if self.state is CmState.CLOSED:
+            return self._last_addresses[0]
+        address = self.cm_id.local_address
+        return address.pair if address is not None else ("", 0)
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """`(host, port)` of the other side; `("", 0)` before there is one."""
+        if self.state is CmState.CLOSED:
+            return self._last_addresses[1]
+        address = self.cm_id.peer_address
+        return address.pair if address is not None else ("", 0)
 
     # --- events ---
 
     def handle_event(self, event: CmEvent) -> None:
-        """Take an event from the dispatcher."""
+        """Take note of an event."""
         before, self.state = self.state, after_event(self.state, event.type)
         self.event = event
+        if event.type is CmEventType.DEVICE_REMOVAL:
+            device_contexts.check_soon()
         if event.type in _ANSWERS:
             self.established = event
         if self._is_failure(event, before):
             self._failure = event
-        self._notify()
 
     def _is_failure(self, event: CmEvent, before: CmState) -> bool:
         if self.state in FINAL:
             return before not in FINAL
         return self.state is CmState.DISCONNECTED or event.type in _QUERY_FAILURES
 
-    def _notify(self) -> None:
-        self._changed.wake_all()
-        if self.on_change is not None:
-            self.on_change()
-
-    # --- calls and waiting ---
+    # --- calls ---
 
     def _enter(self, call: CmCall) -> CmState:
         """Move to the state in which `call` leaves the id; the one before, to fall back to."""
@@ -100,26 +107,10 @@ class CmLifecycle:
             self.state = before
             raise
 
-    async def _call_in_worker(
-        self, call: CmCall, function: Callable[[], None], *, parked: bool = False
-    ) -> None:
-        before = self._enter(call)
-        expected = self.state
-        try:
-            await self.handle.call(function, parked=parked)
-        except Exception:
-            if self.state is expected:
-                self.state = CmState.FAILED if call is CmCall.ACCEPT else before
-            raise
-
-    async def _wait_for(self, peer: str, *wanted: CmState) -> None:
-        """Wait until nothing is under way; the id must then stand in one of the states `wanted`."""
-        while self.state in WAITING:
-            if len(self._changed):
-                raise BusyError("another task is waiting for this id")
-            await self._changed.wait()
-        if self.state not in wanted:
-            raise self._error(peer, wanted[0])
+    def _call_failed(self, call: CmCall, before: CmState, expected: CmState) -> None:
+        """The C call failed: unless an event has moved the id since, it is where it was before."""
+        if self.state is expected:
+            self.state = CmState.FAILED if call is CmCall.ACCEPT else before
 
     def failure(self, peer: str) -> RdmaError | None:
         """Why the id, or its last query, failed; None if it has not."""
@@ -138,25 +129,37 @@ class CmLifecycle:
             return PeerClosed(f"{call.name.lower()}: the peer closed the connection")
         return RdmaError(f"{call.name.lower()} is not possible in state {self.state.name}")
 
+    def _check_open(self) -> None:
+        if self.state is CmState.CLOSED:
+            raise LocalClosed("the id is closed")
+
     # --- the end ---
 
     def abort(self) -> None:
         """Close at once: waiters get LocalClosed, everything is destroyed in the background.
 
-        Idempotent. See rdma_destroy_id(3).
+        Requests that nobody has taken are rejected. Idempotent. See rdma_destroy_id(3).
         """
-        if self.state is not CmState.CLOSED:
-            self.abandon()
-            self._notify()
+        self.abandon()
 
     def abandon(self) -> None:
         """abort() without telling anyone who waits; callable from any thread. Idempotent."""
         if self.state is CmState.CLOSED:
             return
+        self._leave()
+        self.handle.destroy()
+
+    def _leave(self) -> None:
+        """Have nothing to do with the C id any more."""
+        # It is about to be freed, or somebody else's: this is the last time that it can be asked.
+        self._last_addresses = self.local_address, self.peer_address
         self.state = CmState.CLOSED
         self._failure = None
-        self._dispatcher.forget(self.cm_id)
-        self.handle.destroy()
+
+    def _move_away(self) -> None:
+        """Leave the C id, and all that belongs to it, to another object."""
+        self._leave()
+        self._is_moved = True
 
     async def aclose(self) -> None:
         """abort(), and wait until everything is destroyed. Idempotent.
@@ -164,7 +167,8 @@ class CmLifecycle:
         Cancelling stops the waiting only.
         """
         self.abort()
-        await self.handle.wait_destroyed()
+        if not self._is_moved:
+            await self.handle.wait_destroyed()
 
     async def __aenter__(self) -> Self:
         return self

@@ -14,7 +14,9 @@ brings a new id, in state REQUESTED:
     REQUESTED -> ACCEPTING -> CONNECTED,   or   REQUESTED -> REFUSED
 
 Both: CONNECTED -> DISCONNECTING -> DISCONNECTED when this side ends it, or at once to DISCONNECTED
-when the peer does. A device that goes away takes any state to REMOVED. CLOSED is the end, by
+when the peer does. For datagrams the same words mean less: CONNECTED says that the peer's numbers
+are known, accept() leads there without an event, and nothing is ever disconnected. A device that
+goes away takes any state to REMOVED. CLOSED is the end, by
 aclose() or abort(); an id there hears nothing any more.
 
 Any event can come in any state. What happens to be harmless is in EVENTS as a step that stays in
@@ -143,7 +145,17 @@ EVENTS: dict[CmState, dict[CmEventType, CmState]] = {
 }
 
 # What tells nothing about the connection itself.
-HINTS = frozenset({_E.ADDR_CHANGE, _E.TIMEWAIT_EXIT, _E.USER})
+HINTS = frozenset(
+    {
+        _E.ADDR_CHANGE,
+        _E.TIMEWAIT_EXIT,
+        _E.USER,
+        _E.MULTICAST_JOIN,
+        _E.MULTICAST_ERROR,
+        _E.ADDRINFO_RESOLVED,
+        _E.ADDRINFO_ERROR,
+    }
+)
 # An id here has something under way that an event will end.
 WAITING = frozenset({_S.ADDR_QUERY, _S.ROUTE_QUERY, _S.CONNECTING, _S.ACCEPTING})
 # An id here has nothing left to lose: it only waits to be closed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiordma.loop import Loop, Slots
 from aiordma.memory import BufferPool, PooledBuffer
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 NUMBER_MASK = (1 << 31) - 1
 
 
+class Lent(Protocol):
+    """What the device uses until a request has ended."""
+
+    def release(self) -> None:
+        """The device is done with it."""
+
+
 class SendQueue:
     """The send side of a queue pair. Requests end in the order in which they were posted.
 
@@ -25,8 +32,8 @@ class SendQueue:
 
     def __init__(self, loop: Loop, depth: int) -> None:
         self._slots = Slots(loop, depth)
-        self._posted: deque[tuple[int, PooledBuffer | None]] = deque()
-        self._kept: list[PooledBuffer] = []
+        self._posted: deque[tuple[int, Lent | None]] = deque()
+        self._kept: list[Lent] = []
         self._number = 0
         self._first_wr_id = 0
         self._qp: QueuePair
@@ -81,30 +88,30 @@ class SendQueue:
         self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm)
         self._enqueue(buffer)
 
-    def _enqueue(self, buffer: PooledBuffer | None) -> None:
-        self._posted.append((self._number, buffer))
+    def _enqueue(self, lent: Lent | None) -> None:
+        self._posted.append((self._number, lent))
         self._number = (self._number + 1) & NUMBER_MASK
 
-    def keep(self, buffer: PooledBuffer) -> None:
-        """Hold a buffer until the queue pair is gone."""
-        self._kept.append(buffer)
+    def keep(self, lent: Lent) -> None:
+        """Hold it until the queue pair is gone."""
+        self._kept.append(lent)
 
     def completed(self, number: int) -> None:
         """The request with this number ended, and so did all that were posted before it."""
         posted = self._posted
         count = 0
         while posted:
-            oldest, buffer = posted.popleft()
+            oldest, lent = posted.popleft()
             count += 1
-            if buffer is not None:
-                buffer.release()
+            if lent is not None:
+                lent.release()
             if oldest == number:
                 break
         self._slots.release(count)
 
     def abandon(self) -> None:
         """The queue pair is gone, and with it all that was posted. Those who wait are let go."""
-        self._kept += [buffer for _, buffer in self._posted if buffer is not None]
+        self._kept += [lent for _, lent in self._posted if lent is not None]
         self._posted.clear()
         while self._kept:
             self._kept.pop().release()

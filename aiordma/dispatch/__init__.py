@@ -1,18 +1,23 @@
 """Readers of file descriptors: cm events go to their ids, completions to their owners."""
 
-from aiordma.dispatch.cm_events import CmDispatcher, destroy_quietly
+from aiordma.dispatch.cm_events import CmDispatcher, destroy_quietly, initialise
+from aiordma.dispatch.device_events import DeviceSubscription
 from aiordma.dispatch.loop_device import (
     KEY_SHIFT,
     CompletionSink,
     LoopDevice,
     SharedQueue,
 )
+from aiordma.dispatch.queue_pairs import failure_of
 
 __all__ = [
     "KEY_SHIFT",
     "CmDispatcher",
     "CompletionSink",
+    "DeviceSubscription",
     "LoopDevice",
     "SharedQueue",
     "destroy_quietly",
+    "failure_of",
+    "initialise",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -11,6 +12,7 @@ from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import VerbsError
 from aiordma.loop import Loop, hand_over, refuse_forked_child, run_in_worker, workers
 from aiordma.rdmacm import CmEvent, CmId, DeviceReference, EventChannel
+from aiordma.rdmacm.channel import EVENT_BATCH
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +47,7 @@ class CmDispatcher:
             VerbsError: there is no RDMA device, or no right to use one.
             RdmaError: this process is a forked child.
         """
-        refuse_forked_child()
-        if not _initialised:
-            await run_in_worker(loop, _initialise)
+        await initialise(loop)
         dispatcher = _dispatchers.get(loop)
         if dispatcher is None:
             dispatcher = _dispatchers[loop] = cls(loop)
@@ -65,6 +65,24 @@ class CmDispatcher:
         except BaseException:
             self.release()
             raise
+
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Be a user of the channel for a while."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self.release()
+
+    def adopt_id(self, cm_id: CmId) -> None:
+        """Move a synchronous id to the channel. It is a user from now on.
+
+        Raises:
+            VerbsError: see CmId.migrate.
+        """
+        cm_id.migrate(self._channel)
+        self._users += 1
 
     def register(self, cm_id: CmId, handler: CmEventHandler) -> None:
         """Give the id's events to `handler` from now on."""
@@ -93,14 +111,23 @@ class CmDispatcher:
         if _dispatchers.get(self._loop) is self:
             del _dispatchers[self._loop]
 
+    def read_all(self) -> None:
+        """Dispatch every event that is pending now."""
+        while self._read() == EVENT_BATCH:
+            pass
+
     def _on_readable(self) -> None:
+        self._read()
+
+    def _read(self) -> int:
         try:
             events = self._channel.get_events()
         except VerbsError as error:
             self._fail(error)
-            return
+            return 0
         for event in events:
             self._dispatch_safely(event)
+        return len(events)
 
     def _fail(self, error: VerbsError) -> None:
         """Nothing more can be read, and staying registered would spin: end all that waits."""
@@ -146,6 +173,18 @@ def destroy_quietly(cm_id: CmId) -> None:
         logger.exception("an id could not be destroyed")
 
 
+async def initialise(loop: Loop) -> None:
+    """Have librdmacm look for its devices, if it has not yet: in a worker thread.
+
+    Raises:
+        VerbsError: there is no RDMA device, or no right to use one.
+        RdmaError: this process is a forked child.
+    """
+    refuse_forked_child()
+    if not _initialised:
+        await run_in_worker(loop, _initialise)
+
+
 _dispatchers: WeakKeyDictionary[Loop, CmDispatcher] = WeakKeyDictionary()
 _initialised = False
 
@@ -156,6 +195,6 @@ def _initialise() -> None:
     Otherwise it would open a device on the loop's thread, while it reads the first event about it.
     """
     global _initialised
+    DeviceReference().close()  # first, see DeviceThread
     EventChannel().close()
-    DeviceReference().close()
     _initialised = True

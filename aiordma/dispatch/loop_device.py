@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import threading
@@ -10,11 +11,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
+from aiordma.dispatch.device_events import DeviceSubscription
+from aiordma.dispatch.queue_pairs import QueuePairs
+from aiordma.enums import AsyncEventType
 from aiordma.errors import VerbsError
 from aiordma.loop import Loop, post, workers
 from aiordma.memory import BufferPool
-from aiordma.rdmacm import DeviceReference
-from aiordma.verbs import CompletionChannel, CompletionQueue, Device, ProtectionDomain
+from aiordma.rdmacm import device_contexts
+from aiordma.verbs import AsyncEvent, CompletionChannel, CompletionQueue, Device, ProtectionDomain
 from aiordma.verbs.completion import POLL_BATCH
 
 if TYPE_CHECKING:
@@ -71,7 +75,8 @@ class LoopDevice:
         self.pool: BufferPool
         self._loop = loop
         self._lock = threading.Lock()  # guards what worker threads make: all but sinks and users
-        self._reference: DeviceReference | None = None
+        self.queue_pairs = QueuePairs()
+        self._events: DeviceSubscription | None = None
         self._channel: CompletionChannel | None = None
         self._queues: dict[IbvCq, SharedQueue] = {}
         self._sinks: dict[int, CompletionSink] = {}
@@ -111,7 +116,8 @@ class LoopDevice:
 
     def _open(self) -> None:
         # Should a step fail, those before it are not repeated: close() finds what there is.
-        self._reference = self._reference or DeviceReference()
+        device_contexts.adopt(self.device)
+        self._events = DeviceSubscription(self._loop, self.device, self._on_device_event)
         if not hasattr(self, "pd"):
             self.pd = ProtectionDomain(self.device)
             self.pool = BufferPool(self._loop, self.pd)
@@ -142,8 +148,6 @@ class LoopDevice:
                     step()
                 except VerbsError:
                     logger.exception("%s was not cleaned up whole", self.device.name)
-            if self._reference is not None:
-                self._reference.close()
 
     # --- on the loop's thread ---
 
@@ -161,10 +165,13 @@ class LoopDevice:
         if not self._reading and self._channel is not None:
             self._reading = True
             self._loop.add_reader(self._channel.fd, self._on_readable)
+            if self._events is not None:
+                self._events.start()
 
     def detach(self, key: int) -> None:
         """No more completions for this sink: its queue pair is destroyed."""
         self._sinks.pop(key, None)
+        self.queue_pairs.remove(key)
 
     def unreserve(self, queue: SharedQueue, entries: int) -> None:
         """Take a promise back: the queue pair is destroyed.
@@ -187,6 +194,8 @@ class LoopDevice:
         if devices.get(self.device) is self:
             del devices[self.device]
         self._stop_reading()
+        if self._events is not None:
+            self._events.stop()
         workers.submit(self._close)
 
     def _stop_reading(self) -> None:
@@ -238,6 +247,12 @@ class LoopDevice:
             self.drain(queue, then)
         else:
             then()
+
+    def _on_device_event(self, event: AsyncEvent) -> None:
+        if event.type is not AsyncEventType.DEVICE_FATAL:
+            self.queue_pairs.tell(event)
+        elif not self._failed:
+            self._fail(VerbsError(errno.ENODEV, "ibv_get_async_event"))
 
     def _fail(self, error: VerbsError) -> None:
         """Give up on the device, whose fd would stay readable for ever."""

@@ -2,11 +2,13 @@
 
 from aiordma.loop.current import running_loop
 from aiordma.loop.handing import hand_over
+from aiordma.loop.interrupt import Interrupt
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
 from aiordma.loop.waiting import Deadline, Slots, WaitQueue
 from aiordma.loop.workers import (
     SerialJobs,
     is_forked_child,
+    make_in_worker,
     parking,
     post,
     refuse_forked_child,
@@ -16,6 +18,7 @@ from aiordma.loop.workers import (
 
 __all__ = [
     "Deadline",
+    "Interrupt",
     "Loop",
     "LoopFuture",
     "LoopTimer",
@@ -24,6 +27,7 @@ __all__ = [
     "WaitQueue",
     "hand_over",
     "is_forked_child",
+    "make_in_worker",
     "parking",
     "post",
     "refuse_forked_child",

@@ -215,3 +215,31 @@ async def run_in_worker(
         call.abandoned = True
         raise
     return call.result()
+
+
+async def make_in_worker(
+    loop: Loop,
+    make: Callable[[], T],
+    discard: Callable[[T], None],
+    submit: Callable[[Callable[[], None]], None] = workers.submit,
+) -> T:
+    """Await what `make()` makes in a worker thread.
+
+    Cancelling returns at once; what is made nevertheless is given to `discard`, in that thread.
+    """
+    claim = threading.Lock()  # whoever comes second, the maker or the canceller, discards
+    made: list[T] = []
+
+    def make_or_discard() -> None:
+        thing = make()
+        made.append(thing)
+        if not claim.acquire(blocking=False):
+            discard(thing)
+
+    try:
+        await run_in_worker(loop, make_or_discard, submit)
+    except BaseException:
+        if not claim.acquire(blocking=False) and made:
+            workers.submit(lambda: discard(made[0]))
+        raise
+    return made[0]

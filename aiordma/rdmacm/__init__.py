@@ -1,8 +1,10 @@
 """librdmacm, one class a noun, faithful to its man pages. Nothing here touches an event loop."""
 
 from aiordma.rdmacm.address import SocketAddress, parse_address
+from aiordma.rdmacm.addrinfo import AddrInfo, getaddrinfo
 from aiordma.rdmacm.channel import EventChannel
-from aiordma.rdmacm.cm_id import CmId, ConnectionParameters
+from aiordma.rdmacm.cm_id import CmId
+from aiordma.rdmacm.contexts import device_contexts
 from aiordma.rdmacm.devices import (
     DeviceAddress,
     DeviceReference,
@@ -10,16 +12,29 @@ from aiordma.rdmacm.devices import (
     interface_addresses,
 )
 from aiordma.rdmacm.event import CmEvent
+from aiordma.rdmacm.id_verbs import Segment
+from aiordma.rdmacm.own_objects import OwnObjects, OwnQueue
+from aiordma.rdmacm.parameters import ConnectionParameters, Ece
+from aiordma.rdmacm.route import PathRecord, Route
 
 __all__ = [
+    "AddrInfo",
     "CmEvent",
     "CmId",
     "ConnectionParameters",
     "DeviceAddress",
     "DeviceReference",
+    "Ece",
     "EventChannel",
+    "OwnObjects",
+    "OwnQueue",
+    "PathRecord",
+    "Route",
+    "Segment",
     "SocketAddress",
     "device_addresses",
+    "device_contexts",
+    "getaddrinfo",
     "interface_addresses",
     "parse_address",
 ]

@@ -52,13 +52,16 @@ class SocketAddress:
 class PackedAddress:
     """A `struct sockaddr *` and the memory behind it."""
 
-    __slots__ = ("_memory", "pointer")
+    __slots__ = ("_memory", "length", "pointer")
 
     def __init__(self, address: SocketAddress | None) -> None:
         self.pointer: Sockaddr = ffi.NULL
+        self.length = 0
         self._memory: Bytes | None = None
         if address is not None:
-            self._memory = ffi.new("char[]", address.pack())
+            packed = address.pack()
+            self.length = len(packed)
+            self._memory = ffi.new("char[]", packed)
             self.pointer = ffi.cast("struct sockaddr *", self._memory)
 
 

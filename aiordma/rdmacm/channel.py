@@ -19,6 +19,10 @@ class EventChannel:
 
     __slots__ = ("_events", "fd", "pointer")
 
+    pointer: EventChannelPtr | None
+    fd: int
+    _events: CmEventArray
+
     def __init__(self) -> None:
         """Open a channel. The first one in a process looks for devices, which takes a while.
 
@@ -28,10 +32,31 @@ class EventChannel:
         pointer = lib.rdma_create_event_channel()
         if pointer == ffi.NULL:
             raise last_error("rdma_create_event_channel")
-        self.pointer: EventChannelPtr | None = pointer
+        self._take(pointer)
+
+    @classmethod
+    def borrow(cls, pointer: EventChannelPtr) -> EventChannel:
+        """A channel that belongs to an id, made non-blocking; not to be closed."""
+        borrowed = cls.__new__(cls)
+        borrowed._take(pointer)
+        return borrowed
+
+    def _take(self, pointer: EventChannelPtr) -> None:
+        self.pointer = pointer
         self.fd = pointer.fd
-        self._events: CmEventArray = ffi.new("struct aiordma_cm_event[]", EVENT_BATCH)
+        self._events = ffi.new("struct aiordma_cm_event[]", EVENT_BATCH)
         check(lib.aiordma_set_nonblocking(self.fd), "fcntl")
+
+    @property
+    def open_pointer(self) -> EventChannelPtr:
+        """The C channel.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        if self.pointer is None:
+            raise ValueError("the event channel is closed")
+        return self.pointer
 
     def get_events(self) -> list[CmEvent]:
         """Read up to EVENT_BATCH pending events, each acknowledged already. Does not block.

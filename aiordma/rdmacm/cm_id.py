@@ -2,214 +2,121 @@
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
-from aiordma.enums import IdOption, PortSpace, QpType
-from aiordma.errors import check
-from aiordma.rdmacm.address import PackedAddress, SocketAddress, read_sockaddr
+from aiordma.enums import (
+    AsyncEventType,
+    CmEventType,
+    JoinFlags,
+    PortSpace,
+)
+from aiordma.errors import check, last_error
+from aiordma.rdmacm.address import PackedAddress, SocketAddress
+from aiordma.rdmacm.addrinfo import AddrInfo, PackedAddrInfo, default_qp_type
 from aiordma.rdmacm.channel import EventChannel
-from aiordma.verbs import CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairCaps
+from aiordma.rdmacm.id_setup import IdSetup
+from aiordma.rdmacm.own_objects import OwnObjects
+from aiordma.rdmacm.parameters import ConnectionParameters, PackedParameters
+from aiordma.verbs import ProtectionDomain, QueuePair, QueuePairInit
+from aiordma.verbs.queue_pair import read_caps
 
 if TYPE_CHECKING:
-    from aiordma._native._lib import CmIdPtr, ConnParam
-
-# How each option's value is laid out in C: uint8_t or int.
-_OPTION_LAYOUT = {
-    IdOption.TOS: struct.Struct("=B"),
-    IdOption.REUSEADDR: struct.Struct("=i"),
-    IdOption.AFONLY: struct.Struct("=i"),
-    IdOption.ACK_TIMEOUT: struct.Struct("=B"),
-}
+    from aiordma._native._lib import CmIdPtr
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionParameters:
-    """`struct rdma_conn_param`. See rdma_connect(3) and rdma_accept(3).
+class CmId(IdSetup):
+    """`struct rdma_cm_id`. Each method is the C call of that name.
 
-    `retry_count` and `rnr_retry_count` are 0 to 7; an `rnr_retry_count` of 7 means for ever.
+    "Starts" below means that on an event channel the call returns at once, and an event tells the
+    result. On a synchronous id, made without a channel, it blocks until then, and take_event()
+    gives that event. All calls on one id are the caller's to serialise.
     """
 
-    private_data: bytes = b""
-    responder_resources: int = 0
-    initiator_depth: int = 0
-    flow_control: int = 0
-    retry_count: int = 7
-    rnr_retry_count: int = 7
-    srq: int = 0
-    qp_num: int = 0
-
-
-class _PackedParameters:
-    """A `struct rdma_conn_param *` and the private data it points at."""
-
-    __slots__ = ("_private_data", "pointer")
-
-    def __init__(self, parameters: ConnectionParameters) -> None:
-        self.pointer: ConnParam = ffi.new("struct rdma_conn_param *")
-        self._private_data = ffi.from_buffer("char[]", parameters.private_data)
-        self.pointer.private_data = self._private_data
-        self.pointer.private_data_len = len(parameters.private_data)
-        self.pointer.responder_resources = parameters.responder_resources
-        self.pointer.initiator_depth = parameters.initiator_depth
-        self.pointer.flow_control = parameters.flow_control
-        self.pointer.retry_count = parameters.retry_count
-        self.pointer.rnr_retry_count = parameters.rnr_retry_count
-        self.pointer.srq = parameters.srq
-        self.pointer.qp_num = parameters.qp_num
-
-
-class CmId:
-    """`struct rdma_cm_id` on an event channel. Each method is the C call of that name.
-
-    "Starts" below means that the call returns at once and an event on the channel tells the result.
-    All calls on one id are the caller's to serialise.
-    """
-
-    __slots__ = ("_pointer",)
+    __slots__ = ("_is_passive_ep", "_kept")
 
     def __init__(self, pointer: CmIdPtr) -> None:
-        self._pointer: CmIdPtr | None = pointer
+        super().__init__(pointer)
+        self._is_passive_ep = False
+        self._kept: object = None
 
-    @property
-    def pointer(self) -> CmIdPtr:
-        """The C id.
-
-        Raises:
-            ValueError: it is destroyed.
-        """
-        if self._pointer is None:
-            raise ValueError("the id is destroyed")
-        return self._pointer
+    # --- making ---
 
     @classmethod
-    def create(cls, channel: EventChannel, port_space: PortSpace) -> CmId:
-        """Make an id on `channel`: rdma_create_id(3).
+    def create(cls, channel: EventChannel | None, port_space: PortSpace) -> CmId:
+        """Make an id on `channel`, or a synchronous one: rdma_create_id(3).
 
         Raises:
             VerbsError: ENODEV (no device), ENOMEM.
             ValueError: the channel is closed.
         """
-        if channel.pointer is None:
-            raise ValueError("the event channel is closed")
+        pointer = ffi.NULL if channel is None else channel.open_pointer
         out = ffi.new("struct rdma_cm_id **")
-        check(lib.rdma_create_id(channel.pointer, out, ffi.NULL, port_space), "rdma_create_id")
+        check(lib.rdma_create_id(pointer, out, ffi.NULL, port_space), "rdma_create_id")
         return cls(out[0])
+
+    @classmethod
+    def create_ep(
+        cls,
+        info: AddrInfo,
+        pd: ProtectionDomain | None = None,
+        init: QueuePairInit | None = None,
+    ) -> CmId:
+        """Make a synchronous id from what getaddrinfo() gave: rdma_create_ep(3).
+
+        An active one has its address and route resolved, and a queue pair if `init` is given, in
+        `pd` or in the default one; this blocks, for up to 4 seconds. A passive one is bound, and
+        keeps `pd` and `init` for the ids that get_request() gives.
+
+        Raises:
+            VerbsError: ENODEV (no device there), ETIMEDOUT (nobody has the address), EADDRINUSE,
+                ENOMEM, EINVAL.
+            ValueError: an argument is closed.
+        """
+        packed = PackedAddrInfo(info)
+        out = ffi.new("struct rdma_cm_id **")
+        pd_pointer = ffi.NULL if pd is None else pd.open_pointer
+        if init is None:
+            result = lib.rdma_create_ep(out, packed.pointer, pd_pointer, ffi.NULL)
+        else:
+            attr = ffi.new("struct ibv_qp_init_attr *")
+            init.fill(attr, default_qp_type(info.port_space))
+            result = lib.rdma_create_ep(out, packed.pointer, pd_pointer, attr)
+        check(result, "rdma_create_ep")
+        made = cls(out[0])
+        made._is_passive_ep = info.is_passive
+        made._kept = (pd, init)  # C has pointers to them
+        if made.has_qp and init is not None:
+            made.qp = QueuePair(made.pointer.qp, read_caps(attr.cap))
+        return made
 
     @classmethod
     def from_address(cls, address: int) -> CmId:
         """The id that an event names by its address."""
         return cls(ffi.cast("struct rdma_cm_id *", address))
 
-    @property
-    def address(self) -> int:
-        """The address of the C id, as it stands in events. Unique while the id lives."""
-        return int(ffi.cast("uintptr_t", self.pointer))
+    # --- connecting ---
 
-    @property
-    def has_device(self) -> bool:
-        """Whether the id is bound to a device: after an address of one is bound or resolved."""
-        return self.pointer.verbs != ffi.NULL
+    def connect(self, parameters: ConnectionParameters | None = None) -> None:
+        """Start to connect along the resolved route: rdma_connect(3).
 
-    def device(self) -> Device:
-        """The device that the id is bound to.
+        Without parameters: as many retries and resources as the device can. On iWARP the kernel
+        connects a TCP socket before it returns, which can take minutes.
 
         Raises:
-            ValueError: it is bound to none yet.
-            VerbsError: the device does not answer.
+            VerbsError: EINVAL (wrong state; a parameter over a limit); on iWARP also what a TCP
+                connect gives, such as ECONNREFUSED.
         """
-        if not self.has_device:
-            raise ValueError("the id is not bound to a device yet")
-        return Device(self.pointer.verbs)
+        packed = PackedParameters(parameters)
+        check(lib.rdma_connect(self.pointer, packed.pointer), "rdma_connect")
 
-    @property
-    def local_address(self) -> SocketAddress | None:
-        """The address the id is bound to, or None: rdma_get_local_addr(3)."""
-        return read_sockaddr(lib.rdma_get_local_addr(self.pointer))
-
-    @property
-    def peer_address(self) -> SocketAddress | None:
-        """The address of the peer, or None: rdma_get_peer_addr(3)."""
-        return read_sockaddr(lib.rdma_get_peer_addr(self.pointer))
-
-    def set_option(self, option: IdOption, value: int) -> None:
-        """Set an option of level `RDMA_OPTION_ID`: rdma_set_option(3).
+    def establish(self) -> None:
+        """Confirm a connection whose queue pair was moved by hand: rdma_establish(3).
 
         Raises:
-            VerbsError: EINVAL (too late for it, or not on this kind of id), ENOSYS (unknown).
+            VerbsError: EINVAL (no CONNECT_RESPONSE has come).
         """
-        data = ffi.new("char[]", _OPTION_LAYOUT[option].pack(value))
-        size = _OPTION_LAYOUT[option].size
-        check(
-            lib.rdma_set_option(self.pointer, lib.RDMA_OPTION_ID, option, data, size),
-            "rdma_set_option",
-        )
-
-    def bind_addr(self, address: SocketAddress) -> None:
-        """Bind to a local address; port 0 picks one: rdma_bind_addr(3). Does not block.
-
-        Raises:
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken, or not local), ENODEV, EACCES.
-        """
-        packed = PackedAddress(address)
-        check(lib.rdma_bind_addr(self.pointer, packed.pointer), "rdma_bind_addr")
-
-    def resolve_addr(
-        self, source: SocketAddress | None, destination: SocketAddress, timeout_ms: int
-    ) -> None:
-        """Start to find the device for `destination`: rdma_resolve_addr(3).
-
-        Raises:
-            VerbsError: ENETUNREACH, ENODEV, EADDRNOTAVAIL, EINVAL.
-        """
-        src, dst = PackedAddress(source), PackedAddress(destination)
-        check(
-            lib.rdma_resolve_addr(self.pointer, src.pointer, dst.pointer, timeout_ms),
-            "rdma_resolve_addr",
-        )
-
-    def resolve_route(self, timeout_ms: int) -> None:
-        """Start to find the route: rdma_resolve_route(3). Can block, where ibacm runs.
-
-        Raises:
-            VerbsError: EINVAL (the address is not resolved), ENODEV.
-            ValueError: the id is not bound to a device yet (the C function would crash).
-        """
-        if not self.has_device:
-            raise ValueError("the address is not resolved yet")
-        check(lib.rdma_resolve_route(self.pointer, timeout_ms), "rdma_resolve_route")
-
-    def create_qp(
-        self,
-        pd: ProtectionDomain,
-        send_cq: CompletionQueue,
-        recv_cq: CompletionQueue,
-        caps: QueuePairCaps,
-    ) -> QueuePair:
-        """Make a reliable-connected queue pair for the id: rdma_create_qp(3). System calls.
-
-        Raises:
-            VerbsError: EINVAL (more than the device can), ENOMEM (memory, or locked-memory limit).
-            ValueError: an argument is closed.
-        """
-        if pd.pointer is None or send_cq.pointer is None or recv_cq.pointer is None:
-            raise ValueError("the protection domain or a completion queue is closed")
-        attr = ffi.new("struct ibv_qp_init_attr *")
-        attr.send_cq, attr.recv_cq, attr.qp_type = send_cq.pointer, recv_cq.pointer, QpType.RC
-        attr.cap.max_send_wr, attr.cap.max_recv_wr = caps.max_send_wr, caps.max_recv_wr
-        attr.cap.max_send_sge, attr.cap.max_recv_sge = caps.max_send_sge, caps.max_recv_sge
-        attr.cap.max_inline_data = caps.max_inline_data
-        check(lib.rdma_create_qp(self.pointer, pd.pointer, attr), "rdma_create_qp")
-        given = QueuePairCaps(
-            attr.cap.max_send_wr,
-            attr.cap.max_recv_wr,
-            attr.cap.max_send_sge,
-            attr.cap.max_recv_sge,
-            attr.cap.max_inline_data,
-        )
-        return QueuePair(self.pointer.qp, given)
+        check(lib.rdma_establish(self.pointer), "rdma_establish")
 
     def listen(self, backlog: int) -> None:
         """Start listening; 0 is the system's longest backlog: rdma_listen(3). Does not block.
@@ -219,43 +126,64 @@ class CmId:
         """
         check(lib.rdma_listen(self.pointer, backlog), "rdma_listen")
 
-    def connect(self, parameters: ConnectionParameters) -> None:
-        """Start to connect: rdma_connect(3). On iWARP it blocks for a TCP connect.
+    def get_request(self) -> CmId:
+        """Wait for a connection request on a synchronous listener: rdma_get_request(3). Blocks.
+
+        The new id is synchronous too. Its request's event is for take_event().
 
         Raises:
-            VerbsError: EINVAL (wrong state; a parameter over a limit); on iWARP also what a TCP
-                connect gives, such as ECONNREFUSED.
+            VerbsError: EINVAL (not synchronous, or another event came, see take_event()), ENOMEM
+                (its queue pair could not be made), EAGAIN (the fd was made non-blocking).
         """
-        packed = _PackedParameters(parameters)
-        check(lib.rdma_connect(self.pointer, packed.pointer), "rdma_connect")
+        out = ffi.new("struct rdma_cm_id **")
+        if lib.rdma_get_request(self.pointer, out):
+            raise last_error("rdma_get_request")
+        child = type(self)(out[0])
+        if child.has_qp:
+            init = self._kept[1] if isinstance(self._kept, tuple) else None
+            assert isinstance(init, QueuePairInit)
+            child.qp = QueuePair(child.pointer.qp, init.caps)
+        return child
 
-    def accept(self, parameters: ConnectionParameters) -> None:
+    def accept(self, parameters: ConnectionParameters | None = None) -> None:
         """Start to accept the request that made this id: rdma_accept(3).
 
-        If it fails the connection is lost: the only thing left to do is to destroy the id.
+        Without parameters (which needs a queue pair): what the peer asked for. If it fails the
+        connection is lost: the only thing left to do is to destroy the id.
 
         Raises:
             VerbsError: EINVAL (the peer is gone; a parameter over a limit), ECONNRESET, ENOMEM.
+            ValueError: neither parameters nor a queue pair (the C function would crash).
         """
-        packed = _PackedParameters(parameters)
+        if parameters is None and not self.has_qp:
+            raise ValueError("parameters are needed to accept without a queue pair")
+        packed = PackedParameters(parameters)
         check(lib.rdma_accept(self.pointer, packed.pointer), "rdma_accept")
 
-    def reject(self, private_data: bytes) -> None:
+    def reject(self, private_data: bytes = b"", *, ece: bool = False) -> None:
         """Refuse the request that made this id: rdma_reject(3). Does not block.
+
+        With `ece`, because of the options that the peer's card offered: rdma_reject_ece(3).
 
         Raises:
             VerbsError: EINVAL (the peer is gone; over 148 bytes on InfiniBand and RoCE).
         """
         data = ffi.from_buffer("char[]", private_data)
-        check(lib.rdma_reject(self.pointer, data, len(private_data)), "rdma_reject")
+        if ece:
+            result = lib.rdma_reject_ece(self.pointer, data, len(private_data))
+            check(result, "rdma_reject_ece")
+        else:
+            check(lib.rdma_reject(self.pointer, data, len(private_data)), "rdma_reject")
 
-    def notify_established(self) -> None:
-        """Tell the CM that data has come, so the connection stands: rdma_notify(3). Does not block.
+    def notify(self, event: AsyncEventType = AsyncEventType.COMM_EST) -> None:
+        """Tell the CM of an event of the queue pair: rdma_notify(3). Does not block.
+
+        COMM_EST: data has come, so the connection stands.
 
         Raises:
             VerbsError: EISCONN (it knows already), EINVAL.
         """
-        check(lib.rdma_notify(self.pointer, lib.IBV_EVENT_COMM_EST), "rdma_notify")
+        check(lib.rdma_notify(self.pointer, event), "rdma_notify")
 
     def disconnect(self) -> None:
         """Move the queue pair to its error state and start to disconnect: rdma_disconnect(3).
@@ -265,15 +193,97 @@ class CmId:
         """
         check(lib.rdma_disconnect(self.pointer), "rdma_disconnect")
 
+    # --- multicast ---
+
+    def join_multicast(
+        self,
+        group: SocketAddress,
+        context: int = 0,
+        flags: JoinFlags = JoinFlags.FULLMEMBER,
+    ) -> None:
+        """Start to join a group: rdma_join_multicast(3), or rdma_join_multicast_ex(3) for flags.
+
+        `context` comes back in the event. The id is bound to a device, and carries datagrams. When
+        the event is read, the queue pair of the id is attached if it has one.
+
+        Raises:
+            VerbsError: EINVAL (wrong state, or no datagrams), ENOSYS (iWARP), EOPNOTSUPP.
+        """
+        packed = PackedAddress(group)
+        token = ffi.cast("void *", context)
+        if flags is JoinFlags.FULLMEMBER:
+            result = lib.rdma_join_multicast(self.pointer, packed.pointer, token)
+            check(result, "rdma_join_multicast")
+            return
+        attr = ffi.new("struct rdma_cm_join_mc_attr_ex *")
+        attr.comp_mask = lib.RDMA_CM_JOIN_MC_ATTR_ADDRESS | lib.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
+        attr.join_flags, attr.addr = flags, packed.pointer
+        result = lib.rdma_join_multicast_ex(self.pointer, attr, token)
+        check(result, "rdma_join_multicast_ex")
+
+    def leave_multicast(self, group: SocketAddress) -> None:
+        """Leave a group: rdma_leave_multicast(3). Waits until its events are acknowledged.
+
+        Raises:
+            VerbsError: EADDRNOTAVAIL (not joined).
+        """
+        packed = PackedAddress(group)
+        check(lib.rdma_leave_multicast(self.pointer, packed.pointer), "rdma_leave_multicast")
+
+    # --- channels ---
+
+    def migrate(self, channel: EventChannel | None) -> None:
+        """Move to another event channel, with pending events; None: rdma_migrate_id(3).
+
+        None makes it synchronous. Waits until its events are acknowledged; nobody may be reading
+        the channel it leaves. A synchronous id's fd is closed.
+
+        Raises:
+            VerbsError: EINVAL (synchronous already), EMFILE.
+            ValueError: the channel is closed.
+        """
+        pointer = ffi.NULL if channel is None else channel.open_pointer
+        check(lib.rdma_migrate_id(self.pointer, pointer), "rdma_migrate_id")
+
+    def write_event(self, status: int = 0, arg: int = 0) -> None:
+        """Put a USER event onto the id's channel: rdma_write_cm_event(3), of rdma-core 60.
+
+        From any thread. Does not block.
+
+        Raises:
+            VerbsError: ENOSYS (this rdma-core does not have it), EINVAL (Linux before 6.18).
+        """
+        result = lib.aiordma_write_cm_event(self.pointer, CmEventType.USER, status, arg)
+        check(result, "rdma_write_cm_event")
+
+    def private_channel(self) -> EventChannel:
+        """The event channel of a synchronous id, made non-blocking: not to be closed.
+
+        Calls then fail with EAGAIN where they would block, the operation having begun, and its
+        event is to be read from the channel.
+        """
+        return EventChannel.borrow(self.pointer.channel)
+
+    # --- the end ---
+
+    def own_objects(self) -> OwnObjects:
+        """What is to be destroyed after the id: to be asked for before."""
+        return OwnObjects(self.pointer, self.qp)
+
     def destroy(self) -> None:
         """Free the id, telling the peer what its state demands: rdma_destroy_id(3).
 
         Can block: for the events of the id in flight, and on iWARP for a connect under way. Its
-        queue pair is not destroyed.
+        queue pair and queues are not destroyed, see own_objects(). A passive endpoint is freed by
+        rdma_destroy_ep(3), with what it kept.
 
         Raises:
             VerbsError: the kernel does not know the id.
             ValueError: it is destroyed already.
         """
-        pointer, self._pointer = self.pointer, None
-        check(lib.rdma_destroy_id(pointer), "rdma_destroy_id")
+        pointer = self.pointer
+        self._pointer = None
+        if self._is_passive_ep:
+            lib.rdma_destroy_ep(pointer)
+        else:
+            check(lib.rdma_destroy_id(pointer), "rdma_destroy_id")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
 from aiordma.enums import PortSpace, TransportType
@@ -12,9 +10,8 @@ from aiordma.errors import VerbsError, last_error
 from aiordma.rdmacm.address import SocketAddress, parse_address
 from aiordma.rdmacm.channel import EventChannel
 from aiordma.rdmacm.cm_id import CmId
-
-if TYPE_CHECKING:
-    from aiordma._native._lib import DeviceList
+from aiordma.rdmacm.contexts import device_contexts
+from aiordma.verbs import Device
 
 _IFADDRS_SIZE = 1 << 20
 
@@ -22,11 +19,11 @@ _IFADDRS_SIZE = 1 << 20
 class DeviceReference:
     """Keeps librdmacm's device contexts open: rdma_get_devices(3) and rdma_free_devices(3).
 
-    Without one, librdmacm closes the context of a device that was unplugged together with the last
-    id on it, under the feet of the queues and registrations that came from it.
+    Without one, the context of a device that was removed is closed together with the last id on it.
+    With one, the removal waits: close it when you hear of that.
     """
 
-    __slots__ = ("_list",)
+    __slots__ = ("devices",)
 
     def __init__(self) -> None:
         """Open every device not open yet, which takes a while the first time.
@@ -34,20 +31,13 @@ class DeviceReference:
         Raises:
             VerbsError: ENODEV when there is no RDMA device.
         """
-        count = ffi.new("int *")
-        devices = lib.rdma_get_devices(count)
-        if devices == ffi.NULL:
-            raise last_error("rdma_get_devices")
-        self._list: DeviceList | None = devices
-        if not count[0]:
-            self.close()
-            raise VerbsError(errno.ENODEV, "rdma_get_devices")
+        self.devices: list[Device] = device_contexts.open()
+        """The devices that it keeps."""
 
     def close(self) -> None:
         """Let go of the devices. Idempotent."""
-        if self._list is not None:
-            lib.rdma_free_devices(self._list)
-            self._list = None
+        devices, self.devices = self.devices, []
+        device_contexts.let_go(devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aiordma._native import ffi
+from aiordma._native import ffi, lib
 from aiordma.enums import CmEventType
+from aiordma.verbs import AddressHandleAttributes
 
 if TYPE_CHECKING:
     from aiordma._native._lib import CmEventCopy
@@ -18,6 +19,8 @@ class CmEvent:
 
     `id` and `listen_id` are the addresses of the C ids (`listen_id` is 0 but for CONNECT_REQUEST).
     `private_data` is what arrived: InfiniBand and RoCE pad it with zeros, iWARP gives it exactly.
+    `ah_attr`, `qp_num` and `qkey` say where to send: to a datagram peer, or to a multicast group,
+    whose events carry the `context` of the call that joined. `arg` is of rdma_write_cm_event(3).
     """
 
     type: CmEventType
@@ -34,6 +37,9 @@ class CmEvent:
     srq: int = 0
     qp_num: int = 0
     qkey: int = 0
+    ah_attr: AddressHandleAttributes | None = None
+    context: int = 0
+    arg: int = 0
 
     @property
     def errno(self) -> int:
@@ -45,11 +51,21 @@ class CmEvent:
             return 0
         return self.error if self.status == -1 and self.error else -self.status
 
+    def __str__(self) -> str:
+        """The name that C gives the type: rdma_event_str(3)."""
+        return ffi.string(lib.rdma_event_str(self.type)).decode()
+
+
+# The events that say where datagrams go.
+_ADDRESSED = frozenset({CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN})
+
 
 def read_event(copy: CmEventCopy) -> CmEvent:
     """The value of one event that the C helper copied."""
+    kind = CmEventType(copy.event)
+    is_addressed = kind in _ADDRESSED and copy.ah_attr.port_num
     return CmEvent(
-        type=CmEventType(copy.event),
+        type=kind,
         id=copy.id,
         listen_id=copy.listen_id,
         status=copy.status,
@@ -63,4 +79,7 @@ def read_event(copy: CmEventCopy) -> CmEvent:
         srq=copy.srq,
         qp_num=copy.qp_num,
         qkey=copy.qkey,
+        ah_attr=AddressHandleAttributes.read(copy.ah_attr) if is_addressed else None,
+        context=copy.context,
+        arg=copy.arg,
     )

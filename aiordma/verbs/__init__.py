@@ -1,17 +1,29 @@
 """libibverbs, one class a noun, faithful to its man pages. Nothing here touches an event loop."""
 
-from aiordma.verbs.completion import CompletionChannel, CompletionQueue
-from aiordma.verbs.device import Device, DeviceAttributes
+from aiordma.verbs.address_handle import AddressHandle, AddressHandleAttributes, LinkHeader
+from aiordma.verbs.completion import Completion, CompletionChannel, CompletionQueue
+from aiordma.verbs.device import AsyncEvent, Device, DeviceAttributes, PortAttributes
 from aiordma.verbs.protection_domain import ProtectionDomain, Registration
-from aiordma.verbs.queue_pair import QueuePair, QueuePairCaps
+from aiordma.verbs.queue_pair import QueuePair, QueuePairAttributes, QueuePairCaps, QueuePairInit
+from aiordma.verbs.shared_receive_queue import SharedReceiveQueue, SharedReceiveQueueCaps
 
 __all__ = [
+    "AddressHandle",
+    "AddressHandleAttributes",
+    "AsyncEvent",
+    "Completion",
     "CompletionChannel",
     "CompletionQueue",
     "Device",
     "DeviceAttributes",
+    "LinkHeader",
+    "PortAttributes",
     "ProtectionDomain",
     "QueuePair",
+    "QueuePairAttributes",
     "QueuePairCaps",
+    "QueuePairInit",
     "Registration",
+    "SharedReceiveQueue",
+    "SharedReceiveQueueCaps",
 ]

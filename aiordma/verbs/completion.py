@@ -2,14 +2,64 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
-from aiordma.errors import VerbsError, check, check_errno, last_error
+from aiordma.enums import WcFlags, WcOpcode, WcStatus
+from aiordma.errors import VerbsError, WorkRequestError, check, check_errno, last_error
 from aiordma.verbs.device import Device
+from aiordma.verbs.holds import holds
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvCompChannel, IbvCq, IbvWc, WcArray
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """`struct ibv_wc` as a value. See ibv_poll_cq(3).
+
+    Of a failed request only `wr_id`, `status`, `vendor_err` and `qp_num` mean something. `imm` is
+    None if none came along.
+    """
+
+    wr_id: int
+    status: WcStatus
+    opcode: WcOpcode
+    vendor_err: int
+    byte_len: int
+    imm: int | None
+    qp_num: int
+    src_qp: int
+    flags: WcFlags
+
+    @classmethod
+    def read(cls, wc: IbvWc) -> Completion:
+        """The value of a C struct."""
+        flags = WcFlags(wc.wc_flags) if wc.status == WcStatus.SUCCESS else WcFlags(0)
+        return cls(
+            wr_id=wc.wr_id,
+            status=WcStatus(wc.status),
+            opcode=WcOpcode(wc.opcode),
+            vendor_err=wc.vendor_err,
+            byte_len=wc.byte_len,
+            imm=socket.ntohl(wc.imm_data) if flags & WcFlags.WITH_IMM else None,
+            qp_num=wc.qp_num,
+            src_qp=wc.src_qp,
+            flags=flags,
+        )
+
+    def check(self) -> Completion:
+        """Itself, if it tells of success.
+
+        Raises:
+            WorkRequestError: it does not.
+        """
+        if self.status is not WcStatus.SUCCESS:
+            raise WorkRequestError(self.status, self.opcode, self.vendor_err)
+        return self
+
 
 POLL_BATCH = 64
 EVENT_BATCH = 16
@@ -34,6 +84,7 @@ class CompletionChannel:
         self.fd = pointer.fd
         self._ready = ffi.new("struct ibv_cq *[]", EVENT_BATCH)
         check(lib.aiordma_set_nonblocking(self.fd), "fcntl")
+        holds.take(device.context)
 
     def ready_queues(self) -> list[IbvCq]:
         """Read what events are pending: the queues they name, acknowledged and armed again.
@@ -60,6 +111,7 @@ class CompletionChannel:
         if self.pointer is not None:
             check_errno(lib.ibv_destroy_comp_channel(self.pointer), "ibv_destroy_comp_channel")
             self.pointer = None
+            holds.give_back(self.device.context)
 
 
 class CompletionQueue:
@@ -83,6 +135,17 @@ class CompletionQueue:
         self.pointer: IbvCq | None = pointer
         self.capacity = pointer.cqe
         self._batch: WcArray = ffi.new("struct ibv_wc[]", POLL_BATCH)
+
+    @property
+    def open_pointer(self) -> IbvCq:
+        """The C queue.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        if self.pointer is None:
+            raise ValueError("the completion queue is closed")
+        return self.pointer
 
     def request_notify(self) -> None:
         """Arm the queue: its next completion raises one event. See ibv_req_notify_cq(3).

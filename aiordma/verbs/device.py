@@ -7,11 +7,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
-from aiordma.enums import TransportType
-from aiordma.errors import check_errno
+from aiordma.enums import AsyncEventType, PortState, TransportType
+from aiordma.errors import VerbsError, check, check_errno
+from aiordma.verbs.holds import holds
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvContext
+
+ASYNC_BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,35 @@ class DeviceAttributes:
     max_mr_size: int
     max_qp_rd_atom: int
     max_qp_init_rd_atom: int
+    max_srq: int = 0
+    max_srq_wr: int = 0
+    max_mcast_grp: int = 0
+    phys_port_cnt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PortAttributes:
+    """What a port of a device is like now (`struct ibv_port_attr`). The MTUs are in bytes."""
+
+    state: PortState
+    max_mtu: int
+    active_mtu: int
+    max_msg_sz: int
+    lid: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncEvent:
+    """`struct ibv_async_event` as a value: something happened to a device, or on it.
+
+    `port_num` is 0 for what is not about a port; `element` is the address of the C queue or queue
+    pair that it is about, or 0.
+    """
+
+    device: str
+    type: AsyncEventType
+    port_num: int = 0
+    element: int = 0
 
 
 class Device:
@@ -47,6 +79,75 @@ class Device:
         """
         return _query(self.context)
 
+    def query_port(self, port_num: int) -> PortAttributes:
+        """The state and the limits of a port, which count from 1: ibv_query_port(3).
+
+        Raises:
+            VerbsError: EINVAL (no such port), EIO (the device was removed).
+        """
+        attr = ffi.new("struct ibv_port_attr *")
+        check_errno(lib.aiordma_query_port(self.context, port_num, attr), "ibv_query_port")
+        return PortAttributes(
+            state=PortState(attr.state),
+            max_mtu=mtu_bytes(attr.max_mtu),
+            active_mtu=mtu_bytes(attr.active_mtu),
+            max_msg_sz=attr.max_msg_sz,
+            lid=attr.lid,
+        )
+
+    def query_gid(self, port_num: int, index: int) -> bytes:
+        """One of the 16-byte addresses of a port: ibv_query_gid(3). Reads a file of the system.
+
+        Raises:
+            VerbsError: there is no such port or index.
+        """
+        gid = ffi.new("union ibv_gid *")
+        check(lib.ibv_query_gid(self.context, port_num, index, gid), "ibv_query_gid")
+        return bytes(ffi.buffer(gid.raw, 16))
+
+    @property
+    def async_fd(self) -> int:
+        """The fd that is readable when get_async_events() has something to tell.
+
+        One for the whole process: librdmacm shares its device contexts.
+        """
+        return self.context.async_fd
+
+    def get_async_events(self) -> list[AsyncEvent]:
+        """Read up to ASYNC_BATCH events, each acknowledged already: ibv_get_async_event(3).
+
+        Does not block once the fd was made non-blocking, see watch_async_events().
+
+        Raises:
+            VerbsError: EIO after the device was removed; the fd then stays readable for ever.
+        """
+        events = ffi.new("struct aiordma_async_event[]", ASYNC_BATCH)
+        count = lib.aiordma_async_events(self.context, events, ASYNC_BATCH)
+        if count < 0:
+            raise VerbsError(-count, "ibv_get_async_event")
+        copies = [events[index] for index in range(count)]
+        return [
+            AsyncEvent(self.name, AsyncEventType(copy.event_type), copy.port_num, copy.element)
+            for copy in copies
+        ]
+
+    def watch_async_events(self) -> int:
+        """Make the fd of events non-blocking, and return it.
+
+        Raises:
+            VerbsError: it is closed.
+        """
+        check(lib.aiordma_set_nonblocking(self.async_fd), "fcntl")
+        return self.async_fd
+
+    def hold(self) -> None:
+        """Keep the context open, also when the device is removed, until let_go()."""
+        holds.take(self.context)
+
+    def let_go(self) -> None:
+        """Take one hold() back."""
+        holds.give_back(self.context)
+
     @property
     def is_iwarp(self) -> bool:
         """Whether this device speaks iWARP: no immediates, no atomics, no receiver-not-ready."""
@@ -62,6 +163,11 @@ class Device:
         return f"<Device {self.name} ({self.transport.name})>"
 
 
+def mtu_bytes(mtu: int) -> int:
+    """The bytes that an `enum ibv_mtu` stands for: 1 is 256, 5 is 4096."""
+    return 128 << mtu
+
+
 def _query(context: IbvContext) -> DeviceAttributes:
     attr = ffi.new("struct ibv_device_attr *")
     check_errno(lib.ibv_query_device(context, attr), "ibv_query_device")
@@ -72,4 +178,8 @@ def _query(context: IbvContext) -> DeviceAttributes:
         max_mr_size=attr.max_mr_size,
         max_qp_rd_atom=attr.max_qp_rd_atom,
         max_qp_init_rd_atom=attr.max_qp_init_rd_atom,
+        max_srq=attr.max_srq,
+        max_srq_wr=attr.max_srq_wr,
+        max_mcast_grp=attr.max_mcast_grp,
+        phys_port_cnt=attr.phys_port_cnt,
     )

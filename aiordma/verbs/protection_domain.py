@@ -8,6 +8,7 @@ from aiordma._native import ffi, lib
 from aiordma.enums import AccessFlags
 from aiordma.errors import check_errno, last_error
 from aiordma.verbs.device import Device
+from aiordma.verbs.holds import holds
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -30,6 +31,25 @@ class ProtectionDomain:
         self.pointer: IbvPd | None = lib.ibv_alloc_pd(device.context)
         if self.pointer == ffi.NULL:
             raise last_error("ibv_alloc_pd")
+        holds.take(device.context)
+
+    @classmethod
+    def borrow(cls, device: Device, pointer: IbvPd) -> ProtectionDomain:
+        """One that belongs to somebody else, and is not to be closed."""
+        borrowed = cls.__new__(cls)
+        borrowed.device, borrowed.pointer = device, pointer
+        return borrowed
+
+    @property
+    def open_pointer(self) -> IbvPd:
+        """The C protection domain.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        if self.pointer is None:
+            raise ValueError("the protection domain is closed")
+        return self.pointer
 
     def close(self) -> None:
         """Free it: ibv_dealloc_pd(3). Idempotent.
@@ -40,6 +60,7 @@ class ProtectionDomain:
         if self.pointer is not None:
             check_errno(lib.ibv_dealloc_pd(self.pointer), "ibv_dealloc_pd")
             self.pointer = None
+            holds.give_back(self.device.context)
 
 
 class Registration:
@@ -71,7 +92,9 @@ class Registration:
         self.rkey = self.pointer.rkey
 
     def close(self) -> None:
-        """Unpin the buffer and let go of it: ibv_dereg_mr(3), which can block. Idempotent.
+        """Unpin the buffer and let go of it: ibv_dereg_mr(3) or rdma_dereg_mr(3). Idempotent.
+
+        Can block.
 
         Call it only when no work request that names the memory is outstanding.
 

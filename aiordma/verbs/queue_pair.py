@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
-from aiordma.enums import SendFlags
-from aiordma.errors import VerbsError, check_errno
+from aiordma.enums import QpState, QpType, SendFlags
+from aiordma.errors import VerbsError, check_errno, last_error
+from aiordma.verbs.address_handle import AddressHandle, make_gid
+from aiordma.verbs.completion import CompletionQueue
+from aiordma.verbs.protection_domain import ProtectionDomain
+from aiordma.verbs.shared_receive_queue import SharedReceiveQueue
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from aiordma._native._lib import IbvQp
+    from aiordma._native._lib import IbvQp, IbvQpAttr, IbvQpCap, IbvQpInitAttr
 
 NO_IMMEDIATE = -1
+_INLINE = SendFlags.SIGNALED | SendFlags.INLINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,72 @@ class QueuePairCaps:
     max_inline_data: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class QueuePairInit:
+    """What a queue pair is made with (`struct ibv_qp_init_attr` and `_ex`).
+
+    An id makes completion queues, a channel for each, of its own where none are given here. For
+    `qp_type` it takes its port space's if None; `create_flags` go to rdma_create_qp_ex(3).
+    """
+
+    caps: QueuePairCaps
+    send_cq: CompletionQueue | None = None
+    recv_cq: CompletionQueue | None = None
+    srq: SharedReceiveQueue | None = None
+    qp_type: QpType | None = None
+    sq_sig_all: bool = False
+    create_flags: int = 0
+
+    def fill(self, attr: IbvQpInitAttr, qp_type: QpType) -> None:
+        """Write it into a C struct.
+
+        Raises:
+            ValueError: a queue is closed.
+        """
+        caps = self.caps
+        attr.send_cq = self.send_cq.open_pointer if self.send_cq is not None else ffi.NULL
+        attr.recv_cq = self.recv_cq.open_pointer if self.recv_cq is not None else ffi.NULL
+        attr.srq = self.srq.pointer if self.srq is not None else ffi.NULL
+        attr.qp_type = qp_type if self.qp_type is None else self.qp_type
+        attr.sq_sig_all = self.sq_sig_all
+        attr.cap.max_send_wr, attr.cap.max_recv_wr = caps.max_send_wr, caps.max_recv_wr
+        attr.cap.max_send_sge, attr.cap.max_recv_sge = caps.max_send_sge, caps.max_recv_sge
+        attr.cap.max_inline_data = caps.max_inline_data
+
+
+def read_caps(cap: IbvQpCap) -> QueuePairCaps:
+    """What the device gave, which is no less than what it was asked for."""
+    return QueuePairCaps(
+        max_send_wr=cap.max_send_wr,
+        max_recv_wr=cap.max_recv_wr,
+        max_send_sge=cap.max_send_sge,
+        max_recv_sge=cap.max_recv_sge,
+        max_inline_data=cap.max_inline_data,
+    )
+
+
+class QueuePairAttributes:
+    """`struct ibv_qp_attr` with the mask of its fields that count. See ibv_modify_qp(3).
+
+    `CmId.init_qp_attr` fills in what a connection needs; `pointer`'s fields may then be changed.
+    """
+
+    __slots__ = ("mask", "pointer")
+
+    def __init__(self, pointer: IbvQpAttr, mask: int) -> None:
+        self.pointer = pointer
+        self.mask = mask
+
+    @classmethod
+    def to_state(cls, state: QpState) -> QueuePairAttributes:
+        """Nothing but a move to `state`."""
+        attr = ffi.new("struct ibv_qp_attr *")
+        attr.qp_state = state
+        return cls(attr, lib.IBV_QP_STATE)
+
+
 class QueuePair:
-    """`struct ibv_qp`, made by `CmId.create_qp`; outlives its id until destroyed.
+    """`struct ibv_qp`, made by `CmId.create_qp` or alone; outlives its id until destroyed.
 
     Every `post_*` call copies the request and returns at once; the memory it names belongs to the
     device until the request's completion, or the destruction of the queue pair.
@@ -41,6 +111,105 @@ class QueuePair:
         self.pointer: IbvQp = pointer
         self.number = pointer.qp_num
         self.caps = caps
+
+    @classmethod
+    def create(cls, pd: ProtectionDomain, init: QueuePairInit) -> QueuePair:
+        """Make one that belongs to no id: ibv_create_qp(3). A system call.
+
+        Raises:
+            VerbsError: EINVAL (more than the device can), ENOMEM, EOPNOTSUPP (not this type).
+            ValueError: an argument is closed, or a completion queue is missing.
+        """
+        if pd.pointer is None or init.send_cq is None or init.recv_cq is None:
+            raise ValueError("an open protection domain and two completion queues are needed")
+        attr = ffi.new("struct ibv_qp_init_attr *")
+        init.fill(attr, QpType.RC)
+        pointer = lib.ibv_create_qp(pd.pointer, attr)
+        if pointer == ffi.NULL:
+            raise last_error("ibv_create_qp")
+        return cls(pointer, read_caps(attr.cap))
+
+    def modify(self, attributes: QueuePairAttributes) -> None:
+        """Change the attributes that the mask names, such as the state: ibv_modify_qp(3).
+
+        Raises:
+            VerbsError: EINVAL (not possible in this state, or it is destroyed).
+        """
+        if self.pointer == ffi.NULL:
+            raise VerbsError(errno.EINVAL, "ibv_modify_qp")
+        check_errno(
+            lib.ibv_modify_qp(self.pointer, attributes.pointer, attributes.mask), "ibv_modify_qp"
+        )
+
+    def attach_mcast(self, gid: bytes, lid: int) -> None:
+        """Have what is sent to a multicast group delivered here: ibv_attach_mcast(3).
+
+        Raises:
+            VerbsError: EINVAL (no datagram queue pair, or no such group), ENOMEM.
+        """
+        check_errno(lib.ibv_attach_mcast(self.pointer, make_gid(gid), lid), "ibv_attach_mcast")
+
+    def detach_mcast(self, gid: bytes, lid: int) -> None:
+        """Undo attach_mcast(): ibv_detach_mcast(3). Must come before destroy().
+
+        Raises:
+            VerbsError: EINVAL (it is not attached).
+        """
+        check_errno(lib.ibv_detach_mcast(self.pointer, make_gid(gid), lid), "ibv_detach_mcast")
+
+    def post_ud_send(
+        self,
+        wr_id: int,
+        address: int,
+        length: int,
+        lkey: int,
+        flags: SendFlags,
+        imm: int,
+        destination: tuple[AddressHandle, int, int],
+    ) -> None:
+        """Send a datagram from registered memory. See ibv_post_send(3).
+
+        `destination` is an address handle, a queue pair number and a queue key.
+
+        Raises:
+            VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state, too long for inline).
+        """
+        handle, qp_num, qkey = destination
+        error = lib.aiordma_post_ud_send(
+            self.pointer, wr_id, address, length, lkey, flags, imm, handle.pointer, qp_num, qkey
+        )
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
+    def post_ud_send_copy(
+        self,
+        wr_id: int,
+        address: int,
+        data: Buffer,
+        lkey: int,
+        imm: int,
+        destination: tuple[AddressHandle, int, int],
+    ) -> None:
+        """Copy `data` into registered memory at `address`, which has room for it, and send that.
+
+        Raises:
+            VerbsError: as post_ud_send.
+        """
+        chars = ffi.from_buffer("char[]", data)
+        ffi.memmove(ffi.cast("void *", address), chars, len(chars))
+        self.post_ud_send(wr_id, address, len(chars), lkey, SendFlags.SIGNALED, imm, destination)
+
+    def post_ud_send_inline(
+        self, wr_id: int, data: Buffer, imm: int, destination: tuple[AddressHandle, int, int]
+    ) -> None:
+        """Send a datagram that travels in the request itself: `data` may be reused on return.
+
+        Raises:
+            VerbsError: as post_ud_send.
+        """
+        chars = ffi.from_buffer("char[]", data)
+        address = int(ffi.cast("uintptr_t", chars))
+        self.post_ud_send(wr_id, address, len(chars), 0, _INLINE, imm, destination)
 
     def post_recv(self, wr_id: int, address: int, length: int, lkey: int) -> None:
         """Post one receive into registered memory. See ibv_post_recv(3).
@@ -117,6 +286,10 @@ class QueuePair:
             VerbsError: EINVAL (wrong state, or iWARP, which has no such thing).
         """
         check_errno(lib.aiordma_set_min_rnr_timer(self.pointer, timer), "ibv_modify_qp")
+
+    def forget(self) -> None:
+        """Somebody else has destroyed it."""
+        self.pointer = ffi.NULL
 
     def destroy(self) -> None:
         """Destroy the queue pair: ibv_destroy_qp(3). Afterwards the device touches no memory of it.

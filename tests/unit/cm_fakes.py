@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from aiordma.cm import AsyncCmId, CmState
+from aiordma.cm.handle import IdHandle
 from aiordma.enums import CmEventType
 from aiordma.loop import Loop
 from aiordma.rdmacm import CmEvent, CmId, SocketAddress
@@ -28,6 +29,28 @@ class FakeDevice:
 
 
 @dataclass
+class FakeQp:
+    """A queue pair that can be made to resist its destruction."""
+
+    destroyed: bool = False
+    failure: Exception | None = None
+
+    def destroy(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.destroyed = True
+
+
+@dataclass
+class FakeOwnObjects:
+    qp: FakeQp | None
+
+    def destroy(self) -> None:
+        if self.qp is not None:
+            self.qp.destroy()
+
+
+@dataclass
 class FakeCmId:
     """What a CmId does, as told: `during["connect"]` is called in place of the C function."""
 
@@ -39,11 +62,17 @@ class FakeCmId:
     peer_address: SocketAddress | None = PEER
     destroyed: threading.Event = field(default_factory=threading.Event)
 
+    is_datagram: bool = False
+    qp: FakeQp | None = None
+
+    def own_objects(self) -> FakeOwnObjects:
+        return FakeOwnObjects(self.qp)
+
     def device(self) -> FakeDevice:
         return FakeDevice(self.is_iwarp)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        def call(*arguments: object) -> None:
+        def call(*arguments: object, **options: object) -> None:
             self.calls.append(name)
             self.during.get(name, lambda: None)()
             if name == "destroy":
@@ -87,14 +116,14 @@ class FakeCm:
     def make_id(self, state: CmState = CmState.IDLE, *, iwarp: bool = False) -> AsyncCmId:
         raw = self.raw_id()
         raw.is_iwarp = iwarp
-        cm = AsyncCmId(self.loop, self.dispatcher, raw)  # type: ignore[arg-type]
-        cm.state = state
-        return cm
+        handle = IdHandle(self.loop, raw)  # type: ignore[arg-type]
+        return AsyncCmId(handle, self.dispatcher, state, None)  # type: ignore[arg-type]
 
     def make_request(self, private_data: bytes = b"hello") -> AsyncCmId:
         raw = self.raw_id()
         request = CmEvent(CmEventType.CONNECT_REQUEST, raw.address, private_data=private_data)
-        return AsyncCmId(self.loop, self.dispatcher, raw, request)  # type: ignore[arg-type]
+        handle = IdHandle(self.loop, raw)  # type: ignore[arg-type]
+        return AsyncCmId(handle, self.dispatcher, CmState.REQUESTED, request)  # type: ignore[arg-type]
 
     def request_event(self, private_data: bytes = b"hello") -> CmEvent:
         """A CONNECT_REQUEST as it comes to a listener, with an id of its own."""

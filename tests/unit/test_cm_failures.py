@@ -29,6 +29,7 @@ KINDS = {
     CmEventType.REJECTED: Rejected,
     CmEventType.UNREACHABLE: Unreachable,
     CmEventType.CONNECT_ERROR: ConnectError,
+    CmEventType.MULTICAST_ERROR: ConnectError,
     CmEventType.DISCONNECTED: PeerClosed,
     CmEventType.DEVICE_REMOVAL: DeviceRemoved,
 }
@@ -38,7 +39,8 @@ KINDS = {
 @pytest.mark.parametrize("status", [0, 8, 28, 999, -1, -errno.ETIMEDOUT, -99999])
 def test_every_event_becomes_an_exception_of_its_kind(event: CmEventType, status: int) -> None:
     error = error_for_event(CmEvent(event, 0, status=status), PEER)
-    assert type(error) is KINDS.get(event, RdmaError)
+    is_refused_datagram = event is CmEventType.UNREACHABLE and status > 0
+    assert type(error) is (Rejected if is_refused_datagram else KINDS.get(event, RdmaError))
 
 
 @pytest.mark.parametrize("event", [event for event in KINDS if event != CmEventType.DEVICE_REMOVAL])
@@ -53,6 +55,7 @@ def test_the_text_names_the_peer(event: CmEventType) -> None:
         CmEventType.ROUTE_ERROR,
         CmEventType.UNREACHABLE,
         CmEventType.CONNECT_ERROR,
+        CmEventType.MULTICAST_ERROR,
         CmEventType.REJECTED,
     ],
 )
@@ -82,7 +85,7 @@ def test_other_errnos_are_not_mistaken_for_the_one_left_behind() -> None:
 
 
 def test_a_status_without_errno_is_told_as_it_is() -> None:
-    event = CmEvent(CmEventType.UNREACHABLE, 0, status=7)
+    event = CmEvent(CmEventType.CONNECT_ERROR, 0, status=7)
     assert str(error_for_event(event, PEER)).endswith("status 7")
 
 
@@ -106,6 +109,22 @@ def test_a_rejection_says_why(status: int, why: str) -> None:
     assert isinstance(error, Rejected)
     assert str(error) == f"{PEER} rejected the connection: {why}"
     assert (error.status, error.private_data) == (status, b"no\0\0")
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (1, "nobody serves that port (status 1)"),
+        (2, "its application refused (status 2)"),
+        (999, "reason not known here (status 999)"),
+    ],
+)
+def test_an_answer_that_says_no_to_datagrams_is_a_rejection(status: int, why: str) -> None:
+    event = CmEvent(CmEventType.UNREACHABLE, 0, status=status, private_data=b"no\0")
+    error = error_for_event(event, PEER)
+    assert isinstance(error, Rejected)
+    assert str(error) == f"{PEER} rejected the request: {why}"
+    assert (error.status, error.private_data) == (status, b"no\0")
 
 
 def test_a_device_that_was_removed_is_all_there_is_to_tell() -> None:

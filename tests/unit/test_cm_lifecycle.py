@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from cm_fakes import PEER, FakeCm, event, fake_cm, raw_of
+from cm_fakes import PEER, FakeCm, FakeQp, event, fake_cm, raw_of
 
 from aiordma import (
     AddressError,
@@ -29,7 +29,7 @@ from aiordma.cm import AsyncCmId, CmState
 from aiordma.enums import CmEventType
 from aiordma.loop import SerialJobs, handing, parking, running_loop
 from aiordma.loop.workers import WorkerPool
-from aiordma.rdmacm import ConnectionParameters
+from aiordma.rdmacm import CmEvent, ConnectionParameters
 
 E, S = CmEventType, CmState
 PARAMETERS = ConnectionParameters()
@@ -308,13 +308,15 @@ async def test_a_second_call_is_refused_while_one_is_under_way(cm: FakeCm) -> No
 
 @pytest.mark.asyncio
 async def test_two_tasks_may_not_wait_for_one_id(cm: FakeCm) -> None:
-    async with cm.make_id(S.CONNECTING) as cm_id:
-        task = asyncio.create_task(cm_id._wait_for("x", S.CONNECTED))
-        await eventually(lambda: len(cm_id._changed) == 1)
+    async with cm.make_id(S.ADDR_BOUND) as cm_id:
+        task = asyncio.create_task(cm_id.join_multicast(PEER))
+        await begun(cm_id, "join_multicast", S.ADDR_BOUND)
+        (token,) = cm_id._joining
         with pytest.raises(BusyError):
-            await cm_id._wait_for("x", S.CONNECTED)
-        cm_id.handle_event(event(E.ESTABLISHED))
-        await task
+            await cm_id.join_multicast(PEER)
+        joined = CmEvent(E.MULTICAST_JOIN, 0, context=token)
+        cm_id.handle_event(joined)
+        assert await task is joined
 
 
 def calls_of(cm_id: AsyncCmId) -> dict[str, Callable[[], Coroutine[Any, Any, object]]]:
@@ -693,16 +695,12 @@ async def test_an_id_that_cannot_be_destroyed_is_logged(
 async def test_memory_under_a_queue_pair_that_lives_on_is_never_freed(
     cm: FakeCm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Stuck:
-        def destroy(self) -> None:
-            raise VerbsError(errno.EBUSY, "ibv_destroy_qp")
-
     cm_id, freed = cm.make_id(), list[str]()
-    cm_id.handle.qp = Stuck()  # type: ignore[assignment]
+    qp = raw_of(cm_id).qp = FakeQp(failure=VerbsError(errno.EBUSY, "ibv_destroy_qp"))
     cm_id.handle.on_destroyed(lambda: freed.append("memory"))
     await cm_id.aclose()
-    assert freed == []
-    assert "a queue pair could not be destroyed" in caplog.text
+    assert (qp.destroyed, freed) == (False, [])
+    assert "a queue pair or its queues could not be destroyed" in caplog.text
     cm.dispatcher.release()
 
 

@@ -12,15 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from aiordma import enums
 from aiordma._native import ffi, lib
 from aiordma.enums import (
     AccessFlags,
+    AddrInfoFlags,
+    AsyncEventType,
     CmEventType,
+    IbOption,
     IdOption,
+    JoinFlags,
     OpenIntEnum,
     PortSpace,
+    PortState,
+    QpState,
     QpType,
     SendFlags,
+    SrqType,
     TransportType,
     WcFlags,
     WcOpcode,
@@ -31,9 +39,16 @@ PREFIXES: dict[type[enum.IntEnum] | type[enum.IntFlag], str] = {
     CmEventType: "RDMA_CM_EVENT_",
     PortSpace: "RDMA_PS_",
     IdOption: "RDMA_OPTION_ID_",
+    IbOption: "RDMA_OPTION_IB_",
+    AddrInfoFlags: "RAI_",
+    JoinFlags: "RDMA_MC_JOIN_FLAG_",
     TransportType: "IBV_TRANSPORT_",
     AccessFlags: "IBV_ACCESS_",
     QpType: "IBV_QPT_",
+    QpState: "IBV_QPS_",
+    SrqType: "IBV_SRQT_",
+    PortState: "IBV_PORT_",
+    AsyncEventType: "IBV_EVENT_",
     SendFlags: "IBV_SEND_",
     WcStatus: "IBV_WC_",
     WcOpcode: "IBV_WC_",
@@ -42,12 +57,99 @@ PREFIXES: dict[type[enum.IntEnum] | type[enum.IntFlag], str] = {
 OPEN = [kind for kind in PREFIXES if issubclass(kind, OpenIntEnum)]
 FLAGS = [kind for kind in PREFIXES if issubclass(kind, enum.IntFlag)]
 
-# Of rdma-core 60 and later; the kernel's numbers, which no header of rdma-core 44 has.
-NEWER_EVENTS = {
-    CmEventType.ADDRINFO_RESOLVED: 16,
-    CmEventType.ADDRINFO_ERROR: 17,
-    CmEventType.USER: 18,
-    CmEventType.INTERNAL: 19,
+# The enumerations of C that these stand for; the others are macros, or have no name there.
+IN_C: dict[type[enum.IntEnum] | type[enum.IntFlag], str] = {
+    CmEventType: "rdma_cm_event_type",
+    PortSpace: "rdma_port_space",
+    JoinFlags: "rdma_cm_mc_join_flags",
+    TransportType: "ibv_transport_type",
+    AccessFlags: "ibv_access_flags",
+    QpType: "ibv_qp_type",
+    QpState: "ibv_qp_state",
+    SrqType: "ibv_srq_type",
+    PortState: "ibv_port_state",
+    AsyncEventType: "ibv_event_type",
+    SendFlags: "ibv_send_flags",
+    WcStatus: "ibv_wc_status",
+    WcOpcode: "ibv_wc_opcode",
+    WcFlags: "ibv_wc_flags",
+}
+# What they leave out of it, and why.
+LEFT_OUT = {
+    "the end of the list": {"RDMA_MC_JOIN_FLAG_RESERVED", "IBV_QPS_UNKNOWN"},
+    "devices of other kinds, which librdmacm does not drive": {
+        "IBV_TRANSPORT_UNKNOWN",
+        "IBV_TRANSPORT_USNIC",
+        "IBV_TRANSPORT_USNIC_UDP",
+        "IBV_TRANSPORT_UNSPECIFIED",
+        "IBV_QPT_DRIVER",
+        "IBV_WC_DRIVER1",
+        "IBV_WC_DRIVER2",
+        "IBV_WC_DRIVER3",
+    },
+    "tag matching": {
+        "IBV_SRQT_TM",
+        "IBV_WC_TM_ADD",
+        "IBV_WC_TM_DEL",
+        "IBV_WC_TM_SYNC",
+        "IBV_WC_TM_RECV",
+        "IBV_WC_TM_NO_TAG",
+        "IBV_WC_TM_SYNC_REQ",
+        "IBV_WC_TM_MATCH",
+        "IBV_WC_TM_DATA_VALID",
+    },
+    "raw packets": {"IBV_SEND_IP_CSUM", "IBV_WC_IP_CSUM_OK", "IBV_WC_TSO"},
+    "newer than the bindings": {
+        "IBV_ACCESS_FLUSH_GLOBAL",
+        "IBV_ACCESS_FLUSH_PERSISTENT",
+        "IBV_EVENT_DEVICE_SPEED_CHANGE",
+        "IBV_WC_ATOMIC_WRITE",
+        "IBV_WC_FLUSH",
+    },
+}
+
+# Of rdma-core 60 and later: the kernel's numbers, which no header of rdma-core 44 has.
+NEWER = {
+    "RDMA_CM_EVENT_ADDRINFO_RESOLVED": 16,
+    "RDMA_CM_EVENT_ADDRINFO_ERROR": 17,
+    "RDMA_CM_EVENT_USER": 18,
+    "RDMA_CM_EVENT_INTERNAL": 19,
+    "RAI_SA": 0x10,
+    "RAI_DNS": 0x20,
+}
+# What the bindings fill into structs themselves, or compare with.
+NO_MEMBERS = {
+    "RDMA_OPTION_ID",
+    "RDMA_OPTION_IB",
+    "RDMA_MAX_RESP_RES",
+    "RDMA_MAX_INIT_DEPTH",
+    "RDMA_IB_IP_PS_MASK",
+    "RDMA_IB_IP_PORT_MASK",
+    "RDMA_IB_IP_PS_TCP",
+    "RDMA_IB_IP_PS_UDP",
+    "RDMA_IB_PS_IB",
+    "RDMA_UDP_QKEY",
+    "RDMA_CM_JOIN_MC_ATTR_ADDRESS",
+    "RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS",
+    "RDMA_CM_JOIN_MC_ATTR_RESERVED",
+    "RDMA_MC_JOIN_FLAG_RESERVED",
+    "IBV_QP_INIT_ATTR_PD",
+    "IBV_QP_INIT_ATTR_XRCD",
+    "IBV_QP_INIT_ATTR_CREATE_FLAGS",
+    "IBV_QP_CREATE_BLOCK_SELF_MCAST_LB",
+    "IBV_SRQ_INIT_ATTR_TYPE",
+    "IBV_SRQ_INIT_ATTR_PD",
+    "IBV_SRQ_INIT_ATTR_XRCD",
+    "IBV_SRQ_INIT_ATTR_CQ",
+    "IBV_SRQ_LIMIT",
+    "IBV_QP_STATE",
+    "IBV_WR_RDMA_WRITE",
+    "IBV_WR_RDMA_WRITE_WITH_IMM",
+    "IBV_WR_SEND",
+    "IBV_WR_SEND_WITH_IMM",
+    "IBV_WR_RDMA_READ",
+    "IBV_WR_ATOMIC_CMP_AND_SWP",
+    "IBV_WR_ATOMIC_FETCH_AND_ADD",
 }
 PROGRAM = """
 #include <stdio.h>
@@ -57,12 +159,18 @@ int main(void) {{ {statements} return 0; }}
 """
 
 
-def enumerators(name: str, directory: Path) -> list[str]:
-    """The names that the preprocessed headers list in `enum name`."""
+def preprocessed(directory: Path) -> str:
+    """The headers as the compiler sees them, and the macros that they define."""
     source = directory / "headers.c"
     source.write_text("#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n")
-    command = ["cc", "-E", "-P", str(source)]
-    text = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    command = ["cc", "-E", "-P", "-dD", str(source)]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout
+
+
+def enumerators(name: str, directory: Path) -> list[str]:
+    """The names that the headers list in `enum name`."""
+    lines = preprocessed(directory).splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#"))
     body = re.search(rf"enum {name}\s*{{(.*?)}}", text, re.DOTALL)
     assert body, f"the headers have no enum {name}"
     return [part.split("=")[0].strip() for part in body[1].split(",") if part.strip()]
@@ -78,35 +186,52 @@ def values_in_c(names: list[str], directory: Path) -> dict[str, int]:
     return dict(zip(names, map(int, output.split()), strict=True))
 
 
-def test_every_member_has_the_value_of_the_header(tmp_path: Path) -> None:
-    members = {
+def all_members() -> dict[str, int]:
+    """Every member, by its name in C."""
+    return {
         f"{prefix}{member.name}": int(member)
         for kind, prefix in PREFIXES.items()
         for member in kind
-        if member not in NEWER_EVENTS or kind is not CmEventType
     }
-    assert values_in_c(list(members), tmp_path) == members
 
 
-def test_events_newer_than_the_header_have_the_kernels_numbers() -> None:
-    assert {event: int(event) for event in NEWER_EVENTS} == NEWER_EVENTS
+def test_every_member_has_the_value_of_the_header(tmp_path: Path) -> None:
+    in_header = {name: value for name, value in all_members().items() if name not in NEWER}
+    assert len(in_header) > 100
+    assert values_in_c(list(in_header), tmp_path) == in_header
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("rdma_cm_event_type", CmEventType),
-        ("ibv_wc_status", WcStatus),
-        ("rdma_port_space", PortSpace),
-    ],
-)
+def test_what_is_newer_than_the_header_has_the_kernels_numbers() -> None:
+    assert {name: all_members()[name] for name in NEWER} == NEWER
+
+
+def test_every_enumeration_is_compared() -> None:
+    here = vars(enums).values()
+    found = {kind for kind in here if isinstance(kind, enum.EnumType) and len(kind)}
+    assert found == PREFIXES.keys()
+    assert PREFIXES.keys() - IN_C.keys() == {IdOption, IbOption, AddrInfoFlags}
+
+
+@pytest.mark.parametrize(("kind", "name"), IN_C.items())
 def test_every_enumerator_of_the_header_is_a_member(
-    name: str, kind: type[enum.IntEnum], tmp_path: Path
+    kind: type[enum.IntEnum] | type[enum.IntFlag], name: str, tmp_path: Path
 ) -> None:
     found = enumerators(name, tmp_path)
     known = {f"{PREFIXES[kind]}{member}" for member in kind.__members__}
-    assert len(found) >= 4
-    assert set(found) - known == set()
+    assert len(found) >= 3
+    assert set(found) - known - set[str]().union(*LEFT_OUT.values()) == set()
+    assert known - set(found) - NEWER.keys() == set()
+
+
+@pytest.mark.parametrize("kind", [IdOption, IbOption, AddrInfoFlags])
+def test_every_option_and_macro_of_the_header_is_a_member(
+    kind: type[enum.IntEnum] | type[enum.IntFlag], tmp_path: Path
+) -> None:
+    found = set(re.findall(rf"\b{PREFIXES[kind]}\w+", preprocessed(tmp_path)))
+    assert found
+    known = {f"{PREFIXES[kind]}{member}" for member in kind.__members__}
+    assert found - known == set()
+    assert known - found - NEWER.keys() == set()
 
 
 def test_the_header_is_read_and_not_guessed(tmp_path: Path) -> None:
@@ -121,9 +246,9 @@ def test_no_two_names_share_a_value(kind: type[enum.IntEnum]) -> None:
 
 def test_every_constant_of_the_compiled_module_is_a_member() -> None:
     constants = {name for name in dir(lib) if not callable(getattr(lib, name))}
-    members = {f"{prefix}{name}" for kind, prefix in PREFIXES.items() for name in kind.__members__}
-    members |= {f"AIORDMA_CM_EVENT_{event.name}" for event in NEWER_EVENTS}
-    assert constants - members == {"RDMA_OPTION_ID", "IBV_EVENT_COMM_EST"}
+    newer = {re.sub("^RDMA_|^(?=RAI_)", "AIORDMA_", name) for name in NEWER}
+    assert newer <= constants
+    assert constants - all_members().keys() - newer == NO_MEMBERS
 
 
 @pytest.mark.parametrize("kind", OPEN)
@@ -169,7 +294,7 @@ def test_members_known_or_not_can_be_copied_and_pickled(
         assert twin.name == member.name
 
 
-@pytest.mark.parametrize("kind", [PortSpace, IdOption, QpType])
+@pytest.mark.parametrize("kind", [PortSpace, IdOption, IbOption, JoinFlags])
 def test_what_this_side_chooses_must_be_known(kind: type[enum.IntEnum]) -> None:
     with pytest.raises(ValueError, match="not a valid"):
         kind(1000)

@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable
 
 import pytest
+from parsing import parse
 
 import aiordma
 from aiordma import errors
@@ -159,6 +160,12 @@ HINTED = [
     ("rdma_listen", errno.EADDRINUSE, "port is taken"),
     ("rdma_bind_addr", errno.ENODEV, "aiordma devices"),
     ("rdma_resolve_addr", errno.ENODEV, "aiordma devices"),
+    ("rdma_getaddrinfo", errno.ENODEV, "aiordma lab"),
+    ("rdma_resolve_addrinfo", errno.ENOSYS, "does not have it: rdma-core 60 or later"),
+    ("rdma_query_addrinfo", errno.ENOSYS, "does not have it: rdma-core 60 or later"),
+    ("rdma_write_cm_event", errno.ENOSYS, "does not have it: rdma-core 60 or later"),
+    ("rdma_resolve_addrinfo", errno.EINVAL, "older than Linux 6.18"),
+    ("rdma_write_cm_event", errno.EINVAL, "older than Linux 6.18"),
 ]
 
 
@@ -175,12 +182,14 @@ def test_where_there_is_no_advice_there_are_no_brackets() -> None:
 
 def test_every_advice_is_for_a_function_that_exists() -> None:
     functions = {function for function, _ in errors._HINTS}
-    assert {name for name in functions if not callable(getattr(lib, name, None))} == set()
+    newer = {name for name in functions if hasattr(lib, f"aio{name}")}
+    assert newer == {"rdma_resolve_addrinfo", "rdma_query_addrinfo", "rdma_write_cm_event"}
+    assert {name for name in functions - newer if not callable(getattr(lib, name, None))} == set()
 
 
 def test_no_table_has_a_key_twice() -> None:
     with open(errors.__file__, encoding="utf-8") as file:
-        tree = ast.parse(file.read())
+        tree = parse(file.read())
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             keys = [ast.dump(key) for key in node.keys if key is not None]

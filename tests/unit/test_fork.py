@@ -127,8 +127,18 @@ class Id:
     def __init__(self):
         self.calls = []
 
+    def own_objects(self):
+        return Own(self.calls)
+
     def destroy(self):
         self.calls.append("destroy")
+
+class Own:
+    def __init__(self, calls):
+        self.calls = calls
+
+    def destroy(self):
+        self.calls.append("destroy own")
 
 loop = asyncio.new_event_loop()
 raw, calls = Id(), []
@@ -151,6 +161,6 @@ use()
 in_child(check)
 assert (raw.calls, calls) == ([], [])
 loop.run_until_complete(destroy())
-assert (raw.calls, calls) == (["destroy"], ["destroyed", "released"])
+assert (raw.calls, calls) == (["destroy", "destroy own"], ["destroyed", "released"])
 loop.close()
 """)

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from parsing import parse
 
 from aiordma._native import _lib, ffi, lib
 
@@ -21,20 +22,27 @@ NEWEST = {"RDMACM": (1, 3), "IBVERBS": (1, 14)}
 STABLE_PRIVATE = {"_Py_Dealloc", "_Py_NoneStruct", "_Py_TrueStruct", "_Py_FalseStruct"}
 
 
-def stub_class(name: str) -> ast.ClassDef:
-    for node in ast.parse(STUB.read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node
-    raise AssertionError(f"{STUB.name} has no class {name}")
+def stub_classes() -> dict[str, ast.ClassDef]:
+    body = parse(STUB.read_text()).body
+    return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+
+
+def stub_fields(name: str) -> dict[str, str]:
+    """The fields of a class and of those it comes from, with how each is typed."""
+    node = stub_classes()[name]
+    fields: dict[str, str] = {}
+    for base in node.bases:
+        fields |= stub_fields(ast.unparse(base))
+    annotated = [entry for entry in node.body if isinstance(entry, ast.AnnAssign)]
+    return fields | {ast.unparse(e.target): ast.unparse(e.annotation) for e in annotated}
 
 
 def stub_constants() -> set[str]:
-    body = stub_class("Lib").body
-    return {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+    return set(stub_fields("Lib"))
 
 
 def stub_functions() -> dict[str, ast.FunctionDef]:
-    body = stub_class("Lib").body
+    body = stub_classes()["Lib"].body
     return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
 
 
@@ -92,39 +100,88 @@ def test_every_function_of_cdef_is_compiled() -> None:
 
 
 STRUCTS = {
+    "AddrInfoPtr": "struct rdma_addrinfo",
+    "AddrUnion": "struct rdma_addr.addr",
+    "AsyncEventCopy": "struct aiordma_async_event",
+    "CmEventCopy": "struct aiordma_cm_event",
+    "CmEventPtr": "struct rdma_cm_event",
+    "CmIdPtr": "struct rdma_cm_id",
+    "CmRoute": "struct rdma_route",
+    "ConnParam": "struct rdma_conn_param",
     "EventChannelPtr": "struct rdma_event_channel",
-    "IbvDevice": "struct ibv_device",
-    "IbvContext": "struct ibv_context",
-    "IbvDeviceAttr": "struct ibv_device_attr",
-    "IbvMr": "struct ibv_mr",
+    "Gid": "union ibv_gid",
+    "GlobalRoute": "struct ibv_global_route",
+    "IbAddr": "struct rdma_ib_addr",
+    "IbvAhAttr": "struct ibv_ah_attr",
     "IbvCompChannel": "struct ibv_comp_channel",
+    "IbvContext": "struct ibv_context",
     "IbvCq": "struct ibv_cq",
+    "IbvDevice": "struct ibv_device",
+    "IbvDeviceAttr": "struct ibv_device_attr",
+    "IbvEce": "struct ibv_ece",
+    "IbvMr": "struct ibv_mr",
+    "IbvPortAttr": "struct ibv_port_attr",
     "IbvQp": "struct ibv_qp",
+    "IbvQpAttr": "struct ibv_qp_attr",
     "IbvQpCap": "struct ibv_qp_cap",
     "IbvQpInitAttr": "struct ibv_qp_init_attr",
+    "IbvQpInitAttrEx": "struct ibv_qp_init_attr_ex",
+    "IbvSge": "struct ibv_sge",
+    "IbvSrqAttr": "struct ibv_srq_attr",
+    "IbvSrqInitAttr": "struct ibv_srq_init_attr",
+    "IbvSrqInitAttrEx": "struct ibv_srq_init_attr_ex",
     "IbvWc": "struct ibv_wc",
-    "CmIdPtr": "struct rdma_cm_id",
-    "ConnParam": "struct rdma_conn_param",
-    "CmEventCopy": "struct aiordma_cm_event",
+    "JoinAttr": "struct rdma_cm_join_mc_attr_ex",
+    "RouteAddr": "struct rdma_addr",
+    "SaPathRec": "struct ibv_sa_path_rec",
+}
+# What C code alone reads: an event as it was before it is copied, and the socket addresses, for
+# which librdmacm has functions.
+UNTYPED = {
+    "CmEventPtr": {"listen_id", "event", "status", "param"},
+    "RouteAddr": {
+        f"{side}_{form}" for side in ("src", "dst") for form in ("addr", "sin", "sin6", "storage")
+    },
 }
 
 
-@pytest.mark.parametrize(("name", "cdecl"), STRUCTS.items())
-def test_the_stub_names_the_fields_of_each_struct(name: str, cdecl: str) -> None:
-    typed = {node.target.id for node in stub_class(name).body if isinstance(node, ast.AnnAssign)}
-    compiled = ffi.typeof(cdecl).fields
-    assert compiled is not None
-    assert typed == {field for field, _ in compiled}
+def c_type(cdecl: str) -> ffi.CType:
+    """The type of a struct, or of a struct's field."""
+    struct, _, field = cdecl.partition(".")
+    kind = ffi.typeof(struct)
+    return dict(kind.fields)[field].type if field else kind
+
+
+def fields_in_c(name: str) -> dict[str, ffi.CType]:
+    found = c_type(STRUCTS[name]).fields
+    assert found
+    return {field: entry.type for field, entry in found}
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_the_stub_names_the_fields_of_each_struct(name: str) -> None:
+    assert stub_fields(name).keys() | UNTYPED.get(name, set()) == fields_in_c(name).keys()
+    assert stub_fields(name).keys().isdisjoint(UNTYPED.get(name, set()))
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_the_stub_types_the_fields_of_each_struct(name: str) -> None:
+    in_c = fields_in_c(name)
+    for field, annotation in stub_fields(name).items():
+        typed = re.sub(r"Final\[(.*)\]", r"\1", annotation)
+        kind = in_c[field].item if in_c[field].kind == "pointer" else in_c[field]
+        if in_c[field].kind == "primitive":
+            assert typed == "int", field
+        elif typed in STRUCTS:
+            assert kind is c_type(STRUCTS[typed]), field
+        else:
+            assert kind.kind in ("primitive", "array", "void", "struct"), field
+            assert typed != "int", field
 
 
 def test_no_typed_struct_was_forgotten_here() -> None:
-    classes = [node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.ClassDef)]
-    structs = {
-        node.name
-        for node in classes
-        if node.name not in ("Lib", "Ffi") and any(isinstance(e, ast.AnnAssign) for e in node.body)
-    }
-    assert structs == STRUCTS.keys()
+    structs = {name for name in stub_classes() if stub_fields(name)}
+    assert structs - {"Lib", "Ffi", "NullPtr"} == STRUCTS.keys()
 
 
 def test_the_extension_is_for_the_stable_abi() -> None:

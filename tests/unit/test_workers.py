@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aiordma.loop import SerialJobs, parking, post, run_in_worker, running_loop, workers
+from aiordma.loop import (
+    SerialJobs,
+    make_in_worker,
+    parking,
+    post,
+    run_in_worker,
+    running_loop,
+    workers,
+)
 from aiordma.loop.workers import WorkerPool
 
 PATIENCE = 10.0
@@ -396,6 +404,152 @@ async def test_a_call_that_no_thread_can_be_had_for_is_made_all_the_same(
         made_in = await run_in_worker(running_loop(), threading.current_thread, pool.submit)
         assert made_in is threading.current_thread()
     assert await run_in_worker(running_loop(), lambda: 42, pool.submit) == 42
+
+
+# --- make_in_worker ---
+
+
+class Workshop:
+    """Makes one thing, as slowly as it is told, and takes back what nobody wants."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self.gate = gate
+        self.begun = threading.Event()
+        self.finished = threading.Event()
+        self.made: list[object] = []
+        self.discarded: list[object] = []
+        self.discarded_in: list[str] = []
+
+    def make(self) -> object:
+        self.begun.set()
+        assert self.gate.wait(PATIENCE)
+        self.made.append(object())
+        return self.made[-1]
+
+    def discard(self, thing: object) -> None:
+        self.discarded_in.append(threading.current_thread().name)
+        self.discarded.append(thing)
+
+    def submit(self, job: Callable[[], None]) -> None:
+        def run() -> None:
+            job()
+            self.finished.set()
+
+        workers.submit(run)
+
+
+@pytest.mark.asyncio
+async def test_what_is_made_is_handed_over(gate: threading.Event) -> None:
+    shop = Workshop(gate)
+    gate.set()
+    thing = await make_in_worker(running_loop(), shop.make, shop.discard, shop.submit)
+    assert shop.made == [thing]
+    assert shop.finished.wait(PATIENCE)
+    assert shop.discarded == []
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_made_for_one_who_cancelled_before(gate: threading.Event) -> None:
+    shop, jobs = Workshop(gate), list[Callable[[], None]]()
+    gate.set()
+    task = asyncio.create_task(make_in_worker(running_loop(), shop.make, shop.discard, jobs.append))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (job,) = jobs
+    job()
+    assert (shop.made, shop.discarded) == ([], [])
+
+
+@pytest.mark.asyncio
+async def test_what_is_made_after_cancelling_is_discarded_where_it_was_made(
+    gate: threading.Event,
+) -> None:
+    shop = Workshop(gate)
+    task = asyncio.create_task(make_in_worker(running_loop(), shop.make, shop.discard, shop.submit))
+    await wait_for_event(shop.begun)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert shop.discarded == []
+    gate.set()
+    assert shop.finished.wait(PATIENCE)
+    assert len(shop.made) == 1
+    assert shop.discarded == shop.made
+    assert shop.discarded_in == ["aiordma-worker"]
+
+
+@pytest.mark.asyncio
+async def test_what_was_made_before_cancelling_is_discarded_too(gate: threading.Event) -> None:
+    shop = Workshop(gate)
+    task = asyncio.create_task(make_in_worker(running_loop(), shop.make, shop.discard, shop.submit))
+    await wait_for_event(shop.begun)
+    gate.set()
+    assert shop.finished.wait(PATIENCE)  # the loop stands still, so the task knows nothing of it
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    wait_until(lambda: bool(shop.discarded))
+    await asyncio.sleep(0.02)
+    assert shop.discarded == shop.made
+    assert shop.discarded_in == ["aiordma-worker"]
+
+
+@pytest.mark.asyncio
+async def test_whenever_one_cancels_what_is_made_is_discarded_once() -> None:
+    for _ in range(200):
+        made, discarded, done = list[int](), list[int](), threading.Event()
+
+        def make(made: list[int] = made) -> int:
+            made.append(1)
+            return 1
+
+        def submit(job: Callable[[], None], done: threading.Event = done) -> None:
+            workers.submit(lambda: (job(), done.set()))
+
+        task = asyncio.create_task(make_in_worker(running_loop(), make, discarded.append, submit))
+        await asyncio.sleep(0)
+        task.cancel()
+        (result,) = await asyncio.gather(task, return_exceptions=True)
+        assert done.wait(PATIENCE)
+        if isinstance(result, asyncio.CancelledError):
+            wait_until(lambda made=made, discarded=discarded: len(discarded) == len(made))
+        else:
+            assert (result, made, discarded) == (1, [1], [])
+
+
+@pytest.mark.asyncio
+async def test_an_error_of_the_maker_passes(gate: threading.Event) -> None:
+    shop = Workshop(gate)
+
+    def fail() -> object:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await make_in_worker(running_loop(), fail, shop.discard, shop.submit)
+    assert shop.finished.wait(PATIENCE)
+    assert shop.discarded == []
+
+
+@pytest.mark.asyncio
+async def test_an_error_of_the_maker_after_cancelling_discards_nothing(
+    gate: threading.Event,
+) -> None:
+    shop = Workshop(gate)
+
+    def fail() -> object:
+        shop.make()
+        raise ValueError("no")
+
+    task = asyncio.create_task(make_in_worker(running_loop(), fail, shop.discard, shop.submit))
+    await wait_for_event(shop.begun)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.set()
+    assert shop.finished.wait(PATIENCE)
+    assert shop.discarded == []
 
 
 # --- SerialJobs ---

@@ -1,0 +1,68 @@
+"""Berth: where a queue pair lives on its loop's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiordma.cm import AsyncCmId
+from aiordma.datapath.receive_ring import ReceiveRing
+from aiordma.datapath.send_queue import NUMBER_MASK, SendQueue
+from aiordma.dispatch import KEY_SHIFT, CompletionSink, LoopDevice, SharedQueue
+from aiordma.loop import post
+from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps, QueuePairInit
+
+# In the lower half of a wr_id: set for receives, whose slot is in the other bits.
+RECEIVE = NUMBER_MASK + 1
+
+
+class Berth:
+    """A key for the work requests of an id's queue pair, and room for them in a shared queue.
+
+    Their owner is held by the device's table from the beginning until release(), so that no memory
+    under the device depends on what users keep.
+    """
+
+    def __init__(self, cm: AsyncCmId, owner: CompletionSink, caps: QueuePairCaps) -> None:
+        self.shared = LoopDevice.of(cm.loop, cm.device())
+        self._queue: SharedQueue | None = None
+        self._cm = cm
+        self._caps = caps
+        self._entries = caps.max_send_wr + caps.max_recv_wr
+        self._key = self.shared.attach(owner)
+
+    def make_qp(self, ring: ReceiveRing, sends: SendQueue) -> QueuePair:
+        """Make the queue pair and post all receives. Blocks: in a worker thread.
+
+        The completions of `sends` have their numbers, those of the ring their slots and RECEIVE.
+
+        Raises:
+            VerbsError: the device or the locked-memory limit does not allow it.
+        """
+        shared = self.shared
+        self._queue = queue = shared.reserve(self._entries)
+        ring.allocate(shared.pd)
+        self._cm.handle.on_destroyed(ring.close)
+        qp = self._cm.make_qp(QueuePairInit(self._caps, queue.cq, queue.cq), shared.pd)
+        base = self._key << KEY_SHIFT
+        sends.open(qp, shared.pool, base)
+        ring.post_all(qp, base | RECEIVE)
+        # From now on: data can come before a peer's confirmation, and in place of a lost one.
+        post(self._cm.loop, shared.start_reading)
+        return qp
+
+    def watch(self, qp: QueuePair, tell: Callable[[AsyncEvent], None]) -> None:
+        """Have the loop call `tell` with the device's events of the queue pair, until release()."""
+        if self._queue is not None:
+            self.shared.queue_pairs.add(self._key, qp, self._queue.cq, tell)
+
+    def drain(self, then: Callable[[], None]) -> None:
+        """Take all completions that there are, then call `then`: see LoopDevice.drain."""
+        if self._queue is not None:
+            self.shared.drain(self._queue, then)
+
+    def release(self) -> None:
+        """The queue pair is destroyed: let go of what is shared."""
+        self.shared.detach(self._key)
+        if self._queue is not None:
+            self.shared.unreserve(self._queue, self._entries)
+        self.shared.release()

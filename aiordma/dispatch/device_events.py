@@ -1,0 +1,148 @@
+"""What a device tells, beside completions: its async events to who asked, in whichever loop.
+
+The fd of these events is one for the whole process. Each loop that asked watches it; the first to
+read an event tells all. That a device is gone need not be among them: drivers without
+"disassociation" say nothing there, and `device_contexts` finds out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from aiordma.enums import AsyncEventType
+from aiordma.errors import VerbsError
+from aiordma.loop import Loop, post
+from aiordma.rdmacm import device_contexts
+from aiordma.verbs import AsyncEvent, Device
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceSubscription:
+    """From start() to stop(), the loop calls `handler` with each event of `device`.
+
+    Of its removal, however that is found, the handler is told once, by a DEVICE_FATAL, and of
+    nothing afterwards. The device's context stays open until stop(), so that is to come soon then.
+    """
+
+    def __init__(self, loop: Loop, device: Device, handler: Callable[[AsyncEvent], None]) -> None:
+        self.loop = loop
+        self.device = device
+        self._handler = handler
+        self._active = False
+
+    def start(self) -> None:
+        """On the loop's thread.
+
+        Raises:
+            VerbsError: the device is closed already.
+        """
+        self.device.watch_async_events()
+        self.device.hold()
+        self._active = True
+        with _lock:
+            reader = _readers.get((self.device, self.loop))
+            if reader is None:
+                reader = _readers[self.device, self.loop] = _Reader(self.device, self.loop)
+            reader.subscriptions.append(self)
+        reader.watch()
+        if device_contexts.is_gone(self.device):  # it went meanwhile, and that was told already
+            post(self.loop, reader.tell_removal)
+
+    def stop(self) -> None:
+        """Hear no more. On the loop's thread, or on any once the loop is closed. Idempotent."""
+        if not self._active:
+            return
+        self._active = False
+        with _lock:
+            reader = _readers[self.device, self.loop]
+            reader.subscriptions.remove(self)
+            if not reader.subscriptions:
+                del _readers[self.device, self.loop]
+        if not reader.subscriptions:
+            reader.unwatch()
+        self.device.let_go()  # from here on the fd may be closed
+
+    def handle(self, event: AsyncEvent) -> None:
+        """For the reader."""
+        if not self._active:
+            return
+        try:
+            self._handler(event)
+        except Exception:  # others must hear of it too
+            logger.exception("could not handle %s of %s", event.type.name, event.device)
+
+
+class _Reader:
+    """One loop's watch over one device."""
+
+    def __init__(self, device: Device, loop: Loop) -> None:
+        self.subscriptions: list[DeviceSubscription] = []
+        self._device = device
+        self._loop = loop
+        self._watching = False
+        self._removed = False
+
+    def watch(self) -> None:
+        if not self._watching and not self._removed:
+            self._watching = True
+            self._loop.add_reader(self._device.async_fd, self._on_readable)
+
+    def unwatch(self) -> None:
+        if self._watching:
+            self._watching = False
+            with suppress(RuntimeError):  # a closed loop watches nothing any more
+                self._loop.remove_reader(self._device.async_fd)
+
+    def tell(self, event: AsyncEvent) -> None:
+        if event.type is AsyncEventType.DEVICE_FATAL:
+            self.tell_removal()
+            return
+        for subscription in list(self.subscriptions):
+            subscription.handle(event)
+
+    def tell_removal(self) -> None:
+        self.unwatch()  # the fd may stay readable for ever
+        if self._removed:
+            return
+        self._removed = True
+        event = AsyncEvent(self._device.name, AsyncEventType.DEVICE_FATAL)
+        for subscription in list(self.subscriptions):
+            subscription.handle(event)
+
+    def _on_readable(self) -> None:
+        try:
+            events = self._device.get_async_events()
+        except VerbsError as error:
+            logger.debug("%s: %s", self._device.name, error)
+            events = [AsyncEvent(self._device.name, AsyncEventType.DEVICE_FATAL)]
+            device_contexts.check_soon()
+        for event in events:
+            logger.debug("%s", event)
+            _tell_others(self._device, event, self)
+            self.tell(event)
+
+
+def _tell_others(device: Device, event: AsyncEvent, but: _Reader | None) -> None:
+    """Have the readers of all other loops tell of the event."""
+    with _lock:
+        others = [
+            (loop, reader)
+            for (of, loop), reader in _readers.items()
+            if of == device and reader is not but
+        ]
+    for loop, reader in others:
+        post(loop, lambda reader=reader: reader.tell(event))  # type: ignore[misc]
+
+
+def _device_removed(device: Device) -> None:
+    """In the thread that looks for devices."""
+    _tell_others(device, AsyncEvent(device.name, AsyncEventType.DEVICE_FATAL), None)
+
+
+_lock = threading.Lock()
+_readers: dict[tuple[Device, Loop], _Reader] = {}
+device_contexts.on_removed = _device_removed

@@ -1,0 +1,123 @@
+"""DeviceThread: the one thread that looks for devices, and hears when they come and go."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# <linux/netlink.h> and <linux/kobject.h>: what the kernel tells udev, and anybody who listens.
+NETLINK_KOBJECT_UEVENT = 15
+KERNEL_EVENTS = 1
+SUBSYSTEM = b"SUBSYSTEM=infiniband_verbs"
+UEVENT_SIZE = 8192
+
+
+class DeviceThread:
+    """Runs calls one after the other, and `on_change` whenever an RDMA device came or went.
+
+    One thread for all looking, because librdmacm before rdma-core 52 sorts its devices by the
+    difference of their addresses as an int: it finds them again only if they were allocated near
+    each other, and so by one thread. Otherwise a device that goes can take another one with it.
+    """
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        self._wake_fd = -1
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, in this process."""
+        return self._thread is not None and self._pid == os.getpid()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Have the thread call `function`, and wait for what it returns or raises.
+
+        Where there can be no thread, the caller's own does it: in a forked child, for one.
+        """
+        if threading.current_thread() is self._thread or not self._start():
+            return function()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.submit(run)
+        return future.result()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Have the thread, if it runs, call `job` soon. Callable from any thread."""
+        if self.running:
+            self._jobs.append(job)
+            with suppress(BlockingIOError):  # so it is awake already
+                os.eventfd_write(self._wake_fd, 1)
+
+    def _start(self) -> bool:
+        with self._lock:
+            if self._thread is not None or sys.is_finalizing():
+                return self.running
+            self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            thread = threading.Thread(target=self._run, name="aiordma-devices", daemon=True)
+            self._pid, self._thread = os.getpid(), thread
+            try:
+                thread.start()
+            except RuntimeError:
+                self._thread = None
+                os.close(self._wake_fd)
+                return False
+            return True
+
+    def _run(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake_fd, select.POLLIN)
+        uevents = open_uevents()
+        if uevents is not None:
+            poller.register(uevents.fileno(), select.POLLIN)
+        while True:
+            poller.poll()
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+            if uevents is not None and has_changes(uevents):
+                self._on_change()
+            while self._jobs:
+                self._jobs.popleft()()
+
+
+def open_uevents() -> socket.socket | None:
+    """A socket on which the kernel tells of devices; None where a sandbox does not allow it."""
+    try:
+        opened = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, NETLINK_KOBJECT_UEVENT
+        )
+        opened.bind((0, KERNEL_EVENTS))
+    except OSError:
+        return None
+    return opened
+
+
+def has_changes(uevents: socket.socket) -> bool:
+    """Read all there is: whether any of it, or what was lost, may be about RDMA devices."""
+    found = False
+    while True:
+        try:
+            found |= SUBSYSTEM in uevents.recv(UEVENT_SIZE)
+        except BlockingIOError:
+            return found
+        except OSError:  # ENOBUFS: some were lost
+            return True

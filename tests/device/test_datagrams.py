@@ -1,0 +1,446 @@
+"""Datagrams on a device: peers that ask and answer, what travels, what is refused, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+from array import array
+from collections.abc import AsyncIterator
+
+import pytest
+from helpers import PATIENCE
+
+import aiordma
+from aiordma import (
+    AddressError,
+    BusyError,
+    DatagramEndpoint,
+    DatagramOptions,
+    DatagramPeer,
+    LocalClosed,
+    RdmaError,
+    Rejected,
+    VerbsError,
+)
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
+
+DEFAULT = DatagramOptions()
+UDP_QKEY = 0x01234567
+
+
+@contextlib.asynccontextmanager
+async def two(
+    address: DeviceAddress, near: DatagramOptions = DEFAULT, far: DatagramOptions = DEFAULT
+) -> AsyncIterator[tuple[DatagramEndpoint, DatagramEndpoint, DatagramPeer]]:
+    """An endpoint, another one that serves, and the other as a peer."""
+    async with (
+        aiordma.open_datagram((address.host, 0), options=near) as one,
+        aiordma.open_datagram((address.host, 0), options=far) as other,
+    ):
+        serving = asyncio.create_task(other.serve(b"welcome"))
+        peer = await one.resolve(*other.local_address)
+        try:
+            yield one, other, peer
+        finally:
+            await other.aclose()
+            await serving
+
+
+async def within(seconds: float, endpoint: DatagramEndpoint) -> aiordma.Datagram:
+    async with asyncio.timeout(seconds):
+        return await endpoint.recv_from()
+
+
+# --- peers ---
+
+
+async def test_a_peer_is_resolved_and_answers(any_address: DeviceAddress) -> None:
+    async with two(any_address) as (one, other, peer):
+        assert one.local_address[0] == any_address.host
+        assert one.local_address[1] > 0
+        assert peer.address == other.local_address
+        assert peer.host == any_address.host
+        assert (peer.qp_num, peer.qkey) == (other.qp_num, UDP_QKEY)
+        assert peer.private_data == b"welcome".ljust(136, b"\0")
+        await one.send_to(peer, b"ping", imm=0xFEEDBEEF)
+        asked = await within(PATIENCE, other)
+        assert (asked.data, asked.imm, asked.group) == (b"ping", 0xFEEDBEEF, None)
+        assert asked.peer.qp_num == one.qp_num
+        assert asked.peer.host == any_address.host.partition("%")[0]
+        await other.send_to(asked.peer, b"pong")
+        answered = await within(PATIENCE, one)
+        assert (answered.data, answered.imm) == (b"pong", None)
+        assert answered.peer == peer
+        assert len({answered.peer, peer, asked.peer}) == 2
+
+
+async def test_private_data_of_the_greatest_length(address: DeviceAddress) -> None:
+    async with (
+        aiordma.open_datagram((address.host, 0)) as one,
+        aiordma.open_datagram((address.host, 0)) as other,
+    ):
+        other.listen()
+        resolving = asyncio.create_task(one.resolve(*other.local_address, b"q" * 180))
+        request = await other.get_request()
+        assert request.private_data == b"q" * 180
+        assert request.peer_address[0] == address.host
+        with pytest.raises(ValueError, match="private data of 137 bytes"):
+            await request.accept(bytes(137))
+        with pytest.raises(ValueError, match="private data of 137 bytes"):
+            await request.reject(bytes(137))
+        await request.accept(b"a" * 136)
+        assert (await resolving).private_data == b"a" * 136
+        with pytest.raises(LocalClosed, match="answered already"):
+            await request.accept()
+        with pytest.raises(LocalClosed, match="answered already"):
+            await request.reject()
+        with pytest.raises(ValueError, match="private data of 181 bytes"):
+            await one.resolve(*other.local_address, bytes(181))
+
+
+async def test_a_peer_that_is_refused(address: DeviceAddress) -> None:
+    async with (
+        aiordma.open_datagram((address.host, 0)) as one,
+        aiordma.open_datagram((address.host, 0)) as other,
+    ):
+        other.listen()
+        resolving = asyncio.create_task(one.resolve(*other.local_address))
+        await (await other.get_request()).reject(b"go away")
+        with pytest.raises(Rejected, match="its application refused") as caught:
+            await resolving
+        assert caught.value.status == 2
+        assert caught.value.private_data == b"go away".ljust(136, b"\0")
+
+
+async def test_nobody_serves_there(any_address: DeviceAddress) -> None:
+    async with (
+        aiordma.open_datagram((any_address.host, 0)) as one,
+        aiordma.open_datagram((any_address.host, 0)) as other,
+    ):
+        with pytest.raises(Rejected, match="nobody serves that port") as caught:
+            await one.resolve(*other.local_address)  # which does not listen
+        assert caught.value.status == 1
+
+
+async def test_a_request_that_is_dropped_is_refused(address: DeviceAddress) -> None:
+    async with (
+        aiordma.open_datagram((address.host, 0)) as one,
+        aiordma.open_datagram((address.host, 0)) as other,
+    ):
+        other.listen()
+        resolving = asyncio.create_task(one.resolve(*other.local_address))
+        requests = [await other.get_request()]
+        with pytest.warns(ResourceWarning, match="unclosed"):
+            requests.clear()
+        with pytest.raises(Rejected):
+            await resolving
+
+
+async def test_many_ask_at_once(address: DeviceAddress) -> None:
+    async with two(address) as (_, other, _), contextlib.AsyncExitStack() as stack:
+        opening = [aiordma.open_datagram((address.host, 0)) for _ in range(12)]
+        clients = [await stack.enter_async_context(each) for each in opening]
+        asking = [client.resolve(*other.local_address) for client in clients]
+        peers = await asyncio.gather(*asking)
+        assert set(peers) == {peers[0]}
+        for client in clients:
+            await client.send_to(peers[0], b"%d" % client.qp_num)
+        for _ in clients:
+            datagram = await within(PATIENCE, other)
+            assert datagram.data == b"%d" % datagram.peer.qp_num
+            await other.send_to(datagram.peer, datagram.data)
+        for client in clients:
+            assert (await within(PATIENCE, client)).data == b"%d" % client.qp_num
+
+
+async def test_an_endpoint_can_ask_itself(address: DeviceAddress) -> None:
+    async with aiordma.open_datagram((address.host, 0)) as alone:
+        serving = asyncio.create_task(alone.serve())
+        peer = await alone.resolve(*alone.local_address)
+        await alone.send_to(peer, b"to myself")
+        assert (await within(PATIENCE, alone)).data == b"to myself"
+    await serving
+
+
+async def test_by_name(address: DeviceAddress) -> None:
+    if "AIORDMA_LAB" not in os.environ:
+        pytest.skip("writes /etc/hosts, which is a copy in the lab only")
+    with open("/etc/hosts", "a") as hosts:
+        hosts.write(f"\n{address.host} datagram-{address.device}.example\n")
+    async with aiordma.open_datagram((f"datagram-{address.device}.example", 0)) as endpoint:
+        assert endpoint.local_address[0] == address.host
+        serving = asyncio.create_task(endpoint.serve())
+        port = endpoint.local_address[1]
+        peer = await endpoint.resolve(f"datagram-{address.device}.example", port)
+        assert peer.address == endpoint.local_address
+    await serving
+
+
+async def test_the_families_must_agree(address: DeviceAddress) -> None:
+    async with aiordma.open_datagram((address.host, 0)) as endpoint:
+        other = "::1" if ":" not in address.host else "127.0.0.1"
+        with pytest.raises(aiordma.ConnectError, match="no address of the local address's family"):
+            await endpoint.resolve(other, 1)
+
+
+# --- datagrams ---
+
+
+async def test_every_size_arrives_without_what_stands_before_it(address: DeviceAddress) -> None:
+    async with two(address) as (one, other, peer):
+        limit = one.max_message_size
+        for size in (0, 1, 39, 40, 41, 64, 65, limit - 1, limit):
+            message = bytes(index % 251 for index in range(size))
+            await one.send_to(peer, message)
+            assert (await within(PATIENCE, other)).data == message
+
+
+async def test_what_the_mtu_does_not_carry_is_refused(address: DeviceAddress) -> None:
+    async with two(address, DatagramOptions(max_message_size=100)) as (one, other, peer):
+        assert one.max_message_size == 100
+        limit = other.max_message_size
+        assert limit in (256, 512, 1024, 2048, 4096)
+        for sender, most in ((one, 100), (other, limit)):
+            with pytest.raises(ValueError, match=rf"of {most + 1} bytes; .* {most} .*MTU"):
+                await sender.send_to(peer, bytes(most + 1))
+        await one.send_to(peer, b"still there")
+        assert (await within(PATIENCE, other)).data == b"still there"
+        # However small its own are, an endpoint takes what the MTU carries.
+        serving = asyncio.create_task(one.serve())
+        back = await other.resolve(*one.local_address)
+        await other.send_to(back, bytes(limit))
+        assert (await within(PATIENCE, one)).data == bytes(limit)
+        serving.cancel()
+    with pytest.raises(ValueError, match="the port's MTU carries"):
+        await aiordma.open_datagram(
+            (address.host, 0), options=DatagramOptions(max_message_size=4096)
+        )
+
+
+async def test_everything_that_is_like_bytes_is_sent(address: DeviceAddress) -> None:
+    async with two(address) as (one, other, peer):
+        for data, expected in (
+            (bytearray(b"array"), b"array"),
+            (memoryview(b"0123456789")[::2], b"02468"),
+            (array("I", [1, 2]), array("I", [1, 2]).tobytes()),
+            ([b"in ", bytearray(b"pieces")], b"in pieces"),
+            ((), b""),
+        ):
+            await one.send_to(peer, data)
+            assert (await within(PATIENCE, other)).data == expected
+        for number in (-1, 1 << 32):
+            with pytest.raises(ValueError, match="32 bits"):
+                await one.send_to(peer, b"", imm=number)
+
+
+async def test_senders_wait_when_the_queue_is_full(address: DeviceAddress) -> None:
+    options = DatagramOptions(send_depth=2, max_inline=0)
+    async with two(address, options, DatagramOptions(recv_depth=512)) as (one, other, peer):
+        count = 200
+        await asyncio.gather(*(one.send_to(peer, b"%d" % number) for number in range(count)))
+        got = {int((await within(PATIENCE, other)).data) for _ in range(count)}
+        assert got == set(range(count))
+
+
+async def test_what_finds_no_buffer_is_lost_and_nothing_else(address: DeviceAddress) -> None:
+    async with two(address, far=DatagramOptions(recv_depth=4)) as (one, other, peer):
+        for number in range(20):
+            await one.send_to(peer, b"%d" % number)
+        while len(one._engine._sends):
+            await asyncio.sleep(0.01)
+        first = [(await within(PATIENCE, other)).data for _ in range(4)]
+        assert first == [b"0", b"1", b"2", b"3"]
+        await one.send_to(peer, b"last")
+        while (await within(PATIENCE, other)).data != b"last":
+            pass
+
+
+async def test_iterating_ends_when_the_endpoint_is_closed(address: DeviceAddress) -> None:
+    async def collect(endpoint: DatagramEndpoint) -> list[bytes]:
+        return [datagram.data async for datagram in endpoint]
+
+    async with two(address) as (one, other, peer):
+        collecting = asyncio.create_task(collect(other))
+        await one.send_to(peer, b"a")
+        await one.send_to(peer, b"b")
+        while len(one._engine._sends) or len(other._engine._ring):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        await other.aclose()
+        assert await collecting == [b"a", b"b"]
+
+
+async def test_only_one_task_receives(address: DeviceAddress) -> None:
+    async with two(address) as (one, _, peer):
+        receiving = asyncio.create_task(one.recv_from())
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await one.recv_from()
+        receiving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await receiving
+        assert peer.qp_num
+
+
+async def test_cancelling_loses_no_datagram(address: DeviceAddress) -> None:
+    async with two(address) as (one, other, peer):
+        for number in range(30):
+            receiving = asyncio.create_task(other.recv_from())
+            await asyncio.sleep(0)
+            await one.send_to(peer, b"%d" % number)
+            if number % 3:
+                await asyncio.sleep(0.001 * (number % 5))
+            receiving.cancel()
+            got = await asyncio.gather(receiving, return_exceptions=True)
+            if isinstance(got[0], BaseException):
+                got = [await within(PATIENCE, other)]
+            assert isinstance(got[0], aiordma.Datagram)
+            assert got[0].data == b"%d" % number
+
+
+async def test_a_cancelled_send_sends_nothing(address: DeviceAddress) -> None:
+    options = DatagramOptions(send_depth=1)
+    async with two(address, options) as (one, other, peer):
+        sending = [asyncio.create_task(one.send_to(peer, b"%d" % n)) for n in range(10)]
+        await asyncio.sleep(0)
+        for task in sending[1:]:
+            task.cancel()
+        done = await asyncio.gather(*sending, return_exceptions=True)
+        await one.send_to(peer, b"end")
+        sent = [b"%d" % n for n, result in enumerate(done) if result is None]
+        for expected in [*sent, b"end"]:
+            assert (await within(PATIENCE, other)).data == expected
+
+
+# --- where it opens ---
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "::"])
+async def test_an_address_of_no_device_is_refused_with_advice(
+    address: DeviceAddress, host: str
+) -> None:
+    with pytest.raises(AddressError, match="aiordma devices"):
+        await aiordma.open_datagram((host, 0))
+
+
+async def test_an_address_of_another_machine(address: DeviceAddress) -> None:
+    with pytest.raises(VerbsError, match="rdma_bind_addr"):
+        await aiordma.open_datagram(("192.0.2.1", 0))
+
+
+async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
+    async with aiordma.open_datagram((address.host, 0)) as endpoint:
+        with pytest.raises(VerbsError) as caught:
+            await aiordma.open_datagram(endpoint.local_address)
+        assert caught.value.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+        where = endpoint.local_address
+    async with aiordma.open_datagram(where) as again:
+        assert again.local_address == where
+
+
+@pytest.mark.transport("IWARP")
+async def test_a_device_without_datagrams_says_so(address: DeviceAddress) -> None:
+    with pytest.raises(VerbsError, match="iWARP, for one, has no datagrams") as caught:
+        await aiordma.open_datagram((address.host, 0))
+    assert caught.value.errno == errno.EOPNOTSUPP
+
+
+async def test_queues_deeper_than_the_device_allows(address: DeviceAddress) -> None:
+    with pytest.raises(ValueError, match=f"{address.device} allows a send_depth"):
+        await aiordma.open_datagram(
+            (address.host, 0), options=DatagramOptions(recv_depth=1 << 20, send_depth=1 << 20)
+        )
+
+
+# --- the end ---
+
+
+async def test_closing_wakes_everybody_who_waits(address: DeviceAddress) -> None:
+    async with aiordma.open_datagram((address.host, 0)) as other:
+        other.listen()
+        one = await aiordma.open_datagram((address.host, 0))
+        one.listen()
+        waiting = [
+            asyncio.create_task(one.recv_from()),
+            asyncio.create_task(one.get_request()),
+            asyncio.create_task(one.resolve(*other.local_address)),
+        ]
+        request = await other.get_request()
+        await one.aclose()
+        for result in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(result, LocalClosed), result
+        assert one.closed
+        with pytest.raises(LocalClosed):
+            await one.resolve(*other.local_address)
+        with pytest.raises(LocalClosed):
+            await one.join("239.1.1.1")
+        with pytest.raises(LocalClosed):
+            one.listen()
+        await request.reject()
+        await one.aclose()
+
+
+async def test_what_was_posted_is_sent_before_it_closes(address: DeviceAddress) -> None:
+    async with two(address) as (one, other, peer):
+        for number in range(50):
+            await one.send_to(peer, b"%d" % number)
+        await one.aclose()
+        with pytest.raises(LocalClosed):
+            await one.send_to(peer, b"late")
+        for number in range(50):
+            assert (await within(PATIENCE, other)).data == b"%d" % number
+
+
+async def test_an_endpoint_that_is_dropped_warns_and_is_closed(address: DeviceAddress) -> None:
+    endpoints = [await aiordma.open_datagram((address.host, 0))]
+    endpoints[0].listen()
+    await endpoints[0].join("239.1.1.1")
+    with pytest.warns(ResourceWarning, match="unclosed <DatagramEndpoint at"):
+        endpoints.clear()
+
+
+async def test_a_block_that_is_cancelled_aborts(address: DeviceAddress) -> None:
+    inside = asyncio.Event()
+
+    async def block() -> None:
+        async with aiordma.open_datagram((address.host, 0)) as endpoint:
+            inside.set()
+            await endpoint.recv_from()
+
+    task = asyncio.create_task(block())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_cancelling_at_any_moment_leaves_nothing(address: DeviceAddress) -> None:
+    async def whole() -> None:
+        async with two(address) as (one, other, peer), await one.join("239.7.7.7") as group:
+            await one.send_to(group, b"x" * 500)
+            await one.send_to(peer, b"y")
+            await other.send_to((await other.recv_from()).peer, b"z")
+
+    for moment in itertools.count():
+        task = asyncio.create_task(whole())
+        await asyncio.sleep(0.002 * moment)
+        if task.done():
+            await task
+            break
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, LocalClosed):
+            await task
+
+
+async def test_not_listening(address: DeviceAddress) -> None:
+    async with aiordma.open_datagram((address.host, 0)) as endpoint:
+        with pytest.raises(RdmaError, match=r"call listen\(\) first"):
+            await endpoint.get_request()
+        endpoint.listen()
+        with pytest.raises(RdmaError, match="not possible in state LISTENING"):
+            endpoint.listen()

@@ -1,0 +1,266 @@
+"""Migration: ids go from a loop to threads and back, and to other loops; nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from helpers import PATIENCE
+
+import aiordma
+from aiordma import AsyncCmId, BusyError, Connection, LocalClosed, SyncCmId
+from aiordma.cm import CmState
+from aiordma.enums import AddrInfoFlags
+from aiordma.rdmacm import AddrInfo, DeviceAddress, parse_address
+from aiordma.verbs import QueuePairCaps, QueuePairInit
+
+pytestmark = pytest.mark.asyncio
+
+SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
+
+
+async def sync_listener(address: DeviceAddress) -> SyncCmId:
+    listener = await SyncCmId.create()
+    listener.bind_addr(parse_address(address.host))
+    listener.listen()
+    return listener
+
+
+async def async_listener(address: DeviceAddress) -> AsyncCmId:
+    listener = await AsyncCmId.create()
+    listener.bind_addr(parse_address(address.host))
+    listener.listen()
+    return listener
+
+
+async def resolved(address: DeviceAddress, port: int) -> AsyncCmId:
+    client = await AsyncCmId.create()
+    await client.resolve_addr(parse_address(address.host, port))
+    await client.resolve_route()
+    await client.create_qp(SMALL)
+    return client
+
+
+async def connected_ids(address: DeviceAddress, listener: AsyncCmId) -> tuple[AsyncCmId, AsyncCmId]:
+    client = await resolved(address, listener.local_address[1])
+    connecting = asyncio.create_task(client.connect())
+    server = await listener.get_request()
+    await server.create_qp(SMALL)
+    await server.accept()
+    await connecting
+    return client, server
+
+
+async def test_there_and_back_at_every_step(any_address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await async_listener(any_address) as listener:
+        port = listener.local_address[1]
+        client = await SyncCmId.create()
+        await client.resolve_addr(parse_address(any_address.host, port))
+        moved = await client.migrate()
+        assert moved.state is CmState.ADDR_RESOLVED
+        await moved.resolve_route()
+        client = await moved.migrate(None)
+        await client.create_qp(SMALL)
+        connecting = asyncio.create_task(client.connect())
+        request = await (await listener.get_request()).migrate(None)
+        await request.create_qp(SMALL)
+        await request.accept()
+        await connecting
+        moved = await client.migrate()
+        server = await request.migrate()
+        assert moved.state is server.state is CmState.CONNECTED
+        await asyncio.gather(moved.disconnect(), server.disconnect())
+        await moved.aclose()
+        await server.aclose()
+
+
+async def test_what_was_migrated_is_closed(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE):
+        first = await SyncCmId.create()
+        second = await first.migrate()
+        with pytest.raises(LocalClosed):
+            await first.resolve_addr(parse_address(address.host, 1))
+        await first.aclose()
+        with pytest.raises(LocalClosed):
+            await first.migrate()
+        third = await second.migrate(None)
+        with pytest.raises(LocalClosed):
+            await second.get_request()
+        await second.aclose()
+        third.bind_addr(parse_address(address.host))
+        await third.aclose()
+
+
+async def test_an_id_that_somebody_waits_for_stays(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE):
+        for listener in (await sync_listener(address), await async_listener(address)):
+            waiting = asyncio.create_task(listener.get_request())
+            await asyncio.sleep(0.05)
+            with pytest.raises(BusyError):
+                await listener.migrate(*(() if isinstance(listener, SyncCmId) else (None,)))
+            assert listener.state is CmState.LISTENING
+            await listener.aclose()
+            with pytest.raises(LocalClosed):
+                await waiting
+
+
+async def test_requests_pending_at_a_listener_go_along(address: DeviceAddress) -> None:
+    """Some are read before each migration, some are not."""
+    async with asyncio.timeout(PATIENCE):
+        listener = await async_listener(address)
+        port = listener.local_address[1]
+        clients = [await resolved(address, port) for _ in range(6)]
+        connecting = [asyncio.create_task(client.connect()) for client in clients[:2]]
+        await asyncio.sleep(0.3)  # the loop reads these
+        waiting = await listener.migrate(None)
+        connecting += [asyncio.create_task(client.connect()) for client in clients[2:4]]
+        await asyncio.sleep(0.3)  # nobody reads these
+        listener = await waiting.migrate()
+        connecting += [asyncio.create_task(client.connect()) for client in clients[4:]]
+        for _ in clients:
+            server = await listener.get_request()
+            server.reject(b"later")
+            await server.aclose()
+        answers = await asyncio.gather(*connecting, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [aiordma.Rejected] * 6
+        for cm in (*clients, listener):
+            await cm.aclose()
+
+
+async def test_a_disconnect_pending_goes_along(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await async_listener(address) as listener:
+        client, server = await connected_ids(address, listener)
+        waiting = await client.migrate(None)
+        await server.aclose()
+        await asyncio.sleep(0.2)  # the event waits in the kernel
+        client = await waiting.migrate()
+        while client.state is CmState.CONNECTED:
+            await asyncio.sleep(0.01)
+        assert client.state is CmState.DISCONNECTED
+        await client.aclose()
+
+
+async def test_from_one_loop_to_another_in_another_thread(address: DeviceAddress) -> None:
+    """A listener serves in one thread's loop, then in another's; no request is lost between."""
+    loop = asyncio.get_running_loop()
+    handed: asyncio.Future[SyncCmId] = loop.create_future()
+    answered = 0
+
+    async def serve(waiting: SyncCmId) -> None:
+        nonlocal answered
+        listener = await waiting.migrate()
+        for _ in range(3):
+            server = await listener.get_request()
+            server.reject(b"elsewhere")
+            await server.aclose()
+            answered += 1
+        back = await listener.migrate(None)
+        loop.call_soon_threadsafe(handed.set_result, back)
+
+    async with asyncio.timeout(PATIENCE):
+        listener = await async_listener(address)
+        clients = [await resolved(address, listener.local_address[1]) for _ in range(5)]
+        connecting = [asyncio.create_task(client.connect()) for client in clients[:3]]
+        await asyncio.sleep(0.2)
+        waiting = await listener.migrate(None)
+        thread = threading.Thread(target=lambda: asyncio.run(serve(waiting)))
+        thread.start()
+        back = await handed
+        await asyncio.to_thread(thread.join)
+        assert answered == 3
+        connecting += [asyncio.create_task(client.connect()) for client in clients[3:]]
+        listener = await back.migrate()
+        for _ in range(2):
+            server = await listener.get_request()
+            server.reject()
+            await server.aclose()
+        await asyncio.gather(*connecting, return_exceptions=True)
+        for cm in (*clients, listener):
+            await cm.aclose()
+
+
+async def test_migrating_back_and_forth_under_load(address: DeviceAddress) -> None:
+    """Clients keep asking while the listener moves; every one of them is answered.
+
+    A request in the very moment of migration is lost in the kernel: its client asks again.
+    """
+    async with asyncio.timeout(2 * PATIENCE):
+        listener = await async_listener(address)
+        port = listener.local_address[1]
+        answers = 0
+
+        async def ask() -> bool:
+            async with await resolved(address, port) as client:
+                try:
+                    async with asyncio.timeout(5):
+                        await client.connect()
+                except aiordma.Rejected as rejected:
+                    return rejected.private_data.startswith(b"heard")
+                except TimeoutError:
+                    return False
+            raise AssertionError("nobody accepts")
+
+        async def keep_asking() -> None:
+            nonlocal answers
+            while answers < 20:
+                answers += await ask()
+
+        asking = asyncio.gather(*(keep_asking() for _ in range(3)))
+        moves = 0
+        while not asking.done():
+            waiting = await listener.migrate(None)
+            await answer_within(waiting, 0.1)
+            listener = await waiting.migrate()
+            await answer_within(listener, 0.1)
+            moves += 1
+        await asking
+        assert moves > 1
+        await listener.aclose()
+
+
+async def answer_within(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                request = await listener.get_request()
+                request.reject(b"heard")
+                request.abort()
+    except TimeoutError:
+        pass
+
+
+async def test_a_connection_from_an_endpoint(any_address: DeviceAddress) -> None:
+    """Both sides are made by rdma_create_ep(), then carried on as Connection and Listener."""
+    passive = AddrInfo(flags=AddrInfoFlags.PASSIVE, source=parse_address(any_address.host))
+    async with asyncio.timeout(PATIENCE):
+        served = await SyncCmId.create_ep(passive, init=SMALL)
+        async with aiordma.Listener.from_id(served) as listener:
+            info = AddrInfo(destination=parse_address(*listener.local_address))
+            for init in (None, SMALL):
+                endpoint = await SyncCmId.create_ep(info, init=init)
+                accepting = asyncio.create_task(listener.accept(b"welcome"))
+                near = await Connection.from_id(endpoint, private_data=b"hello")
+                async with near, await accepting as far:
+                    assert near.private_data.rstrip(b"\0") == b"welcome"
+                    assert far.private_data.rstrip(b"\0") == b"hello"
+                    await near.send(b"there")
+                    assert await far.recv() == b"there"
+                    await far.send(b"and back")
+                    assert await near.recv() == b"and back"
+
+
+async def test_a_connection_from_a_request(any_address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await sync_listener(any_address) as listener:
+        connecting = asyncio.ensure_future(aiordma.connect(*listener.local_address))
+        server = await Connection.from_id(await listener.get_request())
+        async with server, await connecting as client:
+            await client.send(b"hello")
+            assert await server.recv() == b"hello"
+
+
+async def test_an_id_that_is_not_ready_makes_no_connection(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await AsyncCmId.create() as cm:
+        with pytest.raises(aiordma.RdmaError, match="IDLE"):
+            await Connection.from_id(cm)
+        cm.bind_addr(parse_address(address.host))

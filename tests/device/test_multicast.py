@@ -1,0 +1,216 @@
+"""Multicast on a device: joining and leaving, own copies, many groups, sending only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from helpers import PATIENCE
+
+import aiordma
+from aiordma import (
+    AsyncCmId,
+    DatagramEndpoint,
+    DatagramOptions,
+    LocalClosed,
+    MulticastGroup,
+    PortSpace,
+    RdmaError,
+    VerbsError,
+)
+from aiordma.datagrams import handles
+from aiordma.rdmacm import DeviceAddress, SocketAddress, parse_address
+from aiordma.verbs import QueuePairCaps, QueuePairInit
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
+
+GROUP = "239.20.30.40"
+OTHER_GROUP = "239.20.30.41"
+# Long enough for a datagram that was sent to have come, if it comes at all.
+A_WHILE = 0.3
+
+
+@contextlib.asynccontextmanager
+async def members(
+    address: DeviceAddress, count: int, options: DatagramOptions | None = None
+) -> AsyncIterator[list[tuple[DatagramEndpoint, MulticastGroup]]]:
+    """Endpoints in one group."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = []
+        for _ in range(count):
+            opening = aiordma.open_datagram((address.host, 0), options=options or DatagramOptions())
+            endpoint = await stack.enter_async_context(opening)
+            found.append((endpoint, await endpoint.join(GROUP)))
+        yield found
+
+
+async def received(endpoint: DatagramEndpoint) -> aiordma.Datagram:
+    async with asyncio.timeout(PATIENCE):
+        return await endpoint.recv_from()
+
+
+async def nothing_comes(endpoint: DatagramEndpoint) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(A_WHILE):
+            raise AssertionError(f"{await endpoint.recv_from()} came")
+
+
+async def test_all_members_get_a_copy_the_sender_too(address: DeviceAddress) -> None:
+    async with members(address, 3) as found:
+        sender, group = found[0]
+        assert (group.address, group.qp_num, group.joined) == (GROUP, 0xFFFFFF, True)
+        await sender.send_to(group, b"to all", imm=5)
+        for endpoint, _ in found:
+            datagram = await received(endpoint)
+            assert (datagram.data, datagram.imm, datagram.group) == (b"to all", 5, GROUP)
+            assert datagram.peer.qp_num == sender.qp_num
+            assert datagram.peer.host == address.host
+
+
+async def test_the_sender_of_a_datagram_to_a_group_can_be_answered(address: DeviceAddress) -> None:
+    async with members(address, 2) as ((one, group), (other, _)):
+        await one.send_to(group, b"who is there?")
+        asked = await received(other)
+        await other.send_to(asked.peer, b"me")
+        assert (await received(one)).group == GROUP  # its own copy
+        answer = await received(one)
+        assert (answer.data, answer.group) == (b"me", None)
+        assert answer.peer.qp_num == other.qp_num
+        assert answer.peer.host == address.host
+
+
+async def test_without_loopback_only_the_others_get_it(address: DeviceAddress) -> None:
+    options = DatagramOptions(multicast_loopback=False, recv_depth=4)
+    async with members(address, 2, options) as ((one, group), (other, _)):
+        for number in range(20):  # more than there are receive buffers
+            await one.send_to(group, b"%d" % number)
+            assert (await received(other)).data == b"%d" % number
+        await nothing_comes(one)
+        serving = asyncio.create_task(one.serve())
+        myself = await one.resolve(*one.local_address)
+        await one.send_to(myself, b"not to a group")
+        assert (await received(one)).data == b"not to a group"
+        serving.cancel()
+
+
+async def test_several_groups_on_one_endpoint(address: DeviceAddress) -> None:
+    async with members(address, 2) as ((one, first), (other, _)):
+        second = await one.join(OTHER_GROUP)
+        third = await other.join(OTHER_GROUP)
+        await other.send_to(third, b"second")
+        assert (await received(one)).group == OTHER_GROUP
+        await one.leave(GROUP)
+        assert not first.joined
+        await other.send_to(third, b"still in the second")
+        assert (await received(one)).data == b"still in the second"
+        assert second.joined
+
+
+async def test_who_left_gets_nothing_and_cannot_send(address: DeviceAddress) -> None:
+    async with members(address, 2) as ((one, group), (other, stays)):
+        async with group:
+            await other.send_to(stays, b"in")
+            assert (await received(one)).data == b"in"
+        await other.send_to(stays, b"out")
+        await nothing_comes(one)
+        with pytest.raises(LocalClosed, match="was left"):
+            await one.send_to(group, b"too late")
+        again = await one.join(GROUP)
+        await other.send_to(stays, b"in again")
+        while (await received(one)).data != b"in again":
+            pass
+        assert again.joined
+        assert not group.joined
+
+
+async def test_joining_and_leaving_twice(address: DeviceAddress) -> None:
+    async with members(address, 1) as ((one, group),):
+        with pytest.raises(RdmaError, match=f"in the group {GROUP} already"):
+            await one.join(GROUP)
+        await group.leave()
+        await group.leave()
+        await one.leave(group)
+        with pytest.raises(RdmaError, match=f"not in the group {GROUP}"):
+            await one.leave(GROUP)
+        with pytest.raises(RdmaError, match=f"not in the group {OTHER_GROUP}"):
+            await one.leave(OTHER_GROUP)
+
+
+async def test_a_member_that_only_sends(address: DeviceAddress) -> None:
+    async with (
+        members(address, 1) as ((listener, _),),
+        aiordma.open_datagram((address.host, 0)) as sender,
+        await sender.join(GROUP, send_only=True) as group,
+    ):
+        await sender.send_to(group, b"news")
+        assert (await received(listener)).data == b"news"
+        await nothing_comes(sender)
+
+
+async def test_many_groups_joined_and_left_at_once(
+    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "MAX_HANDLES", 3)
+    names = [f"239.20.31.{number}" for number in range(12)]
+    async with aiordma.open_datagram((address.host, 0)) as endpoint:
+        groups = await asyncio.gather(*(endpoint.join(name) for name in names))
+        for _ in range(2):
+            await asyncio.gather(
+                *(endpoint.send_to(group, group.address.encode()) for group in groups)
+            )
+            got = [await received(endpoint) for _ in names]
+            assert sorted(datagram.data.decode() for datagram in got) == sorted(names)
+            assert {datagram.group for datagram in got} == set(names)
+            assert len(endpoint._engine._book) <= 3
+        await asyncio.gather(*(group.leave() for group in groups[:6]))
+
+
+@pytest.mark.parametrize("group", ["10.7.1.1", "fd07::1", "nonsense", ""])
+async def test_what_is_no_group(address: DeviceAddress, group: str) -> None:
+    async with aiordma.open_datagram((address.host, 0)) as endpoint:
+        with pytest.raises(ValueError, match=r"."):
+            await endpoint.join(group)
+
+
+async def test_an_ipv6_group_where_the_device_has_none(any_address: DeviceAddress) -> None:
+    """RoCE v2 has none. A device that has them would have to deliver."""
+    async with aiordma.open_datagram((any_address.host, 0)) as endpoint:
+        with pytest.raises(VerbsError, match="multicast groups are IPv4 ones") as caught:
+            await endpoint.join("ff12::1234")
+        assert caught.value.errno == 524
+        assert endpoint._groups._joined == {}
+
+
+async def test_a_cancelled_join_leaves_nothing(address: DeviceAddress) -> None:
+    async with (
+        members(address, 1) as ((sender, group),),
+        aiordma.open_datagram((address.host, 0)) as endpoint,
+    ):
+        for number in range(20):
+            joining = asyncio.create_task(endpoint.join(GROUP))
+            await asyncio.sleep(0.001 * number)
+            joining.cancel()
+            done = await asyncio.gather(joining, return_exceptions=True)
+            if isinstance(done[0], MulticastGroup):
+                await done[0].leave()
+        await endpoint._engine.cm.handle.call(lambda: None)
+        await sender.send_to(group, b"not to you")
+        assert (await received(sender)).data == b"not to you"
+        await nothing_comes(endpoint)
+
+
+async def test_an_id_with_a_queue_pair_of_its_own_is_closed_without_leaving(
+    address: DeviceAddress,
+) -> None:
+    """A queue pair that is attached to a group cannot be destroyed: so it is detached first."""
+    async with await AsyncCmId.create(PortSpace.UDP) as cm:
+        cm.bind_addr(parse_address(address.host))
+        await cm.create_qp(QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4)))
+        event = await cm.join_multicast(SocketAddress(GROUP, 0))
+        assert event.qp_num == 0xFFFFFF
+        await cm.join_multicast(SocketAddress(OTHER_GROUP, 0))
+        await cm.leave_multicast(SocketAddress(OTHER_GROUP, 0))
+        with pytest.raises(VerbsError, match="rdma_leave_multicast"):
+            await cm.leave_multicast(SocketAddress(OTHER_GROUP, 0))

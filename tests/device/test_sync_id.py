@@ -1,0 +1,359 @@
+"""Synchronous ids: every step in worker threads, cancelled and closed at any point."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import PATIENCE
+
+from aiordma import CmEventType, LocalClosed, PortSpace, Rejected, VerbsError
+from aiordma.cm import AsyncCmId, CmState, SyncCmId
+from aiordma.enums import AddrInfoFlags, WcStatus
+from aiordma.rdmacm import AddrInfo, ConnectionParameters, DeviceAddress, parse_address
+from aiordma.verbs import QueuePairCaps, QueuePairInit, SharedReceiveQueueCaps
+
+pytestmark = pytest.mark.asyncio
+
+SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
+NOBODY_PORT = 9
+
+
+async def listening(address: DeviceAddress) -> SyncCmId:
+    listener = await SyncCmId.create()
+    listener.bind_addr(parse_address(address.host))
+    listener.listen()
+    return listener
+
+
+async def resolved(address: DeviceAddress, port: int) -> SyncCmId:
+    client = await SyncCmId.create()
+    await client.resolve_addr(parse_address(address.host, port))
+    await client.resolve_route()
+    return client
+
+
+def port_of(cm: SyncCmId | AsyncCmId) -> int:
+    return cm.local_address[1]
+
+
+async def test_a_message_there_and_back(any_address: DeviceAddress) -> None:
+    """What rdma_client and rdma_server do, with the calls of rdma_verbs.h."""
+    async with asyncio.timeout(PATIENCE), await listening(any_address) as listener:
+        client = await resolved(any_address, port_of(listener))
+        async with client:
+            await client.create_qp(SMALL)
+            inbox = await client.reg_msgs(bytearray(16))
+            client.cm_id.post_recv(1, inbox, 0, 16)
+            connecting = asyncio.create_task(client.connect())
+            async with await listener.get_request() as server:
+                assert server.state is CmState.REQUESTED
+                await server.create_qp(SMALL)
+                outbox = await server.reg_msgs(bytearray(b"sixteen bytes ok"))
+                server.cm_id.post_recv(2, outbox, 0, 16)
+                await server.accept()
+                await connecting
+                assert client.event is not None
+                assert client.event.type is CmEventType.ESTABLISHED
+                hello = await client.reg_msgs(bytearray(b"hello from client"))
+                client.cm_id.post_send(3, hello, 0, 5)
+                assert (await client.get_send_comp()).check().wr_id == 3
+                received = (await server.get_recv_comp()).check()
+                assert (received.wr_id, received.byte_len) == (2, 5)
+                server.cm_id.post_send(4, outbox, 0, 16)
+                assert (await server.get_send_comp()).check().wr_id == 4
+                assert (await client.get_recv_comp()).check().byte_len == 16
+                await asyncio.gather(client.disconnect(), server.disconnect())
+                assert client.state is server.state is CmState.DISCONNECTED
+
+
+async def test_private_data_is_in_the_event_of_the_last_call(address: DeviceAddress) -> None:
+    async with (
+        asyncio.timeout(PATIENCE),
+        await listening(address) as listener,
+        await resolved(address, port_of(listener)) as client,
+    ):
+        await client.create_qp(SMALL)
+        connecting = asyncio.create_task(client.connect(ConnectionParameters(b"hello")))
+        async with await listener.get_request() as server:
+            assert server.event is not None
+            assert server.event.private_data.rstrip(b"\0") == b"hello"
+            await server.create_qp(SMALL)
+            await server.accept(ConnectionParameters(b"welcome"))
+            await connecting
+            assert client.event is not None
+            assert client.event.private_data.rstrip(b"\0") == b"welcome"
+
+
+async def test_nobody_listens(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await resolved(address, NOBODY_PORT) as client:
+        await client.create_qp(SMALL)
+        with pytest.raises(Rejected):
+            await client.connect()
+
+
+async def test_a_request_is_rejected_with_a_reason(address: DeviceAddress) -> None:
+    async with (
+        asyncio.timeout(PATIENCE),
+        await listening(address) as listener,
+        await resolved(address, port_of(listener)) as client,
+    ):
+        await client.create_qp(SMALL)
+        connecting = asyncio.create_task(client.connect())
+        async with await listener.get_request() as server:
+            server.reject(b"no")
+        with pytest.raises(Rejected) as rejected:
+            await connecting
+        assert rejected.value.private_data.rstrip(b"\0") == b"no"
+
+
+async def test_a_listener_is_closed_before_its_children(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE):
+        listener = await listening(address)
+        client = await resolved(address, port_of(listener))
+        await client.create_qp(SMALL)
+        connecting = asyncio.create_task(client.connect())
+        server = await listener.get_request()
+        await listener.aclose()
+        await server.create_qp(SMALL)
+        await server.accept()
+        await connecting
+        await client.aclose()
+        await server.aclose()
+
+
+async def test_cancelling_get_request_ends_it_and_loses_nobody(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+        for _ in range(5):
+            waiting = asyncio.create_task(listener.get_request())
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        async with await resolved(address, port_of(listener)) as client:
+            await client.create_qp(SMALL)
+            connecting = asyncio.create_task(client.connect())
+            async with await listener.get_request() as server:
+                server.reject()
+            with pytest.raises(Rejected):
+                await connecting
+
+
+async def test_a_request_that_came_while_nobody_waited_is_not_lost(address: DeviceAddress) -> None:
+    """The task is cancelled at any moment around the request's arrival."""
+    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+        for delay in (0.0, 0.002, 0.01, 0.05, 0.1):
+            async with await resolved(address, port_of(listener)) as client:
+                await client.create_qp(SMALL)
+                waiting = asyncio.create_task(listener.get_request())
+                connecting = asyncio.create_task(client.connect())
+                await asyncio.sleep(delay)
+                if waiting.cancel():
+                    with pytest.raises(asyncio.CancelledError):
+                        await waiting
+                    server = await listener.get_request()
+                else:
+                    server = waiting.result()
+                async with server:
+                    server.reject()
+                with pytest.raises(Rejected):
+                    await connecting
+
+
+async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE):
+        listener = await listening(address)
+        waiting = asyncio.create_task(listener.get_request())
+        client = await resolved(address, port_of(listener))
+        await client.create_qp(SMALL)
+        receiving = asyncio.create_task(client.get_recv_comp())
+        await asyncio.sleep(0.1)
+        await client.aclose()
+        await listener.aclose()
+        for task in (waiting, receiving):
+            with pytest.raises(LocalClosed):
+                await task
+
+
+async def test_cancelling_a_connect_ends_it_promptly(address: DeviceAddress) -> None:
+    """The peer never answers the request."""
+    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+        client = await resolved(address, port_of(listener))
+        await client.create_qp(SMALL)
+        connecting = asyncio.create_task(client.connect())
+        async with await listener.get_request():
+            connecting.cancel()
+            begin = time.monotonic()
+            with pytest.raises(asyncio.CancelledError):
+                await connecting
+            assert time.monotonic() - begin < 5
+            await client.aclose()
+
+
+async def test_200_listeners_starve_nothing(address: DeviceAddress) -> None:
+    async with asyncio.timeout(2 * PATIENCE):
+        listeners = [await listening(address) for _ in range(200)]
+        waiting = [asyncio.create_task(listener.get_request()) for listener in listeners]
+        await asyncio.sleep(1)
+        for number in (0, 99, 199):
+            async with await resolved(address, port_of(listeners[number])) as client:
+                await client.create_qp(SMALL)
+                connecting = asyncio.create_task(client.connect())
+                async with await waiting[number] as server:
+                    await server.create_qp(SMALL)
+                    await server.accept()
+                    await connecting
+        await asyncio.gather(*(listener.aclose() for listener in listeners))
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+OUTSTANDING = """
+import asyncio, sys
+from aiordma.cm import SyncCmId
+from aiordma.rdmacm import parse_address
+
+async def main(host):
+    listener = await SyncCmId.create()
+    listener.bind_addr(parse_address(host))
+    listener.listen()
+    task = asyncio.create_task(listener.get_request())
+    await asyncio.sleep(0.2)
+    print("waiting", flush=True)
+    sys.stdout.flush()
+    raise SystemExit(7)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_the_interpreter_exits_with_calls_outstanding(address: DeviceAddress) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", OUTSTANDING, address.host],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (7, "waiting\n"), done.stderr
+
+
+# --- endpoints ---
+
+
+def passive(address: DeviceAddress) -> AddrInfo:
+    return AddrInfo(flags=AddrInfoFlags.PASSIVE, source=parse_address(address.host))
+
+
+def active(address: DeviceAddress, port: int) -> AddrInfo:
+    return AddrInfo(destination=parse_address(address.host, port))
+
+
+async def test_endpoints_of_both_sides(any_address: DeviceAddress) -> None:
+    """Ids of a passive endpoint's requests arrive with their queue pair."""
+    async with asyncio.timeout(PATIENCE):
+        listener = await SyncCmId.create_ep(passive(any_address), init=SMALL)
+        listener.listen()
+        client = await SyncCmId.create_ep(active(any_address, port_of(listener)), init=SMALL)
+        assert client.state is CmState.ROUTE_RESOLVED
+        connecting = asyncio.create_task(client.connect())
+        server = await listener.get_request()
+        assert server.cm_id.has_qp
+        memory = bytearray(16)
+        inbox = await server.reg_msgs(memory)
+        server.cm_id.post_recv(1, inbox, 0, 16)
+        await server.accept()
+        await connecting
+        hello = await client.reg_msgs(bytearray(b"hello"))
+        client.cm_id.post_send(2, hello, 0, 5)
+        assert (await server.get_recv_comp()).check().byte_len == 5
+        assert (await client.get_send_comp()).check().status is WcStatus.SUCCESS
+        assert memory[:5] == b"hello"
+        for cm in (client, server, listener):
+            await cm.aclose()
+
+
+async def test_an_endpoint_where_nobody_is(address: DeviceAddress) -> None:
+    with pytest.raises(VerbsError):
+        await SyncCmId.create_ep(AddrInfo(destination=parse_address("240.0.0.1", 1)))
+
+
+async def test_a_cancelled_endpoint_is_destroyed(address: DeviceAddress) -> None:
+    for delay in (0.0, 0.001, 0.01, 0.05):
+        making = asyncio.create_task(SyncCmId.create_ep(active(address, 1), init=SMALL))
+        await asyncio.sleep(delay)
+        if not making.cancel():
+            await making.result().aclose()
+            continue
+        with pytest.raises(asyncio.CancelledError):
+            await making
+
+
+async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
+    async with await listening(address) as listener:
+        info = AddrInfo(
+            flags=AddrInfoFlags.PASSIVE, source=parse_address(address.host, port_of(listener))
+        )
+        with pytest.raises(VerbsError):
+            await SyncCmId.create_ep(info)
+
+
+async def test_a_shared_receive_queue_takes_the_messages(address: DeviceAddress) -> None:
+    async with (
+        asyncio.timeout(PATIENCE),
+        await listening(address) as listener,
+        await resolved(address, port_of(listener)) as client,
+    ):
+        await client.create_qp(SMALL)
+        connecting = asyncio.create_task(client.connect())
+        async with await listener.get_request() as server:
+            srq = await server.create_srq(SharedReceiveQueueCaps(max_wr=8))
+            assert srq.caps.max_wr >= 8
+            await server.create_qp(SMALL)
+            memory = bytearray(64)
+            inbox = await server.reg_msgs(memory)
+            for number in range(2):
+                server.cm_id.post_recv(number, inbox, 32 * number, 32)
+            await server.accept()
+            await connecting
+            hello = await client.reg_msgs(bytearray(b"to the shared one"))
+            for _ in range(2):
+                client.cm_id.post_send(1, hello, 0, 17)
+                (await client.get_send_comp()).check()
+                assert (await server.get_recv_comp()).check().byte_len == 17
+            assert bytes(memory[:17]) == bytes(memory[32:49]) == b"to the shared one"
+
+
+@pytest.mark.transport("IB")
+async def test_datagram_accepts_do_not_leave_the_request_behind(address: DeviceAddress) -> None:
+    """rdma-core 44 does not acknowledge it, and a listener's destruction would wait for ever."""
+    async with asyncio.timeout(PATIENCE):
+        listener = await SyncCmId.create(PortSpace.UDP)
+        listener.bind_addr(parse_address(address.host))
+        listener.listen()
+        client = await SyncCmId.create(PortSpace.UDP)
+        await client.resolve_addr(parse_address(address.host, port_of(listener)))
+        await client.resolve_route()
+        connecting = asyncio.create_task(client.connect(ConnectionParameters(qp_num=17)))
+        server = await listener.get_request()
+        await server.accept(ConnectionParameters(qp_num=42))
+        await connecting
+        assert client.established is not None
+        assert client.established.qp_num == 42
+        assert client.established.ah_attr is not None
+        assert server.state is CmState.CONNECTED
+        for cm in (listener, server, client):
+            await cm.aclose()
+
+
+@pytest.mark.transport("IB")
+async def test_a_group_is_joined_and_left(address: DeviceAddress) -> None:
+    group = parse_address("239.7.7.1")
+    async with asyncio.timeout(PATIENCE), await SyncCmId.create(PortSpace.UDP) as cm:
+        cm.bind_addr(parse_address(address.host))
+        event = await cm.join_multicast(group)
+        assert event.qp_num == 0xFFFFFF
+        assert event.ah_attr is not None
+        await cm.leave_multicast(group)

@@ -1,0 +1,62 @@
+"""The C program mckey of rdma-core, as a member of a multicast group in both roles.
+
+The sender sends so many datagrams of 100 bytes, the number of its queue pair beside each, and
+leaves at once; the receiver waits for so many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from helpers import PATIENCE, ended, start
+
+import aiordma
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
+
+GROUP = "239.60.61.62"
+COUNT = 10
+SIZE = 100
+MCKEY = ("mckey", "-m", GROUP, "-C", str(COUNT), "-S", str(SIZE))
+
+
+@pytest.mark.parametrize("send_only", [False, True], ids=["member", "send-only"])
+async def test_our_sender_their_receiver(address: DeviceAddress, send_only: bool) -> None:
+    receiver = await start(*MCKEY, "-b", address.host)
+    try:
+        async with (
+            asyncio.timeout(PATIENCE),
+            aiordma.open_datagram((address.host, 0)) as endpoint,
+            await endpoint.join(GROUP, send_only=send_only) as group,
+        ):
+            reading = asyncio.create_task(receiver.communicate())
+            while not reading.done():  # it does not say when it is ready
+                await endpoint.send_to(group, bytes(SIZE), imm=endpoint.qp_num)
+                await asyncio.sleep(0.02)
+            output, _ = await reading
+    finally:
+        await ended(receiver)
+    assert receiver.returncode == 0, output.decode()
+    assert "test complete" in output.decode()
+
+
+@pytest.mark.parametrize("mode", [(), ("-o",)], ids=["member", "send-only"])
+async def test_their_sender_our_receiver(address: DeviceAddress, mode: tuple[str, ...]) -> None:
+    async with (
+        asyncio.timeout(PATIENCE),
+        aiordma.open_datagram((address.host, 0)) as endpoint,
+        await endpoint.join(GROUP),
+    ):
+        sender = await start(*MCKEY, "-s", "-b", address.host, *mode)
+        try:
+            datagram = await endpoint.recv_from()
+            output, _ = await sender.communicate()
+        finally:
+            await ended(sender)
+    assert sender.returncode == 0, output.decode()
+    assert len(datagram.data) == SIZE
+    assert datagram.group == GROUP
+    assert datagram.imm == datagram.peer.qp_num
+    assert datagram.peer.host == address.host

@@ -1,0 +1,74 @@
+"""The C program udaddy of rdma-core, as a datagram peer in both roles.
+
+The client asks for the server at port 7174, sends ten datagrams of 100 bytes, the number of its
+queue pair beside each, and waits for ten answers. Nothing is repeated, so nothing may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from helpers import PATIENCE, ended, start
+
+import aiordma
+from aiordma import DatagramEndpoint, DatagramPeer
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
+
+PORT = 7174
+COUNT = 10
+SIZE = 100
+
+
+async def resolve_when_it_serves(endpoint: DatagramEndpoint, host: str) -> DatagramPeer:
+    while True:
+        try:
+            return await endpoint.resolve(host, PORT)
+        except aiordma.Rejected:
+            await asyncio.sleep(0.1)
+
+
+async def receive_all(endpoint: DatagramEndpoint) -> list[aiordma.Datagram]:
+    datagrams = [await endpoint.recv_from() for _ in range(COUNT)]
+    for datagram in datagrams:
+        assert len(datagram.data) == SIZE
+        assert datagram.imm == datagram.peer.qp_num
+        assert datagram.peer == datagrams[0].peer
+    return datagrams
+
+
+async def test_our_client_their_server(any_address: DeviceAddress) -> None:
+    server = await start("udaddy", "-b", any_address.host)
+    try:
+        async with (
+            asyncio.timeout(PATIENCE),
+            aiordma.open_datagram((any_address.host, 0)) as endpoint,
+        ):
+            peer = await resolve_when_it_serves(endpoint, any_address.host)
+            for _ in range(COUNT):
+                await endpoint.send_to(peer, bytes(SIZE), imm=endpoint.qp_num)
+            answers = await receive_all(endpoint)
+            assert answers[0].peer == peer
+            output, _ = await server.communicate()
+    finally:
+        await ended(server)
+    assert server.returncode == 0, output.decode()
+    assert "return status 0" in output.decode()
+
+
+async def test_their_client_our_server(any_address: DeviceAddress) -> None:
+    async with aiordma.open_datagram((any_address.host, PORT)) as endpoint:
+        serving = asyncio.create_task(endpoint.serve())
+        client = await start("udaddy", "-s", any_address.host, "-b", any_address.host)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                for datagram in await receive_all(endpoint):
+                    await endpoint.send_to(datagram.peer, datagram.data, imm=endpoint.qp_num)
+                output, _ = await client.communicate()
+        finally:
+            await ended(client)
+    await serving
+    assert client.returncode == 0, output.decode()
+    assert "return status 0" in output.decode()

@@ -1,0 +1,337 @@
+"""Everything that rdma_cma.h and rdma_verbs.h declare, against what is bound and documented."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import operator
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from pycparser import c_ast, c_parser
+
+import aiordma
+import aiordma.rdmacm
+import aiordma.verbs
+from aiordma import enums
+from aiordma._native import ffi, lib
+
+HEADERS = ("rdma/rdma_cma.h", "rdma/rdma_verbs.h")
+TABLE = Path(__file__).parents[2] / "docs" / "rdmacm.md"
+
+# What rdma-core 60 brought: bound by functions of shim.c that look for it when they are called.
+NEWER_FUNCTIONS = {
+    "rdma_resolve_addrinfo": "aiordma_resolve_addrinfo",
+    "rdma_query_addrinfo": "aiordma_query_addrinfo",
+    "rdma_write_cm_event": "aiordma_write_cm_event",
+}
+NEWER_CONSTANTS = {
+    "RDMA_CM_EVENT_ADDRINFO_RESOLVED": "AIORDMA_CM_EVENT_ADDRINFO_RESOLVED",
+    "RDMA_CM_EVENT_ADDRINFO_ERROR": "AIORDMA_CM_EVENT_ADDRINFO_ERROR",
+    "RDMA_CM_EVENT_USER": "AIORDMA_CM_EVENT_USER",
+    "RDMA_CM_EVENT_INTERNAL": "AIORDMA_CM_EVENT_INTERNAL",
+    "RAI_SA": "AIORDMA_RAI_SA",
+    "RAI_DNS": "AIORDMA_RAI_DNS",
+}
+NEWER_FIELDS = {("struct rdma_cm_event.param", "arg")}  # read by shim.c, where it stands
+
+UNBOUND = {
+    "rdma_seterrno": "a private helper of the inline functions",
+    "RDMA_CMA_H": "an include guard",
+    "RDMA_VERBS_H": "an include guard",
+}
+
+# What the headers use and do not define, as the parser has to know which words are types.
+TYPES = ("size_t", "socklen_t", "uint8_t", "uint16_t", "uint32_t", "uint64_t", "uintptr_t")
+SPELLINGS = {"__be16": "uint16_t", "__be32": "uint32_t", "__be64": "uint64_t"}
+
+
+# --- the headers ---
+
+
+@functools.cache
+def preprocessed(*options: str) -> str:
+    """What the preprocessor leaves of the two headers, without those that they include."""
+    source = "".join(f"#include <{header}>\n" for header in HEADERS)
+    command = ["cc", "-E", "-DNDEBUG", *options, "-"]
+    done = subprocess.run(command, input=source, capture_output=True, check=True, text=True)
+    kept, is_ours = [], False
+    for line in done.stdout.splitlines():
+        if marker := re.match(r'# \d+ "(.*?)"', line):
+            is_ours = marker[1].endswith(HEADERS)
+        elif is_ours:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+@functools.cache
+def declarations() -> list[c_ast.Node]:
+    """The top of the syntax tree."""
+    text = "".join(f"typedef int {name};\n" for name in (*TYPES, *SPELLINGS)) + preprocessed()
+    nodes: list[c_ast.Node] = c_parser.CParser().parse(text).ext
+    return nodes
+
+
+def spelled(node: c_ast.Node) -> str:
+    """A C type as cffi spells it, to whom an enumeration is an int here."""
+    node = getattr(node, "type", node) if isinstance(node, c_ast.Typename | c_ast.Decl) else node
+    if isinstance(node, c_ast.PtrDecl):
+        return f"{spelled(node.type)} *"
+    kind = node.type
+    if isinstance(kind, c_ast.Enum):
+        return "int"
+    if isinstance(kind, c_ast.Struct | c_ast.Union):
+        return f"{type(kind).__name__.lower()} {kind.name}"
+    text = " ".join(kind.names)
+    return SPELLINGS.get(text, "unsigned int" if text == "socklen_t" else text)
+
+
+def functions() -> dict[str, list[str]]:
+    """Each function's result and arguments, the static inline ones among them."""
+    found: dict[str, list[str]] = {}
+    for node in declarations():
+        declaration = node.decl if isinstance(node, c_ast.FuncDef) else node
+        if isinstance(declaration.type, c_ast.FuncDecl):
+            arguments = declaration.type.args.params if declaration.type.args else []
+            types = [spelled(declaration.type.type), *map(spelled, arguments)]
+            found[declaration.name] = types[:1] if types[1:] == ["void"] else types
+    return found
+
+
+def enumerators() -> dict[str, int]:
+    """Each enumerator and its value."""
+    found: dict[str, int] = {}
+    for node in declarations():
+        kind = getattr(node, "type", None)
+        if isinstance(kind, c_ast.Enum) and kind.values:
+            value = -1
+            for entry in kind.values.enumerators:
+                value = value + 1 if entry.value is None else evaluate(entry.value)
+                found[entry.name] = value
+    return found
+
+
+def evaluate(node: c_ast.Node) -> int:
+    """A constant expression."""
+    if isinstance(node, c_ast.BinaryOp):
+        operation = {"<<": operator.lshift, "|": operator.or_}[node.op]
+        return int(operation(evaluate(node.left), evaluate(node.right)))
+    return number(node.value)
+
+
+def number(text: str) -> int:
+    return int(text.rstrip("ULul"), 0)
+
+
+def macros() -> dict[str, str]:
+    """Each macro and its text."""
+    lines = (line.split(maxsplit=2) for line in preprocessed("-dD").splitlines())
+    found = {}
+    for words in lines:
+        if words[:1] == ["#define"]:
+            found[words[1]] = words[2] if len(words) == 3 else ""
+    return found
+
+
+def structs() -> dict[str, list[tuple[str, str]]]:
+    """Each struct with its fields and their types; a union in a struct stands as `struct.field`."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for node in declarations():
+        kind = getattr(node, "type", None)
+        if isinstance(kind, c_ast.Struct) and kind.decls:
+            note_fields(f"struct {kind.name}", kind, found)
+    return found
+
+
+def note_fields(
+    name: str, kind: c_ast.Struct | c_ast.Union, found: dict[str, list[tuple[str, str]]]
+) -> None:
+    fields = found.setdefault(name, [])
+    for field in kind.decls:
+        inner = getattr(field.type, "type", field.type)
+        if field.name is None:  # an anonymous union: its fields are the struct's
+            note_fields(name, field.type, found)
+        elif isinstance(inner, c_ast.Union) and inner.decls:
+            fields.append((field.name, "a union"))
+            note_fields(f"{name}.{field.name}", inner, found)
+        else:
+            fields.append((field.name, spelled(field.type)))
+
+
+def newer_or_same(name: str, newer: dict[str, str]) -> str:
+    return newer.get(name, name)
+
+
+def test_the_headers_are_read() -> None:
+    assert len(functions()) >= 55
+    assert functions()["rdma_reject"] == ["int", "struct rdma_cm_id *", "void *", "uint8_t"]
+    assert functions()["rdma_create_event_channel"] == ["struct rdma_event_channel *"]
+    assert functions()["rdma_get_src_port"] == ["uint16_t", "struct rdma_cm_id *"]
+    assert "rdma_post_ud_send" in functions()
+    assert len(enumerators()) >= 30
+    assert enumerators()["RDMA_CM_EVENT_TIMEWAIT_EXIT"] == 15
+    assert macros()["RDMA_UDP_QKEY"] == "0x01234567"
+    assert len(structs()) >= 11
+    assert ("dst_sin6", "struct sockaddr_in6") in structs()["struct rdma_addr"]
+
+
+@pytest.mark.parametrize("name", sorted(functions().keys() - UNBOUND.keys()))
+def test_every_function_is_bound_as_it_is_declared(name: str) -> None:
+    bound = ffi.typeof(getattr(lib, newer_or_same(name, NEWER_FUNCTIONS)))
+    types = [bound.result.cname, *(argument.cname for argument in bound.args)]
+    assert types == functions()[name]
+
+
+@pytest.mark.parametrize("name", enumerators())
+def test_every_enumerator_is_bound_with_its_value(name: str) -> None:
+    assert getattr(lib, newer_or_same(name, NEWER_CONSTANTS)) == enumerators()[name]
+
+
+@pytest.mark.parametrize("name", sorted(macros().keys() - UNBOUND.keys()))
+def test_every_macro_is_bound_with_its_value(name: str) -> None:
+    assert getattr(lib, newer_or_same(name, NEWER_CONSTANTS)) == number(macros()[name])
+
+
+@pytest.mark.parametrize("name", structs())
+def test_every_field_of_every_struct_is_bound_as_it_is_declared(name: str) -> None:
+    struct, _, field = name.partition(".")
+    bound = ffi.typeof(struct)
+    if field:
+        bound = dict(bound.fields)[field].type
+    declared = [entry for entry in structs()[name] if (name, entry[0]) not in NEWER_FIELDS]
+    assert [(name, spelled_by_cffi(entry.type)) for name, entry in flat(bound)] == declared
+
+
+def flat(kind: ffi.CType) -> list[tuple[str, ffi.CField]]:
+    """Its fields; those of an anonymous union are the struct's."""
+    found: list[tuple[str, ffi.CField]] = []
+    for name, field in kind.fields:
+        found += [(name, field)] if name else flat(field.type)
+    return found
+
+
+def spelled_by_cffi(kind: ffi.CType) -> str:
+    return "a union" if kind.cname.startswith("union ") and "$" in kind.cname else str(kind.cname)
+
+
+def test_nothing_is_excepted_that_the_headers_do_not_have() -> None:
+    assert functions().keys() | macros().keys() >= UNBOUND.keys()
+
+
+@pytest.mark.parametrize("name", UNBOUND)
+def test_what_is_excepted_is_not_bound(name: str) -> None:
+    assert not hasattr(lib, name)
+
+
+@pytest.mark.parametrize("name", NEWER_FUNCTIONS)
+def test_every_newer_function_is_looked_for_and_not_linked(name: str) -> None:
+    assert callable(getattr(lib, NEWER_FUNCTIONS[name]))
+    assert not hasattr(lib, name)
+
+
+def test_the_newer_functions_take_what_rdma_core_60_declares() -> None:
+    arguments = {
+        name: [argument.cname for argument in ffi.typeof(getattr(lib, bound)).args]
+        for name, bound in NEWER_FUNCTIONS.items()
+    }
+    assert arguments == {
+        "rdma_resolve_addrinfo": [
+            "struct rdma_cm_id *",
+            "char *",
+            "char *",
+            "struct rdma_addrinfo *",
+        ],
+        "rdma_query_addrinfo": ["struct rdma_cm_id *", "struct rdma_addrinfo * *"],
+        "rdma_write_cm_event": ["struct rdma_cm_id *", "int", "int", "uint64_t"],
+    }
+
+
+def test_every_newer_constant_is_bound() -> None:
+    assert [getattr(lib, bound) for bound in NEWER_CONSTANTS.values()] == [16, 17, 18, 19, 16, 32]
+
+
+# --- the table of docs/rdmacm.md ---
+
+
+@functools.cache
+def rows() -> dict[str, tuple[list[str], list[str]]]:
+    """For each C function of the tables: the names in the second and in the third column."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for line in TABLE.read_text().splitlines():
+        if match := re.match(r"\| `((?:rdma|ibv)_\w+)` \|", line):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert len(cells) == 5, line
+            assert all(cells), line
+            assert match[1] not in found, f"{match[1]} has two rows"
+            found[match[1]] = names_in(cells[1]), names_in(cells[2])
+    return found
+
+
+def names_in(cell: str) -> list[str]:
+    return re.findall(r"`([\w.]+)`", cell)
+
+
+def resolve(name: str) -> object:
+    """What `aiordma.<name>` is; a field of a value class counts."""
+    *path, last = name.split(".")
+    owner: object = functools.reduce(getattr, path, aiordma)
+    return getattr(owner, last)
+
+
+def test_every_function_of_the_headers_has_a_row_and_nothing_else_has() -> None:
+    declared = functions().keys() - UNBOUND.keys()
+    assert rows().keys() == declared | NEWER_FUNCTIONS.keys()
+
+
+@pytest.mark.parametrize("name", rows())
+def test_every_row_names_a_binding_that_is_there_and_tells_of_it(name: str) -> None:
+    bindings, _ = rows()[name]
+    assert bindings
+    assert {binding.split(".")[0] for binding in bindings} <= {"rdmacm", "verbs"}
+    texts = [inspect.getdoc(resolve(binding)) or "" for binding in bindings]
+    assert any(f"{name}(3)" in text for text in texts)
+
+
+@pytest.mark.parametrize("name", rows())
+def test_every_row_names_awaiting_counterparts_that_are_there(name: str) -> None:
+    _, awaiting = rows()[name]
+    assert [entry for entry in awaiting if resolve(entry) is None] == []
+    assert {entry.split(".")[0] for entry in awaiting} <= {"AsyncCmId", "SyncCmId", "getaddrinfo"}
+
+
+@pytest.mark.parametrize("name", rows())
+def test_what_a_row_says_of_one_kind_of_id_holds_for_the_other(name: str) -> None:
+    _, awaiting = rows()[name]
+    for entry in awaiting:
+        if entry.startswith("AsyncCmId."):
+            assert resolve(entry.replace("AsyncCmId.", "SyncCmId.", 1))
+
+
+@pytest.mark.parametrize("name", ["rdmacm.CmId.nothing", "nothing", "AsyncCmId.nothing.more"])
+def test_a_name_that_is_not_there_is_noticed(name: str) -> None:
+    with pytest.raises(AttributeError):
+        resolve(name)
+
+
+def first_cells() -> set[str]:
+    """All that stands alone in the first cell of a row, in any table."""
+    return set(re.findall(r"^\| `([\w.]+)`(?:, [^|`]*)? \|", TABLE.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [enums.CmEventType, enums.IdOption, enums.IbOption, enums.AddrInfoFlags, enums.JoinFlags],
+)
+def test_every_event_option_and_flag_is_explained(kind: type[enum.IntEnum]) -> None:
+    assert {f"{kind.__name__}.{member}" for member in kind.__members__} <= first_cells()
+
+
+def test_every_event_option_and_flag_that_is_explained_exists() -> None:
+    dotted = {cell for cell in first_cells() if "." in cell}
+    assert len(dotted) > 25
+    for name in dotted:
+        kind, _, member = name.partition(".")
+        assert member in getattr(enums, kind).__members__

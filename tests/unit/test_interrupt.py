@@ -1,0 +1,131 @@
+"""Interrupt: a thread's wait for a file descriptor, and its end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from aiordma.loop import Interrupt
+
+PATIENCE = 10.0
+
+
+@pytest.fixture
+def readable() -> Iterator[int]:
+    """A descriptor that is readable once it is written to."""
+    fd = os.eventfd(0, os.EFD_NONBLOCK)
+    yield fd
+    os.close(fd)
+
+
+class Waiting:
+    """A thread that waits for a descriptor."""
+
+    def __init__(self, interrupt: Interrupt, fd: int) -> None:
+        self.result: bool | None = None
+        self.thread = threading.Thread(target=self._run, args=(interrupt, fd), daemon=True)
+        self.thread.start()
+
+    def _run(self, interrupt: Interrupt, fd: int) -> None:
+        self.result = interrupt.wait_readable(fd)
+
+    def end(self) -> bool | None:
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+        return self.result
+
+    def stays(self) -> bool:
+        self.thread.join(0.05)
+        return self.thread.is_alive()
+
+
+def open_fds() -> list[str]:
+    gc.collect()  # what earlier tests dropped closes now, and not between two looks
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def test_a_descriptor_that_is_readable_is_not_waited_for(readable: int) -> None:
+    os.eventfd_write(readable, 1)
+    interrupt = Interrupt()
+    assert interrupt.wait_readable(readable)
+    assert interrupt.wait_readable(readable)
+    assert os.eventfd_read(readable) == 1
+
+
+def test_the_wait_lasts_until_the_descriptor_is_readable(readable: int) -> None:
+    waiting = Waiting(Interrupt(), readable)
+    assert waiting.stays()
+    os.eventfd_write(readable, 1)
+    assert waiting.end() is True
+
+
+def test_another_thread_ends_the_wait(readable: int) -> None:
+    interrupt = Interrupt()
+    waiting = Waiting(interrupt, readable)
+    assert waiting.stays()
+    interrupt.set()
+    assert waiting.end() is False
+
+
+def test_all_who_wait_are_told(readable: int) -> None:
+    interrupt = Interrupt()
+    waiting = [Waiting(interrupt, readable) for _ in range(3)]
+    assert all(one.stays() for one in waiting)
+    interrupt.set()
+    assert [one.end() for one in waiting] == [False] * 3
+
+
+def test_a_wait_after_the_interrupt_ends_at_once(readable: int) -> None:
+    interrupt = Interrupt()
+    assert not interrupt.is_set
+    interrupt.set()
+    assert interrupt.is_set
+    assert not interrupt.wait_readable(readable)
+    assert not interrupt.wait_readable(readable)
+
+
+def test_the_interrupt_counts_more_than_the_descriptor(readable: int) -> None:
+    os.eventfd_write(readable, 1)
+    interrupt = Interrupt()
+    interrupt.set()
+    assert not interrupt.wait_readable(readable)
+
+
+def test_it_may_be_set_many_times(readable: int) -> None:
+    interrupt = Interrupt()
+    os.eventfd_write(interrupt._fd, (1 << 64) - 2)  # full: another write would block
+    begun = time.monotonic()
+    interrupt.set()
+    interrupt.set()
+    assert time.monotonic() - begun < PATIENCE / 2
+    assert not interrupt.wait_readable(readable)
+
+
+def test_nothing_is_left_open_once_it_is_dropped() -> None:
+    before = open_fds()
+    interrupt = Interrupt()
+    assert len(open_fds()) == len(before) + 1
+    interrupt.set()
+    del interrupt
+    assert open_fds() == before
+
+
+def test_it_stays_open_while_a_thread_waits(readable: int) -> None:
+    before = open_fds()
+    waiting = Waiting(Interrupt(), readable)
+    assert waiting.stays()
+    assert len(open_fds()) > len(before)
+    os.eventfd_write(readable, 1)
+    assert waiting.end() is True
+    del waiting
+    assert open_fds() == before
+
+
+def test_no_child_process_inherits_it() -> None:
+    interrupt = Interrupt()
+    assert not os.get_inheritable(interrupt._fd)
