@@ -21,12 +21,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId, CmState
-from aiordma.datapath import NUMBER_MASK, RECEIVE, Berth, ReceiveRing, SendQueue
+from aiordma.datapath import NUMBER_MASK, RECEIVE, Berth, ReceiveRing, SendQueue, removal
 from aiordma.dispatch import failure_of
 from aiordma.enums import AsyncEventType, IdOption, WcOpcode, WcStatus
 from aiordma.errors import (
     BusyError,
-    DeviceRemoved,
     LocalClosed,
     PeerClosed,
     RdmaError,
@@ -270,8 +269,7 @@ class Endpoint:
     def device_failed(self, error: VerbsError) -> None:
         """The device is gone: no completion will come any more."""
         self._expect_no_more()
-        removed = error.errno in (errno.EIO, errno.ENODEV)
-        self._break(DeviceRemoved(f"the RDMA device was removed: {error}") if removed else error)
+        self._break(removal(error))
 
     def _on_queue_pair_event(self, event: AsyncEvent) -> None:
         failure = failure_of(event)

@@ -228,7 +228,7 @@ class CmIdPtr(CData):
     send_cq: Final[IbvCq]
     recv_cq_channel: Final[IbvCompChannel]
     recv_cq: Final[IbvCq]
-    srq: Final[IbvSrq]
+    srq: IbvSrq
     pd: Final[IbvPd]
     qp_type: Final[int]
 

@@ -65,7 +65,9 @@ class AsyncCmId(CmSteps):
     # --- waiting ---
 
     async def _take(self, step: Step, is_done: Callable[[], bool]) -> None:
-        if step.call is not None:
+        if step.call is None:
+            self._check_idle()
+        else:
             before = self._enter(step.call)
         expected = self.state
         try:
@@ -75,9 +77,12 @@ class AsyncCmId(CmSteps):
                 self._call_failed(step.call, before, expected)
             raise
         while not is_done():
-            if len(self._changed):
-                raise BusyError("another task is waiting for this id")
+            self._check_idle()
             await self._changed.wait()
+
+    def _check_idle(self) -> None:
+        if len(self._changed):
+            raise BusyError("another task is waiting for this id")
 
     async def _make_call(self, step: Step) -> None:
         if step.place is Place.LOOP:
@@ -120,8 +125,7 @@ class AsyncCmId(CmSteps):
             DeviceRemoved: the device it was bound to went away.
             BusyError: another task waits for requests.
         """
-        if len(self._changed):
-            raise BusyError("another task is waiting for requests here")
+        self._check_idle()
         while (request := self.take_request()) is None:
             await self._changed.wait()
         return request
@@ -183,8 +187,7 @@ class AsyncCmId(CmSteps):
 
         self._check_open()
         await self.handle.call(lambda: None)  # behind those under way
-        if len(self._changed):
-            raise BusyError("a task is waiting for this id")
+        self._check_idle()
         self._check_open()
         return SyncCmId.taken_over(self)
 

@@ -13,7 +13,7 @@ from aiordma.cm.states import FINAL, CmCall, CmState, after_call, after_event
 from aiordma.enums import CmEventType
 from aiordma.errors import LocalClosed, PeerClosed, RdmaError
 from aiordma.loop import Loop
-from aiordma.rdmacm import CmEvent, CmId, device_contexts
+from aiordma.rdmacm import CmEvent, CmId, Route, device_contexts
 
 _ANSWERS = frozenset({CmEventType.CONNECT_RESPONSE, CmEventType.ESTABLISHED})
 _QUERY_FAILURES = frozenset({CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR})
@@ -66,6 +66,16 @@ class CmLifecycle:
             return self._last_addresses[1]
         address = self.cm_id.peer_address
         return address.pair if address is not None else ("", 0)
+
+    @property
+    def route(self) -> Route:
+        """The way to the peer, as far as it is known.
+
+        Raises:
+            LocalClosed: the id is closed.
+        """
+        self._check_open()
+        return self.cm_id.route
 
     # --- events ---
 

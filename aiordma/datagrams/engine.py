@@ -11,22 +11,21 @@ arrives with one. They are closed with the first.
 from __future__ import annotations
 
 import copy
-import errno
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.datagrams.handles import AddressBook
+from aiordma.datagrams.inbox import Datagram, Inbox
 from aiordma.datagrams.options import DatagramOptions
-from aiordma.datagrams.origin import Origin, is_multicast
-from aiordma.datagrams.peer import DatagramPeer, Way
-from aiordma.datagrams.queues import Arrival, DatagramRing, DatagramSends, Parcel
-from aiordma.datapath import NUMBER_MASK, RECEIVE, Berth
+from aiordma.datagrams.peer import Way
+from aiordma.datagrams.sends import DatagramSends, Parcel
+from aiordma.datapath import NUMBER_MASK, RECEIVE, Berth, removal
+from aiordma.dispatch import failure_of
 from aiordma.enums import IdOption, PortSpace, WcOpcode, WcStatus
 from aiordma.errors import (
     BusyError,
-    DeviceRemoved,
     LocalClosed,
     RdmaError,
     VerbsError,
@@ -35,26 +34,18 @@ from aiordma.errors import (
 from aiordma.loop import Deadline, WaitQueue
 from aiordma.rdmacm import SocketAddress
 from aiordma.rdmacm.address import format_address
-from aiordma.verbs import AddressHandle, AddressHandleAttributes, QueuePair, QueuePairCaps
-from aiordma.verbs.address_handle import gid_host
+from aiordma.verbs import (
+    AddressHandle,
+    AddressHandleAttributes,
+    AsyncEvent,
+    QueuePair,
+    QueuePairCaps,
+)
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Datagram:
-    """A datagram that came."""
-
-    data: bytes
-    peer: DatagramPeer
-    """Who sent it, and can be answered."""
-    imm: int | None
-    """The number of 32 bits that came along, or None."""
-    group: str | None
-    """The multicast group that it was sent to, or None."""
 
 
 class DatagramEngine:
@@ -73,12 +64,10 @@ class DatagramEngine:
         self.options = options
         self.source: SocketAddress = replace(address, port=0)
         self.max_message_size = 0
-        self.group_names: dict[bytes, str] = {}
-        """The IP addresses of groups by their gids: on InfiniBand these are made otherwise."""
         self._port_num = cm.port_num
         self._gid = cm.cm_id.route.sgid
         self._qp: QueuePair
-        self._ring: DatagramRing
+        self.inbox: Inbox
         self._sends = DatagramSends(cm.loop, options.send_depth)
         self._book = AddressBook(cm.handle, self._make_handle)
         self._receivers = WaitQueue(cm.loop)
@@ -112,8 +101,9 @@ class DatagramEngine:
         if wanted is not None and wanted > mtu:
             raise ValueError(f"max_message_size is {wanted}; the port's MTU carries {mtu} bytes")
         self.max_message_size = wanted or mtu
-        self._ring = DatagramRing(options.recv_depth, mtu)
-        self._qp = self._berth.make_qp(self._ring, self._sends)
+        self.inbox = Inbox(options.recv_depth, mtu)
+        self._qp = self._berth.make_qp(self.inbox, self._sends)
+        self._berth.watch(self._qp, self._on_queue_pair_event)
 
     @property
     def qp(self) -> QueuePair:
@@ -185,28 +175,17 @@ class DatagramEngine:
         """Take one datagram. See DatagramEndpoint.recv_from."""
         if len(self._receivers):
             raise BusyError("another task is receiving on this endpoint")
-        while self._closing or not len(self._ring):
+        while self._closing or not len(self.inbox):
             self.check_open()
             await self._receivers.wait()
-        slot, datagram = self._take()
+        slot, datagram = self.inbox.take_datagram()
         if self._end is None:
             self._repost(slot)
         return datagram
 
-    def _take(self) -> tuple[int, Datagram]:
-        slot, arrival, header, data = self._ring.take_datagram()
-        origin = Origin.read(arrival.link, header)
-        peer = DatagramPeer.sending(origin, arrival.src_qp)
-        return slot, Datagram(data, peer, arrival.imm, self._group_of(origin.destination))
-
-    def _group_of(self, gid: bytes) -> str | None:
-        if not is_multicast(gid):
-            return None
-        return self.group_names.get(gid) or gid_host(gid)
-
     def _repost(self, slot: int) -> None:
         try:
-            self._ring.post(slot)
+            self.inbox.post(slot)
         except VerbsError as error:
             self._break(error)
 
@@ -221,22 +200,19 @@ class DatagramEngine:
 
     def _received(self, slot: int, wc: IbvWc) -> None:
         if wc.status != WcStatus.SUCCESS:
-            self._ring.flushed()
+            self.inbox.flushed()
             self._request_failed(WcOpcode.RECV, wc)
-            return
-        arrival = Arrival.read(wc)
-        if self._is_own_copy(slot, arrival):
-            self._ring.flushed()
+        elif self._is_unwanted(slot, wc):
+            self.inbox.flushed()
             self._repost(slot)
-            return
-        self._ring.arrived_from(slot, wc.byte_len, arrival)
-        self._receivers.wake_all()
+        else:
+            self.inbox.arrived_with(slot, wc)
+            self._receivers.wake_all()
 
-    def _is_own_copy(self, slot: int, arrival: Arrival) -> bool:
-        if self.options.multicast_loopback or arrival.src_qp != self._qp.number:
+    def _is_unwanted(self, slot: int, wc: IbvWc) -> bool:
+        if self.options.multicast_loopback or wc.src_qp != self._qp.number:
             return False
-        origin = Origin.read(arrival.link, self._ring.header(slot))
-        return is_multicast(origin.destination) and origin.source == self._gid
+        return self.inbox.is_copy(slot, wc, self._gid)
 
     def _sent(self, number: int, wc: IbvWc) -> None:
         self._sends.completed(number)
@@ -250,8 +226,12 @@ class DatagramEngine:
 
     def device_failed(self, error: VerbsError) -> None:
         """The device is gone: no completion will come any more."""
-        removed = error.errno in (errno.EIO, errno.ENODEV)
-        self._break(DeviceRemoved(f"the RDMA device was removed: {error}") if removed else error)
+        self._break(removal(error))
+
+    def _on_queue_pair_event(self, event: AsyncEvent) -> None:
+        failure = failure_of(event)
+        if failure is not None:
+            self._break(failure)
 
     # --- being asked ---
 

@@ -168,7 +168,7 @@ class Groups:
             # A queue pair that is attached cannot be destroyed.
             handle.before_destroyed(gid, lambda: qp.detach_mcast(gid, lid))
 
-        self._engine.group_names[gid] = group.address
+        self._engine.inbox.group_names[gid] = group.address
         try:
             await handle.call(attach)
         except BaseException:
@@ -178,7 +178,7 @@ class Groups:
     def _detach(self, group: MulticastGroup) -> None:
         """In a worker thread, also if this task is cancelled."""
         handle, gid = self._engine.cm.handle, group.gid
-        self._engine.group_names.pop(gid, None)
+        self._engine.inbox.group_names.pop(gid, None)
 
         def detach() -> None:
             farewell = handle.not_before_destroyed(gid)

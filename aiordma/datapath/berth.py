@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 from aiordma.cm import AsyncCmId
 from aiordma.datapath.receive_ring import ReceiveRing
 from aiordma.datapath.send_queue import NUMBER_MASK, SendQueue
 from aiordma.dispatch import KEY_SHIFT, CompletionSink, LoopDevice, SharedQueue
+from aiordma.errors import DeviceRemoved, RdmaError, VerbsError
 from aiordma.loop import post
 from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps, QueuePairInit
 
 # In the lower half of a wr_id: set for receives, whose slot is in the other bits.
 RECEIVE = NUMBER_MASK + 1
+
+
+def removal(error: VerbsError) -> RdmaError:
+    """What ends an owner whose device gave this error: DeviceRemoved if that is what it means."""
+    if error.errno in (errno.EIO, errno.ENODEV):
+        return DeviceRemoved(f"the RDMA device was removed: {error}")
+    return error
 
 
 class Berth:

@@ -15,7 +15,7 @@ from aiordma.rdmacm.event import CmEvent
 from aiordma.rdmacm.id_verbs import Segment
 from aiordma.rdmacm.own_objects import OwnObjects, OwnQueue
 from aiordma.rdmacm.parameters import ConnectionParameters, Ece
-from aiordma.rdmacm.route import PathRecord, Route
+from aiordma.rdmacm.route import PathRecord, Route, pack_path_data
 
 __all__ = [
     "AddrInfo",
@@ -36,5 +36,6 @@ __all__ = [
     "device_contexts",
     "getaddrinfo",
     "interface_addresses",
+    "pack_path_data",
     "parse_address",
 ]

@@ -268,7 +268,7 @@ class CmId(IdSetup):
 
     def own_objects(self) -> OwnObjects:
         """What is to be destroyed after the id: to be asked for before."""
-        return OwnObjects(self.pointer, self.qp)
+        return OwnObjects(self.pointer, self.qp, self.srq)
 
     def destroy(self) -> None:
         """Free the id, telling the peer what its state demands: rdma_destroy_id(3).
@@ -284,6 +284,7 @@ class CmId(IdSetup):
         pointer = self.pointer
         self._pointer = None
         if self._is_passive_ep:
+            pointer.srq = ffi.NULL  # it is among the own objects
             lib.rdma_destroy_ep(pointer)
         else:
             check(lib.rdma_destroy_id(pointer), "rdma_destroy_id")

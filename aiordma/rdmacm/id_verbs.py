@@ -36,7 +36,12 @@ class IdVerbs(Identity):
     until then. An id has completion queues of its own only if none were given to `create_qp`.
     """
 
-    __slots__ = ()
+    __slots__ = ("srq",)
+
+    def __init__(self, pointer: CmIdPtr) -> None:
+        super().__init__(pointer)
+        self.srq: SharedReceiveQueue | None = None
+        """The shared receive queue made by create_srq()."""
 
     # --- memory ---
 
@@ -121,12 +126,20 @@ class IdVerbs(Identity):
         return self.pd().open_pointer if pd is None else pd.open_pointer
 
     def _made_srq(self, max_wr: int, max_sge: int) -> SharedReceiveQueue:
-        return SharedReceiveQueue(self.pointer.srq, SharedReceiveQueueCaps(max_wr, max_sge))
+        self.srq = SharedReceiveQueue(self.pointer.srq, SharedReceiveQueueCaps(max_wr, max_sge))
+        return self.srq
 
     def destroy_srq(self) -> None:
-        """Destroy the shared receive queue, and what XRC brought along: rdma_destroy_srq(3)."""
-        if self.pointer.srq != ffi.NULL:
-            lib.rdma_destroy_srq(self.pointer)
+        """Destroy the shared receive queue, and what XRC brought along: rdma_destroy_srq(3).
+
+        Not if its own close() did so already; then, or without one, nothing happens.
+        """
+        srq, self.srq = self.srq, None
+        if srq is None or srq.pointer == ffi.NULL:
+            self.pointer.srq = ffi.NULL
+            return
+        lib.rdma_destroy_srq(self.pointer)
+        srq.forget()
 
     # --- requests ---
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
 from aiordma.errors import VerbsError, check, check_errno
-from aiordma.verbs import Completion, QueuePair
+from aiordma.verbs import Completion, QueuePair, SharedReceiveQueue
 
 if TYPE_CHECKING:
     from aiordma._native._lib import CmIdPtr, IbvCompChannel, IbvCq
@@ -73,9 +73,11 @@ class OwnObjects:
 
     __slots__ = ("_channels", "_cqs", "_srq", "qp")
 
-    def __init__(self, pointer: CmIdPtr, qp: QueuePair | None) -> None:
+    def __init__(
+        self, pointer: CmIdPtr, qp: QueuePair | None, srq: SharedReceiveQueue | None
+    ) -> None:
         self.qp = qp
-        self._srq = pointer.srq
+        self._srq = srq
         # librdmacm may have made one queue for both directions.
         self._cqs = list(dict.fromkeys([pointer.recv_cq, pointer.send_cq]))
         self._channels = list(dict.fromkeys([pointer.recv_cq_channel, pointer.send_cq_channel]))
@@ -88,8 +90,8 @@ class OwnObjects:
         """
         if self.qp is not None:
             self.qp.destroy()
-        if self._srq != ffi.NULL:
-            check_errno(lib.ibv_destroy_srq(self._srq), "ibv_destroy_srq")
+        if self._srq is not None:
+            self._srq.close()
         for cq in self._cqs:
             if cq != ffi.NULL:
                 check_errno(lib.ibv_destroy_cq(cq), "ibv_destroy_cq")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,6 +62,37 @@ class PathRecord:
             packet_life_time=record.packet_life_time,
             preference=record.preference,
         )
+
+
+# struct ibv_path_data: flags, reserved, then struct ibv_path_record. All but the flags are in
+# network byte order.
+_FLAGS = struct.Struct("=II")
+_RECORD = struct.Struct(">Q16s16sHHIBBHHBBBB6x")
+_PRIMARY_BOTH_WAYS = 0x01 | 0x02 | 0x08 | 0x20  # GMP, PRIMARY, OUTBOUND, INBOUND_REVERSE
+
+
+def pack_path_data(paths: Sequence[PathRecord]) -> bytes:
+    """An array of `struct ibv_path_data`, as the option IB_PATH takes it."""
+    return b"".join(_FLAGS.pack(_PRIMARY_BOTH_WAYS, 0) + _pack_record(path) for path in paths)
+
+
+def _pack_record(path: PathRecord) -> bytes:
+    return _RECORD.pack(
+        0,
+        path.dgid,
+        path.sgid,
+        path.dlid,
+        path.slid,
+        path.flow_label << 8 | path.hop_limit,
+        path.traffic_class,
+        path.reversible << 7 | path.numb_path,
+        path.pkey,
+        path.sl,
+        path.mtu_selector << 6 | path.mtu,
+        path.rate_selector << 6 | path.rate,
+        path.packet_life_time_selector << 6 | path.packet_life_time,
+        path.preference,
+    )
 
 
 @dataclass(frozen=True, slots=True)

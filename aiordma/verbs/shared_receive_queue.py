@@ -95,6 +95,10 @@ class SharedReceiveQueue:
         check_errno(lib.ibv_query_srq(self.pointer, attr), "ibv_query_srq")
         return SharedReceiveQueueCaps(attr.max_wr, attr.max_sge, attr.srq_limit)
 
+    def forget(self) -> None:
+        """Somebody else has destroyed it."""
+        self.pointer = ffi.NULL
+
     def close(self) -> None:
         """Destroy it: ibv_destroy_srq(3). Idempotent. What is posted is not flushed, but dropped.
 

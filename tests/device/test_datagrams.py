@@ -268,7 +268,7 @@ async def test_iterating_ends_when_the_endpoint_is_closed(address: DeviceAddress
         collecting = asyncio.create_task(collect(other))
         await one.send_to(peer, b"a")
         await one.send_to(peer, b"b")
-        while len(one._engine._sends) or len(other._engine._ring):
+        while len(one._engine._sends) or len(other._engine.inbox):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         await other.aclose()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers import PATIENCE, ended, start
+from helpers import PATIENCE
+from programs import end, start
 
 import aiordma
 from aiordma.rdmacm import DeviceAddress
@@ -37,7 +38,7 @@ async def test_our_sender_their_receiver(address: DeviceAddress, send_only: bool
                 await asyncio.sleep(0.02)
             output, _ = await reading
     finally:
-        await ended(receiver)
+        await end(receiver)
     assert receiver.returncode == 0, output.decode()
     assert "test complete" in output.decode()
 
@@ -54,7 +55,7 @@ async def test_their_sender_our_receiver(address: DeviceAddress, mode: tuple[str
             datagram = await endpoint.recv_from()
             output, _ = await sender.communicate()
         finally:
-            await ended(sender)
+            await end(sender)
     assert sender.returncode == 0, output.decode()
     assert len(datagram.data) == SIZE
     assert datagram.group == GROUP

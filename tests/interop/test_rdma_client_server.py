@@ -9,6 +9,7 @@ import asyncio
 
 import pytest
 from helpers import PATIENCE
+from programs import connect_when_it_listens, end, free_port, start
 
 import aiordma
 from aiordma import ConnectionOptions
@@ -21,31 +22,12 @@ SIZE = 16
 OPTIONS = ConnectionOptions(max_message_size=SIZE, responder_resources=0, initiator_depth=0)
 
 
-async def start(*command: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-
-
-async def free_port(address: DeviceAddress) -> str:
-    async with aiordma.listen(address.host, 0) as listener:
-        return str(listener.local_address[1])
-
-
-async def connect_when_it_listens(host: str, port: int) -> aiordma.Connection:
-    while True:
-        try:
-            return await aiordma.connect(host, port, options=OPTIONS)
-        except aiordma.Rejected:
-            await asyncio.sleep(0.1)
-
-
 async def test_our_client_their_server(any_address: DeviceAddress) -> None:
     port = await free_port(any_address)
     server = await start("rdma_server", "-s", any_address.host, "-p", port)
     try:
         async with asyncio.timeout(PATIENCE):
-            connection = await connect_when_it_listens(any_address.host, int(port))
+            connection = await connect_when_it_listens(any_address.host, int(port), OPTIONS)
             async with connection:
                 await connection.send(b"sixteen bytes ok")
                 assert await connection.recv() == bytes(SIZE)
@@ -71,9 +53,3 @@ async def test_their_client_our_server(any_address: DeviceAddress) -> None:
             await end(client)
     assert client.returncode == 0, output.decode()
     assert "end 0" in output.decode()
-
-
-async def end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.kill()
-        await process.wait()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers import PATIENCE, ended, start
+from helpers import PATIENCE
+from programs import end, start
 
 import aiordma
 from aiordma import DatagramEndpoint, DatagramPeer
@@ -53,7 +54,7 @@ async def test_our_client_their_server(any_address: DeviceAddress) -> None:
             assert answers[0].peer == peer
             output, _ = await server.communicate()
     finally:
-        await ended(server)
+        await end(server)
     assert server.returncode == 0, output.decode()
     assert "return status 0" in output.decode()
 
@@ -68,7 +69,7 @@ async def test_their_client_our_server(any_address: DeviceAddress) -> None:
                     await endpoint.send_to(datagram.peer, datagram.data, imm=endpoint.qp_num)
                 output, _ = await client.communicate()
         finally:
-            await ended(client)
+            await end(client)
     await serving
     assert client.returncode == 0, output.decode()
     assert "return status 0" in output.decode()

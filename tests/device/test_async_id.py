@@ -1,0 +1,329 @@
+"""AsyncCmId, step by step: what connect() and listen() do not show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from helpers import PATIENCE
+
+from aiordma import (
+    AddressError,
+    AsyncCmId,
+    BusyError,
+    CmEventType,
+    LocalClosed,
+    PortSpace,
+    RdmaError,
+    Rejected,
+    RouteError,
+    VerbsError,
+)
+from aiordma.cm import CmState
+from aiordma.enums import IdOption, QpState, QpType, SrqType
+from aiordma.rdmacm import (
+    ConnectionParameters,
+    DeviceAddress,
+    Ece,
+    pack_path_data,
+    parse_address,
+)
+from aiordma.verbs import (
+    CompletionChannel,
+    CompletionQueue,
+    ProtectionDomain,
+    QueuePair,
+    QueuePairCaps,
+    QueuePairInit,
+    SharedReceiveQueueCaps,
+)
+
+pytestmark = pytest.mark.asyncio
+
+CAPS = QueuePairCaps(max_send_wr=4, max_recv_wr=4)
+SMALL = QueuePairInit(CAPS, sq_sig_all=True)
+BY_HAND = ConnectionParameters(responder_resources=1, initiator_depth=1, retry_count=7)
+
+
+async def listening(
+    address: DeviceAddress, port_space: PortSpace = PortSpace.TCP, **options: int
+) -> AsyncCmId:
+    listener = await AsyncCmId.create(port_space)
+    for name, value in options.items():
+        listener.set_option(IdOption[name], value)
+    listener.bind_addr(parse_address(address.host))
+    listener.listen()
+    return listener
+
+
+async def resolved(
+    address: DeviceAddress, port: int, port_space: PortSpace = PortSpace.TCP
+) -> AsyncCmId:
+    client = await AsyncCmId.create(port_space)
+    await client.resolve_addr(parse_address(address.host, port))
+    await client.resolve_route()
+    return client
+
+
+async def exchange(client: AsyncCmId, server: AsyncCmId) -> None:
+    """One message, through the queues that the ids have of their own."""
+    memory = bytearray(16)
+    inbox, outbox = await server.reg_msgs(memory), await client.reg_msgs(bytearray(b"hello"))
+    server.cm_id.post_recv(1, inbox, 0, 16)
+    client.cm_id.post_send(2, outbox, 0, 5)
+    (await client.get_send_comp()).check()
+    (await server.get_recv_comp()).check()
+    assert memory[:5] == b"hello"
+
+
+@pytest.mark.parametrize("port_space", [PortSpace.TCP, PortSpace.IB])
+async def test_every_step_with_the_defaults(address: DeviceAddress, port_space: PortSpace) -> None:
+    async with asyncio.timeout(PATIENCE), await listening(address, port_space) as listener:
+        client = await resolved(address, listener.local_address[1], port_space)
+        client.context = "mine"
+        await client.create_qp(SMALL)
+        assert client.port_num == 1
+        connecting = asyncio.create_task(client.connect())
+        server = await anext(listener)
+        await server.create_qp(SMALL)
+        await server.accept()
+        await connecting
+        assert client.context == "mine"
+        assert client.peer_address[1] == listener.local_address[1]
+        assert server.peer_address[1] == client.local_address[1]
+        await exchange(client, server)
+        await asyncio.gather(client.disconnect(), server.disconnect())
+        assert client.state is server.state is CmState.DISCONNECTED
+        await client.disconnect()
+        await client.aclose()
+        await server.aclose()
+
+
+async def test_own_protection_domain_queues_and_shared_receive_queue(
+    address: DeviceAddress,
+) -> None:
+    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+        client = await resolved(address, listener.local_address[1])
+        pd = ProtectionDomain(client.device())
+        channel = CompletionChannel(client.device())
+        cq = CompletionQueue(channel, 16)
+        srq = await client.create_srq(SharedReceiveQueueCaps(max_wr=4), pd)
+        qp = await client.create_qp(QueuePairInit(CAPS, cq, cq, srq), pd)
+        assert qp.number == client.cm_id.qp_num
+        connecting = asyncio.create_task(client.connect())
+        server = await listener.get_request()
+        assert server.event is not None
+        await server.create_qp(SMALL)
+        await server.accept()
+        await connecting
+        with pytest.raises(ValueError, match="of its own"):
+            await client.get_send_comp()
+        await client.aclose()
+        await server.aclose()
+        cq.close()
+        channel.close()
+        pd.close()
+
+
+@pytest.mark.transport("IB")
+async def test_queue_pairs_moved_by_hand(address: DeviceAddress) -> None:
+    """Neither id has a queue pair; both sides move their own along, and confirm."""
+    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+        client = await resolved(address, listener.local_address[1])
+        near, near_queue = make_queue_pair(client)
+        near.modify(client.init_qp_attr(QpState.INIT))
+        parameters = ConnectionParameters(
+            b"", 1, 1, retry_count=7, rnr_retry_count=7, qp_num=near.number
+        )
+        connecting = asyncio.create_task(client.connect(parameters))
+        server = await listener.get_request()
+        assert server.event is not None
+        assert server.event.qp_num == near.number
+        far, far_queue = make_queue_pair(server)
+        for state in (QpState.INIT, QpState.RTR, QpState.RTS):
+            far.modify(server.init_qp_attr(state))
+        accepting = asyncio.create_task(
+            server.accept(ConnectionParameters(b"", 1, 1, rnr_retry_count=7, qp_num=far.number))
+        )
+        await connecting
+        assert client.state is CmState.RESPONDED
+        assert client.established is not None
+        assert client.established.type is CmEventType.CONNECT_RESPONSE
+        for state in (QpState.RTR, QpState.RTS):
+            near.modify(client.init_qp_attr(state))
+        client.establish()
+        await accepting
+        assert client.state is server.state is CmState.CONNECTED
+        with pytest.raises(RdmaError):
+            client.establish()
+        near.destroy()
+        far.destroy()
+        for close in (near_queue, far_queue):
+            close()
+        await client.aclose()
+        await server.aclose()
+
+
+def make_queue_pair(cm: AsyncCmId) -> tuple[QueuePair, Callable[[], None]]:
+    pd = ProtectionDomain(cm.device())
+    channel = CompletionChannel(cm.device())
+    cq = CompletionQueue(channel, 16)
+
+    def close() -> None:
+        cq.close()
+        channel.close()
+        pd.close()
+
+    return QueuePair.create(pd, QueuePairInit(CAPS, cq, cq, qp_type=QpType.RC)), close
+
+
+@pytest.mark.transport("IB")
+async def test_enhanced_connection_establishment(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+        client = await resolved(address, listener.local_address[1])
+        client.set_local_ece(Ece(vendor_id=0x1234, options=5))
+        connecting = asyncio.create_task(client.connect(ConnectionParameters(qp_num=17)))
+        server = await listener.get_request()
+        offered = server.remote_ece()
+        assert (offered.vendor_id, offered.options) == (0x1234, 5)
+        server.reject(b"not these options", ece=True)
+        with pytest.raises(Rejected) as rejected:
+            await connecting
+        assert rejected.value.status == 35
+        assert rejected.value.private_data.startswith(b"not these options")
+        await client.aclose()
+        await server.aclose()
+
+
+async def test_options_take_effect(address: DeviceAddress) -> None:
+    async with await listening(address, REUSEADDR=1, TOS=8) as listener:
+        async with await AsyncCmId.create() as other:
+            other.set_option(IdOption.REUSEADDR, 1)
+            other.set_option(IdOption.ACK_TIMEOUT, 14)
+            with pytest.raises(VerbsError):
+                other.bind_addr(parse_address(address.host, listener.local_address[1]))
+        with pytest.raises(VerbsError):
+            listener.set_option(IdOption.AFONLY, 1)
+
+
+@pytest.mark.transport("IB")
+async def test_a_route_that_is_known_already(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+        port = listener.local_address[1]
+        scout = await resolved(address, port)
+        route = scout.route
+        assert len(route.paths) == 1
+        assert route.sgid == route.dgid == route.paths[0].dgid
+        client = await AsyncCmId.create()
+        await client.resolve_addr(parse_address(address.host, port))
+        await client.set_path(pack_path_data(route.paths))
+        assert client.state is CmState.ROUTE_RESOLVED
+        await client.create_qp(SMALL)
+        connecting = asyncio.create_task(client.connect())
+        server = await listener.get_request()
+        await server.create_qp(SMALL)
+        await server.accept()
+        await connecting
+        for cm in (scout, client, server):
+            await cm.aclose()
+
+
+async def test_a_path_that_is_none(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await AsyncCmId.create() as client:
+        await client.resolve_addr(parse_address(address.host, 1))
+        with pytest.raises(RouteError):
+            await client.set_path(b"nonsense")
+        assert client.state is CmState.ADDR_RESOLVED
+        await client.resolve_route()
+
+
+@pytest.mark.transport("IB")
+async def test_datagram_ids_tell_each_other_their_numbers(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await listening(address, PortSpace.UDP) as listener:
+        client = await resolved(address, listener.local_address[1], PortSpace.UDP)
+        qp = await client.create_qp(SMALL)
+        connecting = asyncio.create_task(client.connect(ConnectionParameters(b"who are you?")))
+        server = await listener.get_request()
+        assert server.event is not None
+        assert server.event.private_data.startswith(b"who are you?")
+        far = await server.create_qp(SMALL)
+        await server.accept(ConnectionParameters(b"I am"))
+        await connecting
+        assert client.established is not None
+        assert client.established.qp_num == far.number != qp.number
+        assert client.established.qkey == 0x01234567
+        assert client.established.ah_attr is not None
+        with pytest.raises(RdmaError, match="no connection to end"):
+            await client.disconnect()
+        for cm in (client, server):
+            await cm.aclose()
+
+
+@pytest.mark.transport("IB")
+async def test_groups_are_joined_and_left(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await AsyncCmId.create(PortSpace.UDP) as cm:
+        cm.bind_addr(parse_address(address.host))
+        await cm.create_qp(SMALL)
+        first, second = parse_address("239.7.7.1"), parse_address("239.7.7.2")
+        joined = [await cm.join_multicast(group) for group in (first, second)]
+        gids = {event.ah_attr.dgid for event in joined if event.ah_attr is not None}
+        assert len(gids) == 2
+        await cm.leave_multicast(first)
+        with pytest.raises(VerbsError):
+            await cm.leave_multicast(first)
+        await cm.leave_multicast(second)
+
+
+@pytest.mark.transport("IWARP")
+async def test_iwarp_has_no_groups(address: DeviceAddress) -> None:
+    async with await AsyncCmId.create(PortSpace.UDP) as cm:
+        cm.bind_addr(parse_address(address.host))
+        with pytest.raises(RdmaError):
+            await cm.join_multicast(parse_address("239.7.7.1"))
+
+
+async def test_xrc_is_refused_clearly(address: DeviceAddress) -> None:
+    async with await resolved(address, 1) as cm:
+        with pytest.raises(VerbsError) as refused:
+            await cm.create_srq(SharedReceiveQueueCaps(max_wr=4), srq_type=SrqType.XRC)
+        assert refused.value.function == "rdma_create_srq_ex"
+
+
+async def test_a_shared_receive_queue_can_be_closed_before_the_id(address: DeviceAddress) -> None:
+    async with await resolved(address, 1) as cm:
+        srq = await cm.create_srq(SharedReceiveQueueCaps(max_wr=4))
+        if address.transport.name == "IB":  # siw cannot tell
+            assert srq.query().max_wr >= 4
+        srq.close()
+        srq.close()
+
+
+async def test_steps_out_of_order_are_refused(address: DeviceAddress) -> None:
+    async with await AsyncCmId.create() as cm:
+        with pytest.raises(RdmaError, match="not possible in state IDLE"):
+            await cm.resolve_route()
+        with pytest.raises(ValueError, match="not bound to a device"):
+            await cm.create_qp(SMALL)
+        with pytest.raises(ValueError, match="not bound to a device"):
+            await cm.create_srq(SharedReceiveQueueCaps(max_wr=4))
+        with pytest.raises(RdmaError, match="not possible in state IDLE"):
+            await cm.accept()
+    with pytest.raises(LocalClosed):
+        await cm.create_qp(SMALL)
+
+
+async def test_two_tasks_may_not_ask_at_once(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await AsyncCmId.create() as cm:
+        first = asyncio.create_task(cm.resolve_addr(parse_address(address.host, 1)))
+        await asyncio.sleep(0)
+        with pytest.raises((BusyError, RdmaError)):
+            await cm.resolve_addr(parse_address(address.host, 1))
+        await first
+
+
+async def test_an_address_that_leads_nowhere(address: DeviceAddress) -> None:
+    async with await AsyncCmId.create() as cm:
+        with pytest.raises(AddressError):
+            await cm.resolve_addr(parse_address("240.0.0.1", 1), timeout=1)
+        await cm.resolve_addr(parse_address(address.host, 1))

@@ -1,0 +1,154 @@
+"""watch_devices(): ports that go down and come up, and devices that go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from helpers import PATIENCE, connected
+from removing import SoftDevice, one_per_device
+
+import aiordma
+from aiordma import BusyError, DeviceWatch, LocalClosed
+from aiordma.enums import AsyncEventType, PortState
+from aiordma.rdmacm import DeviceAddress, DeviceReference
+from aiordma.verbs import AsyncEvent
+
+pytestmark = pytest.mark.asyncio
+
+DOWN, UP = AsyncEventType.PORT_ERR, AsyncEventType.PORT_ACTIVE
+GONE = AsyncEventType.DEVICE_FATAL
+
+
+@pytest.fixture
+def device(address: DeviceAddress) -> Iterator[SoftDevice]:
+    """The device at `address`, which is there again, and up, after the test."""
+    with SoftDevice.behind(address).restored() as soft:
+        yield soft
+
+
+async def next_of(watch: DeviceWatch, device: str, kind: AsyncEventType) -> AsyncEvent:
+    async with asyncio.timeout(PATIENCE):
+        async for event in watch:
+            if (event.device, event.type) == (device, kind):
+                return event
+    pytest.fail("the watch ended")
+
+
+def port_state(name: str) -> PortState:
+    reference = DeviceReference()
+    try:
+        (device,) = (device for device in reference.devices if device.name == name)
+        return device.query_port(1).state
+    finally:
+        reference.close()
+
+
+async def test_a_port_goes_down_and_up(address: DeviceAddress, device: SoftDevice) -> None:
+    async with aiordma.watch_devices() as watch:
+        assert address.device in watch.devices
+        device.set_link("down")
+        assert (await next_of(watch, address.device, DOWN)).port_num == 1
+        assert await asyncio.to_thread(port_state, address.device) is PortState.DOWN
+        device.set_link("up")
+        assert (await next_of(watch, address.device, UP)).port_num == 1
+        assert await asyncio.to_thread(port_state, address.device) is PortState.ACTIVE
+
+
+async def test_every_watch_is_told(address: DeviceAddress, device: SoftDevice) -> None:
+    """In one loop, and in another thread's."""
+
+    async def watch_one() -> AsyncEvent:
+        async with aiordma.watch_devices() as watch:
+            watching.append(watch)
+            return await next_of(watch, address.device, DOWN)
+
+    watching: list[DeviceWatch] = []
+    tasks = [asyncio.create_task(watch_one()) for _ in range(2)]
+    tasks.append(asyncio.create_task(asyncio.to_thread(asyncio.run, watch_one())))
+    async with asyncio.timeout(PATIENCE), connected(address):
+        while len(watching) < 3:
+            await asyncio.sleep(0.01)
+        device.set_link("down")
+        assert len(set(await asyncio.gather(*tasks))) == 1
+        device.set_link("up")
+
+
+@pytest.mark.transport("IB")
+async def test_a_connection_outlives_a_port_that_was_down(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
+    async with connected(address) as pair, aiordma.watch_devices() as watch:
+        device.set_link("down")
+        await next_of(watch, address.device, DOWN)
+        device.set_link("up")
+        await next_of(watch, address.device, UP)
+        async with asyncio.timeout(PATIENCE):
+            await pair.client.send(b"after")
+            assert await pair.server.recv() == b"after"
+
+
+@pytest.mark.transport("IWARP")
+async def test_an_iwarp_connection_ends_with_its_port(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
+    async with connected(address) as pair:
+        device.set_link("down")
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(aiordma.RdmaError):
+                await pair.client.recv()
+
+
+async def test_a_device_is_removed_and_others_are_watched_on(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
+    others = sorted(one.device for one in one_per_device() if one.device != address.device)
+    async with aiordma.watch_devices() as watch:
+        device.start_removing()
+        assert (await next_of(watch, address.device, GONE)).port_num == 0
+        assert list(watch.devices) == others
+        await device.removed()
+        if others:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(watch), 1)
+        else:
+            with pytest.raises(StopAsyncIteration):
+                await anext(watch)
+        await device.comes_back()
+        assert list(watch.devices) == others
+    async with aiordma.watch_devices() as watch:
+        assert address.device in watch.devices
+
+
+async def test_cancelling_loses_nothing(address: DeviceAddress, device: SoftDevice) -> None:
+    async with aiordma.watch_devices() as watch:
+        task = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+        device.set_link("down")
+        while not watch._events:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await next_of(watch, address.device, DOWN)
+
+
+async def test_two_tasks_at_one_watch(address: DeviceAddress) -> None:
+    async with aiordma.watch_devices() as watch:
+        task = asyncio.ensure_future(anext(watch, None))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await anext(watch)
+    assert await task is None
+
+
+async def test_a_watch_is_entered_once(address: DeviceAddress) -> None:
+    watch = aiordma.watch_devices()
+    with pytest.raises(LocalClosed):
+        await anext(watch)
+    async with watch:
+        pass
+    assert [event async for event in watch] == []
+    with pytest.raises(LocalClosed):
+        await watch.__aenter__()

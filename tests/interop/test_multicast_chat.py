@@ -1,0 +1,57 @@
+"""The example multicast_chat.py, with three who talk."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+from helpers import PATIENCE, ROOT, read_line
+
+from aiordma.rdmacm import DeviceAddress
+
+CHAT = (sys.executable, str(ROOT / "examples" / "multicast_chat.py"))
+
+
+def start_chat(address: DeviceAddress, name: str) -> subprocess.Popen[str]:
+    command = [*CHAT, address.host, "--name", name]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert read_line(process) == "in the group 239.17.18.19"
+    return process
+
+
+def say(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+@pytest.mark.transport("IB")
+def test_everybody_hears_the_others(address: DeviceAddress) -> None:
+    with contextlib.ExitStack() as stack:
+        chats = [stack.enter_context(start_chat(address, name)) for name in ("ann", "bob", "eve")]
+        for process in chats:
+            stack.callback(process.kill)
+        ann, bob, eve = chats
+        say(ann, "hello")
+        for other in (bob, eve):
+            assert read_line(other) == f"{address.host}: ann: hello"
+        say(bob, "hi ann")
+        for other in (ann, eve):
+            assert read_line(other) == f"{address.host}: bob: hi ann"
+        for process in chats:
+            output, errors = process.communicate(timeout=PATIENCE)
+            assert (output, errors, process.returncode) == ("", "", 0)
+
+
+@pytest.mark.transport("IWARP")
+def test_where_there_are_no_datagrams(address: DeviceAddress) -> None:
+    done = subprocess.run(
+        [*CHAT, address.host], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("multicast_chat: ")
+    assert "no datagrams" in done.stderr

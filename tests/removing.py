@@ -1,0 +1,96 @@
+"""Soft RDMA devices that go and come back under the tests, and are put back in any case."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from helpers import PATIENCE
+
+from aiordma import RdmaError
+from aiordma.rdmacm import DeviceAddress, device_addresses
+
+DRIVERS = {"IB": "rxe", "IWARP": "siw"}
+
+
+@dataclass
+class SoftDevice:
+    """A device made by `rdma link add`, which can be removed, and made again."""
+
+    name: str
+    driver: str
+    netdev: str
+    hosts: frozenset[str]
+    removal: subprocess.Popen[bytes] | None = field(default=None)
+
+    @classmethod
+    def behind(cls, address: DeviceAddress) -> SoftDevice:
+        return cls(
+            address.device,
+            DRIVERS[address.transport.name],
+            address.interface,
+            hosts_of(address.device),
+        )
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[SoftDevice]:
+        """Have it be there again after the block."""
+        try:
+            yield self
+        finally:
+            self.restore()
+
+    def start_removing(self) -> subprocess.Popen[bytes]:
+        """`rdma link delete`, which waits until every process has let go of the device."""
+        self.removal = subprocess.Popen(["rdma", "link", "delete", self.name])
+        return self.removal
+
+    async def removed(self) -> None:
+        """Wait until that is done."""
+        assert self.removal is not None
+        assert await asyncio.to_thread(self.removal.wait, PATIENCE) == 0
+
+    async def comes_back(self) -> None:
+        await asyncio.to_thread(self.restore)
+
+    def restore(self) -> None:
+        """Be there, at the same addresses, whatever has happened. Blocks."""
+        if self.removal is not None:
+            self.removal.wait(PATIENCE)
+            self.removal = None
+        self.set_link("up")
+        if self.name not in links():
+            command = ["rdma", "link", "add", self.name, "type", self.driver, "netdev", self.netdev]
+            subprocess.run(command, check=True)
+        deadline = time.monotonic() + PATIENCE
+        while hosts_of(self.name) != self.hosts:
+            assert time.monotonic() < deadline, f"{self.name} did not come back"
+            time.sleep(0.1)
+
+    def set_link(self, state: str) -> None:
+        """Take the interface under the device down, or up again; it keeps its addresses."""
+        Path(f"/proc/sys/net/ipv6/conf/{self.netdev}/keep_addr_on_down").write_text("1")
+        subprocess.run(["ip", "link", "set", self.netdev, state], check=True)
+
+
+def links() -> dict[str, object]:
+    shown = subprocess.run(["rdma", "-j", "link"], capture_output=True, check=True, text=True)
+    return {link["ifname"]: link for link in json.loads(shown.stdout)}
+
+
+def hosts_of(device: str) -> frozenset[str]:
+    with contextlib.suppress(RdmaError):
+        return frozenset(found.host for found in device_addresses() if found.device == device)
+    return frozenset()
+
+
+def one_per_device() -> list[DeviceAddress]:
+    """An IPv4 address of each device that is there now."""
+    found = {one.device: one for one in device_addresses() if ":" not in one.host}
+    return list(found.values())

@@ -1,0 +1,177 @@
+"""Origin: what the 40 bytes before a datagram say of its sender."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import struct
+
+import pytest
+
+from aiordma import DatagramPeer
+from aiordma.datagrams.origin import Origin, is_multicast
+from aiordma.enums import CmEventType
+from aiordma.rdmacm import CmEvent
+from aiordma.verbs import AddressHandleAttributes, LinkHeader
+
+ROCE = LinkHeader()
+MAPPED = bytes(10) + b"\xff\xff"
+
+
+def ipv4(
+    source: str, destination: str, *, tos: int = 0, ident: int = 1, front: bytes = bytes(20)
+) -> bytes:
+    """The 40 bytes before a datagram that came in IPv4."""
+    addresses = ipaddress.ip_address(source).packed + ipaddress.ip_address(destination).packed
+    fields = [0x45, tos, 1100, ident, 0x4000, 64, 17, 0]
+    words = struct.unpack("!10H", struct.pack("!BBHHHBBH", *fields) + addresses)
+    total = sum(words)
+    total = (total & 0xFFFF) + (total >> 16)
+    total = (total & 0xFFFF) + (total >> 16)
+    fields[-1] = 0xFFFF - total
+    return front + struct.pack("!BBHHHBBH", *fields) + addresses
+
+
+def ipv6(source: str, destination: str, *, traffic_class: int = 0, length: int = 100) -> bytes:
+    word = 6 << 28 | traffic_class << 20 | 0x12345
+    addresses = ipaddress.ip_address(source).packed + ipaddress.ip_address(destination).packed
+    return struct.pack("!IHBB", word, length, 17, 64) + addresses
+
+
+def test_a_sender_in_ipv4() -> None:
+    origin = Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1", tos=0x20))
+    assert origin.host == "10.7.1.2"
+    assert origin.source == MAPPED + bytes([10, 7, 1, 2])
+    assert origin.destination == MAPPED + bytes([10, 7, 1, 1])
+    assert origin.traffic_class == 0x20
+    assert origin.node == origin.source
+
+
+def test_a_sender_in_ipv6() -> None:
+    origin = Origin.read(ROCE, ipv6("fd07::2", "fd07::1", traffic_class=0xA5))
+    assert origin.host == "fd07::2"
+    assert origin.source == ipaddress.ip_address("fd07::2").packed
+    assert origin.destination == ipaddress.ip_address("fd07::1").packed
+    assert origin.traffic_class == 0xA5
+
+
+def test_an_ipv4_header_is_found_behind_the_rest_of_an_older_one() -> None:
+    stale = ipv6("fd07::2", "fd07::1")[:20]
+    assert Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1", front=stale)).host == "10.7.1.2"
+
+
+def test_an_ipv6_address_that_looks_like_an_ipv4_header() -> None:
+    source = str(ipaddress.IPv6Address(bytes(12) + b"\x45\x00\x04\x4c"))
+    header = ipv6(source, "fd07::1")
+    assert header[20] == 0x45
+    assert Origin.read(ROCE, header).host == source
+
+
+def test_a_sender_on_infiniband_without_a_header() -> None:
+    link = LinkHeader(slid=7, sl=2, dlid_path_bits=1, is_global=False)
+    origin = Origin.read(link, b"\xaa" * 40)
+    assert (origin.host, origin.node) == ("", 7)
+    assert origin == Origin.read(link, b"\xbb" * 40)
+
+
+def test_what_differs_between_datagrams_of_one_sender_does_not_count() -> None:
+    first = Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1", ident=1))
+    again = Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1", ident=2))
+    assert first.header != again.header
+    assert first == again
+    assert hash(first) == hash(again)
+    other_way = Origin.read(ROCE, ipv4("10.7.1.2", "239.1.1.1"))
+    assert first != other_way
+    assert Origin.read(ROCE, ipv6("fd07::2", "fd07::1", length=1)) == Origin.read(
+        ROCE, ipv6("fd07::2", "fd07::1", length=2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("239.1.2.3", True),
+        ("224.0.0.1", True),
+        ("223.255.255.255", False),
+        ("240.0.0.1", False),
+        ("10.7.1.1", False),
+        ("ff12::1", True),
+        ("fd07::1", False),
+    ],
+)
+def test_what_is_a_group(host: str, expected: bool) -> None:
+    packed = ipaddress.ip_address(host).packed
+    assert is_multicast(packed if len(packed) == 16 else MAPPED + packed) is expected
+
+
+@dataclasses.dataclass
+class Asked:
+    """Takes the place of AddressHandleAttributes.of_sender."""
+
+    header: bytes = b""
+
+    def of_sender(
+        self, device: object, port_num: int, link: LinkHeader, header: bytes
+    ) -> AddressHandleAttributes:
+        self.header = header
+        return AddressHandleAttributes()
+
+
+def way_back(header: bytes, own: str, monkeypatch: pytest.MonkeyPatch) -> Origin:
+    asked = Asked()
+    monkeypatch.setattr(AddressHandleAttributes, "of_sender", asked.of_sender)
+    packed = ipaddress.ip_address(own).packed
+    gid = packed if len(packed) == 16 else MAPPED + packed
+    Origin.read(ROCE, header).attributes(None, 1, gid)  # type: ignore[arg-type]
+    return Origin.read(ROCE, asked.header)
+
+
+@pytest.mark.parametrize(
+    ("header", "own"),
+    [
+        (ipv4("10.7.1.2", "239.1.1.1", tos=4), "10.7.1.1"),
+        (ipv4("10.7.1.2", "239.1.1.1", tos=4, front=ipv6("fd07::2", "::")[:20]), "10.7.1.1"),
+        (ipv6("fd07::2", "ff12::1", traffic_class=4), "fd07::1"),
+    ],
+)
+def test_the_answer_to_a_group_comes_from_the_own_address(
+    header: bytes, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = way_back(header, own, monkeypatch)
+    sent = Origin.read(ROCE, header)
+    assert seen.source == sent.source
+    assert seen.traffic_class == 4
+    assert seen.destination.endswith(ipaddress.ip_address(own).packed)
+
+
+def test_the_answer_to_what_came_directly_comes_from_where_it_went(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    header = ipv4("10.7.1.2", "10.7.1.99")
+    assert way_back(header, "10.7.1.1", monkeypatch).destination.endswith(bytes([10, 7, 1, 99]))
+
+
+# --- peers ---
+
+
+def test_peers_are_equal_however_they_were_found() -> None:
+    sender = DatagramPeer.sending(Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1")), 17)
+    in_group = DatagramPeer.sending(Origin.read(ROCE, ipv4("10.7.1.2", "239.1.1.1")), 17)
+    way = AddressHandleAttributes(is_global=True, dgid=MAPPED + bytes([10, 7, 1, 2]))
+    event = CmEvent(CmEventType.ESTABLISHED, 0, qp_num=17, qkey=5, ah_attr=way, private_data=b"x")
+    resolved = DatagramPeer.answering(("10.7.1.2", 7174), event)
+    assert sender == in_group == resolved
+    assert len({sender, in_group, resolved}) == 1
+    assert (resolved.qkey, resolved.private_data, resolved.host) == (5, b"x", "10.7.1.2")
+    assert (sender.address, sender.qkey) == (("10.7.1.2", 0), 0x01234567)
+    assert sender != dataclasses.replace(sender, qp_num=18)
+    elsewhere = DatagramPeer.sending(Origin.read(ROCE, ipv4("10.7.1.3", "10.7.1.1")), 17)
+    assert sender != elsewhere
+
+
+def test_peers_on_infiniband_without_headers_are_told_apart_by_their_lids() -> None:
+    origins = [Origin.read(LinkHeader(slid=lid, is_global=False), bytes(40)) for lid in (1, 1, 2)]
+    first, same, other = [DatagramPeer.sending(origin, 17) for origin in origins]
+    assert first == same != other
+    event = CmEvent(CmEventType.ESTABLISHED, 0, qp_num=17, ah_attr=AddressHandleAttributes(dlid=1))
+    assert DatagramPeer.answering(("10.7.1.2", 7174), event) == first
