@@ -250,6 +250,7 @@ class DatagramEndpoint:
             LocalClosed: the endpoint is closed, or the group was left.
             DeviceRemoved, WorkRequestError: the endpoint has ended.
         """
+        self._engine.check_open()
         if isinstance(target, MulticastGroup):
             target.check_joined()
         destination = (target.qp_num, target.qkey)

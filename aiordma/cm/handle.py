@@ -138,6 +138,12 @@ class IdHandle:
             interrupt.set()
             raise
 
+    def interrupt_waits(self) -> None:
+        """Have every wait() return, which begin anew if there is reason to. From any thread."""
+        with self._wait_ended:
+            for interrupt in self._waits:
+                interrupt.set()
+
     def submit(self, function: Callable[[], None]) -> None:
         """Make a call on the id in a worker thread, with nobody waiting; errors are only logged.
 
@@ -164,9 +170,7 @@ class IdHandle:
         if is_forked_child():
             self._finished = True  # it is the parent's
             return
-        with self._wait_ended:
-            for interrupt in self._waits:
-                interrupt.set()
+        self.interrupt_waits()
         self._jobs.submit(self._destroy, parking if self.slow else workers)
 
     async def wait_destroyed(self) -> None:

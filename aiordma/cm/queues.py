@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aiordma.cm.handle import IdHandle
 from aiordma.cm.lifecycle import CmLifecycle
 from aiordma.cm.states import CmState
 from aiordma.enums import QpState, SrqType
-from aiordma.errors import BusyError, LocalClosed
+from aiordma.errors import BusyError
 from aiordma.loop import Interrupt
 from aiordma.rdmacm import CmEvent, OwnQueue
 from aiordma.verbs import (
@@ -33,8 +34,8 @@ class CmQueues(CmLifecycle):
 
     def __init__(self, handle: IdHandle, state: CmState, event: CmEvent | None) -> None:
         super().__init__(handle, state, event)
-        self._sent = _Completions(handle)
-        self._received = _Completions(handle)
+        self._sent = _Completions()
+        self._received = _Completions()
 
     # --- the queue pair ---
 
@@ -134,16 +135,18 @@ class CmQueues(CmLifecycle):
         """Wait for the next completion of the id's own send queue: rdma_get_send_comp(3).
 
         In a worker thread. Cancelling loses none. A failed request is no exception here, see
-        `Completion.check`.
+        `Completion.check`. When the peer disconnects while somebody waits, this side does too, as
+        it has to anyway: what is posted is then flushed, and so ends the wait.
 
         Raises:
             LocalClosed: the id is closed, or was while waiting.
+            DeviceRemoved: the device went away.
             ValueError: the id has no completion queue of its own for sending.
             BusyError: another task waits here.
-            VerbsError: the device is gone.
+            VerbsError: the queue is broken.
         """
         self._check_open()
-        return await self._sent.next(self.cm_id.send_queue())
+        return await self._next(self._sent, self.cm_id.send_queue())
 
     async def get_recv_comp(self) -> Completion:
         """Wait for the next completion of its own receive queue: rdma_get_recv_comp(3).
@@ -151,35 +154,68 @@ class CmQueues(CmLifecycle):
         As get_send_comp() otherwise.
         """
         self._check_open()
-        return await self._received.next(self.cm_id.recv_queue())
+        return await self._next(self._received, self.cm_id.recv_queue())
 
+    async def _next(self, completions: _Completions, queue: OwnQueue) -> Completion:
+        with completions.waiting():
+            self._flush_if_ended()
+            while not completions.done:
+                self._check_waitable()
+                await self.handle.wait(
+                    lambda interrupt: self._read_one(completions, queue, interrupt), in_turn=False
+                )
+            return completions.done.popleft()
 
-class _Completions:
-    """The completions of one queue that a thread has read, and the task that waits for them."""
+    def _check_waitable(self) -> None:
+        if self.state in (CmState.FAILED, CmState.REMOVED, CmState.CLOSED):
+            raise self._error("the peer", CmState.CONNECTED)
 
-    def __init__(self, handle: IdHandle) -> None:
-        self._handle = handle
-        self._done: deque[Completion] = deque()
-        self._busy = False
-
-    async def next(self, queue: OwnQueue) -> Completion:
-        if self._busy:
-            raise BusyError("another task is waiting for completions here")
-        self._busy = True
-        try:
-            while not self._done:
-                await self._handle.wait(lambda wait: self._read(queue, wait), in_turn=False)
-            return self._done.popleft()
-        finally:
-            self._busy = False
-
-    def _read(self, queue: OwnQueue, interrupt: Interrupt) -> None:
+    def _read_one(self, completions: _Completions, queue: OwnQueue, interrupt: Interrupt) -> None:
         """In a thread: wait for one. Armed before it is polled again, so that none is missed."""
         while (completion := queue.poll()) is None:
             queue.arm()
             if (completion := queue.poll()) is not None:
                 break
-            if not interrupt.wait_readable(queue.fd):
-                raise LocalClosed("closed while waiting for a completion")
+            if not interrupt.wait_readable(queue.fd, *self._event_fds()):
+                return
             queue.read_event()
-        self._done.append(completion)
+            self._look_for_events()
+        completions.done.append(completion)
+
+    def _event_fds(self) -> list[int]:
+        """Where an event that ends the wait would come in, if nobody else watches."""
+        return []
+
+    def _look_for_events(self) -> None:
+        """In a thread: take note of such an event."""
+
+    def handle_event(self, event: CmEvent) -> None:
+        """Take note of an event."""
+        super().handle_event(event)
+        if not (self._sent.busy or self._received.busy):
+            return
+        self._flush_if_ended()
+        if self.state in (CmState.FAILED, CmState.REMOVED):
+            self.handle.interrupt_waits()
+
+    def _flush_if_ended(self) -> None:
+        if self.state is CmState.DISCONNECTED:
+            self.handle.submit(self.cm_id.disconnect)
+
+
+class _Completions:
+    """The completions of one queue that a thread has read, and whether a task waits for more."""
+
+    def __init__(self) -> None:
+        self.done: deque[Completion] = deque()
+        self.busy = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        if self.busy:
+            raise BusyError("another task is waiting for completions here")
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+# How long a thread that waits for completions lets a step have the channel, before it looks again.
+LOOK_SECONDS = 0.05
+
+
 class SyncCmId(CmSteps):
     """A communication identifier with an event channel of its own (a NULL one, in C).
 
@@ -44,6 +49,7 @@ class SyncCmId(CmSteps):
         self._requests: deque[SyncCmId] = deque()
         self._channel: EventChannel = handle.cm_id.private_channel()
         self._busy = False
+        self._reading = threading.Lock()  # held by the thread that reads the channel
 
     @classmethod
     async def create(cls, port_space: PortSpace = PortSpace.TCP) -> SyncCmId:
@@ -123,6 +129,10 @@ class SyncCmId(CmSteps):
 
     def _run(self, step: Step, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         """The whole of a step, in a thread."""
+        with self._reading:
+            self._run_alone(step, is_done, interrupt)
+
+    def _run_alone(self, step: Step, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         if step.call is not None:
             before = self._enter(step.call)
         expected = self.state
@@ -160,6 +170,17 @@ class SyncCmId(CmSteps):
         for event in self._channel.get_events():
             self.handle_event(event)
 
+    def _event_fds(self) -> list[int]:
+        return [self._channel.fd]
+
+    def _look_for_events(self) -> None:
+        # Should a step be under way, it sees to events itself.
+        if self._reading.acquire(timeout=LOOK_SECONDS):
+            try:
+                self._read_events()
+            finally:
+                self._reading.release()
+
     # --- being connected to ---
 
     def listen(self, backlog: int = 0) -> None:
@@ -190,12 +211,13 @@ class SyncCmId(CmSteps):
             return self._requests.popleft()
 
     def _wait_for_request(self, interrupt: Interrupt) -> None:
-        self._read_request()
-        self._wait_until(
-            lambda: bool(self._requests) or self.state is not CmState.LISTENING,
-            self._read_request,
-            interrupt,
-        )
+        with self._reading:
+            self._read_request()
+            self._wait_until(
+                lambda: bool(self._requests) or self.state is not CmState.LISTENING,
+                self._read_request,
+                interrupt,
+            )
 
     def _read_request(self) -> None:
         """In a thread: take a request if there is one now."""

@@ -7,10 +7,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aiordma.datagrams.origin import Origin, is_multicast
+from aiordma._native import lib
+from aiordma.datagrams.origin import Origin, is_multicast, significant_part
 from aiordma.datagrams.peer import DatagramPeer
 from aiordma.datapath import ReceiveRing
-from aiordma.enums import WcFlags
 from aiordma.verbs import LinkHeader
 from aiordma.verbs.address_handle import GRH_SIZE, gid_host
 
@@ -31,8 +31,12 @@ class Datagram:
     """The multicast group that it was sent to, or None."""
 
 
+# A LinkHeader as long as it is not looked at.
+_Link = tuple[int, int, int, bool]
 # What is kept of a completion, which is overwritten: the sender's queue pair, link, immediate data.
-_Arrival = tuple[int, LinkHeader, int | None]
+_Arrival = tuple[int, _Link, int | None]
+# Senders that are remembered, so that their next datagram costs less.
+MAX_SENDERS = 4096
 
 
 class Inbox(ReceiveRing):
@@ -43,27 +47,37 @@ class Inbox(ReceiveRing):
         self.group_names: dict[bytes, str] = {}
         """The IP addresses of groups by their gids: on InfiniBand these are made otherwise."""
         self._arrivals: deque[_Arrival] = deque()
+        self._senders: dict[tuple[int, _Link, bytes], tuple[DatagramPeer, bytes]] = {}
 
     def arrived_with(self, slot: int, wc: IbvWc) -> None:
         """The device filled a slot, as the completion says."""
-        imm = socket.ntohl(wc.imm_data) if wc.wc_flags & WcFlags.WITH_IMM else None
+        imm = socket.ntohl(wc.imm_data) if wc.wc_flags & lib.IBV_WC_WITH_IMM else None
         self._arrivals.append((wc.src_qp, _link(wc), imm))
         self.arrived(slot, wc.byte_len)
 
     def is_copy(self, slot: int, wc: IbvWc, gid: bytes) -> bool:
         """Whether a slot was filled with what the port of `gid` sent to a group."""
         start = slot * self._slot_size
-        origin = Origin.read(_link(wc), bytes(self._region.view[start : start + GRH_SIZE]))
+        header = bytes(self._region.view[start : start + GRH_SIZE])
+        origin = Origin.read(LinkHeader(*_link(wc)), header)
         return is_multicast(origin.destination) and origin.source == gid
 
     def take_datagram(self) -> tuple[int, Datagram]:
         """The oldest datagram, copied out, and the slot that it leaves, to be posted again."""
         src_qp, link, imm = self._arrivals.popleft()
         slot, message = self.take()
-        origin = Origin.read(link, message[:GRH_SIZE])
-        peer = DatagramPeer.sending(origin, src_qp)
-        group = self._group_of(origin.destination)
-        return slot, Datagram(message[GRH_SIZE:], peer, imm, group)
+        key = src_qp, link, significant_part(message) if link[3] else b""
+        peer, destination = self._senders.get(key) or self._remember(key, message[:GRH_SIZE])
+        return slot, Datagram(message[GRH_SIZE:], peer, imm, self._group_of(destination))
+
+    def _remember(self, key: tuple[int, _Link, bytes], header: bytes) -> tuple[DatagramPeer, bytes]:
+        src_qp, link, _ = key
+        origin = Origin.read(LinkHeader(*link), header)
+        sender = DatagramPeer.sending(origin, src_qp), origin.destination
+        if len(self._senders) >= MAX_SENDERS:
+            self._senders.clear()
+        self._senders[key] = sender
+        return sender
 
     def _group_of(self, gid: bytes) -> str | None:
         if not is_multicast(gid):
@@ -71,6 +85,5 @@ class Inbox(ReceiveRing):
         return self.group_names.get(gid) or gid_host(gid)
 
 
-def _link(wc: IbvWc) -> LinkHeader:
-    is_global = bool(wc.wc_flags & WcFlags.GRH)
-    return LinkHeader(wc.slid, wc.sl, wc.dlid_path_bits, is_global)
+def _link(wc: IbvWc) -> _Link:
+    return wc.slid, wc.sl, wc.dlid_path_bits, bool(wc.wc_flags & lib.IBV_WC_GRH)

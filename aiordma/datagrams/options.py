@@ -62,7 +62,7 @@ _RANGES = (
     ("recv_depth", 1, 1 << 20),
     ("max_message_size", 1, 1 << 12),
     ("max_inline", 0, 1 << 12),
-    ("backlog", 0, 1 << 31),
+    ("backlog", 0, (1 << 31) - 1),
     ("resolve_timeout", 0.001, 3600.0),
     ("close_timeout", 0.0, 3600.0),
     ("tos", 0, 255),

@@ -20,11 +20,11 @@ class Interrupt:
         with suppress(BlockingIOError):
             os.eventfd_write(self._fd, 1)
 
-    def wait_readable(self, fd: int) -> bool:
-        """Wait until `fd` has something to read; False: interrupted. Blocks: in a worker thread."""
+    def wait_readable(self, *fds: int) -> bool:
+        """Wait until one of them has something to read; False: interrupted. Blocks: in a thread."""
         poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        poller.register(self._fd, select.POLLIN)
+        for fd in (*fds, self._fd):
+            poller.register(fd, select.POLLIN)
         poller.poll()
         return not self.is_set
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
+import ipaddress
 import itertools
 import os
 from array import array
@@ -26,6 +28,7 @@ from aiordma import (
     VerbsError,
 )
 from aiordma.rdmacm import DeviceAddress
+from aiordma.verbs import AddressHandleAttributes
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
 
@@ -186,6 +189,34 @@ async def test_the_families_must_agree(address: DeviceAddress) -> None:
         other = "::1" if ":" not in address.host else "127.0.0.1"
         with pytest.raises(aiordma.ConnectError, match="no address of the local address's family"):
             await endpoint.resolve(other, 1)
+
+
+async def test_a_machine_that_does_not_answer(address: DeviceAddress) -> None:
+    options = DatagramOptions(resolve_timeout=0.5)
+    async with aiordma.open_datagram((address.host, 0), options=options) as endpoint:
+        with pytest.raises(AddressError, match="no RDMA path to"):
+            await endpoint.resolve(absent(address.host), 1)
+
+
+def absent(host: str) -> str:
+    """An address in the same network that nobody has."""
+    return str(ipaddress.ip_address(host) + 77)
+
+
+async def test_a_way_that_leads_nowhere_costs_only_that_datagram(address: DeviceAddress) -> None:
+    async with two(address) as (one, other, peer):
+        assert isinstance(peer.way, AddressHandleAttributes)
+        packed = ipaddress.ip_address(absent(address.host)).packed
+        way = dataclasses.replace(peer.way, dgid=peer.way.dgid[: -len(packed)] + packed)
+        lost = asyncio.create_task(one.send_to(dataclasses.replace(peer, way=way), b"lost"))
+        await asyncio.sleep(0.05)
+        await one.send_to(peer, b"not held up")
+        assert (await within(PATIENCE, other)).data == b"not held up"
+        assert not lost.done()
+        with pytest.raises(VerbsError, match="ibv_create_ah"):
+            await lost
+        await one.send_to(peer, b"still there")
+        assert (await within(PATIENCE, other)).data == b"still there"
 
 
 # --- datagrams ---

@@ -357,3 +357,29 @@ async def test_a_group_is_joined_and_left(address: DeviceAddress) -> None:
         assert event.qp_num == 0xFFFFFF
         assert event.ah_attr is not None
         await cm.leave_multicast(group)
+
+
+@pytest.mark.parametrize("kind", [SyncCmId, AsyncCmId])
+async def test_a_peer_that_disconnects_ends_the_wait_for_completions(
+    address: DeviceAddress, kind: type[SyncCmId | AsyncCmId]
+) -> None:
+    async with (
+        asyncio.timeout(PATIENCE),
+        await listening(address) as listener,
+    ):
+        client = await kind.create()
+        await client.resolve_addr(parse_address(address.host, port_of(listener)))
+        await client.resolve_route()
+        await client.create_qp(SMALL)
+        inbox = await client.reg_msgs(bytearray(16))
+        client.cm_id.post_recv(1, inbox, 0, 16)
+        connecting = asyncio.create_task(client.connect())
+        server = await listener.get_request()
+        await server.create_qp(SMALL)
+        await server.accept()
+        await connecting
+        receiving = asyncio.create_task(client.get_recv_comp())
+        await asyncio.sleep(0.1)
+        await server.aclose()
+        assert (await receiving).status is WcStatus.WR_FLUSH_ERR
+        await client.aclose()

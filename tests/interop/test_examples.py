@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from helpers import PATIENCE, ROOT, start_python
 
 from aiordma.rdmacm import DeviceAddress
@@ -22,6 +23,29 @@ def test_the_demo() -> None:
     assert done.returncode == 0, done.stderr
     for expected in ("device: ", "echoed: hello", "round trip of 64 bytes: ", "echo was right"):
         assert expected in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("async_id", ["device: ", "received: hello from an asynchronous id", "DISCONNECTED"]),
+        ("sync_id", ["nobody yet", "accepted with: welcome", "hello from a synchronous id"]),
+        ("endpoint", ["received: hello from an endpoint"]),
+        ("migration", ["a request that a thread has waited for", "came through the loop"]),
+    ],
+)
+def test_each_kind_of_id(name: str, expected: list[str], address: DeviceAddress) -> None:
+    """Asynchronous, synchronous, endpoints of both sides, and migration."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / f"{name}.py"), address.host],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for text in expected:
+        assert text in done.stdout
 
 
 def test_the_client_fails_without_a_server(address: DeviceAddress) -> None:

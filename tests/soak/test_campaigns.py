@@ -6,14 +6,12 @@ AIORDMA_SOAK_SECONDS says how long each lasts (default 120). Each prints its fig
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
-import time
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
+from campaign import finish, until_time_is_up
 from helpers import PATIENCE, read_line, start_python
 
 import aiordma
@@ -22,22 +20,7 @@ from aiordma.rdmacm import DeviceAddress
 
 pytestmark = pytest.mark.asyncio
 
-SECONDS = float(os.environ.get("AIORDMA_SOAK_SECONDS", "120"))
 SMALL = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=4096)
-REPORT_EVERY = 15.0
-
-
-def until_time_is_up(what: str, figures: Counter[str]) -> Iterator[int]:
-    """Count rounds until SECONDS have passed, printing the figures now and then."""
-    begin = last = time.monotonic()
-    number = 0
-    while (now := time.monotonic()) - begin < SECONDS:
-        if now - last > REPORT_EVERY:
-            print(f"{what}: {now - begin:.0f} s, {dict(figures)}", flush=True)
-            last = now
-        yield number
-        number += 1
-    print(f"{what}: done after {SECONDS:.0f} s, {number} rounds, {dict(figures)}", flush=True)
 
 
 async def echo(connection: Connection) -> None:
@@ -46,12 +29,15 @@ async def echo(connection: Connection) -> None:
 
 
 async def talk(where: tuple[str, int], chance: random.Random, figures: Counter[str]) -> None:
-    async with aiordma.connect(*where, options=SMALL) as connection:
+    async with asyncio.timeout(PATIENCE):
+        connection = await aiordma.connect(*where, options=SMALL)
+    async with connection:
         figures["connected"] += 1
         while True:
             message = chance.randbytes(chance.randrange(4096))
-            await connection.send(message)
-            assert await connection.recv() == message
+            async with asyncio.timeout(PATIENCE):
+                await connection.send(message)
+                assert await connection.recv() == message
             figures["echoed"] += 1
 
 
@@ -71,12 +57,13 @@ async def test_echo_clients_cancelled_anywhere(
                     await asyncio.sleep(chance.uniform(0, 0.1))
                     task.cancel()
                     figures["cancelled"] += 1
-                await asyncio.wait(tasks)
+                await finish(tasks)
                 assert all(task.cancelled() for task in tasks), [
                     t for t in tasks if not t.cancelled()
                 ]
-            await listener.aclose()
-            await serving
+            async with asyncio.timeout(PATIENCE):
+                await listener.aclose()
+                await serving
     assert figures["echoed"]
 
 
@@ -136,9 +123,11 @@ async def test_connections_come_and_go(
         async with aiordma.listen(address.host, 0, options=SMALL) as listener:
             serving = asyncio.create_task(listener.serve(echo))
             for number in until_time_is_up(f"come and go on {address.device}", figures):
-                async with aiordma.connect(*listener.local_address, options=SMALL) as connection:
-                    await connection.send(b"%d" % number)
-                    assert await connection.recv() == b"%d" % number
+                async with asyncio.timeout(PATIENCE):
+                    async with aiordma.connect(*listener.local_address, options=SMALL) as peer:
+                        await peer.send(b"%d" % number)
+                        assert await peer.recv() == b"%d" % number
                 figures["connections"] += 1
-            await listener.aclose()
-            await serving
+            async with asyncio.timeout(PATIENCE):
+                await listener.aclose()
+                await serving

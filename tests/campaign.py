@@ -1,0 +1,39 @@
+"""What the long campaigns share: rounds until time is up, with figures printed as they go."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+import pytest
+from helpers import PATIENCE
+
+SECONDS = float(os.environ.get("AIORDMA_SOAK_SECONDS", "120"))
+REPORT_EVERY = 15.0
+
+
+def until_time_is_up(what: str, figures: Counter[str]) -> Iterator[int]:
+    """Count rounds until SECONDS have passed, printing the figures now and then."""
+    begin = last = time.monotonic()
+    number = 0
+    while (now := time.monotonic()) - begin < SECONDS:
+        if now - last > REPORT_EVERY:
+            print(f"{what}: {now - begin:.0f} s, {dict(figures)}", flush=True)
+            last = now
+        yield number
+        number += 1
+    print(f"{what}: done after {SECONDS:.0f} s, {number} rounds, {dict(figures)}", flush=True)
+
+
+async def finish(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Wait until all are done; if that takes too long, fail and say where every task stands."""
+    _, pending = await asyncio.wait(tasks, timeout=PATIENCE)
+    if pending:
+        places = io.StringIO()
+        for task in asyncio.all_tasks():
+            task.print_stack(limit=8, file=places)
+        pytest.fail(f"{len(pending)} tasks do not end\n{places.getvalue()}")

@@ -1,0 +1,76 @@
+"""Name resolution as RDMA has it, and endpoints made of what it gives."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from helpers import PATIENCE
+
+import aiordma
+from aiordma import AddressError, AddrInfo, PortSpace, SyncCmId
+from aiordma.cm import CmState
+from aiordma.enums import AddrInfoFlags, QpType
+from aiordma.rdmacm import DeviceAddress, parse_address
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_numeric_host(any_address: DeviceAddress) -> None:
+    [info] = await aiordma.getaddrinfo(any_address.host, 7471)
+    assert info.destination == parse_address(any_address.host, 7471)
+    assert info.port_space is PortSpace.TCP
+    assert info.qp_type is QpType.RC
+    assert not info.is_passive
+
+
+async def test_the_passive_side(any_address: DeviceAddress) -> None:
+    hints = AddrInfo(flags=AddrInfoFlags.PASSIVE)
+    [info] = await aiordma.getaddrinfo(any_address.host, "7471", hints)
+    assert info.is_passive
+    assert info.source == parse_address(any_address.host, 7471)
+    assert info.destination is None
+
+
+async def test_the_passive_side_of_every_address(address: DeviceAddress) -> None:
+    hints = AddrInfo(flags=AddrInfoFlags.PASSIVE, port_space=PortSpace.UDP)
+    [info] = await aiordma.getaddrinfo(None, 7471, hints)
+    assert info.source is not None
+    assert info.source.port == 7471
+    assert info.qp_type is QpType.UD
+
+
+async def test_hints_are_heeded(address: DeviceAddress) -> None:
+    hints = AddrInfo(
+        flags=AddrInfoFlags.NUMERICHOST | AddrInfoFlags.FAMILY | AddrInfoFlags.NOROUTE,
+        family=socket.AF_INET,
+        source=parse_address(address.host),
+    )
+    [info] = await aiordma.getaddrinfo(address.host, 7471, hints)
+    assert info.source == parse_address(address.host)
+    assert info.family == socket.AF_INET
+    with pytest.raises(AddressError):
+        await aiordma.getaddrinfo("a-name.example", 7471, hints)
+
+
+async def test_unknown_names_and_services(address: DeviceAddress) -> None:
+    with pytest.raises(AddressError, match="no-such-name"):
+        await aiordma.getaddrinfo("no-such-name.invalid", 7471)
+    with pytest.raises(AddressError, match="no-such-service"):
+        await aiordma.getaddrinfo(address.host, "no-such-service")
+    with pytest.raises(ValueError, match="a node or a service is needed"):
+        await aiordma.getaddrinfo(None)
+
+
+async def test_it_leads_to_endpoints(any_address: DeviceAddress) -> None:
+    hints = AddrInfo(flags=AddrInfoFlags.PASSIVE)
+    async with asyncio.timeout(PATIENCE):
+        [here] = await aiordma.getaddrinfo(any_address.host, 7499, hints)
+        async with await SyncCmId.create_ep(here) as listener:
+            assert listener.state is CmState.ADDR_BOUND
+            listener.listen()
+            [there] = await aiordma.getaddrinfo(any_address.host, 7499)
+            async with await SyncCmId.create_ep(there) as endpoint:
+                assert endpoint.state is CmState.ROUTE_RESOLVED
+                assert endpoint.peer_address[1] == 7499

@@ -1,0 +1,101 @@
+"""A datagram endpoint whose device is removed, and peers whose process is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from helpers import PATIENCE, read_line, start_python
+from removing import SoftDevice
+
+import aiordma
+from aiordma import DeviceRemoved, MulticastGroup
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
+
+GROUP = "239.90.91.92"
+PEER = """
+import asyncio, sys, aiordma
+
+async def main():
+    async with aiordma.open_datagram((sys.argv[1], 0)) as endpoint:
+        await endpoint.join(sys.argv[2])
+        serving = asyncio.create_task(endpoint.serve())
+        print(endpoint.local_address[1], flush=True)
+        async for datagram in endpoint:
+            await endpoint.send_to(datagram.peer, datagram.data)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def device(address: DeviceAddress) -> Iterator[SoftDevice]:
+    """The device at `address`, which is there again after the test."""
+    with SoftDevice.behind(address).restored() as soft:
+        yield soft
+
+
+async def test_everybody_who_waits_hears_of_the_removal(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
+    async with aiordma.open_datagram((address.host, 0)) as endpoint:
+        endpoint.listen()
+        group = await endpoint.join(GROUP)
+        waiting = [
+            asyncio.create_task(endpoint.recv_from()),
+            asyncio.create_task(endpoint.get_request()),
+        ]
+        await asyncio.sleep(0.1)
+        device.start_removing()
+        async with asyncio.timeout(PATIENCE):
+            for end in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(end, DeviceRemoved)
+        for late in (
+            endpoint.recv_from(),
+            endpoint.send_to(group, b"late"),
+            endpoint.join("239.90.91.93"),
+            endpoint.resolve(address.host, 1),
+        ):
+            with pytest.raises(DeviceRemoved):
+                await late
+        await endpoint.leave(group)
+    await device.removed()
+    await device.comes_back()
+    async with (
+        aiordma.open_datagram((address.host, 0)) as endpoint,
+        await endpoint.join(GROUP) as again,
+    ):
+        await endpoint.send_to(again, b"back")
+        async with asyncio.timeout(PATIENCE):
+            assert (await endpoint.recv_from()).data == b"back"
+
+
+async def echoed(endpoint: aiordma.DatagramEndpoint, peer: aiordma.DatagramPeer) -> bytes:
+    await endpoint.send_to(peer, b"hello")
+    async with asyncio.timeout(PATIENCE):
+        return (await endpoint.recv_from()).data
+
+
+async def test_a_peer_that_is_killed_harms_nobody(address: DeviceAddress) -> None:
+    async with aiordma.open_datagram((address.host, 0)) as endpoint:
+        for _ in range(2):
+            process = start_python(PEER, address.host, GROUP)
+            try:
+                peer = await endpoint.resolve(address.host, int(read_line(process)))
+                assert await echoed(endpoint, peer) == b"hello"
+            finally:
+                process.kill()
+                process.communicate()
+            for _ in range(5):
+                await endpoint.send_to(peer, b"to nobody")
+            with pytest.raises(aiordma.Rejected):
+                await endpoint.resolve(*peer.address)
+            group = await endpoint.join(GROUP)
+            assert isinstance(group, MulticastGroup)
+            await endpoint.send_to(group, b"to myself")
+            async with asyncio.timeout(PATIENCE):
+                assert (await endpoint.recv_from()).data == b"to myself"
+            await group.leave()

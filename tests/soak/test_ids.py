@@ -1,0 +1,128 @@
+"""Long campaigns for the ids under a connection, run by `make soak`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+from campaign import finish, until_time_is_up
+from helpers import PATIENCE
+
+from aiordma import AsyncCmId, RdmaError, SyncCmId
+from aiordma.rdmacm import AddrInfo, DeviceAddress, parse_address
+from aiordma.verbs import QueuePairCaps, QueuePairInit
+
+pytestmark = pytest.mark.asyncio
+
+SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
+
+
+async def answer_all(listener: SyncCmId, figures: Counter[str]) -> None:
+    """Accept every request, take one message from it, and disconnect."""
+    async for request in listener:
+        try:
+            async with asyncio.timeout(PATIENCE), request:
+                await request.create_qp(SMALL)
+                region = await request.reg_msgs(bytearray(64))
+                request.cm_id.post_recv(1, region, 0, 64)
+                await request.accept()
+                await request.get_recv_comp()
+                figures["answered"] += 1
+        except RdmaError:
+            figures["gone before they were answered"] += 1
+
+
+async def ask(where: tuple[str, int], chance: random.Random, figures: Counter[str]) -> None:
+    info = AddrInfo(destination=parse_address(*where))
+    by_hand = chance.random() < 0.5
+    cm = await SyncCmId.create() if by_hand else await SyncCmId.create_ep(info, init=SMALL)
+    async with cm:
+        if by_hand:
+            await cm.resolve_addr(parse_address(*where))
+            await cm.resolve_route()
+            await cm.create_qp(SMALL)
+        region = await cm.reg_msgs(bytearray(64))
+        with suppress(RdmaError):
+            await cm.connect()
+            cm.cm_id.post_send(1, region, 0, 64)
+            await cm.get_send_comp()
+            await cm.disconnect()
+            figures["asked"] += 1
+
+
+async def test_synchronous_ids_cancelled_anywhere(
+    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(3)
+    figures: Counter[str] = Counter()
+    with capsys.disabled():
+        listener = await SyncCmId.create()
+        listener.bind_addr(parse_address(address.host))
+        listener.listen()
+        where = listener.local_address
+        answering = asyncio.create_task(answer_all(listener, figures))
+        for _ in until_time_is_up(f"synchronous ids on {address.device}", figures):
+            tasks = [asyncio.create_task(ask(where, chance, figures)) for _ in range(4)]
+            for task in tasks:
+                await asyncio.sleep(chance.uniform(0, 0.1))
+                if chance.random() < 0.7:
+                    task.cancel()
+                    figures["cancelled"] += 1
+            await finish(tasks)
+            for task in tasks:
+                assert task.cancelled() or task.exception() is None, task
+        await listener.aclose()
+        async with asyncio.timeout(PATIENCE):
+            await answering
+    assert figures["answered"]
+
+
+async def test_a_listener_that_keeps_moving(
+    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From loop to threads and back, while clients ask; each is answered, or asks again."""
+    figures: Counter[str] = Counter()
+
+    async def keep_asking(where: tuple[str, int], stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            async with await AsyncCmId.create() as cm:
+                await cm.resolve_addr(parse_address(*where))
+                await cm.resolve_route()
+                await cm.create_qp(SMALL)
+                try:
+                    async with asyncio.timeout(5):
+                        await cm.connect()
+                except RdmaError:
+                    figures["rejected"] += 1
+                except TimeoutError:
+                    figures["lost in a move"] += 1
+
+    async def reject_for_a_while(listener: AsyncCmId | SyncCmId) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                while True:
+                    request = await listener.get_request()
+                    request.reject(b"heard")
+                    request.abort()
+                    figures["heard"] += 1
+
+    with capsys.disabled():
+        listener = await AsyncCmId.create()
+        listener.bind_addr(parse_address(address.host))
+        listener.listen()
+        stop = asyncio.Event()
+        clients = [asyncio.create_task(keep_asking(listener.local_address, stop)) for _ in range(3)]
+        for _ in until_time_is_up(f"migrating on {address.device}", figures):
+            waiting = await listener.migrate(None)
+            await reject_for_a_while(waiting)
+            listener = await waiting.migrate()
+            await reject_for_a_while(listener)
+            figures["moves"] += 2
+        stop.set()
+        await listener.aclose()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*clients)
+    assert figures["heard"]

@@ -1,0 +1,54 @@
+"""What is done before an id is destroyed, such as leaving its groups."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from cm_fakes import fake_cm, raw_of
+
+from aiordma import CmEventType, VerbsError
+from aiordma.cm import CmState
+from aiordma.loop import running_loop
+from aiordma.rdmacm import CmEvent, SocketAddress
+
+pytestmark = pytest.mark.asyncio
+
+GROUP = SocketAddress("239.1.1.1", 0)
+
+
+async def test_farewells_come_before_the_destruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_cm(running_loop(), monkeypatch) as made:
+        cm = made.make_id()
+        calls = raw_of(cm).calls
+
+        def fail() -> None:
+            calls.append("fail")
+            raise VerbsError(errno.EINVAL, "ibv_detach_mcast")
+
+        cm.handle.before_destroyed("one", lambda: calls.append("one"))
+        cm.handle.before_destroyed("two", fail)
+        cm.handle.before_destroyed("three", lambda: calls.append("three"))
+        taken_back = cm.handle.not_before_destroyed("one")
+        assert taken_back is not None
+        assert cm.handle.not_before_destroyed("one") is None
+        await cm.aclose()
+        assert calls == ["three", "fail", "destroy"]
+
+
+async def test_an_id_leaves_the_groups_that_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_cm(running_loop(), monkeypatch) as made:
+        cm = made.make_id(CmState.ADDR_BOUND)
+        raw = raw_of(cm)
+
+        def join(group: SocketAddress, token: int, flags: object) -> None:
+            raw.calls.append(f"join {group.host}")
+            cm.handle_event(CmEvent(CmEventType.MULTICAST_JOIN, 0, context=token))
+
+        monkeypatch.setattr(raw, "join_multicast", join, raising=False)
+        await cm.join_multicast(GROUP)
+        await cm.join_multicast(SocketAddress("239.1.1.2", 0))
+        await cm.leave_multicast(GROUP)
+        await cm.aclose()
+        left = ["leave_multicast", "leave_multicast"]
+        assert raw.calls == ["join 239.1.1.1", "join 239.1.1.2", *left, "destroy"]
