@@ -20,7 +20,7 @@ from aiordma.datagrams import (
     MulticastGroup,
 )
 from aiordma.device_events import DeviceWatch, watch_devices
-from aiordma.enums import AccessFlags, CmEventType, PortSpace, WcOpcode, WcStatus
+from aiordma.enums import AccessFlags, AsyncEventType, CmEventType, PortSpace, WcOpcode, WcStatus
 from aiordma.errors import (
     AddressError,
     BusyError,
@@ -46,6 +46,7 @@ __all__ = [
     "AddrInfo",
     "AddressError",
     "AsyncCmId",
+    "AsyncEventType",
     "BusyError",
     "CmEvent",
     "CmEventType",

@@ -158,7 +158,11 @@ int aiordma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char
 	int (*resolve)(struct rdma_cm_id *, const char *, const char *,
 		       const struct rdma_addrinfo *) = newer_function("rdma_resolve_addrinfo");
 
-	return resolve ? resolve(id, node, service, hints) : -1;
+	int result = resolve ? resolve(id, node, service, hints) : -1;
+
+	if (result && errno < 0) /* it mistakes its own result for an errno */
+		errno = EINVAL;
+	return result;
 }
 
 int aiordma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info)

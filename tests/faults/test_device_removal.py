@@ -17,6 +17,7 @@ from removing import SoftDevice, one_per_device
 import aiordma
 from aiordma import AsyncCmId, Connection, DeviceRemoved, PeerClosed, SyncCmId
 from aiordma.rdmacm import DeviceAddress, parse_address
+from aiordma.verbs import QueuePairCaps, QueuePairInit
 
 pytestmark = pytest.mark.asyncio
 
@@ -146,6 +147,36 @@ async def test_a_connected_synchronous_id(address: DeviceAddress, device: SoftDe
         assert await accepting is DeviceRemoved
         assert issubclass(await error_of(cm_id.connect()), aiordma.RdmaError)
     await device.removed()
+
+
+@pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
+async def test_completions_of_an_id(
+    address: DeviceAddress, device: SoftDevice, kind: type[AsyncCmId | SyncCmId]
+) -> None:
+    async with aiordma.listen(address.host, 0) as listener, await kind.create() as cm_id:
+        accepting = asyncio.create_task(listener.accept())
+        await cm_id.resolve_addr(parse_address(address.host, listener.local_address[1]))
+        await cm_id.resolve_route()
+        await cm_id.create_qp(QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4)))
+        await cm_id.reg_msgs(bytearray(64))
+        await cm_id.connect()
+        async with await accepting:
+            (task,) = await start(cm_id.get_recv_comp())
+            device.start_removing()
+            assert await task in (DeviceRemoved, PeerClosed)
+    await device.removed()
+
+
+@pytest.mark.transport("IB")
+async def test_datagrams(address: DeviceAddress, device: SoftDevice) -> None:
+    async with aiordma.open_datagram((address.host, 0)) as endpoint:
+        tasks = await start(endpoint.recv_from())
+        device.start_removing()
+        assert await tasks[0] is DeviceRemoved
+    await device.removed()
+    await device.comes_back()
+    async with aiordma.open_datagram((address.host, 0)):
+        pass
 
 
 # --- and back again ---

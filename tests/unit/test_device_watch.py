@@ -252,7 +252,7 @@ def test_what_ends_no_connection() -> None:
 async def test_a_removed_device_fails_all_on_it_once(device: FakeDevice) -> None:
     shared = LoopDevice(running_loop(), device)  # type: ignore[arg-type]
     failures: list[VerbsError] = []
-    shared.attach(SimpleNamespace(complete=None, device_failed=failures.append))  # type: ignore[arg-type]
+    shared.attach(SimpleNamespace(complete=None, device_failed=failures.append))
     for _ in range(2):
         shared._on_device_event(GONE)
     assert [error.errno for error in failures] == [errno.ENODEV]

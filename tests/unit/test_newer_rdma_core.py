@@ -32,6 +32,7 @@ void *dlsym(void *handle, const char *name)
 # The newer functions: each tells what it was called with. A status of 22 is one that they refuse.
 NEWER = r"""
 #include <errno.h>
+#include <string.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <rdma/rdma_cma.h>
@@ -50,7 +51,8 @@ int rdma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *s
     if (hints)
         printf(" %#x %#x", hints->ai_flags, hints->ai_port_space);
     printf("\n");
-    return 0;
+    errno = -1; /* as rdma-core 60 to 64 do, which take their own result for an errno */
+    return service && !strcmp(service, "refused") ? -1 : 0;
 }
 int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info)
 {
@@ -168,6 +170,17 @@ cm_id.resolve_addrinfo("peer", None)
         "resolve 0x1230 - 7471",
         "resolve 0x1230 peer -",
     ]
+
+
+def test_a_refused_name_has_an_errno_in_spite_of_rdma_core(tmp_path: Path) -> None:
+    code = """
+try:
+    cm_id.resolve_addrinfo("peer", "refused")
+except VerbsError as error:
+    assert error.errno == errno.EINVAL
+    print(error)
+"""
+    assert "rdma_resolve_addrinfo" in run(NEWER, code, tmp_path)
 
 
 def test_what_a_newer_rdma_core_found_is_read_and_freed(tmp_path: Path) -> None:
