@@ -21,7 +21,7 @@ from aiordma import (
     VerbsError,
 )
 from aiordma.cm import CmState
-from aiordma.enums import IdOption, QpState, QpType, SrqType
+from aiordma.enums import AccessFlags, IdOption, QpState, QpType, SrqType
 from aiordma.rdmacm import (
     ConnectionParameters,
     DeviceAddress,
@@ -36,6 +36,7 @@ from aiordma.verbs import (
     QueuePair,
     QueuePairCaps,
     QueuePairInit,
+    Registration,
     SharedReceiveQueueCaps,
 )
 
@@ -327,3 +328,41 @@ async def test_an_address_that_leads_nowhere(address: DeviceAddress) -> None:
         with pytest.raises(AddressError):
             await cm.resolve_addr(parse_address("240.0.0.1", 1), timeout=1)
         await cm.resolve_addr(parse_address(address.host, 1))
+
+
+async def test_two_connections_take_from_one_shared_receive_queue(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+        port = listener.local_address[1]
+        owner = await resolved(address, port)  # has the queue, and the domain of both
+        pd = ProtectionDomain(owner.device())
+        srq = await owner.create_srq(SharedReceiveQueueCaps(max_wr=8), pd)
+        memory = bytearray(64)
+        inbox = await owner.reg_msgs(memory)
+        assert inbox.length == 64
+        pairs = []
+        for _ in range(2):
+            client = await resolved(address, port)
+            await client.create_qp(SMALL)
+            connecting = asyncio.create_task(client.connect())
+            server = await listener.get_request()
+            await server.create_qp(QueuePairInit(CAPS, srq=srq, sq_sig_all=True), pd)
+            await server.accept()
+            await connecting
+            pairs.append((client, server))
+        shared = Registration(pd, memory, AccessFlags.LOCAL_WRITE)
+        for number in range(4):
+            srq.post_recv(number, shared.address + 16 * number, 16, shared.lkey)
+        for number, (client, server) in enumerate(pairs * 2):
+            text = f"message {number}".encode()
+            outbox = await client.reg_msgs(bytearray(text))
+            client.cm_id.post_send(number, outbox, 0, len(text))
+            (await client.get_send_comp()).check()
+            received = (await server.get_recv_comp()).check()
+            start = 16 * received.wr_id
+            assert memory[start : start + received.byte_len] == text
+        for client, server in pairs:
+            await client.aclose()
+            await server.aclose()
+        await owner.aclose()
+        shared.close()
+        pd.close()
