@@ -237,17 +237,17 @@ class CmSteps(CmQueues, ABC):
         is_datagram = self.state is CmState.REQUESTED and self.cm_id.is_datagram
         step = Step(
             CmCall.ACCEPT,
-            lambda: self._accept(parameters, is_datagram),
+            lambda: self.cm_id.accept(parameters),
             Place.WORKER,
             lambda: self._prepare_answer(prepare, peer),
             lambda error: ConnectError(f"{peer} could not be accepted: {error}"),
         )
-        await self._move(step, peer, *_CONNECTED)
-
-    def _accept(self, parameters: ConnectionParameters | None, is_datagram: bool) -> None:
-        self.cm_id.accept(parameters)
-        if is_datagram and self.state is CmState.ACCEPTING:
-            self.state = CmState.CONNECTED  # no event will say so
+        if is_datagram:
+            await self._take(step, lambda: True)
+            if self.state is CmState.ACCEPTING:
+                self.state = CmState.CONNECTED  # no event will say so
+        else:
+            await self._move(step, peer, *_CONNECTED)
 
     def _prepare_answer(self, prepare: Callable[[], None], peer: str) -> None:
         """Prepare to accept. Of a peer that gave up meanwhile, nothing tells but that it fails."""

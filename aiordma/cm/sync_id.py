@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from aiordma.cm.async_id import AsyncCmId
@@ -45,6 +45,7 @@ class SyncCmId(CmSteps):
 
     def __init__(self, handle: IdHandle, state: CmState, event: CmEvent | None) -> None:
         """For the makers below; not to be called by others."""
+        self._is_closed = False
         super().__init__(handle, state, event)
         self._requests: deque[SyncCmId] = deque()
         self._channel: EventChannel = handle.cm_id.private_channel()
@@ -108,6 +109,17 @@ class SyncCmId(CmSteps):
         while requests:
             moved._requests.append(cls.taken_over(requests.popleft()))
         return moved
+
+    @property
+    def state(self) -> CmState:
+        """Where it stands."""
+        return CmState.CLOSED if self._is_closed else self._state
+
+    @state.setter
+    def state(self, state: CmState) -> None:
+        # A thread may be about to move it while it is closed: closed it stays.
+        self._state = state
+        self._is_closed |= state is CmState.CLOSED
 
     # --- waiting ---
 
@@ -231,6 +243,13 @@ class SyncCmId(CmSteps):
         if made.has_qp:
             child.handle.keep_device()
         self._requests.append(child)
+        if self.state is CmState.CLOSED:  # meanwhile, and so too late for abort() to find it
+            self._drop_requests()
+
+    def _drop_requests(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._requests.popleft().abort()
 
     def _note_no_request(self, error: VerbsError) -> None:
         event = self.cm_id.take_event()
@@ -313,8 +332,7 @@ class SyncCmId(CmSteps):
         Requests that nobody has taken are rejected. Idempotent. See rdma_destroy_id(3).
         """
         super().abort()
-        while self._requests:
-            self._requests.popleft().abort()
+        self._drop_requests()
 
     async def aclose(self) -> None:
         """abort(), and wait until everything is destroyed. Idempotent.
