@@ -20,7 +20,7 @@ from aiordma.loop import (
     run_in_worker,
     workers,
 )
-from aiordma.rdmacm import CmId, OwnObjects
+from aiordma.rdmacm import CmId, OwnObjects, device_contexts
 from aiordma.verbs import Device, QueuePair
 
 logger = logging.getLogger(__name__)
@@ -87,10 +87,14 @@ class IdHandle:
 
         To be called before anything is made in librdmacm's default protection domain, which goes
         with the context.
+
+        Raises:
+            DeviceRemoved: the device is gone.
         """
         if self._device is None:
-            self._device = self.cm_id.device()
-            self._device.hold()
+            device = self.cm_id.device()
+            device_contexts.hold(device)
+            self._device = device
 
     # --- calls ---
 

@@ -77,6 +77,7 @@ class LoopDevice:
         self._lock = threading.Lock()  # guards what worker threads make: all but sinks and users
         self.queue_pairs = QueuePairs()
         self._events: DeviceSubscription | None = None
+        self._is_held = False
         self._channel: CompletionChannel | None = None
         self._queues: dict[IbvCq, SharedQueue] = {}
         self._sinks: dict[int, CompletionSink] = {}
@@ -102,6 +103,7 @@ class LoopDevice:
 
         Raises:
             VerbsError: the device or the locked-memory limit does not allow it.
+            DeviceRemoved: the device is gone.
         """
         with self._lock:
             if self._channel is None:
@@ -116,7 +118,9 @@ class LoopDevice:
 
     def _open(self) -> None:
         # Should a step fail, those before it are not repeated: close() finds what there is.
-        device_contexts.adopt(self.device)
+        if not self._is_held:
+            device_contexts.hold(self.device)
+            self._is_held = True
         self._events = DeviceSubscription(self._loop, self.device, self._on_device_event)
         if not hasattr(self, "pd"):
             self.pd = ProtectionDomain(self.device)
@@ -148,6 +152,8 @@ class LoopDevice:
                     step()
                 except VerbsError:
                     logger.exception("%s was not cleaned up whole", self.device.name)
+            if self._is_held:
+                device_contexts.let_go([self.device])
 
     # --- on the loop's thread ---
 

@@ -24,11 +24,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
-from aiordma.errors import VerbsError, last_error
+from aiordma.errors import DeviceRemoved, VerbsError, last_error
 from aiordma.rdmacm.device_thread import DeviceThread
 from aiordma.verbs import Device
 from aiordma.verbs.holds import Holds, holds
@@ -76,6 +77,7 @@ class DeviceContexts:
         """Called with each device that is found gone, in the thread that looks for devices."""
         self._holds = counts
         self._thread = DeviceThread(self._check)
+        self._lock = threading.Lock()  # whether a list is freed, or one of its contexts held
         self._lists: list[ContextList] = []
         self._gone: set[IbvContext] = set()
         self._emptied: set[IbvContext] = set()
@@ -94,10 +96,26 @@ class DeviceContexts:
         for device in devices:
             self._holds.give_back(device.context)
 
-    def adopt(self, device: Device) -> None:
-        """Make sure that a device which an id is bound to is known here. Blocks if it is not."""
-        if not any(device.context in known.contexts for known in self._lists):
+    def hold(self, device: Device) -> None:
+        """Hold a device that an id is bound to. Blocks if it is not known here yet.
+
+        An id alone does not keep the context of a removed device open for longer than itself, and
+        it is destroyed before what was made with its help: so this comes first.
+
+        Raises:
+            DeviceRemoved: it is gone.
+        """
+        if not self._try_hold(device.context):
             self._thread.call(self._check)
+            if not self._try_hold(device.context):
+                raise DeviceRemoved(f"the RDMA device {device.name} was removed")
+
+    def _try_hold(self, context: IbvContext) -> bool:
+        with self._lock:
+            if context in self._gone or context not in self._known():
+                return False
+            self._holds.take(context)
+            return True
 
     def is_gone(self, device: Device) -> bool:
         """Whether the device was removed."""
@@ -165,19 +183,20 @@ class DeviceContexts:
 
     def _free_lists(self) -> None:
         """Free all but the newest list, unless somebody holds what is gone, and was in it."""
-        *old, newest = self._lists
-        kept = [known for known in old if any(map(self._is_in_use, known.contexts))]
-        self._lists = [*kept, newest]
+        with self._lock:
+            *old, newest = self._lists
+            kept = [known for known in old if any(map(self._is_in_use, known.contexts))]
+            self._lists = [*kept, newest]
+            known_still = self._known()
+            self._gone &= known_still
+            self._emptied &= known_still
         for known in old:
             if known not in kept:
                 known.free()
-        known_still = self._known()
-        self._gone &= known_still
-        self._emptied &= known_still
 
     def _empty_unused(self) -> None:
         """No device is left, and so librdmacm closes nothing: have the kernel do without it."""
-        for context in self._gone - self._emptied:
+        for context in self._gone - self._emptied:  # of which nobody can take hold any more
             if not self._holds.has(context):
                 self._emptied.add(context)
                 empty(context)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import VerbsError
+from aiordma import DeviceRemoved, VerbsError
 from aiordma.rdmacm import contexts as contexts_module
 from aiordma.rdmacm.contexts import DeviceContexts, empty, has_node
 from aiordma.rdmacm.device_thread import SUBSYSTEM, DeviceThread, has_changes, open_uevents
@@ -141,15 +141,31 @@ def test_what_the_system_still_has_is_not_taken_for_gone(lib: Librdmacm) -> None
     assert (lib.removed, lib.emptied) == ([RXE], [RXE])
 
 
-def test_a_device_that_an_id_found_first_is_adopted(lib: Librdmacm) -> None:
+def test_a_device_that_an_id_found_first_can_be_held(lib: Librdmacm) -> None:
     lib.table.let_go(lib.table.open())
     lib.there = {SIW, NEW_RXE}
     known: Any = FakeDevice(SIW)
-    lib.table.adopt(known)
+    lib.table.hold(known)
     assert len(lib.lists) == 1
     found: Any = FakeDevice(NEW_RXE)
-    lib.table.adopt(found)
+    lib.table.hold(found)
     assert lib.kept == [{SIW, NEW_RXE}]
+    assert lib.holds.has(SIW)  # type: ignore[arg-type]
+    assert lib.holds.has(NEW_RXE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_nothing_more_is_made_from_a_device_that_is_gone(lib: Librdmacm, held: bool) -> None:
+    """An id may still be bound to it."""
+    devices = lib.table.open()
+    rxe = next(device for device in devices if device.name == RXE)
+    if not held:
+        lib.table.let_go(devices)
+    lib.there = {SIW}
+    lib.table.check_soon()
+    with pytest.raises(DeviceRemoved, match=RXE):
+        lib.table.hold(rxe)
+    assert lib.holds.has(RXE) is held  # type: ignore[arg-type]
 
 
 def test_an_emptied_context_has_dev_null_in_place_of_its_descriptors() -> None:
