@@ -37,6 +37,7 @@ from aiordma.errors import (
     WorkRequestError,
 )
 from aiordma.listener import ConnectRequest, Listener
+from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
 from aiordma.options import ConnectionOptions
 from aiordma.rdmacm import AddrInfo, CmEvent, EventChannel
 from aiordma.resolve import getaddrinfo
@@ -65,11 +66,14 @@ __all__ = [
     "EventChannel",
     "Listener",
     "LocalClosed",
+    "MemoryRegion",
+    "MemorySlice",
     "MulticastGroup",
     "PeerClosed",
     "PortSpace",
     "RdmaError",
     "Rejected",
+    "RemoteBuffer",
     "RouteError",
     "SyncCmId",
     "Unreachable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import warnings
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -9,13 +10,19 @@ from typing import TYPE_CHECKING, Self
 
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.endpoint import Endpoint
+from aiordma.enums import AccessFlags, WrOpcode
 from aiordma.errors import PeerClosed, RdmaError
+from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
 from aiordma.opening import Opening
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+DEFAULT_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
+WRITE_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 
 
 class Connection:
@@ -141,6 +148,119 @@ class Connection:
         if self._endpoint.device.is_iwarp:
             raise ValueError("iWARP carries no immediate data")
         return imm
+
+    # --- memory ---
+
+    async def register(self, buffer: Buffer, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
+        """Pin memory of yours, so that the device reaches it without a copy: ibv_reg_mr(3).
+
+        Anything contiguous with the buffer protocol will do. `access` says who may do what; it must
+        include LOCAL_WRITE for memory that is read into, or that the peer writes. A read-only
+        buffer takes neither, and may be sent and read from. In a worker thread.
+
+        The region is good for every connection of this event loop on this device, until it is
+        closed. Cancelling leaves nothing pinned.
+
+        Raises:
+            VerbsError: ENOMEM (the locked-memory limit is reached), EINVAL (not this access).
+            BufferError: the buffer is not contiguous.
+            ValueError: it is empty, or read-only and to be written to.
+            LocalClosed, PeerClosed, ...: the connection has ended.
+        """
+        with memoryview(buffer) as view:
+            if not view.nbytes:
+                raise ValueError("an empty buffer cannot be registered")
+            if view.readonly and access & WRITE_ACCESS:
+                raise ValueError(f"a read-only buffer cannot be registered with {access!r}")
+        return await self._endpoint.register(buffer, access)
+
+    async def allocate(self, nbytes: int, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
+        """Fresh zeroed memory, registered. Otherwise as register().
+
+        Raises:
+            ValueError: `nbytes` is not positive.
+            MemoryError: there is not so much.
+        """
+        if nbytes <= 0:
+            raise ValueError(f"{nbytes} bytes cannot be allocated")
+        return await self._endpoint.register(mmap.mmap(-1, nbytes), access)
+
+    # --- one-sided operations ---
+
+    async def read(self, remote: RemoteBuffer, into: MemorySlice | MemoryRegion) -> None:
+        """Read the whole of `remote`, memory of the peer's, into the beginning of `into`.
+
+        The peer takes no part: RDMA READ. Returns when the data is there. See ibv_post_send(3).
+
+        Cancelling stops the waiting only: `into` may still be written to, and stays pinned for
+        that, until it has ended.
+
+        Raises:
+            ValueError: `into` is too small, closed, or not registered for it (LOCAL_WRITE; on iWARP
+                REMOTE_WRITE too), or the connection was made with an initiator_depth of 0.
+            WorkRequestError: the peer's memory does not allow it (REM_ACCESS_ERR); this connection
+                has ended then.
+            PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
+        """
+        await self._endpoint.remote.read(remote, into[:])
+
+    async def write(
+        self,
+        source: MemorySlice | MemoryRegion | Buffer,
+        remote: RemoteBuffer,
+        *,
+        imm: int | None = None,
+    ) -> None:
+        """Write `source` to the beginning of `remote`, memory of the peer's: RDMA WRITE.
+
+        Registered memory is not copied, any other is. Returns when the peer's device has it all,
+        and the source may be reused. With `imm`, a number of 32 bits, the peer learns of the write:
+        it gets an empty message. Without, the peer takes no part. See ibv_post_send(3).
+
+        Cancelling stops the waiting only: the source is pinned until it has ended.
+
+        Raises:
+            ValueError: `remote` is too small, the source is closed, or iWARP was to carry `imm`.
+            WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
+        """
+        number = NO_IMMEDIATE if imm is None else self._checked(imm)
+        if isinstance(source, (MemorySlice, MemoryRegion)):
+            await self._endpoint.remote.write(source[:], remote, number)
+            return
+        with memoryview(source) as view:
+            data = view if view.c_contiguous else view.tobytes()
+            call = self._endpoint.cm.handle.call
+            await self._endpoint.remote.write_copy(data, view.nbytes, remote, number, call)
+
+    async def fetch_and_add(self, remote: RemoteBuffer, value: int) -> int:
+        """Add `value` to the 8 bytes at `remote`, at one go; what was there before is returned.
+
+        The bytes are a number of 64 bits in the peer's byte order, at an address that 8 divides;
+        the sum wraps around. Atomic among the operations of the peer's device.
+
+        Cancelling stops the waiting only: it may still be done.
+
+        Raises:
+            ValueError: the device has no atomics (as iWARP), the address or a number is wrong.
+            WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
+        """
+        return await self._atomic(WrOpcode.ATOMIC_FETCH_AND_ADD, remote, (value % (1 << 64), 0))
+
+    async def compare_and_swap(self, remote: RemoteBuffer, compare: int, swap: int) -> int:
+        """Put `swap` into the 8 bytes at `remote` if they are `compare`, at one go.
+
+        Returns what was there before: it was swapped if that equals `compare`. Otherwise as
+        fetch_and_add().
+        """
+        return await self._atomic(WrOpcode.ATOMIC_CMP_AND_SWP, remote, (compare, swap))
+
+    async def _atomic(
+        self, opcode: WrOpcode, remote: RemoteBuffer, operands: tuple[int, int]
+    ) -> int:
+        call = self._endpoint.cm.handle.call
+        return await self._endpoint.remote.atomic(opcode, remote, operands, call)
+
+    # --- messages ---
 
     async def recv(self) -> bytes:
         """Wait for the next message and return it; b"" is a message too.

@@ -21,9 +21,18 @@ import logging
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId, CmState
-from aiordma.datapath import NUMBER_MASK, RECEIVE, Berth, ReceiveRing, SendQueue, removal
+from aiordma.datapath import (
+    NUMBER_MASK,
+    RECEIVE,
+    Berth,
+    Operation,
+    ReceiveRing,
+    RemoteAccess,
+    SendQueue,
+    removal,
+)
 from aiordma.dispatch import failure_of
-from aiordma.enums import AsyncEventType, IdOption, WcOpcode, WcStatus
+from aiordma.enums import AccessFlags, AsyncEventType, IdOption, WcOpcode, WcStatus
 from aiordma.errors import (
     BusyError,
     LocalClosed,
@@ -33,12 +42,16 @@ from aiordma.errors import (
     WorkRequestError,
 )
 from aiordma.loop import Deadline, WaitQueue
+from aiordma.memory import MemoryRegion
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
 from aiordma.rdmacm import ConnectionParameters
 from aiordma.rdmacm.address import format_address
+from aiordma.registering import register
 from aiordma.verbs import AsyncEvent, QueuePairCaps
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from aiordma._native._lib import IbvWc
 
 logger = logging.getLogger(__name__)
@@ -80,6 +93,9 @@ class Endpoint:
             max_inline_data=options.max_inline,
         )
         self._berth = Berth(cm, self, caps)
+        self.initiator_depth = 0
+        """Reads and atomics that may be under way from here; 0 until it is negotiated."""
+        self.remote = RemoteAccess(cm.loop, self.device, self._sends, self)
         cm.on_change = self._on_cm_change
         cm.handle.on_released(self._release)
 
@@ -95,8 +111,12 @@ class Endpoint:
         resources = min(options.responder_resources, limits.max_qp_rd_atom)
         depth = min(options.initiator_depth, limits.max_qp_init_rd_atom)
         await self.cm.connect(self._parameters(private_data, resources, depth), self._prepare)
-        if self.cm.established is not None:
-            self.peer_private_data = self.cm.established.private_data
+        self.initiator_depth = depth
+        answer = self.cm.established
+        if answer is not None:
+            self.peer_private_data = answer.private_data
+            if not self.device.is_iwarp:  # which does not tell
+                self.initiator_depth = min(depth, answer.initiator_depth)
         self._shorten_rnr_delay()
 
     async def accept(self, private_data: bytes) -> None:
@@ -116,6 +136,7 @@ class Endpoint:
             resources = min(resources, options.responder_resources)
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
         await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
+        self.initiator_depth = depth
         self._shorten_rnr_delay()
 
     def _parameters(self, private_data: bytes, resources: int, depth: int) -> ConnectionParameters:
@@ -153,25 +174,33 @@ class Endpoint:
         """Whether nothing can be sent any more."""
         return self._closing or self._end is not None
 
+    def check_open(self) -> None:
+        """Raise why nothing can be sent any more, if that is so."""
+        if self._closing or self._end is not None:
+            raise self.end_reason()
+
+    async def register(self, buffer: Buffer, access: AccessFlags) -> MemoryRegion:
+        """Pin memory for the device. See Connection.register."""
+        self.check_open()
+        return await register(self.cm.loop, self.device, buffer, access)
+
     async def send(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         """Copy and post one message. See Connection.send."""
-        if self.closed:
-            raise self._reason()
+        self.check_open()
         if nbytes > self.options.max_message_size:
             limit = self.options.max_message_size
             raise ValueError(f"a message of {nbytes} bytes; max_message_size is {limit}")
         if not self._sends.try_reserve():
             await self._sends.reserve()
         try:
-            if self.closed:
-                raise self._reason()
+            self.check_open()
             if nbytes <= self.options.max_inline:
                 self._sends.post_inline(data, imm)
             else:
                 await self._send_copy(data, nbytes, imm)
         except VerbsError as error:
             self._sends.unreserve()
-            raise self._not_posted(error) from None
+            raise self.not_posted(error) from None
         except BaseException:
             self._sends.unreserve()
             raise
@@ -182,8 +211,7 @@ class Endpoint:
             # Through the id's own queue of calls, so that its destruction waits for them.
             buffer = await self._sends.buffer(nbytes, self.cm.handle.call)
         try:
-            if self.closed:
-                raise self._reason()
+            self.check_open()
             self._sends.post_copy(buffer, data, imm)
         except VerbsError:
             # libsiw keeps a request that it reports as failed: the buffer is not given back yet.
@@ -193,13 +221,13 @@ class Endpoint:
             buffer.release()
             raise
 
-    def _not_posted(self, error: VerbsError) -> RdmaError:
+    def not_posted(self, error: VerbsError) -> RdmaError:
         """A request was refused, or memory for it: the first ends the connection."""
         if error.function != "ibv_post_send":
             return error
         gone = self.device.is_iwarp and error.errno == errno.ENOTCONN
         self._break(PeerClosed(self._peer_closed()) if gone else error)
-        return self._reason()
+        return self.end_reason()
 
     def _peer_closed(self) -> str:
         return f"{format_address(self.cm.peer_address)} closed the connection"
@@ -210,7 +238,7 @@ class Endpoint:
             raise BusyError("another task is receiving on this connection")
         while not len(self._ring) or self._closing:
             if self._closing or (self._end is not None and self._is_drained()):
-                raise self._reason()
+                raise self.end_reason()
             await self._receivers.wait()
         slot, message = self._ring.take()
         if self._end is None:
@@ -226,7 +254,7 @@ class Endpoint:
     def _is_drained(self) -> bool:
         return self._no_flush or not self._ring.posted
 
-    def _reason(self) -> RdmaError:
+    def end_reason(self) -> RdmaError:
         """Why the connection is of no use: each time a new exception, with its own traceback."""
         if self._closing or self._end is None:
             return LocalClosed("the connection is closed on this side")
@@ -252,8 +280,11 @@ class Endpoint:
         self._receivers.wake_all()
 
     def _sent(self, number: int, wc: IbvWc) -> None:
-        self._sends.completed(number)
-        if wc.status != WcStatus.SUCCESS:
+        lent = self._sends.completed(number)
+        failed = wc.status != WcStatus.SUCCESS
+        if lent.__class__ is Operation:
+            lent.succeeded = not failed
+        if failed:
             self._request_failed(WcOpcode.SEND, wc)
         if self._closing:
             self._changed.wake_all()
@@ -307,6 +338,7 @@ class Endpoint:
     def _expect_no_more(self) -> None:
         """Whatever has not completed by now never will."""
         self._no_flush = True
+        self._sends.stop_waiting()
         self._receivers.wake_all()
 
     async def aclose(self) -> None:

@@ -191,6 +191,18 @@ class SendFlags(IntFlag):
     INLINE = lib.IBV_SEND_INLINE
 
 
+class WrOpcode(OpenIntEnum):
+    """`enum ibv_wr_opcode`: what a work request asks for. See ibv_post_send(3)."""
+
+    RDMA_WRITE = lib.IBV_WR_RDMA_WRITE
+    RDMA_WRITE_WITH_IMM = lib.IBV_WR_RDMA_WRITE_WITH_IMM
+    SEND = lib.IBV_WR_SEND
+    SEND_WITH_IMM = lib.IBV_WR_SEND_WITH_IMM
+    RDMA_READ = lib.IBV_WR_RDMA_READ
+    ATOMIC_CMP_AND_SWP = lib.IBV_WR_ATOMIC_CMP_AND_SWP
+    ATOMIC_FETCH_AND_ADD = lib.IBV_WR_ATOMIC_FETCH_AND_ADD
+
+
 class WcStatus(OpenIntEnum):
     """`enum ibv_wc_status`: how a work request ended. See ibv_poll_cq(3)."""
 

@@ -1,5 +1,9 @@
-"""The compiled module: `lib` holds the C functions and constants, `ffi` makes and reads C data."""
+"""The compiled modules: `lib` holds the C functions and constants, `ffi` makes and reads C data.
 
+`BufferExporter` lends Python classes the buffer protocol, which Python has itself from 3.12 on.
+"""
+
+from aiordma._native._exporter import BufferExporter
 from aiordma._native._lib import ffi, lib
 
-__all__ = ["ffi", "lib"]
+__all__ = ["BufferExporter", "ffi", "lib"]

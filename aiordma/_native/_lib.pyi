@@ -115,6 +115,7 @@ class IbvDeviceAttr(CData):
     max_mr_size: Final[int]
     max_qp_rd_atom: Final[int]
     max_qp_init_rd_atom: Final[int]
+    atomic_cap: Final[int]
     max_srq: Final[int]
     max_srq_wr: Final[int]
     max_srq_sge: Final[int]
@@ -711,6 +712,31 @@ class Lib:
     ) -> int: ...
     def aiordma_post_send_inline(
         self, qp: IbvQp, wr_id: int, data: Bytes, length: int, imm: int
+    ) -> int: ...
+    def aiordma_post_rdma(
+        self,
+        qp: IbvQp,
+        wr_id: int,
+        opcode: int,
+        addr: int,
+        length: int,
+        lkey: int,
+        flags: int,
+        imm: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> int: ...
+    def aiordma_post_atomic(
+        self,
+        qp: IbvQp,
+        wr_id: int,
+        opcode: int,
+        addr: int,
+        lkey: int,
+        remote_addr: int,
+        rkey: int,
+        compare_add: int,
+        swap: int,
     ) -> int: ...
     def aiordma_set_min_rnr_timer(self, qp: IbvQp, timer: int) -> int: ...
     def aiordma_ifaddrs(self, text: Bytes, size: int) -> int: ...

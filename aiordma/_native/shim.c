@@ -404,6 +404,55 @@ int aiordma_post_send_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data
 				 IBV_SEND_SIGNALED | IBV_SEND_INLINE, imm);
 }
 
+/* Read or write the peer's memory. `imm` as above, for writes. */
+int aiordma_post_rdma(struct ibv_qp *qp, uint64_t wr_id, int opcode, uintptr_t addr,
+		      uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+		      uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.sg_list = &sge,
+		.num_sge = length ? 1 : 0,
+		.opcode = opcode,
+		.send_flags = flags,
+		.wr.rdma = { .remote_addr = remote_addr, .rkey = rkey },
+	};
+	struct ibv_send_wr *bad;
+
+	if (!qp)
+		return EINVAL;
+	if (imm >= 0)
+		wr.imm_data = htonl((uint32_t)imm);
+	return abs(ibv_post_send(qp, &wr, &bad));
+}
+
+/* An atomic operation on 8 bytes of the peer's memory; what was there before comes to `addr`. */
+int aiordma_post_atomic(struct ibv_qp *qp, uint64_t wr_id, int opcode, uintptr_t addr,
+			uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint64_t compare_add,
+			uint64_t swap)
+{
+	struct ibv_sge sge = { .addr = addr, .length = 8, .lkey = lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = opcode,
+		.send_flags = IBV_SEND_SIGNALED,
+		.wr.atomic = {
+			.remote_addr = remote_addr,
+			.compare_add = compare_add,
+			.swap = swap,
+			.rkey = rkey,
+		},
+	};
+	struct ibv_send_wr *bad;
+
+	if (!qp)
+		return EINVAL;
+	return abs(ibv_post_send(qp, &wr, &bad));
+}
+
 /* How long the peer waits before it repeats a send that found no receive posted here. */
 int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer)
 {

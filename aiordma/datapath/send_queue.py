@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
+from aiordma.datapath.operation import Operation
 from aiordma.loop import Loop, Slots
 from aiordma.memory import BufferPool, PooledBuffer
 from aiordma.verbs import QueuePair
@@ -92,14 +93,27 @@ class SendQueue:
         self._posted.append((self._number, lent))
         self._number = (self._number + 1) & NUMBER_MASK
 
+    def post(self, post: Callable[[QueuePair, int], None], lent: Lent) -> None:
+        """Post another request from a reserved place: `post` is given a wr_id.
+
+        Raises:
+            VerbsError: the device refused; the place and `lent` are still the caller's.
+        """
+        post(self._qp, self._first_wr_id + self._number)
+        self._enqueue(lent)
+
     def keep(self, lent: Lent) -> None:
         """Hold it until the queue pair is gone."""
         self._kept.append(lent)
 
-    def completed(self, number: int) -> None:
-        """The request with this number ended, and so did all that were posted before it."""
+    def completed(self, number: int) -> Lent | None:
+        """The request with this number ended, and so did all that were posted before it.
+
+        Returns what was lent for it.
+        """
         posted = self._posted
         count = 0
+        lent = None
         while posted:
             oldest, lent = posted.popleft()
             count += 1
@@ -108,6 +122,7 @@ class SendQueue:
             if oldest == number:
                 break
         self._slots.release(count)
+        return lent
 
     def abandon(self) -> None:
         """The queue pair is gone, and with it all that was posted. Those who wait are let go."""
@@ -116,6 +131,12 @@ class SendQueue:
         while self._kept:
             self._kept.pop().release()
         self.wake_senders()
+
+    def stop_waiting(self) -> None:
+        """No completion will come any more: let those go who wait for one."""
+        for _, lent in self._posted:
+            if isinstance(lent, Operation):
+                lent.stop_waiting()
 
     def wake_senders(self) -> None:
         """Let every waiting sender look again: nothing more will be sent."""

@@ -31,6 +31,7 @@ class DeviceAttributes:
     max_srq_wr: int = 0
     max_mcast_grp: int = 0
     phys_port_cnt: int = 1
+    has_atomics: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +183,5 @@ def _query(context: IbvContext) -> DeviceAttributes:
         max_srq_wr=attr.max_srq_wr,
         max_mcast_grp=attr.max_mcast_grp,
         phys_port_cnt=attr.phys_port_cnt,
+        has_atomics=attr.atomic_cap != 0,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
-from aiordma.enums import QpState, QpType, SendFlags
+from aiordma.enums import QpState, QpType, SendFlags, WrOpcode
 from aiordma.errors import VerbsError, check_errno, last_error
 from aiordma.verbs.address_handle import AddressHandle, make_gid
 from aiordma.verbs.completion import CompletionQueue
@@ -273,6 +273,62 @@ class QueuePair:
         """
         chars = ffi.from_buffer("char[]", data)
         error = lib.aiordma_post_send_inline(self.pointer, wr_id, chars, len(chars), imm)
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
+    def post_rdma(
+        self,
+        wr_id: int,
+        opcode: WrOpcode,
+        local: tuple[int, int, int],
+        remote: tuple[int, int],
+        imm: int = NO_IMMEDIATE,
+    ) -> None:
+        """Read or write the peer's memory. See ibv_post_send(3).
+
+        `local` is an address, a length and a local key, `remote` an address and a remote key.
+
+        Raises:
+            VerbsError: as post_send.
+        """
+        address, length, lkey = local
+        remote_addr, rkey = remote
+        error = lib.aiordma_post_rdma(
+            self.pointer,
+            wr_id,
+            opcode,
+            address,
+            length,
+            lkey,
+            SendFlags.SIGNALED,
+            imm,
+            remote_addr,
+            rkey,
+        )
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
+    def post_atomic(
+        self,
+        wr_id: int,
+        opcode: WrOpcode,
+        local: tuple[int, int],
+        remote: tuple[int, int],
+        operands: tuple[int, int],
+    ) -> None:
+        """An atomic operation on 8 bytes of the peer's memory. See ibv_post_send(3).
+
+        What was there before comes to the `local` address (with its key). `operands` are what to
+        add, and 0; or what to compare with, and what to put there if that is equal.
+
+        Raises:
+            VerbsError: as post_send.
+        """
+        address, lkey = local
+        remote_addr, rkey = remote
+        error = lib.aiordma_post_atomic(
+            self.pointer, wr_id, opcode, address, lkey, remote_addr, rkey, *operands
+        )
         if error:
             raise VerbsError(error, "ibv_post_send")
 

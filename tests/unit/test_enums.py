@@ -33,6 +33,7 @@ from aiordma.enums import (
     WcFlags,
     WcOpcode,
     WcStatus,
+    WrOpcode,
 )
 
 PREFIXES: dict[type[enum.IntEnum] | type[enum.IntFlag], str] = {
@@ -51,6 +52,7 @@ PREFIXES: dict[type[enum.IntEnum] | type[enum.IntFlag], str] = {
     AsyncEventType: "IBV_EVENT_",
     SendFlags: "IBV_SEND_",
     WcStatus: "IBV_WC_",
+    WrOpcode: "IBV_WR_",
     WcOpcode: "IBV_WC_",
     WcFlags: "IBV_WC_",
 }
@@ -71,6 +73,7 @@ IN_C: dict[type[enum.IntEnum] | type[enum.IntFlag], str] = {
     AsyncEventType: "ibv_event_type",
     SendFlags: "ibv_send_flags",
     WcStatus: "ibv_wc_status",
+    WrOpcode: "ibv_wr_opcode",
     WcOpcode: "ibv_wc_opcode",
     WcFlags: "ibv_wc_flags",
 }
@@ -83,6 +86,7 @@ LEFT_OUT = {
         "IBV_TRANSPORT_USNIC_UDP",
         "IBV_TRANSPORT_UNSPECIFIED",
         "IBV_QPT_DRIVER",
+        "IBV_WR_DRIVER1",
         "IBV_WC_DRIVER1",
         "IBV_WC_DRIVER2",
         "IBV_WC_DRIVER3",
@@ -98,13 +102,20 @@ LEFT_OUT = {
         "IBV_WC_TM_MATCH",
         "IBV_WC_TM_DATA_VALID",
     },
-    "raw packets": {"IBV_SEND_IP_CSUM", "IBV_WC_IP_CSUM_OK", "IBV_WC_TSO"},
+    "raw packets": {"IBV_SEND_IP_CSUM", "IBV_WC_IP_CSUM_OK", "IBV_WC_TSO", "IBV_WR_TSO"},
+    "not used yet": {
+        "IBV_WR_LOCAL_INV",
+        "IBV_WR_BIND_MW",
+        "IBV_WR_SEND_WITH_INV",
+    },
     "newer than the bindings": {
         "IBV_ACCESS_FLUSH_GLOBAL",
         "IBV_ACCESS_FLUSH_PERSISTENT",
         "IBV_EVENT_DEVICE_SPEED_CHANGE",
         "IBV_WC_ATOMIC_WRITE",
         "IBV_WC_FLUSH",
+        "IBV_WR_ATOMIC_WRITE",
+        "IBV_WR_FLUSH",
     },
 }
 
@@ -143,13 +154,6 @@ NO_MEMBERS = {
     "IBV_SRQ_INIT_ATTR_CQ",
     "IBV_SRQ_LIMIT",
     "IBV_QP_STATE",
-    "IBV_WR_RDMA_WRITE",
-    "IBV_WR_RDMA_WRITE_WITH_IMM",
-    "IBV_WR_SEND",
-    "IBV_WR_SEND_WITH_IMM",
-    "IBV_WR_RDMA_READ",
-    "IBV_WR_ATOMIC_CMP_AND_SWP",
-    "IBV_WR_ATOMIC_FETCH_AND_ADD",
 }
 PROGRAM = """
 #include <stdio.h>

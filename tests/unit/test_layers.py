@@ -20,7 +20,7 @@ LAYERS = {
     1: ["enums", "errors", "options", "rdmacm", "verbs"],
     2: ["loop", "memory"],
     3: ["dispatch"],
-    4: ["cm", "datagrams", "datapath", "endpoint", "opening", "resolve"],
+    4: ["cm", "datagrams", "datapath", "endpoint", "opening", "registering", "resolve"],
     5: ["", "connect", "connection", "datagram", "device_events", "listener", "streams"],
     6: ["__main__", "anyio", "cli", "lab"],
 }

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from aiordma import VerbsError, memory
+from aiordma import VerbsError
 from aiordma.enums import AccessFlags
 from aiordma.loop import run_in_worker, running_loop
 from aiordma.memory import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer
+from aiordma.memory import pool as memory
 
 pytestmark = pytest.mark.asyncio
 

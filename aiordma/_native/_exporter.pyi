@@ -1,0 +1,9 @@
+"""Types of the compiled module that lends Python classes the buffer protocol."""
+
+from typing_extensions import Buffer
+
+class BufferExporter:
+    """A base for classes whose instances export the buffer of `_exported`."""
+
+    _exported: Buffer
+    def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -1,0 +1,15 @@
+"""Registered memory: regions of the user's, of the peer's, and a pool of buffers of our own."""
+
+from aiordma.memory.pool import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer
+from aiordma.memory.region import MemoryRegion, MemorySlice
+from aiordma.memory.remote import RemoteBuffer
+
+__all__ = [
+    "SLAB_SIZE",
+    "AllocatedRegion",
+    "BufferPool",
+    "MemoryRegion",
+    "MemorySlice",
+    "PooledBuffer",
+    "RemoteBuffer",
+]

@@ -1,0 +1,183 @@
+"""MemoryRegion: memory of the user's, registered; MemorySlice: a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from aiordma._native import BufferExporter
+from aiordma.enums import AccessFlags
+from aiordma.memory.remote import RemoteBuffer
+from aiordma.verbs import Registration
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class MemoryRegion(BufferExporter):
+    """A buffer whose pages are pinned, so that the device can reach them. See ibv_reg_mr(3).
+
+    From `Connection.register()` or `allocate()`; good for every connection of the same loop on
+    the same device. `memoryview(region)` is the memory, `region[a:b]` a MemorySlice of it.
+
+    close() gives it up, as does the end of a `with` block. What the device still works on is pinned
+    until that has ended: the buffer can be neither freed nor resized before.
+    """
+
+    __slots__ = ("_dispose", "_is_closed", "_registration", "_uses", "access")
+
+    def __init__(
+        self,
+        registration: Registration,
+        buffer: Buffer,
+        access: AccessFlags,
+        dispose: Callable[[Registration], None],
+    ) -> None:
+        """For Connection; not to be called by others. `dispose` unpins, without blocking."""
+        self._exported = buffer
+        self._registration = registration
+        self._dispose = dispose
+        self._uses = 0
+        self._is_closed = False
+        self.access = access
+
+    @property
+    def addr(self) -> int:
+        """The address of the first byte."""
+        return self._registration.address
+
+    @property
+    def lkey(self) -> int:
+        """The key by which this side's requests name it."""
+        return self._registration.lkey
+
+    @property
+    def rkey(self) -> int:
+        """The key by which the peer's requests name it."""
+        return self._registration.rkey
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was given up."""
+        return self._is_closed
+
+    @property
+    def remote(self) -> RemoteBuffer:
+        """What the peer needs to reach it, as far as `access` allows."""
+        return RemoteBuffer(self.addr, self.rkey, len(self))
+
+    def __len__(self) -> int:
+        """Its size in bytes, whatever the items of the buffer are."""
+        return self._registration.length
+
+    def __getitem__(self, part: slice) -> MemorySlice:
+        """A part of it, in bytes: `region[16:32]`.
+
+        Raises:
+            ValueError: the slice has a step.
+        """
+        return MemorySlice(self, 0, len(self))[part]
+
+    # --- use by the device ---
+
+    def take(self) -> None:
+        """The device begins to use it.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        if self._is_closed:
+            raise ValueError("the memory region is closed")
+        self._uses += 1
+
+    def give_back(self) -> None:
+        """The device has ended one use."""
+        self._uses -= 1
+        self._dispose_if_unused()
+
+    def close(self) -> None:
+        """Give it up: ibv_dereg_mr(3), in a worker thread, after the device's last use. Idempotent.
+
+        On the loop's thread.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._dispose_if_unused()
+
+    def _dispose_if_unused(self) -> None:
+        if self._is_closed and not self._uses:
+            del self._exported
+            self._dispose(self._registration)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{len(self)} bytes at {self.addr:#x}"
+        return f"<MemoryRegion {state}>"
+
+
+class MemorySlice:
+    """A part of a MemoryRegion, to send from or to read into without a copy."""
+
+    __slots__ = ("length", "region", "start")
+
+    def __init__(self, region: MemoryRegion, start: int, length: int) -> None:
+        """For MemoryRegion; slice one instead."""
+        self.region = region
+        self.start = start
+        self.length = length
+
+    @property
+    def addr(self) -> int:
+        """The address of the first byte."""
+        return self.region.addr + self.start
+
+    @property
+    def lkey(self) -> int:
+        """The key of its region."""
+        return self.region.lkey
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes themselves.
+
+        Raises:
+            BufferError: the region is closed.
+        """
+        return memoryview(self.region).cast("B")[self.start : self.start + self.length]
+
+    @property
+    def remote(self) -> RemoteBuffer:
+        """What the peer needs to reach it."""
+        return RemoteBuffer(self.addr, self.region.rkey, self.length)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, part: slice) -> MemorySlice:
+        """A part of the part.
+
+        Raises:
+            ValueError: the slice has a step.
+        """
+        start, stop, step = part.indices(self.length)
+        if step != 1:
+            raise ValueError("memory can be sliced without a step only")
+        return MemorySlice(self.region, self.start + start, max(0, stop - start))
+
+    def __repr__(self) -> str:
+        return f"<MemorySlice {self.start}:{self.start + self.length} of {self.region!r}>"

@@ -1,0 +1,179 @@
+"""Reading and writing the peer's memory, which takes no part."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import pickle
+
+import pytest
+from helpers import PATIENCE, Pair, connected
+
+from aiordma import (
+    AccessFlags,
+    ConnectionOptions,
+    LocalClosed,
+    MemoryRegion,
+    PeerClosed,
+    RemoteBuffer,
+    WcStatus,
+    WorkRequestError,
+)
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+SIZE = 64 * 1024
+
+
+async def both_memories(pair: Pair) -> tuple[MemoryRegion, RemoteBuffer, bytearray]:
+    """Memory of the client's, and what it knows of the server's, and that itself."""
+    near = await pair.client.allocate(SIZE)
+    far_bytes = bytearray(SIZE)
+    far = await pair.server.register(far_bytes)
+    await pair.client.send(b"where?")
+    await pair.server.recv()
+    await pair.server.send(far.remote.pack())
+    remote = RemoteBuffer.unpack(await pair.client.recv())
+    assert remote == far.remote
+    pair.server._kept = far  # type: ignore[attr-defined]
+    return near, remote, far_bytes
+
+
+async def test_there_and_back(any_address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(any_address) as pair:
+        near, remote, far = await both_memories(pair)
+        view = memoryview(near)
+        view[:] = bytes(range(256)) * (SIZE // 256)
+        await pair.client.write(near, remote)
+        assert far == bytes(range(256)) * (SIZE // 256)
+        far[:5] = b"hello"
+        await pair.client.read(remote[:5], near[100:200])
+        assert view[100:105] == b"hello"
+        await pair.client.write(b"copied", remote[10:])
+        assert far[10:16] == b"copied"
+        view.release()
+
+
+async def test_regions_are_closed_when_dropped_or_left(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        numbers = array.array("d", range(1000))
+        with await pair.client.register(numbers) as region:
+            assert len(region) == 8000
+            with pytest.raises(BufferError):
+                numbers.append(1)
+        assert region.closed
+        with pytest.raises(ValueError, match="closed"):
+            await pair.client.write(region, RemoteBuffer(0, 0, 8000))
+        with pytest.raises(BufferError):
+            memoryview(region)
+
+
+async def test_the_peers_device_refuses(address: DeviceAddress) -> None:
+    """A wrong key ends that connection, and no other."""
+    async with asyncio.timeout(PATIENCE), connected(address) as other, connected(address) as pair:
+        near, remote, _ = await both_memories(pair)
+        wrong = RemoteBuffer(remote.addr, remote.rkey ^ 0xFF00, 8)
+        with pytest.raises((WorkRequestError, PeerClosed)) as refused:
+            await pair.client.read(wrong, near)
+        if isinstance(refused.value, WorkRequestError):
+            assert refused.value.status is WcStatus.REM_ACCESS_ERR
+        else:  # iWARP terminates the connection instead
+            assert address.transport.name == "IWARP"
+        await other.client.send(b"still here")
+        assert await other.server.recv() == b"still here"
+
+
+async def test_a_read_only_region_is_not_written(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        far = await pair.server.register(b"read only", AccessFlags.REMOTE_READ)
+        near = await pair.client.allocate(16)
+        await pair.client.read(far.remote, near)
+        assert bytes(memoryview(near)[:9]) == b"read only"
+        with pytest.raises(ValueError, match="read-only"):
+            await pair.server.register(b"read only")
+        if address.transport.name == "IB":
+            with pytest.raises(WorkRequestError):
+                await pair.client.write(b"no", far.remote)
+        else:  # the write is on its way before iWARP terminates the connection
+            await pair.client.write(b"no", far.remote)
+            with pytest.raises(PeerClosed):
+                await pair.client.recv()
+        assert bytes(memoryview(far)) == b"read only"
+
+
+@pytest.mark.transport("IB")
+async def test_atomics(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        counter = array.array("Q", [40, 0])
+        access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_ATOMIC
+        far = await pair.server.register(counter, access)
+        assert await pair.client.fetch_and_add(far.remote, 2) == 40
+        assert await pair.client.fetch_and_add(far.remote, -1) == 42
+        assert await pair.client.compare_and_swap(far.remote[8:], 0, 7) == 0
+        assert await pair.client.compare_and_swap(far.remote[8:], 0, 9) == 7
+        assert list(counter) == [41, 7]
+        with pytest.raises(ValueError, match="8 divides"):
+            await pair.client.fetch_and_add(far.remote[4:], 1)
+        tasks = [pair.client.fetch_and_add(far.remote, 1) for _ in range(100)]
+        assert sorted(await asyncio.gather(*tasks)) == list(range(41, 141))
+
+
+@pytest.mark.transport("IWARP")
+async def test_iwarp_has_no_atomics(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        with pytest.raises(ValueError, match="no atomic operations"):
+            await pair.client.fetch_and_add(RemoteBuffer(0, 0, 8), 1)
+
+
+async def test_more_reads_than_may_be_under_way(address: DeviceAddress) -> None:
+    options = ConnectionOptions(initiator_depth=2, responder_resources=2, send_depth=8)
+    async with asyncio.timeout(PATIENCE), connected(address, options, options) as pair:
+        near, remote, far = await both_memories(pair)
+        far[:] = bytes(range(256)) * (SIZE // 256)
+        parts = [slice(start, start + 1024) for start in range(0, SIZE, 1024)]
+        await asyncio.gather(*(pair.client.read(remote[part], near[part]) for part in parts))
+        assert memoryview(near) == far
+
+
+async def test_reads_that_were_not_negotiated(address: DeviceAddress) -> None:
+    none = ConnectionOptions(initiator_depth=0)
+    async with connected(address, none) as pair:
+        near = await pair.client.allocate(8)
+        with pytest.raises(ValueError, match="initiator_depth 0"):
+            await pair.client.read(RemoteBuffer(0, 0, 8), near)
+
+
+async def test_cancelled_operations_keep_their_memory_pinned(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        _, remote, _ = await both_memories(pair)
+        for number in range(50):
+            region = await pair.client.register(bytearray(SIZE))
+            reading = asyncio.create_task(pair.client.read(remote, region))
+            for _ in range(number % 5):
+                await asyncio.sleep(0)
+            reading.cancel()
+            region.close()
+            await asyncio.gather(reading, return_exceptions=True)
+        await pair.client.send(b"alive")
+        assert await pair.server.recv() == b"alive"
+
+
+async def test_closing_ends_an_operation(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        near, remote, _ = await both_memories(pair)
+        tasks = [asyncio.create_task(pair.client.read(remote, near)) for _ in range(100)]
+        await asyncio.sleep(0)
+        pair.client.abort()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(result) for result in results} <= {LocalClosed, type(None)}
+        assert LocalClosed in {type(result) for result in results}
+
+
+async def test_a_remote_buffer_travels() -> None:
+    remote = RemoteBuffer(1 << 40, 7, 100)
+    assert RemoteBuffer.unpack(remote.pack()) == pickle.loads(pickle.dumps(remote)) == remote
+    assert remote[10:20] == RemoteBuffer((1 << 40) + 10, 7, 10)
+    assert len(remote[90:200]) == 10
+    with pytest.raises(ValueError, match="16 bytes"):
+        RemoteBuffer.unpack(b"short")
