@@ -52,6 +52,12 @@ async def connected_ids(address: DeviceAddress, listener: AsyncCmId) -> tuple[As
     return client, server
 
 
+async def arrival(listener: AsyncCmId, requests: int) -> None:
+    """Wait until so many requests have been read: in the moment of a move one could be lost."""
+    while len(listener.waiting_requests()) < requests:
+        await asyncio.sleep(0.01)
+
+
 async def test_there_and_back_at_every_step(any_address: DeviceAddress) -> None:
     async with asyncio.timeout(PATIENCE), await async_listener(any_address) as listener:
         port = listener.local_address[1]
@@ -112,10 +118,10 @@ async def test_requests_pending_at_a_listener_go_along(address: DeviceAddress) -
         port = listener.local_address[1]
         clients = [await resolved(address, port) for _ in range(6)]
         connecting = [asyncio.create_task(client.connect()) for client in clients[:2]]
-        await asyncio.sleep(0.3)  # the loop reads these
+        await arrival(listener, 2)
         waiting = await listener.migrate(None)
         connecting += [asyncio.create_task(client.connect()) for client in clients[2:4]]
-        await asyncio.sleep(0.3)  # nobody reads these
+        await asyncio.sleep(2)  # nobody reads these; none may come in the moment of the move
         listener = await waiting.migrate()
         connecting += [asyncio.create_task(client.connect()) for client in clients[4:]]
         for _ in clients:
@@ -162,15 +168,15 @@ async def test_from_one_loop_to_another_in_another_thread(address: DeviceAddress
         listener = await async_listener(address)
         clients = [await resolved(address, listener.local_address[1]) for _ in range(5)]
         connecting = [asyncio.create_task(client.connect()) for client in clients[:3]]
-        await asyncio.sleep(0.2)
+        await arrival(listener, 3)
         waiting = await listener.migrate(None)
         thread = threading.Thread(target=lambda: asyncio.run(serve(waiting)))
         thread.start()
         back = await handed
         await asyncio.to_thread(thread.join)
         assert answered == 3
-        connecting += [asyncio.create_task(client.connect()) for client in clients[3:]]
         listener = await back.migrate()
+        connecting += [asyncio.create_task(client.connect()) for client in clients[3:]]
         for _ in range(2):
             server = await listener.get_request()
             server.reject()
