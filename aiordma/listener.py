@@ -65,6 +65,7 @@ class ConnectRequest:
 
         Raises:
             ConnectError: the peer gave up, or did not confirm.
+            DeviceRemoved: the device went away.
             LocalClosed: the request was answered already.
             VerbsError: not enough locked memory, for one; the peer is rejected.
             ValueError: the private data is too long, or the options are more than the device can

@@ -48,6 +48,7 @@ class CmQueues(CmLifecycle):
 
         Raises:
             VerbsError: EINVAL (more than the device can, or there is one), ENOMEM, EOPNOTSUPP.
+            DeviceRemoved: the device went away.
             ValueError: an argument is closed, or the id is not bound to a device yet.
         """
         self._check_open()

@@ -16,7 +16,7 @@ from aiordma.cm.step import Step
 from aiordma.cm.steps import CmSteps
 from aiordma.dispatch import CmDispatcher, destroy_quietly, initialise
 from aiordma.enums import CmEventType, PortSpace
-from aiordma.errors import BusyError, LocalClosed, VerbsError
+from aiordma.errors import BusyError, LocalClosed, RdmaError, VerbsError
 from aiordma.loop import Interrupt, make_in_worker, parking, running_loop
 from aiordma.rdmacm import AddrInfo, CmEvent, CmId, EventChannel
 from aiordma.verbs import ProtectionDomain, QueuePairInit
@@ -83,6 +83,7 @@ class SyncCmId(CmSteps):
         Raises:
             VerbsError: ENODEV (no device there), ETIMEDOUT (nobody has the address), EADDRINUSE or
                 EADDRNOTAVAIL (the port is taken), ENOMEM, EINVAL.
+            DeviceRemoved: the device went away meanwhile.
             ValueError: an argument is closed.
         """
         loop = running_loop()
@@ -90,8 +91,12 @@ class SyncCmId(CmSteps):
 
         def make() -> IdHandle:
             handle = IdHandle(loop, CmId.create_ep(info, pd, init))
-            if handle.cm_id.has_qp and pd is None:
-                handle.keep_device()
+            try:
+                if handle.cm_id.has_qp and pd is None:
+                    handle.keep_device()
+            except RdmaError:
+                handle.destroy()
+                raise
             return handle
 
         handle = await make_in_worker(loop, make, IdHandle.destroy, parking.submit)
@@ -240,8 +245,12 @@ class SyncCmId(CmSteps):
                 self._note_no_request(error)
             return
         child = type(self)(IdHandle(self.loop, made), CmState.REQUESTED, made.take_event())
-        if made.has_qp:
-            child.handle.keep_device()
+        try:
+            if made.has_qp:
+                child.handle.keep_device()
+        except RdmaError:
+            child.abort()
+            raise
         self._requests.append(child)
         if self.state is CmState.CLOSED:  # meanwhile, and so too late for abort() to find it
             self._drop_requests()
