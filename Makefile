@@ -14,7 +14,7 @@ LAB_READY := $(VENV)/.lab-ready
 
 PACKAGES := gcc libc6-dev python3 python3-dev python3-venv librdmacm-dev libibverbs-dev \
 	ibverbs-providers rdmacm-utils iproute2
-NATIVE := $(addprefix aiordma/_native/,build.py cdef.h shim.h shim.c)
+NATIVE := $(addprefix aiordma/_native/,build.py cdef.h shim.h shim.c exporter.c)
 DEVICE_TESTS := tests/device tests/faults tests/interop
 
 .DELETE_ON_ERROR:
@@ -95,4 +95,4 @@ fi
 endef
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info aiordma/_native/_lib.*.so aiordma/_native/_lib.c
+	rm -rf $(VENV) build dist *.egg-info aiordma/_native/_*.so aiordma/_native/_lib.c
