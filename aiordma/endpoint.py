@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 # 0.64 ms. librdmacm leaves 0, which makes a sender that was early by a hair wait for 655 ms.
 MIN_RNR_TIMER = 12
+WRITTEN_WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 # A device that has not flushed a queue pair by then has forgotten something.
 FLUSH_SECONDS = 10.0
 # How long a queue pair that failed has for saying why, in the completion of a request.
@@ -271,7 +272,9 @@ class Endpoint:
 
     def _received(self, slot: int, wc: IbvWc) -> None:
         if wc.status == WcStatus.SUCCESS:
-            self._ring.arrived(slot, wc.byte_len)
+            # The bytes of a write with immediate data went elsewhere: the message itself is empty.
+            written = wc.opcode == WRITTEN_WITH_IMM
+            self._ring.arrived(slot, 0 if written else wc.byte_len)
             if self.cm.state is CmState.ACCEPTING:
                 self.cm.notify_established()
         else:

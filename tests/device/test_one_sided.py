@@ -55,6 +55,23 @@ async def test_there_and_back(any_address: DeviceAddress) -> None:
         view.release()
 
 
+@pytest.mark.transport("IB")
+async def test_a_write_with_immediate_data_is_noticed(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        near, remote, far = await both_memories(pair)
+        memoryview(near)[:5] = b"hello"
+        await pair.client.write(near[:5], remote, imm=7)
+        assert await pair.server.recv() == b""
+        assert far[:5] == b"hello"
+
+
+@pytest.mark.transport("IWARP")
+async def test_iwarp_carries_no_immediate_data(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        with pytest.raises(ValueError, match="no immediate data"):
+            await pair.client.write(b"x", RemoteBuffer(0, 0, 1), imm=7)
+
+
 async def test_regions_are_closed_when_dropped_or_left(address: DeviceAddress) -> None:
     async with asyncio.timeout(PATIENCE), connected(address) as pair:
         numbers = array.array("d", range(1000))
