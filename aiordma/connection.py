@@ -15,7 +15,7 @@ from aiordma.errors import PeerClosed, RdmaError
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
 from aiordma.opening import Opening
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
-from aiordma.verbs.queue_pair import NO_IMMEDIATE
+from aiordma.verbs.queue_pair import NO_IMMEDIATE, checked_immediate
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -143,11 +143,10 @@ class Connection:
             await self._endpoint.send(contiguous, view.nbytes, number)
 
     def _checked(self, imm: int) -> int:
-        if not 0 <= imm < 1 << 32:
-            raise ValueError(f"immediate data is a number of 32 bits, not {imm}")
+        number = checked_immediate(imm)
         if self._endpoint.device.is_iwarp:
             raise ValueError("iWARP carries no immediate data")
-        return imm
+        return number
 
     # --- memory ---
 

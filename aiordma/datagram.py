@@ -28,7 +28,7 @@ from aiordma.opening import Opening
 from aiordma.options import DATAGRAM_LIMITS, check_private_data
 from aiordma.rdmacm import SocketAddress, parse_address
 from aiordma.resolve import first_that_answers, is_loopback, resolve_host
-from aiordma.verbs.queue_pair import NO_IMMEDIATE
+from aiordma.verbs.queue_pair import NO_IMMEDIATE, checked_immediate
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -254,7 +254,7 @@ class DatagramEndpoint:
         if isinstance(target, MulticastGroup):
             target.check_joined()
         destination = (target.qp_num, target.qkey)
-        number = NO_IMMEDIATE if imm is None else _checked(imm)
+        number = NO_IMMEDIATE if imm is None else checked_immediate(imm)
         payload = data if type(data) is bytes else _joined(data)
         await self._engine.send_to(target.way, destination, payload, number)
 
@@ -329,12 +329,6 @@ def _group_address(group: str) -> SocketAddress:
     if not ipaddress.ip_address(address.host).is_multicast:
         raise ValueError(f"{group} is no address of a multicast group")
     return address
-
-
-def _checked(imm: int) -> int:
-    if not 0 <= imm < 1 << 32:
-        raise ValueError(f"immediate data is a number of 32 bits, not {imm}")
-    return imm
 
 
 def _joined(data: Buffer | list[Buffer] | tuple[Buffer, ...]) -> bytes:

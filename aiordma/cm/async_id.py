@@ -112,7 +112,7 @@ class AsyncCmId(CmSteps):
         Raises:
             VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken).
         """
-        self._start_listening(backlog)
+        super().listen(backlog)
         self._backlog = backlog if 0 < backlog < MAX_BACKLOG else MAX_BACKLOG
 
     async def get_request(self) -> AsyncCmId:

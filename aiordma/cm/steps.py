@@ -143,8 +143,9 @@ class CmSteps(CmQueues, ABC):
         Raises:
             RouteError: there is none.
         """
-        start = lambda: self.cm_id.resolve_route(_milliseconds(timeout))  # noqa: E731
-        await self._find_route(start, Place.PARKED)
+        await self._find_route(
+            lambda: self.cm_id.resolve_route(_milliseconds(timeout)), Place.PARKED
+        )
 
     async def set_path(self, path: bytes) -> None:
         """Use a route that is known already, in place of resolve_route().
@@ -217,7 +218,12 @@ class CmSteps(CmQueues, ABC):
 
     # --- being connected to ---
 
-    def _start_listening(self, backlog: int) -> None:
+    def listen(self, backlog: int = 0) -> None:
+        """Listen: rdma_listen(3). At most `backlog` requests wait unread (0: 1024).
+
+        Raises:
+            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken).
+        """
         self._call_now(CmCall.LISTEN, lambda: self.cm_id.listen(backlog))
 
     async def accept(

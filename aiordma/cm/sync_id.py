@@ -200,14 +200,6 @@ class SyncCmId(CmSteps):
 
     # --- being connected to ---
 
-    def listen(self, backlog: int = 0) -> None:
-        """Listen: rdma_listen(3). At most `backlog` requests wait unread (0: 1024).
-
-        Raises:
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken).
-        """
-        self._start_listening(backlog)
-
     async def get_request(self) -> SyncCmId:
         """Wait for a connection request: rdma_get_request(3), in a worker thread.
 

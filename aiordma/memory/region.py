@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from aiordma._native import BufferExporter
 from aiordma.enums import AccessFlags
-from aiordma.memory.remote import RemoteBuffer
+from aiordma.memory.remote import RemoteBuffer, bounds_of
 from aiordma.verbs import Registration
 
 if TYPE_CHECKING:
@@ -174,10 +174,8 @@ class MemorySlice:
         Raises:
             ValueError: the slice has a step.
         """
-        start, stop, step = part.indices(self.length)
-        if step != 1:
-            raise ValueError("memory can be sliced without a step only")
-        return MemorySlice(self.region, self.start + start, max(0, stop - start))
+        start, length = bounds_of(part, self.length)
+        return MemorySlice(self.region, self.start + start, length)
 
     def __repr__(self) -> str:
         return f"<MemorySlice {self.start}:{self.start + self.length} of {self.region!r}>"

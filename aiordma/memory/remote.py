@@ -8,6 +8,18 @@ from dataclasses import dataclass
 _PACKED = struct.Struct(">QII")
 
 
+def bounds_of(part: slice, length: int) -> tuple[int, int]:
+    """Where a slice of `length` bytes starts, and how long it is.
+
+    Raises:
+        ValueError: it has a step.
+    """
+    start, stop, step = part.indices(length)
+    if step != 1:
+        raise ValueError("memory can be sliced without a step only")
+    return start, max(0, stop - start)
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteBuffer:
     """`length` bytes at address `addr` of the peer, which gave the key `rkey` for them.
@@ -38,10 +50,8 @@ class RemoteBuffer:
         Raises:
             ValueError: the slice has a step.
         """
-        start, stop, step = part.indices(self.length)
-        if step != 1:
-            raise ValueError("memory can be sliced without a step only")
-        return RemoteBuffer(self.addr + start, self.rkey, max(0, stop - start))
+        start, length = bounds_of(part, self.length)
+        return RemoteBuffer(self.addr + start, self.rkey, length)
 
     def pack(self) -> bytes:
         """16 bytes, in network byte order: the address, the key, the length."""

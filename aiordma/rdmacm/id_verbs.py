@@ -93,8 +93,7 @@ class IdVerbs(Identity):
             ValueError: the id is not bound to a device yet.
         """
         attr = ffi.new("struct ibv_srq_init_attr *")
-        attr.attr.max_wr, attr.attr.max_sge = caps.max_wr, caps.max_sge
-        attr.attr.srq_limit = caps.limit
+        caps.fill(attr.attr)
         check(lib.rdma_create_srq(self.pointer, self._pd_pointer(pd), attr), "rdma_create_srq")
         return self._made_srq(attr.attr.max_wr, attr.attr.max_sge)
 
@@ -111,8 +110,7 @@ class IdVerbs(Identity):
             ValueError: the id is not bound to a device yet.
         """
         attr = ffi.new("struct ibv_srq_init_attr_ex *")
-        attr.attr.max_wr, attr.attr.max_sge = caps.max_wr, caps.max_sge
-        attr.attr.srq_limit = caps.limit
+        caps.fill(attr.attr)
         attr.srq_type = srq_type
         attr.comp_mask = lib.IBV_SRQ_INIT_ATTR_TYPE | lib.IBV_SRQ_INIT_ATTR_PD
         attr.pd = self._pd_pointer(pd)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from aiordma._native import ffi, lib
 from aiordma.enums import AsyncEventType, PortState, TransportType
 from aiordma.errors import VerbsError, check, check_errno
+from aiordma.verbs.address_handle import read_gid
 from aiordma.verbs.holds import holds
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Device:
         """
         gid = ffi.new("union ibv_gid *")
         check(lib.ibv_query_gid(self.context, port_num, index, gid), "ibv_query_gid")
-        return bytes(ffi.buffer(gid.raw, 16))
+        return read_gid(gid)
 
     @property
     def async_fd(self) -> int:

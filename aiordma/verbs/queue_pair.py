@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvQp, IbvQpAttr, IbvQpCap, IbvQpInitAttr
 
 NO_IMMEDIATE = -1
+
+
+def checked_immediate(imm: int) -> int:
+    """Immediate data, if it is a number of 32 bits.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not 0 <= imm < 1 << 32:
+        raise ValueError(f"immediate data is a number of 32 bits, not {imm}")
+    return imm
+
+
 _INLINE = SendFlags.SIGNALED | SendFlags.INLINE
 
 

@@ -9,7 +9,7 @@ from aiordma._native import ffi, lib
 from aiordma.errors import VerbsError, check_errno, last_error
 
 if TYPE_CHECKING:
-    from aiordma._native._lib import IbvSrq
+    from aiordma._native._lib import IbvSrq, IbvSrqAttr
     from aiordma.verbs.protection_domain import ProtectionDomain
 
 
@@ -23,6 +23,10 @@ class SharedReceiveQueueCaps:
     max_wr: int
     max_sge: int = 1
     limit: int = 0
+
+    def fill(self, attr: IbvSrqAttr) -> None:
+        """Write it into a C struct."""
+        attr.max_wr, attr.max_sge, attr.srq_limit = self.max_wr, self.max_sge, self.limit
 
 
 class SharedReceiveQueue:
@@ -45,8 +49,7 @@ class SharedReceiveQueue:
         if pd.pointer is None:
             raise ValueError("the protection domain is closed")
         attr = ffi.new("struct ibv_srq_init_attr *")
-        attr.attr.max_wr, attr.attr.max_sge = caps.max_wr, caps.max_sge
-        attr.attr.srq_limit = caps.limit
+        caps.fill(attr.attr)
         pointer = lib.ibv_create_srq(pd.pointer, attr)
         if pointer == ffi.NULL:
             raise last_error("ibv_create_srq")
