@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionOptions, Listener
@@ -106,3 +109,15 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 
 ROOT = Path(__file__).parent.parent
+
+
+def give_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name for an address: in the lab's own /etc/hosts, elsewhere from a resolver of ours."""
+    name = f"rdma.example-{address.device}"
+    if "AIORDMA_LAB" in os.environ:
+        with Path("/etc/hosts").open("a") as hosts:
+            hosts.write(f"\n{address.host} {name}\n")
+    else:
+        answer = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address.host, 0))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [answer])
+    return name

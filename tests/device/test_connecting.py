@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import threading
-from pathlib import Path
 
 import pytest
-from helpers import connected
+from helpers import connected, give_name
 
 import aiordma
 from aiordma import Connection, ConnectionOptions, ConnectRequest, PortSpace, Rejected
@@ -96,14 +94,7 @@ async def test_from_a_local_address(any_address: DeviceAddress) -> None:
 
 
 async def test_by_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "rdma.example"
-    if "AIORDMA_LAB" in os.environ:
-        with Path("/etc/hosts").open("a") as hosts:  # the lab's own copy
-            hosts.write(f"\n{address.host} {name}-{address.device}\n")
-        name = f"{name}-{address.device}"
-    else:
-        answer = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address.host, 0))
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [answer])
+    name = give_name(address, monkeypatch)
     async with aiordma.listen(name, 0) as listener:
         answering = asyncio.create_task(answer_one(listener, b""))
         async with aiordma.connect(name, listener.local_address[1]) as connection:

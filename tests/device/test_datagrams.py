@@ -8,12 +8,11 @@ import dataclasses
 import errno
 import ipaddress
 import itertools
-import os
 from array import array
 from collections.abc import AsyncIterator
 
 import pytest
-from helpers import PATIENCE
+from helpers import PATIENCE, give_name
 
 import aiordma
 from aiordma import (
@@ -170,16 +169,13 @@ async def test_an_endpoint_can_ask_itself(address: DeviceAddress) -> None:
     await serving
 
 
-async def test_by_name(address: DeviceAddress) -> None:
-    if "AIORDMA_LAB" not in os.environ:
-        pytest.skip("writes /etc/hosts, which is a copy in the lab only")
-    with open("/etc/hosts", "a") as hosts:
-        hosts.write(f"\n{address.host} datagram-{address.device}.example\n")
-    async with aiordma.open_datagram((f"datagram-{address.device}.example", 0)) as endpoint:
+async def test_by_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = give_name(address, monkeypatch)
+    async with aiordma.open_datagram((name, 0)) as endpoint:
         assert endpoint.local_address[0] == address.host
         serving = asyncio.create_task(endpoint.serve())
         port = endpoint.local_address[1]
-        peer = await endpoint.resolve(f"datagram-{address.device}.example", port)
+        peer = await endpoint.resolve(name, port)
         assert peer.address == endpoint.local_address
     await serving
 
