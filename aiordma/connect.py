@@ -72,18 +72,12 @@ async def _connect_to(
     options: ConnectionOptions,
 ) -> Connection:
     cm = await AsyncCmId.create(options.port_space)
-    try:
+    async with cm.closed_on_failure():
         _set_options(cm, options)
         if source is not None:
             cm.bind_addr(source)
         await cm.resolve_addr(destination, timeout=options.resolve_timeout)
         await cm.resolve_route(timeout=options.resolve_timeout)
-    except Exception:
-        await cm.aclose()  # nothing of a failed attempt is left when its error arrives
-        raise
-    except BaseException:
-        cm.abort()
-        raise
     return await Connection.from_id(cm, private_data=private_data, options=options)
 
 

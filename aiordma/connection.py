@@ -73,15 +73,9 @@ class Connection:
             )
         own = await cm.migrate() if isinstance(cm, SyncCmId) else cm
         is_request = own.state is CmState.REQUESTED
-        try:
+        async with own.closed_on_failure():
             endpoint = Endpoint(own, options)
             await (endpoint.accept if is_request else endpoint.connect)(private_data)
-        except Exception:
-            await own.aclose()  # nothing of a failed attempt is left when its error arrives
-            raise
-        except BaseException:
-            own.abort()
-            raise
         return cls(endpoint)
 
     @property

@@ -74,16 +74,10 @@ async def _open_at(address: SocketAddress, options: DatagramOptions) -> Datagram
             "address from `python -m aiordma devices`"
         )
     cm = await AsyncCmId.create(PortSpace.UDP)
-    try:
+    async with cm.closed_on_failure():
         cm.bind_addr(address)
         engine = DatagramEngine(cm, options)
         await engine.open()
-    except Exception:
-        await cm.aclose()  # nothing of a failed attempt is left when its error arrives
-        raise
-    except BaseException:
-        cm.abort()
-        raise
     return DatagramEndpoint(engine)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -179,6 +180,21 @@ class CmLifecycle:
         self.abort()
         if not self._is_moved:
             await self.handle.wait_destroyed()
+
+    @asynccontextmanager
+    async def closed_on_failure(self) -> AsyncIterator[None]:
+        """Close it if the block fails; nothing of a failed attempt is left when its error arrives.
+
+        A block that is cancelled does not wait for that.
+        """
+        try:
+            yield
+        except Exception:
+            await self.aclose()
+            raise
+        except BaseException:
+            self.abort()
+            raise
 
     async def __aenter__(self) -> Self:
         return self

@@ -146,17 +146,11 @@ class Groups:
     async def _join(self, address: SocketAddress, send_only: bool) -> MulticastGroup:
         cm = await self._engine.other_id()
         flags = JoinFlags.SENDONLY_FULLMEMBER if send_only else JoinFlags.FULLMEMBER
-        try:
+        async with cm.closed_on_failure():
             cm.bind_addr(self._engine.source)
             group = MulticastGroup(self, cm, address.host, await cm.join_multicast(address, flags))
             if not send_only:
                 await self._attach(group)
-        except Exception:
-            await cm.aclose()  # nothing of a failed attempt is left when its error arrives
-            raise
-        except BaseException:
-            cm.abort()
-            raise
         return group
 
     async def _attach(self, group: MulticastGroup) -> None:
