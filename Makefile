@@ -14,7 +14,8 @@ LAB_READY := $(VENV)/.lab-ready
 
 PACKAGES := gcc libc6-dev python3 python3-dev python3-venv librdmacm-dev libibverbs-dev \
 	ibverbs-providers rdmacm-utils iproute2
-NATIVE := $(addprefix aiordma/_native/,build.py cdef.h shim.h shim.c exporter.c)
+NATIVE := $(addprefix aiordma/_native/,build.py cdef.h shim.h cm_events.c devices.c requests.c \
+	addresses.c exporter.c)
 DEVICE_TESTS := tests/device tests/faults tests/interop
 
 .DELETE_ON_ERROR:

@@ -19,6 +19,7 @@ from aiordma.datagrams import (
     DatagramRequest,
     MulticastGroup,
 )
+from aiordma.datapath import ConnectionStats, MemoryWindow, Message
 from aiordma.device_events import DeviceWatch, watch_devices
 from aiordma.enums import AccessFlags, AsyncEventType, CmEventType, PortSpace, WcOpcode, WcStatus
 from aiordma.errors import (
@@ -30,6 +31,7 @@ from aiordma.errors import (
     LocalClosed,
     PeerClosed,
     RdmaError,
+    ReceiveOverrun,
     Rejected,
     RouteError,
     Unreachable,
@@ -40,6 +42,7 @@ from aiordma.listener import ConnectRequest, Listener
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
 from aiordma.options import ConnectionOptions
 from aiordma.rdmacm import AddrInfo, CmEvent, EventChannel
+from aiordma.registrations import RegistrationCache
 from aiordma.resolve import getaddrinfo
 
 __all__ = [
@@ -56,6 +59,7 @@ __all__ = [
     "Connection",
     "ConnectionClosed",
     "ConnectionOptions",
+    "ConnectionStats",
     "Datagram",
     "DatagramEndpoint",
     "DatagramOptions",
@@ -68,10 +72,14 @@ __all__ = [
     "LocalClosed",
     "MemoryRegion",
     "MemorySlice",
+    "MemoryWindow",
+    "Message",
     "MulticastGroup",
     "PeerClosed",
     "PortSpace",
     "RdmaError",
+    "ReceiveOverrun",
+    "RegistrationCache",
     "Rejected",
     "RemoteBuffer",
     "RouteError",

@@ -54,6 +54,8 @@ async def _connect(
     private_data: bytes,
     options: ConnectionOptions,
 ) -> Connection:
+    if options.shared_recv_depth:
+        raise ValueError("shared_recv_depth is for listen(): one connection shares with nobody")
     loop = running_loop()
     sources = [] if local_address is None else await resolve_host(loop, *local_address)
     found = await resolve_host(loop, host, port)

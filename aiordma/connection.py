@@ -1,31 +1,28 @@
-"""Connection: messages between two peers."""
+"""Connection: two peers, the messages between them, and what they do to each other's memory."""
 
 from __future__ import annotations
 
-import mmap
 import warnings
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
+from aiordma.datapath import ConnectionStats, Message, is_registered, joined
 from aiordma.endpoint import Endpoint
-from aiordma.enums import AccessFlags, WrOpcode
 from aiordma.errors import PeerClosed, RdmaError
-from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
+from aiordma.memory import MemorySlice, RemoteBuffer, flat
+from aiordma.one_sided import OneSided, checked_for
 from aiordma.opening import Opening
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
-from aiordma.verbs.queue_pair import NO_IMMEDIATE, checked_immediate
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-
-DEFAULT_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
-WRITE_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+    from aiordma.datapath.gather import Source
 
 
-class Connection:
+class Connection(OneSided):
     """A reliable connection that carries whole messages, in order (RDMA's RC queue pair).
 
     From `connect()`, or from accepting a ConnectRequest. It is closed by `aclose()`, or by leaving
@@ -36,7 +33,7 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint) -> None:
         """For connect() and accept(); not to be called by others."""
-        self._endpoint = endpoint
+        super().__init__(endpoint)
         self._local_address = endpoint.cm.local_address
         self._peer_address = endpoint.cm.peer_address
 
@@ -71,6 +68,8 @@ class Connection:
                 f"an id in state {cm.state.name} makes no connection: its route must be resolved, "
                 "or it must be a request that is not answered"
             )
+        if options.shared_recv_depth:
+            raise ValueError("shared_recv_depth is for listen(): one connection shares with nobody")
         own = await cm.migrate() if isinstance(cm, SyncCmId) else cm
         is_request = own.state is CmState.REQUESTED
         async with own.closed_on_failure():
@@ -108,152 +107,55 @@ class Connection:
         if it was not ended here."""
         return self._endpoint.closed
 
+    @property
+    def stats(self) -> ConnectionStats:
+        """What it has carried, and how full its queues are: the numbers of this moment."""
+        return self._endpoint.traffic.snapshot()
+
+    # --- sending ---
+
     async def send(
-        self, data: Buffer | list[Buffer] | tuple[Buffer, ...], *, imm: int | None = None
+        self,
+        data: Source,
+        *,
+        imm: int | None = None,
+        invalidate: RemoteBuffer | None = None,
     ) -> None:
-        """Send one message: any bytes-like object, or several to be joined; it may be empty.
+        """Send one message: any bytes-like object, registered memory, or a list of such.
 
-        Returns when the data is copied and posted, which is at once unless `send_depth` sends are
-        on their way already. A later failure of this send raises from the next call. `imm` is a
-        number of 32 bits that travels beside the data (not on iWARP). See ibv_post_send(3).
+        It may be empty; a list is one message, of at most `max_sge` pieces of registered memory. A
+        message without registered memory is copied: this returns when it is posted, which is at
+        once unless `send_depth` requests are on their way already, and a later failure raises from
+        the next call. Registered memory is not copied: this returns when it may be reused.
 
-        While it waits, the object cannot be resized (BufferError), and what it holds in the end is
-        sent. Cancelling while it waits sends nothing; the connection goes on.
+        `imm` is a number of 32 bits that travels beside the data (not on iWARP). `invalidate` is
+        memory of the peer's, of a MemoryWindow, whose key is of no use any more when the message
+        arrives. See ibv_post_send(3).
+
+        While it waits to be copied, the object cannot be resized (BufferError), and what it holds
+        in the end is sent. Cancelling before it is posted sends nothing; the connection goes on.
+        Registered memory that was posted stays pinned until the device is done with it.
 
         Raises:
-            ValueError: the message is larger than max_message_size. The connection goes on.
+            ValueError: the message is larger than max_message_size, in too many pieces, or its
+                memory is closed or not registered for this connection. The connection goes on.
             PeerClosed, WorkRequestError, DeviceRemoved: the connection has ended.
             LocalClosed: it was closed on this side.
             VerbsError: ENOMEM when no more memory can be registered.
         """
-        number = NO_IMMEDIATE if imm is None else self._checked(imm)
-        if isinstance(data, (list, tuple)):
-            data = b"".join(data)
-        if type(data) is bytes:
-            await self._endpoint.send(data, len(data), number)
-            return
-        with memoryview(data) as view:  # held, so that nobody resizes it while it waits
-            contiguous = view if view.c_contiguous else view.tobytes()
-            await self._endpoint.send(contiguous, view.nbytes, number)
+        number = checked_for(self._endpoint.device, imm)
+        sender = self._endpoint.traffic.sender
+        if type(data) is bytes and invalidate is None:
+            await sender.copy(data, len(data), number)
+        elif invalidate is not None or is_registered(data):
+            if invalidate is not None and imm is not None:
+                raise ValueError("a message carries immediate data or invalidates a key, not both")
+            await sender.lend(data, number, invalidate)
+        else:
+            with joined(data) as view:  # held, so that nobody resizes it while it waits
+                await sender.copy(view, len(view), number)
 
-    def _checked(self, imm: int) -> int:
-        number = checked_immediate(imm)
-        if self._endpoint.device.is_iwarp:
-            raise ValueError("iWARP carries no immediate data")
-        return number
-
-    # --- memory ---
-
-    async def register(self, buffer: Buffer, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
-        """Pin memory of yours, so that the device reaches it without a copy: ibv_reg_mr(3).
-
-        Anything contiguous with the buffer protocol will do. `access` says who may do what; it must
-        include LOCAL_WRITE for memory that is read into, or that the peer writes. A read-only
-        buffer takes neither, and may be sent and read from. In a worker thread.
-
-        The region is good for every connection of this event loop on this device, until it is
-        closed. Cancelling leaves nothing pinned.
-
-        Raises:
-            VerbsError: ENOMEM (the locked-memory limit is reached), EINVAL (not this access).
-            BufferError: the buffer is not contiguous.
-            ValueError: it is empty, or read-only and to be written to.
-            LocalClosed, PeerClosed, ...: the connection has ended.
-        """
-        with memoryview(buffer) as view:
-            if not view.nbytes:
-                raise ValueError("an empty buffer cannot be registered")
-            if view.readonly and access & WRITE_ACCESS:
-                raise ValueError(f"a read-only buffer cannot be registered with {access!r}")
-        return await self._endpoint.register(buffer, access)
-
-    async def allocate(self, nbytes: int, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
-        """Fresh zeroed memory, registered. Otherwise as register().
-
-        Raises:
-            ValueError: `nbytes` is not positive.
-            MemoryError: there is not so much.
-        """
-        if nbytes <= 0:
-            raise ValueError(f"{nbytes} bytes cannot be allocated")
-        return await self._endpoint.register(mmap.mmap(-1, nbytes), access)
-
-    # --- one-sided operations ---
-
-    async def read(self, remote: RemoteBuffer, into: MemorySlice | MemoryRegion) -> None:
-        """Read the whole of `remote`, memory of the peer's, into the beginning of `into`.
-
-        The peer takes no part: RDMA READ. Returns when the data is there. See ibv_post_send(3).
-
-        Cancelling stops the waiting only: `into` may still be written to, and stays pinned for
-        that, until it has ended.
-
-        Raises:
-            ValueError: `into` is too small, closed, or not registered for it (LOCAL_WRITE; on iWARP
-                REMOTE_WRITE too), or the connection was made with an initiator_depth of 0.
-            WorkRequestError: the peer's memory does not allow it (REM_ACCESS_ERR); this connection
-                has ended then.
-            PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
-        """
-        await self._endpoint.remote.read(remote, into[:])
-
-    async def write(
-        self,
-        source: MemorySlice | MemoryRegion | Buffer,
-        remote: RemoteBuffer,
-        *,
-        imm: int | None = None,
-    ) -> None:
-        """Write `source` to the beginning of `remote`, memory of the peer's: RDMA WRITE.
-
-        Registered memory is not copied, any other is. Returns when the peer's device has it all,
-        and the source may be reused. With `imm`, a number of 32 bits, the peer learns of the write:
-        it gets an empty message. Without, the peer takes no part. See ibv_post_send(3).
-
-        Cancelling stops the waiting only: the source is pinned until it has ended.
-
-        Raises:
-            ValueError: `remote` is too small, the source is closed, or iWARP was to carry `imm`.
-            WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
-        """
-        number = NO_IMMEDIATE if imm is None else self._checked(imm)
-        if isinstance(source, (MemorySlice, MemoryRegion)):
-            await self._endpoint.remote.write(source[:], remote, number)
-            return
-        with memoryview(source) as view:
-            data = view if view.c_contiguous else view.tobytes()
-            call = self._endpoint.cm.handle.call
-            await self._endpoint.remote.write_copy(data, view.nbytes, remote, number, call)
-
-    async def fetch_and_add(self, remote: RemoteBuffer, value: int) -> int:
-        """Add `value` to the 8 bytes at `remote`, at one go; what was there before is returned.
-
-        The bytes are a number of 64 bits in the peer's byte order, at an address that 8 divides;
-        the sum wraps around. Atomic among the operations of the peer's device.
-
-        Cancelling stops the waiting only: it may still be done.
-
-        Raises:
-            ValueError: the device has no atomics (as iWARP), the address or a number is wrong.
-            WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
-        """
-        return await self._atomic(WrOpcode.ATOMIC_FETCH_AND_ADD, remote, (value % (1 << 64), 0))
-
-    async def compare_and_swap(self, remote: RemoteBuffer, compare: int, swap: int) -> int:
-        """Put `swap` into the 8 bytes at `remote` if they are `compare`, at one go.
-
-        Returns what was there before: it was swapped if that equals `compare`. Otherwise as
-        fetch_and_add().
-        """
-        return await self._atomic(WrOpcode.ATOMIC_CMP_AND_SWP, remote, (compare, swap))
-
-    async def _atomic(
-        self, opcode: WrOpcode, remote: RemoteBuffer, operands: tuple[int, int]
-    ) -> int:
-        call = self._endpoint.cm.handle.call
-        return await self._endpoint.remote.atomic(opcode, remote, operands, call)
-
-    # --- messages ---
+    # --- receiving ---
 
     async def recv(self) -> bytes:
         """Wait for the next message and return it; b"" is a message too.
@@ -267,9 +169,35 @@ class Connection:
             WorkRequestError: the device reported a failure, such as a message that is too large.
             DeviceRemoved: the RDMA device went away.
             LocalClosed: it was closed on this side.
+            ReceiveOverrun: the peer sent too much, where it cannot be held back (iWARP).
             BusyError: another task is receiving.
         """
-        return await self._endpoint.recv()
+        return await self._endpoint.traffic.receiver.recv()
+
+    async def recv_into(self, buffer: Buffer | MemorySlice) -> int:
+        """Wait for the next message and copy it to the beginning of `buffer`; how long it was.
+
+        Cancelling loses no message. Raises: as recv(), and
+
+            ValueError: the message is longer than the buffer. It is not lost, but comes next.
+            BufferError: the buffer is read-only, or not contiguous.
+        """
+        with buffer.view if isinstance(buffer, MemorySlice) else memoryview(buffer) as view:
+            if view.readonly or not view.c_contiguous:
+                raise BufferError("a message needs a contiguous buffer that can be written to")
+            with flat(view) as memory:
+                return await self._endpoint.traffic.receiver.recv_into(memory)
+
+    async def recv_message(self) -> Message:
+        """Wait for the next message and get it where the device put it, with what came beside it.
+
+        Until it is released, as by the end of a `with` block, one receive buffer less is there for
+        messages to come, of `recv_depth`: on InfiniBand and RoCE, who holds them all holds the peer
+        back; on iWARP the connection ends if the peer goes on sending. It outlives the connection.
+
+        Cancelling loses no message. Raises: as recv().
+        """
+        return await self._endpoint.traffic.receiver.recv_message()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over messages until the peer disconnects; other ends raise, as from recv()."""
@@ -277,7 +205,7 @@ class Connection:
 
     async def __anext__(self) -> bytes:
         try:
-            return await self._endpoint.recv()
+            return await self._endpoint.traffic.receiver.recv()
         except PeerClosed:
             raise StopAsyncIteration from None
 

@@ -201,6 +201,8 @@ class WrOpcode(OpenIntEnum):
     RDMA_READ = lib.IBV_WR_RDMA_READ
     ATOMIC_CMP_AND_SWP = lib.IBV_WR_ATOMIC_CMP_AND_SWP
     ATOMIC_FETCH_AND_ADD = lib.IBV_WR_ATOMIC_FETCH_AND_ADD
+    BIND_MW = lib.IBV_WR_BIND_MW
+    SEND_WITH_INV = lib.IBV_WR_SEND_WITH_INV
 
 
 class WcStatus(OpenIntEnum):
@@ -252,3 +254,4 @@ class WcFlags(IntFlag):
     GRH = lib.IBV_WC_GRH
     WITH_IMM = lib.IBV_WC_WITH_IMM
     WITH_INV = lib.IBV_WC_WITH_INV
+    IP_CSUM_OK = lib.IBV_WC_IP_CSUM_OK

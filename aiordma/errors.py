@@ -11,6 +11,7 @@
     |   |-- LocalClosed                       you closed it
     |   |-- PeerClosed                        the peer closed it, or died
     |   `-- DeviceRemoved                     the RDMA device went away
+    |-- ReceiveOverrun                        the peer sent more than was received
     |-- WorkRequestError                      the device could not do one operation: .status
     `-- BusyError                             two tasks at one receiver
 
@@ -40,6 +41,11 @@ NO_SUCH_RDMA_ADDRESS = (
     "`python -m aiordma devices` lists the addresses that do"
 )
 BEYOND_DEVICE = "more than the device can do: try a smaller max_inline, send_depth or recv_depth"
+UNPINNABLE = (
+    "the kernel cannot pin this memory; of a file that is mapped for reading only, map a private "
+    "copy (mmap.ACCESS_COPY)"
+)
+NO_DMABUF = "this device, or its driver in this kernel, cannot register a dma-buf"
 NO_SUCH_QP = "the device has no such queue pairs: iWARP, for one, has no datagrams"
 NO_SUCH_GROUPS = "on RoCE, multicast groups are IPv4 ones"
 NEEDS_RDMA_CORE_60 = "this rdma-core does not have it: rdma-core 60 or later"
@@ -62,6 +68,8 @@ _HINTS: dict[tuple[str, int], str] = {
     ("rdma_resolve_addr", errno.ENODEV): NO_SUCH_RDMA_ADDRESS,
     ("rdma_resolve_route", errno.ENODEV): NO_SUCH_RDMA_ADDRESS,
     ("ibv_reg_mr", errno.ENOMEM): MEMLOCK,
+    ("ibv_reg_mr", errno.EFAULT): UNPINNABLE,
+    ("ibv_reg_dmabuf_mr", errno.EOPNOTSUPP): NO_DMABUF,
     ("rdma_create_qp", errno.ENOMEM): MEMLOCK,
     ("rdma_create_qp", errno.EINVAL): BEYOND_DEVICE,
     ("rdma_create_qp", errno.EOPNOTSUPP): NO_SUCH_QP,
@@ -176,6 +184,14 @@ class WorkRequestError(RdmaError):
 
     def __reduce__(self) -> tuple[type[WorkRequestError], tuple[WcStatus, WcOpcode, int]]:
         return type(self), (self.status, self.opcode, self.vendor_err)
+
+
+class ReceiveOverrun(RdmaError):
+    """The peer sent more messages than were received in time, where nothing holds it back.
+
+    On iWARP, and with a shared receive queue. What came in time could still be received. Either
+    take messages faster, or let the peer wait for answers, or raise `recv_depth` or `recv_backlog`.
+    """
 
 
 class BusyError(RdmaError):

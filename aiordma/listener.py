@@ -10,6 +10,7 @@ from typing import Self
 
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.connection import Connection
+from aiordma.datapath import SharedReceives
 from aiordma.endpoint import Endpoint
 from aiordma.errors import BusyError, ConnectError, LocalClosed, RdmaError, VerbsError
 from aiordma.loop import WaitQueue
@@ -20,8 +21,45 @@ from aiordma.options import (
     PrivateDataLimits,
     check_private_data,
 )
+from aiordma.verbs import Device
 
 logger = logging.getLogger(__name__)
+
+
+class Sharing:
+    """The receive buffers that a listener's connections share, one set for each device."""
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._depth = options.shared_recv_depth
+        self._slot_size = options.max_message_size
+        self._receives: dict[Device, SharedReceives] = {}
+        self._closed = False
+
+    def receives(self, cm: AsyncCmId, options: ConnectionOptions) -> SharedReceives | None:
+        """What a connection with these options takes from; None if it has buffers of its own.
+
+        Raises:
+            ValueError: the options ask for larger messages than the listener's.
+        """
+        if not options.shared_recv_depth or self._closed:
+            return None
+        if options.max_message_size > self._slot_size or not self._depth:
+            raise ValueError(
+                f"the listener shares {self._depth} receive buffers of {self._slot_size} bytes: "
+                "shared_recv_depth and max_message_size are for listen() to set"
+            )
+        device = cm.device()
+        receives = self._receives.get(device)
+        if receives is None:
+            receives = SharedReceives(cm.loop, device, self._depth, self._slot_size)
+            self._receives[device] = receives
+        return receives
+
+    def close(self) -> None:
+        """The connections that there are keep what they share. Idempotent."""
+        self._closed = True
+        while self._receives:
+            self._receives.popitem()[1].release()
 
 
 class ConnectRequest:
@@ -30,10 +68,11 @@ class ConnectRequest:
     One that is just dropped is rejected, with a ResourceWarning.
     """
 
-    def __init__(self, cm: AsyncCmId, options: ConnectionOptions) -> None:
+    def __init__(self, cm: AsyncCmId, options: ConnectionOptions, sharing: Sharing) -> None:
         """For Listener; not to be called by others."""
         self._cm = cm
         self._options = options
+        self._sharing = sharing
         self._private_data = cm.event.private_data if cm.event is not None else b""
         self._local_address = cm.local_address
         self._peer_address = cm.peer_address
@@ -78,8 +117,9 @@ class ConnectRequest:
         device = self._cm.device()
         check_private_data(private_data, PrivateDataLimits.of(device).accept)
         options.check_device(device)
+        receives = self._sharing.receives(self._cm, options)
         try:
-            endpoint = Endpoint(self._cm, options)
+            endpoint = Endpoint(self._cm, options, receives)
             await endpoint.accept(private_data)
         except BaseException:
             self._cm.abort()
@@ -122,6 +162,7 @@ class Listener:
         """For listen(); not to be called by others. All `cms` listen on the same port."""
         self._cms = cms
         self._options = options
+        self._sharing = Sharing(options)
         self._local_address = cms[0].local_address
         self._arrived = WaitQueue(cms[0].loop)
         for cm in cms:
@@ -182,7 +223,7 @@ class Listener:
             for cm in self._cms:
                 request = cm.take_request()
                 if request is not None:
-                    return ConnectRequest(request, self._options)
+                    return ConnectRequest(request, self._options, self._sharing)
             await self._arrived.wait()
 
     def _check_idle(self) -> None:
@@ -260,6 +301,7 @@ class Listener:
         """Stop listening, without waiting. Idempotent."""
         for cm in self._cms:
             cm.abort()
+        self._sharing.close()
 
     async def __aenter__(self) -> Self:
         return self

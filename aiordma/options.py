@@ -33,6 +33,22 @@ class ConnectionOptions:
     max_inline: int = 64
     """Messages up to this size travel inside the work request. Devices allow tens to hundreds."""
 
+    max_sge: int = 4
+    """Pieces of registered memory that one send, read or write may gather or scatter."""
+
+    recv_backlog: int = 1024
+    """Messages that may wait for recv() where nothing can hold the peer back, which is so on iWARP
+    and with a shared receive queue. They are copied out of the receive buffers when half of those
+    are full. One more ends the connection, with ReceiveOverrun."""
+
+    shared_recv_depth: int = 0
+    """For listeners: so many receive buffers shared by all connections that one listener accepts
+    (ibv_create_srq(3)), instead of recv_depth for each. 0: not shared."""
+
+    busy_poll: float = 0.0
+    """How long a wait looks at the completion queue before it parks on the loop. Latency against
+    processor time, as SO_BUSY_POLL; the loop gets a turn every millisecond all the same."""
+
     responder_resources: int = 16
     """RDMA reads and atomics that the peer may have under way here; the device's limit applies."""
 
@@ -67,6 +83,8 @@ class ConnectionOptions:
         check_ranges(self, _RANGES)
         if self.recv_depth * self.max_message_size > _MAX_RING:
             raise ValueError(f"recv_depth times max_message_size is over {_MAX_RING} bytes")
+        if self.shared_recv_depth * self.max_message_size > _MAX_RING:
+            raise ValueError(f"shared_recv_depth times max_message_size is over {_MAX_RING} bytes")
         if self.port_space not in (PortSpace.TCP, PortSpace.IB):
             raise ValueError(f"connections are made in port space TCP or IB, not {self.port_space}")
 
@@ -74,9 +92,14 @@ class ConnectionOptions:
         """Make sure that `device` can do it.
 
         Raises:
-            ValueError: a queue is deeper than the device allows.
+            ValueError: a queue is deeper, or a request has more pieces, than the device allows.
         """
         check_depths(device, self.send_depth, self.recv_depth)
+        name, limits = device.name, device.attributes
+        if self.max_sge > limits.max_sge:
+            raise ValueError(f"{name} allows a max_sge of {limits.max_sge}")
+        if self.shared_recv_depth > limits.max_srq_wr:
+            raise ValueError(f"{name} allows a shared_recv_depth of {limits.max_srq_wr}")
 
 
 def check_ranges(options: object, ranges: Iterable[tuple[str, float, float]]) -> None:
@@ -109,6 +132,10 @@ _RANGES = (
     ("recv_depth", 1, _MAX_DEPTH),
     ("max_message_size", 1, 1 << 31),
     ("max_inline", 0, 1 << 16),
+    ("max_sge", 1, 1 << 10),
+    ("recv_backlog", 1, 1 << 30),
+    ("shared_recv_depth", 0, _MAX_DEPTH),
+    ("busy_poll", 0.0, 10.0),
     ("responder_resources", 0, 255),
     ("initiator_depth", 0, 255),
     ("retry_count", 0, 7),

@@ -6,4 +6,6 @@ class BufferExporter:
     """A base for classes whose instances export the buffer of `_exported`."""
 
     _exported: Buffer
+    @property
+    def _views(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -109,12 +109,14 @@ class IbvDeviceAttr(CData):
     max_qp: Final[int]
     max_qp_wr: Final[int]
     max_sge: Final[int]
+    max_sge_rd: Final[int]
     max_cq: Final[int]
     max_cqe: Final[int]
     max_mr: Final[int]
     max_mr_size: Final[int]
     max_qp_rd_atom: Final[int]
     max_qp_init_rd_atom: Final[int]
+    device_cap_flags: Final[int]
     atomic_cap: Final[int]
     max_srq: Final[int]
     max_srq_wr: Final[int]
@@ -122,6 +124,9 @@ class IbvDeviceAttr(CData):
     max_ah: Final[int]
     max_mcast_grp: Final[int]
     phys_port_cnt: Final[int]
+
+class IbvMw(CData):
+    rkey: Final[int]
 
 class IbvMr(CData):
     addr: Final[VoidPtr]
@@ -422,6 +427,9 @@ class Lib:
     IBV_SRQ_INIT_ATTR_XRCD: Final[int]
     IBV_SRQ_INIT_ATTR_CQ: Final[int]
     IBV_SRQ_LIMIT: Final[int]
+    IBV_MW_TYPE_2: Final[int]
+    IBV_DEVICE_MEM_WINDOW_TYPE_2B: Final[int]
+    IBV_ODP_SUPPORT: Final[int]
     IBV_QPS_RESET: Final[int]
     IBV_QPS_INIT: Final[int]
     IBV_QPS_RTR: Final[int]
@@ -443,6 +451,8 @@ class Lib:
     IBV_WR_RDMA_READ: Final[int]
     IBV_WR_ATOMIC_CMP_AND_SWP: Final[int]
     IBV_WR_ATOMIC_FETCH_AND_ADD: Final[int]
+    IBV_WR_BIND_MW: Final[int]
+    IBV_WR_SEND_WITH_INV: Final[int]
     IBV_SEND_FENCE: Final[int]
     IBV_SEND_SIGNALED: Final[int]
     IBV_SEND_SOLICITED: Final[int]
@@ -483,6 +493,7 @@ class Lib:
     IBV_WC_GRH: Final[int]
     IBV_WC_WITH_IMM: Final[int]
     IBV_WC_WITH_INV: Final[int]
+    IBV_WC_IP_CSUM_OK: Final[int]
     IBV_EVENT_CQ_ERR: Final[int]
     IBV_EVENT_QP_FATAL: Final[int]
     IBV_EVENT_QP_REQ_ERR: Final[int]
@@ -633,6 +644,12 @@ class Lib:
     def ibv_alloc_pd(self, context: IbvContext) -> IbvPd: ...
     def ibv_dealloc_pd(self, pd: IbvPd) -> int: ...
     def ibv_reg_mr(self, pd: IbvPd, addr: Bytes, length: int, access: int) -> IbvMr: ...
+    def ibv_reg_dmabuf_mr(
+        self, pd: IbvPd, offset: int, length: int, iova: int, fd: int, access: int
+    ) -> IbvMr: ...
+    def ibv_alloc_mw(self, pd: IbvPd, type: int) -> IbvMw | NullPtr: ...
+    def ibv_dealloc_mw(self, mw: IbvMw | NullPtr) -> int: ...
+    def ibv_inc_rkey(self, rkey: int) -> int: ...
     def ibv_dereg_mr(self, mr: IbvMr) -> int: ...
     def ibv_create_comp_channel(self, context: IbvContext) -> IbvCompChannel: ...
     def ibv_destroy_comp_channel(self, channel: IbvCompChannel) -> int: ...
@@ -678,12 +695,73 @@ class Lib:
     def aiordma_async_events(
         self, context: IbvContext, events: AsyncEventArray, capacity: int
     ) -> int: ...
+    def aiordma_spin(self, cq: IbvCq, capacity: int, batch: WcArray, nanoseconds: int) -> int: ...
+    def aiordma_odp_caps(self, context: IbvContext) -> int: ...
     def aiordma_query_port(self, context: IbvContext, port_num: int, attr: IbvPortAttr) -> int: ...
     def aiordma_ah_from_wc(
         self, context: IbvContext, port_num: int, wc: IbvWc, grh: Bytes, attr: IbvAhAttr
     ) -> int: ...
-    def aiordma_post_srq_recv(
-        self, srq: IbvSrq, wr_id: int, addr: int, length: int, lkey: int
+    def aiordma_post_list(
+        self,
+        qp: IbvQp,
+        wr_id: int,
+        opcode: int,
+        segments: SgeArray,
+        count: int,
+        flags: int,
+        imm: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> int: ...
+    def aiordma_post_send_copy(
+        self,
+        qp: IbvQp,
+        wr_id: int,
+        addr: int,
+        data: Bytes,
+        length: int,
+        lkey: int,
+        flags: int,
+        imm: int,
+    ) -> int: ...
+    def aiordma_post_send_inline(
+        self, qp: IbvQp, wr_id: int, data: Bytes, length: int, flags: int, imm: int
+    ) -> int: ...
+    def aiordma_post_write_inline(
+        self,
+        qp: IbvQp,
+        wr_id: int,
+        data: Bytes,
+        length: int,
+        flags: int,
+        imm: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> int: ...
+    def aiordma_post_atomic(
+        self,
+        qp: IbvQp,
+        wr_id: int,
+        opcode: int,
+        addr: int,
+        lkey: int,
+        flags: int,
+        remote_addr: int,
+        rkey: int,
+        compare_add: int,
+        swap: int,
+    ) -> int: ...
+    def aiordma_post_bind_mw(
+        self,
+        qp: IbvQp,
+        wr_id: int,
+        mw: IbvMw | NullPtr,
+        rkey: int,
+        mr: IbvMr,
+        addr: int,
+        length: int,
+        access: int,
+        flags: int,
     ) -> int: ...
     def aiordma_post_ud_send(
         self,
@@ -701,47 +779,14 @@ class Lib:
     def aiordma_post_recv(
         self, qp: IbvQp, wr_id: int, addr: int, length: int, lkey: int
     ) -> int: ...
-    def aiordma_post_recvs(
-        self, qp: IbvQp, first_wr_id: int, addr: int, slot_size: int, count: int, lkey: int
-    ) -> int: ...
-    def aiordma_post_send(
-        self, qp: IbvQp, wr_id: int, addr: int, length: int, lkey: int, flags: int, imm: int
-    ) -> int: ...
-    def aiordma_post_send_copy(
-        self, qp: IbvQp, wr_id: int, addr: int, data: Bytes, length: int, lkey: int, imm: int
-    ) -> int: ...
-    def aiordma_post_send_inline(
-        self, qp: IbvQp, wr_id: int, data: Bytes, length: int, imm: int
-    ) -> int: ...
-    def aiordma_post_rdma(
-        self,
-        qp: IbvQp,
-        wr_id: int,
-        opcode: int,
-        addr: int,
-        length: int,
-        lkey: int,
-        flags: int,
-        imm: int,
-        remote_addr: int,
-        rkey: int,
-    ) -> int: ...
-    def aiordma_post_atomic(
-        self,
-        qp: IbvQp,
-        wr_id: int,
-        opcode: int,
-        addr: int,
-        lkey: int,
-        remote_addr: int,
-        rkey: int,
-        compare_add: int,
-        swap: int,
+    def aiordma_post_srq_recv(
+        self, srq: IbvSrq, wr_id: int, addr: int, length: int, lkey: int
     ) -> int: ...
     def aiordma_set_min_rnr_timer(self, qp: IbvQp, timer: int) -> int: ...
     def aiordma_ifaddrs(self, text: Bytes, size: int) -> int: ...
 
 class Ffi:
+    def release(self, cdata: CData) -> None: ...
     errno: int
     NULL: Final[NullPtr]
     @overload
@@ -775,7 +820,9 @@ class Ffi:
     @overload
     def new(self, cdecl: Literal["struct ibv_wc *"]) -> IbvWc: ...
     @overload
-    def new(self, cdecl: Literal["struct ibv_sge[]"], init: int) -> SgeArray: ...
+    def new(
+        self, cdecl: Literal["struct ibv_sge[]"], init: int | list[tuple[int, int, int]]
+    ) -> SgeArray: ...
     @overload
     def new(self, cdecl: Literal["struct aiordma_async_event[]"], init: int) -> AsyncEventArray: ...
     @overload

@@ -331,6 +331,10 @@ int rdma_get_recv_comp(struct rdma_cm_id *id, struct ibv_wc *wc);
 #define IBV_SRQ_INIT_ATTR_CQ ...
 #define IBV_SRQ_LIMIT ...
 
+#define IBV_MW_TYPE_2 ...
+#define IBV_DEVICE_MEM_WINDOW_TYPE_2B ...
+#define IBV_ODP_SUPPORT ...
+
 #define IBV_QPS_RESET ...
 #define IBV_QPS_INIT ...
 #define IBV_QPS_RTR ...
@@ -354,6 +358,8 @@ int rdma_get_recv_comp(struct rdma_cm_id *id, struct ibv_wc *wc);
 #define IBV_WR_RDMA_READ ...
 #define IBV_WR_ATOMIC_CMP_AND_SWP ...
 #define IBV_WR_ATOMIC_FETCH_AND_ADD ...
+#define IBV_WR_BIND_MW ...
+#define IBV_WR_SEND_WITH_INV ...
 
 #define IBV_SEND_FENCE ...
 #define IBV_SEND_SIGNALED ...
@@ -398,6 +404,7 @@ int rdma_get_recv_comp(struct rdma_cm_id *id, struct ibv_wc *wc);
 #define IBV_WC_GRH ...
 #define IBV_WC_WITH_IMM ...
 #define IBV_WC_WITH_INV ...
+#define IBV_WC_IP_CSUM_OK ...
 
 #define IBV_EVENT_CQ_ERR ...
 #define IBV_EVENT_QP_FATAL ...
@@ -436,12 +443,14 @@ struct ibv_device_attr {
 	int max_qp;
 	int max_qp_wr;
 	int max_sge;
+	int max_sge_rd;
 	int max_cq;
 	int max_cqe;
 	int max_mr;
 	uint64_t max_mr_size;
 	int max_qp_rd_atom;
 	int max_qp_init_rd_atom;
+	unsigned int device_cap_flags;
 	int atomic_cap;
 	int max_srq;
 	int max_srq_wr;
@@ -570,6 +579,11 @@ struct ibv_srq_init_attr_ex {
 
 struct ibv_ah { ...; };
 
+struct ibv_mw {
+	uint32_t rkey;
+	...;
+};
+
 struct ibv_sge {
 	uint64_t addr;
 	uint32_t length;
@@ -582,7 +596,7 @@ struct ibv_wc {
 	int opcode;
 	uint32_t vendor_err;
 	uint32_t byte_len;
-	uint32_t imm_data; /* network byte order */
+	uint32_t imm_data; /* network byte order; or the invalidated key, in host byte order */
 	uint32_t qp_num;
 	uint32_t src_qp;
 	unsigned int wc_flags;
@@ -598,6 +612,8 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr);
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
 int ibv_dealloc_pd(struct ibv_pd *pd);
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
+struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
+				 int fd, int access);
 int ibv_dereg_mr(struct ibv_mr *mr);
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context);
 int ibv_destroy_comp_channel(struct ibv_comp_channel *channel);
@@ -614,6 +630,9 @@ int ibv_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, int mask);
 int ibv_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr);
 int ibv_destroy_srq(struct ibv_srq *srq);
 int ibv_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
+struct ibv_mw *ibv_alloc_mw(struct ibv_pd *pd, int type);
+int ibv_dealloc_mw(struct ibv_mw *mw);
+uint32_t ibv_inc_rkey(uint32_t rkey);
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr);
 int ibv_destroy_ah(struct ibv_ah *ah);
 int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid);
@@ -662,29 +681,31 @@ int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready,
 int aiordma_comp_event(struct ibv_comp_channel *channel);
 int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event *events,
 			 int capacity);
+int aiordma_spin(struct ibv_cq *cq, int capacity, struct ibv_wc *batch, uint64_t nanoseconds);
+uint64_t aiordma_odp_caps(struct ibv_context *context);
 int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr);
 int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
 		       const char *grh, struct ibv_ah_attr *attr);
-int aiordma_post_srq_recv(struct ibv_srq *srq, uint64_t wr_id, uintptr_t addr, uint32_t length,
-			  uint32_t lkey);
+int aiordma_post_list(struct ibv_qp *qp, uint64_t wr_id, int opcode, struct ibv_sge *segments,
+		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
+int aiordma_post_send_copy(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, const char *data,
+			   uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm);
+int aiordma_post_send_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
+			     uint32_t flags, int64_t imm);
+int aiordma_post_write_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
+			      uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
+int aiordma_post_atomic(struct ibv_qp *qp, uint64_t wr_id, int opcode, uintptr_t addr,
+			uint32_t lkey, uint32_t flags, uint64_t remote_addr, uint32_t rkey,
+			uint64_t compare_add, uint64_t swap);
+int aiordma_post_bind_mw(struct ibv_qp *qp, uint64_t wr_id, struct ibv_mw *mw, uint32_t rkey,
+			 struct ibv_mr *mr, uint64_t addr, uint64_t length, uint32_t access,
+			 uint32_t flags);
 int aiordma_post_ud_send(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
 			 uint32_t lkey, uint32_t flags, int64_t imm, struct ibv_ah *ah,
 			 uint32_t remote_qpn, uint32_t remote_qkey);
 int aiordma_post_recv(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
 		      uint32_t lkey);
-int aiordma_post_recvs(struct ibv_qp *qp, uint64_t first_wr_id, uintptr_t addr, uint32_t slot_size,
-		       uint32_t count, uint32_t lkey);
-int aiordma_post_send(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
-		      uint32_t lkey, uint32_t flags, int64_t imm);
-int aiordma_post_send_copy(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, const char *data,
-			   uint32_t length, uint32_t lkey, int64_t imm);
-int aiordma_post_send_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
-			     int64_t imm);
-int aiordma_post_rdma(struct ibv_qp *qp, uint64_t wr_id, int opcode, uintptr_t addr,
-		      uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
-		      uint64_t remote_addr, uint32_t rkey);
-int aiordma_post_atomic(struct ibv_qp *qp, uint64_t wr_id, int opcode, uintptr_t addr,
-			uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint64_t compare_add,
-			uint64_t swap);
+int aiordma_post_srq_recv(struct ibv_srq *srq, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			  uint32_t lkey);
 int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer);
 int aiordma_ifaddrs(char *text, size_t size);

@@ -1,6 +1,7 @@
 /*
  * BufferExporter: a base for Python classes whose instances are buffers, as `__buffer__` makes them
- * from Python 3.12 on. An instance exports the object that stands in its attribute `_exported`.
+ * from Python 3.12 on. An instance exports the object that stands in its attribute `_exported`, is
+ * kept alive by every view of it, and counts them in `_views`.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,19 +11,42 @@
 struct exporter {
 	PyObject_HEAD
 	PyObject *exported;
+	Py_ssize_t views;
 };
 
 static int exporter_getbuffer(PyObject *self, Py_buffer *view, int flags)
 {
 	struct exporter *exporter = (struct exporter *)self;
+	Py_buffer *inner;
 
+	view->obj = NULL;
 	if (!exporter->exported) {
-		view->obj = NULL;
 		PyErr_SetString(PyExc_BufferError, "the memory is closed");
 		return -1;
 	}
-	/* The view belongs to the exported object, and is released there. */
-	return PyObject_GetBuffer(exporter->exported, view, flags);
+	inner = PyMem_Malloc(sizeof(*inner));
+	if (!inner) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	if (PyObject_GetBuffer(exporter->exported, inner, flags)) {
+		PyMem_Free(inner);
+		return -1;
+	}
+	*view = *inner;
+	view->obj = Py_NewRef(self);
+	view->internal = inner;
+	exporter->views++;
+	return 0;
+}
+
+static void exporter_releasebuffer(PyObject *self, Py_buffer *view)
+{
+	Py_buffer *inner = view->internal;
+
+	((struct exporter *)self)->views--;
+	PyBuffer_Release(inner);
+	PyMem_Free(inner);
 }
 
 static int exporter_traverse(PyObject *self, visitproc visit, void *arg)
@@ -51,12 +75,14 @@ static void exporter_dealloc(PyObject *self)
 
 static PyMemberDef exporter_members[] = {
 	{ "_exported", T_OBJECT, offsetof(struct exporter, exported), 0, NULL },
+	{ "_views", T_PYSSIZET, offsetof(struct exporter, views), READONLY, NULL },
 	{ NULL, 0, 0, 0, NULL },
 };
 
 static PyType_Slot exporter_slots[] = {
 	{ Py_tp_doc, (void *)"A base for classes whose instances export the buffer of `_exported`." },
 	{ Py_bf_getbuffer, exporter_getbuffer },
+	{ Py_bf_releasebuffer, exporter_releasebuffer },
 	{ Py_tp_traverse, exporter_traverse },
 	{ Py_tp_clear, exporter_clear },
 	{ Py_tp_dealloc, exporter_dealloc },

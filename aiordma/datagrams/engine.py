@@ -31,7 +31,7 @@ from aiordma.errors import (
     VerbsError,
     WorkRequestError,
 )
-from aiordma.loop import Deadline, WaitQueue
+from aiordma.loop import Deadline, WaitQueue, refuse_forked_child
 from aiordma.rdmacm import SocketAddress
 from aiordma.rdmacm.address import format_address
 from aiordma.verbs import (
@@ -68,7 +68,7 @@ class DatagramEngine:
         self._gid = cm.cm_id.route.sgid
         self._qp: QueuePair
         self.inbox: Inbox
-        self._sends = DatagramSends(cm.loop, options.send_depth)
+        self._sends = DatagramSends(cm.loop, options.send_depth, selective=False)
         self._book = AddressBook(cm.handle, self._make_handle)
         self._receivers = WaitQueue(cm.loop)
         self._askers = WaitQueue(cm.loop)
@@ -199,14 +199,13 @@ class DatagramEngine:
             self._sent(number, wc)
 
     def _received(self, slot: int, wc: IbvWc) -> None:
+        self.inbox.completed()
         if wc.status != WcStatus.SUCCESS:
-            self.inbox.flushed()
             self._request_failed(WcOpcode.RECV, wc)
         elif self._is_unwanted(slot, wc):
-            self.inbox.flushed()
             self._repost(slot)
         else:
-            self.inbox.arrived_with(slot, wc)
+            self.inbox.arrived(slot, wc)
             self._receivers.wake_all()
 
     def _is_unwanted(self, slot: int, wc: IbvWc) -> bool:
@@ -272,6 +271,7 @@ class DatagramEngine:
 
     def check_open(self) -> None:
         """Raise why it is closed, if it is: each time a new exception, with its own traceback."""
+        refuse_forked_child()
         if self._closing:
             raise LocalClosed("the endpoint is closed on this side")
         if self._end is not None:

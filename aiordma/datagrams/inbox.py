@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from aiordma.datagrams.peer import DatagramPeer
 from aiordma.datapath import ReceiveRing
 from aiordma.verbs import LinkHeader
 from aiordma.verbs.address_handle import GRH_SIZE, gid_host
+from aiordma.verbs.completion import immediate
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
@@ -33,8 +33,9 @@ class Datagram:
 
 # A LinkHeader as long as it is not looked at.
 _Link = tuple[int, int, int, bool]
-# What is kept of a completion, which is overwritten: the sender's queue pair, link, immediate data.
-_Arrival = tuple[int, _Link, int | None]
+# What is kept of a completion, which is overwritten: the slot, the length of what stands in it, the
+# sender's queue pair, link, immediate data.
+_Arrival = tuple[int, int, int, _Link, int | None]
 # Senders that are remembered, so that their next datagram costs less.
 MAX_SENDERS = 4096
 
@@ -49,23 +50,24 @@ class Inbox(ReceiveRing):
         self._arrivals: deque[_Arrival] = deque()
         self._senders: dict[tuple[int, _Link, bytes], tuple[DatagramPeer, bytes]] = {}
 
-    def arrived_with(self, slot: int, wc: IbvWc) -> None:
+    def __len__(self) -> int:
+        """Datagrams that have arrived and are not taken."""
+        return len(self._arrivals)
+
+    def arrived(self, slot: int, wc: IbvWc) -> None:
         """The device filled a slot, as the completion says."""
-        imm = socket.ntohl(wc.imm_data) if wc.wc_flags & lib.IBV_WC_WITH_IMM else None
-        self._arrivals.append((wc.src_qp, _link(wc), imm))
-        self.arrived(slot, wc.byte_len)
+        self._arrivals.append((slot, wc.byte_len, wc.src_qp, _link(wc), immediate(wc)))
 
     def is_copy(self, slot: int, wc: IbvWc, gid: bytes) -> bool:
         """Whether a slot was filled with what the port of `gid` sent to a group."""
-        start = slot * self._slot_size
-        header = bytes(self._region.view[start : start + GRH_SIZE])
+        header = bytes(self.view(slot, GRH_SIZE))
         origin = Origin.read(LinkHeader(*_link(wc)), header)
         return is_multicast(origin.destination) and origin.source == gid
 
     def take_datagram(self) -> tuple[int, Datagram]:
         """The oldest datagram, copied out, and the slot that it leaves, to be posted again."""
-        src_qp, link, imm = self._arrivals.popleft()
-        slot, message = self.take()
+        slot, length, src_qp, link, imm = self._arrivals.popleft()
+        message = bytes(self.view(slot, length))
         key = src_qp, link, significant_part(message) if link[3] else b""
         peer, destination = self._senders.get(key) or self._remember(key, message[:GRH_SIZE])
         return slot, Datagram(message[GRH_SIZE:], peer, imm, self._group_of(destination))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from aiordma.cm import AsyncCmId
 from aiordma.datapath.receive_ring import ReceiveRing
 from aiordma.datapath.send_queue import NUMBER_MASK, SendQueue
+from aiordma.datapath.shared_receives import SharedReceives
 from aiordma.dispatch import KEY_SHIFT, CompletionSink, LoopDevice, SharedQueue
 from aiordma.errors import DeviceRemoved, RdmaError, VerbsError
 from aiordma.loop import post
@@ -33,7 +34,10 @@ class Berth:
 
     def __init__(self, cm: AsyncCmId, owner: CompletionSink, caps: QueuePairCaps) -> None:
         self.shared = LoopDevice.of(cm.loop, cm.device())
-        self._queue: SharedQueue | None = None
+        self.queue: SharedQueue
+        """Where the requests complete, once the queue pair is made."""
+        self.receive_queue: SharedQueue
+        """Where the receives do."""
         self._cm = cm
         self._caps = caps
         self._entries = caps.max_send_wr + caps.max_recv_wr
@@ -48,30 +52,39 @@ class Berth:
             VerbsError: the device or the locked-memory limit does not allow it.
         """
         shared = self.shared
-        self._queue = queue = shared.reserve(self._entries)
+        self.queue = self.receive_queue = queue = shared.reserve(self._entries)
         ring.allocate(shared.pd)
         self._cm.handle.on_destroyed(ring.close)
-        qp = self._cm.make_qp(QueuePairInit(self._caps, queue.cq, queue.cq), shared.pd)
-        base = self._key << KEY_SHIFT
-        sends.open(qp, shared.pool, base)
-        ring.post_all(qp, base | RECEIVE)
+        qp = self._make(QueuePairInit(self._caps, queue.cq, queue.cq), sends)
+        ring.post_all(qp, self._key << KEY_SHIFT | RECEIVE)
+        return qp
+
+    def make_sharing_qp(self, receives: SharedReceives, sends: SendQueue) -> QueuePair:
+        """Likewise, for a queue pair whose receives are those of a shared receive queue."""
+        self.queue = queue = self.shared.reserve(self._entries)
+        srq, self.receive_queue = receives.open()
+        return self._make(QueuePairInit(self._caps, queue.cq, self.receive_queue.cq, srq), sends)
+
+    def _make(self, init: QueuePairInit, sends: SendQueue) -> QueuePair:
+        shared = self.shared
+        qp = self._cm.make_qp(init, shared.pd)
+        sends.open(qp, shared.pool, self._key << KEY_SHIFT)
         # From now on: data can come before a peer's confirmation, and in place of a lost one.
         post(self._cm.loop, shared.start_reading)
         return qp
 
     def watch(self, qp: QueuePair, tell: Callable[[AsyncEvent], None]) -> None:
         """Have the loop call `tell` with the device's events of the queue pair, until release()."""
-        if self._queue is not None:
-            self.shared.queue_pairs.add(self._key, qp, self._queue.cq, tell)
+        self.shared.queue_pairs.add(self._key, qp, self.queue.cq, tell)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Take all completions that there are, then call `then`: see LoopDevice.drain."""
-        if self._queue is not None:
-            self.shared.drain(self._queue, then)
+        """Take all receives that have completed, then call `then`: see LoopDevice.drain."""
+        if hasattr(self, "receive_queue"):
+            self.shared.drain(self.receive_queue, then)
 
     def release(self) -> None:
         """The queue pair is destroyed: let go of what is shared."""
         self.shared.detach(self._key)
-        if self._queue is not None:
-            self.shared.unreserve(self._queue, self._entries)
+        if hasattr(self, "queue"):
+            self.shared.unreserve(self.queue, self._entries)
         self.shared.release()

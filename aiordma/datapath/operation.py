@@ -5,36 +5,108 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma.errors import RdmaError
+from aiordma.datapath.owner import Owner
+from aiordma.datapath.send_queue import Post, SendQueue
+from aiordma.enums import WcOpcode
+from aiordma.errors import VerbsError
+from aiordma.loop import wake
 
 if TYPE_CHECKING:
+    from aiordma.dispatch import BusyPoll
     from aiordma.loop import Loop
     from aiordma.loop.protocol import LoopFuture
+
+# What comes after these may overtake them at the peer.
+FENCED = {WcOpcode.RDMA_READ, WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD}
 
 
 class Operation:
     """From its posting to its end the device has what was lent, whoever still waits for it."""
 
-    __slots__ = ("_future", "_give_back", "error", "succeeded")
+    __slots__ = ("_future", "_give_back", "_over", "on_stray_end", "opcode", "succeeded")
 
-    def __init__(self, loop: Loop, give_back: Callable[[], None]) -> None:
+    def __init__(self, loop: Loop, opcode: WcOpcode, give_back: Callable[[], None]) -> None:
         """`give_back` is called when the device is done with what was lent."""
+        self.opcode = opcode
         self._future: LoopFuture = loop.create_future()
         self._give_back = give_back
+        self._over = False
         self.succeeded = False
-        self.error: RdmaError | None = None
-        """Why it failed, if the device said so of this very request."""
+        self.on_stray_end: Callable[[], None] | None = None
+        """Called at the end of one that nobody waits for any more."""
 
     def release(self) -> None:
         """It ended, well or not."""
         self._give_back()
+        if self.on_stray_end is not None:
+            self.on_stray_end()
         self.stop_waiting()
 
     def stop_waiting(self) -> None:
         """Let the waiter go: if it has not ended yet, nobody will hear of its end."""
+        self._over = True
         if not self._future.done():
-            self._future.set_result(None)
+            wake(self._future)
+
+    def is_over(self) -> bool:
+        """Whether nobody needs to wait any more. The future does not tell: it may be cancelled."""
+        return self._over
 
     async def wait(self) -> None:
         """Wait for the end. Cancelling leaves it to the device."""
         await self._future
+
+
+class Operations:
+    """Posts requests from the send queue, and waits for the end of each."""
+
+    def __init__(self, loop: Loop, sends: SendQueue, owner: Owner, busy: BusyPoll) -> None:
+        self._loop = loop
+        self._sends = sends
+        self._owner = owner
+        self._busy = busy
+
+    async def perform(self, opcode: WcOpcode, post: Post, give_back: Callable[[], None]) -> None:
+        """Post one, and wait for its end. `give_back` is called when the device is done, always.
+
+        Cancelling stops the waiting only. What is posted after a read that was given up is fenced
+        until that has ended: whoever gave it up may go on to tell the peer that its memory is free.
+
+        Raises:
+            WorkRequestError: it failed, and with it the connection.
+            PeerClosed, DeviceRemoved, LocalClosed: the connection ended before.
+        """
+        operation = Operation(self._loop, opcode, give_back)
+        await self._post(post, operation)
+        try:
+            await self._busy.until(operation.is_over)
+            await operation.wait()
+        except BaseException:
+            if opcode in FENCED and not operation.is_over():
+                operation.on_stray_end = self._sends.fence()
+            raise
+        if not operation.succeeded:
+            await self._owner.ended()
+            raise self._owner.end_reason()
+
+    async def _post(self, post: Post, operation: Operation) -> None:
+        sends = self._sends
+        try:
+            self._owner.check_open()
+            if not sends.try_reserve():
+                await sends.reserve()
+        except BaseException:
+            operation.release()
+            raise
+        try:
+            self._owner.check_open()
+            sends.post(post, operation)
+        except VerbsError as error:
+            # libsiw keeps a request that it reports as failed.
+            sends.unreserve()
+            sends.keep(operation)
+            raise self._owner.not_posted(error) from None
+        except BaseException:
+            sends.unreserve()
+            operation.release()
+            raise

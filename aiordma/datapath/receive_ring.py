@@ -1,12 +1,20 @@
-"""ReceiveRing: the buffers that messages arrive in, and the messages that have arrived."""
+"""ReceiveRing: the buffers that messages arrive in."""
 
 from __future__ import annotations
 
-from collections import deque
+from typing import Protocol
 
 from aiordma.enums import AccessFlags
+from aiordma.loop import is_forked_child
 from aiordma.memory import AllocatedRegion
-from aiordma.verbs import ProtectionDomain, QueuePair
+from aiordma.verbs import ProtectionDomain
+
+
+class ReceiveQueue(Protocol):
+    """Where receives are posted: a queue pair, or a shared receive queue."""
+
+    def post_recv(self, wr_id: int, address: int, length: int, lkey: int) -> None:
+        """Post one. Raises VerbsError."""
 
 
 class ReceiveRing:
@@ -17,18 +25,14 @@ class ReceiveRing:
     """
 
     def __init__(self, slots: int, slot_size: int) -> None:
-        self._slots = slots
-        self._slot_size = slot_size
+        self.slots = slots
+        self.slot_size = slot_size
         self._first_wr_id = 0
         self._region: AllocatedRegion
-        self._qp: QueuePair
-        self._messages: deque[tuple[int, int]] = deque()
+        self._queue: ReceiveQueue
         self.posted = 0
         """Receives that the device has not completed, or flushed, yet."""
-
-    def __len__(self) -> int:
-        """Messages that have arrived and are not taken."""
-        return len(self._messages)
+        self._stopped = False
 
     def allocate(self, pd: ProtectionDomain) -> None:
         """Pin the memory. Blocks: in a worker thread.
@@ -36,46 +40,53 @@ class ReceiveRing:
         Raises:
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
-        size = self._slots * self._slot_size
+        size = self.slots * self.slot_size
         self._region = AllocatedRegion(pd, size, AccessFlags.LOCAL_WRITE)
 
-    def post_all(self, qp: QueuePair, first_wr_id: int) -> None:
+    def post_all(self, queue: ReceiveQueue, first_wr_id: int) -> None:
         """Hand every slot to the device; slot n has the wr_id `first_wr_id` + n.
 
         Raises:
             VerbsError: the device refused.
         """
-        self._qp, self._first_wr_id = qp, first_wr_id
-        region = self._region
-        self.posted = self._slots
-        qp.post_recvs(first_wr_id, region.address, self._slot_size, self._slots, region.lkey)
+        self._queue, self._first_wr_id = queue, first_wr_id
+        self.posted, self._stopped = 0, False  # it may be the second attempt
+        for slot in range(self.slots):
+            self.post(slot)
 
-    def arrived(self, slot: int, length: int) -> None:
-        """The device filled a slot with a message of `length` bytes."""
+    def view(self, slot: int, length: int) -> memoryview:
+        """The first `length` bytes of a slot, which must not be the device's."""
+        start = slot * self.slot_size
+        return self._region.view[start : start + length]
+
+    def completed(self) -> None:
+        """The device gave a slot back, filled or not."""
         self.posted -= 1
-        self._messages.append((slot, length))
 
-    def flushed(self) -> None:
-        """The device gave a slot back unused."""
-        self.posted -= 1
-
-    def take(self) -> tuple[int, bytes]:
-        """The oldest message, copied out, and the slot that it leaves, to be posted again."""
-        slot, length = self._messages.popleft()
-        start = slot * self._slot_size
-        return slot, bytes(self._region.view[start : start + length])
+    def stop(self) -> None:
+        """Give the device no more slots: it would take them no more."""
+        self._stopped = True
 
     def post(self, slot: int) -> None:
-        """Give a slot to the device.
+        """Give a slot to the device, unless that has been stopped.
 
         Raises:
             VerbsError: the device refused.
         """
+        if self._stopped or is_forked_child():
+            return
         region = self._region
-        address = region.address + slot * self._slot_size
-        self._qp.post_recv(self._first_wr_id + slot, address, self._slot_size, region.lkey)
+        address = region.address + slot * self.slot_size
+        # Counted first: the device may give it back before this returns, in another thread.
         self.posted += 1
+        try:
+            self._queue.post_recv(self._first_wr_id + slot, address, self.slot_size, region.lkey)
+        except BaseException:
+            self.posted -= 1
+            raise
 
     def close(self) -> None:
-        """Unpin the memory. The queue pair must be destroyed."""
-        self._region.close()
+        """Unpin the memory, if there is any. The queue pair must be destroyed."""
+        self.stop()
+        if hasattr(self, "_region"):
+            self._region.close()

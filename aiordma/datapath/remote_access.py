@@ -2,172 +2,187 @@
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from aiordma.datapath.operation import Operation
-from aiordma.datapath.send_queue import SendQueue
-from aiordma.enums import AccessFlags, WrOpcode
-from aiordma.errors import RdmaError, VerbsError
-from aiordma.loop import Loop
-from aiordma.memory import MemoryRegion, MemorySlice, PooledBuffer, RemoteBuffer
+from aiordma.datapath.gather import Call, Gathered, Gatherer, check_fits, is_registered, joined
+from aiordma.datapath.operation import Operations
+from aiordma.datapath.owner import Owner
+from aiordma.datapath.send_queue import NUMBER_MASK, Post, SendQueue
+from aiordma.enums import AccessFlags, WcOpcode, WrOpcode
+from aiordma.loop import Loop, Slots
+from aiordma.memory import PooledBuffer, RemoteBuffer
 from aiordma.verbs import Device, QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
+if TYPE_CHECKING:
+    from aiordma.datapath.gather import Sink, Source
+
 ATOMIC_SIZE = 8
-
-Post = Callable[[QueuePair, int], None]
-Call = Callable[[Callable[[], None]], Awaitable[None]]
-"""Awaits a function in a worker thread."""
-
-
-class Owner(Protocol):
-    """The connection, as far as its one-sided operations need it."""
-
-    initiator_depth: int
-
-    def check_open(self) -> None:
-        """Raise why nothing can be sent any more, if that is so."""
-
-    def end_reason(self) -> RdmaError:
-        """Why it ended."""
-
-    def not_posted(self, error: VerbsError) -> RdmaError:
-        """What a refused request means."""
+_COMPLETION_OF = {
+    WrOpcode.ATOMIC_FETCH_AND_ADD: WcOpcode.FETCH_ADD,
+    WrOpcode.ATOMIC_CMP_AND_SWP: WcOpcode.COMP_SWAP,
+}
 
 
 class RemoteAccess:
-    """Posts one-sided operations and waits for their ends, one completion each."""
+    """Posts one-sided operations and waits for their ends, one completion each.
 
-    def __init__(self, loop: Loop, device: Device, sends: SendQueue, owner: Owner) -> None:
-        self._loop = loop
+    Reads and atomics take turns: the device would make everything behind one too many wait, sends
+    as well.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        device: Device,
+        sends: SendQueue,
+        operations: Operations,
+        gatherer: Gatherer,
+        owner: Owner,
+        call: Call,
+        max_inline: int,
+    ) -> None:
         self._device = device
         self._sends = sends
+        self._operations = operations
+        self._gatherer = gatherer
         self._owner = owner
+        self._call = call
+        self._max_inline = max_inline
+        self._turns = Slots(loop, 0)
+        self.initiator_depth = 0
+        """Reads and atomics that may be under way from here; 0 until it is negotiated."""
 
-    async def read(self, remote: RemoteBuffer, into: MemorySlice) -> None:
+    def negotiated(self, initiator_depth: int) -> None:
+        """So many reads and atomics may be under way."""
+        self.initiator_depth = initiator_depth
+        self._turns.release(initiator_depth)
+
+    def ended(self) -> None:
+        """Nothing will be posted any more: let those go who wait for their turn."""
+        self._turns.release(NUMBER_MASK)
+
+    async def read(self, remote: RemoteBuffer, into: Sink) -> None:
         """See Connection.read."""
         self._check_reads()
-        _check_fits(len(remote), len(into), "the memory to read into")
-        self._check_sink(into.region)
-        local = (into.addr, len(remote), into.lkey)
-        await self._on_region(
-            into.region,
-            lambda qp, wr_id: qp.post_rdma(
-                wr_id, WrOpcode.RDMA_READ, local, (remote.addr, remote.rkey)
-            ),
-        )
-
-    def _check_reads(self) -> None:
-        if not self._owner.initiator_depth:
-            raise ValueError("the connection was made without reads and atomics: initiator_depth 0")
-
-    def _check_sink(self, region: MemoryRegion) -> None:
         needed = AccessFlags.LOCAL_WRITE
         if self._device.is_iwarp:
             needed |= AccessFlags.REMOTE_WRITE
-        if needed & ~region.access:
-            raise ValueError(f"the memory to read into must be registered with {needed!r}")
-
-    async def write(self, source: MemorySlice, remote: RemoteBuffer, imm: int) -> None:
-        """See Connection.write."""
-        _check_fits(len(source), len(remote), "the remote buffer")
-        post = self._write((source.addr, len(source), source.lkey), remote, imm)
-        await self._on_region(source.region, post)
-
-    async def write_copy(
-        self, data: bytes | memoryview, nbytes: int, remote: RemoteBuffer, imm: int, call: Call
-    ) -> None:
-        """write() of a copy, which may be longer than a message."""
-        _check_fits(nbytes, len(remote), "the remote buffer")
         self._owner.check_open()
-        buffer = self._sends.try_buffer(nbytes) or await self._sends.buffer(nbytes, call)
-        buffer.view[:nbytes] = memoryview(data).cast("B")
-        await self._post(
-            self._write((buffer.address, nbytes, buffer.lkey), remote, imm), buffer.release
-        )
+        at_once = self._device.attributes.max_sge_rd
+        requests = self._gatherer.sinks(into, len(remote), needed, at_once)
+        try:
+            while requests:
+                gathered = requests.popleft()
+                await self._read(gathered, remote[: gathered.nbytes])
+                remote = remote[gathered.nbytes :]
+        finally:
+            for gathered in requests:
+                gathered.release()
 
-    @staticmethod
-    def _write(local: tuple[int, int, int], remote: RemoteBuffer, imm: int) -> Post:
-        with_imm = imm != NO_IMMEDIATE
-        opcode = WrOpcode.RDMA_WRITE_WITH_IMM if with_imm else WrOpcode.RDMA_WRITE
-        return lambda qp, wr_id: qp.post_rdma(wr_id, opcode, local, (remote.addr, remote.rkey), imm)
+    async def _read(self, gathered: Gathered, remote: RemoteBuffer) -> None:
+        segments, target = gathered.segments, (remote.addr, remote.rkey)
+        stats = self._sends.stats
+
+        def post(qp: QueuePair, wr_id: int, flags: int) -> None:
+            qp.post_list(wr_id, WrOpcode.RDMA_READ, segments, target, flags=flags)
+            stats.reads += 1
+            stats.bytes_read += len(remote)
+
+        await self._in_turn(WcOpcode.RDMA_READ, post, gathered.release)
+
+    def _check_reads(self) -> None:
+        if not self.initiator_depth:
+            raise ValueError("the connection was made without reads and atomics: initiator_depth 0")
+
+    async def write(self, source: Source, remote: RemoteBuffer, imm: int) -> None:
+        """See Connection.write."""
+        self._owner.check_open()
+        if not is_registered(source):
+            source = joined(source)
+            if len(source) <= self._max_inline:
+                await self._write_inline(source, remote, imm)
+                return
+        gathered = await self._gatherer.sources(source, len(remote), "the remote buffer")
+        opcode = WrOpcode.RDMA_WRITE if imm == NO_IMMEDIATE else WrOpcode.RDMA_WRITE_WITH_IMM
+        segments, target = gathered.segments, (remote.addr, remote.rkey)
+
+        def post(qp: QueuePair, wr_id: int, flags: int) -> None:
+            qp.post_list(wr_id, opcode, segments, target, flags=flags, imm=imm)
+            self._count_write(gathered.nbytes)
+
+        await self._operations.perform(WcOpcode.RDMA_WRITE, post, gathered.release)
+
+    async def _write_inline(self, data: memoryview, remote: RemoteBuffer, imm: int) -> None:
+        check_fits(len(data), len(remote), "the remote buffer")
+        target = (remote.addr, remote.rkey)
+
+        def post(qp: QueuePair, wr_id: int, flags: int) -> None:
+            qp.post_write_inline(wr_id, data, target, imm, flags)
+            self._count_write(len(data))
+
+        await self._operations.perform(WcOpcode.RDMA_WRITE, post, _nothing)
+
+    def _count_write(self, nbytes: int) -> None:
+        stats = self._sends.stats
+        stats.writes += 1
+        stats.bytes_written += nbytes
 
     async def atomic(
-        self, opcode: WrOpcode, remote: RemoteBuffer, operands: tuple[int, int], call: Call
+        self, opcode: WrOpcode, remote: RemoteBuffer, operands: tuple[int, int]
     ) -> int:
         """See Connection.fetch_and_add and compare_and_swap."""
         self._check_atomic(remote, operands)
-        buffer = self._sends.try_buffer(ATOMIC_SIZE) or await self._sends.buffer(ATOMIC_SIZE, call)
+        sends = self._sends
+        buffer = sends.try_buffer(ATOMIC_SIZE) or await sends.buffer(ATOMIC_SIZE, self._call)
+        local, target = (buffer.address, buffer.lkey), (remote.addr, remote.rkey)
         result = 0
+
+        def post(qp: QueuePair, wr_id: int, flags: int) -> None:
+            qp.post_atomic(wr_id, opcode, local, target, operands, flags)
+            sends.stats.atomics += 1
 
         def take() -> None:
             nonlocal result
             result = _read_int(buffer)
             buffer.release()
 
-        await self._post(
-            lambda qp, wr_id: qp.post_atomic(
-                wr_id,
-                opcode,
-                (buffer.address, buffer.lkey),
-                (remote.addr, remote.rkey),
-                operands,
-            ),
-            take,
-        )
+        await self._in_turn(_COMPLETION_OF[opcode], post, take)
         return result
 
     def _check_atomic(self, remote: RemoteBuffer, operands: tuple[int, int]) -> None:
         if not self._device.attributes.has_atomics:
             raise ValueError(f"{self._device.name} has no atomic operations")
         self._check_reads()
-        _check_fits(ATOMIC_SIZE, len(remote), "the remote buffer")
+        check_fits(ATOMIC_SIZE, len(remote), "the remote buffer")
         if remote.addr % ATOMIC_SIZE:
             raise ValueError(f"atomics need an address that {ATOMIC_SIZE} divides")
         for operand in operands:
             if not 0 <= operand < 1 << 64:
                 raise ValueError(f"{operand} is not a number of 64 bits")
 
-    # --- posting ---
-
-    async def _on_region(self, region: MemoryRegion, post: Post) -> None:
-        region.take()
-        await self._post(post, region.give_back)
-
-    async def _post(self, post: Post, give_back: Callable[[], None]) -> None:
-        """Post, and wait for the end. `give_back` is called when the device is done, always."""
-        operation = Operation(self._loop, give_back)
+    async def _in_turn(self, opcode: WcOpcode, post: Post, give_back: Callable[[], None]) -> None:
+        turns = self._turns
         try:
-            self._owner.check_open()
-            if not self._sends.try_reserve():
-                await self._sends.reserve()
+            if not turns.try_acquire():
+                self._sends.stats.send_waits += 1
+                await turns.acquire()
         except BaseException:
-            operation.release()
+            give_back()
             raise
-        try:
-            self._owner.check_open()
-            self._sends.post(post, operation)
-        except VerbsError as error:
-            # libsiw keeps a request that it reports as failed.
-            self._sends.unreserve()
-            self._sends.keep(operation)
-            raise self._owner.not_posted(error) from None
-        except BaseException:
-            self._sends.unreserve()
-            operation.release()
-            raise
-        await operation.wait()
-        if not operation.succeeded:
-            raise copy.copy(operation.error) if operation.error else self._owner.end_reason()
 
+        def end() -> None:
+            give_back()
+            turns.release()
 
-def _check_fits(nbytes: int, room: int, where: str) -> None:
-    if nbytes > room:
-        raise ValueError(f"{nbytes} bytes do not fit into {where} of {room}")
+        await self._operations.perform(opcode, post, end)
 
 
 def _read_int(buffer: PooledBuffer) -> int:
     return int.from_bytes(buffer.view[:ATOMIC_SIZE], sys.byteorder)
+
+
+def _nothing() -> None:
+    """For a request that nothing is lent for."""

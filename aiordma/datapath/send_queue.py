@@ -1,21 +1,25 @@
-"""SendQueue: posts messages, and holds their memory until the device is done with it."""
+"""SendQueue: posts requests, and holds their memory until the device is done with it."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from aiordma.datapath.operation import Operation
+from aiordma.datapath.stats import ConnectionStats
+from aiordma.enums import WrOpcode
 from aiordma.loop import Loop, Slots
 from aiordma.memory import BufferPool, PooledBuffer
 from aiordma.verbs import QueuePair
-from aiordma.verbs.queue_pair import NO_IMMEDIATE
+from aiordma.verbs.queue_pair import FENCE, NO_IMMEDIATE, SIGNALED, UNSIGNALED
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 NUMBER_MASK = (1 << 31) - 1
+
+Post = Callable[[QueuePair, int, int], None]
+"""Posts a request to a queue pair, with a wr_id and flags."""
 
 
 class Lent(Protocol):
@@ -25,13 +29,25 @@ class Lent(Protocol):
         """The device is done with it."""
 
 
+@runtime_checkable
+class Waited(Lent, Protocol):
+    """What a task waits for the end of."""
+
+    def stop_waiting(self) -> None:
+        """Let the task go."""
+
+
 class SendQueue:
     """The send side of a queue pair. Requests end in the order in which they were posted.
 
     A full queue makes senders wait, first come first served; the device never sees one too many.
+
+    Signalling is selective: an inline message lends nothing to the device, so that nobody needs to
+    hear of its end but the queue itself, to which one completion speaks for all requests before it.
     """
 
-    def __init__(self, loop: Loop, depth: int) -> None:
+    def __init__(self, loop: Loop, depth: int, *, selective: bool = True) -> None:
+        self._depth = depth
         self._slots = Slots(loop, depth)
         self._posted: deque[tuple[int, Lent | None]] = deque()
         self._kept: list[Lent] = []
@@ -39,14 +55,22 @@ class SendQueue:
         self._first_wr_id = 0
         self._qp: QueuePair
         self._pool: BufferPool
+        # A full queue always has a signalled request in it, which empties it.
+        self._interval = max(1, depth // 4) if selective else 1
+        self._unsignalled = 0
+        self._strays = 0
+        self._order = UNSIGNALED
+        self.stats = ConnectionStats()
 
     def __len__(self) -> int:
-        """Sends that the device has not completed yet."""
+        """Requests that the device has not completed yet, as far as it has said."""
         return len(self._posted)
 
     def open(self, qp: QueuePair, pool: BufferPool, first_wr_id: int) -> None:
         """Start using a queue pair; wr_ids are `first_wr_id` plus a number of 31 bits."""
         self._qp, self._pool, self._first_wr_id = qp, pool, first_wr_id
+
+    # --- places ---
 
     def try_reserve(self) -> bool:
         """Take a place in the queue if one is free and nobody waits for one."""
@@ -54,11 +78,14 @@ class SendQueue:
 
     async def reserve(self) -> None:
         """Wait for a place in the queue. Cancelling takes none."""
+        self.stats.send_waits += 1
         await self._slots.acquire()
 
     def unreserve(self) -> None:
         """Give back a place that was not used."""
         self._slots.release()
+
+    # --- requests ---
 
     def post_inline(self, data: Buffer, imm: int = NO_IMMEDIATE) -> None:
         """Send a short message from a reserved place.
@@ -66,8 +93,10 @@ class SendQueue:
         Raises:
             VerbsError: the device refused; the place is still reserved.
         """
-        self._qp.post_send_inline(self._first_wr_id + self._number, data, imm)
-        self._enqueue(None)
+        is_signalled = self._unsignalled + 1 >= self._interval
+        flags = self._order | SIGNALED if is_signalled else self._order
+        self._qp.post_send_inline(self._first_wr_id + self._number, data, imm, flags)
+        self._enqueue(None, is_signalled)
 
     def try_buffer(self, nbytes: int) -> PooledBuffer | None:
         """A registered buffer for a message, if the pool has one now."""
@@ -85,22 +114,48 @@ class SendQueue:
         Raises:
             VerbsError: the device refused; place and buffer are still the caller's.
         """
-        wr_id = self._first_wr_id + self._number
-        self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm)
+        wr_id, flags = self._first_wr_id + self._number, self._order | SIGNALED
+        self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, flags)
         self._enqueue(buffer)
 
-    def _enqueue(self, lent: Lent | None) -> None:
-        self._posted.append((self._number, lent))
-        self._number = (self._number + 1) & NUMBER_MASK
-
-    def post(self, post: Callable[[QueuePair, int], None], lent: Lent) -> None:
-        """Post another request from a reserved place: `post` is given a wr_id.
+    def post(self, post: Post, lent: Lent | None) -> None:
+        """Post another request from a reserved place: `post` is given a wr_id and flags.
 
         Raises:
             VerbsError: the device refused; the place and `lent` are still the caller's.
         """
-        post(self._qp, self._first_wr_id + self._number)
+        post(self._qp, self._first_wr_id + self._number, self._order | SIGNALED)
         self._enqueue(lent)
+
+    def close_tail(self) -> None:
+        """If nothing will tell of the end of the newest requests, post what does, if there is room.
+
+        It is a write of no bytes: the peer's device answers it as any other, but looks at neither
+        address nor key. No place is needed, as nobody else may post any more.
+
+        Raises:
+            VerbsError: the device refused.
+        """
+        if self._unsignalled and len(self._posted) < self._depth:
+            self.post(_write_nothing, None)
+
+    def _enqueue(self, lent: Lent | None, is_signalled: bool = True) -> None:
+        self._posted.append((self._number, lent))
+        self._number = (self._number + 1) & NUMBER_MASK
+        self._unsignalled = 0 if is_signalled else self._unsignalled + 1
+
+    def fence(self) -> Callable[[], None]:
+        """Have what is posted wait for the reads before it, until the result is called."""
+        self._strays += 1
+        self._order = FENCE
+        return self._unfence
+
+    def _unfence(self) -> None:
+        self._strays -= 1
+        if not self._strays:
+            self._order = UNSIGNALED
+
+    # --- ends ---
 
     def keep(self, lent: Lent) -> None:
         """Hold it until the queue pair is gone."""
@@ -135,9 +190,13 @@ class SendQueue:
     def stop_waiting(self) -> None:
         """No completion will come any more: let those go who wait for one."""
         for _, lent in self._posted:
-            if isinstance(lent, Operation):
+            if isinstance(lent, Waited):
                 lent.stop_waiting()
 
     def wake_senders(self) -> None:
         """Let every waiting sender look again: nothing more will be sent."""
         self._slots.release(NUMBER_MASK)
+
+
+def _write_nothing(qp: QueuePair, wr_id: int, flags: int) -> None:
+    qp.post_list(wr_id, WrOpcode.RDMA_WRITE, [], flags=flags)

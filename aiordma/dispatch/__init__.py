@@ -1,5 +1,6 @@
 """Readers of file descriptors: cm events go to their ids, completions to their owners."""
 
+from aiordma.dispatch.busy_poll import BusyPoll
 from aiordma.dispatch.cm_events import CmDispatcher, destroy_quietly, initialise
 from aiordma.dispatch.device_events import DeviceSubscription
 from aiordma.dispatch.loop_device import (
@@ -12,6 +13,7 @@ from aiordma.dispatch.queue_pairs import failure_of
 
 __all__ = [
     "KEY_SHIFT",
+    "BusyPoll",
     "CmDispatcher",
     "CompletionSink",
     "DeviceSubscription",

@@ -15,7 +15,7 @@ from aiordma.dispatch.device_events import DeviceSubscription
 from aiordma.dispatch.queue_pairs import QueuePairs
 from aiordma.enums import AsyncEventType
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, post, workers
+from aiordma.loop import Loop, Turn, post, workers
 from aiordma.memory import BufferPool
 from aiordma.rdmacm import device_contexts
 from aiordma.verbs import AsyncEvent, CompletionChannel, CompletionQueue, Device, ProtectionDomain
@@ -76,6 +76,7 @@ class LoopDevice:
         self._loop = loop
         self._lock = threading.Lock()  # guards what worker threads make: all but sinks and users
         self.queue_pairs = QueuePairs()
+        self.turn = Turn(loop)
         self._events: DeviceSubscription | None = None
         self._is_held = False
         self._channel: CompletionChannel | None = None
@@ -238,15 +239,31 @@ class LoopDevice:
                 self._fail(error)
                 then()
                 return
-            for wc in batch:
-                wr_id = wc.wr_id
-                sink = self._sinks.get(wr_id >> KEY_SHIFT)
-                if sink is not None:
-                    sink.complete(wr_id & LOW_BITS, wc)
+            self._deliver(batch)
             if len(batch) < POLL_BATCH:
                 then()
                 return
         post(self._loop, lambda: self._drain_on(queue, then))
+
+    def spin(self, queue: SharedQueue, nanoseconds: int) -> None:
+        """Take the next completions as they come, for so long at most; the thread does no other.
+
+        Not to be called from a sink's complete().
+        """
+        if self._failed:
+            return
+        try:
+            self._deliver(queue.cq.spin(nanoseconds))
+        except VerbsError as error:
+            self._fail(error)
+
+    def _deliver(self, batch: list[IbvWc]) -> None:
+        sinks = self._sinks
+        for wc in batch:
+            wr_id = wc.wr_id
+            sink = sinks.get(wr_id >> KEY_SHIFT)
+            if sink is not None:
+                sink.complete(wr_id & LOW_BITS, wc)
 
     def _drain_on(self, queue: SharedQueue, then: Callable[[], None]) -> None:
         if self._reading:

@@ -4,7 +4,8 @@ from aiordma.loop.current import running_loop
 from aiordma.loop.handing import hand_over
 from aiordma.loop.interrupt import Interrupt
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
-from aiordma.loop.waiting import Deadline, Slots, WaitQueue
+from aiordma.loop.turn import Turn
+from aiordma.loop.waiting import Deadline, Slots, WaitQueue, wake
 from aiordma.loop.workers import (
     SerialJobs,
     is_forked_child,
@@ -24,6 +25,7 @@ __all__ = [
     "LoopTimer",
     "SerialJobs",
     "Slots",
+    "Turn",
     "WaitQueue",
     "hand_over",
     "is_forked_child",
@@ -33,5 +35,6 @@ __all__ = [
     "refuse_forked_child",
     "run_in_worker",
     "running_loop",
+    "wake",
     "workers",
 ]

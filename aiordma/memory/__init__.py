@@ -1,5 +1,6 @@
 """Registered memory: regions of the user's, of the peer's, and a pool of buffers of our own."""
 
+from aiordma.memory.flat import bounds, exporting, flat
 from aiordma.memory.pool import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer
 from aiordma.memory.region import MemoryRegion, MemorySlice
 from aiordma.memory.remote import RemoteBuffer
@@ -12,4 +13,7 @@ __all__ = [
     "MemorySlice",
     "PooledBuffer",
     "RemoteBuffer",
+    "bounds",
+    "exporting",
+    "flat",
 ]

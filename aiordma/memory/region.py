@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Self
 
 from aiordma._native import BufferExporter
 from aiordma.enums import AccessFlags
+from aiordma.loop import WaitQueue, refuse_forked_child, running_loop
+from aiordma.memory.flat import flat
 from aiordma.memory.remote import RemoteBuffer, bounds_of
-from aiordma.verbs import Registration
+from aiordma.verbs import ProtectionDomain, Registration
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+Dispose = Callable[[Registration, Callable[[], None]], None]
+"""Unpins, without blocking; calls the second on the loop's thread when that is done."""
 
 
 class MemoryRegion(BufferExporter):
@@ -22,24 +28,36 @@ class MemoryRegion(BufferExporter):
     the same device. `memoryview(region)` is the memory, `region[a:b]` a MemorySlice of it.
 
     close() gives it up, as does the end of a `with` block. What the device still works on is pinned
-    until that has ended: the buffer can be neither freed nor resized before.
+    until that has ended: the buffer can be neither freed nor resized before. aclose(), and the end
+    of an `async with` block, wait for that.
     """
 
-    __slots__ = ("_dispose", "_is_closed", "_registration", "_uses", "access")
+    __slots__ = (
+        "_dispose",
+        "_is_closed",
+        "_is_over",
+        "_registration",
+        "_uses",
+        "_waiting",
+        "access",
+    )
 
     def __init__(
         self,
         registration: Registration,
-        buffer: Buffer,
+        buffer: Buffer | None,
         access: AccessFlags,
-        dispose: Callable[[Registration], None],
+        dispose: Dispose,
     ) -> None:
-        """For Connection; not to be called by others. `dispose` unpins, without blocking."""
-        self._exported = buffer
+        """For Connection; not to be called by others."""
+        if buffer is not None:  # a dma-buf is memory of no process
+            self._exported = buffer
         self._registration = registration
         self._dispose = dispose
         self._uses = 0
         self._is_closed = False
+        self._is_over = False
+        self._waiting: WaitQueue | None = None
         self.access = access
 
     @property
@@ -56,6 +74,11 @@ class MemoryRegion(BufferExporter):
     def rkey(self) -> int:
         """The key by which the peer's requests name it."""
         return self._registration.rkey
+
+    @property
+    def registration(self) -> Registration:
+        """What it stands on, for `aiordma.verbs`."""
+        return self._registration
 
     @property
     def closed(self) -> bool:
@@ -81,20 +104,35 @@ class MemoryRegion(BufferExporter):
 
     # --- use by the device ---
 
-    def take(self) -> None:
-        """The device begins to use it.
+    def take(self, pd: ProtectionDomain | None) -> None:
+        """The device begins to use it, in `pd`.
 
         Raises:
-            ValueError: it is closed.
+            ValueError: it is closed, or belongs elsewhere.
         """
         if self._is_closed:
             raise ValueError("the memory region is closed")
+        if self._registration.pd is not pd:
+            raise ValueError("the memory is registered on another device, or by another event loop")
         self._uses += 1
 
     def give_back(self) -> None:
         """The device has ended one use."""
         self._uses -= 1
         self._dispose_if_unused()
+
+    def lease(self, on_end: Callable[[], None]) -> MemoryRegion:
+        """The same memory and keys as another region, which does not unpin them when it is closed.
+
+        `on_end` is called instead, when the device has ended its last use through the lease.
+        """
+        exported = getattr(self, "_exported", None)
+
+        def end(_: Registration, over: Callable[[], None]) -> None:
+            on_end()
+            over()
+
+        return MemoryRegion(self._registration, exported, self.access, end)
 
     def close(self) -> None:
         """Give it up: ibv_dereg_mr(3), in a worker thread, after the device's last use. Idempotent.
@@ -105,10 +143,39 @@ class MemoryRegion(BufferExporter):
             self._is_closed = True
             self._dispose_if_unused()
 
+    async def aclose(self) -> None:
+        """close(), and wait until the buffer may be freed and resized again.
+
+        Cancelling stops the waiting only.
+        """
+        refuse_forked_child()
+        self.close()
+        if self._waiting is None:
+            self._waiting = WaitQueue(running_loop())
+        while not self._is_over:
+            await self._waiting.wait()
+
+    def _over(self) -> None:
+        self._is_over = True
+        if self._waiting is not None:
+            self._waiting.wake_all()
+
     def _dispose_if_unused(self) -> None:
         if self._is_closed and not self._uses:
-            del self._exported
-            self._dispose(self._registration)
+            if hasattr(self, "_exported"):
+                del self._exported
+            self._dispose(self._registration, self._over)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -156,9 +223,9 @@ class MemorySlice:
         """The bytes themselves.
 
         Raises:
-            BufferError: the region is closed.
+            BufferError: the region is closed, or a dma-buf.
         """
-        return memoryview(self.region).cast("B")[self.start : self.start + self.length]
+        return flat(self.region)[self.start : self.start + self.length]
 
     @property
     def remote(self) -> RemoteBuffer:

@@ -19,7 +19,7 @@ from aiordma.rdmacm.id_setup import IdSetup
 from aiordma.rdmacm.own_objects import OwnObjects
 from aiordma.rdmacm.parameters import ConnectionParameters, PackedParameters
 from aiordma.verbs import ProtectionDomain, QueuePair, QueuePairInit
-from aiordma.verbs.queue_pair import read_caps
+from aiordma.verbs.queue_pair_init import read_caps
 
 if TYPE_CHECKING:
     from aiordma._native._lib import CmIdPtr

@@ -14,7 +14,7 @@ from aiordma.rdmacm.id_verbs import IdVerbs
 from aiordma.rdmacm.own_objects import OwnQueue
 from aiordma.rdmacm.parameters import Ece
 from aiordma.verbs import ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairInit
-from aiordma.verbs.queue_pair import read_caps
+from aiordma.verbs.queue_pair_init import read_caps
 
 if TYPE_CHECKING:
     from aiordma._native._lib import CmIdPtr

@@ -360,7 +360,7 @@ def _context(wr_id: int) -> VoidPtr:
 
 def _check_inside(memory: Registration, offset: int, length: int) -> None:
     """Where C has an assertion, or nothing."""
-    if offset < 0 or length < 0 or offset + length > memory.length or memory.data is None:
+    if offset < 0 or length < 0 or offset + length > memory.length or not memory.is_open:
         raise ValueError(
             f"bytes {offset} to {offset + length} are not within the {memory.length} registered"
         )

@@ -3,8 +3,11 @@
 from aiordma.verbs.address_handle import AddressHandle, AddressHandleAttributes, LinkHeader
 from aiordma.verbs.completion import Completion, CompletionChannel, CompletionQueue
 from aiordma.verbs.device import AsyncEvent, Device, DeviceAttributes, PortAttributes
-from aiordma.verbs.protection_domain import ProtectionDomain, Registration
-from aiordma.verbs.queue_pair import QueuePair, QueuePairAttributes, QueuePairCaps, QueuePairInit
+from aiordma.verbs.memory_window import MemoryWindow
+from aiordma.verbs.protection_domain import ProtectionDomain
+from aiordma.verbs.queue_pair import QueuePair
+from aiordma.verbs.queue_pair_init import QueuePairAttributes, QueuePairCaps, QueuePairInit
+from aiordma.verbs.registration import Registration
 from aiordma.verbs.shared_receive_queue import SharedReceiveQueue, SharedReceiveQueueCaps
 
 __all__ = [
@@ -17,6 +20,7 @@ __all__ = [
     "Device",
     "DeviceAttributes",
     "LinkHeader",
+    "MemoryWindow",
     "PortAttributes",
     "ProtectionDomain",
     "QueuePair",

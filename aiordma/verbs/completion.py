@@ -16,6 +16,24 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvCompChannel, IbvCq, IbvWc, WcArray
 
 
+_SUCCESS = int(WcStatus.SUCCESS)
+_WITH_IMM = int(WcFlags.WITH_IMM)
+# rxe gives the kernel's number for WITH_INV (in Linux 6.1), which is IP_CSUM_OK here: on a
+# connected queue pair, where nobody looks at checksums of IP, either means the same.
+_WITH_INV = int(WcFlags.WITH_INV | WcFlags.IP_CSUM_OK)
+
+
+def immediate(wc: IbvWc) -> int | None:
+    """The immediate data that came with a message, if any."""
+    has_it = wc.wc_flags & _WITH_IMM and wc.status == _SUCCESS
+    return socket.ntohl(wc.imm_data) if has_it else None
+
+
+def invalidated(wc: IbvWc) -> int | None:
+    """The key that the peer of a connected queue pair invalidated with a message, if any."""
+    return wc.imm_data if wc.wc_flags & _WITH_INV and wc.status == _SUCCESS else None
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """`struct ibv_wc` as a value. See ibv_poll_cq(3).
@@ -44,7 +62,7 @@ class Completion:
             opcode=WcOpcode(wc.opcode),
             vendor_err=wc.vendor_err,
             byte_len=wc.byte_len,
-            imm=socket.ntohl(wc.imm_data) if flags & WcFlags.WITH_IMM else None,
+            imm=immediate(wc),
             qp_num=wc.qp_num,
             src_qp=wc.src_qp,
             flags=flags,
@@ -167,7 +185,19 @@ class CompletionQueue:
         """
         if self.pointer is None:
             return []
-        count = lib.ibv_poll_cq(self.pointer, POLL_BATCH, self._batch)
+        return self._taken(lib.ibv_poll_cq(self.pointer, POLL_BATCH, self._batch))
+
+    def spin(self, nanoseconds: int) -> list[IbvWc]:
+        """poll(), again and again until there is a completion, or so long. Keeps its thread busy.
+
+        Raises:
+            VerbsError: as poll().
+        """
+        if self.pointer is None:
+            return []
+        return self._taken(lib.aiordma_spin(self.pointer, POLL_BATCH, self._batch, nanoseconds))
+
+    def _taken(self, count: int) -> list[IbvWc]:
         if count < 0:
             raise VerbsError(abs(count), "ibv_poll_cq")
         batch = self._batch

@@ -32,7 +32,12 @@ class DeviceAttributes:
     max_srq_wr: int = 0
     max_mcast_grp: int = 0
     phys_port_cnt: int = 1
+    max_sge_rd: int = 1
+    """Pieces of memory that one RDMA READ may scatter to: 1 on most of iWARP."""
     has_atomics: bool = True
+    has_memory_windows: bool = False
+    """Windows of type 2, which a queue pair binds."""
+    has_on_demand_paging: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,5 +189,8 @@ def _query(context: IbvContext) -> DeviceAttributes:
         max_srq_wr=attr.max_srq_wr,
         max_mcast_grp=attr.max_mcast_grp,
         phys_port_cnt=attr.phys_port_cnt,
+        max_sge_rd=attr.max_sge_rd or attr.max_sge,
         has_atomics=attr.atomic_cap != 0,
+        has_memory_windows=bool(attr.device_cap_flags & lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B),
+        has_on_demand_paging=bool(lib.aiordma_odp_caps(context) & lib.IBV_ODP_SUPPORT),
     )

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
-from aiordma.enums import QpState, QpType, SendFlags, WrOpcode
+from aiordma.enums import AccessFlags, QpType, SendFlags, WrOpcode
 from aiordma.errors import VerbsError, check_errno, last_error
 from aiordma.verbs.address_handle import AddressHandle, make_gid
-from aiordma.verbs.completion import CompletionQueue
+from aiordma.verbs.memory_window import MemoryWindow
 from aiordma.verbs.protection_domain import ProtectionDomain
-from aiordma.verbs.shared_receive_queue import SharedReceiveQueue
+from aiordma.verbs.queue_pair_init import (
+    QueuePairAttributes,
+    QueuePairCaps,
+    QueuePairInit,
+    read_caps,
+)
+from aiordma.verbs.registration import Registration
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from aiordma._native._lib import IbvQp, IbvQpAttr, IbvQpCap, IbvQpInitAttr
+    from aiordma._native._lib import IbvQp
 
 NO_IMMEDIATE = -1
 
@@ -33,82 +38,14 @@ def checked_immediate(imm: int) -> int:
     return imm
 
 
-_INLINE = SendFlags.SIGNALED | SendFlags.INLINE
+Segment = tuple[int, int, int]
+"""A piece of registered memory: its address, its length, the local key."""
 
-
-@dataclass(frozen=True, slots=True)
-class QueuePairCaps:
-    """How much a queue pair can hold (`struct ibv_qp_cap`): requests, segments, inline bytes."""
-
-    max_send_wr: int
-    max_recv_wr: int
-    max_send_sge: int = 1
-    max_recv_sge: int = 1
-    max_inline_data: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePairInit:
-    """What a queue pair is made with (`struct ibv_qp_init_attr` and `_ex`).
-
-    An id makes completion queues, a channel for each, of its own where none are given here. For
-    `qp_type` it takes its port space's if None; `create_flags` go to rdma_create_qp_ex(3).
-    """
-
-    caps: QueuePairCaps
-    send_cq: CompletionQueue | None = None
-    recv_cq: CompletionQueue | None = None
-    srq: SharedReceiveQueue | None = None
-    qp_type: QpType | None = None
-    sq_sig_all: bool = False
-    create_flags: int = 0
-
-    def fill(self, attr: IbvQpInitAttr, qp_type: QpType) -> None:
-        """Write it into a C struct.
-
-        Raises:
-            ValueError: a queue is closed.
-        """
-        caps = self.caps
-        attr.send_cq = self.send_cq.open_pointer if self.send_cq is not None else ffi.NULL
-        attr.recv_cq = self.recv_cq.open_pointer if self.recv_cq is not None else ffi.NULL
-        attr.srq = self.srq.pointer if self.srq is not None else ffi.NULL
-        attr.qp_type = qp_type if self.qp_type is None else self.qp_type
-        attr.sq_sig_all = self.sq_sig_all
-        attr.cap.max_send_wr, attr.cap.max_recv_wr = caps.max_send_wr, caps.max_recv_wr
-        attr.cap.max_send_sge, attr.cap.max_recv_sge = caps.max_send_sge, caps.max_recv_sge
-        attr.cap.max_inline_data = caps.max_inline_data
-
-
-def read_caps(cap: IbvQpCap) -> QueuePairCaps:
-    """What the device gave, which is no less than what it was asked for."""
-    return QueuePairCaps(
-        max_send_wr=cap.max_send_wr,
-        max_recv_wr=cap.max_recv_wr,
-        max_send_sge=cap.max_send_sge,
-        max_recv_sge=cap.max_recv_sge,
-        max_inline_data=cap.max_inline_data,
-    )
-
-
-class QueuePairAttributes:
-    """`struct ibv_qp_attr` with the mask of its fields that count. See ibv_modify_qp(3).
-
-    `CmId.init_qp_attr` fills in what a connection needs; `pointer`'s fields may then be changed.
-    """
-
-    __slots__ = ("mask", "pointer")
-
-    def __init__(self, pointer: IbvQpAttr, mask: int) -> None:
-        self.pointer = pointer
-        self.mask = mask
-
-    @classmethod
-    def to_state(cls, state: QpState) -> QueuePairAttributes:
-        """Nothing but a move to `state`."""
-        attr = ffi.new("struct ibv_qp_attr *")
-        attr.qp_state = state
-        return cls(attr, lib.IBV_QP_STATE)
+# Plain numbers: an operation on flags costs more than the call that they are for.
+UNSIGNALED = 0
+SIGNALED = int(SendFlags.SIGNALED)
+FENCE = int(SendFlags.FENCE)
+_INLINE = int(SendFlags.SIGNALED | SendFlags.INLINE)
 
 
 class QueuePair:
@@ -176,7 +113,7 @@ class QueuePair:
         address: int,
         length: int,
         lkey: int,
-        flags: SendFlags,
+        flags: int,
         imm: int,
         destination: tuple[AddressHandle, int, int],
     ) -> None:
@@ -210,7 +147,7 @@ class QueuePair:
         """
         chars = ffi.from_buffer("char[]", data)
         ffi.memmove(ffi.cast("void *", address), chars, len(chars))
-        self.post_ud_send(wr_id, address, len(chars), lkey, SendFlags.SIGNALED, imm, destination)
+        self.post_ud_send(wr_id, address, len(chars), lkey, SIGNALED, imm, destination)
 
     def post_ud_send_inline(
         self, wr_id: int, data: Buffer, imm: int, destination: tuple[AddressHandle, int, int]
@@ -234,89 +171,87 @@ class QueuePair:
         if error:
             raise VerbsError(error, "ibv_post_recv")
 
-    def post_recvs(
-        self, first_wr_id: int, address: int, slot_size: int, count: int, lkey: int
-    ) -> None:
-        """Post `count` receives into adjacent slots, their wr_ids counting up from `first_wr_id`.
-
-        Raises:
-            VerbsError: as post_recv; those before the failing one stay posted.
-        """
-        error = lib.aiordma_post_recvs(self.pointer, first_wr_id, address, slot_size, count, lkey)
-        check_errno(error, "ibv_post_recv")
-
-    def post_send(
+    def post_list(
         self,
         wr_id: int,
-        address: int,
-        length: int,
-        lkey: int,
-        flags: SendFlags = SendFlags.SIGNALED,
+        opcode: WrOpcode,
+        segments: list[Segment],
+        remote: tuple[int, int] = (0, 0),
+        *,
+        flags: int = SIGNALED,
         imm: int = NO_IMMEDIATE,
     ) -> None:
-        """Send `length` bytes of registered memory. See ibv_post_send(3).
+        """Send the memory that `segments` name, or write or read it. See ibv_post_send(3).
+
+        `remote` is an address and a remote key; of a SEND_WITH_INV only the key counts, which the
+        peer then invalidates. `flags` are SendFlags.
 
         Raises:
-            VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state).
+            VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state, too many segments).
         """
-        error = lib.aiordma_post_send(self.pointer, wr_id, address, length, lkey, flags, imm)
-        if error:
-            raise VerbsError(error, "ibv_post_send")
-
-    def post_send_copy(
-        self, wr_id: int, address: int, data: Buffer, lkey: int, imm: int = NO_IMMEDIATE
-    ) -> None:
-        """Copy `data` into registered memory at `address`, which has room for it, and send that.
-
-        Raises:
-            VerbsError: as post_send.
-        """
-        chars = ffi.from_buffer("char[]", data)
-        error = lib.aiordma_post_send_copy(
-            self.pointer, wr_id, address, chars, len(chars), lkey, imm
+        error = lib.aiordma_post_list(
+            self.pointer,
+            wr_id,
+            opcode,
+            ffi.new("struct ibv_sge[]", segments),
+            len(segments),
+            flags,
+            imm,
+            *remote,
         )
         if error:
             raise VerbsError(error, "ibv_post_send")
 
-    def post_send_inline(self, wr_id: int, data: Buffer, imm: int = NO_IMMEDIATE) -> None:
+    def post_send_copy(
+        self,
+        wr_id: int,
+        address: int,
+        data: Buffer,
+        lkey: int,
+        imm: int = NO_IMMEDIATE,
+        flags: int = SIGNALED,
+    ) -> None:
+        """Copy `data` into registered memory at `address`, which has room for it, and send that.
+
+        Raises:
+            VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state).
+        """
+        chars = ffi.from_buffer("char[]", data)
+        error = lib.aiordma_post_send_copy(
+            self.pointer, wr_id, address, chars, len(chars), lkey, flags, imm
+        )
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
+    def post_send_inline(
+        self, wr_id: int, data: Buffer, imm: int = NO_IMMEDIATE, flags: int = SIGNALED
+    ) -> None:
         """Send bytes that travel in the request itself: `data` may be reused on return.
 
         Raises:
             VerbsError: ENOMEM (the send queue is full), EINVAL (longer than max_inline_data).
         """
         chars = ffi.from_buffer("char[]", data)
-        error = lib.aiordma_post_send_inline(self.pointer, wr_id, chars, len(chars), imm)
+        error = lib.aiordma_post_send_inline(self.pointer, wr_id, chars, len(chars), flags, imm)
         if error:
             raise VerbsError(error, "ibv_post_send")
 
-    def post_rdma(
+    def post_write_inline(
         self,
         wr_id: int,
-        opcode: WrOpcode,
-        local: tuple[int, int, int],
+        data: Buffer,
         remote: tuple[int, int],
         imm: int = NO_IMMEDIATE,
+        flags: int = SIGNALED,
     ) -> None:
-        """Read or write the peer's memory. See ibv_post_send(3).
-
-        `local` is an address, a length and a local key, `remote` an address and a remote key.
+        """Write bytes that travel in the request itself to the peer's memory.
 
         Raises:
-            VerbsError: as post_send.
+            VerbsError: as post_send_inline.
         """
-        address, length, lkey = local
-        remote_addr, rkey = remote
-        error = lib.aiordma_post_rdma(
-            self.pointer,
-            wr_id,
-            opcode,
-            address,
-            length,
-            lkey,
-            SendFlags.SIGNALED,
-            imm,
-            remote_addr,
-            rkey,
+        chars = ffi.from_buffer("char[]", data)
+        error = lib.aiordma_post_write_inline(
+            self.pointer, wr_id, chars, len(chars), flags, imm, *remote
         )
         if error:
             raise VerbsError(error, "ibv_post_send")
@@ -328,6 +263,7 @@ class QueuePair:
         local: tuple[int, int],
         remote: tuple[int, int],
         operands: tuple[int, int],
+        flags: int = SIGNALED,
     ) -> None:
         """An atomic operation on 8 bytes of the peer's memory. See ibv_post_send(3).
 
@@ -335,12 +271,40 @@ class QueuePair:
         add, and 0; or what to compare with, and what to put there if that is equal.
 
         Raises:
-            VerbsError: as post_send.
+            VerbsError: as post_list.
         """
-        address, lkey = local
-        remote_addr, rkey = remote
         error = lib.aiordma_post_atomic(
-            self.pointer, wr_id, opcode, address, lkey, remote_addr, rkey, *operands
+            self.pointer, wr_id, opcode, *local, flags, *remote, *operands
+        )
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
+    def post_bind_mw(
+        self,
+        wr_id: int,
+        window: MemoryWindow,
+        registration: Registration,
+        part: tuple[int, int],
+        access: AccessFlags,
+        flags: int = SIGNALED,
+    ) -> None:
+        """Bind a memory window to a part, an address and a length, of a region: IBV_WR_BIND_MW.
+
+        The window has a new key from now on. See ibv_bind_mw(3) and ibv_post_send(3).
+
+        Raises:
+            VerbsError: as post_list.
+            ValueError: the window is closed.
+        """
+        error = lib.aiordma_post_bind_mw(
+            self.pointer,
+            wr_id,
+            window.open_pointer,
+            window.next_rkey(),
+            registration.pointer,
+            *part,
+            access,
+            flags,
         )
         if error:
             raise VerbsError(error, "ibv_post_send")

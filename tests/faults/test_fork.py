@@ -99,3 +99,92 @@ async def test_the_parents_connection_survives_its_childs_exit(address: DeviceAd
                 await connection.send(message)
         _, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
+
+
+IN_USE = """
+import asyncio, gc, os, sys
+import aiordma
+from aiordma import AccessFlags, RegistrationCache
+
+async def refused(call):
+    try:
+        await call
+    except aiordma.RdmaError as error:
+        assert "forked child" in str(error), error
+    else:
+        raise AssertionError(f"{call} was not refused")
+
+async def try_all(connection, region, message, cache):
+    remote = region.remote
+    for call in (
+        connection.send(b"x"),
+        connection.send(region),
+        connection.recv(),
+        connection.recv_into(bytearray(10)),
+        connection.recv_message(),
+        connection.read(remote, region),
+        connection.write(b"x", remote),
+        connection.write(region, remote),
+        connection.register(bytearray(10)),
+        connection.allocate(10),
+        connection.bind(region),
+        cache.register(bytearray(10)),
+        region.aclose(),
+    ):
+        await refused(call)
+    message.release()
+    memoryview(region)[:] = b"c" * len(region)
+    region.close()
+    cache.close()
+    connection.abort()
+
+async def main(host, port):
+    async with aiordma.connect(host, int(port)) as connection:
+        region = await connection.allocate(100_000)
+        cache = RegistrationCache(connection)
+        cached = await cache.register(bytearray(b"cached"))
+        await connection.send(region.remote.pack())
+        message = await connection.recv_message()
+        child = os.fork()
+        if not child:
+            asyncio.new_event_loop().run_until_complete(
+                try_all(connection, region, message, cache))
+            del connection, region, message, cache, cached
+            gc.collect()
+            sys.exit(3)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 3, status
+        assert bytes(message.data) == b"held"
+        message.release()
+        await connection.send(cached)
+        assert await connection.recv() == b"written"
+        assert bytes(memoryview(region)) == b"w" * len(region)
+        await connection.read(aiordma.RemoteBuffer.unpack(await connection.recv()), region)
+        assert bytes(memoryview(region)[:4]) == b"read"
+        cached.close()
+        cache.close()
+        region.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_what_is_in_use_stays_the_parents(address: DeviceAddress) -> None:
+    """Every use in the child is refused; its memory is its own, the device sees the parent's."""
+    async with aiordma.listen(address.host, 0) as listener:
+        host, port = listener.local_address
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", IN_USE, host, str(port), stderr=subprocess.PIPE
+        )
+        async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+            remote = aiordma.RemoteBuffer.unpack(await connection.recv())
+            readable = await connection.register(b"read", aiordma.AccessFlags.REMOTE_READ)
+            await connection.send(b"held")
+            assert await connection.recv() == b"cached"
+            await connection.write(b"w" * len(remote), remote)
+            await connection.send(b"written")
+            await connection.send(readable.remote.pack())
+            assert [message async for message in connection] == []
+            readable.close()
+        _, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()

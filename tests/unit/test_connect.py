@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import AddressError, ConnectError, Rejected, Unreachable, VerbsError
+from aiordma import (
+    AddressError,
+    ConnectError,
+    ConnectionOptions,
+    Rejected,
+    Unreachable,
+    VerbsError,
+)
 from aiordma.loop import Loop
 from aiordma.rdmacm import SocketAddress, parse_address
 
@@ -109,6 +116,13 @@ async def test_each_address_is_tried_from_the_first_local_one_of_its_family(
         ("10.7.1.5", "10.7.1.1"),
         ("10.7.1.6", "10.7.1.1"),
     ]
+
+
+async def test_receives_are_shared_by_listeners_only(attempts: Attempts) -> None:
+    options = ConnectionOptions(shared_recv_depth=1)
+    with pytest.raises(ValueError, match="shared_recv_depth is for listen"):
+        await aiordma.connect("storage", 7471, options=options)
+    assert attempts.made == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -22,7 +22,7 @@ from aiordma._native import ffi, lib
 HEADERS = ("rdma/rdma_cma.h", "rdma/rdma_verbs.h")
 TABLE = Path(__file__).parents[2] / "docs" / "rdmacm.md"
 
-# What rdma-core 60 brought: bound by functions of shim.c that look for it when they are called.
+# What rdma-core 60 brought: bound by functions of cm_events.c that look for it when called.
 NEWER_FUNCTIONS = {
     "rdma_resolve_addrinfo": "aiordma_resolve_addrinfo",
     "rdma_query_addrinfo": "aiordma_query_addrinfo",
@@ -36,7 +36,7 @@ NEWER_CONSTANTS = {
     "RAI_SA": "AIORDMA_RAI_SA",
     "RAI_DNS": "AIORDMA_RAI_DNS",
 }
-NEWER_FIELDS = {("struct rdma_cm_event.param", "arg")}  # read by shim.c, where it stands
+NEWER_FIELDS = {("struct rdma_cm_event.param", "arg")}  # read by cm_events.c, where it stands
 
 UNBOUND = {
     "rdma_seterrno": "a private helper of the inline functions",

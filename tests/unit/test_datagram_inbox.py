@@ -11,7 +11,7 @@ from test_datagram_origin import MAPPED, ipv4, ipv6
 from aiordma import Datagram
 from aiordma.datagrams import inbox as inbox_module
 from aiordma.datagrams.inbox import Inbox
-from aiordma.enums import WcFlags
+from aiordma.enums import WcFlags, WcStatus
 
 SLOT_SIZE = 40 + 256
 GROUP = MAPPED + bytes([239, 1, 1, 1])
@@ -33,6 +33,7 @@ class Rig:
             "dlid_path_bits": 0,
             "wc_flags": WcFlags.GRH,
             "imm_data": 0,
+            "status": WcStatus.SUCCESS,
         }
         return SimpleNamespace(**(defaults | fields))
 
@@ -42,7 +43,7 @@ class Rig:
 
     def receive(self, header: bytes, data: bytes = b"", **fields: int) -> Datagram:
         self.fill(header, data)
-        self.inbox.arrived_with(self.slot, self.wc(len(data), **fields))  # type: ignore[arg-type]
+        self.inbox.arrived(self.slot, self.wc(len(data), **fields))  # type: ignore[arg-type]
         assert len(self.inbox) == 1
         slot, datagram = self.inbox.take_datagram()
         assert slot == self.slot

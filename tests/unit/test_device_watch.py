@@ -263,7 +263,7 @@ async def test_a_removed_device_fails_all_on_it_once(device: FakeDevice) -> None
 class ShallowDevice:
     name = "shallow0"
     is_iwarp = False
-    attributes = DeviceAttributes(100, 1, 1000, 1 << 30, 1, 1)
+    attributes = DeviceAttributes(100, 4, 1000, 1 << 30, 1, 1)
 
 
 @pytest_asyncio.fixture(params=[CmState.CONNECTED])
@@ -282,33 +282,33 @@ async def endpoint(
 
 @pytest.mark.asyncio
 async def test_a_queue_pair_that_failed_ends_the_connection(endpoint: Endpoint) -> None:
-    endpoint._on_queue_pair_event(event(E.QP_FATAL, 0x10))
+    endpoint.queue_pair_event(event(E.QP_FATAL, 0x10))
     assert not endpoint.closed
     await eventually(lambda: endpoint.closed)
     with pytest.raises(RdmaError, match="QP_FATAL"):
-        await endpoint.recv()
+        await endpoint.traffic.receiver.recv()
 
 
 @pytest.mark.asyncio
 async def test_what_says_more_than_the_event_is_the_cause(endpoint: Endpoint) -> None:
-    endpoint._on_queue_pair_event(event(E.QP_REQ_ERR, 0x10))
+    endpoint.queue_pair_event(event(E.QP_REQ_ERR, 0x10))
     endpoint.cm.handle_event(CmEvent(CmEventType.DISCONNECTED, 0))
     await asyncio.sleep(0.1)
     endpoint._expect_no_more()
     with pytest.raises(PeerClosed):
-        await endpoint.recv()
+        await endpoint.traffic.receiver.recv()
 
 
 @pytest.mark.parametrize("endpoint", [CmState.ACCEPTING], indirect=True)
 @pytest.mark.asyncio
 async def test_data_that_came_establishes_the_connection(endpoint: Endpoint) -> None:
-    endpoint._on_queue_pair_event(event(E.COMM_EST, 0x10))
+    endpoint.queue_pair_event(event(E.COMM_EST, 0x10))
     assert raw_of(endpoint.cm).calls == ["notify"]
 
 
 @pytest.mark.asyncio
 async def test_a_connection_that_stands_need_not_be_established(endpoint: Endpoint) -> None:
-    endpoint._on_queue_pair_event(event(E.COMM_EST, 0x10))
+    endpoint.queue_pair_event(event(E.COMM_EST, 0x10))
     assert raw_of(endpoint.cm).calls == []
 
 

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 from cm_fakes import FakeCm, event, fake_cm, raw_of
+from datapath_fakes import completion
 
 from aiordma import ConnectionOptions, DeviceRemoved, PeerClosed, VerbsError
 from aiordma import endpoint as endpoint_module
 from aiordma.cm import CmState
-from aiordma.datapath import ReceiveRing
+from aiordma.datapath import RECEIVE
 from aiordma.dispatch import loop_device
 from aiordma.endpoint import Endpoint
 from aiordma.enums import CmEventType
@@ -29,7 +30,7 @@ class ShallowDevice:
     is_iwarp = False
     attributes = DeviceAttributes(
         max_qp_wr=100,
-        max_sge=1,
+        max_sge=4,
         max_cqe=1000,
         max_mr_size=1 << 30,
         max_qp_rd_atom=1,
@@ -62,7 +63,7 @@ async def connected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
         cm_id = made.make_id(CmState.CONNECTED)
         monkeypatch.setattr(raw_of(cm_id), "device", ShallowDevice, raising=False)
         endpoint = Endpoint(cm_id, ConnectionOptions(send_depth=10, recv_depth=10))
-        endpoint._ring.posted = 10
+        endpoint.traffic._ring.posted = 10
         yield endpoint
         endpoint.abort()
         await cm_id.aclose()
@@ -70,8 +71,8 @@ async def connected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
 
 
 async def receiving(endpoint: Endpoint) -> asyncio.Task[bytes]:
-    task = asyncio.create_task(endpoint.recv())
-    while not len(endpoint._receivers):
+    task = asyncio.create_task(endpoint.traffic.receiver.recv())
+    while not endpoint.traffic.receiver.is_waited_for:
         await asyncio.sleep(0)
     return task
 
@@ -84,7 +85,7 @@ async def test_the_failure_of_the_device_is_what_receivers_get(connected: Endpoi
     with pytest.raises(DeviceRemoved, match=told):
         await task
     with pytest.raises(DeviceRemoved, match=told):
-        await connected.send(b"data", 4, 0)
+        await connected.traffic.sender.copy(b"data", 4, 0)
 
 
 @pytest.mark.asyncio
@@ -97,7 +98,7 @@ async def test_a_device_that_is_gone_was_removed(
 ) -> None:
     connected.device_failed(VerbsError(code, "ibv_poll_cq"))
     with pytest.raises(kind, match="ibv_poll_cq") as caught:
-        await connected.recv()
+        await connected.traffic.receiver.recv()
     assert type(caught.value) is kind
     if isinstance(caught.value, VerbsError):
         assert caught.value.errno == code
@@ -124,11 +125,11 @@ class Refusing:
 async def test_a_send_that_is_refused_ends_the_connection(connected: Endpoint, nbytes: int) -> None:
     home: deque[PooledBuffer] = deque()
     buffer = PooledBuffer(home, 0x1000, 99, memoryview(bytearray(1024)))
-    connected._sends._qp = Refusing(errno.EINVAL)  # type: ignore[assignment]
-    connected._sends.try_buffer = lambda nbytes: buffer  # type: ignore[method-assign]
+    connected.traffic.sends._qp = Refusing(errno.EINVAL)  # type: ignore[assignment]
+    connected.traffic.sends.try_buffer = lambda nbytes: buffer  # type: ignore[method-assign]
     for _ in range(2):
         with pytest.raises(VerbsError, match="ibv_post_send"):
-            await connected.send(bytes(nbytes), nbytes, -1)
+            await connected.traffic.sender.copy(bytes(nbytes), nbytes, -1)
     assert connected.closed
     assert not home  # the device may still read it
     connected.abort()
@@ -153,10 +154,10 @@ async def test_iwarp_refuses_a_send_when_the_peer_has_closed(
     kind: type[Exception],
 ) -> None:
     monkeypatch.setattr(ShallowDevice, "is_iwarp", iwarp)
-    connected._sends._qp = Refusing(code)  # type: ignore[assignment]
+    connected.traffic.sends._qp = Refusing(code)  # type: ignore[assignment]
     for _ in range(2):
         with pytest.raises(kind):
-            await connected.send(b"x", 1, -1)
+            await connected.traffic.sender.copy(b"x", 1, -1)
 
 
 @pytest.mark.asyncio
@@ -166,28 +167,27 @@ async def test_a_send_that_finds_no_memory_does_not_end_the_connection(
     async def fail(*args: object) -> PooledBuffer:
         raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
-    connected._sends.try_buffer = lambda nbytes: None  # type: ignore[method-assign]
-    connected._sends.buffer = fail  # type: ignore[method-assign, assignment]
+    connected.traffic.sends.try_buffer = lambda nbytes: None  # type: ignore[method-assign]
+    connected.traffic.sends.buffer = fail  # type: ignore[method-assign, assignment]
     async with asyncio.timeout(5):
         for _ in range(20):  # no place in the queue is lost either
             with pytest.raises(VerbsError, match="ibv_reg_mr"):
-                await connected.send(bytes(1000), 1000, -1)
+                await connected.traffic.sender.copy(bytes(1000), 1000, -1)
     assert not connected.closed
 
 
 @pytest.mark.asyncio
 async def test_a_message_whose_slot_is_refused_is_not_lost(connected: Endpoint) -> None:
-    ring = connected._ring = ReceiveRing(10, 64)
-    memory = memoryview(bytearray(b"hello".ljust(640)))
+    ring = connected.traffic._ring
+    memory = memoryview(bytearray(b"hello".ljust(100)))
     region = SimpleNamespace(view=memory, address=0x1000, lkey=99)
-    ring._region, ring._qp = region, Refusing(errno.EINVAL)  # type: ignore[assignment]
-    ring._first_wr_id, ring.posted = 0, 10
-    ring.arrived(0, 5)
-    assert await connected.recv() == b"hello"
+    ring._region, ring._queue = region, Refusing(errno.EINVAL)  # type: ignore[assignment]
+    connected.traffic.complete(RECEIVE, completion(5))
+    assert await connected.traffic.receiver.recv() == b"hello"
     assert connected.closed
     connected._expect_no_more()
     with pytest.raises(VerbsError, match="ibv_post_recv"):
-        await connected.recv()
+        await connected.traffic.receiver.recv()
 
 
 @pytest.mark.asyncio
@@ -195,7 +195,7 @@ async def test_the_first_cause_is_the_one_that_is_kept(connected: Endpoint) -> N
     connected.cm.handle_event(event(CmEventType.DEVICE_REMOVAL, -errno.EIO))
     connected.device_failed(VerbsError(errno.ENODEV, "ibv_get_cq_event"))
     with pytest.raises(DeviceRemoved, match="device was removed: "):
-        await connected.recv()
+        await connected.traffic.receiver.recv()
 
 
 @pytest.mark.asyncio

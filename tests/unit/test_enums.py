@@ -103,11 +103,7 @@ LEFT_OUT = {
         "IBV_WC_TM_DATA_VALID",
     },
     "raw packets": {"IBV_SEND_IP_CSUM", "IBV_WC_IP_CSUM_OK", "IBV_WC_TSO", "IBV_WR_TSO"},
-    "not used yet": {
-        "IBV_WR_LOCAL_INV",
-        "IBV_WR_BIND_MW",
-        "IBV_WR_SEND_WITH_INV",
-    },
+    "not used yet": {"IBV_WR_LOCAL_INV"},
     "newer than the bindings": {
         "IBV_ACCESS_FLUSH_GLOBAL",
         "IBV_ACCESS_FLUSH_PERSISTENT",
@@ -154,6 +150,9 @@ NO_MEMBERS = {
     "IBV_SRQ_INIT_ATTR_CQ",
     "IBV_SRQ_LIMIT",
     "IBV_QP_STATE",
+    "IBV_MW_TYPE_2",
+    "IBV_DEVICE_MEM_WINDOW_TYPE_2B",
+    "IBV_ODP_SUPPORT",
 }
 PROGRAM = """
 #include <stdio.h>

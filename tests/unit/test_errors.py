@@ -25,6 +25,7 @@ from aiordma.errors import (
     LocalClosed,
     PeerClosed,
     RdmaError,
+    ReceiveOverrun,
     Rejected,
     RouteError,
     Unreachable,
@@ -48,6 +49,7 @@ PARENTS: dict[type[RdmaError], tuple[type[Exception], ...]] = {
     LocalClosed: (ConnectionClosed,),
     PeerClosed: (ConnectionClosed,),
     DeviceRemoved: (ConnectionClosed,),
+    ReceiveOverrun: (RdmaError,),
     WorkRequestError: (RdmaError,),
     BusyError: (RdmaError,),
 }
@@ -63,6 +65,7 @@ EXAMPLES = [
     LocalClosed("closed here"),
     PeerClosed("closed there"),
     DeviceRemoved("unplugged"),
+    ReceiveOverrun("too fast"),
     WorkRequestError(WcStatus.RETRY_EXC_ERR, WcOpcode.SEND, 0x81),
     BusyError("busy"),
 ]

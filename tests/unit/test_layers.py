@@ -21,7 +21,17 @@ LAYERS = {
     2: ["loop", "memory"],
     3: ["dispatch"],
     4: ["cm", "datagrams", "datapath", "endpoint", "opening", "registering", "resolve"],
-    5: ["", "connect", "connection", "datagram", "device_events", "listener", "streams"],
+    5: [
+        "",
+        "connect",
+        "connection",
+        "datagram",
+        "device_events",
+        "listener",
+        "one_sided",
+        "registrations",
+        "streams",
+    ],
     6: ["__main__", "anyio", "cli", "lab"],
 }
 """The rooms of each floor; "" is aiordma/__init__.py."""

@@ -120,6 +120,7 @@ STRUCTS = {
     "IbvDeviceAttr": "struct ibv_device_attr",
     "IbvEce": "struct ibv_ece",
     "IbvMr": "struct ibv_mr",
+    "IbvMw": "struct ibv_mw",
     "IbvPortAttr": "struct ibv_port_attr",
     "IbvQp": "struct ibv_qp",
     "IbvQpAttr": "struct ibv_qp_attr",

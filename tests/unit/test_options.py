@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ class ShallowDevice:
     name = "shallow0"
     attributes = DeviceAttributes(
         max_qp_wr=100,
-        max_sge=1,
+        max_sge=8,
         max_cqe=1000,
         max_mr_size=1,
         max_qp_rd_atom=1,
@@ -106,3 +107,49 @@ def test_a_queue_deeper_than_the_device_allows_is_refused(name: str) -> None:
     ConnectionOptions(**{name: 100}).check_device(ShallowDevice())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"shallow0 allows .* 100"):
         ConnectionOptions(**{name: 101}).check_device(ShallowDevice())  # type: ignore[arg-type]
+
+
+class SharingDevice(ShallowDevice):
+    attributes = dataclasses.replace(ShallowDevice.attributes, max_srq_wr=200)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("max_sge", 8), ("shared_recv_depth", 200)])
+def test_more_than_the_device_has_is_refused(name: str, limit: int) -> None:
+    options: dict[str, Any] = {name: limit}
+    ConnectionOptions(**options).check_device(SharingDevice())  # type: ignore[arg-type]
+    options = {name: limit + 1}
+    with pytest.raises(ValueError, match=f"^shallow0 allows a {name} of {limit}$"):
+        ConnectionOptions(**options).check_device(SharingDevice())  # type: ignore[arg-type]
+
+
+def test_a_device_that_cannot_share_does_not_mind_what_is_not_shared() -> None:
+    ConnectionOptions().check_device(ShallowDevice())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="shallow0 allows a shared_recv_depth of 0"):
+        ConnectionOptions(shared_recv_depth=1).check_device(ShallowDevice())  # type: ignore[arg-type]
+
+
+NEW = {
+    "max_sge": (4, 1, 1 << 10),
+    "recv_backlog": (1024, 1, 1 << 30),
+    "shared_recv_depth": (0, 0, 1 << 20),
+    "busy_poll": (0.0, 0.0, 10.0),
+}
+
+
+@pytest.mark.parametrize(("name", "default", "low", "high"), [(n, *r) for n, r in NEW.items()])
+def test_what_is_said_of_the_data_path(name: str, default: float, low: float, high: float) -> None:
+    assert getattr(ConnectionOptions(), name) == default
+    for value in (low, high):
+        options: dict[str, Any] = {name: value}
+        assert getattr(ConnectionOptions(**options), name) == value
+    for value in (low - 0.5, high + 0.5):
+        options = {name: value}
+        with pytest.raises(ValueError, match=f"^{name} is "):
+            ConnectionOptions(**options)
+
+
+@pytest.mark.parametrize(("depth", "size"), [(1 << 20, 1 << 20), (1 << 10, 1 << 30)])
+def test_the_memory_to_share_has_a_bound(depth: int, size: int) -> None:
+    options = ConnectionOptions(recv_depth=1, shared_recv_depth=depth, max_message_size=size)
+    with pytest.raises(ValueError, match=r"shared_recv_depth times max_message_size is over"):
+        dataclasses.replace(options, shared_recv_depth=depth // 2 + 1, max_message_size=2 * size)

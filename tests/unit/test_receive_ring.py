@@ -2,169 +2,134 @@
 
 from __future__ import annotations
 
-import errno
 import random
-from collections import deque
 
 import pytest
+from datapath_fakes import RECV_WR_ID, SLOT_SIZE, SLOTS, FakePages, FakeReceiveQueue
 
 from aiordma import VerbsError
 from aiordma.datapath import ReceiveRing, receive_ring
 from aiordma.enums import AccessFlags
 
-FIRST_WR_ID = (5 << 32) | (1 << 31)
-SLOTS, SLOT_SIZE = 4, 64
-
-
-class FakeRegion:
-    """Memory that looks registered."""
-
-    def __init__(self, pd: object, nbytes: int, access: AccessFlags) -> None:
-        self.memory = bytearray(nbytes)
-        self.view = memoryview(self.memory)
-        self.address = 0x7F00_0000_0000
-        self.lkey = 99
-        self.access = access
-        self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class FakeQueuePair:
-    """A receive queue: it fills posted slots in the order in which they were posted."""
-
-    def __init__(self, region: FakeRegion) -> None:
-        self.region = region
-        self.posted: deque[int] = deque()
-        self.refuses = False
-
-    def post_recvs(
-        self, first_wr_id: int, address: int, slot_size: int, count: int, lkey: int
-    ) -> None:
-        for slot in range(count):
-            self.post_recv(first_wr_id + slot, address + slot * slot_size, slot_size, lkey)
-
-    def post_recv(self, wr_id: int, address: int, length: int, lkey: int) -> None:
-        if self.refuses:
-            raise VerbsError(errno.ENOMEM, "ibv_post_recv")
-        slot = wr_id - FIRST_WR_ID
-        assert slot not in self.posted, f"slot {slot} is posted twice"
-        assert 0 <= slot < SLOTS
-        assert address == self.region.address + slot * SLOT_SIZE
-        assert (length, lkey) == (SLOT_SIZE, self.region.lkey)
-        self.posted.append(slot)
-
-    def receive(self, message: bytes) -> tuple[int, int]:
-        slot = self.posted.popleft()
-        start = slot * SLOT_SIZE
-        self.region.memory[start : start + len(message)] = message
-        return slot, len(message)
-
 
 @pytest.fixture
 def ring(monkeypatch: pytest.MonkeyPatch) -> ReceiveRing:
-    monkeypatch.setattr(receive_ring, "AllocatedRegion", FakeRegion)
+    monkeypatch.setattr(receive_ring, "AllocatedRegion", FakePages)
     ring = ReceiveRing(SLOTS, SLOT_SIZE)
     ring.allocate(object())  # type: ignore[arg-type]
     return ring
 
 
 @pytest.fixture
-def qp(ring: ReceiveRing) -> FakeQueuePair:
-    assert isinstance(ring._region, FakeRegion)
-    qp = FakeQueuePair(ring._region)
-    ring.post_all(qp, FIRST_WR_ID)  # type: ignore[arg-type]
-    return qp
+def queue(ring: ReceiveRing) -> FakeReceiveQueue:
+    queue = FakeReceiveQueue(pages_of(ring))
+    ring.post_all(queue, RECV_WR_ID)
+    return queue
 
 
-def region_of(ring: ReceiveRing) -> FakeRegion:
-    assert isinstance(ring._region, FakeRegion)
+def pages_of(ring: ReceiveRing) -> FakePages:
+    assert isinstance(ring._region, FakePages)
     return ring._region
 
 
+def receive(ring: ReceiveRing, queue: FakeReceiveQueue, message: bytes) -> int:
+    slot = queue.fill(message)
+    ring.completed()
+    return slot
+
+
 def test_the_memory_is_for_the_device_to_write(ring: ReceiveRing) -> None:
-    region = region_of(ring)
-    assert len(region.memory) == SLOTS * SLOT_SIZE
-    assert region.access == AccessFlags.LOCAL_WRITE
+    pages = pages_of(ring)
+    assert len(pages.memory) == SLOTS * SLOT_SIZE
+    assert pages.access == AccessFlags.LOCAL_WRITE
 
 
-def test_every_slot_is_posted_at_first(ring: ReceiveRing, qp: FakeQueuePair) -> None:
-    assert list(qp.posted) == list(range(SLOTS))
-    assert (ring.posted, len(ring)) == (SLOTS, 0)
+def test_every_slot_is_posted_at_first(ring: ReceiveRing, queue: FakeReceiveQueue) -> None:
+    assert list(queue.posted) == list(range(SLOTS))
+    assert ring.posted == SLOTS
 
 
-def test_messages_are_taken_in_the_order_they_came(ring: ReceiveRing, qp: FakeQueuePair) -> None:
+def test_a_message_is_seen_where_it_arrived(ring: ReceiveRing, queue: FakeReceiveQueue) -> None:
     messages = [b"", b"one", bytes(range(SLOT_SIZE))]
-    for message in messages:
-        ring.arrived(*qp.receive(message))
-    assert (ring.posted, len(ring)) == (SLOTS - 3, 3)
-    assert [ring.take() for _ in messages] == list(enumerate(messages))
-    assert (ring.posted, len(ring)) == (SLOTS - 3, 0)
-    for slot in range(3):
+    slots = [receive(ring, queue, message) for message in messages]
+    assert ring.posted == SLOTS - 3
+    views = [ring.view(slot, len(message)) for slot, message in zip(slots, messages, strict=True)]
+    assert [bytes(view) for view in views] == messages
+    pages_of(ring).memory[SLOT_SIZE] = ord("O")
+    assert bytes(views[1]) == b"One"  # it is no copy
+    for slot in slots:
         ring.post(slot)
     assert ring.posted == SLOTS
 
 
-def test_a_taken_slot_goes_to_the_end_of_the_queue(ring: ReceiveRing, qp: FakeQueuePair) -> None:
-    ring.arrived(*qp.receive(b"one"))
-    slot, _ = ring.take()
-    assert list(qp.posted) == [1, 2, 3]
+def test_a_slot_that_comes_back_goes_to_the_end_of_the_queue(
+    ring: ReceiveRing, queue: FakeReceiveQueue
+) -> None:
+    slot = receive(ring, queue, b"one")
+    assert list(queue.posted) == [1, 2, 3]
     ring.post(slot)
-    assert list(qp.posted) == [1, 2, 3, 0]
+    assert list(queue.posted) == [1, 2, 3, 0]
 
 
-def test_after_the_end_slots_stay_here(ring: ReceiveRing, qp: FakeQueuePair) -> None:
-    ring.arrived(*qp.receive(b"last"))
-    assert ring.take() == (0, b"last")
-    assert (ring.posted, len(qp.posted)) == (SLOTS - 1, SLOTS - 1)
+def test_after_the_end_slots_stay_here(ring: ReceiveRing, queue: FakeReceiveQueue) -> None:
+    slot = receive(ring, queue, b"last")
+    ring.stop()
+    ring.post(slot)
+    assert (ring.posted, len(queue.posted)) == (SLOTS - 1, SLOTS - 1)
+    assert bytes(ring.view(slot, 4)) == b"last"
 
 
-def test_a_flushed_ring_has_nothing_posted(ring: ReceiveRing, qp: FakeQueuePair) -> None:
-    ring.arrived(*qp.receive(b"last"))
+def test_a_flushed_ring_has_nothing_posted(ring: ReceiveRing, queue: FakeReceiveQueue) -> None:
+    slot = receive(ring, queue, b"last")
     for _ in range(SLOTS - 1):
-        ring.flushed()
-    assert (ring.posted, len(ring)) == (0, 1)
-    assert ring.take() == (0, b"last")
-
-
-def test_what_was_taken_is_a_copy(ring: ReceiveRing, qp: FakeQueuePair) -> None:
-    ring.arrived(*qp.receive(b"before"))
-    slot, message = ring.take()
-    ring.post(slot)
-    region_of(ring).memory[:6] = b"after!"
-    assert message == b"before"
+        ring.completed()
+    assert ring.posted == 0
+    assert bytes(ring.view(slot, 4)) == b"last"
 
 
 def test_a_slot_that_the_device_refuses_is_not_counted(
-    ring: ReceiveRing, qp: FakeQueuePair
+    ring: ReceiveRing, queue: FakeReceiveQueue
 ) -> None:
-    ring.arrived(*qp.receive(b"one"))
-    qp.refuses = True
-    slot, message = ring.take()
-    assert message == b"one"
+    slot = receive(ring, queue, b"one")
+    queue.refuses = True
     with pytest.raises(VerbsError, match="ibv_post_recv"):
         ring.post(slot)
-    assert (ring.posted, len(ring)) == (SLOTS - 1, 0)
+    assert ring.posted == SLOTS - 1
 
 
-def test_closing_unpins_the_memory(ring: ReceiveRing) -> None:
+def test_a_slot_that_is_filled_as_it_is_posted_is_counted_already(
+    ring: ReceiveRing, queue: FakeReceiveQueue
+) -> None:
+    slot, counted = receive(ring, queue, b"one"), list[int]()
+    queue.on_post = lambda: counted.append(ring.posted)
+    ring.post(slot)
+    assert counted == [SLOTS]
+
+
+def test_closing_unpins_the_memory(ring: ReceiveRing, queue: FakeReceiveQueue) -> None:
+    slot = receive(ring, queue, b"one")
     ring.close()
-    assert region_of(ring).closed
+    assert pages_of(ring).closed
+    ring.post(slot)
+    assert slot not in queue.posted
+
+
+def test_one_that_got_no_memory_can_be_closed() -> None:
+    ReceiveRing(SLOTS, SLOT_SIZE).close()
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_long_exchange_keeps_every_byte(ring: ReceiveRing, qp: FakeQueuePair, seed: int) -> None:
+def test_a_long_exchange_keeps_every_byte(
+    ring: ReceiveRing, queue: FakeReceiveQueue, seed: int
+) -> None:
     source = random.Random(seed)
-    sent: deque[bytes] = deque()
+    held: list[tuple[int, bytes]] = []
     for _ in range(2000):
-        if qp.posted and source.random() < 0.5:
+        if queue.posted and source.random() < 0.5:
             message = source.randbytes(source.randrange(SLOT_SIZE + 1))
-            sent.append(message)
-            ring.arrived(*qp.receive(message))
-        elif sent:
-            slot, message = ring.take()
-            assert message == sent.popleft()
+            held.append((receive(ring, queue, message), message))
+        elif held:
+            slot, message = held.pop(source.randrange(len(held)))
+            assert ring.view(slot, len(message)) == message
             ring.post(slot)
-        assert len(ring) == len(sent)
-        assert ring.posted == len(qp.posted) == SLOTS - len(sent)
+        assert ring.posted == len(queue.posted) == SLOTS - len(held)

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import copy
 import gc
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from aiordma import AccessFlags, MemoryRegion, RemoteBuffer
 
 
+class FakeDomain:
+    """A protection domain, of which nothing is asked but which one it is."""
+
+
+HERE: Any = FakeDomain()
+ELSEWHERE: Any = FakeDomain()
+
+
 class FakeRegistration:
     def __init__(self, buffer: bytearray | array.array[float]) -> None:
         self.address, self.lkey, self.rkey = 0x10000, 5, 6
         self.length = memoryview(buffer).nbytes
+        self.pd = HERE
 
 
 @pytest.fixture
@@ -24,9 +36,14 @@ def disposed() -> list[object]:
 
 
 def region_of(buffer: bytearray | array.array[float], disposed: list[object]) -> MemoryRegion:
-    registration = FakeRegistration(buffer)
+    registration: Any = FakeRegistration(buffer)
     access = AccessFlags.LOCAL_WRITE
-    return MemoryRegion(registration, buffer, access, disposed.append)  # type: ignore[arg-type]
+
+    def dispose(registration: object, over: Callable[[], None]) -> None:
+        disposed.append(registration)
+        over()
+
+    return MemoryRegion(registration, buffer, access, dispose)
 
 
 def test_a_region_is_the_buffer_itself(disposed: list[object]) -> None:
@@ -62,12 +79,12 @@ def test_slices(disposed: list[object]) -> None:
 def test_closing_waits_for_the_device(disposed: list[object]) -> None:
     memory = bytearray(10)
     region = region_of(memory, disposed)
-    region.take()
-    region.take()
+    region.take(HERE)
+    region.take(HERE)
     region.close()
     assert region.closed
     with pytest.raises(ValueError, match="closed"):
-        region.take()
+        region.take(HERE)
     region.give_back()
     assert disposed == []
     region.give_back()
@@ -78,6 +95,15 @@ def test_closing_waits_for_the_device(disposed: list[object]) -> None:
     memory.append(1)
 
 
+@pytest.mark.parametrize("pd", [ELSEWHERE, None])
+def test_memory_that_is_registered_elsewhere_is_not_taken(pd: Any, disposed: list[object]) -> None:
+    region = region_of(bytearray(10), disposed)
+    with pytest.raises(ValueError, match="registered on another device, or by another event loop"):
+        region.take(pd)
+    region.close()
+    assert len(disposed) == 1  # nobody uses it
+
+
 def test_a_block_and_dropping_close_it(disposed: list[object]) -> None:
     with region_of(bytearray(1), disposed) as region:
         assert not region.closed
@@ -85,6 +111,102 @@ def test_a_block_and_dropping_close_it(disposed: list[object]) -> None:
     region_of(bytearray(1), disposed)
     gc.collect()
     assert len(disposed) == 2
+
+
+class Slow:
+    """Unpins when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def __call__(self, registration: object, over: Callable[[], None]) -> None:
+        self.calls.append(over)
+
+    def region_of(self, memory: bytearray) -> MemoryRegion:
+        registration: Any = FakeRegistration(memory)
+        return MemoryRegion(registration, memory, AccessFlags.LOCAL_WRITE, self)
+
+
+@pytest.mark.asyncio
+async def test_aclose_waits_for_the_device_and_for_the_unpinning() -> None:
+    slow = Slow()
+    region = slow.region_of(bytearray(10))
+    region.take(HERE)
+    tasks = [asyncio.create_task(region.aclose()) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert region.closed
+    assert slow.calls == []
+    region.give_back()
+    await asyncio.sleep(0.01)
+    assert len(slow.calls) == 1
+    assert not any(task.done() for task in tasks)
+    slow.calls[0]()
+    await asyncio.gather(*tasks)
+    await region.aclose()
+    assert len(slow.calls) == 1
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_an_async_block_waits_too(disposed: list[object]) -> None:
+    memory = bytearray(10)
+    async with region_of(memory, disposed) as region:
+        assert not region.closed
+    assert len(disposed) == 1
+    memory.append(1)
+
+
+@pytest.mark.asyncio
+async def test_cancelling_aclose_stops_the_waiting_only() -> None:
+    slow = Slow()
+    region = slow.region_of(bytearray(10))
+    task = asyncio.create_task(region.aclose())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert region.closed
+    slow.calls[0]()
+    await region.aclose()
+
+
+def test_a_lease_ends_without_unpinning(disposed: list[object]) -> None:
+    memory, ends = bytearray(b"0123456789"), list[str]()
+    region = region_of(memory, disposed)
+    lease = region.lease(lambda: ends.append("end"))
+    assert (lease.addr, lease.lkey, lease.rkey, len(lease)) == (0x10000, 5, 6, 10)
+    assert lease.access == region.access
+    assert bytes(memoryview(lease)) == b"0123456789"
+    lease.take(HERE)
+    lease.close()
+    assert ends == []
+    lease.give_back()
+    assert ends == ["end"]
+    assert disposed == []
+    assert not region.closed
+    with pytest.raises(ValueError, match="closed"):
+        lease.take(HERE)
+    region.take(HERE)
+    region.give_back()
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_a_lease_is_waited_for(disposed: list[object]) -> None:
+    region, ends = region_of(bytearray(10), disposed), list[str]()
+    async with region.lease(lambda: ends.append("end")):
+        assert ends == []
+    assert ends == ["end"]
+    assert disposed == []
+
+
+def test_memory_of_no_process_has_no_bytes() -> None:
+    registration: Any = FakeRegistration(bytearray(10))
+    region = MemoryRegion(registration, None, AccessFlags.REMOTE_READ, Slow())
+    assert (len(region), len(region[2:5]), region.remote.length) == (10, 3, 10)
+    with pytest.raises(BufferError):
+        memoryview(region)
+    with pytest.raises(BufferError):
+        region[2:5].view  # noqa: B018
+    region.close()
 
 
 def test_a_remote_buffer_travels() -> None:

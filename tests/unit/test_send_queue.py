@@ -5,99 +5,28 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from datapath_fakes import SEND_WR_ID, Counted, FakePool, SendRig
 
 from aiordma import VerbsError
-from aiordma.datapath import NUMBER_MASK, SendQueue
+from aiordma.datagrams.sends import DatagramSends, Parcel
+from aiordma.datapath import NUMBER_MASK
+from aiordma.enums import SendFlags, WrOpcode
 from aiordma.loop import running_loop
-from aiordma.memory import PooledBuffer
+from aiordma.memory import PooledBuffer, bounds
+from aiordma.verbs import QueuePair, QueuePairCaps, queue_pair
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 
-FIRST_WR_ID = 5 << 32
 DEPTH = 4
 
 
-class FakeQueuePair:
-    """A send queue of DEPTH requests that complete in order, when told to."""
-
-    def __init__(self) -> None:
-        self.posted: deque[int] = deque()
-        self.sent: list[tuple[bytes, int]] = []
-        self.refuses = False
-
-    def _post(self, wr_id: int, data: bytes, imm: int) -> None:
-        if self.refuses:
-            raise VerbsError(errno.EINVAL, "ibv_post_send")
-        assert len(self.posted) < DEPTH, "one too many"
-        assert wr_id >> 32 == FIRST_WR_ID >> 32, "the number ran into the key"
-        self.posted.append(wr_id - FIRST_WR_ID)
-        self.sent.append((data, imm))
-
-    def post_send_inline(self, wr_id: int, data: bytes, imm: int) -> None:
-        self._post(wr_id, data, imm)
-
-    def post_send_copy(self, wr_id: int, address: int, data: bytes, lkey: int, imm: int) -> None:
-        assert (address, lkey) == (0x1000, 99)
-        self._post(wr_id, data, imm)
-
-
-class FakePool:
-    """Buffers of 1024 bytes."""
-
-    def __init__(self, free: int = 0) -> None:
-        self.home: deque[PooledBuffer] = deque()
-        self.made = 0
-        self.asked: list[tuple[int, object]] = []
-        for _ in range(free):
-            self.add()
-
-    def add(self) -> None:
-        self.made += 1
-        self.home.append(PooledBuffer(self.home, 0x1000, 99, memoryview(bytearray(1024))))
-
-    def try_acquire(self, nbytes: int) -> PooledBuffer | None:
-        return self.home.pop() if self.home else None
-
-    async def acquire(
-        self, nbytes: int, call: Callable[[Callable[[], None]], Awaitable[None]]
-    ) -> PooledBuffer:
-        self.asked.append((nbytes, call))
-        await call(self.add)
-        return self.home.pop()
-
-    @property
-    def whole(self) -> bool:
-        """Whether every buffer is here, once."""
-        return len(self.home) == self.made == len({id(buffer) for buffer in self.home})
-
-
-class Rig:
-    """A SendQueue on fakes; must be made on a running loop."""
-
-    def __init__(self, free_buffers: int = 0) -> None:
-        self.qp, self.pool = FakeQueuePair(), FakePool(free_buffers)
-        self.queue = SendQueue(running_loop(), DEPTH)
-        self.queue.open(self.qp, self.pool, FIRST_WR_ID)  # type: ignore[arg-type]
-
-    def send(self, data: bytes = b"x") -> None:
-        assert self.queue.try_reserve()
-        self.queue.post_inline(data)
-
-    def send_copy(self, data: bytes = b"x" * 100) -> None:
-        assert self.queue.try_reserve()
-        buffer = self.queue.try_buffer(len(data))
-        assert buffer is not None
-        self.queue.post_copy(buffer, data)
-
-    def complete(self, count: int = 1) -> None:
-        """Report the last of the `count` oldest requests only, as selective signalling does."""
-        for _ in range(count):
-            number = self.qp.posted.popleft()
-        self.queue.completed(number)
+def post_something(qp: Any, wr_id: int, flags: int) -> None:
+    qp.post_list(wr_id, WrOpcode.RDMA_READ, [], flags=flags)
 
 
 async def settle() -> None:
@@ -106,7 +35,7 @@ async def settle() -> None:
 
 
 async def test_requests_are_numbered_in_order() -> None:
-    rig = Rig(free_buffers=1)
+    rig = SendRig(free_buffers=1)
     rig.send(b"one")
     rig.send_copy(b"two")
     rig.send(b"three")
@@ -116,7 +45,7 @@ async def test_requests_are_numbered_in_order() -> None:
 
 
 async def test_immediate_data_goes_along() -> None:
-    rig = Rig(free_buffers=1)
+    rig = SendRig(free_buffers=1)
     await rig.queue.reserve()
     rig.queue.post_inline(b"one", 7)
     await rig.queue.reserve()
@@ -127,7 +56,7 @@ async def test_immediate_data_goes_along() -> None:
 
 
 async def test_a_full_queue_has_no_place() -> None:
-    rig = Rig()
+    rig = SendRig()
     for _ in range(DEPTH):
         rig.send()
     assert not rig.queue.try_reserve()
@@ -137,7 +66,7 @@ async def test_a_full_queue_has_no_place() -> None:
 
 
 async def test_senders_wait_for_a_place_in_order() -> None:
-    rig, order = Rig(), list[int]()
+    rig, order = SendRig(), list[int]()
     for _ in range(DEPTH):
         rig.send()
 
@@ -158,7 +87,7 @@ async def test_senders_wait_for_a_place_in_order() -> None:
 
 
 async def test_a_cancelled_sender_takes_no_place() -> None:
-    rig = Rig()
+    rig = SendRig()
     for _ in range(DEPTH):
         rig.send()
     task = asyncio.create_task(rig.queue.reserve())
@@ -171,7 +100,7 @@ async def test_a_cancelled_sender_takes_no_place() -> None:
 
 
 async def test_a_place_that_was_not_used_is_given_back() -> None:
-    rig = Rig()
+    rig = SendRig()
     for _ in range(DEPTH):
         assert rig.queue.try_reserve()
     rig.queue.unreserve()
@@ -180,7 +109,7 @@ async def test_a_place_that_was_not_used_is_given_back() -> None:
 
 
 async def test_a_completion_ends_all_that_was_posted_before() -> None:
-    rig = Rig(free_buffers=DEPTH)
+    rig = SendRig(free_buffers=DEPTH)
     for _ in range(DEPTH):
         rig.send_copy()
     assert len(rig.pool.home) == 0
@@ -188,11 +117,11 @@ async def test_a_completion_ends_all_that_was_posted_before() -> None:
     assert (len(rig.queue), len(rig.pool.home)) == (1, 3)
     rig.complete()
     assert len(rig.queue) == 0
-    assert rig.pool.whole
+    assert rig.pool.is_whole
 
 
 async def test_a_buffer_is_not_given_back_before_its_completion() -> None:
-    rig = Rig(free_buffers=2)
+    rig = SendRig(free_buffers=2)
     rig.send_copy()
     rig.send()
     rig.send_copy()
@@ -201,11 +130,11 @@ async def test_a_buffer_is_not_given_back_before_its_completion() -> None:
     rig.complete()
     assert len(rig.pool.home) == 1
     rig.complete()
-    assert rig.pool.whole
+    assert rig.pool.is_whole
 
 
 async def test_a_refused_request_stays_the_callers() -> None:
-    rig = Rig(free_buffers=1)
+    rig = SendRig(free_buffers=1)
     rig.qp.refuses = True
     await rig.queue.reserve()
     buffer = rig.queue.try_buffer(100)
@@ -221,14 +150,14 @@ async def test_a_refused_request_stays_the_callers() -> None:
     for _ in range(DEPTH):
         rig.send()
     assert list(rig.qp.posted) == [0, 1, 2, 3]
-    assert rig.pool.whole
+    assert rig.pool.is_whole
 
 
 async def test_a_buffer_that_is_not_there_is_asked_of_the_pool() -> None:
     async def call(function: Callable[[], None]) -> None:
         function()
 
-    rig = Rig()
+    rig = SendRig()
     assert rig.queue.try_buffer(100) is None
     buffer = await rig.queue.buffer(100, call)
     assert len(buffer.view) == 1024
@@ -239,13 +168,13 @@ async def test_a_pool_that_cannot_grow_says_so() -> None:
     async def fail(function: Callable[[], None]) -> None:
         raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
-    rig = Rig()
+    rig = SendRig()
     with pytest.raises(VerbsError, match="RLIMIT_MEMLOCK"):
         await rig.queue.buffer(100, fail)
 
 
 async def test_numbers_wrap_below_the_bit_of_receives() -> None:
-    rig = Rig(free_buffers=DEPTH)
+    rig = SendRig(free_buffers=DEPTH)
     rig.queue._number = NUMBER_MASK - 1
     for _ in range(DEPTH):
         rig.send_copy()
@@ -254,24 +183,24 @@ async def test_numbers_wrap_below_the_bit_of_receives() -> None:
     assert (len(rig.queue), len(rig.pool.home)) == (1, 3)
     rig.complete()
     assert len(rig.queue) == 0
-    assert rig.pool.whole
+    assert rig.pool.is_whole
     assert NUMBER_MASK == (1 << 31) - 1
 
 
 async def test_abandoning_gives_every_buffer_back_once() -> None:
-    rig = Rig(free_buffers=3)
+    rig = SendRig(free_buffers=3)
     for _ in range(3):
         rig.send_copy()
     rig.complete()
     rig.queue.abandon()
     assert len(rig.queue) == 0
-    assert rig.pool.whole
+    assert rig.pool.is_whole
     rig.queue.abandon()
-    assert rig.pool.whole
+    assert rig.pool.is_whole
 
 
 async def test_a_kept_buffer_comes_back_when_the_queue_pair_is_gone() -> None:
-    rig = Rig(free_buffers=2)
+    rig = SendRig(free_buffers=2)
     buffer = rig.queue.try_buffer(100)
     assert buffer is not None
     rig.queue.keep(buffer)
@@ -280,22 +209,22 @@ async def test_a_kept_buffer_comes_back_when_the_queue_pair_is_gone() -> None:
     rig.complete()
     assert (len(rig.queue), len(rig.pool.home)) == (0, 1)
     rig.queue.abandon()
-    assert rig.pool.whole
+    assert rig.pool.is_whole
     rig.queue.abandon()
-    assert rig.pool.whole
+    assert rig.pool.is_whole
 
 
 async def test_a_completion_after_abandoning_does_no_harm() -> None:
-    rig = Rig(free_buffers=1)
+    rig = SendRig(free_buffers=1)
     rig.send_copy()
     rig.queue.abandon()
     rig.complete()
-    assert rig.pool.whole
+    assert rig.pool.is_whole
 
 
 @pytest.mark.parametrize("method", ["abandon", "wake_senders"])
 async def test_at_the_end_every_waiting_sender_is_let_go(method: str) -> None:
-    rig = Rig()
+    rig = SendRig()
     for _ in range(DEPTH):
         rig.send()
     tasks = [asyncio.create_task(rig.queue.reserve()) for _ in range(10)]
@@ -308,7 +237,7 @@ async def test_at_the_end_every_waiting_sender_is_let_go(method: str) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_a_long_exchange_loses_no_place_and_no_buffer(seed: int) -> None:
-    source, rig = random.Random(seed), Rig(free_buffers=DEPTH)
+    source, rig = random.Random(seed), SendRig(free_buffers=DEPTH)
     rig.queue._number = NUMBER_MASK - 1000
     for _ in range(3000):
         if source.random() < 0.5 and rig.queue.try_reserve():
@@ -323,5 +252,294 @@ async def test_a_long_exchange_loses_no_place_and_no_buffer(seed: int) -> None:
         assert len(rig.queue) == len(rig.qp.posted)
     while rig.qp.posted:
         rig.complete()
-    assert rig.pool.whole
+    assert rig.pool.is_whole
     assert [rig.queue.try_reserve() for _ in range(DEPTH + 1)] == [True] * DEPTH + [False]
+
+
+# --- which of them are signalled ---
+
+
+@pytest.mark.parametrize(("depth", "every"), [(1, 1), (4, 1), (7, 1), (8, 2), (16, 4), (64, 16)])
+async def test_of_short_messages_every_so_many_is_signalled(depth: int, every: int) -> None:
+    rig = SendRig(depth=depth)
+    for _ in range(depth):
+        rig.send()
+    assert rig.signalled == [(number + 1) % every == 0 for number in range(depth)]
+
+
+async def test_what_lends_memory_is_always_signalled() -> None:
+    rig = SendRig(free_buffers=3, depth=64)
+    for _ in range(3):
+        rig.send_copy()
+    await rig.queue.reserve()
+    rig.queue.post(post_something, Counted())
+    assert rig.signalled == [True] * 4
+
+
+async def test_counting_begins_again_after_what_was_signalled() -> None:
+    rig = SendRig(free_buffers=1, depth=16)
+    for _ in range(3):
+        rig.send()
+    rig.send_copy()
+    for _ in range(4):
+        rig.send()
+    assert rig.signalled == [False] * 3 + [True] + [False] * 3 + [True]
+
+
+async def test_a_refused_message_does_not_count() -> None:
+    rig = SendRig(depth=16)
+    for _ in range(3):
+        rig.send()
+    rig.qp.refuses = True
+    for _ in range(5):
+        with pytest.raises(VerbsError):
+            rig.send()
+        rig.queue.unreserve()
+    rig.qp.refuses = False
+    for _ in range(2):
+        rig.send()
+    assert rig.signalled == [False, False, False, True, False]
+
+
+async def test_where_it_is_not_selective_every_message_is_signalled() -> None:
+    rig = SendRig(depth=64, selective=False)
+    for _ in range(64):
+        rig.send()
+    assert rig.signalled == [True] * 64
+
+
+async def test_one_completion_speaks_for_the_unsignalled_before_it() -> None:
+    rig = SendRig(depth=16)
+    for _ in range(16):
+        rig.send()
+    assert not rig.queue.try_reserve()
+    rig.report()
+    assert len(rig.queue) == 12
+    assert [rig.queue.try_reserve() for _ in range(5)] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_nobody_gets_stuck_when_only_the_signalled_are_reported(seed: int) -> None:
+    source = random.Random(seed)
+    depth = source.randrange(1, 40)
+    rig = SendRig(free_buffers=depth, depth=depth)
+    rig.queue._number = NUMBER_MASK - 500
+    kinds = [rig.send, rig.send, rig.send, rig.send_copy, rig.refused]
+    lent: list[Counted] = []
+    for _ in range(2000):
+        if rig.queue._slots.free and source.random() < 0.6:
+            if source.random() < 0.1:
+                lent.append(Counted())
+                assert rig.queue.try_reserve()
+                rig.queue.post(post_something, lent[-1])
+            else:
+                source.choice(kinds)()
+        else:
+            rig.report()
+        assert len(rig.queue) == len(rig.qp.posted)
+        if not rig.queue._slots.free:
+            assert any(map(rig.qp.is_signalled, rig.qp.posted)), "nothing will empty the queue"
+    while rig.report():
+        pass
+    rig.queue.close_tail()
+    rig.report()
+    assert len(rig.queue) == len(rig.qp.posted) == 0
+    assert rig.pool.is_whole
+    assert [one.releases for one in lent] == [1] * len(lent)
+
+
+@pytest.mark.parametrize("depth", [1, 5, 8, 40])
+async def test_waiting_senders_all_come_through(depth: int) -> None:
+    rig, done = SendRig(depth=depth), 0
+
+    async def sender() -> None:
+        nonlocal done
+        for _ in range(20):
+            await rig.queue.reserve()
+            rig.queue.post_inline(b"x")
+            done += 1
+
+    tasks = [asyncio.create_task(sender()) for _ in range(10)]
+    async with asyncio.timeout(5):
+        while done < 200:
+            await settle()
+            rig.report()
+        await asyncio.gather(*tasks)
+    assert len(rig.qp.sent) == 200
+
+
+# --- the last of them ---
+
+
+async def test_a_tail_that_nobody_tells_of_is_closed() -> None:
+    rig = SendRig(depth=16)
+    for _ in range(6):
+        rig.send()
+    rig.queue.close_tail()
+    assert rig.qp.requests == [(WrOpcode.RDMA_WRITE, [], (0, 0), -1)]
+    assert rig.signalled == [False, False, False, True, False, False, True]
+    rig.queue.close_tail()  # once is enough
+    assert len(rig.qp.posted) == 7
+    assert rig.report()
+    assert rig.report()
+    assert len(rig.queue) == 0
+
+
+@pytest.mark.parametrize("count", [0, 4, 8])
+async def test_a_tail_that_is_told_of_needs_no_closing(count: int) -> None:
+    rig = SendRig(depth=16)
+    for _ in range(count):
+        rig.send()
+    rig.queue.close_tail()
+    assert rig.qp.requests == []
+
+
+async def test_the_tail_of_a_full_queue_is_closed_when_there_is_room() -> None:
+    rig = SendRig(free_buffers=1, depth=10)  # of short messages, every second is signalled
+    rig.send_copy()
+    for _ in range(9):
+        rig.send()
+    assert rig.signalled == [True] + [False, True] * 4 + [False]
+    rig.queue.close_tail()
+    assert rig.qp.requests == []  # the device would not take one more
+    rig.report()
+    rig.queue.close_tail()
+    assert len(rig.qp.requests) == 1
+    while rig.report():
+        pass
+    assert len(rig.queue) == 0
+
+
+async def test_a_tail_needs_no_place_of_its_own() -> None:
+    rig = SendRig(depth=16)
+    rig.send()
+    for _ in range(15):  # of those who wait for memory, for one
+        assert rig.queue.try_reserve()
+    rig.queue.close_tail()
+    assert len(rig.qp.requests) == 1
+
+
+async def test_a_tail_that_is_refused_says_so_and_is_closed_the_next_time() -> None:
+    rig = SendRig(depth=16)
+    rig.send()
+    rig.qp.refuses = True
+    with pytest.raises(VerbsError):
+        rig.queue.close_tail()
+    assert len(rig.queue) == 1
+    rig.qp.refuses = False
+    rig.queue.close_tail()
+    assert len(rig.queue) == 2
+
+
+# --- fences ---
+
+
+async def test_what_is_posted_behind_a_fence_waits() -> None:
+    rig = SendRig(free_buffers=1, depth=16)
+    rig.send()
+    unfence = rig.queue.fence()
+    rig.send()
+    rig.send_copy()
+    await rig.queue.reserve()
+    rig.queue.post(post_something, None)
+    unfence()
+    rig.send()
+    fences = [bool(flags & SendFlags.FENCE) for flags in rig.qp.flags.values()]
+    assert fences == [False, True, True, True, False]
+    assert rig.signalled == [False, False, True, True, False]
+
+
+async def test_the_last_that_is_fenced_off_takes_the_fence_away() -> None:
+    rig = SendRig(depth=64)
+    ends = [rig.queue.fence() for _ in range(3)]
+    for end in ends:
+        rig.send()
+        end()
+    rig.send()
+    fences = [bool(flags & SendFlags.FENCE) for flags in rig.qp.flags.values()]
+    assert fences == [True, True, True, False]
+    end = rig.queue.fence()
+    rig.send()
+    assert rig.qp.flags[4] & SendFlags.FENCE
+    end()
+
+
+# --- who waits, and what was lent ---
+
+
+async def test_waits_are_counted() -> None:
+    rig = SendRig(depth=2)
+    for _ in range(2):
+        rig.send()
+    assert rig.queue.stats.send_waits == 0
+    tasks = [asyncio.create_task(rig.queue.reserve()) for _ in range(3)]
+    await settle()
+    assert rig.queue.stats.send_waits == 3
+    rig.queue.wake_senders()
+    await asyncio.gather(*tasks)
+    assert rig.queue.stats.send_waits == 3
+
+
+async def test_a_completion_tells_what_was_lent_for_its_own_request() -> None:
+    rig = SendRig(depth=16)
+    first, second = Counted(), Counted()
+    for lent in (first, None, second, None):
+        await rig.queue.reserve()
+        rig.queue.post(post_something, lent)
+    assert rig.queue.completed(1) is None
+    assert (first.releases, second.releases) == (1, 0)
+    assert rig.queue.completed(2) is second
+    assert rig.queue.completed(3) is None
+    assert (first.releases, second.releases) == (1, 1)
+
+
+async def test_those_who_wait_for_an_end_are_let_go_and_nothing_is_given_back() -> None:
+    rig = SendRig(free_buffers=1, depth=16)
+    waited = Counted()
+    rig.send()
+    rig.send_copy()
+    await rig.queue.reserve()
+    rig.queue.post(post_something, waited)
+    rig.queue.stop_waiting()
+    assert (waited.stops, waited.releases) == (1, 0)
+    assert len(rig.pool.home) == 0
+    rig.queue.abandon()
+    assert (waited.stops, waited.releases) == (1, 1)
+    assert rig.pool.is_whole
+
+
+# --- datagrams ---
+
+
+class FakeHandle:
+    pointer = 0x4000
+
+
+async def test_every_datagram_is_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags: list[int] = []
+
+    def post_ud_send(*arguments: Any) -> int:
+        flags.append(arguments[5])
+        return 0
+
+    fake_lib = SimpleNamespace(aiordma_post_ud_send=post_ud_send)
+    monkeypatch.setattr(queue_pair, "lib", fake_lib)
+    pointer: Any = SimpleNamespace(qp_num=17)
+    sends = DatagramSends(running_loop(), 64, selective=False)
+    memory = bytearray(1024)
+    pool = FakePool()
+    address = bounds(memory)[0]
+    sends.open(QueuePair(pointer, QueuePairCaps(64, 0)), pool, SEND_WR_ID)  # type: ignore[arg-type]
+    released: list[str] = []
+    borrowed: Any = SimpleNamespace(handle=FakeHandle(), release=lambda: released.append("handle"))
+    for number in range(32):
+        assert sends.try_reserve()
+        parcel = Parcel(borrowed)
+        if number % 2:
+            parcel.buffer = PooledBuffer(pool.home, address, 99, memoryview(memory))
+        sends.post_to(parcel, b"data", -1, (1, 2))
+    assert len(flags) == 32
+    assert all(flag & SendFlags.SIGNALED for flag in flags)
+    assert len(sends) == 32
+    sends.completed(31)
+    assert (len(released), len(pool.home)) == (32, 16)

@@ -1,0 +1,164 @@
+/* Events of the connection manager, and what rdma-core 60 brought. */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+static void copy_private_data(struct aiordma_cm_event *out, const void *data, uint8_t length)
+{
+	if (!data || !length)
+		return;
+	out->private_data_len = length;
+	memcpy(out->private_data, data, length);
+}
+
+static void copy_conn_param(struct aiordma_cm_event *out, const struct rdma_conn_param *conn)
+{
+	out->qp_num = conn->qp_num;
+	out->responder_resources = conn->responder_resources;
+	out->initiator_depth = conn->initiator_depth;
+	out->flow_control = conn->flow_control;
+	out->retry_count = conn->retry_count;
+	out->rnr_retry_count = conn->rnr_retry_count;
+	out->srq = conn->srq;
+	copy_private_data(out, conn->private_data, conn->private_data_len);
+}
+
+static void copy_ud_address(struct aiordma_cm_event *out, const struct rdma_ud_param *ud)
+{
+	out->ah_attr = ud->ah_attr;
+	out->qp_num = ud->qp_num;
+	out->qkey = ud->qkey;
+}
+
+static void copy_param(struct aiordma_cm_event *out, const struct rdma_cm_event *event)
+{
+	const struct rdma_ud_param *ud = &event->param.ud;
+
+	switch ((int)event->event) {
+	case RDMA_CM_EVENT_CONNECT_REQUEST:
+	case RDMA_CM_EVENT_CONNECT_RESPONSE:
+	case RDMA_CM_EVENT_CONNECT_ERROR:
+	case RDMA_CM_EVENT_UNREACHABLE:
+	case RDMA_CM_EVENT_REJECTED:
+	case RDMA_CM_EVENT_ESTABLISHED:
+	case RDMA_CM_EVENT_DISCONNECTED:
+		if (event->id->qp_type != IBV_QPT_UD) {
+			copy_conn_param(out, &event->param.conn);
+			return;
+		}
+		copy_ud_address(out, ud);
+		copy_private_data(out, ud->private_data, ud->private_data_len);
+		return;
+	case RDMA_CM_EVENT_MULTICAST_JOIN:
+	case RDMA_CM_EVENT_MULTICAST_ERROR:
+		copy_ud_address(out, ud);
+		out->context = (uintptr_t)ud->private_data; /* no bytes here, in spite of its name */
+		return;
+	case AIORDMA_CM_EVENT_ADDRINFO_RESOLVED:
+	case AIORDMA_CM_EVENT_ADDRINFO_ERROR:
+	case AIORDMA_CM_EVENT_USER:
+		memcpy(&out->arg, &event->param, sizeof(out->arg));
+		return;
+	}
+}
+
+static void copy_event(struct aiordma_cm_event *out, const struct rdma_cm_event *event, int error)
+{
+	memset(out, 0, offsetof(struct aiordma_cm_event, private_data));
+	out->id = (uintptr_t)event->id;
+	out->listen_id = (uintptr_t)event->listen_id;
+	out->event = event->event;
+	out->status = event->status;
+	out->error = event->status == -1 ? error : 0;
+	copy_param(out, event);
+}
+
+/*
+ * Read up to `capacity` events from a non-blocking channel. Each is copied and acknowledged before
+ * the next is read, so that no caller ever holds one: rdma_destroy_id(), rdma_migrate_id() and
+ * rdma_leave_multicast() wait for acknowledgements.
+ *
+ * Returns the number read (0: nothing pending), or -1 with errno.
+ */
+int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
+			  int capacity)
+{
+	struct rdma_cm_event *event;
+	int count = 0;
+
+	while (count < capacity) {
+		errno = 0;
+		if (rdma_get_cm_event(channel, &event)) {
+			if (errno == EINTR)
+				continue;
+			if (errno == EAGAIN || errno == EWOULDBLOCK)
+				return count;
+			return count ? count : -1;
+		}
+		copy_event(&events[count++], event, errno);
+		rdma_ack_cm_event(event);
+	}
+	return count;
+}
+
+/*
+ * Copy and acknowledge the event that the last call on a synchronous id left in it. Returns whether
+ * there was one. Left unacknowledged, it would make rdma_destroy_id() of the listener it is counted
+ * on, and rdma_leave_multicast(), wait for ever.
+ */
+int aiordma_take_event(struct rdma_cm_id *id, struct aiordma_cm_event *out)
+{
+	struct rdma_cm_event *event = id->event;
+
+	if (!event)
+		return 0;
+	copy_event(out, event, errno);
+	id->event = NULL;
+	rdma_ack_cm_event(event);
+	return 1;
+}
+
+/*
+ * What rdma-core 60 brought. Looked up when called: a direct reference would keep this module from
+ * loading on an older one. Return -1 with errno; ENOSYS: this rdma-core does not have it.
+ */
+
+static void *newer_function(const char *name)
+{
+	void *function = dlsym(RTLD_DEFAULT, name);
+
+	if (!function)
+		errno = ENOSYS;
+	return function;
+}
+
+int aiordma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
+			     const struct rdma_addrinfo *hints)
+{
+	int (*resolve)(struct rdma_cm_id *, const char *, const char *,
+		       const struct rdma_addrinfo *) = newer_function("rdma_resolve_addrinfo");
+
+	int result = resolve ? resolve(id, node, service, hints) : -1;
+
+	if (result && errno < 0) /* it mistakes its own result for an errno */
+		errno = EINVAL;
+	return result;
+}
+
+int aiordma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info)
+{
+	int (*query)(struct rdma_cm_id *, struct rdma_addrinfo **) =
+		newer_function("rdma_query_addrinfo");
+
+	return query ? query(id, info) : -1;
+}
+
+int aiordma_write_cm_event(struct rdma_cm_id *id, int event, int status, uint64_t arg)
+{
+	int (*write_event)(struct rdma_cm_id *, int, int, uint64_t) =
+		newer_function("rdma_write_cm_event");
+
+	return write_event ? write_event(id, event, status, arg) : -1;
+}

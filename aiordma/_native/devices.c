@@ -1,0 +1,154 @@
+/* Completions, events of devices, and what verbs.h offers as macros only. */
+#include "shim.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/*
+ * Read every event of a non-blocking completion channel, acknowledge it and arm its queue again;
+ * the queues are left in `ready` to be polled. Armed before polled: a completion that comes between
+ * the two raises a new event, and none is missed.
+ *
+ * Returns the number of queues (a full array: call again), or a negative errno.
+ */
+int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready, int capacity)
+{
+	struct ibv_cq *cq;
+	void *context;
+	int count = 0;
+	int error;
+
+	while (count < capacity) {
+		if (ibv_get_cq_event(channel, &cq, &context)) {
+			if (errno == EINTR)
+				continue;
+			if (errno == EAGAIN || errno == EWOULDBLOCK)
+				break;
+			return -errno;
+		}
+		ibv_ack_cq_events(cq, 1);
+		error = ibv_req_notify_cq(cq, 0);
+		if (error)
+			return -abs(error);
+		ready[count++] = cq;
+	}
+	return count;
+}
+
+/* Read and acknowledge one event of a non-blocking channel. Returns 0, or a positive errno. */
+int aiordma_comp_event(struct ibv_comp_channel *channel)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	if (ibv_get_cq_event(channel, &cq, &context))
+		return errno;
+	ibv_ack_cq_events(cq, 1);
+	return 0;
+}
+
+static uintptr_t event_element(const struct ibv_async_event *event)
+{
+	switch (event->event_type) {
+	case IBV_EVENT_CQ_ERR:
+		return (uintptr_t)event->element.cq;
+	case IBV_EVENT_SRQ_ERR:
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
+		return (uintptr_t)event->element.srq;
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+	case IBV_EVENT_QP_LAST_WQE_REACHED:
+	case IBV_EVENT_COMM_EST:
+	case IBV_EVENT_SQ_DRAINED:
+	case IBV_EVENT_PATH_MIG:
+	case IBV_EVENT_PATH_MIG_ERR:
+		return (uintptr_t)event->element.qp;
+	case IBV_EVENT_WQ_FATAL:
+		return (uintptr_t)event->element.wq;
+	default:
+		return 0;
+	}
+}
+
+/*
+ * Read up to `capacity` events of a device whose async_fd is non-blocking, each acknowledged at
+ * once: destroying a queue pair waits for that. Returns how many, or a negative errno (EIO: the
+ * device is gone).
+ */
+int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event *events,
+			 int capacity)
+{
+	struct ibv_async_event event;
+	int count = 0;
+
+	while (count < capacity) {
+		if (ibv_get_async_event(context, &event)) {
+			if (errno == EINTR)
+				continue;
+			if (errno == EAGAIN || errno == EWOULDBLOCK || count)
+				break;
+			return -errno;
+		}
+		events[count].element = event_element(&event);
+		events[count].port_num = events[count].element ? 0 : event.element.port_num;
+		events[count].event_type = event.event_type;
+		count++;
+		ibv_ack_async_event(&event);
+	}
+	return count;
+}
+
+/* ibv_query_port() is a macro. */
+int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr)
+{
+	return ibv_query_port(context, port_num, attr);
+}
+
+/* The way back to who sent a datagram; `grh` is the 40 bytes before it. Returns an errno. */
+int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
+		       const char *grh, struct ibv_ah_attr *attr)
+{
+	struct ibv_grh header;
+
+	memcpy(&header, grh, sizeof(header));
+	errno = 0;
+	if (ibv_init_ah_from_wc(context, port_num, wc, &header, attr))
+		return errno ? abs(errno) : EINVAL;
+	return 0;
+}
+
+/*
+ * Poll until there is a completion or `nanoseconds` have passed, without sleeping. Returns as
+ * ibv_poll_cq() does. Called without the interpreter's lock.
+ */
+int aiordma_spin(struct ibv_cq *cq, int capacity, struct ibv_wc *batch, uint64_t nanoseconds)
+{
+	struct timespec now;
+	uint64_t end = 0;
+	uint64_t time;
+	int count;
+
+	do {
+		count = ibv_poll_cq(cq, capacity, batch);
+		if (count)
+			break;
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		time = (uint64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+		if (!end)
+			end = time + nanoseconds;
+	} while (time < end);
+	return count;
+}
+
+/* What the device can page in on demand: `enum ibv_odp_general_caps`, 0 if nothing. */
+uint64_t aiordma_odp_caps(struct ibv_context *context)
+{
+	struct ibv_device_attr_ex attr;
+
+	memset(&attr, 0, sizeof(attr));
+	if (ibv_query_device_ex(context, NULL, &attr))
+		return 0;
+	return attr.odp_caps.general_caps;
+}

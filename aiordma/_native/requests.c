@@ -1,0 +1,179 @@
+/*
+ * Posting work requests.
+ *
+ * Some providers return a negative errno from the posting calls; these return it positive. A queue
+ * pair that is destroyed is NULL. `imm` is immediate data in host byte order; negative: none.
+ */
+#include "shim.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int post(struct ibv_qp *qp, struct ibv_send_wr *wr, int64_t imm)
+{
+	struct ibv_send_wr *bad;
+
+	if (!qp)
+		return EINVAL;
+	if (imm >= 0)
+		wr->imm_data = htonl((uint32_t)imm);
+	return abs(ibv_post_send(qp, wr, &bad));
+}
+
+/*
+ * Send, write or read the memory that `segments` name. For a send with invalidate `rkey` is the key
+ * that the peer is to invalidate.
+ */
+int aiordma_post_list(struct ibv_qp *qp, uint64_t wr_id, int opcode, struct ibv_sge *segments,
+		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.sg_list = segments,
+		.num_sge = count,
+		.opcode = opcode,
+		.send_flags = flags,
+	};
+
+	if (opcode == IBV_WR_SEND_WITH_INV) {
+		wr.invalidate_rkey = rkey;
+	} else {
+		wr.wr.rdma.remote_addr = remote_addr;
+		wr.wr.rdma.rkey = rkey;
+	}
+	return post(qp, &wr, imm);
+}
+
+/* Copy `data` into registered memory and send that. */
+int aiordma_post_send_copy(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, const char *data,
+			   uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+
+	memcpy((void *)addr, data, length);
+	return aiordma_post_list(qp, wr_id, imm < 0 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM, &sge,
+				 length ? 1 : 0, flags, imm, 0, 0);
+}
+
+/* Send bytes that travel in the request itself: `data` may be reused on return. */
+int aiordma_post_send_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
+			     uint32_t flags, int64_t imm)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)data, .length = length };
+
+	return aiordma_post_list(qp, wr_id, imm < 0 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM, &sge,
+				 length ? 1 : 0, flags | IBV_SEND_INLINE, imm, 0, 0);
+}
+
+/* Write bytes that travel in the request itself. */
+int aiordma_post_write_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
+			      uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)data, .length = length };
+	int opcode = imm < 0 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM;
+
+	return aiordma_post_list(qp, wr_id, opcode, &sge, length ? 1 : 0, flags | IBV_SEND_INLINE, imm,
+				 remote_addr, rkey);
+}
+
+/* An atomic operation on 8 bytes of the peer's memory; what was there before comes to `addr`. */
+int aiordma_post_atomic(struct ibv_qp *qp, uint64_t wr_id, int opcode, uintptr_t addr,
+			uint32_t lkey, uint32_t flags, uint64_t remote_addr, uint32_t rkey,
+			uint64_t compare_add, uint64_t swap)
+{
+	struct ibv_sge sge = { .addr = addr, .length = 8, .lkey = lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = opcode,
+		.send_flags = flags,
+		.wr.atomic = {
+			.remote_addr = remote_addr,
+			.compare_add = compare_add,
+			.swap = swap,
+			.rkey = rkey,
+		},
+	};
+
+	return post(qp, &wr, -1);
+}
+
+/* Bind a memory window of type 2 to a part of a region; the peer is to use `rkey` for it. */
+int aiordma_post_bind_mw(struct ibv_qp *qp, uint64_t wr_id, struct ibv_mw *mw, uint32_t rkey,
+			 struct ibv_mr *mr, uint64_t addr, uint64_t length, uint32_t access,
+			 uint32_t flags)
+{
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.opcode = IBV_WR_BIND_MW,
+		.send_flags = flags,
+		.bind_mw = {
+			.mw = mw,
+			.rkey = rkey,
+			.bind_info = {
+				.mr = mr,
+				.addr = addr,
+				.length = length,
+				.mw_access_flags = access,
+			},
+		},
+	};
+
+	return post(qp, &wr, -1);
+}
+
+/* Send a datagram. */
+int aiordma_post_ud_send(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			 uint32_t lkey, uint32_t flags, int64_t imm, struct ibv_ah *ah,
+			 uint32_t remote_qpn, uint32_t remote_qkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.sg_list = &sge,
+		.num_sge = length ? 1 : 0,
+		.opcode = imm < 0 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM,
+		.send_flags = flags,
+		.wr.ud = { .ah = ah, .remote_qpn = remote_qpn, .remote_qkey = remote_qkey },
+	};
+
+	if (!ah)
+		return EINVAL;
+	return post(qp, &wr, imm);
+}
+
+int aiordma_post_recv(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
+		      uint32_t lkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_recv_wr *bad;
+
+	if (!qp)
+		return EINVAL;
+	return abs(ibv_post_recv(qp, &wr, &bad));
+}
+
+int aiordma_post_srq_recv(struct ibv_srq *srq, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			  uint32_t lkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_recv_wr *bad;
+
+	if (!srq)
+		return EINVAL;
+	return abs(ibv_post_srq_recv(srq, &wr, &bad));
+}
+
+/* How long the peer waits before it repeats a send that found no receive posted here. */
+int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer)
+{
+	struct ibv_qp_attr attr = { .min_rnr_timer = timer };
+
+	if (!qp)
+		return EINVAL;
+	return abs(ibv_modify_qp(qp, &attr, IBV_QP_MIN_RNR_TIMER));
+}

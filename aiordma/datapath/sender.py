@@ -1,0 +1,104 @@
+"""Sender: messages to the peer, copied or from registered memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiordma.datapath.gather import Call, Gathered, Gatherer
+from aiordma.datapath.operation import Operations
+from aiordma.datapath.owner import Owner
+from aiordma.datapath.send_queue import Post, SendQueue
+from aiordma.enums import WcOpcode, WrOpcode
+from aiordma.errors import VerbsError
+from aiordma.memory import RemoteBuffer
+from aiordma.options import ConnectionOptions
+from aiordma.verbs import QueuePair
+from aiordma.verbs.queue_pair import NO_IMMEDIATE
+
+if TYPE_CHECKING:
+    from aiordma.datapath.gather import Source
+
+
+class Sender:
+    """Sends messages. Any number of tasks may send; those of one task arrive in their order."""
+
+    def __init__(
+        self,
+        sends: SendQueue,
+        operations: Operations,
+        gatherer: Gatherer,
+        owner: Owner,
+        options: ConnectionOptions,
+        call: Call,
+    ) -> None:
+        self._sends = sends
+        self._operations = operations
+        self._gatherer = gatherer
+        self._owner = owner
+        self._max_inline = options.max_inline
+        self._max_size = options.max_message_size
+        # Through the id's own queue of calls, so that its destruction waits for them.
+        self._call = call
+
+    async def copy(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
+        """Copy and post one message. See Connection.send."""
+        self._owner.check_open()
+        if nbytes > self._max_size:
+            raise ValueError(f"a message of {nbytes} bytes; max_message_size is {self._max_size}")
+        sends = self._sends
+        if not sends.try_reserve():
+            await sends.reserve()
+        try:
+            self._owner.check_open()
+            if nbytes <= self._max_inline:
+                sends.post_inline(data, imm)
+            else:
+                await self._copy_to_buffer(data, nbytes, imm)
+        except VerbsError as error:
+            sends.unreserve()
+            raise self._owner.not_posted(error) from None
+        except BaseException:
+            sends.unreserve()
+            raise
+        self._count(nbytes)
+
+    async def _copy_to_buffer(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
+        buffer = self._sends.try_buffer(nbytes)
+        if buffer is None:
+            buffer = await self._sends.buffer(nbytes, self._call)
+        try:
+            self._owner.check_open()
+            self._sends.post_copy(buffer, data, imm)
+        except VerbsError:
+            # libsiw keeps a request that it reports as failed: the buffer is not given back yet.
+            self._sends.keep(buffer)
+            raise
+        except BaseException:
+            buffer.release()
+            raise
+
+    async def lend(self, data: Source, imm: int, invalidate: RemoteBuffer | None) -> None:
+        """Send registered memory as it is, and wait until it may be reused."""
+        self._owner.check_open()
+        gathered = await self._gatherer.sources(data, self._max_size, "a max_message_size")
+        await self._operations.perform(
+            WcOpcode.SEND, self._post(gathered, imm, invalidate), gathered.release
+        )
+
+    def _post(self, gathered: Gathered, imm: int, invalidate: RemoteBuffer | None) -> Post:
+        opcode = WrOpcode.SEND if imm == NO_IMMEDIATE else WrOpcode.SEND_WITH_IMM
+        remote = (0, 0)
+        if invalidate is not None:
+            opcode, remote = WrOpcode.SEND_WITH_INV, (0, invalidate.rkey)
+        segments, nbytes = gathered.segments, gathered.nbytes
+
+        def post(qp: QueuePair, wr_id: int, flags: int) -> None:
+            qp.post_list(wr_id, opcode, segments, remote, flags=flags, imm=imm)
+            self._count(nbytes)
+
+        return post
+
+    def _count(self, nbytes: int) -> None:
+        stats = self._sends.stats
+        stats.messages_sent += 1
+        stats.bytes_sent += nbytes

@@ -1,0 +1,184 @@
+"""Traffic: all that a connection's queue pair carries, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aiordma.cm import AsyncCmId
+from aiordma.datapath.berth import RECEIVE, Berth
+from aiordma.datapath.gather import Gatherer
+from aiordma.datapath.operation import Operation, Operations
+from aiordma.datapath.owner import Owner
+from aiordma.datapath.receive_ring import ReceiveRing
+from aiordma.datapath.receiver import Receiver
+from aiordma.datapath.remote_access import RemoteAccess
+from aiordma.datapath.send_queue import NUMBER_MASK, SendQueue
+from aiordma.datapath.sender import Sender
+from aiordma.datapath.shared_receives import SharedReceives
+from aiordma.datapath.stats import ConnectionStats
+from aiordma.datapath.windows import Windows
+from aiordma.dispatch import BusyPoll
+from aiordma.enums import WcOpcode, WcStatus
+from aiordma.errors import VerbsError
+from aiordma.options import ConnectionOptions
+from aiordma.verbs import QueuePair, QueuePairCaps
+
+if TYPE_CHECKING:
+    from aiordma._native._lib import IbvWc
+
+SUCCESS = int(WcStatus.SUCCESS)
+
+
+class Traffic:
+    """The queues of one connection, who fills and empties them, and where completions go."""
+
+    def __init__(
+        self,
+        cm: AsyncCmId,
+        owner: Owner,
+        options: ConnectionOptions,
+        receives: SharedReceives | None,
+    ) -> None:
+        loop, device = cm.loop, cm.device()
+        self._cm = cm
+        self._owner = owner
+        self._receives = receives
+        self._qp: QueuePair | None = None
+        caps = QueuePairCaps(
+            max_send_wr=options.send_depth,
+            max_recv_wr=0 if receives else options.recv_depth,
+            max_send_sge=options.max_sge,
+            max_inline_data=options.max_inline,
+        )
+        self._berth = Berth(cm, self, caps)
+        self._busy_sending = BusyPoll(self._berth.shared, options.busy_poll)
+        self._busy_receiving = BusyPoll(self._berth.shared, options.busy_poll)
+        # InfiniBand lays down what close_tail() posts; iWARP devices may differ.
+        self.sends = SendQueue(loop, options.send_depth, selective=not device.is_iwarp)
+        self._operations = Operations(loop, self.sends, owner, self._busy_sending)
+        call = cm.handle.call
+        self._gatherer = Gatherer(self.sends, options.max_sge, call)
+        self.sender = Sender(self.sends, self._operations, self._gatherer, owner, options, call)
+        self.remote = RemoteAccess(
+            loop,
+            device,
+            self.sends,
+            self._operations,
+            self._gatherer,
+            owner,
+            call,
+            options.max_inline,
+        )
+        self.windows = Windows(cm, self._operations)
+        self._ring = (
+            receives.ring if receives else ReceiveRing(options.recv_depth, options.max_message_size)
+        )
+        self.receiver = Receiver(loop, self._ring, owner, self.sends.stats, self._busy_receiving)
+        if receives is not None:
+            receives.use()
+        if receives is not None or device.is_iwarp:
+            self.receiver.spill(options.recv_backlog)
+        self.counts_flushes = receives is None and not device.is_iwarp
+        """Whether the end of the last receive tells that no message is to come any more."""
+        self._receives_flushed = 0
+
+    def prepare(self) -> QueuePair:
+        """Make the queue pair, and get everything ready to receive. In a worker thread.
+
+        Raises:
+            VerbsError: the device or the locked-memory limit does not allow it.
+        """
+        berth, receives = self._berth, self._receives
+        if receives is None:
+            qp = berth.make_qp(self._ring, self.sends)
+        else:
+            qp = berth.make_sharing_qp(receives, self.sends)
+            receives.add(qp.number, self)
+        self._qp = qp
+        self._gatherer.pd = self.windows.pd = berth.shared.pd
+        self._busy_sending.open(berth.queue)
+        self._busy_receiving.open(berth.receive_queue)
+        berth.watch(qp, self._owner.queue_pair_event)
+        return qp
+
+    @property
+    def receives_posted(self) -> int:
+        """Buffers that the device has for messages to come."""
+        return self._ring.posted
+
+    @property
+    def ran_dry(self) -> bool:
+        """After the end: whether the device had no buffer of its own left to give back."""
+        return self._receives is None and not self._receives_flushed
+
+    def snapshot(self) -> ConnectionStats:
+        """The numbers of this moment."""
+        return replace(
+            self.sends.stats,
+            sends_posted=len(self.sends),
+            receives_posted=self._ring.posted,
+            messages_unread=len(self.receiver),
+        )
+
+    # --- completions ---
+
+    def complete(self, number: int, wc: IbvWc) -> None:
+        """Take a completion from the dispatcher."""
+        if number & RECEIVE:
+            self._ring.completed()
+            self.received(number & NUMBER_MASK, wc)
+        else:
+            self._sent(number, wc)
+
+    def received(self, slot: int, wc: IbvWc) -> None:
+        """A receive ended."""
+        if wc.status == SUCCESS:
+            self.receiver.arrived(slot, wc)
+            self._owner.message_arrived()
+            return
+        self._receives_flushed += 1
+        if self._receives is not None:
+            self._receives.give_back(slot)
+        self._owner.request_failed(WcOpcode.RECV, wc)
+        self.receiver.wake()
+
+    def _sent(self, number: int, wc: IbvWc) -> None:
+        lent = self.sends.completed(number)
+        opcode = WcOpcode.SEND
+        if isinstance(lent, Operation):
+            lent.succeeded = wc.status == SUCCESS
+            opcode = lent.opcode
+        if wc.status != SUCCESS:
+            self._owner.request_failed(opcode, wc)
+        self._owner.request_ended()
+
+    def device_failed(self, error: VerbsError) -> None:
+        """The device is gone: no completion will come any more."""
+        self._owner.device_failed(error)
+
+    def drain(self, then: Callable[[], None]) -> None:
+        """Take all receives that have completed, then call `then`."""
+        self._berth.drain(then)
+
+    # --- the end ---
+
+    def stop(self) -> None:
+        """Nothing will be sent any more, and nothing new received."""
+        if self._receives is None:
+            self._ring.stop()
+        self.sends.wake_senders()
+        self.remote.ended()
+        self.receiver.wake()
+
+    def release(self) -> None:
+        """The queue pair is destroyed: let go of what is shared."""
+        self.sends.abandon()
+        receives = self._receives
+        if receives is not None:
+            if self._qp is not None:
+                receives.remove(self._qp.number, self)
+            self.receiver.abandon()
+            receives.release()
+        self._berth.release()

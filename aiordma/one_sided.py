@@ -1,0 +1,186 @@
+"""OneSided: registered memory, and operations that the peer takes no part in."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING
+
+from aiordma.datapath import MemoryWindow
+from aiordma.endpoint import Endpoint
+from aiordma.enums import AccessFlags, WrOpcode
+from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
+from aiordma.registering import register, register_dmabuf
+from aiordma.verbs import Device
+from aiordma.verbs.queue_pair import NO_IMMEDIATE, checked_immediate
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from aiordma.datapath.gather import Sink, Source
+
+DEFAULT_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
+
+
+def checked_for(device: Device, imm: int | None) -> int:
+    """Immediate data for a request, NO_IMMEDIATE if None.
+
+    Raises:
+        ValueError: it is no number of 32 bits, or the device carries none.
+    """
+    if imm is None:
+        return NO_IMMEDIATE
+    number = checked_immediate(imm)
+    if device.is_iwarp:
+        raise ValueError("iWARP carries no immediate data")
+    return number
+
+
+class OneSided:
+    """The part of a Connection that is about memory, this side's and the peer's."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    # --- memory ---
+
+    async def register(self, buffer: Buffer, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
+        """Pin memory of yours, so that the device reaches it without a copy: ibv_reg_mr(3).
+
+        Anything contiguous with the buffer protocol will do, and numpy arrays of any type but
+        objects. `access` says who may do what; it must include LOCAL_WRITE for memory that is read
+        into, or that the peer writes. A read-only buffer takes neither, and may be sent and read
+        from. With ON_DEMAND, where the device has on-demand paging, nothing is pinned. In a worker
+        thread. A RegistrationCache makes it cheap to register the same buffer again.
+
+        The region is good for every connection of this event loop on this device, until it is
+        closed. Cancelling leaves nothing pinned.
+
+        Raises:
+            VerbsError: ENOMEM (the locked-memory limit is reached), EINVAL (not this access).
+            BufferError: the buffer is not contiguous.
+            ValueError: it is empty, read-only and to be written to, or holds Python objects; or the
+                device has no on-demand paging.
+            LocalClosed, PeerClosed, ...: the connection has ended.
+        """
+        self._endpoint.check_open()
+        return await register(self._endpoint.cm.loop, self._endpoint.device, buffer, access)
+
+    async def register_dmabuf(
+        self, fd: int, offset: int, length: int, access: AccessFlags = DEFAULT_ACCESS
+    ) -> MemoryRegion:
+        """Let the device reach `length` bytes of a dma-buf: ibv_reg_dmabuf_mr(3).
+
+        A dma-buf is memory of another device, such as a GPU, behind a file descriptor, which may be
+        closed afterwards. The region has no bytes to look at here, `memoryview()` of it raises
+        BufferError; all else is as with register().
+
+        Raises:
+            VerbsError: EOPNOTSUPP (this device or kernel cannot), EINVAL, EBADF.
+            ValueError: `offset` or `length` is not possible.
+            LocalClosed, PeerClosed, ...: the connection has ended.
+        """
+        self._endpoint.check_open()
+        cm, device = self._endpoint.cm, self._endpoint.device
+        return await register_dmabuf(cm.loop, device, fd, (offset, length), access)
+
+    async def allocate(self, nbytes: int, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
+        """Fresh zeroed memory, registered. Otherwise as register().
+
+        Raises:
+            ValueError: `nbytes` is not positive.
+            MemoryError: there is not so much.
+        """
+        if nbytes <= 0:
+            raise ValueError(f"{nbytes} bytes cannot be allocated")
+        try:
+            pages = mmap.mmap(-1, nbytes)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"{nbytes} bytes cannot be allocated: {error}") from error
+        return await self.register(pages, access)
+
+    async def bind(
+        self,
+        part: MemorySlice | MemoryRegion,
+        access: AccessFlags = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE,
+    ) -> MemoryWindow:
+        """Give the peer a key of its own for registered memory, that can be taken back.
+
+        The region must be registered with MW_BIND, and with LOCAL_WRITE if the peer is to write.
+        The key is good on this connection only, until the peer invalidates it (`send(...,
+        invalidate=...)`) or the window is closed. Cancelling leaves no window. See ibv_bind_mw(3).
+
+        Raises:
+            ValueError: the device has no windows (as iWARP), or the region does not allow it.
+            VerbsError: ENOMEM when there are no more windows.
+            WorkRequestError: the device refused; this connection has ended then.
+            PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
+        """
+        self._endpoint.check_open()
+        return await self._endpoint.traffic.windows.bind(part[:], access)
+
+    # --- one-sided operations ---
+
+    async def read(self, remote: RemoteBuffer, into: Sink) -> None:
+        """Read the whole of `remote`, memory of the peer's, into the beginning of `into`.
+
+        `into` is registered memory, or a list of it to scatter to, of at most `max_sge` pieces. The
+        peer takes no part: RDMA READ. Returns when the data is there. More reads and atomics at
+        once than `initiator_depth` wait for their turn. See ibv_post_send(3).
+
+        Cancelling stops the waiting only: `into` may still be written to, and stays pinned for
+        that, until it has ended. What is sent next reaches the peer after that.
+
+        Raises:
+            ValueError: `into` is too small, in too many pieces, closed, or not registered for it
+                (LOCAL_WRITE; on iWARP REMOTE_WRITE too) or for this connection, or the connection
+                was made with an initiator_depth of 0.
+            WorkRequestError: the peer's memory does not allow it (REM_ACCESS_ERR); this connection
+                has ended then.
+            PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
+        """
+        await self._endpoint.traffic.remote.read(remote, into)
+
+    async def write(self, source: Source, remote: RemoteBuffer, *, imm: int | None = None) -> None:
+        """Write `source` to the beginning of `remote`, memory of the peer's: RDMA WRITE.
+
+        Registered memory is not copied, any other is; a list is gathered, from at most `max_sge`
+        pieces of registered memory. Returns when the peer's device has it all, and the source may
+        be reused. With `imm`, a number of 32 bits, the peer learns of the write: it gets an empty
+        message. Without, the peer takes no part. See ibv_post_send(3).
+
+        Cancelling stops the waiting only: the source is pinned until it has ended.
+
+        Raises:
+            ValueError: `remote` is too small, the source is closed, in too many pieces or not
+                registered for this connection, or iWARP was to carry `imm`.
+            WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
+        """
+        number = checked_for(self._endpoint.device, imm)
+        await self._endpoint.traffic.remote.write(source, remote, number)
+
+    async def fetch_and_add(self, remote: RemoteBuffer, value: int) -> int:
+        """Add `value` to the 8 bytes at `remote`, at one go; what was there before is returned.
+
+        The bytes are a number of 64 bits in the peer's byte order, at an address that 8 divides;
+        the sum wraps around. Atomic among the operations of the peer's device.
+
+        Cancelling stops the waiting only: it may still be done.
+
+        Raises:
+            ValueError: the device has no atomics (as iWARP), the address or a number is wrong.
+            WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
+        """
+        return await self._atomic(WrOpcode.ATOMIC_FETCH_AND_ADD, remote, (value % (1 << 64), 0))
+
+    async def compare_and_swap(self, remote: RemoteBuffer, compare: int, swap: int) -> int:
+        """Put `swap` into the 8 bytes at `remote` if they are `compare`, at one go.
+
+        Returns what was there before: it was swapped if that equals `compare`. Otherwise as
+        fetch_and_add().
+        """
+        return await self._atomic(WrOpcode.ATOMIC_CMP_AND_SWP, remote, (compare, swap))
+
+    async def _atomic(
+        self, opcode: WrOpcode, remote: RemoteBuffer, operands: tuple[int, int]
+    ) -> int:
+        return await self._endpoint.traffic.remote.atomic(opcode, remote, operands)

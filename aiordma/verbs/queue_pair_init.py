@@ -1,0 +1,89 @@
+"""What a queue pair is made with, and what changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi, lib
+from aiordma.enums import QpState, QpType
+from aiordma.verbs.completion import CompletionQueue
+from aiordma.verbs.shared_receive_queue import SharedReceiveQueue
+
+if TYPE_CHECKING:
+    from aiordma._native._lib import IbvQpAttr, IbvQpCap, IbvQpInitAttr
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePairCaps:
+    """How much a queue pair can hold (`struct ibv_qp_cap`): requests, segments, inline bytes."""
+
+    max_send_wr: int
+    max_recv_wr: int
+    max_send_sge: int = 1
+    max_recv_sge: int = 1
+    max_inline_data: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePairInit:
+    """What a queue pair is made with (`struct ibv_qp_init_attr` and `_ex`).
+
+    An id makes completion queues, a channel for each, of its own where none are given here. For
+    `qp_type` it takes its port space's if None; `create_flags` go to rdma_create_qp_ex(3).
+    """
+
+    caps: QueuePairCaps
+    send_cq: CompletionQueue | None = None
+    recv_cq: CompletionQueue | None = None
+    srq: SharedReceiveQueue | None = None
+    qp_type: QpType | None = None
+    sq_sig_all: bool = False
+    create_flags: int = 0
+
+    def fill(self, attr: IbvQpInitAttr, qp_type: QpType) -> None:
+        """Write it into a C struct.
+
+        Raises:
+            ValueError: a queue is closed.
+        """
+        caps = self.caps
+        attr.send_cq = self.send_cq.open_pointer if self.send_cq is not None else ffi.NULL
+        attr.recv_cq = self.recv_cq.open_pointer if self.recv_cq is not None else ffi.NULL
+        attr.srq = self.srq.pointer if self.srq is not None else ffi.NULL
+        attr.qp_type = qp_type if self.qp_type is None else self.qp_type
+        attr.sq_sig_all = self.sq_sig_all
+        attr.cap.max_send_wr, attr.cap.max_recv_wr = caps.max_send_wr, caps.max_recv_wr
+        attr.cap.max_send_sge, attr.cap.max_recv_sge = caps.max_send_sge, caps.max_recv_sge
+        attr.cap.max_inline_data = caps.max_inline_data
+
+
+def read_caps(cap: IbvQpCap) -> QueuePairCaps:
+    """What the device gave, which is no less than what it was asked for."""
+    return QueuePairCaps(
+        max_send_wr=cap.max_send_wr,
+        max_recv_wr=cap.max_recv_wr,
+        max_send_sge=cap.max_send_sge,
+        max_recv_sge=cap.max_recv_sge,
+        max_inline_data=cap.max_inline_data,
+    )
+
+
+class QueuePairAttributes:
+    """`struct ibv_qp_attr` with the mask of its fields that count. See ibv_modify_qp(3).
+
+    `CmId.init_qp_attr` fills in what a connection needs; `pointer`'s fields may then be changed.
+    """
+
+    __slots__ = ("mask", "pointer")
+
+    def __init__(self, pointer: IbvQpAttr, mask: int) -> None:
+        self.pointer = pointer
+        self.mask = mask
+
+    @classmethod
+    def to_state(cls, state: QpState) -> QueuePairAttributes:
+        """Nothing but a move to `state`."""
+        attr = ffi.new("struct ibv_qp_attr *")
+        attr.qp_state = state
+        return cls(attr, lib.IBV_QP_STATE)

@@ -1,0 +1,66 @@
+"""Quiet by default; with its loggers on, it tells what happens."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from helpers import PATIENCE, connected
+
+from aiordma.rdmacm import DeviceAddress
+
+CODE = """
+import asyncio, logging, sys
+import aiordma
+
+async def main(host):
+    async with aiordma.listen(host, 0) as listener:
+        serving = asyncio.create_task(listener.serve(echo))
+        async with aiordma.connect(*listener.local_address) as connection:
+            await connection.send(b"hello")
+            assert await connection.recv() == b"hello"
+        connecting = asyncio.create_task(aiordma.connect(*listener.local_address))
+        await asyncio.sleep(0.001)
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        await listener.aclose()
+        await serving
+    try:
+        await aiordma.connect(host, 1)
+    except aiordma.Rejected:
+        print("rejected")
+
+async def echo(connection):
+    async for message in connection:
+        await connection.send(message)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_program_that_works_says_nothing(address: DeviceAddress) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, address.host],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "rejected\n", "")
+
+
+@pytest.mark.asyncio
+async def test_connections_are_told_of(
+    address: DeviceAddress, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "aiordma"):
+        async with connected(address) as pair:
+            await pair.client.aclose()
+            assert [message async for message in pair.server] == []
+    told = "\n".join(caplog.messages)
+    assert "CONNECT_REQUEST" in told
+    assert f"connected to {address.host}:" in told
+    assert "connection ended: PeerClosed" in told
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]

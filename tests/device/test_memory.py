@@ -1,0 +1,293 @@
+"""Memory of every kind: registered, cached, bound, and what the device cannot do."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import errno
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import PATIENCE, connected
+
+import aiordma
+from aiordma import AccessFlags, LocalClosed, RegistrationCache, VerbsError, WorkRequestError
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+RECORD = np.dtype([("key", "S8"), ("value", "<f8"), ("when", "<M8[s]")])
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        bytearray(b"0123456789abcdef"),
+        array.array("d", [1.5, 2.5]),
+        memoryview(bytearray(32))[8:24],
+        memoryview(bytearray(16)).cast("I", (2, 2)),
+        mmap.mmap(-1, 16),
+        np.arange(16, dtype=np.uint8),
+        np.ones((2, 2), dtype=np.float32),
+        np.array([1 + 2j], dtype=np.complex128),
+        np.array([True] * 16),
+        np.array(["2026-11-21", "2026-11-22"], dtype="M8[D]"),
+        np.array([1, 2, 3, 4, 5, 6, 7, 8], dtype=np.float16),
+        np.array([b"a longer text", b""], dtype="S8"),
+        np.zeros(2, dtype=">u8"),
+        np.zeros(1, dtype=[("a", "<u8"), ("b", "<u8")]),
+    ],
+    ids=lambda buffer: f"{type(buffer).__name__}-{getattr(buffer, 'dtype', '')}",
+)
+async def test_any_buffer_can_be_registered(address: DeviceAddress, buffer: bytearray) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        with await pair.server.register(buffer) as far:
+            assert len(far) == 16
+            await pair.client.write(bytes(range(16)), far.remote)
+            await pair.client.send(b"done")
+            await pair.server.recv()
+            assert bytes(far[:].view) == bytes(range(16))
+
+
+async def test_a_record_with_a_date(address: DeviceAddress) -> None:
+    """numpy exports no dates by itself."""
+    records = np.array([(b"one", 1.5, "2026-11-21T09:00:00")], dtype=RECORD)
+    copied = np.zeros_like(records)
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        with await pair.server.register(records) as far, await pair.client.register(copied) as near:
+            await pair.client.read(far.remote, near)
+    assert (copied == records).all()
+
+
+async def test_what_cannot_be_registered(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        register = pair.client.register
+        with pytest.raises(ValueError, match="Python objects"):
+            await register(np.array([object(), None]))
+        with pytest.raises(BufferError):
+            await register(np.zeros((4, 4))[:, 1])
+        with pytest.raises(ValueError, match="empty"):
+            await register(b"")
+        with pytest.raises(TypeError):
+            await register("text")  # type: ignore[arg-type]
+        frozen = np.arange(4)
+        frozen.setflags(write=False)
+        with pytest.raises(ValueError, match="read-only"):
+            await register(frozen)
+        with pytest.raises(ValueError, match="0 bytes"):
+            await pair.client.allocate(0)
+        with pytest.raises(MemoryError):
+            await pair.client.allocate(1 << 60)
+
+
+async def test_what_the_device_lacks_is_said(address: DeviceAddress) -> None:
+    """Soft devices have neither on-demand paging nor dma-bufs."""
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        with pytest.raises(ValueError, match="no on-demand paging"):
+            await pair.client.register(bytearray(100), AccessFlags.ON_DEMAND)
+        descriptor = os.open("/dev/null", os.O_RDONLY)
+        try:
+            with pytest.raises(VerbsError, match=r"dma-buf") as refused:
+                await pair.client.register_dmabuf(descriptor, 0, 4096)
+            assert refused.value.errno == errno.EOPNOTSUPP
+        finally:
+            os.close(descriptor)
+        with pytest.raises(ValueError, match="0 bytes at offset"):
+            await pair.client.register_dmabuf(0, 0, 0)
+
+
+@pytest.mark.transport("IWARP")
+async def test_iwarp_has_no_windows(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        region = await pair.client.allocate(100, AccessFlags.LOCAL_WRITE)
+        with pytest.raises(ValueError, match="no memory windows"):
+            await pair.client.bind(region)
+
+
+WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
+
+
+@pytest.mark.transport("IB")
+async def test_a_window_that_the_peer_shuts(address: DeviceAddress) -> None:
+    """Send with invalidate: the key is of no use any more when the message arrives."""
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        near = await pair.client.allocate(100)
+        with await pair.server.allocate(100, WINDOW) as region:
+            window = await pair.server.bind(region[10:30])
+            await pair.client.write(b"twenty bytes, no mor", window.remote)
+            await pair.client.read(window.remote[:6], near)
+            assert bytes(memoryview(near)[:6]) == b"twenty"
+            await pair.client.send(b"finished", invalidate=window.remote)
+            with await pair.server.recv_message() as message:
+                assert bytes(message.data) == b"finished"
+                assert message.invalidated == window.remote.rkey
+                assert message.imm is None
+            assert bytes(memoryview(region)[10:30]) == b"twenty bytes, no mor"
+            with pytest.raises(WorkRequestError) as refused:
+                await pair.client.read(window.remote, near)
+            assert refused.value.status is aiordma.WcStatus.REM_ACCESS_ERR
+            window.close()
+
+
+@pytest.mark.transport("IB")
+async def test_a_window_that_this_side_shuts(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        region = await pair.server.allocate(100, WINDOW)
+        with await pair.server.bind(region, AccessFlags.REMOTE_READ) as window:
+            near = await pair.client.allocate(100)
+            await pair.client.read(window.remote, near)
+            region.close()  # stays pinned under the window
+            await pair.client.read(window.remote, near)
+        window.close()
+        await asyncio.sleep(0.2)
+        with pytest.raises(WorkRequestError):
+            await pair.client.read(window.remote, near)
+        with pytest.raises(ValueError, match="invalidates a key, not both"):
+            await pair.server.send(b"x", imm=1, invalidate=window.remote)
+
+
+@pytest.mark.transport("IB")
+async def test_windows_end_with_their_connection(address: DeviceAddress) -> None:
+    """Nothing is left behind, which the leak check sees."""
+    async with asyncio.timeout(PATIENCE):
+        async with connected(address) as pair:
+            region = await pair.server.allocate(100, WINDOW)
+            windows = [await pair.server.bind(region) for _ in range(5)]
+            with pytest.raises(ValueError, match="MW_BIND"):
+                await pair.client.bind(await pair.client.allocate(10))
+        region.close()
+        for window in windows:
+            window.close()
+
+
+async def test_the_cache_registers_a_buffer_once(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        data = bytearray(100_000)
+        with RegistrationCache(pair.client) as cache:
+            with await cache.register(data) as first:
+                key = first.rkey
+            for _ in range(3):
+                with await cache.register(data) as again:
+                    assert again.rkey == key
+            with await cache.register(data, AccessFlags.LOCAL_WRITE) as other:
+                assert other.rkey != key
+            with await cache.register(memoryview(data)[:50_000]) as part:
+                assert part.rkey != key
+            assert (len(cache), cache.nbytes) == (3, 250_000)
+            regions = await asyncio.gather(*[cache.register(bytearray(10)) for _ in range(5)])
+            same = await asyncio.gather(*[cache.register(memoryview(data)[1:]) for _ in range(5)])
+            assert len({region.rkey for region in same}) == 1
+            for region in regions + same:
+                region.close()
+            assert len(cache) == 9
+        assert (len(cache), cache.nbytes) == (0, 0)
+        with pytest.raises(LocalClosed):
+            await cache.register(data)
+
+
+async def test_nothing_of_the_cache_can_be_stale(address: DeviceAddress) -> None:
+    """What is cached cannot be resized or freed; what was discarded is registered anew."""
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        with RegistrationCache(pair.client) as cache:
+            data = bytearray(b"before" * 1000)
+            with await cache.register(data) as region:
+                await pair.client.send(region[:6])
+            with pytest.raises(BufferError):
+                data.extend(b"more")
+            cache.discard(data)
+            cache.discard(b"never seen")
+            async with asyncio.timeout(PATIENCE):
+                while not can_be_resized(data):  # unpinned in a worker thread
+                    await asyncio.sleep(0.01)
+            data[:6] = b"after!"
+            with await cache.register(data) as region:
+                await pair.client.send(region[:6])
+            assert [await pair.server.recv() for _ in range(2)] == [b"before", b"after!"]
+
+
+async def test_the_cache_keeps_so_much(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        buffers = [bytearray(1000) for _ in range(5)]
+        with RegistrationCache(pair.client, max_bytes=3000) as cache:
+            for buffer in buffers:
+                (await cache.register(buffer)).close()
+            assert (len(cache), cache.nbytes) == (3, 3000)
+            held = [await cache.register(buffer) for buffer in buffers]
+            assert cache.nbytes == 5000  # in use
+            await pair.client.send(held[0][:1])
+            for region in held:
+                region.close()
+            assert cache.nbytes == 3000
+        held[0].close()
+
+
+async def test_a_region_of_the_cache_outlives_it(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        with RegistrationCache(pair.client) as cache:
+            region = await cache.register(bytearray(b"still here"))
+        await pair.client.send(region)
+        assert await pair.server.recv() == b"still here"
+        region.close()
+
+
+async def test_large_registrations_do_not_stop_the_loop(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        region = await pair.client.allocate(256 << 20)
+        assert turns > 3
+        counting.cancel()
+        region.close()
+
+
+async def test_a_file_can_be_registered(address: DeviceAddress, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"from a file" + bytes(5000))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        async with (
+            asyncio.timeout(PATIENCE),
+            connected(address) as pair,
+            await pair.server.register(mapped, AccessFlags.REMOTE_READ) as far,
+        ):
+            near = await pair.client.allocate(11)
+            await pair.client.read(far.remote[:11], near)
+            assert bytes(memoryview(near)) == b"from a file"
+        mapped.close()
+
+
+async def test_memory_that_cannot_be_pinned(address: DeviceAddress, tmp_path: Path) -> None:
+    """Linux 6.1 pins for writing whatever it is for; the error says what to do instead."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(5000))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        async with asyncio.timeout(PATIENCE), connected(address) as pair:
+            with pytest.raises(VerbsError, match="ACCESS_COPY"):
+                await pair.server.register(mapped, AccessFlags.REMOTE_READ)
+
+
+async def test_a_closed_region_is_the_users_again(address: DeviceAddress) -> None:
+    data = bytearray(1 << 20)
+    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        async with await pair.client.register(data) as region:
+            with pytest.raises(BufferError):
+                data.append(1)
+        data.append(1)
+        await region.aclose()
+
+
+def can_be_resized(data: bytearray) -> bool:
+    try:
+        data.append(0)
+    except BufferError:
+        return False
+    return True

@@ -1,0 +1,24 @@
+"""A bound on how long a test takes, for those that would wait for ever where the code is wrong."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def patience() -> Iterator[None]:
+    """Fail a test that takes longer, wherever it is."""
+
+    def give_up(*_: object) -> None:
+        pytest.fail(f"not done after {PATIENCE} seconds")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,202 @@
+"""BusyPoll and Turn: polling that ends in time, and that leaves turns to the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiordma.dispatch import BusyPoll, busy_poll
+from aiordma.dispatch.busy_poll import LONGEST_LOOK
+from aiordma.loop import Turn, running_loop
+from aiordma.loop.turn import TURN_NANOSECONDS
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+
+MS = 1_000_000
+
+
+class Rig:
+    """A BusyPoll on a clock that goes on when it spins, and a queue in which nothing comes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.now = 1000
+        self.spins: list[int] = []
+        self.on_spin: Callable[[], None] = lambda: None
+        self.loop_turns = 0
+        self.queue: Any = object()
+        self.turn = Turn(running_loop())
+        clock = SimpleNamespace(monotonic_ns=lambda: self.now)
+        monkeypatch.setattr(busy_poll, "time", clock)
+        self.poll = BusyPoll(self, seconds)  # type: ignore[arg-type]
+        self.poll.open(self.queue)  # type: ignore[arg-type]
+
+    def spin(self, queue: object, nanoseconds: int) -> None:
+        assert queue is self.queue
+        self.spins.append(nanoseconds)
+        self.now += nanoseconds
+        self.on_spin()
+
+    def watch_loop(self) -> asyncio.Task[None]:
+        """Count the turns that the loop gets."""
+
+        async def count() -> None:
+            while True:
+                self.loop_turns += 1
+                await asyncio.sleep(0)
+
+        return asyncio.create_task(count())
+
+
+def never() -> bool:
+    return False
+
+
+async def test_without_seconds_it_does_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def is_over() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    rig = Rig(monkeypatch, 0.0)
+    with pytest.raises(StopIteration):  # nor does it wait
+        rig.poll.until(is_over).send(None)
+    assert (rig.spins, asked) == ([], 0)
+
+
+async def test_without_a_queue_it_does_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, 1.0)
+    poll = BusyPoll(rig, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(StopIteration):
+        poll.until(never).send(None)
+    assert rig.spins == []
+
+
+async def test_what_is_over_already_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, 1.0)
+    with pytest.raises(StopIteration):
+        rig.poll.until(lambda: True).send(None)
+    assert rig.spins == []
+
+
+async def test_it_ends_as_soon_as_the_condition_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, 0.0005)
+    rig.on_spin = lambda: setattr(rig, "now", rig.now - rig.spins[-1] + 10)
+    with pytest.raises(StopIteration):  # without a turn of the loop
+        rig.poll.until(lambda: len(rig.spins) == 3).send(None)
+    assert rig.spins == [500_000, 499_990, 499_980]
+
+
+async def test_it_looks_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, 0.0005)
+    await rig.poll.until(never)
+    assert rig.spins == [500_000]
+    await rig.poll.until(never)  # and each time anew
+    assert sum(rig.spins) == 2 * 500_000
+
+
+async def test_one_look_is_never_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, 0.0105)
+    await rig.poll.until(never)
+    assert max(rig.spins) <= LONGEST_LOOK == MS
+    assert sum(rig.spins) == 10 * MS + 500_000
+    assert rig.now == 1000 + sum(rig.spins)
+
+
+async def test_the_loop_gets_a_turn_every_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, 0.020)
+    task = rig.watch_loop()
+    turns_at: list[int] = []
+    rig.on_spin = lambda: turns_at.append(rig.loop_turns)
+    await rig.poll.until(never)
+    task.cancel()
+    spent: dict[int, int] = {}
+    for turn, nanoseconds in zip(turns_at, rig.spins, strict=True):
+        spent[turn] = spent.get(turn, 0) + nanoseconds
+    assert max(spent.values()) <= TURN_NANOSECONDS + LONGEST_LOOK
+    assert rig.loop_turns >= 10
+
+
+async def test_a_timer_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, 10.0)
+    done: list[int] = []
+    asyncio.get_running_loop().call_later(0, lambda: done.append(len(rig.spins)))
+    await rig.poll.until(lambda: bool(done))
+    assert done[0] < 10
+
+
+async def test_cancelling_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, 10.0)
+    task = asyncio.create_task(rig.poll.until(never))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    count = len(rig.spins)
+    await asyncio.sleep(0)
+    assert len(rig.spins) == count
+
+
+async def test_those_who_poll_at_once_share_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, 0.010)
+    turns = rig.watch_loop()
+    per_turn: dict[int, int] = {}
+
+    def count() -> None:
+        per_turn[rig.loop_turns] = per_turn.get(rig.loop_turns, 0) + rig.spins[-1]
+
+    rig.on_spin = count
+    others = [BusyPoll(rig, 0.010) for _ in range(5)]  # type: ignore[arg-type]
+    for one in others:
+        one.open(rig.queue)
+    await asyncio.gather(*(one.until(never) for one in others))
+    turns.cancel()
+    # A look that has begun is ended, but no other begins in the same turn.
+    assert max(per_turn.values()) <= TURN_NANOSECONDS + LONGEST_LOOK
+
+
+# --- turns ---
+
+
+async def test_a_turn_is_used_up_after_a_while() -> None:
+    turn = Turn(running_loop())
+    assert not turn.is_used_up(5)
+    assert not turn.is_used_up(5 + TURN_NANOSECONDS)
+    assert turn.is_used_up(6 + TURN_NANOSECONDS)
+
+
+async def test_the_next_turn_of_the_loop_is_a_new_one() -> None:
+    turn = Turn(running_loop())
+    assert not turn.is_used_up(0)
+    assert turn.is_used_up(2 * TURN_NANOSECONDS)
+    await asyncio.sleep(0)
+    assert not turn.is_used_up(4 * TURN_NANOSECONDS)
+    assert turn.is_used_up(6 * TURN_NANOSECONDS)
+
+
+async def test_the_end_of_a_turn_lets_the_others_go_on() -> None:
+    turn, seen = Turn(running_loop()), list[str]()
+    loop = asyncio.get_running_loop()
+    loop.call_soon(lambda: seen.append("callback"))
+    task = asyncio.create_task(asyncio.sleep(0))
+    assert not turn.is_used_up(0)
+    await turn.end()
+    assert seen == ["callback"]
+    assert not turn.is_used_up(9 * TURN_NANOSECONDS)
+    await task
+
+
+async def test_cancelling_the_end_of_a_turn_does_no_harm() -> None:
+    turn = Turn(running_loop())
+    task = asyncio.create_task(turn.end())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    await turn.end()
