@@ -1,0 +1,222 @@
+"""Fetch a file from another machine by RDMA READ, with a progress bar and a checksum.
+
+    python examples/file_transfer.py serve FILE [--host HOST] [--port PORT]
+    python examples/file_transfer.py fetch HOST PORT TARGET
+
+The server reads the file into registered memory, piece by piece, and tells where that is; the
+client fetches each piece with several reads at once, and says when it has it. So a file may be
+larger than what can be registered.
+
+Why not register the mapped file itself? For writing, Linux 6.5 and later refuse that on most file
+systems, whose back it would go behind; and a mapping that is read-only, Linux 6.1 refuses.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import hashlib
+import os
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import aiordma
+
+READ_SIZE = 256 * 1024
+PIECE = 16 * READ_SIZE  # a connection has 16 reads under way, if the devices can
+HEADER = struct.Struct(">Q32s")
+# Each message is answered before the next: few buffers will do.
+OPTIONS = aiordma.ConnectionOptions(recv_depth=2, max_message_size=4096)
+NEXT = b""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What the server says of its file; 8 bytes for the size, 32 for the SHA-256, then the name."""
+
+    size: int
+    digest: bytes
+    name: str
+
+    def pack(self) -> bytes:
+        return HEADER.pack(self.size, self.digest) + os.fsencode(self.name)
+
+    @classmethod
+    def unpack(cls, message: bytes) -> Self:
+        if len(message) < HEADER.size:
+            raise ValueError("this is no server of files")
+        size, digest = HEADER.unpack_from(message)
+        return cls(size, digest, os.fsdecode(message[HEADER.size :]))
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Where each piece starts, and its length."""
+        for start in range(0, self.size, PIECE):
+            yield start, min(PIECE, self.size - start)
+
+
+# --- the server ---
+
+
+def announce(file: BufferedReader) -> Announcement:
+    digest = hashlib.file_digest(file, "sha256").digest()
+    return Announcement(file.tell(), digest, Path(file.name).name)
+
+
+async def offer(
+    connection: aiordma.Connection, file: BufferedReader, announcement: Announcement
+) -> None:
+    with await connection.allocate(PIECE, aiordma.AccessFlags.REMOTE_READ) as memory:
+        await connection.recv()  # on iWARP, the connecting side speaks first
+        await connection.send(announcement.pack())
+        for start, length in announcement.pieces():
+            await connection.recv()
+            piece = memory[:length]
+            if await asyncio.to_thread(os.preadv, file.fileno(), [piece.view], start) != length:
+                raise ValueError(f"{announcement.name} has become shorter")
+            await connection.send(piece.remote.pack())
+        await connection.recv()
+
+
+async def serve_one(
+    connection: aiordma.Connection, file: BufferedReader, announcement: Announcement
+) -> None:
+    try:
+        await offer(connection, file, announcement)
+    except (aiordma.RdmaError, OSError, ValueError) as error:
+        print(f"file_transfer: {connection.peer_address[0]}: {error}", file=sys.stderr)
+
+
+async def serve(path: Path, host: str | None, port: int) -> None:
+    with path.open("rb") as file:
+        announcement = announce(file)
+        async with aiordma.listen(host, port, options=OPTIONS) as listener:
+            print(f"listening on port {listener.local_address[1]}", flush=True)
+            await listener.serve(functools.partial(serve_one, file=file, announcement=announcement))
+
+
+# --- the client ---
+
+
+class Progress:
+    """A line on standard error: on a terminal it grows, elsewhere it comes when all is done."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._done = 0
+        self._began = time.perf_counter()
+        self._drawn = sys.stderr.isatty()
+
+    def add(self, length: int) -> None:
+        self._done += length
+        if self._drawn:
+            print(f"\r{self}", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        self.add(0)
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if self._drawn:
+            print(file=sys.stderr)
+        elif exc_type is None:
+            print(self, file=sys.stderr)
+
+    def __str__(self) -> str:
+        share = self._done / self._size if self._size else 1.0
+        bar = "#" * int(30 * share)
+        rate = self._done / (time.perf_counter() - self._began)
+        return f"[{bar:<30}] {share:4.0%}  {self._done:,} bytes  {rate / 1e6:.1f} MB/s"
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """A new file, which becomes `target` at the end of the block, or goes if that fails."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    with partial.open("xb") as file:
+        try:
+            yield file
+            file.flush()
+            partial.replace(target)
+        except BaseException:
+            partial.unlink()
+            raise
+
+
+async def read_piece(
+    connection: aiordma.Connection, remote: aiordma.RemoteBuffer, into: aiordma.MemorySlice
+) -> None:
+    """With several reads: the device works on as many at once as the peer's allows."""
+    parts = [slice(start, start + READ_SIZE) for start in range(0, len(remote), READ_SIZE)]
+    await asyncio.gather(*(connection.read(remote[part], into[part]) for part in parts))
+
+
+async def fetch_into(file: BinaryIO, connection: aiordma.Connection) -> None:
+    await connection.send(NEXT)
+    announcement = Announcement.unpack(await connection.recv())
+    print(f"fetching {announcement.name!a}, {announcement.size:,} bytes", flush=True)
+    received = hashlib.sha256()
+
+    def keep(data: memoryview) -> None:
+        file.write(data)
+        received.update(data)
+
+    # To be read into, memory is registered with REMOTE_WRITE on iWARP: the default has that.
+    with await connection.allocate(PIECE) as memory, Progress(announcement.size) as progress:
+        await connection.send(NEXT)
+        for _, length in announcement.pieces():
+            remote = aiordma.RemoteBuffer.unpack(await connection.recv())
+            if len(remote) != length:
+                raise ValueError(f"the server sent {len(remote)} bytes instead of {length}")
+            await read_piece(connection, remote, memory[:length])
+            await asyncio.to_thread(keep, memory[:length].view)
+            await connection.send(NEXT)
+            progress.add(length)
+    if received.digest() != announcement.digest:
+        raise ValueError("the checksum is wrong: the file has changed, or was damaged on its way")
+
+
+async def fetch(host: str, port: int, target: Path) -> None:
+    with replacing(target) as file:
+        async with aiordma.connect(host, port, options=OPTIONS) as connection:
+            await fetch_into(file, connection)
+
+
+# --- the command line ---
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    serving = commands.add_parser("serve", help="let others fetch a file, until Ctrl-C")
+    serving.add_argument("file", type=Path)
+    serving.add_argument("--host", help="address of an RDMA device here (default: all)")
+    serving.add_argument("--port", type=int, default=7475, help="default: %(default)s; 0 picks one")
+    fetching = commands.add_parser("fetch", help="fetch the file that a server has")
+    fetching.add_argument("host")
+    fetching.add_argument("port", type=int)
+    fetching.add_argument("target", type=Path, help="where to put it")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    try:
+        if arguments.command == "serve":
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(serve(arguments.file, arguments.host, arguments.port))
+        else:
+            asyncio.run(fetch(arguments.host, arguments.port, arguments.target))
+    except KeyboardInterrupt:
+        sys.exit("file_transfer: interrupted")
+    except (aiordma.RdmaError, OSError, ValueError) as error:
+        sys.exit(f"file_transfer: {error}")
+
+
+if __name__ == "__main__":
+    main()

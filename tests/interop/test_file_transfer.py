@@ -1,0 +1,287 @@
+"""The example file_transfer.py: both sides as programs, and servers of the test's that do wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from example_runs import finish, load, next_line, run, running, running_program
+from helpers import PATIENCE
+
+import aiordma
+from aiordma import Connection
+from aiordma.rdmacm import DeviceAddress
+
+file_transfer = load("file_transfer")
+PIECE, READ_SIZE = file_transfer.PIECE, file_transfer.READ_SIZE
+
+Handler = Callable[[Connection], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def our_server(host: str, handler: Handler) -> AsyncIterator[int]:
+    """A server in this process, with the example's options; its port."""
+    async with aiordma.listen(host, 0, options=file_transfer.OPTIONS) as listener:
+        task = asyncio.create_task(listener.serve(handler))
+        yield listener.local_address[1]
+        await listener.aclose()
+        await asyncio.wait_for(task, PATIENCE)
+
+
+@contextlib.asynccontextmanager
+async def serving(host: str, path: Path) -> AsyncIterator[int]:
+    """The example's server in this process; its port."""
+    with path.open("rb") as file:
+        announcement = file_transfer.announce(file)
+        handler = functools.partial(file_transfer.serve_one, file=file, announcement=announcement)
+        async with our_server(host, handler) as port:
+            yield port
+
+
+def make_file(path: Path, size: int) -> bytes:
+    content = random.Random(size).randbytes(size)
+    path.write_bytes(content)
+    return content
+
+
+@pytest.mark.asyncio
+async def test_the_programs(address: DeviceAddress, tmp_path: Path) -> None:
+    """Two fetch at the same time, and one after them, which replaces what was fetched."""
+    source, first, second = (tmp_path / name for name in ("source", "first", "second"))
+    content = make_file(source, 2 * PIECE + 3 * READ_SIZE + 17)
+    server = running("file_transfer", "serve", str(source), "--host", address.host, "--port", "0")
+    async with asyncio.timeout(3 * PATIENCE), server as process:
+        port = (await next_line(process.stdout)).removeprefix("listening on port ")
+        fetch = ("file_transfer", "fetch", address.host, port)
+        done = await asyncio.gather(run(*fetch, str(first)), run(*fetch, str(second)))
+        assert first.read_bytes() == second.read_bytes() == content
+        first.write_bytes(b"old")
+        await file_transfer.fetch(address.host, int(port), first)
+        assert first.read_bytes() == content
+        process.send_signal(signal.SIGINT)
+        assert await finish(process) == (0, "", "")
+    for status, output, errors in done:
+        assert (status, output) == (0, f"fetching 'source', {len(content):,} bytes\n")
+        assert errors.startswith(f"[{30 * '#'}] 100%  {len(content):,} bytes  ")
+        assert errors.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == [first, second, source]
+
+
+@pytest.mark.asyncio
+async def test_sizes(any_address: DeviceAddress, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for size in (0, 1, READ_SIZE - 1, READ_SIZE + 1, PIECE, PIECE + 1):
+        content = make_file(source, size)
+        async with asyncio.timeout(PATIENCE), serving(any_address.host, source) as port:
+            await file_transfer.fetch(any_address.host, port, target)
+        assert target.read_bytes() == content
+
+
+@pytest.mark.asyncio
+async def test_on_a_terminal(
+    address: DeviceAddress,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make_file(tmp_path / "source", 2 * PIECE)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    async with asyncio.timeout(PATIENCE), serving(address.host, tmp_path / "source") as port:
+        await file_transfer.fetch(address.host, port, tmp_path / "target")
+    shown = capsys.readouterr().err
+    lines = [line.rpartition("  ")[0] for line in shown.removeprefix("\r").split("\r")]
+    assert lines == [
+        f"[{30 * ' '}]   0%  0 bytes",
+        f"[{15 * '#'}{15 * ' '}]  50%  {PIECE:,} bytes",
+        f"[{30 * '#'}] 100%  {2 * PIECE:,} bytes",
+    ]
+    assert shown.endswith(" MB/s\n")
+
+
+# --- what goes wrong ---
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_changes(
+    address: DeviceAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its server has summed it up already. What was at the target before stays."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make_file(source, READ_SIZE)
+    target.write_bytes(b"old")
+    async with asyncio.timeout(PATIENCE), serving(address.host, source) as port:
+        with source.open("r+b") as file:
+            file.seek(READ_SIZE // 2)
+            file.write(b"changed")
+        with pytest.raises(ValueError, match="the checksum is wrong"):
+            await file_transfer.fetch(address.host, port, target)
+        capsys.readouterr()
+        os.truncate(source, 5)
+        with pytest.raises(aiordma.PeerClosed):
+            await file_transfer.fetch(address.host, port, target)
+    complaint = f"file_transfer: {address.host}: source has become shorter\n"
+    assert capsys.readouterr().err == complaint
+    assert target.read_bytes() == b"old"
+    assert sorted(tmp_path.iterdir()) == [source, target]
+
+
+def hands_out_one_piece(then: Handler, when: str) -> Handler:
+    """A server that announces two pieces and hands out one; then `then` is called."""
+
+    async def play(connection: Connection) -> None:
+        content = bytes(2 * PIECE)
+        digest = hashlib.sha256(content).digest()
+        with await connection.register(content[:PIECE], aiordma.AccessFlags.REMOTE_READ) as piece:
+            await connection.recv()
+            await connection.send(file_transfer.Announcement(len(content), digest, "zeros").pack())
+            await connection.recv()
+            await connection.send(piece.remote.pack())
+            if when == "between pieces":
+                await connection.recv()
+            await then(connection)
+
+    return play
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("when", ["while it reads", "between pieces"])
+async def test_a_server_that_vanishes(address: DeviceAddress, tmp_path: Path, when: str) -> None:
+    async def vanish(connection: Connection) -> None:
+        connection.abort()
+
+    async with (
+        asyncio.timeout(PATIENCE),
+        our_server(address.host, hands_out_one_piece(vanish, when)) as port,
+    ):
+        with pytest.raises((aiordma.PeerClosed, aiordma.WorkRequestError)):
+            await file_transfer.fetch(address.host, port, tmp_path / "target")
+    assert list(tmp_path.iterdir()) == []
+
+
+HANGING_DISK = """
+import os, runpy, sys, time
+read = os.preadv
+os.preadv = lambda file, memory, start: time.sleep(1000) if start else read(file, memory, start)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_is_killed(address: DeviceAddress, tmp_path: Path) -> None:
+    """Both are programs; the server never gets to the second piece."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make_file(source, 2 * PIECE)
+    serve = (file_transfer.__file__, "serve", source, "--host", address.host, "--port", "0")
+    command = (sys.executable, "-c", HANGING_DISK, *map(str, serve))
+    async with asyncio.timeout(2 * PATIENCE), running_program(*command) as server:
+        port = (await next_line(server.stdout)).removeprefix("listening on port ")
+        async with running("file_transfer", "fetch", address.host, port, str(target)) as client:
+            partial = target.with_name(f"target.{client.pid}.part")
+            while not (partial.exists() and partial.stat().st_size):
+                await asyncio.sleep(0.005)
+            server.kill()
+            done = await finish(client)
+    assert done.status == 1
+    assert done.errors.startswith("file_transfer: ")
+    assert done.errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.asyncio
+async def test_an_interrupt(address: DeviceAddress, tmp_path: Path) -> None:
+    """Ctrl-C while it waits for a piece that never comes."""
+    waiting = asyncio.Event()
+
+    async def stall(connection: Connection) -> None:
+        waiting.set()
+        with contextlib.suppress(aiordma.PeerClosed):
+            await connection.recv()
+
+    stalling = hands_out_one_piece(stall, "between pieces")
+    async with asyncio.timeout(PATIENCE), our_server(address.host, stalling) as port:
+        command = ("fetch", address.host, str(port), str(tmp_path / "target"))
+        async with running("file_transfer", *command) as client:
+            await waiting.wait()
+            [partial] = tmp_path.iterdir()
+            assert partial.name == f"target.{client.pid}.part"
+            client.send_signal(signal.SIGINT)
+            done = await finish(client)
+    assert (done.status, done.errors) == (1, "file_transfer: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_vanishes(
+    address: DeviceAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server says so, and serves the next."""
+    content = make_file(tmp_path / "source", READ_SIZE)
+    async with asyncio.timeout(PATIENCE), serving(address.host, tmp_path / "source") as port:
+        connection = await aiordma.connect(address.host, port)
+        await connection.send(b"")
+        await connection.recv()
+        connection.abort()
+        await connection.aclose()
+        while "closed the connection" not in capsys.readouterr().err:
+            await asyncio.sleep(0.01)
+        await file_transfer.fetch(address.host, port, tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == content
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([b"hello"], "no server of files"),
+        ([bytes(7) + b"\1" + bytes(32), b"five!"], "a RemoteBuffer has 16 bytes, not 5"),
+        ([bytes(7) + b"\1" + bytes(32), bytes(16)], "sent 0 bytes instead of 1"),
+    ],
+)
+async def test_a_server_of_something_else(
+    address: DeviceAddress, tmp_path: Path, messages: list[bytes], complaint: str
+) -> None:
+    async def play(connection: Connection) -> None:
+        for message in messages:
+            await connection.recv()
+            await connection.send(message)
+        assert [message async for message in connection] == []
+
+    async with asyncio.timeout(PATIENCE), our_server(address.host, play) as port:
+        with pytest.raises(ValueError, match=complaint):
+            await file_transfer.fetch(address.host, port, tmp_path / "target")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("serve", "no such file"), "No such file or directory: 'no such file'"),
+        (("serve", "."), "Is a directory"),
+        (("serve", __file__, "--port", "65536"), "port 65536 is not between 0 and 65535"),
+        (("fetch", "10.7.1.1", "1", "no such directory/target"), "No such file or directory"),
+        (("fetch", "no.such.name.invalid", "1", "target"), "no.such.name.invalid"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: tuple[str, ...],
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["file_transfer.py", *arguments])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        file_transfer.main()
+    assert str(ended.value.code).startswith("file_transfer: ")
+    assert complaint in str(ended.value.code)
+    assert list(tmp_path.iterdir()) == []
