@@ -88,6 +88,12 @@ class Connection(OneSided):
         return self._peer_address
 
     @property
+    def device_name(self) -> str:
+        """The RDMA device it runs on. Registered memory is good for all of a loop's connections
+        on one device."""
+        return self._endpoint.device.name
+
+    @property
     def private_data(self) -> bytes:
         """What the peer sent along when it accepted, or when it asked to connect.
 

@@ -47,8 +47,9 @@ logger = logging.getLogger(__name__)
 # 0.64 ms. librdmacm leaves 0, which makes a sender that was early by a hair wait for 655 ms.
 MIN_RNR_TIMER = 12
 TOO_FAST = (
-    "messages came faster than this event loop took them from the receive buffers ({}: recv_depth),"
-    " whereupon iWARP ends a connection: have the peer wait for answers, or raise recv_depth"
+    "iWARP ended the connection, or the peer did, when no receive buffer was left ({}: recv_depth):"
+    " messages came faster than this event loop took them, and some may be lost; have the peer "
+    "wait for answers, or raise recv_depth"
 )
 # A device that has not flushed a queue pair by then has forgotten something.
 FLUSH_SECONDS = 10.0

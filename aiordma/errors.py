@@ -42,8 +42,8 @@ NO_SUCH_RDMA_ADDRESS = (
 )
 BEYOND_DEVICE = "more than the device can do: try a smaller max_inline, send_depth or recv_depth"
 UNPINNABLE = (
-    "the kernel cannot pin this memory; of a file that is mapped for reading only, map a private "
-    "copy (mmap.ACCESS_COPY)"
+    "the kernel cannot pin this memory; of mapped files it pins private copies (mmap.ACCESS_COPY) "
+    "for sure, others or not depending on its version"
 )
 NO_DMABUF = "this device, or its driver in this kernel, cannot register a dma-buf"
 NO_SUCH_QP = "the device has no such queue pairs: iWARP, for one, has no datagrams"

@@ -12,7 +12,15 @@ from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.connection import Connection
 from aiordma.datapath import SharedReceives
 from aiordma.endpoint import Endpoint
-from aiordma.errors import BusyError, ConnectError, LocalClosed, RdmaError, VerbsError
+from aiordma.errors import (
+    BusyError,
+    ConnectError,
+    ConnectionClosed,
+    LocalClosed,
+    RdmaError,
+    VerbsError,
+    WorkRequestError,
+)
 from aiordma.loop import WaitQueue
 from aiordma.opening import Opening
 from aiordma.options import (
@@ -247,8 +255,8 @@ class Listener:
         """Accept every peer, and run `handler(connection)` for each in a task of its own.
 
         The connection is closed when its handler returns. An exception that a handler raises is
-        logged, and ends that connection only. Returns when the listener is closed, after the last
-        handler has returned.
+        logged, and ends that connection only; that a peer went away is no more than an INFO.
+        Returns when the listener is closed, after the last handler has returned.
 
         Cancelling closes the listener and cancels every handler.
 
@@ -273,7 +281,7 @@ class Listener:
         try:
             async with request.accept() as connection:
                 await handler(connection)
-        except ConnectError as error:
+        except (ConnectError, ConnectionClosed, WorkRequestError) as error:
             logger.info("%r went away: %s", request, error)
         except Exception:
             logger.exception("serving %r failed", request)

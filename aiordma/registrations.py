@@ -122,9 +122,9 @@ class RegistrationCache:
             entry.region.close()
 
     def discard(self, buffer: Buffer) -> None:
-        """Let go of a buffer: it may be resized or freed when its last region is closed.
+        """Let go of a buffer: it may be resized or freed soon after its last region is closed.
 
-        One that is not here is no error.
+        Not at once, as a worker thread unpins it. One that is not here is no error.
         """
         address, length, _ = _key_of(exporting(buffer), AccessFlags(0))
         for key in [key for key in self._entries if key[:2] == (address, length)]:

@@ -1,14 +1,19 @@
 /*
- * Posting work requests.
+ * Posting work requests. Each function returns 0 or a positive errno.
  *
- * Some providers return a negative errno from the posting calls; these return it positive. A queue
- * pair that is destroyed is NULL. `imm` is immediate data in host byte order; negative: none.
+ * A queue pair that is destroyed is NULL. `imm` is immediate data in host byte order; negative: none.
  */
 #include "shim.h"
 
 #include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Providers return an errno, positive or (libsiw) negative, or -1 with errno (libsiw as well). */
+static int positive(int result)
+{
+	return result == -1 && errno ? errno : abs(result);
+}
 
 static int post(struct ibv_qp *qp, struct ibv_send_wr *wr, int64_t imm)
 {
@@ -18,7 +23,8 @@ static int post(struct ibv_qp *qp, struct ibv_send_wr *wr, int64_t imm)
 		return EINVAL;
 	if (imm >= 0)
 		wr->imm_data = htonl((uint32_t)imm);
-	return abs(ibv_post_send(qp, wr, &bad));
+	errno = 0;
+	return positive(ibv_post_send(qp, wr, &bad));
 }
 
 /*
@@ -153,7 +159,8 @@ int aiordma_post_recv(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_
 
 	if (!qp)
 		return EINVAL;
-	return abs(ibv_post_recv(qp, &wr, &bad));
+	errno = 0;
+	return positive(ibv_post_recv(qp, &wr, &bad));
 }
 
 int aiordma_post_srq_recv(struct ibv_srq *srq, uint64_t wr_id, uintptr_t addr, uint32_t length,
@@ -165,7 +172,8 @@ int aiordma_post_srq_recv(struct ibv_srq *srq, uint64_t wr_id, uintptr_t addr, u
 
 	if (!srq)
 		return EINVAL;
-	return abs(ibv_post_srq_recv(srq, &wr, &bad));
+	errno = 0;
+	return positive(ibv_post_srq_recv(srq, &wr, &bad));
 }
 
 /* How long the peer waits before it repeats a send that found no receive posted here. */

@@ -103,7 +103,7 @@ class Gatherer:
         """Where memory must be registered; None until the queue pair is made."""
         self._sends = sends
         self._max_sge = max_sge
-        self._call = call
+        self.call = call
 
     async def sources(self, data: Source, room: int, where: str) -> Gathered:
         """What to send or to write, to be released by the caller, or by the device.
@@ -133,7 +133,7 @@ class Gatherer:
         copied = sum(len(piece) for piece in pieces if isinstance(piece, memoryview))
         if copied:
             buffer = self._sends.try_buffer(copied)
-            gathered.hold(buffer or await self._sends.buffer(copied, self._call))
+            gathered.hold(buffer or await self._sends.buffer(copied, self.call))
         start = 0
         for piece in pieces:
             if not isinstance(piece, memoryview):

@@ -72,7 +72,7 @@ class Message(BufferExporter):
 
         Raises:
             BufferError: something else still looks at the data, such as a slice of it or a numpy
-                array. The message is not released.
+                array. The message is not released, but `data` has to be had anew.
         """
         if self._lender is None:
             return

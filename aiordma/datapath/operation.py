@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from aiordma.loop import Loop
     from aiordma.loop.protocol import LoopFuture
 
-# What comes after these may overtake them at the peer.
-FENCED = {WcOpcode.RDMA_READ, WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD}
+# Other requests that are posted after these may overtake them at the peer.
+READING = {WcOpcode.RDMA_READ, WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD}
 
 
 class Operation:
@@ -61,9 +61,9 @@ class Operations:
     """Posts requests from the send queue, and waits for the end of each."""
 
     def __init__(self, loop: Loop, sends: SendQueue, owner: Owner, busy: BusyPoll) -> None:
-        self._loop = loop
-        self._sends = sends
-        self._owner = owner
+        self.loop = loop
+        self.sends = sends
+        self.owner = owner
         self._busy = busy
 
     async def perform(self, opcode: WcOpcode, post: Post, give_back: Callable[[], None]) -> None:
@@ -76,36 +76,36 @@ class Operations:
             WorkRequestError: it failed, and with it the connection.
             PeerClosed, DeviceRemoved, LocalClosed: the connection ended before.
         """
-        operation = Operation(self._loop, opcode, give_back)
+        operation = Operation(self.loop, opcode, give_back)
         await self._post(post, operation)
         try:
             await self._busy.until(operation.is_over)
             await operation.wait()
         except BaseException:
-            if opcode in FENCED and not operation.is_over():
-                operation.on_stray_end = self._sends.fence()
+            if opcode in READING and not operation.is_over():
+                operation.on_stray_end = self.sends.fence()
             raise
         if not operation.succeeded:
-            await self._owner.ended()
-            raise self._owner.end_reason()
+            await self.owner.ended()
+            raise self.owner.end_reason()
 
     async def _post(self, post: Post, operation: Operation) -> None:
-        sends = self._sends
+        sends = self.sends
         try:
-            self._owner.check_open()
+            self.owner.check_open()
             if not sends.try_reserve():
                 await sends.reserve()
         except BaseException:
             operation.release()
             raise
         try:
-            self._owner.check_open()
-            sends.post(post, operation)
+            self.owner.check_open()
+            sends.post(post, operation, reads=operation.opcode in READING)
         except VerbsError as error:
             # libsiw keeps a request that it reports as failed.
             sends.unreserve()
             sends.keep(operation)
-            raise self._owner.not_posted(error) from None
+            raise self.owner.not_posted(error) from None
         except BaseException:
             sends.unreserve()
             operation.release()

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma.datapath.gather import Call, Gathered, Gatherer, check_fits, is_registered, joined
+from aiordma.datapath.gather import Gathered, Gatherer, check_fits, is_registered, joined
 from aiordma.datapath.operation import Operations
-from aiordma.datapath.owner import Owner
-from aiordma.datapath.send_queue import NUMBER_MASK, Post, SendQueue
+from aiordma.datapath.send_queue import NUMBER_MASK, Post
 from aiordma.enums import AccessFlags, WcOpcode, WrOpcode
-from aiordma.loop import Loop, Slots
+from aiordma.loop import Slots
 from aiordma.memory import PooledBuffer, RemoteBuffer
 from aiordma.verbs import Device, QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
@@ -34,24 +33,15 @@ class RemoteAccess:
     """
 
     def __init__(
-        self,
-        loop: Loop,
-        device: Device,
-        sends: SendQueue,
-        operations: Operations,
-        gatherer: Gatherer,
-        owner: Owner,
-        call: Call,
-        max_inline: int,
+        self, device: Device, operations: Operations, gatherer: Gatherer, max_inline: int
     ) -> None:
         self._device = device
-        self._sends = sends
+        self._sends = operations.sends
+        self._owner = operations.owner
         self._operations = operations
         self._gatherer = gatherer
-        self._owner = owner
-        self._call = call
         self._max_inline = max_inline
-        self._turns = Slots(loop, 0)
+        self._turns = Slots(operations.loop, 0)
         self.initiator_depth = 0
         """Reads and atomics that may be under way from here; 0 until it is negotiated."""
 
@@ -106,6 +96,7 @@ class RemoteAccess:
                 await self._write_inline(source, remote, imm)
                 return
         gathered = await self._gatherer.sources(source, len(remote), "the remote buffer")
+        del source  # what was copied may be resized
         opcode = WrOpcode.RDMA_WRITE if imm == NO_IMMEDIATE else WrOpcode.RDMA_WRITE_WITH_IMM
         segments, target = gathered.segments, (remote.addr, remote.rkey)
 
@@ -136,7 +127,9 @@ class RemoteAccess:
         """See Connection.fetch_and_add and compare_and_swap."""
         self._check_atomic(remote, operands)
         sends = self._sends
-        buffer = sends.try_buffer(ATOMIC_SIZE) or await sends.buffer(ATOMIC_SIZE, self._call)
+        buffer = sends.try_buffer(ATOMIC_SIZE) or await sends.buffer(
+            ATOMIC_SIZE, self._gatherer.call
+        )
         local, target = (buffer.address, buffer.lkey), (remote.addr, remote.rkey)
         result = 0
 

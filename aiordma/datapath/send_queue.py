@@ -118,13 +118,16 @@ class SendQueue:
         self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, flags)
         self._enqueue(buffer)
 
-    def post(self, post: Post, lent: Lent | None) -> None:
+    def post(self, post: Post, lent: Lent | None, *, reads: bool = False) -> None:
         """Post another request from a reserved place: `post` is given a wr_id and flags.
+
+        One that itself `reads` needs no fence, as reads are done in order; and iWARP allows none.
 
         Raises:
             VerbsError: the device refused; the place and `lent` are still the caller's.
         """
-        post(self._qp, self._first_wr_id + self._number, self._order | SIGNALED)
+        order = UNSIGNALED if reads else self._order
+        post(self._qp, self._first_wr_id + self._number, order | SIGNALED)
         self._enqueue(lent)
 
     def close_tail(self) -> None:

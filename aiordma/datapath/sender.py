@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiordma.datapath.gather import Call, Gathered, Gatherer
+from aiordma.datapath.gather import Gathered, Gatherer
 from aiordma.datapath.operation import Operations
-from aiordma.datapath.owner import Owner
-from aiordma.datapath.send_queue import Post, SendQueue
+from aiordma.datapath.send_queue import Post
 from aiordma.enums import WcOpcode, WrOpcode
 from aiordma.errors import VerbsError
 from aiordma.memory import RemoteBuffer
@@ -23,22 +22,14 @@ class Sender:
     """Sends messages. Any number of tasks may send; those of one task arrive in their order."""
 
     def __init__(
-        self,
-        sends: SendQueue,
-        operations: Operations,
-        gatherer: Gatherer,
-        owner: Owner,
-        options: ConnectionOptions,
-        call: Call,
+        self, operations: Operations, gatherer: Gatherer, options: ConnectionOptions
     ) -> None:
-        self._sends = sends
+        self._sends = operations.sends
+        self._owner = operations.owner
         self._operations = operations
         self._gatherer = gatherer
-        self._owner = owner
         self._max_inline = options.max_inline
         self._max_size = options.max_message_size
-        # Through the id's own queue of calls, so that its destruction waits for them.
-        self._call = call
 
     async def copy(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         """Copy and post one message. See Connection.send."""
@@ -65,7 +56,7 @@ class Sender:
     async def _copy_to_buffer(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         buffer = self._sends.try_buffer(nbytes)
         if buffer is None:
-            buffer = await self._sends.buffer(nbytes, self._call)
+            buffer = await self._sends.buffer(nbytes, self._gatherer.call)
         try:
             self._owner.check_open()
             self._sends.post_copy(buffer, data, imm)

@@ -42,47 +42,40 @@ class Traffic:
         receives: SharedReceives | None,
     ) -> None:
         loop, device = cm.loop, cm.device()
-        self._cm = cm
         self._owner = owner
         self._receives = receives
         self._qp: QueuePair | None = None
+        # On iWARP one more: as long as that is there at the end, no message was lost (see ran_dry).
+        receive_depth = options.recv_depth + device.is_iwarp
         caps = QueuePairCaps(
             max_send_wr=options.send_depth,
-            max_recv_wr=0 if receives else options.recv_depth,
+            max_recv_wr=0 if receives else receive_depth,
             max_send_sge=options.max_sge,
             max_inline_data=options.max_inline,
         )
         self._berth = Berth(cm, self, caps)
         self._busy_sending = BusyPoll(self._berth.shared, options.busy_poll)
         self._busy_receiving = BusyPoll(self._berth.shared, options.busy_poll)
+
         # InfiniBand lays down what close_tail() posts; iWARP devices may differ.
         self.sends = SendQueue(loop, options.send_depth, selective=not device.is_iwarp)
-        self._operations = Operations(loop, self.sends, owner, self._busy_sending)
-        call = cm.handle.call
-        self._gatherer = Gatherer(self.sends, options.max_sge, call)
-        self.sender = Sender(self.sends, self._operations, self._gatherer, owner, options, call)
-        self.remote = RemoteAccess(
-            loop,
-            device,
-            self.sends,
-            self._operations,
-            self._gatherer,
-            owner,
-            call,
-            options.max_inline,
-        )
-        self.windows = Windows(cm, self._operations)
+        operations = Operations(loop, self.sends, owner, self._busy_sending)
+        self._gatherer = Gatherer(self.sends, options.max_sge, cm.handle.call)
+        self.sender = Sender(operations, self._gatherer, options)
+        self.remote = RemoteAccess(device, operations, self._gatherer, options.max_inline)
+        self.windows = Windows(cm, operations)
+
         self._ring = (
-            receives.ring if receives else ReceiveRing(options.recv_depth, options.max_message_size)
+            receives.ring if receives else ReceiveRing(receive_depth, options.max_message_size)
         )
         self.receiver = Receiver(loop, self._ring, owner, self.sends.stats, self._busy_receiving)
+        self._receives_flushed = 0
+        self.counts_flushes = receives is None and not device.is_iwarp
+        """Whether the end of the last receive tells that no message is to come any more."""
         if receives is not None:
             receives.use()
         if receives is not None or device.is_iwarp:
             self.receiver.spill(options.recv_backlog)
-        self.counts_flushes = receives is None and not device.is_iwarp
-        """Whether the end of the last receive tells that no message is to come any more."""
-        self._receives_flushed = 0
 
     def prepare(self) -> QueuePair:
         """Make the queue pair, and get everything ready to receive. In a worker thread.

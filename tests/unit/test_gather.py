@@ -187,6 +187,14 @@ async def test_neighbours_of_another_key_are_segments_of_their_own() -> None:
     gathered.release()
 
 
+async def test_what_is_released_twice_comes_back_once() -> None:
+    rig, region = Rig(), FakeRegion()
+    gathered = await rig.sources([region, b"copy"])
+    for _ in range(2):
+        gathered.release()
+        assert (region.uses, rig.pool.is_whole) == (0, True)
+
+
 async def test_empty_pieces_are_no_segments() -> None:
     rig, region = Rig(), FakeRegion()
     gathered = await rig.sources([b"", region[:0], b"a", region[5:5], b"", region[:10], b""])
@@ -289,7 +297,7 @@ async def test_copies_for_which_there_is_no_memory_lend_nothing() -> None:
         raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
     rig, region = Rig(free_buffers=0), FakeRegion()
-    rig.gatherer._call = fail
+    rig.gatherer.call = fail
     with pytest.raises(VerbsError, match="ibv_reg_mr"):
         await rig.sources([region, b"copy"])
     assert region.uses == 0
@@ -309,7 +317,7 @@ async def test_cancelling_while_a_buffer_is_waited_for_lends_nothing() -> None:
         await asyncio.Event().wait()
 
     rig, region = Rig(free_buffers=0), FakeRegion()
-    rig.gatherer._call = never
+    rig.gatherer.call = never
     task = asyncio.create_task(rig.sources([region, b"copy"]))
     await asyncio.sleep(0)
     task.cancel()

@@ -12,7 +12,7 @@ from datapath_fakes import FakeOwner, SendRig, no_polling
 
 from aiordma import LocalClosed, PeerClosed, RdmaError, VerbsError, WorkRequestError
 from aiordma.datapath import Operation
-from aiordma.datapath.operation import FENCED, Operations
+from aiordma.datapath.operation import READING, Operations
 from aiordma.enums import SendFlags, WcOpcode, WcStatus, WrOpcode
 from aiordma.loop import running_loop
 
@@ -232,7 +232,7 @@ async def test_what_cannot_be_posted_for_another_reason_is_given_back() -> None:
     assert rig.queue.try_reserve()
 
 
-@pytest.mark.parametrize("opcode", sorted(FENCED))
+@pytest.mark.parametrize("opcode", sorted(READING))
 async def test_after_a_read_that_was_given_up_all_waits_until_it_has_ended(
     opcode: WcOpcode,
 ) -> None:
@@ -247,7 +247,7 @@ async def test_after_a_read_that_was_given_up_all_waits_until_it_has_ended(
     assert not rig.next_is_fenced()
 
 
-@pytest.mark.parametrize("opcode", sorted(set(WcOpcode) - FENCED))
+@pytest.mark.parametrize("opcode", sorted(set(WcOpcode) - READING))
 async def test_after_others_that_were_given_up_nothing_waits(opcode: WcOpcode) -> None:
     rig = Rig()
     task = await rig.under_way(opcode)

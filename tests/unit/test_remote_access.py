@@ -56,9 +56,7 @@ class Rig(SendRig):
         gatherer = Gatherer(self.queue, 4, call_at_once)
         gatherer.pd = HERE
         device: Any = FakeDevice(is_iwarp, **({"max_sge_rd": 30} | limits))
-        self.remote = RemoteAccess(
-            loop, device, self.queue, operations, gatherer, self.owner, call_at_once, MAX_INLINE
-        )
+        self.remote = RemoteAccess(device, operations, gatherer, MAX_INLINE)
         self.remote.negotiated(turns)
 
     def end(self, status: WcStatus = WcStatus.SUCCESS) -> None:

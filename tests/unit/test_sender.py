@@ -15,7 +15,6 @@ from datapath_fakes import (
     FakeOwner,
     FakeRegion,
     SendRig,
-    call_at_once,
     no_polling,
 )
 
@@ -46,9 +45,9 @@ class Rig(SendRig):
         loop = running_loop()
         self.owner = FakeOwner()
         operations = Operations(loop, self.queue, self.owner, no_polling())
-        gatherer = Gatherer(self.queue, 4, call_at_once)
+        gatherer = Gatherer(self.queue, 4, self.call)
         gatherer.pd = HERE
-        self.sender = Sender(self.queue, operations, gatherer, self.owner, OPTIONS, self.call)
+        self.sender = Sender(operations, gatherer, OPTIONS)
 
     async def call(self, function: Callable[[], None]) -> None:
         function()
@@ -167,7 +166,7 @@ async def test_a_connection_that_ends_while_memory_is_registered() -> None:
         function()
         rig.owner.break_off(PeerClosed("closed there"))
 
-    rig.sender._call = call
+    rig.sender._gatherer.call = call
     with pytest.raises(PeerClosed):
         await rig.copy(bytes(100))
     assert rig.pool.is_whole
@@ -179,7 +178,7 @@ async def test_cancelling_while_memory_is_registered_sends_nothing() -> None:
         await asyncio.Event().wait()
 
     rig = Rig(free_buffers=0, depth=1)
-    rig.sender._call = never
+    rig.sender._gatherer.call = never
     task = asyncio.create_task(rig.copy(bytes(100)))
     await settle()
     task.cancel()
@@ -194,7 +193,7 @@ async def test_memory_that_cannot_be_registered_is_told_as_it_is() -> None:
         raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
     rig = Rig(free_buffers=0, depth=1)
-    rig.sender._call = fail
+    rig.sender._gatherer.call = fail
     for _ in range(3):
         with pytest.raises(VerbsError):
             await rig.copy(bytes(100))

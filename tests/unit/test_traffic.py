@@ -77,7 +77,7 @@ class Rig:
         self.qp, self.pool = FakeQueuePair(16), FakePool(2)
         self.traffic.sends.open(self.qp, self.pool, SEND_WR_ID)  # type: ignore[arg-type]
         self.ring = self.traffic._ring
-        pages: Any = FakePages(None, SLOTS * SLOT_SIZE, None)  # type: ignore[arg-type]
+        pages: Any = FakePages(None, self.ring.slots * SLOT_SIZE, None)  # type: ignore[arg-type]
         self.ring._region = pages
         self.queue = FakeReceiveQueue(pages)
         self.ring.post_all(self.queue, RECV_WR_ID)
