@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from aiordma.blocks import AbortableBlock
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.datapath import ConnectionStats, Message, is_registered, joined
 from aiordma.endpoint import Endpoint
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aiordma.datapath.gather import Source
 
 
-class Connection(OneSided):
+class Connection(OneSided, AbortableBlock):
     """A reliable connection that carries whole messages, in order (RDMA's RC queue pair).
 
     From `connect()`, or from accepting a ConnectRequest. It is closed by `aclose()`, or by leaving
@@ -231,19 +231,6 @@ class Connection(OneSided):
         The peer is told to disconnect; everything is destroyed in the background.
         """
         self._endpoint.abort()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if exc is not None and not isinstance(exc, Exception):
-            self.abort()
-        await self.aclose()
 
     def __del__(self) -> None:
         endpoint = getattr(self, "_endpoint", None)

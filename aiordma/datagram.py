@@ -7,9 +7,9 @@ import logging
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from aiordma.blocks import AbortableBlock
 from aiordma.cm import AsyncCmId
 from aiordma.datagrams import (
     Datagram,
@@ -81,7 +81,7 @@ async def _open_at(address: SocketAddress, options: DatagramOptions) -> Datagram
     return DatagramEndpoint(engine)
 
 
-class DatagramEndpoint:
+class DatagramEndpoint(AbortableBlock):
     """Sends datagrams to peers and groups, and receives them (RDMA's UD queue pair).
 
     From `open_datagram()`. Datagrams arrive whole or not at all; they may be lost, doubled or
@@ -291,19 +291,6 @@ class DatagramEndpoint:
         Everything is destroyed in the background.
         """
         self._engine.abort()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if exc is not None and not isinstance(exc, Exception):
-            self.abort()
-        await self.aclose()
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)

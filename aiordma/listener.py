@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
-from typing import Self
 
+from aiordma.blocks import AsyncBlock
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.connection import Connection
 from aiordma.datapath import SharedReceives
@@ -159,7 +158,7 @@ class ConnectRequest:
         return f"<ConnectRequest from {host} port {port}>"
 
 
-class Listener:
+class Listener(AsyncBlock):
     """Connection requests, one after another: `async for request in listener`.
 
     From `listen()`. Closing it rejects the requests that nobody has taken, and leaves the
@@ -310,17 +309,6 @@ class Listener:
         for cm in self._cms:
             cm.abort()
         self._sharing.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         host, port = self._local_address

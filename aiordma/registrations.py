@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from aiordma.blocks import Block
 from aiordma.connection import Connection
 from aiordma.enums import AccessFlags
 from aiordma.errors import LocalClosed
@@ -30,7 +30,7 @@ class _Entry:
         self.wanted = True
 
 
-class RegistrationCache:
+class RegistrationCache(Block):
     """Registers buffers for the connections of one loop and device, and keeps them registered.
 
     Closing a region from here leaves its buffer pinned, and exported: it can be neither freed nor
@@ -135,17 +135,6 @@ class RegistrationCache:
         self._closed = True
         for key in [*self._entries]:
             self._drop(key)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _key_of(buffer: Buffer, access: AccessFlags) -> _Key:

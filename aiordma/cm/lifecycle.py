@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Self
 
+from aiordma.blocks import AsyncBlock
 from aiordma.cm.failures import error_for_event
 from aiordma.cm.handle import IdHandle
 from aiordma.cm.states import FINAL, CmCall, CmState, after_call, after_event
@@ -20,7 +19,7 @@ _ANSWERS = frozenset({CmEventType.CONNECT_RESPONSE, CmEventType.ESTABLISHED})
 _QUERY_FAILURES = frozenset({CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR})
 
 
-class CmLifecycle:
+class CmLifecycle(AsyncBlock):
     """What every id does, in whichever mode, whatever it is used for.
 
     Calls move the state before they are made, so that an event that overtakes their return finds
@@ -195,17 +194,6 @@ class CmLifecycle:
         except BaseException:
             self.abort()
             raise
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def __del__(self) -> None:
         if getattr(self, "state", CmState.CLOSED) is CmState.CLOSED:

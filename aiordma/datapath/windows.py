@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
+from aiordma.blocks import Block
 from aiordma.cm import AsyncCmId
 from aiordma.datapath.operation import Operations
 from aiordma.enums import AccessFlags, WcOpcode
@@ -15,7 +14,7 @@ from aiordma.verbs import MemoryWindow as RawWindow
 from aiordma.verbs import ProtectionDomain, QueuePair
 
 
-class MemoryWindow:
+class MemoryWindow(Block):
     """A key of its own for a part of a region, good on one connection. See ibv_alloc_mw(3).
 
     From `Connection.bind()`. The peer puts an end to it by a message that invalidates it
@@ -35,17 +34,6 @@ class MemoryWindow:
         On the loop's thread. A peer that uses it afterwards loses the connection.
         """
         self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Windows:

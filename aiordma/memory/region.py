@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from aiordma._native import BufferExporter
+from aiordma.blocks import AsyncBlock, Block
 from aiordma.enums import AccessFlags
 from aiordma.loop import WaitQueue, refuse_forked_child, running_loop
 from aiordma.memory.flat import flat
@@ -21,7 +21,7 @@ Dispose = Callable[[Registration, Callable[[], None]], None]
 """Unpins, without blocking; calls the second on the loop's thread when that is done."""
 
 
-class MemoryRegion(BufferExporter):
+class MemoryRegion(BufferExporter, Block, AsyncBlock):
     """A buffer whose pages are pinned, so that the device can reach them. See ibv_reg_mr(3).
 
     From `Connection.register()` or `allocate()`; good for every connection of the same loop on
@@ -165,28 +165,6 @@ class MemoryRegion(BufferExporter):
             if hasattr(self, "_exported"):
                 del self._exported
             self._dispose(self._registration, self._over)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_is_closed", True):

@@ -84,10 +84,15 @@ async def test_those_who_want_the_same_wait_for_one(rig: Rig) -> None:
 
 
 async def test_a_slow_one_does_not_hold_up_the_others(rig: Rig) -> None:
-    go = threading.Event()
-    rig.make.during = go.wait
+    begun, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go.wait()
+
+    rig.make.during = wait
     slow = asyncio.create_task(rig.book.borrow(way(1)))
-    await asyncio.sleep(0.01)
+    await asyncio.to_thread(begun.wait)
     rig.make.during = lambda: None
     await rig.book.borrow(way(2))
     assert not slow.done()

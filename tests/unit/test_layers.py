@@ -17,7 +17,7 @@ MAX_LINES = 400
 
 LAYERS = {
     0: ["_native"],
-    1: ["enums", "errors", "options", "rdmacm", "verbs"],
+    1: ["blocks", "enums", "errors", "options", "rdmacm", "verbs"],
     2: ["loop", "memory"],
     3: ["dispatch"],
     4: ["cm", "datagrams", "datapath", "endpoint", "opening", "registering", "resolve"],
