@@ -53,6 +53,9 @@ TOO_FAST = (
 )
 # A device that has not flushed a queue pair by then has forgotten something.
 FLUSH_SECONDS = 10.0
+# On iWARP the connecting side has the first word: what comes before it is ready to hear, right
+# behind the answer to its request, ends the connection. If it says nothing, it is ready by then.
+FIRST_WORD_SECONDS = 0.05
 # How long a queue pair that failed has for saying why, in the completion of a request.
 EXPLAINING_SECONDS = 0.5
 
@@ -85,6 +88,8 @@ class Endpoint:
         self._nothing_to_come = False
         self._flushing: Deadline | None = None
         self._failing: Deadline | None = None
+        self._first_word: Deadline | None = None
+        self._has_heard = False
         self.traffic = Traffic(cm, self, options, receives)
         cm.on_change = self._on_cm_change
         cm.handle.on_released(self._release)
@@ -124,7 +129,12 @@ class Endpoint:
         if not self.device.is_iwarp:
             resources = min(resources, options.responder_resources)
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
+        sends = self.traffic.sends
+        if self.device.is_iwarp:
+            sends.hold()
         await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
+        if self.device.is_iwarp:
+            self._first_word = Deadline(self.cm.loop, FIRST_WORD_SECONDS, sends.let_go)
         self._begin(depth)
 
     def _parameters(self, private_data: bytes, resources: int, depth: int) -> ConnectionParameters:
@@ -198,6 +208,10 @@ class Endpoint:
 
     def message_arrived(self) -> None:
         """The peer has sent something: it has seen the connection made."""
+        if self._has_heard:
+            return
+        self._has_heard = True
+        self.traffic.sends.let_go()
         if self.cm.state is CmState.ACCEPTING:
             self.cm.notify_established()
 
@@ -334,7 +348,7 @@ class Endpoint:
     def _release(self) -> None:
         """The queue pair is destroyed: let go of what is shared."""
         self.cm.on_change = None
-        for deadline in (self._flushing, self._failing):
+        for deadline in (self._flushing, self._failing, self._first_word):
             if deadline is not None:
                 deadline.cancel()
         self.traffic.release()

@@ -58,6 +58,7 @@ class SendQueue:
         # A full queue always has a signalled request in it, which empties it.
         self._interval = max(1, depth // 4) if selective else 1
         self._unsignalled = 0
+        self._held = 0
         self._strays = 0
         self._order = UNSIGNALED
         self.stats = ConnectionStats()
@@ -84,6 +85,15 @@ class SendQueue:
     def unreserve(self) -> None:
         """Give back a place that was not used."""
         self._slots.release()
+
+    def hold(self) -> None:
+        """Have no place for anybody until let_go(), while nothing is posted yet."""
+        self._held, self._slots.free = self._slots.free, 0
+
+    def let_go(self) -> None:
+        """End that. Idempotent."""
+        held, self._held = self._held, 0
+        self._slots.release(held)
 
     # --- requests ---
 

@@ -92,6 +92,28 @@ async def test_a_read_is_given_up_while_it_waits(address: DeviceAddress) -> None
         await pair.client.read(far.remote, near)
 
 
+async def test_the_accepting_side_may_greet(address: DeviceAddress) -> None:
+    """Which iWARP does not allow at once."""
+    async with (
+        asyncio.timeout(2 * PATIENCE),
+        aiordma.listen(address.host, 0) as listener,
+        asyncio.TaskGroup() as tasks,
+    ):
+
+        async def greet(connection: aiordma.Connection) -> None:
+            await connection.send(b"welcome")
+            assert await connection.recv() == b"thanks"
+
+        serving = tasks.create_task(listener.serve(greet))
+        for _ in range(10):
+            async with aiordma.connect(*listener.local_address) as connection:
+                assert await connection.recv() == b"welcome"
+                await connection.send(b"thanks")
+                assert [message async for message in connection] == []
+        await listener.aclose()
+        await serving
+
+
 @pytest.mark.parametrize("size", [100, 100_000])
 async def test_what_follows_a_read_that_was_given_up(address: DeviceAddress, size: int) -> None:
     """Others wait for its end, by a fence, and reads need none."""

@@ -210,3 +210,17 @@ async def test_a_flush_that_never_comes_is_not_waited_for_without_end(
     async with asyncio.timeout(5):
         with pytest.raises(PeerClosed):
             await task
+
+
+@pytest.mark.asyncio
+async def test_the_first_message_lets_the_accepting_side_send(connected: Endpoint) -> None:
+    sends = connected.traffic.sends
+    sends.hold()
+    assert not sends.try_reserve()
+    connected.message_arrived()
+    assert sends.try_reserve()
+    sends.unreserve()
+    sends.hold()
+    connected.message_arrived()  # not the first any more
+    assert not sends.try_reserve()
+    sends.let_go()

@@ -543,3 +543,16 @@ async def test_every_datagram_is_signalled(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(sends) == 32
     sends.completed(31)
     assert (len(released), len(pool.home)) == (32, 16)
+
+
+async def test_a_queue_that_is_held_has_places_when_it_is_let_go() -> None:
+    rig = SendRig()
+    rig.queue.hold()
+    assert not rig.queue.try_reserve()
+    waiting = asyncio.create_task(rig.queue.reserve())
+    await settle()
+    assert not waiting.done()
+    rig.queue.let_go()
+    rig.queue.let_go()
+    await asyncio.wait_for(waiting, timeout=5)
+    assert [rig.queue.try_reserve() for _ in range(DEPTH)] == [True] * (DEPTH - 1) + [False]
