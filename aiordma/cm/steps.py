@@ -218,14 +218,6 @@ class CmSteps(CmQueues, ABC):
 
     # --- being connected to ---
 
-    def listen(self, backlog: int = 0) -> None:
-        """Listen: rdma_listen(3). At most `backlog` requests wait unread (0: 1024).
-
-        Raises:
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken).
-        """
-        self._call_now(CmCall.LISTEN, lambda: self.cm_id.listen(backlog))
-
     async def accept(
         self,
         parameters: ConnectionParameters | None = None,
@@ -323,11 +315,8 @@ class CmSteps(CmQueues, ABC):
         try:
             self.cm_id.disconnect()
         except VerbsError as error:
-            if not error.would_block:
-                # iWARP, and the peer was faster: its disconnect is on the way here.
-                logger.debug("ignored: %s", error)
-                return
-            raise
+            # iWARP, and the peer was faster: its disconnect is on the way here.
+            logger.debug("ignored: %s", error)
 
     def start_disconnect(self) -> None:
         """disconnect() in the background, if there is a connection; nothing else happens if not."""
