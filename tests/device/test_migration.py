@@ -28,9 +28,9 @@ async def sync_listener(address: DeviceAddress) -> SyncCmId:
     return listener
 
 
-async def async_listener(address: DeviceAddress) -> AsyncCmId:
+async def async_listener(address: DeviceAddress, host: str | None = None) -> AsyncCmId:
     listener = await AsyncCmId.create()
-    listener.bind_addr(parse_address(address.host))
+    listener.bind_addr(parse_address(host or address.host))
     listener.listen()
     return listener
 
@@ -194,16 +194,17 @@ async def keep_asking(address: DeviceAddress, port: int) -> None:
         await ask(address, port)
 
 
-async def test_migrating_back_and_forth_under_load(address: DeviceAddress) -> None:
+@pytest.mark.parametrize("host", [None, "0.0.0.0"])
+async def test_migrating_back_and_forth_under_load(address: DeviceAddress, host: str) -> None:
     """Clients keep asking while the listener moves; every one of them is answered."""
     async with asyncio.timeout(2 * PATIENCE):
-        listener = await async_listener(address)
+        listener = await async_listener(address, host)
         port = listener.local_address[1]
         asking = asyncio.gather(*(keep_asking(address, port) for _ in range(3)))
         moves = 0
         while not asking.done():
             waiting = await listener.migrate(None)
-            await answer_within(waiting, 0.05)
+            await answer_within(waiting, 0.01 * (moves % 5))
             listener = await waiting.migrate()
             await answer_within(listener, 0.05)
             moves += 1

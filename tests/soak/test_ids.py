@@ -84,6 +84,7 @@ async def test_a_listener_that_keeps_moving(
     address: DeviceAddress, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From loop to threads and back, while clients ask: every one of them is answered."""
+    chance = random.Random(4)
     figures: Counter[str] = Counter()
 
     async def keep_asking(where: tuple[str, int], stop: asyncio.Event) -> None:
@@ -107,7 +108,7 @@ async def test_a_listener_that_keeps_moving(
 
     async def reject_for_a_while(listener: AsyncCmId | SyncCmId) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(0.1):
+            async with asyncio.timeout(chance.uniform(0, 0.1)):
                 while True:
                     request = await listener.get_request()
                     request.reject(b"heard")
