@@ -42,6 +42,7 @@ class CmListening(CmSteps):
         super().__init__(handle, state, event)
         self._requests: deque[PendingRequest] = deque()
         self._backlog = MAX_BACKLOG
+        self._has_listened = state is CmState.LISTENING
 
     def listen(self, backlog: int = 0) -> None:
         """Listen: rdma_listen(3). At most `backlog` requests wait to be taken (0: 1024).
@@ -53,6 +54,7 @@ class CmListening(CmSteps):
             BusyError: a call on the id is under way.
         """
         self._call_now(CmCall.LISTEN, lambda: self._listen(backlog))
+        self._has_listened = True
         self._backlog = backlog if 0 < backlog < MAX_BACKLOG else MAX_BACKLOG
 
     def _listen(self, backlog: int) -> None:
@@ -96,7 +98,7 @@ class CmListening(CmSteps):
         heir.established, heir.context = self.established, self.context
         heir._failure = self._failure
         heir._requests, self._requests = self._requests, deque()
-        heir._backlog = self._backlog
+        heir._backlog, heir._has_listened = self._backlog, self._has_listened
         self._move_away()
 
     def abandon(self) -> None:

@@ -59,7 +59,7 @@ class SyncCmId(CmListening):
         channel = OwnChannel()
         try:
             cm_id = CmId.create(channel, port_space)
-        except VerbsError:
+        except BaseException:
             channel.let_go()
             raise
         return cls(IdHandle(loop, cm_id, channel), CmState.IDLE, None)
@@ -271,13 +271,13 @@ class SyncCmId(CmListening):
                 return self._move_to(dispatcher)
 
     def _move_to(self, dispatcher: CmDispatcher) -> AsyncCmId:
-        listens = self.state is CmState.LISTENING
-        if not listens:
+        # On the loop's thread, with nobody reading the channel meanwhile.
+        if not self._has_listened:
             self.handle.move_to_loop(dispatcher)
         self._channel = None
         heir = AsyncCmId(self.handle, dispatcher, self.state, self.event)
         self._pass_on_to(heir)
-        if not listens:
+        if not heir._has_listened:
             # The kernel moves events without waking those who watch the descriptor.
             dispatcher.read_all()
         return heir
