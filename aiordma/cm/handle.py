@@ -41,10 +41,11 @@ class IdHandle:
         self.cm_id = cm_id
         self.channel = channel
         """The channel that it has to itself, and holds; None: it is on one that ids share."""
+        self.channel_lock = threading.Lock()
+        """Held by a call that is made through the channel, in a thread, at any time."""
         self.slow = False
         """Whether destroying can take seconds, as it can on iWARP."""
         self._jobs = SerialJobs()
-        self._calling = threading.Lock()  # held by the call that is under way
         self._waits: set[Interrupt] = set()
         self._wait_ended = threading.Condition()
         self._device: Device | None = None
@@ -111,7 +112,7 @@ class IdHandle:
             VerbsError: EMFILE; ENXIO (the device is gone).
             BusyError: a call on the id is under way.
         """
-        with self._no_call():
+        with self._changing_channel():
             channel = OwnChannel()
             try:
                 self.cm_id.migrate(channel)
@@ -123,7 +124,7 @@ class IdHandle:
 
     def move_to_loop(self, dispatcher: CmDispatcher) -> None:
         """Move the id to the channel that ids of a loop share. Otherwise as the other."""
-        with self._no_call():
+        with self._changing_channel():
             dispatcher.adopt_id(self.cm_id)
             self._change_channel(None)
 
@@ -133,14 +134,13 @@ class IdHandle:
             left.let_go()
 
     @contextmanager
-    def _no_call(self) -> Iterator[None]:
-        """Calls on the id use its channel."""
-        if not self._calling.acquire(blocking=False):
+    def _changing_channel(self) -> Iterator[None]:
+        if not self.channel_lock.acquire(blocking=False):
             raise BusyError("a call on this id is under way")
         try:
             yield
         finally:
-            self._calling.release()
+            self.channel_lock.release()
 
     # --- calls ---
 
@@ -154,13 +154,8 @@ class IdHandle:
         """
         if self._started:
             raise LocalClosed("closed on this side")
-
-        def call() -> T:
-            with self._calling:
-                return function()
-
         pool = parking if parked else workers
-        return await run_in_worker(self.loop, call, lambda job: self._jobs.submit(job, pool))
+        return await run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
 
     async def wait(self, function: Callable[[Interrupt], T], *, in_turn: bool = True) -> T:
         """Await `function(interrupt)`, which waits in a worker thread for as long as it takes.
@@ -209,8 +204,7 @@ class IdHandle:
             if self._started:
                 return
             try:
-                with self._calling:
-                    function()
+                function()
             except RdmaError as error:
                 logger.debug("ignored: %s", error)
 

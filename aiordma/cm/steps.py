@@ -313,7 +313,8 @@ class CmSteps(CmQueues, ABC):
 
     def _disconnect(self) -> None:
         try:
-            self.cm_id.disconnect()
+            with self.handle.channel_lock:
+                self.cm_id.disconnect()
         except VerbsError as error:
             # iWARP, and the peer was faster: its disconnect is on the way here.
             logger.debug("ignored: %s", error)
@@ -370,7 +371,12 @@ class CmSteps(CmQueues, ABC):
         """
         self._check_open()
         self.handle.not_before_destroyed(group)
-        await self.handle.call(lambda: self.cm_id.leave_multicast(group))
+
+        def leave() -> None:
+            with self.handle.channel_lock:
+                self.cm_id.leave_multicast(group)
+
+        await self.handle.call(leave)
 
 
 def _query_error(kind: CmEventType, error: VerbsError, peer: str) -> Exception:

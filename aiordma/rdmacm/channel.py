@@ -33,16 +33,6 @@ class EventChannel:
         pointer = lib.rdma_create_event_channel()
         if pointer == ffi.NULL:
             raise last_error("rdma_create_event_channel")
-        self._take(pointer)
-
-    @classmethod
-    def borrow(cls, pointer: EventChannelPtr) -> EventChannel:
-        """A channel that belongs to an id, made non-blocking; not to be closed."""
-        borrowed = cls.__new__(cls)
-        borrowed._take(pointer)
-        return borrowed
-
-    def _take(self, pointer: EventChannelPtr) -> None:
         self.pointer = pointer
         self.fd = pointer.fd
         self._events = ffi.new("struct aiordma_cm_event[]", EVENT_BATCH)

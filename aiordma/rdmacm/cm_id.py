@@ -264,14 +264,6 @@ class CmId(IdSetup):
         result = lib.aiordma_write_cm_event(self.pointer, CmEventType.USER, status, arg)
         check(result, "rdma_write_cm_event")
 
-    def private_channel(self) -> EventChannel:
-        """The event channel of a synchronous id, made non-blocking: not to be closed.
-
-        Calls then fail with EAGAIN where they would block, the operation having begun, and its
-        event is to be read from the channel.
-        """
-        return EventChannel.borrow(self.pointer.channel)
-
     # --- the end ---
 
     def own_objects(self) -> OwnObjects:

@@ -30,9 +30,11 @@ from aiordma.enums import CmEventType
 from aiordma.loop import SerialJobs, handing, parking, running_loop
 from aiordma.loop.workers import WorkerPool
 from aiordma.rdmacm import CmEvent, ConnectionParameters
+from aiordma.verbs import QueuePairCaps, QueuePairInit
 
 E, S = CmEventType, CmState
 PARAMETERS = ConnectionParameters()
+SMALL = QueuePairInit(QueuePairCaps(max_send_wr=1, max_recv_wr=1))
 PATIENCE = 10
 
 
@@ -489,7 +491,7 @@ async def test_an_id_does_not_listen_in_the_middle_of_a_call(
     """It would change the channel under the call."""
     async with cm.make_id() as cm_id:
         raw_of(cm_id).during["create_qp"] = lambda: gate.wait(PATIENCE)  # type: ignore[assignment,return-value]
-        call = asyncio.create_task(cm_id.handle.call(raw_of(cm_id).create_qp))
+        call = asyncio.create_task(cm_id.create_qp(SMALL, pd=object()))  # type: ignore[arg-type]
         await eventually(lambda: "create_qp" in raw_of(cm_id).calls)
         with pytest.raises(BusyError):
             cm_id.listen()
