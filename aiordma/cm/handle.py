@@ -42,7 +42,7 @@ class IdHandle:
         self.channel = channel
         """The channel that it has to itself, and holds; None: it is on one that ids share."""
         self.channel_lock = threading.Lock()
-        """Held by a call that is made through the channel, in a thread, at any time."""
+        """Held by a worker thread in a call that uses the channel and may come at any time."""
         self.slow = False
         """Whether destroying can take seconds, as it can on iWARP."""
         self._jobs = SerialJobs()
@@ -123,7 +123,10 @@ class IdHandle:
             return channel
 
     def move_to_loop(self, dispatcher: CmDispatcher) -> None:
-        """Move the id to the channel that ids of a loop share. Otherwise as the other."""
+        """Move the id to the channel that the ids of a loop share: rdma_migrate_id(3).
+
+        As move_to_own_channel() otherwise, but it needs no descriptor.
+        """
         with self._changing_channel():
             dispatcher.adopt_id(self.cm_id)
             self._change_channel(None)
