@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from aiordma.cm.handle import IdHandle
+from aiordma.cm.listening import CmListening
 from aiordma.cm.states import CmState
 from aiordma.cm.step import Place, Step
-from aiordma.cm.steps import CmSteps
 from aiordma.dispatch import CmDispatcher
-from aiordma.enums import CmEventType, PortSpace
+from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, VerbsError
 from aiordma.loop import WaitQueue, running_loop
-from aiordma.rdmacm import CmEvent, CmId
+from aiordma.rdmacm import CmEvent, OwnChannel
 
 if TYPE_CHECKING:
     from aiordma.cm.sync_id import SyncCmId
 
 logger = logging.getLogger(__name__)
 
-# What rdma_listen() makes of a backlog of 0, unless the administrator changed it.
-MAX_BACKLOG = 1024
 
-
-class AsyncCmId(CmSteps):
+class AsyncCmId(CmListening):
     """A communication identifier whose events come through the running loop.
 
     Make one with `await AsyncCmId.create()`; a listening one yields others from get_request(), or
@@ -42,11 +38,12 @@ class AsyncCmId(CmSteps):
         self.on_change: Callable[[], None] | None = None
         """Called on the loop's thread after each event, and after abort()."""
         self._changed = WaitQueue(handle.loop)
-        self._requests: deque[AsyncCmId] = deque()
-        self._backlog = MAX_BACKLOG
         self._dispatcher = dispatcher
-        handle.on_released(dispatcher.release)
+        self._stop_watching: Callable[[], None] | None = None
         dispatcher.register(handle.cm_id, self)
+        handle.on_released(dispatcher.release)
+        if handle.channel is not None:
+            self._watch(handle.channel)
 
     @classmethod
     async def create(cls, port_space: PortSpace = PortSpace.TCP) -> AsyncCmId:
@@ -59,8 +56,9 @@ class AsyncCmId(CmSteps):
         """
         loop = running_loop()
         dispatcher = await CmDispatcher.of(loop)
-        handle = IdHandle(loop, dispatcher.create_id(port_space))
-        return cls(handle, dispatcher, CmState.IDLE, None)
+        with dispatcher.kept_open():
+            handle = IdHandle(loop, dispatcher.create_id(port_space))
+            return cls(handle, dispatcher, CmState.IDLE, None)
 
     # --- waiting ---
 
@@ -92,8 +90,6 @@ class AsyncCmId(CmSteps):
 
     def handle_event(self, event: CmEvent) -> None:
         """Take an event from the dispatcher."""
-        if event.type is CmEventType.CONNECT_REQUEST:
-            self._handle_request(event)
         super().handle_event(event)
         self._notify()
 
@@ -104,16 +100,15 @@ class AsyncCmId(CmSteps):
 
     # --- being connected to ---
 
-    def listen(self, backlog: int = 0) -> None:
-        """Listen: rdma_listen(3). At most `backlog` requests wait unread (0: 1024).
+    def _listen(self, backlog: int) -> None:
+        if self.handle.channel is None:
+            self._watch(self.handle.move_to_own_channel())
+        super()._listen(backlog)
 
-        Requests that come when so many wait are rejected.
-
-        Raises:
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken).
-        """
-        super().listen(backlog)
-        self._backlog = backlog if 0 < backlog < MAX_BACKLOG else MAX_BACKLOG
+    def _watch(self, channel: OwnChannel) -> None:
+        """Have the loop read the channel, too, until everything is destroyed, or migrates."""
+        self._stop_watching = self._dispatcher.watch(self.cm_id, channel)
+        self.handle.on_released(self._stop_watching)
 
     async def get_request(self) -> AsyncCmId:
         """Wait for a connection request: an id in state REQUESTED, to be accepted or rejected.
@@ -137,10 +132,17 @@ class AsyncCmId(CmSteps):
             LocalClosed: the id is closed.
             DeviceRemoved: the device it was bound to went away.
         """
-        if self._requests:
-            return self._requests.popleft()
-        if self.state is not CmState.LISTENING:
-            raise self._error("the listener", CmState.LISTENING)
+        while self._requests:
+            request = self._requests.popleft()
+            try:
+                request.handle.move_to(self.loop)
+                request.handle.move_to_loop(self._dispatcher)
+            except VerbsError as error:
+                logger.info("a connection request went with its device: %s", error)
+                request.handle.destroy()
+            else:
+                return AsyncCmId(request.handle, self._dispatcher, CmState.REQUESTED, request.event)
+        self._check_listening()
         return None
 
     def __aiter__(self) -> AsyncIterator[AsyncCmId]:
@@ -153,35 +155,22 @@ class AsyncCmId(CmSteps):
         except LocalClosed:
             raise StopAsyncIteration from None
 
-    def _handle_request(self, event: CmEvent) -> None:
-        handle = IdHandle(self.loop, CmId.from_address(event.id))
-        child = AsyncCmId(handle, self._dispatcher, CmState.REQUESTED, event)
-        if self.state is CmState.LISTENING and len(self._requests) < self._backlog:
-            self._requests.append(child)
-        else:
-            logger.warning(
-                "a connection request was rejected: %d wait already", len(self._requests)
-            )
-            child.abort()
-
     # --- migration ---
 
     async def migrate(self, channel: None) -> SyncCmId:
         """Make it a synchronous id: rdma_migrate_id(3) with no channel.
 
         Everything goes along: the state, the queue pair, events that are not read yet, requests
-        that are not taken yet. This object is closed; calls under way in worker threads are waited
-        for. A SyncCmId belongs to no loop, so its own migrate() leads to any.
-
-        Linux does not move a request that reaches a listener in the very moment of migration,
-        between the last look for requests and the move: its peer times out, or is rejected.
+        that are not taken yet. A listener misses no request meanwhile, as its channel stays the
+        same. This object is closed; calls under way in worker threads are waited for. A SyncCmId
+        belongs to no loop, so its own migrate() leads to any.
 
         Cancelling leaves it as it is.
 
         Raises:
-            BusyError: a task is waiting for it.
+            BusyError: a task is waiting for it, or a call on it is under way.
             LocalClosed: it is closed.
-            VerbsError: EMFILE (a synchronous id needs a descriptor).
+            VerbsError: EMFILE (a synchronous id needs a descriptor; one that listens has it).
         """
         from aiordma.cm.sync_id import SyncCmId  # which imports this module
 
@@ -189,22 +178,21 @@ class AsyncCmId(CmSteps):
         await self.handle.call(lambda: None)  # behind those under way
         self._check_idle()
         self._check_open()
-        return SyncCmId.taken_over(self)
+        self._leave_loop()
+        heir = SyncCmId(self.handle, self.state, self.event)
+        self._pass_on_to(heir)
+        return heir
 
-    def leave_channel(self) -> None:
-        """For migrate(): the C id becomes a synchronous one, and this object loses it."""
-        dispatcher = self._dispatcher
-        if self.state is CmState.LISTENING:
-            # An unread request goes along, but the id that came with it stays behind: read it now.
-            dispatcher.read_all()
-        self.cm_id.migrate(None)
-        self.handle.not_on_released(dispatcher.release)
-        self._move_away()
-        dispatcher.release()
-
-    def waiting_requests(self) -> deque[AsyncCmId]:
-        """For migrate(): the requests that nobody has taken."""
-        return self._requests
+    def _leave_loop(self) -> None:
+        handle = self.handle
+        if self._stop_watching is None:
+            handle.move_to_own_channel()
+        else:
+            handle.not_on_released(self._stop_watching)
+            self._stop_watching()
+        handle.not_on_released(self._dispatcher.release)
+        self._dispatcher.forget(self.cm_id)
+        self._dispatcher.release()
 
     # --- the end ---
 
@@ -217,8 +205,6 @@ class AsyncCmId(CmSteps):
             return
         super().abort()
         self._notify()
-        while self._requests:
-            self._requests.popleft().abort()
 
     def _leave(self) -> None:
         self._dispatcher.forget(self.cm_id)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from aiordma.dispatch import destroy_quietly
-from aiordma.errors import LocalClosed, RdmaError
+from aiordma.dispatch import CmDispatcher, destroy_quietly
+from aiordma.errors import BusyError, LocalClosed, RdmaError
 from aiordma.loop import (
     Interrupt,
     Loop,
@@ -20,7 +21,7 @@ from aiordma.loop import (
     run_in_worker,
     workers,
 )
-from aiordma.rdmacm import CmId, OwnObjects, device_contexts
+from aiordma.rdmacm import CmId, OwnChannel, OwnObjects, device_contexts
 from aiordma.verbs import Device, QueuePair
 
 logger = logging.getLogger(__name__)
@@ -29,15 +30,19 @@ T = TypeVar("T")
 
 
 class IdHandle:
-    """An id, the queue pair made for it, and the memory that the queue pair's requests name.
+    """An id, its own channel, its queue pair, and the memory that the queue pair's requests name.
 
     Calls on the id that may block go to worker threads one after the other, and its destruction
     comes behind them: also behind a call that its cancelled owner no longer waits for.
     """
 
-    def __init__(self, loop: Loop, cm_id: CmId) -> None:
+    def __init__(self, loop: Loop, cm_id: CmId, channel: OwnChannel | None = None) -> None:
         self.loop = loop
         self.cm_id = cm_id
+        self.channel = channel
+        """The channel that it has to itself, and holds; None: it is on one that ids share."""
+        self.channel_lock = threading.Lock()
+        """Held by a worker thread in a call that uses the channel and may come at any time."""
         self.slow = False
         """Whether destroying can take seconds, as it can on iWARP."""
         self._jobs = SerialJobs()
@@ -95,6 +100,50 @@ class IdHandle:
             device = self.cm_id.device()
             device_contexts.hold(device)
             self._device = device
+
+    # --- channels ---
+
+    def move_to_own_channel(self) -> OwnChannel:
+        """Move the id to a new channel that it has to itself: rdma_migrate_id(3).
+
+        Does not block. Nobody may be reading the channel that it leaves.
+
+        Raises:
+            VerbsError: EMFILE; ENXIO (the device is gone).
+            BusyError: a call on the id is under way.
+        """
+        with self._changing_channel():
+            channel = OwnChannel()
+            try:
+                self.cm_id.migrate(channel)
+            except BaseException:
+                channel.let_go()
+                raise
+            self._change_channel(channel)
+            return channel
+
+    def move_to_loop(self, dispatcher: CmDispatcher) -> None:
+        """Move the id to the channel that the ids of a loop share: rdma_migrate_id(3).
+
+        As move_to_own_channel() otherwise, but it needs no descriptor.
+        """
+        with self._changing_channel():
+            dispatcher.adopt_id(self.cm_id)
+            self._change_channel(None)
+
+    def _change_channel(self, channel: OwnChannel | None) -> None:
+        left, self.channel = self.channel, channel
+        if left is not None:
+            left.let_go()
+
+    @contextmanager
+    def _changing_channel(self) -> Iterator[None]:
+        if not self.channel_lock.acquire(blocking=False):
+            raise BusyError("a call on this id is under way")
+        try:
+            yield
+        finally:
+            self.channel_lock.release()
 
     # --- calls ---
 
@@ -190,6 +239,8 @@ class IdHandle:
         # The id first: afterwards rdma_get_cm_event(), on the loop's thread, can no longer be at
         # work on its queue pair.
         destroy_quietly(self.cm_id)
+        if self.channel is not None:
+            self.channel.let_go()
         if self._destroy_own(own):
             self._clean_up()
         else:

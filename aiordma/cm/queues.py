@@ -58,7 +58,8 @@ class CmQueues(CmLifecycle):
         """What create_qp() does. Blocks, so call it in a worker thread: inside `prepare`."""
         if pd is None:
             self.handle.keep_device()
-        return self.cm_id.create_qp(init, pd)
+        with self.handle.channel_lock:
+            return self.cm_id.create_qp(init, pd)
 
     def init_qp_attr(self, state: QpState) -> QueuePairAttributes:
         """What a queue pair made by hand needs to go to `state`: rdma_init_qp_attr(3).
@@ -201,7 +202,11 @@ class CmQueues(CmLifecycle):
 
     def _flush_if_ended(self) -> None:
         if self.state is CmState.DISCONNECTED:
-            self.handle.submit(self.cm_id.disconnect)
+            self.handle.submit(self._flush)
+
+    def _flush(self) -> None:
+        with self.handle.channel_lock:
+            self.cm_id.disconnect()
 
 
 class _Completions:

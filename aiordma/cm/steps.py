@@ -218,14 +218,6 @@ class CmSteps(CmQueues, ABC):
 
     # --- being connected to ---
 
-    def listen(self, backlog: int = 0) -> None:
-        """Listen: rdma_listen(3). At most `backlog` requests wait unread (0: 1024).
-
-        Raises:
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken).
-        """
-        self._call_now(CmCall.LISTEN, lambda: self.cm_id.listen(backlog))
-
     async def accept(
         self,
         parameters: ConnectionParameters | None = None,
@@ -321,13 +313,11 @@ class CmSteps(CmQueues, ABC):
 
     def _disconnect(self) -> None:
         try:
-            self.cm_id.disconnect()
+            with self.handle.channel_lock:
+                self.cm_id.disconnect()
         except VerbsError as error:
-            if not error.would_block:
-                # iWARP, and the peer was faster: its disconnect is on the way here.
-                logger.debug("ignored: %s", error)
-                return
-            raise
+            # iWARP, and the peer was faster: its disconnect is on the way here.
+            logger.debug("ignored: %s", error)
 
     def start_disconnect(self) -> None:
         """disconnect() in the background, if there is a connection; nothing else happens if not."""
@@ -381,7 +371,12 @@ class CmSteps(CmQueues, ABC):
         """
         self._check_open()
         self.handle.not_before_destroyed(group)
-        await self.handle.call(lambda: self.cm_id.leave_multicast(group))
+
+        def leave() -> None:
+            with self.handle.channel_lock:
+                self.cm_id.leave_multicast(group)
+
+        await self.handle.call(leave)
 
 
 def _query_error(kind: CmEventType, error: VerbsError, peer: str) -> Exception:

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aiordma.cm.async_id import AsyncCmId
 from aiordma.cm.handle import IdHandle
+from aiordma.cm.listening import CmListening
 from aiordma.cm.states import CmState
 from aiordma.cm.step import Step
-from aiordma.cm.steps import CmSteps
-from aiordma.dispatch import CmDispatcher, destroy_quietly, initialise
-from aiordma.enums import CmEventType, PortSpace
+from aiordma.dispatch import CmDispatcher, initialise
+from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, RdmaError, VerbsError
 from aiordma.loop import Interrupt, make_in_worker, parking, running_loop
-from aiordma.rdmacm import AddrInfo, CmEvent, CmId, EventChannel
+from aiordma.rdmacm import AddrInfo, CmEvent, CmId, OwnChannel
 from aiordma.verbs import ProtectionDomain, QueuePairInit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-logger = logging.getLogger(__name__)
-
-
 # How long a thread that waits for completions lets a step have the channel, before it looks again.
 LOOK_SECONDS = 0.05
 
 
-class SyncCmId(CmSteps):
-    """A communication identifier with an event channel of its own (a NULL one, in C).
+class SyncCmId(CmListening):
+    """A communication identifier with an event channel of its own, as C makes them of a NULL one.
 
-    A call starts the operation, which does not block as the channel's descriptor is non-blocking;
+    To librdmacm it is an asynchronous id, so that a call starts the operation and does not block;
     then a thread waits for the event, and for somebody who cancels. It belongs to no loop: calls
     may be awaited on one, then on another. `event` is the event of the last call until the next.
 
@@ -47,8 +41,7 @@ class SyncCmId(CmSteps):
         """For the makers below; not to be called by others."""
         self._is_closed = False
         super().__init__(handle, state, event)
-        self._requests: deque[SyncCmId] = deque()
-        self._channel: EventChannel = handle.cm_id.private_channel()
+        self._channel: OwnChannel | None = handle.channel
         self._busy = False
         self._reading = threading.Lock()  # held by the thread that reads the channel
 
@@ -63,7 +56,13 @@ class SyncCmId(CmSteps):
         """
         loop = running_loop()
         await initialise(loop)
-        return cls(IdHandle(loop, CmId.create(None, port_space)), CmState.IDLE, None)
+        channel = OwnChannel()
+        try:
+            cm_id = CmId.create(channel, port_space)
+        except BaseException:
+            channel.let_go()
+            raise
+        return cls(IdHandle(loop, cm_id, channel), CmState.IDLE, None)
 
     @classmethod
     async def create_ep(
@@ -82,38 +81,30 @@ class SyncCmId(CmSteps):
 
         Raises:
             VerbsError: ENODEV (no device there), ETIMEDOUT (nobody has the address), EADDRINUSE or
-                EADDRNOTAVAIL (the port is taken), ENOMEM, EINVAL.
+                EADDRNOTAVAIL (the port is taken), ENOMEM, EMFILE, EINVAL.
             DeviceRemoved: the device went away meanwhile.
             ValueError: an argument is closed.
         """
         loop = running_loop()
         await initialise(loop)
 
-        def make() -> IdHandle:
+        def make() -> tuple[IdHandle, CmEvent | None]:
             handle = IdHandle(loop, CmId.create_ep(info, pd, init))
             try:
+                event = handle.cm_id.take_event()
+                handle.move_to_own_channel()  # it has one already, but that is librdmacm's
                 if handle.cm_id.has_qp and pd is None:
                     handle.keep_device()
             except RdmaError:
                 handle.destroy()
                 raise
-            return handle
+            return handle, event
 
-        handle = await make_in_worker(loop, make, IdHandle.destroy, parking.submit)
+        handle, event = await make_in_worker(
+            loop, make, lambda made: made[0].destroy(), parking.submit
+        )
         state = CmState.ADDR_BOUND if info.is_passive else CmState.ROUTE_RESOLVED
-        return cls(handle, state, handle.cm_id.take_event())
-
-    @classmethod
-    def taken_over(cls, other: AsyncCmId) -> SyncCmId:
-        """For AsyncCmId.migrate(): the same C id, made synchronous."""
-        requests = other.waiting_requests()
-        state, event, established = other.state, other.event, other.established
-        other.leave_channel()
-        moved = cls(other.handle, state, event)
-        moved.established, moved.context = established, other.context
-        while requests:
-            moved._requests.append(cls.taken_over(requests.popleft()))
-        return moved
+        return cls(handle, state, event)
 
     @property
     def state(self) -> CmState:
@@ -159,36 +150,29 @@ class SyncCmId(CmSteps):
             if step.call is not None:
                 self._call_failed(step.call, before, expected)
             raise
-        self._wait_until(is_done, self._read_events, interrupt)
+        self._wait_until(is_done, interrupt)
 
     def _start(self, step: Step) -> None:
-        """Make the call. If it found an event at once, that says more than its errno."""
         step.prepare()
-        failure: VerbsError | None = None
         try:
             step.start()
         except VerbsError as error:
-            failure = error
-        event = self.cm_id.take_event()
-        if event is not None:
-            self.handle_event(event)
-        elif failure is not None and not failure.would_block:
-            raise step.translate(failure) from failure
+            raise step.translate(error) from error
 
-    def _wait_until(
-        self, is_done: Callable[[], bool], read: Callable[[], None], interrupt: Interrupt
-    ) -> None:
+    def _wait_until(self, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         while not is_done():
-            if not interrupt.wait_readable(self._channel.fd):
+            if not interrupt.wait_readable(*self._event_fds()):
                 raise LocalClosed("closed while waiting")
-            read()
+            self._read_events()
 
     def _read_events(self) -> None:
-        for event in self._channel.get_events():
-            self.handle_event(event)
+        if self._channel is not None:
+            for event in self._channel.get_events():
+                self.handle_event(event)
 
     def _event_fds(self) -> list[int]:
-        return [self._channel.fd]
+        # After a migration the loop reads them, though a thread may still wait for completions.
+        return [] if self._channel is None else [self._channel.fd]
 
     def _look_for_events(self) -> None:
         # Should a step be under way, it sees to events itself.
@@ -210,57 +194,47 @@ class SyncCmId(CmSteps):
             LocalClosed: the id is closed, or was while waiting.
             DeviceRemoved: the device it was bound to went away.
             BusyError: another task is waiting for this id.
-            VerbsError: the queue pair for the request, which is then rejected, could not be made.
+            VerbsError: EMFILE, or the queue pair for the request could not be made; the request is
+                then rejected.
         """
         with self._in_use():
-            while not self._requests:
-                if self.state is not CmState.LISTENING:
-                    raise self._error("the listener", CmState.LISTENING)
-                await self.handle.wait(self._wait_for_request)
-            return self._requests.popleft()
+            if not self._requests:
+                self._check_listening()
+            await self.handle.wait(self._wait_for_request)
+            if not self._requests:
+                self._check_listening()
+            request = self._requests.popleft()
+            return SyncCmId(request.handle, CmState.REQUESTED, request.event)
 
     def _wait_for_request(self, interrupt: Interrupt) -> None:
         with self._reading:
-            self._read_request()
             self._wait_until(
-                lambda: bool(self._requests) or self.state is not CmState.LISTENING,
-                self._read_request,
-                interrupt,
+                lambda: bool(self._requests) or self.state is not CmState.LISTENING, interrupt
             )
+            self._prepare_request()
 
-    def _read_request(self) -> None:
-        """In a thread: take a request if there is one now."""
+    def _prepare_request(self) -> None:
+        """In a thread: give the first request what a synchronous id has. If cancelled, it stays."""
         try:
-            made = self.cm_id.get_request()
-        except VerbsError as error:
-            if not error.would_block:
-                self._note_no_request(error)
+            request = self._requests.popleft()
+        except IndexError:
             return
-        child = type(self)(IdHandle(self.loop, made), CmState.REQUESTED, made.take_event())
         try:
-            if made.has_qp:
-                child.handle.keep_device()
+            self._prepare(request.handle)
         except RdmaError:
-            child.abort()
+            request.handle.destroy()
             raise
-        self._requests.append(child)
-        if self.state is CmState.CLOSED:  # meanwhile, and so too late for abort() to find it
-            self._drop_requests()
+        self._requests.appendleft(request)
+        self._drop_requests_if_closed()
 
-    def _drop_requests(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._requests.popleft().abort()
-
-    def _note_no_request(self, error: VerbsError) -> None:
-        event = self.cm_id.take_event()
-        if event is None:
-            raise error
-        if event.type is CmEventType.CONNECT_REQUEST:
-            # Nobody else knows the id that came with it: its queue pair could not be made.
-            destroy_quietly(CmId.from_address(event.id))
-            raise error
-        self.handle_event(event)
+    def _prepare(self, handle: IdHandle) -> None:
+        if handle.channel is self._channel:
+            handle.move_to_own_channel()
+        if self.cm_id.for_requests is not None and not handle.cm_id.has_qp:
+            pd, init = self.cm_id.for_requests
+            if pd is None:
+                handle.keep_device()
+            handle.cm_id.create_qp(init, pd)
 
     def __aiter__(self) -> AsyncIterator[SyncCmId]:
         """Iterate over requests until the id is closed."""
@@ -278,16 +252,14 @@ class SyncCmId(CmSteps):
         """Move to the running loop's event channel: rdma_migrate_id(3).
 
         Everything goes along: the state, the queue pair, events that are not read yet, requests
-        that are not taken yet. This object is closed. Best done before connecting: who waits for
-        completions here, waits on.
-
-        Linux does not move a request that reaches a listener in the very moment of migration,
-        between the last look for requests and the move: its peer is rejected.
+        that are not taken yet. A listener misses no request meanwhile, as its channel stays the
+        same, and is read by the loop from now on. This object is closed. Best done before
+        connecting: who waits for completions here, waits on.
 
         Cancelling leaves it as it is.
 
         Raises:
-            BusyError: a task is waiting for it.
+            BusyError: a task is waiting for it, or a call on it is under way.
             LocalClosed: it is closed.
         """
         dispatcher = await CmDispatcher.of(running_loop())
@@ -295,45 +267,22 @@ class SyncCmId(CmSteps):
             self._check_open()
             await self.handle.call(lambda: None)  # behind a call whose task was cancelled
             self._check_open()
-            moved = self._move_to(dispatcher)
-            # The kernel moves events without waking those who watch the descriptor.
-            dispatcher.read_all()
-            return moved
+            with self._reading:
+                return self._move_to(dispatcher)
 
     def _move_to(self, dispatcher: CmDispatcher) -> AsyncCmId:
-        # On the loop's thread, so that nobody reads the channel meanwhile. It does not block: all
-        # events are acknowledged.
-        if self.state is CmState.LISTENING:
-            self._read_all_requests()
-        self.handle.move_to(running_loop())
-        dispatcher.adopt_id(self.cm_id)
-        moved = AsyncCmId(self.handle, dispatcher, self.state, self.event)
-        moved.established, moved.context = self.established, self.context
-        requests = self._requests
-        self._move_away()
-        while requests:
-            moved.waiting_requests().append(requests.popleft()._move_to(dispatcher))
-        return moved
-
-    def _read_all_requests(self) -> None:
-        """An unread request would die with the channel that it came by: read it now."""
-        known = -1
-        while known < len(self._requests):
-            known = len(self._requests)
-            try:
-                self._read_request()
-            except VerbsError as error:
-                logger.warning("a connection request was rejected: %s", error)
+        # On the loop's thread, with nobody reading the channel meanwhile.
+        if not self._has_listened:
+            self.handle.move_to_loop(dispatcher)
+        self._channel = None
+        heir = AsyncCmId(self.handle, dispatcher, self.state, self.event)
+        self._pass_on_to(heir)
+        if not heir._has_listened:
+            # The kernel moves events without waking those who watch the descriptor.
+            dispatcher.read_all()
+        return heir
 
     # --- the end ---
-
-    def abort(self) -> None:
-        """Close at once: waiters get LocalClosed, everything is destroyed in the background.
-
-        Requests that nobody has taken are rejected. Idempotent. See rdma_destroy_id(3).
-        """
-        super().abort()
-        self._drop_requests()
 
     async def aclose(self) -> None:
         """abort(), and wait until everything is destroyed. Idempotent.

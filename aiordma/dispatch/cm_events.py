@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from aiordma.dispatch.channel_reader import ChannelReader
 from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, hand_over, refuse_forked_child, run_in_worker, workers
-from aiordma.rdmacm import CmEvent, CmId, DeviceReference, EventChannel
-from aiordma.rdmacm.channel import EVENT_BATCH
+from aiordma.loop import Loop, refuse_forked_child, run_in_worker, workers
+from aiordma.rdmacm import CmEvent, CmId, DeviceReference, EventChannel, OwnChannel
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +26,9 @@ class CmEventHandler(Protocol):
 
 
 class CmDispatcher:
-    """The one rdma_event_channel of a loop.
+    """The rdma_event_channel that the ids of a loop share, and those that its listening ids have.
 
-    It exists while ids live on it: each id is a user, and the last to go closes the channel. Ids
+    It exists while the loop has ids: each is a user, and the last to go closes the channel. Ids
     are known by the address of their C struct, and held weakly: an id that its owner forgot gets
     no events, but is not kept from warning about that.
     """
@@ -37,7 +38,7 @@ class CmDispatcher:
         self._channel = EventChannel()
         self._handlers: WeakValueDictionary[int, CmEventHandler] = WeakValueDictionary()
         self._users = 0
-        loop.add_reader(self._channel.fd, self._on_readable)
+        self._reader = ChannelReader(loop, self._channel, self._dispatch, self._fail)
 
     @classmethod
     async def of(cls, loop: Loop) -> CmDispatcher:
@@ -53,39 +54,11 @@ class CmDispatcher:
             dispatcher = _dispatchers[loop] = cls(loop)
         return dispatcher
 
-    def create_id(self, port_space: PortSpace) -> CmId:
-        """Make an id on the channel. It is a user from now on.
-
-        Raises:
-            VerbsError: see CmId.create.
-        """
-        self._users += 1
-        try:
-            return CmId.create(self._channel, port_space)
-        except BaseException:
-            self.release()
-            raise
-
-    @contextmanager
-    def kept_open(self) -> Iterator[None]:
-        """Be a user of the channel for a while."""
-        self._users += 1
-        try:
-            yield
-        finally:
-            self.release()
-
-    def adopt_id(self, cm_id: CmId) -> None:
-        """Move a synchronous id to the channel. It is a user from now on.
-
-        Raises:
-            VerbsError: see CmId.migrate.
-        """
-        cm_id.migrate(self._channel)
-        self._users += 1
+    # --- users ---
 
     def register(self, cm_id: CmId, handler: CmEventHandler) -> None:
-        """Give the id's events to `handler` from now on."""
+        """Give the id's events to `handler` from now on. The id is a user, until release()."""
+        self._users += 1
         self._handlers[cm_id.address] = handler
 
     def forget(self, cm_id: CmId) -> None:
@@ -96,73 +69,112 @@ class CmDispatcher:
         self._handlers.pop(cm_id.address, None)
 
     def release(self) -> None:
-        """One user less: its id is destroyed."""
+        """One user less: its id is destroyed, or has left the loop."""
         self._users -= 1
         if not self._users:
             self._close()
 
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Be a user for a while."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self.release()
+
     def _close(self) -> None:
         self._unregister()
-        with suppress(RuntimeError):  # a closed loop watches nothing any more
-            self._loop.remove_reader(self._channel.fd)
+        self._reader.stop()
         self._channel.close()
 
     def _unregister(self) -> None:
         if _dispatchers.get(self._loop) is self:
             del _dispatchers[self._loop]
 
+    # --- the channel that ids share ---
+
+    def create_id(self, port_space: PortSpace) -> CmId:
+        """Make an id on the channel.
+
+        Raises:
+            VerbsError: see CmId.create.
+        """
+        return CmId.create(self._channel, port_space)
+
+    def adopt_id(self, cm_id: CmId) -> None:
+        """Move an id to the channel. Events that come along wait for read_all().
+
+        Raises:
+            VerbsError: see CmId.migrate.
+        """
+        cm_id.migrate(self._channel)
+
     def read_all(self) -> None:
-        """Dispatch every event that is pending now."""
-        while self._read() == EVENT_BATCH:
-            pass
-
-    def _on_readable(self) -> None:
-        self._read()
-
-    def _read(self) -> int:
-        try:
-            events = self._channel.get_events()
-        except VerbsError as error:
-            self._fail(error)
-            return 0
-        for event in events:
-            self._dispatch_safely(event)
-        return len(events)
-
-    def _fail(self, error: VerbsError) -> None:
-        """Nothing more can be read, and staying registered would spin: end all that waits."""
-        logger.error("the rdma_cm event channel failed, and all its ids with it: %s", error)
-        self._loop.remove_reader(self._channel.fd)
-        self._unregister()
-        status = -(error.errno or 1)
-        for address in list(self._handlers):
-            self._dispatch_safely(CmEvent(CmEventType.DEVICE_REMOVAL, address, status=status))
-
-    def _dispatch_safely(self, event: CmEvent) -> None:
-        try:
-            self._dispatch(event)
-        except Exception:  # the events behind it are other ids' and must arrive
-            logger.exception("could not handle %s", event.type.name)
+        """Dispatch every event that is pending there now."""
+        self._reader.read_all()
 
     def _dispatch(self, event: CmEvent) -> None:
-        is_request = event.type is CmEventType.CONNECT_REQUEST
-        if is_request:
-            self._users += 1  # the id that came with the request
-        handler = self._handlers.get(event.listen_id if is_request else event.id)
-        logger.debug("%s (status %d) for id %#x", event.type.name, event.status, event.id)
+        _note(event)
+        handler = self._handlers.get(event.id)
         if handler is not None:
             handler.handle_event(event)
-        elif is_request:
-            self._refuse(CmId.from_address(event.id))
 
-    def _refuse(self, child: CmId) -> None:
-        """Destroy the id of a request whose listener is being closed, which rejects it."""
+    def _fail(self, error: VerbsError) -> None:
+        """Nothing more can be read: end all that waits."""
+        logger.error("the rdma_cm event channel failed, and all its ids with it: %s", error)
+        self._unregister()
+        for address in list(self._handlers):
+            self._reader.dispatch_safely(_removal(address, error))
 
-        def destroy() -> None:
-            destroy_quietly(child)
-            hand_over(self._loop, self.release)
+    # --- the channels of listening ids ---
 
-        workers.submit(destroy)
+    def watch(self, cm_id: CmId, channel: OwnChannel) -> Callable[[], None]:
+        """Read the channel that a listening id has to itself, too. What is returned ends that."""
+        listener = cm_id.address
+
+        def fail(error: VerbsError) -> None:
+            logger.error("the rdma_cm event channel of a listener failed: %s", error)
+            reader.dispatch_safely(_removal(listener, error))
+
+        def stop() -> None:
+            reader.stop()
+            channel.let_go()
+
+        reader = ChannelReader(self._loop, channel, partial(self._dispatch_from, channel), fail)
+        channel.hold()
+        return stop
+
+    def _dispatch_from(self, channel: OwnChannel, event: CmEvent) -> None:
+        if event.type is not CmEventType.CONNECT_REQUEST:
+            self._dispatch(event)
+            return
+        _note(event)
+        handler = self._handlers.get(event.listen_id)
+        if handler is not None:
+            handler.handle_event(event)
+        else:
+            _refuse(CmId.from_address(event.id), channel)
+
+
+def _note(event: CmEvent) -> None:
+    logger.debug("%s (status %d) for id %#x", event.type.name, event.status, event.id)
+
+
+def _removal(address: int, error: VerbsError) -> CmEvent:
+    """What an id is told when its channel failed."""
+    return CmEvent(CmEventType.DEVICE_REMOVAL, address, status=-(error.errno or 1))
+
+
+def _refuse(child: CmId, channel: OwnChannel) -> None:
+    """Destroy the id of a request whose listener is being closed, which rejects it."""
+    channel.hold()
+
+    def destroy() -> None:
+        destroy_quietly(child)
+        channel.let_go()
+
+    workers.submit(destroy)
 
 
 def destroy_quietly(cm_id: CmId) -> None:

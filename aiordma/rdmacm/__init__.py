@@ -2,7 +2,7 @@
 
 from aiordma.rdmacm.address import SocketAddress, parse_address
 from aiordma.rdmacm.addrinfo import AddrInfo, getaddrinfo
-from aiordma.rdmacm.channel import EventChannel
+from aiordma.rdmacm.channel import EventChannel, OwnChannel
 from aiordma.rdmacm.cm_id import CmId
 from aiordma.rdmacm.contexts import device_contexts
 from aiordma.rdmacm.devices import (
@@ -26,6 +26,7 @@ __all__ = [
     "DeviceReference",
     "Ece",
     "EventChannel",
+    "OwnChannel",
     "OwnObjects",
     "OwnQueue",
     "PathRecord",

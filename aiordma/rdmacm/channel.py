@@ -1,7 +1,8 @@
-"""EventChannel: the fd on which rdma_cm events arrive."""
+"""EventChannel: the fd on which rdma_cm events arrive; OwnChannel: one that an id has to itself."""
 
 from __future__ import annotations
 
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
@@ -32,16 +33,6 @@ class EventChannel:
         pointer = lib.rdma_create_event_channel()
         if pointer == ffi.NULL:
             raise last_error("rdma_create_event_channel")
-        self._take(pointer)
-
-    @classmethod
-    def borrow(cls, pointer: EventChannelPtr) -> EventChannel:
-        """A channel that belongs to an id, made non-blocking; not to be closed."""
-        borrowed = cls.__new__(cls)
-        borrowed._take(pointer)
-        return borrowed
-
-    def _take(self, pointer: EventChannelPtr) -> None:
         self.pointer = pointer
         self.fd = pointer.fd
         self._events = ffi.new("struct aiordma_cm_event[]", EVENT_BATCH)
@@ -81,3 +72,35 @@ class EventChannel:
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
             lib.rdma_destroy_event_channel(pointer)
+
+
+class OwnChannel(EventChannel):
+    """An event channel that one id has to itself, closed when the last of its holders lets go.
+
+    Its holders are that id; the ids of connection requests that came by it, until they are moved to
+    another channel; and the loop that watches its fd. So each may go when it likes, in any thread:
+    the channel outlives all ids on it, and its fd is not closed under a loop.
+    """
+
+    __slots__ = ("_holders", "_lock")
+
+    def __init__(self) -> None:
+        """Open a channel, held once. Raises: VerbsError, as EventChannel."""
+        super().__init__()
+        self._holders = 1
+        # Reentrant: an object may be closed by the garbage collector, in the middle of this.
+        self._lock = RLock()
+
+    def hold(self) -> OwnChannel:
+        """One holder more; itself. Whoever calls this must know of one that does not let go yet."""
+        with self._lock:
+            self._holders += 1
+        return self
+
+    def let_go(self) -> None:
+        """One holder less."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders:
+                return
+        self.close()

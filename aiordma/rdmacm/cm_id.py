@@ -38,7 +38,7 @@ class CmId(IdSetup):
     def __init__(self, pointer: CmIdPtr) -> None:
         super().__init__(pointer)
         self._is_passive_ep = False
-        self._kept: object = None
+        self._kept: tuple[ProtectionDomain | None, QueuePairInit | None] | None = None
 
     # --- making ---
 
@@ -140,10 +140,18 @@ class CmId(IdSetup):
             raise last_error("rdma_get_request")
         child = type(self)(out[0])
         if child.has_qp:
-            init = self._kept[1] if isinstance(self._kept, tuple) else None
-            assert isinstance(init, QueuePairInit)
+            assert self.for_requests is not None
+            _, init = self.for_requests
             child.qp = QueuePair(child.pointer.qp, init.caps)
         return child
+
+    @property
+    def for_requests(self) -> tuple[ProtectionDomain | None, QueuePairInit] | None:
+        """What create_ep() was told of queue pairs for the ids of requests, if it was."""
+        if self._kept is None:
+            return None
+        pd, init = self._kept
+        return None if init is None else (pd, init)
 
     def accept(self, parameters: ConnectionParameters | None = None) -> None:
         """Start to accept the request that made this id: rdma_accept(3).
@@ -255,14 +263,6 @@ class CmId(IdSetup):
         """
         result = lib.aiordma_write_cm_event(self.pointer, CmEventType.USER, status, arg)
         check(result, "rdma_write_cm_event")
-
-    def private_channel(self) -> EventChannel:
-        """The event channel of a synchronous id, made non-blocking: not to be closed.
-
-        Calls then fail with EAGAIN where they would block, the operation having begun, and its
-        event is to be read from the channel.
-        """
-        return EventChannel.borrow(self.pointer.channel)
 
     # --- the end ---
 

@@ -22,6 +22,7 @@ import asyncio, sys, aiordma
 async def main():
     async with aiordma.open_datagram((sys.argv[1], 0)) as endpoint:
         await endpoint.join(sys.argv[2])
+        endpoint.listen()
         serving = asyncio.create_task(endpoint.serve())
         print(endpoint.local_address[1], flush=True)
         async for datagram in endpoint:

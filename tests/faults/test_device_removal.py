@@ -113,6 +113,27 @@ async def test_listeners_of_every_kind(address: DeviceAddress, device: SoftDevic
     await device.removed()
 
 
+@pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
+async def test_a_listener_that_moves_afterwards(
+    address: DeviceAddress, device: SoftDevice, kind: type[AsyncCmId | SyncCmId]
+) -> None:
+    """A request that nobody has taken goes with the device, wherever it is asked for."""
+    listener: AsyncCmId | SyncCmId = await kind.create()
+    listener.bind_addr(parse_address(address.host))
+    listener.listen()
+    tasks = await start(open_one(listener.local_address))
+    device.start_removing()
+    await asyncio.gather(*tasks)
+    for _ in range(3):
+        assert await error_of(listener.get_request()) is DeviceRemoved
+        if isinstance(listener, SyncCmId):
+            listener = await listener.migrate()
+        else:
+            listener = await listener.migrate(None)
+    await listener.aclose()
+    await device.removed()
+
+
 async def test_a_pending_connect(address: DeviceAddress, device: SoftDevice) -> None:
     """The request that nobody answers hears nothing: it is only good to be refused."""
     async with aiordma.listen(address.host, 0) as listener:

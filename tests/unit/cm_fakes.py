@@ -6,9 +6,10 @@ The loop, the worker threads and everything in `aiordma.cm` are real; only librd
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -81,6 +82,37 @@ class FakeCmId:
         return call
 
 
+class FakeOwnChannel:
+    """Counts its holders; brings the events that are put there."""
+
+    def __init__(self) -> None:
+        self.holders = 1
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._events: list[CmEvent] = []
+
+    def put(self, event: CmEvent) -> None:
+        self._events.append(event)
+        os.eventfd_write(self.fd, 1)
+
+    def get_events(self) -> list[CmEvent]:
+        assert self.holders
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        events, self._events = self._events, []
+        return events
+
+    def hold(self) -> FakeOwnChannel:
+        assert self.holders
+        self.holders += 1
+        return self
+
+    def let_go(self) -> None:
+        assert self.holders
+        self.holders -= 1
+        if not self.holders:
+            os.close(self.fd)
+
+
 class FakeDispatcher:
     """Knows which ids get events, and how many are still to be released."""
 
@@ -91,6 +123,13 @@ class FakeDispatcher:
     def register(self, cm_id: FakeCmId, handler: AsyncCmId) -> None:
         self.users += 1
         self.handlers[cm_id.address] = None  # as weak as the real one: it must keep nothing alive
+
+    def adopt_id(self, cm_id: FakeCmId) -> None:
+        cm_id.migrate(None)
+
+    def watch(self, cm_id: FakeCmId, channel: FakeOwnChannel) -> Callable[[], None]:
+        channel.hold()
+        return channel.let_go
 
     def forget(self, cm_id: FakeCmId) -> None:
         self.handlers.pop(cm_id.address, None)
@@ -106,12 +145,17 @@ class FakeCm:
         self.loop = loop
         self.dispatcher = FakeDispatcher()
         self.ids: dict[int, FakeCmId] = {}
+        self.channels: list[FakeOwnChannel] = []
         self._addresses = itertools.count(0x1000, 0x100)
 
     def raw_id(self, address: int | None = None) -> FakeCmId:
         made = FakeCmId(next(self._addresses) if address is None else address)
         self.ids[made.address] = made
         return made
+
+    def open_channel(self) -> FakeOwnChannel:
+        self.channels.append(FakeOwnChannel())
+        return self.channels[-1]
 
     def make_id(self, state: CmState = CmState.IDLE, *, iwarp: bool = False) -> AsyncCmId:
         raw = self.raw_id()
@@ -146,4 +190,5 @@ def fake_cm(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCm]:
     cm = FakeCm(loop)
     with monkeypatch.context() as patch:
         patch.setattr(CmId, "from_address", cm.ids.__getitem__)
+        patch.setattr("aiordma.cm.handle.OwnChannel", cm.open_channel)
         yield cm

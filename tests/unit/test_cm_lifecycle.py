@@ -30,9 +30,11 @@ from aiordma.enums import CmEventType
 from aiordma.loop import SerialJobs, handing, parking, running_loop
 from aiordma.loop.workers import WorkerPool
 from aiordma.rdmacm import CmEvent, ConnectionParameters
+from aiordma.verbs import QueuePairCaps, QueuePairInit
 
 E, S = CmEventType, CmState
 PARAMETERS = ConnectionParameters()
+SMALL = QueuePairInit(QueuePairCaps(max_send_wr=1, max_recv_wr=1))
 PATIENCE = 10
 
 
@@ -42,6 +44,7 @@ async def cm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeCm]:
         yield made
         await eventually(lambda: made.dispatcher.users == 0)
         assert made.dispatcher.handlers == {}
+        await eventually(lambda: not any(channel.holders for channel in made.channels))
         assert [raw.calls.count("destroy") for raw in made.ids.values()] == [1] * len(made.ids)
 
 
@@ -431,6 +434,72 @@ async def test_closing_a_listener_rejects_the_requests_that_wait(cm: FakeCm) -> 
     await eventually(waiting.destroyed.is_set)
     assert not raw_of(taken).destroyed.is_set()
     await taken.aclose()
+
+
+@pytest.mark.asyncio
+async def test_a_request_is_on_the_listeners_channel_until_it_is_taken(cm: FakeCm) -> None:
+    async with cm.make_id() as listener:
+        listener.listen()
+        [channel] = cm.channels
+        assert raw_of(listener).calls == ["migrate", "listen"]
+        listener.handle_event(cm.request_event())
+        assert channel.holders == 3  # the listener, the loop, and the request
+        async with await listener.get_request() as request:
+            assert channel.holders == 2
+            assert raw_of(request).calls == ["migrate"]
+
+
+@pytest.mark.asyncio
+async def test_a_request_whose_device_went_away_is_passed_over(cm: FakeCm) -> None:
+    async with cm.make_id() as listener:
+        listener.listen()
+        listener.handle_event(cm.request_event(b"gone"))
+        *_, gone = cm.ids.values()
+        gone.during["migrate"] = failing(errno.ENXIO, "rdma_migrate_id")
+        listener.handle_event(cm.request_event(b"here"))
+        async with await listener.get_request() as request:
+            assert request.event is not None
+            assert request.event.private_data == b"here"
+        await eventually(gone.destroyed.is_set)
+
+
+@pytest.mark.asyncio
+async def test_a_listener_is_handed_over_as_a_whole(cm: FakeCm) -> None:
+    """Nothing is asked of librdmacm, so nothing can be lost there."""
+    listener = cm.make_id()
+    listener.listen()
+    listener.handle_event(cm.request_event(b"waits"))
+    *_, raw = cm.ids.values()
+    [channel] = cm.channels
+    before = list(raw_of(listener).calls)
+    moved = await listener.migrate(None)
+    assert listener.state is S.CLOSED
+    assert channel.holders == 2  # the loop reads it no more
+    assert raw_of(moved).calls == before
+    assert raw.calls == []
+    async with await moved.get_request() as request:
+        assert request.cm_id is raw
+        assert raw.calls == ["migrate"]
+        assert channel.holders == 1
+    await moved.aclose()
+
+
+@pytest.mark.asyncio
+async def test_an_id_does_not_listen_in_the_middle_of_a_call(
+    cm: FakeCm, gate: threading.Event
+) -> None:
+    """It would change the channel under the call."""
+    async with cm.make_id() as cm_id:
+        raw_of(cm_id).during["create_qp"] = lambda: gate.wait(PATIENCE)  # type: ignore[assignment,return-value]
+        call = asyncio.create_task(cm_id.create_qp(SMALL, pd=object()))  # type: ignore[arg-type]
+        await eventually(lambda: "create_qp" in raw_of(cm_id).calls)
+        with pytest.raises(BusyError):
+            cm_id.listen()
+        assert cm_id.state is S.IDLE
+        gate.set()
+        await call
+        cm_id.listen()
+    assert [channel.holders for channel in cm.channels] == [0]
 
 
 @pytest.mark.asyncio

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import pytest_asyncio
@@ -17,7 +18,7 @@ from cm_fakes import PEER, FakeCmId
 from aiordma import DeviceRemoved, Listener, LocalClosed, RdmaError, VerbsError
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.dispatch import KEY_SHIFT, CmDispatcher, LoopDevice, cm_events, loop_device
-from aiordma.enums import CmEventType, PortSpace
+from aiordma.enums import CmEventType
 from aiordma.loop import running_loop
 from aiordma.options import ConnectionOptions
 from aiordma.rdmacm import CmEvent, CmId
@@ -84,6 +85,28 @@ class FakeEventChannel(ReadableFd):
         self.closed = True
 
 
+class FakeOwnChannel(FakeEventChannel):
+    """The channel of a listening id."""
+
+    made: ClassVar[list[FakeOwnChannel]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holders = 1
+        self.made.append(self)
+
+    def hold(self) -> FakeOwnChannel:
+        assert not self.closed
+        self.holders += 1
+        return self
+
+    def let_go(self) -> None:
+        self.holders -= 1
+        if not self.holders:
+            assert not self.stop_watching(), "closed under the loop"
+            self.close()
+
+
 class Cm:
     """The running loop's dispatcher on a fake channel, and real ids whose C side is fake."""
 
@@ -114,6 +137,10 @@ class Cm:
     def event(self, kind: CmEventType, cm_id: AsyncCmId, **more: Any) -> CmEvent:
         return CmEvent(kind, cm_id.cm_id.address, **more)
 
+    def request(self, listener: AsyncCmId, child: FakeCmId) -> CmEvent:
+        address = listener.cm_id.address
+        return CmEvent(E.CONNECT_REQUEST, child.address, listen_id=address)
+
 
 @pytest_asyncio.fixture
 async def cm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cm]:
@@ -122,14 +149,23 @@ async def cm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cm]:
     made = Cm()
     monkeypatch.setattr(CmId, "create", made.create)
     monkeypatch.setattr(CmId, "from_address", lambda address: made.raw[address])
-    keep = made.dispatcher.create_id(PortSpace.TCP)
-    yield made
-    for cm_id in made.ids:
-        await cm_id.aclose()
-    assert keep.address in made.raw
-    made.dispatcher.release()
+    monkeypatch.setattr("aiordma.cm.handle.OwnChannel", FakeOwnChannel)
+    FakeOwnChannel.made.clear()
+    with made.dispatcher.kept_open():
+        yield made
+        for cm_id in made.ids:
+            await cm_id.aclose()
+        assert not made.channel.closed
     assert made.channel.closed
+    assert all(channel.closed for channel in FakeOwnChannel.made)
     assert running_loop() not in cm_events._dispatchers
+
+
+def settle_in_thread(channel: FakeEventChannel) -> None:
+    """In the thread that destroys the listener: until the loop has read what came before."""
+    deadline = time.monotonic() + PATIENCE
+    while channel.batches and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 # --- events of ids ---
@@ -163,14 +199,64 @@ async def test_an_event_that_cannot_be_handled_does_not_stop_those_behind_it(
 
 
 async def test_a_request_for_a_listener_that_is_gone_is_refused(cm: Cm) -> None:
+    """It came just before; its id is destroyed before its channel is closed."""
     listener = await cm.make_id()
+    listener.listen()
+    [channel] = FakeOwnChannel.made
+    child, closed_first = cm.create(), list[bool]()
+    child.during["destroy"] = lambda: closed_first.append(channel.closed)
+    channel.put([cm.request(listener, child)])
+    cm.raw[listener.cm_id.address].during["destroy"] = lambda: settle_in_thread(channel)
     await listener.aclose()
-    child = cm.create()
-    users = cm.dispatcher._users
-    request = CmEvent(E.CONNECT_REQUEST, child.address, listen_id=listener.cm_id.address)
-    cm.channel.put([request])
     await eventually(child.destroyed.is_set)
-    await eventually(lambda: cm.dispatcher._users == users)
+    assert closed_first == [False]
+    await eventually(lambda: channel.closed)
+
+
+async def test_a_listener_is_told_by_its_own_channel(cm: Cm) -> None:
+    listener, other = await cm.make_id(), await cm.make_id()
+    listener.listen()
+    [channel] = FakeOwnChannel.made
+    child = cm.create()
+    channel.put([cm.request(listener, child), cm.event(E.DEVICE_REMOVAL, listener)])
+    await eventually(lambda: listener.state is S.REMOVED)
+    assert other.state is S.IDLE
+    async with await listener.get_request() as request:
+        assert request.cm_id is child
+        assert child.calls == ["migrate"]
+
+
+async def test_a_listeners_channel_that_fails_ends_that_listener(
+    cm: Cm, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener, other = await cm.make_id(), await cm.make_id()
+    listener.listen()
+    task = asyncio.create_task(listener.get_request())
+    await settle()
+    [channel] = FakeOwnChannel.made
+    channel.put(GONE)
+    with pytest.raises(DeviceRemoved, match=os.strerror(errno.EIO)):
+        await asyncio.wait_for(task, PATIENCE)
+    assert not channel.stop_watching()
+    assert other.state is S.IDLE
+    assert "channel of a listener failed" in caplog.text
+
+
+async def test_a_listener_whose_channel_cannot_be_opened_stays_as_it_was(
+    cm: Cm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = await cm.make_id()
+    with monkeypatch.context() as patch:
+        patch.setattr("aiordma.cm.handle.OwnChannel", none_left)
+        with pytest.raises(VerbsError) as caught:
+            listener.listen()
+    assert caught.value.errno == errno.EMFILE
+    assert listener.state is S.IDLE
+    listener.listen()
+
+
+def none_left() -> object:
+    raise VerbsError(errno.EMFILE, "rdma_create_event_channel")
 
 
 # --- a channel that fails ---

@@ -127,7 +127,7 @@ async def test_closing_closes_every_id(ids: list[AsyncCmId], listener: Listener)
     async with listener:
         pass
     await listener.aclose()
-    assert [raw_of(cm_id).calls for cm_id in ids] == [["listen", "destroy"]] * 2
+    assert [raw_of(cm_id).calls for cm_id in ids] == [["migrate", "listen", "destroy"]] * 2
 
 
 async def test_serving_ends_when_the_listener_is_closed(listener: Listener) -> None:
@@ -151,13 +151,26 @@ async def test_serving_while_another_task_waits_leaves_the_listener_open(
     await request.reject()
 
 
+def gives_up(cm: FakeCm, cm_id: AsyncCmId, monkeypatch: pytest.MonkeyPatch) -> AsyncCmId:
+    """A request at `cm_id`, whose peer has given up by the time that it is taken."""
+    cm_id.handle_event(cm.request_event())
+    child = cm_id.take_request()
+    assert child is not None
+    child.handle_event(event(CmEventType.REJECTED, 4))
+    left = [child]
+    monkeypatch.setattr(cm_id, "take_request", lambda: left.pop() if left else None)
+    return child
+
+
 async def test_a_peer_that_gave_up_is_passed_over_by_serve(
-    cm: FakeCm, ids: list[AsyncCmId], listener: Listener, caplog: pytest.LogCaptureFixture
+    cm: FakeCm,
+    ids: list[AsyncCmId],
+    listener: Listener,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO", "aiordma")
-    ids[0].handle_event(cm.request_event())
-    child = ids[0]._requests[0]
-    child.handle_event(event(CmEventType.REJECTED, 4))
+    child = gives_up(cm, ids[0], monkeypatch)
     task = asyncio.create_task(listener.serve(no_handler))
     await settle()
     assert not task.done()
@@ -259,11 +272,9 @@ async def test_refusing_a_peer_that_gave_up_closes_its_id(cm: FakeCm, kind: CmEv
 
 
 async def test_accept_passes_over_a_peer_that_gave_up(
-    cm: FakeCm, ids: list[AsyncCmId], listener: Listener
+    cm: FakeCm, ids: list[AsyncCmId], listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids[0].handle_event(cm.request_event())
-    child = ids[0]._requests[0]
-    child.handle_event(event(CmEventType.REJECTED, 4))
+    child = gives_up(cm, ids[0], monkeypatch)
     task = asyncio.create_task(listener.accept())
     try:
         await settle()

@@ -1,0 +1,216 @@
+"""Listening ids, in both modes: each has an event channel of its own, and nothing of it leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from helpers import PATIENCE, Census
+
+from aiordma import AsyncCmId, Rejected, SyncCmId, VerbsError
+from aiordma.cm import CmState
+from aiordma.enums import IdOption, PortSpace
+from aiordma.rdmacm import ConnectionParameters, DeviceAddress, parse_address
+from aiordma.verbs import QueuePairCaps, QueuePairInit
+
+pytestmark = pytest.mark.asyncio
+
+SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
+
+Kind = type[AsyncCmId] | type[SyncCmId]
+both_kinds = pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
+
+
+async def bound(kind: Kind, address: DeviceAddress, port: int = 0) -> AsyncCmId | SyncCmId:
+    cm = await kind.create()
+    cm.set_option(IdOption.REUSEADDR, 1)
+    cm.bind_addr(parse_address(address.host, port))
+    return cm
+
+
+async def listening(kind: Kind, address: DeviceAddress) -> AsyncCmId | SyncCmId:
+    listener = await bound(kind, address)
+    listener.listen()
+    return listener
+
+
+async def connecting_to(
+    listener: AsyncCmId | SyncCmId, client: AsyncCmId | SyncCmId | None = None
+) -> tuple[AsyncCmId | SyncCmId, asyncio.Task[None]]:
+    client = client or await AsyncCmId.create()
+    await client.resolve_addr(parse_address(*listener.local_address))
+    await client.resolve_route()
+    await client.create_qp(SMALL)
+    return client, asyncio.create_task(client.connect())
+
+
+async def moved(cm: AsyncCmId | SyncCmId) -> AsyncCmId | SyncCmId:
+    return await (cm.migrate() if isinstance(cm, SyncCmId) else cm.migrate(None))
+
+
+def channels() -> int:
+    return Census.take().files["/dev/infiniband/rdma_cm"]
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_listener_takes_one_descriptor(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await AsyncCmId.create():  # the loop's channel is open
+        before = channels()
+        on_loop = await listening(AsyncCmId, address)
+        in_threads = await listening(SyncCmId, address)
+        assert channels() == before + 2
+        on_loop, in_threads = await moved(on_loop), await moved(in_threads)
+        assert channels() == before + 2
+        await on_loop.aclose()
+        await in_threads.aclose()
+        assert channels() == before
+
+
+@both_kinds
+async def test_an_id_that_could_not_listen_is_as_good_as_before(
+    address: DeviceAddress, kind: Kind
+) -> None:
+    """It shares its port with another one, and so cannot listen there; wherever it is moved."""
+    async with asyncio.timeout(PATIENCE):
+        elsewhere, cm = await listening(kind, address), await bound(kind, address)
+        other = await bound(kind, address, cm.local_address[1])
+        for _ in range(3):
+            with pytest.raises(VerbsError, match="port is taken"):
+                cm.listen()
+            assert cm.state is CmState.ADDR_BOUND
+            cm = await moved(cm)
+        with pytest.raises(VerbsError, match="port is taken"):
+            other.listen()
+        await is_answered(elsewhere, cm)
+        await cm.aclose()
+        other.listen()
+        await is_answered(other)
+        await elsewhere.aclose()
+        await other.aclose()
+
+
+async def is_answered(
+    listener: AsyncCmId | SyncCmId, client: AsyncCmId | SyncCmId | None = None
+) -> None:
+    client, connecting = await connecting_to(listener, client)
+    async with client, await listener.get_request() as request:
+        request.reject(b"heard")
+        with pytest.raises(Rejected):
+            await connecting
+
+
+@both_kinds
+async def test_closing_a_listener_leaves_the_requests_that_were_taken(
+    address: DeviceAddress, kind: Kind
+) -> None:
+    async with asyncio.timeout(PATIENCE):
+        listener = await moved(await moved(await listening(kind, address)))
+        client, connecting = await connecting_to(listener)
+        server = await listener.get_request()
+        late, too_late = await connecting_to(listener)
+        await asyncio.sleep(0.2)
+        await listener.aclose()
+        with pytest.raises(Rejected):
+            await too_late
+        await server.create_qp(SMALL)
+        await server.accept()
+        await connecting
+        await asyncio.gather(client.disconnect(), server.disconnect())
+        for cm in (client, late, server):
+            await cm.aclose()
+
+
+async def test_listening_without_a_descriptor(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), await bound(AsyncCmId, address) as cm:
+        with no_descriptor_left(), pytest.raises(VerbsError) as caught:
+            cm.listen()
+        assert caught.value.errno == errno.EMFILE
+        assert cm.state is CmState.ADDR_BOUND
+        cm.listen()
+        with no_descriptor_left():
+            cm = await moved(await moved(cm))
+        await is_answered(cm)
+        await cm.aclose()
+
+
+async def test_a_request_for_which_there_is_no_descriptor_is_rejected(
+    address: DeviceAddress,
+) -> None:
+    async with asyncio.timeout(PATIENCE), await listening(SyncCmId, address) as listener:
+        waiting = asyncio.create_task(listener.get_request())
+        await asyncio.sleep(0.1)
+        client = await AsyncCmId.create()
+        await client.resolve_addr(parse_address(*listener.local_address))
+        await client.resolve_route()
+        await client.create_qp(SMALL)
+        with no_descriptor_left():
+            connecting = asyncio.create_task(client.connect())
+            with pytest.raises(VerbsError) as caught:
+                await waiting
+            assert caught.value.errno == errno.EMFILE
+            with pytest.raises(Rejected):
+                await connecting
+        await client.aclose()
+        await is_answered(listener)
+
+
+@both_kinds
+async def test_a_listener_that_another_thread_drops(address: DeviceAddress, kind: Kind) -> None:
+    """Its requests are rejected; the loop stops watching its channel before that is closed."""
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(5):
+            box = [await listening(kind, address)]
+            clients = [await connecting_to(box[0]) for _ in range(3)]
+            while kind is AsyncCmId and not box[0]._requests:
+                await asyncio.sleep(0.01)
+
+            def drop(box: list[AsyncCmId | SyncCmId] = box) -> None:
+                box.clear()
+                gc.collect()
+
+            with pytest.warns(ResourceWarning, match="unclosed"):
+                await asyncio.to_thread(drop)
+            for client, connecting in clients:
+                with pytest.raises(Rejected):
+                    await connecting
+                await client.aclose()
+
+
+@pytest.mark.transport("IB")
+@both_kinds
+async def test_a_listener_for_datagrams_moves(address: DeviceAddress, kind: Kind) -> None:
+    async with asyncio.timeout(PATIENCE):
+        listener: AsyncCmId | SyncCmId = await kind.create(PortSpace.UDP)
+        listener.bind_addr(parse_address(address.host))
+        listener.listen()
+        for number in range(4):
+            client = await kind.create(PortSpace.UDP)
+            await client.resolve_addr(parse_address(*listener.local_address))
+            await client.resolve_route()
+            asking = asyncio.create_task(client.connect(ConnectionParameters(qp_num=17)))
+            await asyncio.sleep(0.05 * (number % 2))
+            listener = await moved(listener)
+            async with await listener.get_request() as request:
+                await request.accept(ConnectionParameters(qp_num=40 + number))
+                await asking
+            assert client.established is not None
+            assert client.established.qp_num == 40 + number
+            await client.aclose()
+        await listener.aclose()
