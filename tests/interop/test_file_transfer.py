@@ -77,12 +77,12 @@ async def test_the_programs(address: DeviceAddress, tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_sizes(any_address: DeviceAddress, tmp_path: Path) -> None:
+async def test_sizes(address: DeviceAddress, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     for size in (0, 1, READ_SIZE - 1, READ_SIZE + 1, PIECE, PIECE + 1):
         content = make_file(source, size)
-        async with asyncio.timeout(PATIENCE), serving(any_address.host, source) as port:
-            await file_transfer.fetch(any_address.host, port, target)
+        async with asyncio.timeout(PATIENCE), serving(address.host, source) as port:
+            await file_transfer.fetch(address.host, port, target)
         assert target.read_bytes() == content
 
 

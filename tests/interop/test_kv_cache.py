@@ -99,15 +99,15 @@ async def test_the_commands(
 
 
 @pytest.mark.asyncio
-async def test_against_a_dictionary(any_address: DeviceAddress) -> None:
+async def test_against_a_dictionary(address: DeviceAddress) -> None:
     """Puts and deletes of few keys, so that slots are used again."""
     choose = random.Random(7)
     model: dict[bytes, bytes] = {}
     keys = [b"key %d" % number for number in range(40)]
     async with (
         asyncio.timeout(PATIENCE),
-        serving(any_address.host, kv_cache.Table(256)) as port,
-        kv_cache.open_cache(any_address.host, port) as cache,
+        serving(address.host, kv_cache.Table(256)) as port,
+        kv_cache.open_cache(address.host, port) as cache,
     ):
         for _ in range(200):
             key = choose.choice(keys)
