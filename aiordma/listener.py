@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -20,7 +19,7 @@ from aiordma.errors import (
     VerbsError,
     WorkRequestError,
 )
-from aiordma.loop import WaitQueue
+from aiordma.loop import WaitQueue, checkpoint, task_group
 from aiordma.opening import Opening
 from aiordma.options import (
     DEFAULT_OPTIONS,
@@ -148,6 +147,7 @@ class ConnectRequest:
             self._cm.check_unanswered()
         except ConnectError as error:
             logger.debug("nobody is there to be refused: %s", error)
+            await checkpoint()
             return
         check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).reject)
         self._cm.reject(private_data)
@@ -171,7 +171,8 @@ class Listener(AsyncBlock):
         self._options = options
         self._sharing = Sharing(options)
         self._local_address = cms[0].local_address
-        self._arrived = WaitQueue(cms[0].loop)
+        self._loop = cms[0].loop
+        self._arrived = WaitQueue(self._loop)
         for cm in cms:
             cm.on_change = self._arrived.wake_all
 
@@ -226,6 +227,8 @@ class Listener(AsyncBlock):
             BusyError: another task is waiting for requests.
         """
         self._check_idle()
+        await checkpoint()
+        self._check_idle()
         while True:
             for cm in self._cms:
                 request = cm.take_request()
@@ -263,7 +266,7 @@ class Listener(AsyncBlock):
         """
         self._check_idle()
         failure: RdmaError | None = None
-        async with asyncio.TaskGroup() as tasks:
+        async with task_group(self._loop) as tasks:
             try:
                 async for request in self:
                     tasks.create_task(self._serve_one(request, handler))

@@ -9,6 +9,7 @@ from aiordma.blocks import Block
 from aiordma.connection import Connection
 from aiordma.enums import AccessFlags
 from aiordma.errors import LocalClosed
+from aiordma.loop import checkpoint
 from aiordma.memory import MemoryRegion, bounds, exporting
 from aiordma.one_sided import DEFAULT_ACCESS
 
@@ -79,6 +80,7 @@ class RegistrationCache(Block):
         """
         if self._closed:
             raise LocalClosed("the registration cache is closed")
+        await checkpoint()
         buffer = exporting(buffer)
         key = _key_of(buffer, access)
         entry = self._entries.get(key)

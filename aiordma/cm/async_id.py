@@ -13,7 +13,7 @@ from aiordma.cm.step import Place, Step
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, VerbsError
-from aiordma.loop import WaitQueue, running_loop
+from aiordma.loop import WaitQueue, checkpoint, running_loop
 from aiordma.rdmacm import CmEvent, OwnChannel
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class AsyncCmId(CmListening):
             VerbsError: ENODEV when there is no RDMA device, ENOMEM.
         """
         loop = running_loop()
+        await checkpoint()
         dispatcher = await CmDispatcher.of(loop)
         with dispatcher.kept_open():
             handle = IdHandle(loop, dispatcher.create_id(port_space))
@@ -120,6 +121,8 @@ class AsyncCmId(CmListening):
             DeviceRemoved: the device it was bound to went away.
             BusyError: another task waits for requests.
         """
+        self._check_idle()
+        await checkpoint()
         self._check_idle()
         while (request := self.take_request()) is None:
             await self._changed.wait()

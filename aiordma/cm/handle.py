@@ -15,6 +15,7 @@ from aiordma.loop import (
     Loop,
     SerialJobs,
     WaitQueue,
+    checkpoint,
     hand_over,
     is_forked_child,
     parking,
@@ -228,6 +229,7 @@ class IdHandle:
 
     async def wait_destroyed(self) -> None:
         """Wait until it is done. Cancelling does not stop it."""
+        await checkpoint()
         while not self._finished and not is_forked_child():
             await self._waiters.wait()
 

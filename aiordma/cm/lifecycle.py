@@ -12,7 +12,7 @@ from aiordma.cm.handle import IdHandle
 from aiordma.cm.states import FINAL, CmCall, CmState, after_call, after_event
 from aiordma.enums import CmEventType
 from aiordma.errors import LocalClosed, PeerClosed, RdmaError
-from aiordma.loop import Loop
+from aiordma.loop import Loop, checkpoint
 from aiordma.rdmacm import CmEvent, CmId, Route, device_contexts
 
 _ANSWERS = frozenset({CmEventType.CONNECT_RESPONSE, CmEventType.ESTABLISHED})
@@ -177,7 +177,9 @@ class CmLifecycle(AsyncBlock):
         Cancelling stops the waiting only.
         """
         self.abort()
-        if not self._is_moved:
+        if self._is_moved:
+            await checkpoint()
+        else:
             await self.handle.wait_destroyed()
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from aiordma.cm.lifecycle import CmLifecycle
 from aiordma.cm.states import CmState
 from aiordma.enums import QpState, SrqType
 from aiordma.errors import BusyError
-from aiordma.loop import Interrupt
+from aiordma.loop import Interrupt, checkpoint
 from aiordma.rdmacm import CmEvent, OwnQueue
 from aiordma.verbs import (
     Completion,
@@ -160,6 +160,7 @@ class CmQueues(CmLifecycle):
 
     async def _next(self, completions: _Completions, queue: OwnQueue) -> Completion:
         with completions.waiting():
+            await checkpoint()
             self._flush_if_ended()
             while not completions.done:
                 self._check_waitable()

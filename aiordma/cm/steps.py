@@ -14,6 +14,7 @@ from aiordma.cm.states import FINAL, WAITING, CmCall, CmState, after_call
 from aiordma.cm.step import Place, Step
 from aiordma.enums import CmEventType, IbOption, IdOption, JoinFlags
 from aiordma.errors import ConnectError, LocalClosed, RdmaError, VerbsError
+from aiordma.loop import checkpoint
 from aiordma.rdmacm import CmEvent, ConnectionParameters, Ece, SocketAddress
 from aiordma.rdmacm.address import format_address
 from aiordma.verbs import Device
@@ -307,6 +308,7 @@ class CmSteps(CmQueues, ABC):
             raise RdmaError("datagrams have no connection to end")
         if self.state is CmState.DISCONNECTED:
             self.start_disconnect()
+            await checkpoint()
             return
         step = Step(CmCall.DISCONNECT, self._disconnect, Place.WORKER)
         await self._take(step, lambda: self.state is not CmState.DISCONNECTING)

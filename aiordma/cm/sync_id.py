@@ -15,7 +15,7 @@ from aiordma.cm.step import Step
 from aiordma.dispatch import CmDispatcher, initialise
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, RdmaError, VerbsError
-from aiordma.loop import Interrupt, make_in_worker, parking, running_loop
+from aiordma.loop import Interrupt, checkpoint, make_in_worker, parking, running_loop
 from aiordma.rdmacm import AddrInfo, CmEvent, CmId, OwnChannel
 from aiordma.verbs import ProtectionDomain, QueuePairInit
 
@@ -55,6 +55,7 @@ class SyncCmId(CmListening):
             VerbsError: ENODEV when there is no RDMA device, EMFILE, ENOMEM.
         """
         loop = running_loop()
+        await checkpoint()
         await initialise(loop)
         channel = OwnChannel()
         try:

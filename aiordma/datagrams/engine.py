@@ -31,7 +31,7 @@ from aiordma.errors import (
     VerbsError,
     WorkRequestError,
 )
-from aiordma.loop import Deadline, WaitQueue, refuse_forked_child
+from aiordma.loop import Deadline, WaitQueue, checkpoint_of, refuse_forked_child
 from aiordma.rdmacm import SocketAddress
 from aiordma.rdmacm.address import format_address
 from aiordma.verbs import (
@@ -72,6 +72,7 @@ class DatagramEngine:
         self._book = AddressBook(cm.handle, self._make_handle)
         self._receivers = WaitQueue(cm.loop)
         self._askers = WaitQueue(cm.loop)
+        self._checkpoint = checkpoint_of(cm.loop)
         self._changed = WaitQueue(cm.loop)
         self._others: set[AsyncCmId] = set()
         self._end: RdmaError | None = None
@@ -136,6 +137,8 @@ class DatagramEngine:
         if len(data) > self.max_message_size:
             limit = self.max_message_size
             raise ValueError(f"a datagram of {len(data)} bytes; at most {limit} are allowed (MTU)")
+        if self._checkpoint is not None:
+            await self._checkpoint()
         parcel = Parcel(await self._book.borrow(way))
         try:
             if not self._sends.try_reserve():
@@ -173,8 +176,10 @@ class DatagramEngine:
 
     async def recv_from(self) -> Datagram:
         """Take one datagram. See DatagramEndpoint.recv_from."""
-        if len(self._receivers):
-            raise BusyError("another task is receiving on this endpoint")
+        self._check_idle(self._receivers, "receiving")
+        if self._checkpoint is not None:
+            await self._checkpoint()
+            self._check_idle(self._receivers, "receiving")
         while self._closing or not len(self.inbox):
             self.check_open()
             await self._receivers.wait()
@@ -182,6 +187,10 @@ class DatagramEngine:
         if self._end is None:
             self._repost(slot)
         return datagram
+
+    def _check_idle(self, waiting: WaitQueue, doing: str) -> None:
+        if len(waiting):
+            raise BusyError(f"another task is {doing} on this endpoint")
 
     def _repost(self, slot: int) -> None:
         try:
@@ -246,8 +255,10 @@ class DatagramEngine:
 
     async def get_request(self) -> AsyncCmId:
         """Wait for a peer that asks. See DatagramEndpoint.get_request."""
-        if len(self._askers):
-            raise BusyError("another task is waiting for requests on this endpoint")
+        self._check_idle(self._askers, "waiting for requests")
+        if self._checkpoint is not None:
+            await self._checkpoint()
+            self._check_idle(self._askers, "waiting for requests")
         while True:
             self.check_open()
             if not self.is_listening:

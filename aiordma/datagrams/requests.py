@@ -7,6 +7,7 @@ import logging
 from aiordma.cm import AsyncCmId
 from aiordma.datagrams.engine import DatagramEngine
 from aiordma.errors import ConnectError
+from aiordma.loop import checkpoint
 from aiordma.options import DATAGRAM_LIMITS, check_private_data
 from aiordma.rdmacm import ConnectionParameters
 
@@ -71,6 +72,7 @@ class DatagramRequest:
             self._cm.check_unanswered()
         except ConnectError as error:
             logger.debug("nobody is there to be refused: %s", error)
+            await checkpoint()
             return
         self._cm.reject(private_data)
         await self._cm.aclose()

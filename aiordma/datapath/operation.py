@@ -9,7 +9,7 @@ from aiordma.datapath.owner import Owner
 from aiordma.datapath.send_queue import Post, SendQueue
 from aiordma.enums import WcOpcode
 from aiordma.errors import VerbsError
-from aiordma.loop import wake
+from aiordma.loop import cancellation_of, wake
 
 if TYPE_CHECKING:
     from aiordma.dispatch import BusyPoll
@@ -65,6 +65,7 @@ class Operations:
         self.sends = sends
         self.owner = owner
         self._busy = busy
+        self._if_cancelled = cancellation_of(loop)
 
     async def perform(self, opcode: WcOpcode, post: Post, give_back: Callable[[], None]) -> None:
         """Post one, and wait for its end. `give_back` is called when the device is done, always.
@@ -92,6 +93,8 @@ class Operations:
     async def _post(self, post: Post, operation: Operation) -> None:
         sends = self.sends
         try:
+            if self._if_cancelled is not None:
+                await self._if_cancelled()
             self.owner.check_open()
             if not sends.try_reserve():
                 await sends.reserve()

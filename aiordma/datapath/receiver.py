@@ -18,7 +18,7 @@ from aiordma.datapath.receive_ring import ReceiveRing
 from aiordma.datapath.stats import ConnectionStats
 from aiordma.enums import WcOpcode
 from aiordma.errors import BusyError, ReceiveOverrun, VerbsError
-from aiordma.loop import Loop, WaitQueue, post, refuse_forked_child
+from aiordma.loop import Checkpoint, Loop, WaitQueue, checkpoint_of, post, refuse_forked_child
 from aiordma.verbs.completion import immediate, invalidated
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Receiver:
         self._arrived: deque[_Arrival] = deque()
         self._news = WaitQueue(loop)
         self._backlog: int | None = None
+        self._checkpoint = checkpoint_of(loop)
         self.is_waited_for = False
         """Whether a task waits for a message."""
 
@@ -133,6 +134,8 @@ class Receiver:
             raise BusyError("another task is receiving on this connection")
         if not self._has_news():
             await self._wait()
+        elif self._checkpoint is not None:
+            await self._pause(self._checkpoint)
         if self._owner.closed_here or not self._arrived:
             raise self._owner.end_reason()
         return self._arrived.popleft()
@@ -144,6 +147,13 @@ class Receiver:
             await self._busy.until(self._has_news)
             while not self._has_news():
                 await self._news.wait()
+        finally:
+            self.is_waited_for = False
+
+    async def _pause(self, checkpoint: Checkpoint) -> None:
+        self.is_waited_for = True
+        try:
+            await checkpoint()
         finally:
             self.is_waited_for = False
 

@@ -9,6 +9,7 @@ from aiordma.datapath.operation import Operations
 from aiordma.datapath.send_queue import Post
 from aiordma.enums import WcOpcode, WrOpcode
 from aiordma.errors import VerbsError
+from aiordma.loop import checkpoint_of
 from aiordma.memory import RemoteBuffer
 from aiordma.options import ConnectionOptions
 from aiordma.verbs import QueuePair
@@ -30,12 +31,15 @@ class Sender:
         self._gatherer = gatherer
         self._max_inline = options.max_inline
         self._max_size = options.max_message_size
+        self._checkpoint = checkpoint_of(operations.loop)
 
     async def copy(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         """Copy and post one message. See Connection.send."""
         self._owner.check_open()
         if nbytes > self._max_size:
             raise ValueError(f"a message of {nbytes} bytes; max_message_size is {self._max_size}")
+        if self._checkpoint is not None:
+            await self._checkpoint()
         sends = self._sends
         if not sends.try_reserve():
             await sends.reserve()

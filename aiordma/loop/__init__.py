@@ -1,9 +1,11 @@
 """The few things the core needs of an event loop, and what is built on just those."""
 
+from aiordma.loop.checkpoints import Checkpoint, cancellation_of, checkpoint, checkpoint_of
 from aiordma.loop.current import running_loop
 from aiordma.loop.handing import hand_over
 from aiordma.loop.interrupt import Interrupt
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
+from aiordma.loop.task_groups import task_group
 from aiordma.loop.turn import Turn
 from aiordma.loop.waiting import Deadline, Slots, WaitQueue, wake
 from aiordma.loop.workers import (
@@ -18,6 +20,7 @@ from aiordma.loop.workers import (
 )
 
 __all__ = [
+    "Checkpoint",
     "Deadline",
     "Interrupt",
     "Loop",
@@ -27,6 +30,9 @@ __all__ = [
     "Slots",
     "Turn",
     "WaitQueue",
+    "cancellation_of",
+    "checkpoint",
+    "checkpoint_of",
     "hand_over",
     "is_forked_child",
     "make_in_worker",
@@ -35,6 +41,7 @@ __all__ = [
     "refuse_forked_child",
     "run_in_worker",
     "running_loop",
+    "task_group",
     "wake",
     "workers",
 ]

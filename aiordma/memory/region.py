@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiordma._native import BufferExporter
 from aiordma.blocks import AsyncBlock, Block
 from aiordma.enums import AccessFlags
-from aiordma.loop import WaitQueue, refuse_forked_child, running_loop
+from aiordma.loop import WaitQueue, checkpoint, refuse_forked_child, running_loop
 from aiordma.memory.flat import flat
 from aiordma.memory.remote import RemoteBuffer, bounds_of
 from aiordma.verbs import ProtectionDomain, Registration
@@ -150,6 +150,7 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
         """
         refuse_forked_child()
         self.close()
+        await checkpoint()
         if self._waiting is None:
             self._waiting = WaitQueue(running_loop())
         while not self._is_over:

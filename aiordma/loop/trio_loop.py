@@ -1,0 +1,192 @@
+"""TrioLoop: what the core asks of an event loop, on trio."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+logger = logging.getLogger(__name__)
+
+
+class TrioFuture:
+    """A wake-up for one task. Awaiting it is a checkpoint, also when it is set already."""
+
+    __slots__ = ("_is_done", "_task")
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._task: trio.lowlevel.Task | None = None
+
+    def done(self) -> bool:
+        """Whether it was set, or its waiter was cancelled."""
+        return self._is_done
+
+    def set_result(self, result: None, /) -> None:
+        """Wake the waiter."""
+        self._is_done = True
+        task, self._task = self._task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    def __await__(self) -> Generator[object, None, None]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
+        if self._is_done:
+            await trio.lowlevel.checkpoint()
+            return
+        self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._is_done, self._task = True, None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class TrioTimer:
+    """A callback that is due later: a system task that sleeps until then."""
+
+    def __init__(self, delay: float, callback: Callable[[], None]) -> None:
+        self._scope = trio.CancelScope()
+        trio.lowlevel.spawn_system_task(self._run, delay, callback, name="aiordma timer")
+
+    async def _run(self, delay: float, callback: Callable[[], None]) -> None:
+        with self._scope:
+            await trio.sleep(delay)
+        # It may have been cancelled when it had slept, and had not come to run again yet.
+        if not self._scope.cancel_called:
+            _call(callback)
+
+    def cancel(self) -> None:
+        """Do not call it after all."""
+        self._scope.cancel()
+
+
+class TrioTaskGroup:
+    """A nursery in the words of asyncio.TaskGroup."""
+
+    def __init__(self) -> None:
+        self._manager: AbstractAsyncContextManager[trio.Nursery] = trio.open_nursery()
+        self._nursery: trio.Nursery
+
+    async def __aenter__(self) -> TrioTaskGroup:
+        self._nursery = await self._manager.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return await self._manager.__aexit__(exc_type, exc, traceback)
+
+    def create_task(self, coro: Coroutine[object, None, None], /) -> None:
+        """Have a task of the nursery await `coro`."""
+        self._nursery.start_soon(_await, coro, name=coro)
+
+
+class _EndOfRun(trio.abc.Instrument):
+    """Learns of the end of a run, without a task that waits for it."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def after_run(self) -> None:
+        self.is_over = True
+
+
+class TrioLoop:
+    """One run of trio, as a loop. Whatever is called back runs in system tasks.
+
+    Ctrl-C does not interrupt these; those for descriptors and timers that are given up end at once.
+    """
+
+    def __init__(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._readers: dict[int, trio.CancelScope] = {}
+        self._end = _EndOfRun()
+        trio.lowlevel.add_instrument(self._end)
+
+    def add_reader(self, fd: int, callback: Callable[[], None], /) -> None:
+        """Call `callback` whenever `fd` is readable."""
+        self.remove_reader(fd)
+        scope = self._readers[fd] = trio.CancelScope()
+        trio.lowlevel.spawn_system_task(_watch, scope, fd, callback, name=f"aiordma fd {fd}")
+
+    def remove_reader(self, fd: int, /) -> None:
+        """Stop that. The descriptor may be closed right afterwards."""
+        scope = self._readers.pop(fd, None)
+        if scope is not None and not self.is_closed():
+            scope.cancel()
+
+    def create_future(self) -> TrioFuture:
+        """Make a wake-up for one waiting task."""
+        return TrioFuture()
+
+    def call_soon_threadsafe(self, callback: Callable[[], None], /) -> None:
+        """Call `callback` on the loop's thread; RuntimeError when the run is over."""
+        self._token.run_sync_soon(_call, callback)
+
+    def is_closed(self) -> bool:
+        """Whether the run is over."""
+        return self._end.is_over
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> TrioTimer:
+        """Call `callback` after `delay` seconds."""
+        return TrioTimer(delay, callback)
+
+    async def checkpoint(self) -> None:
+        """Let other tasks run, and be cancelled if that is due."""
+        await trio.lowlevel.checkpoint()
+
+    async def checkpoint_if_cancelled(self) -> None:
+        """Be cancelled if that is due."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    def task_group(self) -> TrioTaskGroup:
+        """What asyncio.TaskGroup() is there."""
+        return TrioTaskGroup()
+
+
+async def _watch(scope: trio.CancelScope, fd: int, callback: Callable[[], None]) -> None:
+    # A scope is looked at before each step: it may be cancelled, and the descriptor closed, before
+    # this task first runs, while it is about to run again, or by the callback.
+    with scope:
+        while not scope.cancel_called:
+            await trio.lowlevel.wait_readable(fd)
+            if not scope.cancel_called:
+                _call(callback)
+
+
+async def _await(coro: Coroutine[object, None, None]) -> None:
+    await coro
+
+
+def _call(callback: Callable[[], None]) -> None:
+    try:
+        callback()
+    except Exception:  # as asyncio does; it would end the whole run, with everybody else in it
+        logger.exception("%r failed", callback)
+
+
+_loop: trio.lowlevel.RunVar[TrioLoop] = trio.lowlevel.RunVar("aiordma loop")
+
+
+def running_trio_loop() -> TrioLoop | None:
+    """The loop of the run that the calling task belongs to; None: it is not trio's."""
+    if not trio.lowlevel.in_trio_task():
+        return None
+    try:
+        return _loop.get()
+    except LookupError:
+        loop = TrioLoop()
+        _loop.set(loop)
+        return loop
