@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
-import json
 import os
 import socket
 import subprocess
@@ -16,7 +14,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import loops
 import pytest
+from netlink import rdma_resources
 
 import aiordma
 from aiordma import Connection, ConnectionOptions, Listener
@@ -42,7 +42,7 @@ async def connected(
 ) -> AsyncIterator[Pair]:
     """Two connected ends on one device. Whatever the test left open is aborted afterwards."""
     async with aiordma.listen(address.host, 0, options=server) as listener:
-        accepting = asyncio.create_task(listener.accept())
+        accepting = loops.create_task(listener.accept())
         near = await aiordma.connect(*listener.local_address, options=client)
         far = await accepting
         try:
@@ -67,14 +67,12 @@ class Census:
 
     @classmethod
     def take(cls) -> Census:
-        shown = subprocess.run(
-            ["rdma", "-j", "resource", "show"], capture_output=True, check=True, text=True
-        ).stdout
-        counts: dict[str, int] = {}
-        for device in json.loads(shown):
-            for kind in ("cq", "qp", "cm_id", "mr", "srq"):
-                key = f"{device['ifname']} {kind}"
-                counts[key] = counts.get(key, 0) + int(device.get(kind, 0))
+        counts = {
+            f"{device} {kind}": count
+            for device, kinds in rdma_resources().items()
+            for kind, count in kinds.items()
+            if kind in ("cq", "qp", "cm_id", "mr", "srq")
+        }
         return cls(counts, Counter(_open_files()))
 
 
@@ -95,11 +93,15 @@ def wait_for_census(expected: Census, seconds: float = PATIENCE) -> Census:
     return now
 
 
-def start_python(code: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process of this interpreter that runs `code`; its standard output is a pipe."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True
-    )
+def start_python(
+    code: str, *arguments: str, under: tuple[str, ...] = (), stderr: int | None = None
+) -> subprocess.Popen[str]:
+    """A process of this interpreter that runs `code`; its standard output is a pipe.
+
+    `under`: what to start it with, such as setpriv.
+    """
+    command = [*under, sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def read_line(process: subprocess.Popen[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import loops
 from helpers import PATIENCE
 
 from aiordma import RdmaError
@@ -54,10 +54,10 @@ class SoftDevice:
     async def removed(self) -> None:
         """Wait until that is done."""
         assert self.removal is not None
-        assert await asyncio.to_thread(self.removal.wait, PATIENCE) == 0
+        assert await loops.to_thread(self.removal.wait, PATIENCE) == 0
 
     async def comes_back(self) -> None:
-        await asyncio.to_thread(self.restore)
+        await loops.to_thread(self.restore)
 
     def restore(self) -> None:
         """Be there, at the same addresses, whatever has happened. Blocks."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
+import loops
 import pytest
 from helpers import PATIENCE
 
@@ -39,8 +39,6 @@ from aiordma.verbs import (
     Registration,
     SharedReceiveQueueCaps,
 )
-
-pytestmark = pytest.mark.asyncio
 
 CAPS = QueuePairCaps(max_send_wr=4, max_recv_wr=4)
 SMALL = QueuePairInit(CAPS, sq_sig_all=True)
@@ -80,12 +78,12 @@ async def exchange(client: AsyncCmId, server: AsyncCmId) -> None:
 
 @pytest.mark.parametrize("port_space", [PortSpace.TCP, PortSpace.IB])
 async def test_every_step_with_the_defaults(address: DeviceAddress, port_space: PortSpace) -> None:
-    async with asyncio.timeout(PATIENCE), await listening(address, port_space) as listener:
+    async with loops.timeout(PATIENCE), await listening(address, port_space) as listener:
         client = await resolved(address, listener.local_address[1], port_space)
         client.context = "mine"
         await client.create_qp(SMALL)
         assert client.port_num == 1
-        connecting = asyncio.create_task(client.connect())
+        connecting = loops.create_task(client.connect())
         server = await anext(listener)
         await server.create_qp(SMALL)
         await server.accept()
@@ -94,7 +92,7 @@ async def test_every_step_with_the_defaults(address: DeviceAddress, port_space: 
         assert client.peer_address[1] == listener.local_address[1]
         assert server.peer_address[1] == client.local_address[1]
         await exchange(client, server)
-        await asyncio.gather(client.disconnect(), server.disconnect())
+        await loops.gather(client.disconnect(), server.disconnect())
         assert client.state is server.state is CmState.DISCONNECTED
         await client.disconnect()
         await client.aclose()
@@ -104,7 +102,7 @@ async def test_every_step_with_the_defaults(address: DeviceAddress, port_space: 
 async def test_own_protection_domain_queues_and_shared_receive_queue(
     address: DeviceAddress,
 ) -> None:
-    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(PATIENCE), await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         pd = ProtectionDomain(client.device())
         channel = CompletionChannel(client.device())
@@ -112,7 +110,7 @@ async def test_own_protection_domain_queues_and_shared_receive_queue(
         srq = await client.create_srq(SharedReceiveQueueCaps(max_wr=4), pd)
         qp = await client.create_qp(QueuePairInit(CAPS, cq, cq, srq), pd)
         assert qp.number == client.cm_id.qp_num
-        connecting = asyncio.create_task(client.connect())
+        connecting = loops.create_task(client.connect())
         server = await listener.get_request()
         assert server.event is not None
         await server.create_qp(SMALL)
@@ -130,21 +128,21 @@ async def test_own_protection_domain_queues_and_shared_receive_queue(
 @pytest.mark.transport("IB")
 async def test_queue_pairs_moved_by_hand(address: DeviceAddress) -> None:
     """Neither id has a queue pair; both sides move their own along, and confirm."""
-    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(PATIENCE), await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         near, near_queue = make_queue_pair(client)
         near.modify(client.init_qp_attr(QpState.INIT))
         parameters = ConnectionParameters(
             b"", 1, 1, retry_count=7, rnr_retry_count=7, qp_num=near.number
         )
-        connecting = asyncio.create_task(client.connect(parameters))
+        connecting = loops.create_task(client.connect(parameters))
         server = await listener.get_request()
         assert server.event is not None
         assert server.event.qp_num == near.number
         far, far_queue = make_queue_pair(server)
         for state in (QpState.INIT, QpState.RTR, QpState.RTS):
             far.modify(server.init_qp_attr(state))
-        accepting = asyncio.create_task(
+        accepting = loops.create_task(
             server.accept(ConnectionParameters(b"", 1, 1, rnr_retry_count=7, qp_num=far.number))
         )
         await connecting
@@ -181,10 +179,10 @@ def make_queue_pair(cm: AsyncCmId) -> tuple[QueuePair, Callable[[], None]]:
 
 @pytest.mark.transport("IB")
 async def test_enhanced_connection_establishment(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(PATIENCE), await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         client.set_local_ece(Ece(vendor_id=0x1234, options=5))
-        connecting = asyncio.create_task(client.connect(ConnectionParameters(qp_num=17)))
+        connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
         server = await listener.get_request()
         offered = server.remote_ece()
         assert (offered.vendor_id, offered.options) == (0x1234, 5)
@@ -210,7 +208,7 @@ async def test_options_take_effect(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_a_route_that_is_known_already(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(PATIENCE), await listening(address) as listener:
         port = listener.local_address[1]
         scout = await resolved(address, port)
         route = scout.route
@@ -221,7 +219,7 @@ async def test_a_route_that_is_known_already(address: DeviceAddress) -> None:
         await client.set_path(pack_path_data(route.paths))
         assert client.state is CmState.ROUTE_RESOLVED
         await client.create_qp(SMALL)
-        connecting = asyncio.create_task(client.connect())
+        connecting = loops.create_task(client.connect())
         server = await listener.get_request()
         await server.create_qp(SMALL)
         await server.accept()
@@ -231,7 +229,7 @@ async def test_a_route_that_is_known_already(address: DeviceAddress) -> None:
 
 
 async def test_a_path_that_is_none(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await AsyncCmId.create() as client:
+    async with loops.timeout(PATIENCE), await AsyncCmId.create() as client:
         await client.resolve_addr(parse_address(address.host, 1))
         with pytest.raises(RouteError):
             await client.set_path(b"nonsense")
@@ -241,10 +239,10 @@ async def test_a_path_that_is_none(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_datagram_ids_tell_each_other_their_numbers(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await listening(address, PortSpace.UDP) as listener:
+    async with loops.timeout(PATIENCE), await listening(address, PortSpace.UDP) as listener:
         client = await resolved(address, listener.local_address[1], PortSpace.UDP)
         qp = await client.create_qp(SMALL)
-        connecting = asyncio.create_task(client.connect(ConnectionParameters(b"who are you?")))
+        connecting = loops.create_task(client.connect(ConnectionParameters(b"who are you?")))
         server = await listener.get_request()
         assert server.event is not None
         assert server.event.private_data.startswith(b"who are you?")
@@ -263,7 +261,7 @@ async def test_datagram_ids_tell_each_other_their_numbers(address: DeviceAddress
 
 @pytest.mark.transport("IB")
 async def test_groups_are_joined_and_left(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await AsyncCmId.create(PortSpace.UDP) as cm:
+    async with loops.timeout(PATIENCE), await AsyncCmId.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
         await cm.create_qp(SMALL)
         first, second = parse_address("239.7.7.1"), parse_address("239.7.7.2")
@@ -315,9 +313,9 @@ async def test_steps_out_of_order_are_refused(address: DeviceAddress) -> None:
 
 
 async def test_two_tasks_may_not_ask_at_once(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await AsyncCmId.create() as cm:
-        first = asyncio.create_task(cm.resolve_addr(parse_address(address.host, 1)))
-        await asyncio.sleep(0)
+    async with loops.timeout(PATIENCE), await AsyncCmId.create() as cm:
+        first = loops.create_task(cm.resolve_addr(parse_address(address.host, 1)))
+        await loops.settle()
         with pytest.raises((BusyError, RdmaError)):
             await cm.resolve_addr(parse_address(address.host, 1))
         await first
@@ -331,7 +329,7 @@ async def test_an_address_that_leads_nowhere(address: DeviceAddress) -> None:
 
 
 async def test_two_connections_take_from_one_shared_receive_queue(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(PATIENCE), await listening(address) as listener:
         port = listener.local_address[1]
         owner = await resolved(address, port)  # has the queue, and the domain of both
         pd = ProtectionDomain(owner.device())
@@ -343,7 +341,7 @@ async def test_two_connections_take_from_one_shared_receive_queue(address: Devic
         for _ in range(2):
             client = await resolved(address, port)
             await client.create_qp(SMALL)
-            connecting = asyncio.create_task(client.connect())
+            connecting = loops.create_task(client.connect())
             server = await listener.get_request()
             await server.create_qp(QueuePairInit(CAPS, srq=srq, sq_sig_all=True), pd)
             await server.accept()

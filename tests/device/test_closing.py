@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
+import loops
 import pytest
 from helpers import PATIENCE, connected
 
 import aiordma
 from aiordma import ConnectionOptions, LocalClosed, PeerClosed
 from aiordma.rdmacm import DeviceAddress
-
-pytestmark = pytest.mark.asyncio
 
 
 async def test_iteration_ends_and_recv_raises_when_the_peer_disconnects(
@@ -41,17 +39,17 @@ async def test_what_was_sent_before_aclose_arrives(address: DeviceAddress) -> No
 
 async def test_a_waiting_receiver_hears_of_the_peers_disconnect(address: DeviceAddress) -> None:
     async with connected(address) as pair:
-        receiving = asyncio.create_task(pair.server.recv())
-        await asyncio.sleep(0.01)
+        receiving = loops.create_task(pair.server.recv())
+        await loops.sleep(0.01)
         await pair.client.aclose()
         with pytest.raises(PeerClosed):
-            await asyncio.wait_for(receiving, PATIENCE)
+            await loops.wait_for(receiving, PATIENCE)
 
 
 async def test_a_waiting_receiver_hears_of_a_local_close(address: DeviceAddress) -> None:
     async with connected(address) as pair:
-        receiving = asyncio.create_task(pair.server.recv())
-        await asyncio.sleep(0.01)
+        receiving = loops.create_task(pair.server.recv())
+        await loops.sleep(0.01)
         await pair.server.aclose()
         with pytest.raises(LocalClosed):
             await receiving
@@ -61,17 +59,17 @@ async def test_both_close_at_once(address: DeviceAddress) -> None:
     for _ in range(10):
         async with connected(address) as pair:
             await pair.client.send(b"x")
-            await asyncio.gather(pair.client.aclose(), pair.server.aclose())
+            await loops.gather(pair.client.aclose(), pair.server.aclose())
 
 
 async def test_abort_reaches_the_peer(address: DeviceAddress) -> None:
     async with connected(address) as pair:
-        receiving = asyncio.create_task(pair.server.recv())
-        await asyncio.sleep(0.01)
+        receiving = loops.create_task(pair.server.recv())
+        await loops.sleep(0.01)
         pair.client.abort()
         assert pair.client.closed
         with pytest.raises(aiordma.RdmaError):
-            await asyncio.wait_for(receiving, PATIENCE)
+            await loops.wait_for(receiving, PATIENCE)
 
 
 @pytest.mark.transport("IB")
@@ -91,11 +89,11 @@ async def test_aclose_is_bounded_when_the_peer_takes_nothing(address: DeviceAddr
 async def test_a_waiting_sender_hears_of_the_end(address: DeviceAddress) -> None:
     client = ConnectionOptions(send_depth=1, close_timeout=0.1)
     async with connected(address, client, ConnectionOptions(recv_depth=1)) as pair:
-        sends = [asyncio.create_task(pair.client.send(b"x")) for _ in range(5)]
-        await asyncio.sleep(0.1)
+        sends = [loops.create_task(pair.client.send(b"x")) for _ in range(5)]
+        await loops.sleep(0.1)
         assert not all(send.done() for send in sends)
         await pair.client.aclose()
-        results = await asyncio.gather(*sends, return_exceptions=True)
+        results = await loops.gather(*sends, return_exceptions=True)
         assert {type(result) for result in results} == {type(None), LocalClosed}
 
 
@@ -104,18 +102,18 @@ async def test_a_cancelled_aclose_destroys_everything_all_the_same(
 ) -> None:
     for steps in range(1, 12):
         async with connected(address) as pair:
-            closing = asyncio.create_task(pair.client.aclose())
+            closing = loops.create_task(pair.client.aclose())
             for _ in range(steps):
-                await asyncio.sleep(0)
+                await loops.settle()
             closing.cancel()
-            await asyncio.wait([closing])
+            await loops.wait([closing])
             with pytest.raises(LocalClosed):
                 await pair.client.send(b"x")
 
 
 async def test_a_block_that_raises_closes_gracefully(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        accepting = asyncio.create_task(listener.accept())
+        accepting = loops.create_task(listener.accept())
 
         async def fail() -> None:
             async with aiordma.connect(*listener.local_address) as connection:
@@ -140,8 +138,8 @@ async def test_closing_a_listener_leaves_its_connections_alone(address: DeviceAd
 
 async def test_a_waiting_acceptor_hears_of_the_listeners_end(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        waiting = asyncio.create_task(listener.get_request())
-        await asyncio.sleep(0)
+        waiting = loops.create_task(listener.get_request())
+        await loops.settle()
         await listener.aclose()
         with pytest.raises(LocalClosed):
             await waiting

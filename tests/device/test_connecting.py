@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import queue
 import socket
 import threading
 
+import loops
 import pytest
 from helpers import connected, give_name
 
 import aiordma
 from aiordma import Connection, ConnectionOptions, ConnectRequest, PortSpace, Rejected
 from aiordma.rdmacm import DeviceAddress
-
-pytestmark = pytest.mark.asyncio
 
 
 async def answer_one(listener: aiordma.Listener, private_data: bytes) -> ConnectRequest:
@@ -44,7 +43,7 @@ async def test_port_0_picks_one_and_both_sides_know_all_addresses(
 
 async def test_private_data_travels_both_ways(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        answering = asyncio.create_task(answer_one(listener, b"welcome"))
+        answering = loops.create_task(answer_one(listener, b"welcome"))
         async with aiordma.connect(*listener.local_address, private_data=b"hello") as connection:
             if address.transport.name == "IB":
                 assert connection.private_data == b"welcome".ljust(196, b"\0")
@@ -58,7 +57,7 @@ async def test_private_data_travels_both_ways(address: DeviceAddress) -> None:
 async def test_private_data_of_the_greatest_length(address: DeviceAddress) -> None:
     ask, answer = (56, 196) if address.transport.name == "IB" else (251, 251)
     async with aiordma.listen(address.host, 0) as listener:
-        answering = asyncio.create_task(answer_one(listener, b"a" * answer))
+        answering = loops.create_task(answer_one(listener, b"a" * answer))
         async with aiordma.connect(*listener.local_address, private_data=b"q" * ask) as connection:
             assert connection.private_data == b"a" * answer
         assert (await answering).private_data == b"q" * ask
@@ -68,7 +67,7 @@ async def test_private_data_that_is_too_long_costs_nothing(address: DeviceAddres
     async with aiordma.listen(address.host, 0) as listener:
         with pytest.raises(ValueError, match="private data of 300 bytes"):
             await aiordma.connect(*listener.local_address, private_data=bytes(300))
-        connecting = asyncio.ensure_future(connect_quietly(listener))
+        connecting = loops.create_task(connect_quietly(listener))
         request = await listener.get_request()
         with pytest.raises(ValueError, match="private data of 300 bytes"):
             await request.accept(bytes(300))
@@ -85,7 +84,7 @@ async def connect_quietly(listener: aiordma.Listener) -> Connection:
 
 async def test_from_a_local_address(any_address: DeviceAddress) -> None:
     async with aiordma.listen(any_address.host, 0) as listener:
-        answering = asyncio.create_task(answer_one(listener, b""))
+        answering = loops.create_task(answer_one(listener, b""))
         async with aiordma.connect(
             *listener.local_address, local_address=(any_address.host, 0)
         ) as connection:
@@ -96,7 +95,7 @@ async def test_from_a_local_address(any_address: DeviceAddress) -> None:
 async def test_by_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     name = give_name(address, monkeypatch)
     async with aiordma.listen(name, 0) as listener:
-        answering = asyncio.create_task(answer_one(listener, b""))
+        answering = loops.create_task(answer_one(listener, b""))
         async with aiordma.connect(name, listener.local_address[1]) as connection:
             assert connection.peer_address[0] == address.host
         await answering
@@ -113,7 +112,7 @@ async def test_every_address_of_a_name_is_tried(
         ]
 
     async with aiordma.listen(address.host, 0) as listener:
-        answering = asyncio.create_task(answer_one(listener, b""))
+        answering = loops.create_task(answer_one(listener, b""))
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
         async with aiordma.connect("two.example", listener.local_address[1]) as connection:
             assert connection.peer_address[0] == address.host
@@ -122,7 +121,7 @@ async def test_every_address_of_a_name_is_tried(
 
 async def test_without_a_host_every_address_is_listened_on(any_address: DeviceAddress) -> None:
     async with aiordma.listen(None, 0) as listener:
-        answering = asyncio.create_task(answer_one(listener, b""))
+        answering = loops.create_task(answer_one(listener, b""))
         port = listener.local_address[1]
         async with aiordma.connect(any_address.host, port) as connection:
             await connection.send(b"hello")
@@ -147,8 +146,8 @@ async def test_many_connections_at_once_do_not_mix(address: DeviceAddress) -> No
                 assert await connection.recv() == message
 
     async with aiordma.listen(address.host, 0, options=options) as listener:
-        serving = asyncio.create_task(listener.serve(echo))
-        async with asyncio.TaskGroup() as tasks:
+        serving = loops.create_task(listener.serve(echo))
+        async with loops.TaskGroup() as tasks:
             for number in range(count):
                 tasks.create_task(talk(number, listener.local_address))
         await listener.aclose()
@@ -157,7 +156,7 @@ async def test_many_connections_at_once_do_not_mix(address: DeviceAddress) -> No
 
 async def test_await_and_async_with_are_both_possible(address: DeviceAddress) -> None:
     listener = await aiordma.listen(address.host, 0)
-    accepting = asyncio.create_task(listener.accept())
+    accepting = loops.create_task(listener.accept())
     client = await aiordma.connect(*listener.local_address)
     async with await accepting as server, client:
         await client.send(b"x")
@@ -205,7 +204,7 @@ async def test_a_handler_that_raises_ends_its_own_connection_only(
         await connection.send(message)
 
     async with aiordma.listen(address.host, 0) as listener:
-        serving = asyncio.create_task(listener.serve(handler))
+        serving = loops.create_task(listener.serve(handler))
         async with aiordma.connect(*listener.local_address) as connection:
             await connection.send(b"bad")
             assert [message async for message in connection] == []
@@ -219,7 +218,7 @@ async def test_a_handler_that_raises_ends_its_own_connection_only(
 
 async def test_a_request_is_answered_once(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = asyncio.create_task(connect_quietly(listener))
+        connecting = loops.create_task(connect_quietly(listener))
         request = await listener.get_request()
         async with request.accept():
             await (await connecting).aclose()
@@ -231,7 +230,7 @@ async def test_a_request_is_answered_once(address: DeviceAddress) -> None:
 
 async def test_rejected_with_private_data(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = asyncio.create_task(connect_quietly(listener))
+        connecting = loops.create_task(connect_quietly(listener))
         request = await listener.get_request()
         await request.reject(b"not today")
         with pytest.raises(Rejected) as caught:
@@ -247,7 +246,7 @@ async def test_rejected_with_private_data(address: DeviceAddress) -> None:
 async def test_rejected_with_private_data_of_the_greatest_length(address: DeviceAddress) -> None:
     longest = b"n" * (148 if address.transport.name == "IB" else 251)
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = asyncio.create_task(connect_quietly(listener))
+        connecting = loops.create_task(connect_quietly(listener))
         await (await listener.get_request()).reject(longest)
         with pytest.raises(Rejected) as caught:
             await connecting
@@ -255,21 +254,20 @@ async def test_rejected_with_private_data_of_the_greatest_length(address: Device
 
 
 async def test_two_loops_in_two_threads(address: DeviceAddress) -> None:
-    ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-    loop = asyncio.get_running_loop()
+    ready = queue.Queue[tuple[str, int]]()
 
     async def serve() -> None:
         async with aiordma.listen(address.host, 0) as listener:
-            loop.call_soon_threadsafe(ready.set_result, listener.local_address)
+            ready.put(listener.local_address)
             await answer_one(listener, b"from the other loop")
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread = threading.Thread(target=loops.another_like_this(), args=(serve,))
     thread.start()
-    async with aiordma.connect(*await ready) as connection:
+    async with aiordma.connect(*await loops.to_thread(ready.get)) as connection:
         for number in range(20):
             await connection.send(b"%d" % number)
             assert await connection.recv() == b"%d" % number
-    await asyncio.to_thread(thread.join)
+    await loops.to_thread(thread.join)
 
 
 async def test_loops_made_and_closed_one_after_the_other(address: DeviceAddress) -> None:
@@ -279,4 +277,4 @@ async def test_loops_made_and_closed_one_after_the_other(address: DeviceAddress)
             assert await pair.server.recv() == b"x"
 
     for _ in range(5):
-        await asyncio.to_thread(asyncio.run, once())
+        await loops.to_thread(loops.another_like_this(), once)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import errno
@@ -11,6 +10,7 @@ import itertools
 from array import array
 from collections.abc import AsyncIterator
 
+import loops
 import pytest
 from helpers import PATIENCE, give_name
 
@@ -29,7 +29,7 @@ from aiordma import (
 from aiordma.rdmacm import DeviceAddress
 from aiordma.verbs import AddressHandleAttributes
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
+pytestmark = pytest.mark.transport("IB")
 
 DEFAULT = DatagramOptions()
 UDP_QKEY = 0x01234567
@@ -44,7 +44,7 @@ async def two(
         aiordma.open_datagram((address.host, 0), options=near) as one,
         aiordma.open_datagram((address.host, 0), options=far) as other,
     ):
-        serving = asyncio.create_task(other.serve(b"welcome"))
+        serving = loops.create_task(other.serve(b"welcome"))
         peer = await one.resolve(*other.local_address)
         try:
             yield one, other, peer
@@ -54,7 +54,7 @@ async def two(
 
 
 async def within(seconds: float, endpoint: DatagramEndpoint) -> aiordma.Datagram:
-    async with asyncio.timeout(seconds):
+    async with loops.timeout(seconds):
         return await endpoint.recv_from()
 
 
@@ -87,7 +87,7 @@ async def test_private_data_of_the_greatest_length(address: DeviceAddress) -> No
         aiordma.open_datagram((address.host, 0)) as other,
     ):
         other.listen()
-        resolving = asyncio.create_task(one.resolve(*other.local_address, b"q" * 180))
+        resolving = loops.create_task(one.resolve(*other.local_address, b"q" * 180))
         request = await other.get_request()
         assert request.private_data == b"q" * 180
         assert request.peer_address[0] == address.host
@@ -111,7 +111,7 @@ async def test_a_peer_that_is_refused(address: DeviceAddress) -> None:
         aiordma.open_datagram((address.host, 0)) as other,
     ):
         other.listen()
-        resolving = asyncio.create_task(one.resolve(*other.local_address))
+        resolving = loops.create_task(one.resolve(*other.local_address))
         await (await other.get_request()).reject(b"go away")
         with pytest.raises(Rejected, match="its application refused") as caught:
             await resolving
@@ -135,7 +135,7 @@ async def test_a_request_that_is_dropped_is_refused(address: DeviceAddress) -> N
         aiordma.open_datagram((address.host, 0)) as other,
     ):
         other.listen()
-        resolving = asyncio.create_task(one.resolve(*other.local_address))
+        resolving = loops.create_task(one.resolve(*other.local_address))
         requests = [await other.get_request()]
         with pytest.warns(ResourceWarning, match="unclosed"):
             requests.clear()
@@ -148,7 +148,7 @@ async def test_many_ask_at_once(address: DeviceAddress) -> None:
         opening = [aiordma.open_datagram((address.host, 0)) for _ in range(12)]
         clients = [await stack.enter_async_context(each) for each in opening]
         asking = [client.resolve(*other.local_address) for client in clients]
-        peers = await asyncio.gather(*asking)
+        peers = await loops.gather(*asking)
         assert set(peers) == {peers[0]}
         for client in clients:
             await client.send_to(peers[0], b"%d" % client.qp_num)
@@ -162,7 +162,7 @@ async def test_many_ask_at_once(address: DeviceAddress) -> None:
 
 async def test_an_endpoint_can_ask_itself(address: DeviceAddress) -> None:
     async with aiordma.open_datagram((address.host, 0)) as alone:
-        serving = asyncio.create_task(alone.serve())
+        serving = loops.create_task(alone.serve())
         peer = await alone.resolve(*alone.local_address)
         await alone.send_to(peer, b"to myself")
         assert (await within(PATIENCE, alone)).data == b"to myself"
@@ -173,7 +173,7 @@ async def test_by_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) 
     name = give_name(address, monkeypatch)
     async with aiordma.open_datagram((name, 0)) as endpoint:
         assert endpoint.local_address[0] == address.host
-        serving = asyncio.create_task(endpoint.serve())
+        serving = loops.create_task(endpoint.serve())
         port = endpoint.local_address[1]
         peer = await endpoint.resolve(name, port)
         assert peer.address == endpoint.local_address
@@ -204,8 +204,8 @@ async def test_a_way_that_leads_nowhere_costs_only_that_datagram(address: Device
         assert isinstance(peer.way, AddressHandleAttributes)
         packed = ipaddress.ip_address(absent(address.host)).packed
         way = dataclasses.replace(peer.way, dgid=peer.way.dgid[: -len(packed)] + packed)
-        lost = asyncio.create_task(one.send_to(dataclasses.replace(peer, way=way), b"lost"))
-        await asyncio.sleep(0.05)
+        lost = loops.create_task(one.send_to(dataclasses.replace(peer, way=way), b"lost"))
+        await loops.sleep(0.05)
         await one.send_to(peer, b"not held up")
         assert (await within(PATIENCE, other)).data == b"not held up"
         assert not lost.done()
@@ -238,7 +238,7 @@ async def test_what_the_mtu_does_not_carry_is_refused(address: DeviceAddress) ->
         await one.send_to(peer, b"still there")
         assert (await within(PATIENCE, other)).data == b"still there"
         # However small its own are, an endpoint takes what the MTU carries.
-        serving = asyncio.create_task(one.serve())
+        serving = loops.create_task(one.serve())
         back = await other.resolve(*one.local_address)
         await other.send_to(back, bytes(limit))
         assert (await within(PATIENCE, one)).data == bytes(limit)
@@ -269,7 +269,7 @@ async def test_senders_wait_when_the_queue_is_full(address: DeviceAddress) -> No
     options = DatagramOptions(send_depth=2, max_inline=0)
     async with two(address, options, DatagramOptions(recv_depth=512)) as (one, other, peer):
         count = 200
-        await asyncio.gather(*(one.send_to(peer, b"%d" % number) for number in range(count)))
+        await loops.gather(*(one.send_to(peer, b"%d" % number) for number in range(count)))
         got = {int((await within(PATIENCE, other)).data) for _ in range(count)}
         assert got == set(range(count))
 
@@ -279,7 +279,7 @@ async def test_what_finds_no_buffer_is_lost_and_nothing_else(address: DeviceAddr
         for number in range(20):
             await one.send_to(peer, b"%d" % number)
         while len(one._engine._sends):
-            await asyncio.sleep(0.01)
+            await loops.sleep(0.01)
         first = [(await within(PATIENCE, other)).data for _ in range(4)]
         assert first == [b"0", b"1", b"2", b"3"]
         await one.send_to(peer, b"last")
@@ -292,24 +292,24 @@ async def test_iterating_ends_when_the_endpoint_is_closed(address: DeviceAddress
         return [datagram.data async for datagram in endpoint]
 
     async with two(address) as (one, other, peer):
-        collecting = asyncio.create_task(collect(other))
+        collecting = loops.create_task(collect(other))
         await one.send_to(peer, b"a")
         await one.send_to(peer, b"b")
         while len(one._engine._sends) or len(other._engine.inbox):
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+            await loops.sleep(0.01)
+        await loops.sleep(0.1)
         await other.aclose()
         assert await collecting == [b"a", b"b"]
 
 
 async def test_only_one_task_receives(address: DeviceAddress) -> None:
     async with two(address) as (one, _, peer):
-        receiving = asyncio.create_task(one.recv_from())
-        await asyncio.sleep(0)
+        receiving = loops.create_task(one.recv_from())
+        await loops.settle()
         with pytest.raises(BusyError):
             await one.recv_from()
         receiving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(loops.CancelledError):
             await receiving
         assert peer.qp_num
 
@@ -317,13 +317,13 @@ async def test_only_one_task_receives(address: DeviceAddress) -> None:
 async def test_cancelling_loses_no_datagram(address: DeviceAddress) -> None:
     async with two(address) as (one, other, peer):
         for number in range(30):
-            receiving = asyncio.create_task(other.recv_from())
-            await asyncio.sleep(0)
+            receiving = loops.create_task(other.recv_from())
+            await loops.settle()
             await one.send_to(peer, b"%d" % number)
             if number % 3:
-                await asyncio.sleep(0.001 * (number % 5))
+                await loops.sleep(0.001 * (number % 5))
             receiving.cancel()
-            got = await asyncio.gather(receiving, return_exceptions=True)
+            got = await loops.gather(receiving, return_exceptions=True)
             if isinstance(got[0], BaseException):
                 got = [await within(PATIENCE, other)]
             assert isinstance(got[0], aiordma.Datagram)
@@ -333,11 +333,11 @@ async def test_cancelling_loses_no_datagram(address: DeviceAddress) -> None:
 async def test_a_cancelled_send_sends_nothing(address: DeviceAddress) -> None:
     options = DatagramOptions(send_depth=1)
     async with two(address, options) as (one, other, peer):
-        sending = [asyncio.create_task(one.send_to(peer, b"%d" % n)) for n in range(10)]
-        await asyncio.sleep(0)
+        sending = [loops.create_task(one.send_to(peer, b"%d" % n)) for n in range(10)]
+        await loops.settle()
         for task in sending[1:]:
             task.cancel()
-        done = await asyncio.gather(*sending, return_exceptions=True)
+        done = await loops.gather(*sending, return_exceptions=True)
         await one.send_to(peer, b"end")
         sent = [b"%d" % n for n, result in enumerate(done) if result is None]
         for expected in [*sent, b"end"]:
@@ -393,13 +393,13 @@ async def test_closing_wakes_everybody_who_waits(address: DeviceAddress) -> None
         one = await aiordma.open_datagram((address.host, 0))
         one.listen()
         waiting = [
-            asyncio.create_task(one.recv_from()),
-            asyncio.create_task(one.get_request()),
-            asyncio.create_task(one.resolve(*other.local_address)),
+            loops.create_task(one.recv_from()),
+            loops.create_task(one.get_request()),
+            loops.create_task(one.resolve(*other.local_address)),
         ]
         request = await other.get_request()
         await one.aclose()
-        for result in await asyncio.gather(*waiting, return_exceptions=True):
+        for result in await loops.gather(*waiting, return_exceptions=True):
             assert isinstance(result, LocalClosed), result
         assert one.closed
         with pytest.raises(LocalClosed):
@@ -432,17 +432,17 @@ async def test_an_endpoint_that_is_dropped_warns_and_is_closed(address: DeviceAd
 
 
 async def test_a_block_that_is_cancelled_aborts(address: DeviceAddress) -> None:
-    inside = asyncio.Event()
+    inside = loops.make_event()
 
     async def block() -> None:
         async with aiordma.open_datagram((address.host, 0)) as endpoint:
             inside.set()
             await endpoint.recv_from()
 
-    task = asyncio.create_task(block())
+    task = loops.create_task(block())
     await inside.wait()
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(loops.CancelledError):
         await task
 
 
@@ -454,13 +454,13 @@ async def test_cancelling_at_any_moment_leaves_nothing(address: DeviceAddress) -
             await other.send_to((await other.recv_from()).peer, b"z")
 
     for moment in itertools.count():
-        task = asyncio.create_task(whole())
-        await asyncio.sleep(0.002 * moment)
+        task = loops.create_task(whole())
+        await loops.sleep(0.002 * moment)
         if task.done():
             await task
             break
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, LocalClosed):
+        with contextlib.suppress(loops.CancelledError, LocalClosed):
             await task
 
 

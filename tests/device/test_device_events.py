@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
+import loops
 import pytest
 from helpers import PATIENCE, connected
 from removing import SoftDevice, one_per_device
@@ -14,8 +14,6 @@ from aiordma import BusyError, DeviceWatch, LocalClosed
 from aiordma.enums import AsyncEventType, PortState
 from aiordma.rdmacm import DeviceAddress, DeviceReference
 from aiordma.verbs import AsyncEvent
-
-pytestmark = pytest.mark.asyncio
 
 DOWN, UP = AsyncEventType.PORT_ERR, AsyncEventType.PORT_ACTIVE
 GONE = AsyncEventType.DEVICE_FATAL
@@ -29,7 +27,7 @@ def device(address: DeviceAddress) -> Iterator[SoftDevice]:
 
 
 async def next_of(watch: DeviceWatch, device: str, kind: AsyncEventType) -> AsyncEvent:
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         async for event in watch:
             if (event.device, event.type) == (device, kind):
                 return event
@@ -50,10 +48,10 @@ async def test_a_port_goes_down_and_up(address: DeviceAddress, device: SoftDevic
         assert address.device in watch.devices
         device.set_link("down")
         assert (await next_of(watch, address.device, DOWN)).port_num == 1
-        assert await asyncio.to_thread(port_state, address.device) is PortState.DOWN
+        assert await loops.to_thread(port_state, address.device) is PortState.DOWN
         device.set_link("up")
         assert (await next_of(watch, address.device, UP)).port_num == 1
-        assert await asyncio.to_thread(port_state, address.device) is PortState.ACTIVE
+        assert await loops.to_thread(port_state, address.device) is PortState.ACTIVE
 
 
 async def test_every_watch_is_told(address: DeviceAddress, device: SoftDevice) -> None:
@@ -65,13 +63,13 @@ async def test_every_watch_is_told(address: DeviceAddress, device: SoftDevice) -
             return await next_of(watch, address.device, DOWN)
 
     watching: list[DeviceWatch] = []
-    tasks = [asyncio.create_task(watch_one()) for _ in range(2)]
-    tasks.append(asyncio.create_task(asyncio.to_thread(asyncio.run, watch_one())))
-    async with asyncio.timeout(PATIENCE), connected(address):
+    tasks = [loops.create_task(watch_one()) for _ in range(2)]
+    tasks.append(loops.create_task(loops.to_thread(loops.another_like_this(), watch_one)))
+    async with loops.timeout(PATIENCE), connected(address):
         while len(watching) < 3:
-            await asyncio.sleep(0.01)
+            await loops.sleep(0.01)
         device.set_link("down")
-        assert len(set(await asyncio.gather(*tasks))) == 1
+        assert len(set(await loops.gather(*tasks))) == 1
         device.set_link("up")
 
 
@@ -84,7 +82,7 @@ async def test_a_connection_outlives_a_port_that_was_down(
         await next_of(watch, address.device, DOWN)
         device.set_link("up")
         await next_of(watch, address.device, UP)
-        async with asyncio.timeout(PATIENCE):
+        async with loops.timeout(PATIENCE):
             await pair.client.send(b"after")
             assert await pair.server.recv() == b"after"
 
@@ -95,7 +93,7 @@ async def test_an_iwarp_connection_ends_with_its_port(
 ) -> None:
     async with connected(address) as pair:
         device.set_link("down")
-        async with asyncio.timeout(PATIENCE):
+        async with loops.timeout(PATIENCE):
             with pytest.raises(aiordma.RdmaError):
                 await pair.client.recv()
 
@@ -111,7 +109,7 @@ async def test_a_device_is_removed_and_others_are_watched_on(
         await device.removed()
         if others:
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(watch), 1)
+                await loops.wait_for(anext(watch), 1)
         else:
             with pytest.raises(StopAsyncIteration):
                 await anext(watch)
@@ -123,19 +121,19 @@ async def test_a_device_is_removed_and_others_are_watched_on(
 
 async def test_cancelling_loses_nothing(address: DeviceAddress, device: SoftDevice) -> None:
     async with aiordma.watch_devices() as watch:
-        task = asyncio.ensure_future(anext(watch))
-        await asyncio.sleep(0)
+        task = loops.create_task(anext(watch))
+        await loops.settle()
         device.set_link("down")
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(loops.CancelledError):
             await task
         await next_of(watch, address.device, DOWN)
 
 
 async def test_two_tasks_at_one_watch(address: DeviceAddress) -> None:
     async with aiordma.watch_devices() as watch:
-        task = asyncio.ensure_future(anext(watch, None))
-        await asyncio.sleep(0)
+        task = loops.create_task(anext(watch, None))
+        await loops.settle()
         with pytest.raises(BusyError):
             await anext(watch)
     assert await task is None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
 
+import loops
 import pytest
 from helpers import PATIENCE, Pair, connected
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, ReceiveOverrun
 from aiordma.rdmacm import DeviceAddress
-
-pytestmark = pytest.mark.asyncio
 
 TASKS = 200
 EACH = 20
@@ -27,7 +25,7 @@ async def echo(connection: aiordma.Connection) -> None:
 async def send_for_ever(connection: aiordma.Connection, message: bytes) -> None:
     while True:
         await connection.send(message)
-        await asyncio.sleep(0.001)
+        await loops.sleep(0.001)
 
 
 async def receive_for_ever(connection: aiordma.Connection) -> None:
@@ -39,7 +37,7 @@ async def receive_for_ever(connection: aiordma.Connection) -> None:
 async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, size: int) -> None:
     """All get through, those of each task in their order."""
     options = ConnectionOptions(send_depth=8, recv_depth=64)
-    async with asyncio.timeout(3 * PATIENCE), connected(address, options, options) as pair:
+    async with loops.timeout(3 * PATIENCE), connected(address, options, options) as pair:
         got: dict[int, list[int]] = defaultdict(list)
 
         async def send(task: int) -> None:
@@ -51,7 +49,7 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
                 task, number = (await pair.server.recv()).split()
                 got[int(task)].append(int(number))
 
-        async with asyncio.TaskGroup() as tasks:
+        async with loops.TaskGroup() as tasks:
             tasks.create_task(receive())
             for task in range(TASKS):
                 tasks.create_task(send(task))
@@ -61,33 +59,33 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
 
 async def test_more_reads_than_negotiated_wait_their_turn(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=2, responder_resources=2)
-    async with asyncio.timeout(PATIENCE), connected(address, options, options) as pair:
+    async with loops.timeout(PATIENCE), connected(address, options, options) as pair:
         far = await pair.server.register(bytearray(range(200)))
         near = await pair.client.allocate(200)
         # The others must not be held up in the send queue by reads that wait.
         reads = [
-            asyncio.create_task(pair.client.read(far.remote[at : at + 1], near[at:]))
+            loops.create_task(pair.client.read(far.remote[at : at + 1], near[at:]))
             for at in range(200)
         ]
-        await asyncio.sleep(0)
+        await loops.settle()
         assert pair.client.stats.sends_posted <= 2
         await pair.client.send(b"in between")
         assert await pair.server.recv() == b"in between"
-        await asyncio.gather(*reads)
+        await loops.gather(*reads)
         assert bytes(memoryview(near)) == bytes(range(200))
         assert pair.client.stats.reads == 200
 
 
 async def test_a_read_is_given_up_while_it_waits(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=1, responder_resources=1)
-    async with asyncio.timeout(PATIENCE), connected(address, options, options) as pair:
+    async with loops.timeout(PATIENCE), connected(address, options, options) as pair:
         far = await pair.server.register(bytearray(b"x" * 100))
         near = await pair.client.allocate(100)
-        reads = [asyncio.create_task(pair.client.read(far.remote, near)) for _ in range(10)]
-        await asyncio.sleep(0)
+        reads = [loops.create_task(pair.client.read(far.remote, near)) for _ in range(10)]
+        await loops.settle()
         for read in reads[::2]:
             read.cancel()
-        done = await asyncio.gather(*reads, return_exceptions=True)
+        done = await loops.gather(*reads, return_exceptions=True)
         assert [result for result in done[1::2] if result is not None] == []
         await pair.client.read(far.remote, near)
 
@@ -95,9 +93,9 @@ async def test_a_read_is_given_up_while_it_waits(address: DeviceAddress) -> None
 async def test_the_accepting_side_may_greet(address: DeviceAddress) -> None:
     """Which iWARP does not allow at once."""
     async with (
-        asyncio.timeout(2 * PATIENCE),
+        loops.timeout(2 * PATIENCE),
         aiordma.listen(address.host, 0) as listener,
-        asyncio.TaskGroup() as tasks,
+        loops.TaskGroup() as tasks,
     ):
 
         async def greet(connection: aiordma.Connection) -> None:
@@ -117,12 +115,12 @@ async def test_the_accepting_side_may_greet(address: DeviceAddress) -> None:
 @pytest.mark.parametrize("size", [100, 100_000])
 async def test_what_follows_a_read_that_was_given_up(address: DeviceAddress, size: int) -> None:
     """Others wait for its end, by a fence, and reads need none."""
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         far = await pair.server.register(bytearray(b"x" * size))
         near = await pair.client.allocate(size)
         for _ in range(20):
-            read = asyncio.create_task(pair.client.read(far.remote, near))
-            await asyncio.sleep(0)
+            read = loops.create_task(pair.client.read(far.remote, near))
+            await loops.settle()
             read.cancel()
             await pair.client.read(far.remote[:10], near)
             await pair.client.send(b"inline")
@@ -136,7 +134,7 @@ async def test_what_follows_a_read_that_was_given_up(address: DeviceAddress, siz
 async def test_as_many_messages_as_agreed_are_no_overrun(address: DeviceAddress) -> None:
     """Sent at once, and then the end: the loop sees none of it before."""
     server = ConnectionOptions(recv_depth=8)
-    async with asyncio.timeout(PATIENCE), connected(address, server=server) as pair:
+    async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
         for _ in range(8):
             with pytest.raises(StopIteration):
                 pair.client.send(b"burst").send(None)
@@ -149,11 +147,11 @@ async def test_as_many_messages_as_agreed_are_no_overrun(address: DeviceAddress)
 async def test_a_slow_reader_on_iwarp_keeps_its_connection(address: DeviceAddress) -> None:
     """Many times recv_depth unread messages: they are copied away, and all can be received."""
     server = ConnectionOptions(recv_depth=16)
-    async with asyncio.timeout(PATIENCE), connected(address, server=server) as pair:
+    async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
         for number in range(400):
             await pair.client.send(b"%d" % number)
             while pair.server.stats.messages_received <= number:
-                await asyncio.sleep(0)
+                await loops.settle()
         assert pair.server.stats.messages_unread == 400
         assert pair.server.stats.spilled > 350
         assert [int(await pair.server.recv()) for _ in range(400)] == list(range(400))
@@ -162,7 +160,7 @@ async def test_a_slow_reader_on_iwarp_keeps_its_connection(address: DeviceAddres
 @pytest.mark.transport("IWARP")
 async def test_a_reader_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress) -> None:
     server = ConnectionOptions(recv_depth=16, recv_backlog=50)
-    async with asyncio.timeout(PATIENCE), connected(address, server=server) as pair:
+    async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
         with pytest.raises(PeerClosed):
             await send_for_ever(pair.client, b"too fast")
         for _ in range(51):
@@ -175,7 +173,7 @@ async def test_a_reader_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress
 async def test_a_loop_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress) -> None:
     """The buffers run out before anybody can do anything about it."""
     server = ConnectionOptions(recv_depth=4)
-    async with asyncio.timeout(PATIENCE), connected(address, server=server) as pair:
+    async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
         for _ in range(40):  # posted at once, without a turn of the loop
             with pytest.raises(StopIteration):
                 pair.client.send(b"burst").send(None)
@@ -191,9 +189,9 @@ NEAR = ConnectionOptions(max_message_size=1024)
 
 async def test_connections_share_receive_buffers(address: DeviceAddress) -> None:
     async with (
-        asyncio.timeout(2 * PATIENCE),
+        loops.timeout(2 * PATIENCE),
         aiordma.listen(address.host, 0, options=SHARED) as listener,
-        asyncio.TaskGroup() as tasks,
+        loops.TaskGroup() as tasks,
     ):
         serving = tasks.create_task(listener.serve(echo))
 
@@ -205,13 +203,13 @@ async def test_connections_share_receive_buffers(address: DeviceAddress) -> None
                     assert await connection.recv() == message
 
         talking = [tasks.create_task(talk(number)) for number in range(10)]
-        await asyncio.wait(talking)
+        await loops.wait(talking)
         await listener.aclose()
         await serving
 
 
 async def test_what_was_sent_before_the_end_arrives_also_there(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address, NEAR, SHARED) as pair:
+    async with loops.timeout(PATIENCE), connected(address, NEAR, SHARED) as pair:
         for number in range(10):
             await pair.client.send(b"%d" % number)
         await pair.client.aclose()
@@ -221,12 +219,12 @@ async def test_what_was_sent_before_the_end_arrives_also_there(address: DeviceAd
 async def test_one_slow_reader_does_not_hold_the_others_up(address: DeviceAddress) -> None:
     options = ConnectionOptions(shared_recv_depth=16, recv_backlog=100)
     async with (
-        asyncio.timeout(2 * PATIENCE),
+        loops.timeout(2 * PATIENCE),
         aiordma.listen(address.host, 0, options=options) as listener,
     ):
         pairs = []
         for _ in range(2):
-            accepting = asyncio.create_task(listener.accept())
+            accepting = loops.create_task(listener.accept())
             near = await aiordma.connect(*listener.local_address)
             pairs.append(Pair(near, await accepting, listener))
         slow, quick = pairs
@@ -235,7 +233,7 @@ async def test_one_slow_reader_does_not_hold_the_others_up(address: DeviceAddres
             await quick.client.send(b"q")
             assert await quick.server.recv() == b"q"
         while slow.server.stats.messages_unread < 80:
-            await asyncio.sleep(0.01)
+            await loops.sleep(0.01)
         assert [int(await slow.server.recv()) for _ in range(80)] == list(range(80))
         with pytest.raises(PeerClosed):
             await send_for_ever(slow.client, b"too many")
@@ -251,7 +249,7 @@ async def test_one_slow_reader_does_not_hold_the_others_up(address: DeviceAddres
 
 
 async def test_shared_buffers_outlive_their_listener(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address, NEAR, SHARED) as pair:
+    async with loops.timeout(PATIENCE), connected(address, NEAR, SHARED) as pair:
         await pair.listener.aclose()
         await pair.client.send(b"hello")
         message = await pair.server.recv_message()
@@ -264,7 +262,7 @@ async def test_only_a_listener_shares(address: DeviceAddress) -> None:
     with pytest.raises(ValueError, match="shared_recv_depth is for listen"):
         await aiordma.connect(address.host, 1, options=SHARED)
     async with aiordma.listen(address.host, 0, options=SHARED) as listener:
-        connecting = asyncio.create_task(aiordma.connect(*listener.local_address, options=NEAR))
+        connecting = loops.create_task(aiordma.connect(*listener.local_address, options=NEAR))
         request = await listener.get_request()
         with pytest.raises(ValueError, match="32 receive buffers of 1024 bytes"):
             await request.accept(options=ConnectionOptions(shared_recv_depth=32))
@@ -275,7 +273,7 @@ async def test_only_a_listener_shares(address: DeviceAddress) -> None:
 
 async def test_many_idle_connections_need_few_buffers(address: DeviceAddress) -> None:
     async with (
-        asyncio.timeout(3 * PATIENCE),
+        loops.timeout(3 * PATIENCE),
         aiordma.listen(address.host, 0, options=SHARED) as listener,
     ):
         accepted = []
@@ -284,7 +282,7 @@ async def test_many_idle_connections_need_few_buffers(address: DeviceAddress) ->
             for _ in range(50):
                 accepted.append(await listener.accept())
 
-        accepting = asyncio.create_task(accept_all())
+        accepting = loops.create_task(accept_all())
         options = ConnectionOptions(recv_depth=1, max_message_size=1024, send_depth=4)
         near = [await aiordma.connect(*listener.local_address, options=options) for _ in range(50)]
         await accepting
@@ -299,8 +297,8 @@ POLLING = ConnectionOptions(busy_poll=0.001)
 
 
 async def test_polling_finds_what_waiting_would(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address, POLLING, POLLING) as pair:
-        echoing = asyncio.create_task(echo(pair.server))
+    async with loops.timeout(PATIENCE), connected(address, POLLING, POLLING) as pair:
+        echoing = loops.create_task(echo(pair.server))
         for number in range(100):
             await pair.client.send(b"%d" % number)
             assert await pair.client.recv() == b"%d" % number
@@ -315,18 +313,18 @@ async def test_polling_finds_what_waiting_would(address: DeviceAddress) -> None:
 async def test_polling_does_not_starve_the_loop(address: DeviceAddress) -> None:
     """Another task runs on while one polls for what never comes."""
     polling = ConnectionOptions(busy_poll=1.0)
-    async with asyncio.timeout(PATIENCE), connected(address, polling, polling) as pair:
+    async with loops.timeout(PATIENCE), connected(address, polling, polling) as pair:
         turns = 0
 
         async def count() -> None:
             nonlocal turns
             while True:
                 turns += 1
-                await asyncio.sleep(0)
+                await loops.settle()
 
-        counting = asyncio.create_task(count())
+        counting = loops.create_task(count())
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
+            async with loops.timeout(0.5):
                 await pair.client.recv()
         counting.cancel()
         assert turns > 20

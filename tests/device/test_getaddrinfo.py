@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 
+import loops
 import pytest
 from helpers import PATIENCE
 
@@ -13,8 +13,6 @@ from aiordma import AddressError, AddrInfo, PortSpace, SyncCmId
 from aiordma.cm import CmState
 from aiordma.enums import AddrInfoFlags, QpType
 from aiordma.rdmacm import DeviceAddress, parse_address
-
-pytestmark = pytest.mark.asyncio
 
 
 async def test_a_numeric_host(any_address: DeviceAddress) -> None:
@@ -65,7 +63,7 @@ async def test_unknown_names_and_services(address: DeviceAddress) -> None:
 
 async def test_it_leads_to_endpoints(any_address: DeviceAddress) -> None:
     hints = AddrInfo(flags=AddrInfoFlags.PASSIVE)
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         [here] = await aiordma.getaddrinfo(any_address.host, 7499, hints)
         async with await SyncCmId.create_ep(here) as listener:
             assert listener.state is CmState.ADDR_BOUND

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import gc
 import os
@@ -10,6 +9,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import loops
 import pytest
 from helpers import PATIENCE, Census
 
@@ -18,8 +18,6 @@ from aiordma.cm import CmState
 from aiordma.enums import IdOption, PortSpace
 from aiordma.rdmacm import ConnectionParameters, DeviceAddress, parse_address
 from aiordma.verbs import QueuePairCaps, QueuePairInit
-
-pytestmark = pytest.mark.asyncio
 
 SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
 
@@ -42,12 +40,12 @@ async def listening(kind: Kind, address: DeviceAddress) -> AsyncCmId | SyncCmId:
 
 async def connecting_to(
     listener: AsyncCmId | SyncCmId, client: AsyncCmId | SyncCmId | None = None
-) -> tuple[AsyncCmId | SyncCmId, asyncio.Task[None]]:
+) -> tuple[AsyncCmId | SyncCmId, loops.Task[None]]:
     client = client or await AsyncCmId.create()
     await client.resolve_addr(parse_address(*listener.local_address))
     await client.resolve_route()
     await client.create_qp(SMALL)
-    return client, asyncio.create_task(client.connect())
+    return client, loops.create_task(client.connect())
 
 
 async def moved(cm: AsyncCmId | SyncCmId) -> AsyncCmId | SyncCmId:
@@ -71,7 +69,7 @@ def no_descriptor_left() -> Iterator[None]:
 
 
 async def test_a_listener_takes_one_descriptor(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await AsyncCmId.create():  # the loop's channel is open
+    async with loops.timeout(PATIENCE), await AsyncCmId.create():  # the loop's channel is open
         before = channels()
         on_loop = await listening(AsyncCmId, address)
         in_threads = await listening(SyncCmId, address)
@@ -88,7 +86,7 @@ async def test_an_id_that_could_not_listen_is_as_good_as_before(
     address: DeviceAddress, kind: Kind
 ) -> None:
     """It shares its port with another one, and so cannot listen there; wherever it is moved."""
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         elsewhere, cm = await listening(kind, address), await bound(kind, address)
         other = await bound(kind, address, cm.local_address[1])
         for _ in range(3):
@@ -120,25 +118,25 @@ async def is_answered(
 async def test_closing_a_listener_leaves_the_requests_that_were_taken(
     address: DeviceAddress, kind: Kind
 ) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         listener = await moved(await moved(await listening(kind, address)))
         client, connecting = await connecting_to(listener)
         server = await listener.get_request()
         late, too_late = await connecting_to(listener)
-        await asyncio.sleep(0.2)
+        await loops.sleep(0.2)
         await listener.aclose()
         with pytest.raises(Rejected):
             await too_late
         await server.create_qp(SMALL)
         await server.accept()
         await connecting
-        await asyncio.gather(client.disconnect(), server.disconnect())
+        await loops.gather(client.disconnect(), server.disconnect())
         for cm in (client, late, server):
             await cm.aclose()
 
 
 async def test_listening_without_a_descriptor(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await bound(AsyncCmId, address) as cm:
+    async with loops.timeout(PATIENCE), await bound(AsyncCmId, address) as cm:
         with no_descriptor_left(), pytest.raises(VerbsError) as caught:
             cm.listen()
         assert caught.value.errno == errno.EMFILE
@@ -153,15 +151,15 @@ async def test_listening_without_a_descriptor(address: DeviceAddress) -> None:
 async def test_a_request_for_which_there_is_no_descriptor_is_rejected(
     address: DeviceAddress,
 ) -> None:
-    async with asyncio.timeout(PATIENCE), await listening(SyncCmId, address) as listener:
-        waiting = asyncio.create_task(listener.get_request())
-        await asyncio.sleep(0.1)
+    async with loops.timeout(PATIENCE), await listening(SyncCmId, address) as listener:
+        waiting = loops.create_task(listener.get_request())
+        await loops.sleep(0.1)
         client = await AsyncCmId.create()
         await client.resolve_addr(parse_address(*listener.local_address))
         await client.resolve_route()
         await client.create_qp(SMALL)
         with no_descriptor_left():
-            connecting = asyncio.create_task(client.connect())
+            connecting = loops.create_task(client.connect())
             with pytest.raises(VerbsError) as caught:
                 await waiting
             assert caught.value.errno == errno.EMFILE
@@ -174,19 +172,19 @@ async def test_a_request_for_which_there_is_no_descriptor_is_rejected(
 @both_kinds
 async def test_a_listener_that_another_thread_drops(address: DeviceAddress, kind: Kind) -> None:
     """Its requests are rejected; the loop stops watching its channel before that is closed."""
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         for _ in range(5):
             box = [await listening(kind, address)]
             clients = [await connecting_to(box[0]) for _ in range(3)]
             while kind is AsyncCmId and not box[0]._requests:
-                await asyncio.sleep(0.01)
+                await loops.sleep(0.01)
 
             def drop(box: list[AsyncCmId | SyncCmId] = box) -> None:
                 box.clear()
                 gc.collect()
 
             with pytest.warns(ResourceWarning, match="unclosed"):
-                await asyncio.to_thread(drop)
+                await loops.to_thread(drop)
             for client, connecting in clients:
                 with pytest.raises(Rejected):
                     await connecting
@@ -196,7 +194,7 @@ async def test_a_listener_that_another_thread_drops(address: DeviceAddress, kind
 @pytest.mark.transport("IB")
 @both_kinds
 async def test_a_listener_for_datagrams_moves(address: DeviceAddress, kind: Kind) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         listener: AsyncCmId | SyncCmId = await kind.create(PortSpace.UDP)
         listener.bind_addr(parse_address(address.host))
         listener.listen()
@@ -204,8 +202,8 @@ async def test_a_listener_for_datagrams_moves(address: DeviceAddress, kind: Kind
             client = await kind.create(PortSpace.UDP)
             await client.resolve_addr(parse_address(*listener.local_address))
             await client.resolve_route()
-            asking = asyncio.create_task(client.connect(ConnectionParameters(qp_num=17)))
-            await asyncio.sleep(0.05 * (number % 2))
+            asking = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
+            await loops.sleep(0.05 * (number % 2))
             listener = await moved(listener)
             async with await listener.get_request() as request:
                 await request.accept(ConnectionParameters(qp_num=40 + number))

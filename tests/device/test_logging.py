@@ -51,7 +51,6 @@ def test_a_program_that_works_says_nothing(address: DeviceAddress) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "rejected\n", "")
 
 
-@pytest.mark.asyncio
 async def test_connections_are_told_of(
     address: DeviceAddress, caplog: pytest.LogCaptureFixture
 ) -> None:

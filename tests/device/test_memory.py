@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import array
-import asyncio
 import errno
 import mmap
 import os
 from pathlib import Path
 
+import loops
 import numpy as np
 import pytest
 from helpers import PATIENCE, connected
@@ -16,8 +16,6 @@ from helpers import PATIENCE, connected
 import aiordma
 from aiordma import AccessFlags, LocalClosed, RegistrationCache, VerbsError, WorkRequestError
 from aiordma.rdmacm import DeviceAddress
-
-pytestmark = pytest.mark.asyncio
 
 RECORD = np.dtype([("key", "S8"), ("value", "<f8"), ("when", "<M8[s]")])
 
@@ -43,7 +41,7 @@ RECORD = np.dtype([("key", "S8"), ("value", "<f8"), ("when", "<M8[s]")])
     ids=lambda buffer: f"{type(buffer).__name__}-{getattr(buffer, 'dtype', '')}",
 )
 async def test_any_buffer_can_be_registered(address: DeviceAddress, buffer: bytearray) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         with await pair.server.register(buffer) as far:
             assert len(far) == 16
             await pair.client.write(bytes(range(16)), far.remote)
@@ -56,14 +54,14 @@ async def test_a_record_with_a_date(address: DeviceAddress) -> None:
     """numpy exports no dates by itself."""
     records = np.array([(b"one", 1.5, "2026-11-21T09:00:00")], dtype=RECORD)
     copied = np.zeros_like(records)
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         with await pair.server.register(records) as far, await pair.client.register(copied) as near:
             await pair.client.read(far.remote, near)
     assert (copied == records).all()
 
 
 async def test_what_cannot_be_registered(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         register = pair.client.register
         with pytest.raises(ValueError, match="Python objects"):
             await register(np.array([object(), None]))
@@ -85,7 +83,7 @@ async def test_what_cannot_be_registered(address: DeviceAddress) -> None:
 
 async def test_what_the_device_lacks_is_said(address: DeviceAddress) -> None:
     """Soft devices have neither on-demand paging nor dma-bufs."""
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         with pytest.raises(ValueError, match="no on-demand paging"):
             await pair.client.register(bytearray(100), AccessFlags.ON_DEMAND)
         descriptor = os.open("/dev/null", os.O_RDONLY)
@@ -113,7 +111,7 @@ WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
 @pytest.mark.transport("IB")
 async def test_a_window_that_the_peer_shuts(address: DeviceAddress) -> None:
     """Send with invalidate: the key is of no use any more when the message arrives."""
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         near = await pair.client.allocate(100)
         with await pair.server.allocate(100, WINDOW) as region:
             window = await pair.server.bind(region[10:30])
@@ -134,7 +132,7 @@ async def test_a_window_that_the_peer_shuts(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_a_window_that_this_side_shuts(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         region = await pair.server.allocate(100, WINDOW)
         with await pair.server.bind(region, AccessFlags.REMOTE_READ) as window:
             near = await pair.client.allocate(100)
@@ -142,7 +140,7 @@ async def test_a_window_that_this_side_shuts(address: DeviceAddress) -> None:
             region.close()  # stays pinned under the window
             await pair.client.read(window.remote, near)
         window.close()
-        await asyncio.sleep(0.2)
+        await loops.sleep(0.2)
         with pytest.raises(WorkRequestError):
             await pair.client.read(window.remote, near)
         with pytest.raises(ValueError, match="invalidates a key, not both"):
@@ -152,7 +150,7 @@ async def test_a_window_that_this_side_shuts(address: DeviceAddress) -> None:
 @pytest.mark.transport("IB")
 async def test_windows_end_with_their_connection(address: DeviceAddress) -> None:
     """Nothing is left behind, which the leak check sees."""
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         async with connected(address) as pair:
             region = await pair.server.allocate(100, WINDOW)
             windows = [await pair.server.bind(region) for _ in range(5)]
@@ -164,7 +162,7 @@ async def test_windows_end_with_their_connection(address: DeviceAddress) -> None
 
 
 async def test_the_cache_registers_a_buffer_once(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         data = bytearray(100_000)
         with RegistrationCache(pair.client) as cache:
             with await cache.register(data) as first:
@@ -177,8 +175,8 @@ async def test_the_cache_registers_a_buffer_once(address: DeviceAddress) -> None
             with await cache.register(memoryview(data)[:50_000]) as part:
                 assert part.rkey != key
             assert (len(cache), cache.nbytes) == (3, 250_000)
-            regions = await asyncio.gather(*[cache.register(bytearray(10)) for _ in range(5)])
-            same = await asyncio.gather(*[cache.register(memoryview(data)[1:]) for _ in range(5)])
+            regions = await loops.gather(*[cache.register(bytearray(10)) for _ in range(5)])
+            same = await loops.gather(*[cache.register(memoryview(data)[1:]) for _ in range(5)])
             assert len({region.rkey for region in same}) == 1
             for region in regions + same:
                 region.close()
@@ -190,7 +188,7 @@ async def test_the_cache_registers_a_buffer_once(address: DeviceAddress) -> None
 
 async def test_nothing_of_the_cache_can_be_stale(address: DeviceAddress) -> None:
     """What is cached cannot be resized or freed; what was discarded is registered anew."""
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         with RegistrationCache(pair.client) as cache:
             data = bytearray(b"before" * 1000)
             with await cache.register(data) as region:
@@ -199,9 +197,9 @@ async def test_nothing_of_the_cache_can_be_stale(address: DeviceAddress) -> None
                 data.extend(b"more")
             cache.discard(data)
             cache.discard(b"never seen")
-            async with asyncio.timeout(PATIENCE):
+            async with loops.timeout(PATIENCE):
                 while not can_be_resized(data):  # unpinned in a worker thread
-                    await asyncio.sleep(0.01)
+                    await loops.sleep(0.01)
             data[:6] = b"after!"
             with await cache.register(data) as region:
                 await pair.client.send(region[:6])
@@ -209,7 +207,7 @@ async def test_nothing_of_the_cache_can_be_stale(address: DeviceAddress) -> None
 
 
 async def test_the_cache_keeps_so_much(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         buffers = [bytearray(1000) for _ in range(5)]
         with RegistrationCache(pair.client, max_bytes=3000) as cache:
             for buffer in buffers:
@@ -225,7 +223,7 @@ async def test_the_cache_keeps_so_much(address: DeviceAddress) -> None:
 
 
 async def test_a_region_of_the_cache_outlives_it(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         with RegistrationCache(pair.client) as cache:
             region = await cache.register(bytearray(b"still here"))
         await pair.client.send(region)
@@ -234,16 +232,16 @@ async def test_a_region_of_the_cache_outlives_it(address: DeviceAddress) -> None
 
 
 async def test_large_registrations_do_not_stop_the_loop(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         turns = 0
 
         async def count() -> None:
             nonlocal turns
             while True:
                 turns += 1
-                await asyncio.sleep(0)
+                await loops.settle()
 
-        counting = asyncio.create_task(count())
+        counting = loops.create_task(count())
         region = await pair.client.allocate(256 << 20)
         assert turns > 3
         counting.cancel()
@@ -255,7 +253,7 @@ async def test_a_file_can_be_registered(address: DeviceAddress, tmp_path: Path) 
     path.write_bytes(b"from a file" + bytes(5000))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         async with (
-            asyncio.timeout(PATIENCE),
+            loops.timeout(PATIENCE),
             connected(address) as pair,
             await pair.server.register(mapped, AccessFlags.REMOTE_READ) as far,
         ):
@@ -270,14 +268,14 @@ async def test_memory_that_cannot_be_pinned(address: DeviceAddress, tmp_path: Pa
     path = tmp_path / "file"
     path.write_bytes(bytes(5000))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        async with asyncio.timeout(PATIENCE), connected(address) as pair:
+        async with loops.timeout(PATIENCE), connected(address) as pair:
             with pytest.raises(VerbsError, match="ACCESS_COPY"):
                 await pair.server.register(mapped, AccessFlags.REMOTE_READ)
 
 
 async def test_a_closed_region_is_the_users_again(address: DeviceAddress) -> None:
     data = bytearray(1 << 20)
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         async with await pair.client.register(data) as region:
             with pytest.raises(BufferError):
                 data.append(1)

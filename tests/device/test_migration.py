@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
 
+import loops
 import pytest
 from helpers import PATIENCE
 
@@ -15,8 +15,6 @@ from aiordma.cm import CmState
 from aiordma.enums import AddrInfoFlags
 from aiordma.rdmacm import AddrInfo, DeviceAddress, parse_address
 from aiordma.verbs import QueuePairCaps, QueuePairInit
-
-pytestmark = pytest.mark.asyncio
 
 SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
 
@@ -45,7 +43,7 @@ async def resolved(address: DeviceAddress, port: int) -> AsyncCmId:
 
 async def connected_ids(address: DeviceAddress, listener: AsyncCmId) -> tuple[AsyncCmId, AsyncCmId]:
     client = await resolved(address, listener.local_address[1])
-    connecting = asyncio.create_task(client.connect())
+    connecting = loops.create_task(client.connect())
     server = await listener.get_request()
     await server.create_qp(SMALL)
     await server.accept()
@@ -54,7 +52,7 @@ async def connected_ids(address: DeviceAddress, listener: AsyncCmId) -> tuple[As
 
 
 async def test_there_and_back_at_every_step(any_address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await async_listener(any_address) as listener:
+    async with loops.timeout(PATIENCE), await async_listener(any_address) as listener:
         port = listener.local_address[1]
         client = await SyncCmId.create()
         await client.resolve_addr(parse_address(any_address.host, port))
@@ -63,7 +61,7 @@ async def test_there_and_back_at_every_step(any_address: DeviceAddress) -> None:
         await moved.resolve_route()
         client = await moved.migrate(None)
         await client.create_qp(SMALL)
-        connecting = asyncio.create_task(client.connect())
+        connecting = loops.create_task(client.connect())
         request = await (await listener.get_request()).migrate(None)
         await request.create_qp(SMALL)
         await request.accept()
@@ -71,13 +69,13 @@ async def test_there_and_back_at_every_step(any_address: DeviceAddress) -> None:
         moved = await client.migrate()
         server = await request.migrate()
         assert moved.state is server.state is CmState.CONNECTED
-        await asyncio.gather(moved.disconnect(), server.disconnect())
+        await loops.gather(moved.disconnect(), server.disconnect())
         await moved.aclose()
         await server.aclose()
 
 
 async def test_what_was_migrated_is_closed(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         first = await SyncCmId.create()
         second = await first.migrate()
         with pytest.raises(LocalClosed):
@@ -94,10 +92,10 @@ async def test_what_was_migrated_is_closed(address: DeviceAddress) -> None:
 
 
 async def test_an_id_that_somebody_waits_for_stays(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         for listener in (await sync_listener(address), await async_listener(address)):
-            waiting = asyncio.create_task(listener.get_request())
-            await asyncio.sleep(0.05)
+            waiting = loops.create_task(listener.get_request())
+            await loops.sleep(0.05)
             with pytest.raises(BusyError):
                 await listener.migrate(*(() if isinstance(listener, SyncCmId) else (None,)))
             assert listener.state is CmState.LISTENING
@@ -108,45 +106,44 @@ async def test_an_id_that_somebody_waits_for_stays(address: DeviceAddress) -> No
 
 async def test_requests_pending_at_a_listener_go_along(address: DeviceAddress) -> None:
     """They come at any moment around two migrations."""
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         listener = await async_listener(address)
         port = listener.local_address[1]
         clients = [await resolved(address, port) for _ in range(6)]
-        connecting = [asyncio.create_task(client.connect()) for client in clients[:2]]
+        connecting = [loops.create_task(client.connect()) for client in clients[:2]]
         while not listener._requests:
-            await asyncio.sleep(0.01)
+            await loops.sleep(0.01)
         waiting = await listener.migrate(None)
-        connecting += [asyncio.create_task(client.connect()) for client in clients[2:4]]
-        await asyncio.sleep(0.1)  # nobody reads these
+        connecting += [loops.create_task(client.connect()) for client in clients[2:4]]
+        await loops.sleep(0.1)  # nobody reads these
         listener = await waiting.migrate()
-        connecting += [asyncio.create_task(client.connect()) for client in clients[4:]]
+        connecting += [loops.create_task(client.connect()) for client in clients[4:]]
         for _ in clients:
             server = await listener.get_request()
             server.reject(b"later")
             await server.aclose()
-        answers = await asyncio.gather(*connecting, return_exceptions=True)
+        answers = await loops.gather(*connecting, return_exceptions=True)
         assert [type(answer) for answer in answers] == [aiordma.Rejected] * 6
         for cm in (*clients, listener):
             await cm.aclose()
 
 
 async def test_a_disconnect_pending_goes_along(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await async_listener(address) as listener:
+    async with loops.timeout(PATIENCE), await async_listener(address) as listener:
         client, server = await connected_ids(address, listener)
         waiting = await client.migrate(None)
         await server.aclose()
-        await asyncio.sleep(0.2)  # the event waits in the kernel
+        await loops.sleep(0.2)  # the event waits in the kernel
         client = await waiting.migrate()
         while client.state is CmState.CONNECTED:
-            await asyncio.sleep(0.01)
+            await loops.sleep(0.01)
         assert client.state is CmState.DISCONNECTED
         await client.aclose()
 
 
 async def test_from_one_loop_to_another_in_another_thread(address: DeviceAddress) -> None:
     """A listener serves in one thread's loop, then in another's; no request is lost between."""
-    loop = asyncio.get_running_loop()
-    handed: asyncio.Future[SyncCmId] = loop.create_future()
+    handed = queue.Queue[SyncCmId]()
     answered = 0
 
     async def serve(waiting: SyncCmId) -> None:
@@ -158,25 +155,25 @@ async def test_from_one_loop_to_another_in_another_thread(address: DeviceAddress
             await server.aclose()
             answered += 1
         back = await listener.migrate(None)
-        loop.call_soon_threadsafe(handed.set_result, back)
+        handed.put(back)
 
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         listener = await async_listener(address)
         clients = [await resolved(address, listener.local_address[1]) for _ in range(5)]
-        connecting = [asyncio.create_task(client.connect()) for client in clients[:3]]
+        connecting = [loops.create_task(client.connect()) for client in clients[:3]]
         waiting = await listener.migrate(None)
-        thread = threading.Thread(target=lambda: asyncio.run(serve(waiting)))
+        thread = threading.Thread(target=loops.another_like_this(), args=(lambda: serve(waiting),))
         thread.start()
-        back = await handed
-        await asyncio.to_thread(thread.join)
+        back = await loops.to_thread(handed.get)
+        await loops.to_thread(thread.join)
         assert answered == 3
         listener = await back.migrate()
-        connecting += [asyncio.create_task(client.connect()) for client in clients[3:]]
+        connecting += [loops.create_task(client.connect()) for client in clients[3:]]
         for _ in range(2):
             server = await listener.get_request()
             server.reject()
             await server.aclose()
-        await asyncio.gather(*connecting, return_exceptions=True)
+        await loops.gather(*connecting, return_exceptions=True)
         for cm in (*clients, listener):
             await cm.aclose()
 
@@ -197,10 +194,10 @@ async def keep_asking(address: DeviceAddress, port: int) -> None:
 @pytest.mark.parametrize("host", [None, "0.0.0.0"])
 async def test_migrating_back_and_forth_under_load(address: DeviceAddress, host: str) -> None:
     """Clients keep asking while the listener moves; every one of them is answered."""
-    async with asyncio.timeout(2 * PATIENCE):
+    async with loops.timeout(2 * PATIENCE):
         listener = await async_listener(address, host)
         port = listener.local_address[1]
-        asking = asyncio.gather(*(keep_asking(address, port) for _ in range(3)))
+        asking = loops.create_task(loops.gather(*(keep_asking(address, port) for _ in range(3))))
         moves = 0
         while not asking.done():
             waiting = await listener.migrate(None)
@@ -218,25 +215,27 @@ async def test_moving_between_two_loops_under_load(address: DeviceAddress) -> No
     there, back = queue.Queue[SyncCmId | None](), queue.Queue[SyncCmId]()
 
     async def serve_there() -> None:
-        while (waiting := await asyncio.to_thread(there.get)) is not None:
+        while (waiting := await loops.to_thread(there.get)) is not None:
             listener = await waiting.migrate()
             await answer_within(listener, 0.05)
             back.put(await listener.migrate(None))
 
-    async with asyncio.timeout(2 * PATIENCE):
+    async with loops.timeout(2 * PATIENCE):
         listener = await async_listener(address)
         port = listener.local_address[1]
-        thread = threading.Thread(target=lambda: asyncio.run(serve_there()), daemon=True)
+        thread = threading.Thread(
+            target=loops.another_like_this(), args=(serve_there,), daemon=True
+        )
         thread.start()
-        asking = asyncio.gather(*(keep_asking(address, port) for _ in range(3)))
+        asking = loops.create_task(loops.gather(*(keep_asking(address, port) for _ in range(3))))
         moves = 0
         while not asking.done():
             there.put(await listener.migrate(None))
-            listener = await (await asyncio.to_thread(back.get)).migrate()
+            listener = await (await loops.to_thread(back.get)).migrate()
             await answer_within(listener, 0.05)
             moves += 1
         there.put(None)
-        await asyncio.to_thread(thread.join)
+        await loops.to_thread(thread.join)
         await asking
         assert moves > 1
         await listener.aclose()
@@ -244,7 +243,7 @@ async def test_moving_between_two_loops_under_load(address: DeviceAddress) -> No
 
 async def answer_within(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
     try:
-        async with asyncio.timeout(seconds):
+        async with loops.timeout(seconds):
             while True:
                 request = await listener.get_request()
                 request.reject(b"heard")
@@ -256,13 +255,13 @@ async def answer_within(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
 async def test_a_connection_from_an_endpoint(any_address: DeviceAddress) -> None:
     """Both sides are made by rdma_create_ep(), then carried on as Connection and Listener."""
     passive = AddrInfo(flags=AddrInfoFlags.PASSIVE, source=parse_address(any_address.host))
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         served = await SyncCmId.create_ep(passive, init=SMALL)
         async with aiordma.Listener.from_id(served) as listener:
             info = AddrInfo(destination=parse_address(*listener.local_address))
             for init in (None, SMALL):
                 endpoint = await SyncCmId.create_ep(info, init=init)
-                accepting = asyncio.create_task(listener.accept(b"welcome"))
+                accepting = loops.create_task(listener.accept(b"welcome"))
                 near = await Connection.from_id(endpoint, private_data=b"hello")
                 async with near, await accepting as far:
                     assert near.private_data.rstrip(b"\0") == b"welcome"
@@ -274,8 +273,8 @@ async def test_a_connection_from_an_endpoint(any_address: DeviceAddress) -> None
 
 
 async def test_a_connection_from_a_request(any_address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await sync_listener(any_address) as listener:
-        connecting = asyncio.ensure_future(aiordma.connect(*listener.local_address))
+    async with loops.timeout(PATIENCE), await sync_listener(any_address) as listener:
+        connecting = loops.create_task(aiordma.connect(*listener.local_address))
         server = await Connection.from_id(await listener.get_request())
         async with server, await connecting as client:
             await client.send(b"hello")
@@ -283,7 +282,7 @@ async def test_a_connection_from_a_request(any_address: DeviceAddress) -> None:
 
 
 async def test_an_id_that_is_not_ready_makes_no_connection(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await AsyncCmId.create() as cm:
+    async with loops.timeout(PATIENCE), await AsyncCmId.create() as cm:
         with pytest.raises(aiordma.RdmaError, match="IDLE"):
             await Connection.from_id(cm)
         cm.bind_addr(parse_address(address.host))

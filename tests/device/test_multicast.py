@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import loops
 import pytest
 from helpers import PATIENCE
 
@@ -24,7 +24,7 @@ from aiordma.datagrams import handles
 from aiordma.rdmacm import DeviceAddress, SocketAddress, parse_address
 from aiordma.verbs import QueuePairCaps, QueuePairInit
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
+pytestmark = pytest.mark.transport("IB")
 
 GROUP = "239.20.30.40"
 OTHER_GROUP = "239.20.30.41"
@@ -47,13 +47,13 @@ async def members(
 
 
 async def received(endpoint: DatagramEndpoint) -> aiordma.Datagram:
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         return await endpoint.recv_from()
 
 
 async def nothing_comes(endpoint: DatagramEndpoint) -> None:
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(A_WHILE):
+        async with loops.timeout(A_WHILE):
             raise AssertionError(f"{await endpoint.recv_from()} came")
 
 
@@ -88,7 +88,7 @@ async def test_without_loopback_only_the_others_get_it(address: DeviceAddress) -
             await one.send_to(group, b"%d" % number)
             assert (await received(other)).data == b"%d" % number
         await nothing_comes(one)
-        serving = asyncio.create_task(one.serve())
+        serving = loops.create_task(one.serve())
         myself = await one.resolve(*one.local_address)
         await one.send_to(myself, b"not to a group")
         assert (await received(one)).data == b"not to a group"
@@ -155,16 +155,16 @@ async def test_many_groups_joined_and_left_at_once(
     monkeypatch.setattr(handles, "MAX_HANDLES", 3)
     names = [f"239.20.31.{number}" for number in range(12)]
     async with aiordma.open_datagram((address.host, 0)) as endpoint:
-        groups = await asyncio.gather(*(endpoint.join(name) for name in names))
+        groups = await loops.gather(*(endpoint.join(name) for name in names))
         for _ in range(2):
-            await asyncio.gather(
+            await loops.gather(
                 *(endpoint.send_to(group, group.address.encode()) for group in groups)
             )
             got = [await received(endpoint) for _ in names]
             assert sorted(datagram.data.decode() for datagram in got) == sorted(names)
             assert {datagram.group for datagram in got} == set(names)
             assert len(endpoint._engine._book) <= 3
-        await asyncio.gather(*(group.leave() for group in groups[:6]))
+        await loops.gather(*(group.leave() for group in groups[:6]))
 
 
 @pytest.mark.parametrize("group", ["10.7.1.1", "fd07::1", "nonsense", ""])
@@ -189,10 +189,10 @@ async def test_a_cancelled_join_leaves_nothing(address: DeviceAddress) -> None:
         aiordma.open_datagram((address.host, 0)) as endpoint,
     ):
         for number in range(20):
-            joining = asyncio.create_task(endpoint.join(GROUP))
-            await asyncio.sleep(0.001 * number)
+            joining = loops.create_task(endpoint.join(GROUP))
+            await loops.sleep(0.001 * number)
             joining.cancel()
-            done = await asyncio.gather(joining, return_exceptions=True)
+            done = await loops.gather(joining, return_exceptions=True)
             if isinstance(done[0], MulticastGroup):
                 await done[0].leave()
         await endpoint._engine.cm.handle.call(lambda: None)

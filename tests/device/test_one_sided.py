@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import array
-import asyncio
 import pickle
 
+import loops
 import pytest
 from helpers import PATIENCE, Pair, connected
 
@@ -20,8 +20,6 @@ from aiordma import (
     WorkRequestError,
 )
 from aiordma.rdmacm import DeviceAddress
-
-pytestmark = pytest.mark.asyncio
 
 SIZE = 64 * 1024
 
@@ -41,7 +39,7 @@ async def both_memories(pair: Pair) -> tuple[MemoryRegion, RemoteBuffer, bytearr
 
 
 async def test_there_and_back(any_address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(any_address) as pair:
+    async with loops.timeout(PATIENCE), connected(any_address) as pair:
         near, remote, far = await both_memories(pair)
         view = memoryview(near)
         view[:] = bytes(range(256)) * (SIZE // 256)
@@ -57,7 +55,7 @@ async def test_there_and_back(any_address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_a_write_with_immediate_data_is_noticed(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         near, remote, far = await both_memories(pair)
         memoryview(near)[:5] = b"hello"
         await pair.client.write(near[:5], remote, imm=7)
@@ -73,7 +71,7 @@ async def test_iwarp_carries_no_immediate_data(address: DeviceAddress) -> None:
 
 
 async def test_regions_are_closed_when_dropped_or_left(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         numbers = array.array("d", range(1000))
         with await pair.client.register(numbers) as region:
             assert len(region) == 8000
@@ -88,7 +86,7 @@ async def test_regions_are_closed_when_dropped_or_left(address: DeviceAddress) -
 
 async def test_the_peers_device_refuses(address: DeviceAddress) -> None:
     """A wrong key ends that connection, and no other."""
-    async with asyncio.timeout(PATIENCE), connected(address) as other, connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as other, connected(address) as pair:
         near, remote, _ = await both_memories(pair)
         wrong = RemoteBuffer(remote.addr, remote.rkey ^ 0xFF00, 8)
         with pytest.raises((WorkRequestError, PeerClosed)) as refused:
@@ -102,7 +100,7 @@ async def test_the_peers_device_refuses(address: DeviceAddress) -> None:
 
 
 async def test_a_read_only_region_is_not_written(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         far = await pair.server.register(b"read only", AccessFlags.REMOTE_READ)
         near = await pair.client.allocate(16)
         await pair.client.read(far.remote, near)
@@ -121,7 +119,7 @@ async def test_a_read_only_region_is_not_written(address: DeviceAddress) -> None
 
 @pytest.mark.transport("IB")
 async def test_atomics(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         counter = array.array("Q", [40, 0])
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_ATOMIC
         far = await pair.server.register(counter, access)
@@ -133,7 +131,7 @@ async def test_atomics(address: DeviceAddress) -> None:
         with pytest.raises(ValueError, match="8 divides"):
             await pair.client.fetch_and_add(far.remote[4:], 1)
         tasks = [pair.client.fetch_and_add(far.remote, 1) for _ in range(100)]
-        assert sorted(await asyncio.gather(*tasks)) == list(range(41, 141))
+        assert sorted(await loops.gather(*tasks)) == list(range(41, 141))
 
 
 @pytest.mark.transport("IWARP")
@@ -145,11 +143,11 @@ async def test_iwarp_has_no_atomics(address: DeviceAddress) -> None:
 
 async def test_more_reads_than_may_be_under_way(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=2, responder_resources=2, send_depth=8)
-    async with asyncio.timeout(PATIENCE), connected(address, options, options) as pair:
+    async with loops.timeout(PATIENCE), connected(address, options, options) as pair:
         near, remote, far = await both_memories(pair)
         far[:] = bytes(range(256)) * (SIZE // 256)
         parts = [slice(start, start + 1024) for start in range(0, SIZE, 1024)]
-        await asyncio.gather(*(pair.client.read(remote[part], near[part]) for part in parts))
+        await loops.gather(*(pair.client.read(remote[part], near[part]) for part in parts))
         assert memoryview(near) == far
 
 
@@ -162,27 +160,27 @@ async def test_reads_that_were_not_negotiated(address: DeviceAddress) -> None:
 
 
 async def test_cancelled_operations_keep_their_memory_pinned(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         _, remote, _ = await both_memories(pair)
         for number in range(50):
             region = await pair.client.register(bytearray(SIZE))
-            reading = asyncio.create_task(pair.client.read(remote, region))
+            reading = loops.create_task(pair.client.read(remote, region))
             for _ in range(number % 5):
-                await asyncio.sleep(0)
+                await loops.settle()
             reading.cancel()
             region.close()
-            await asyncio.gather(reading, return_exceptions=True)
+            await loops.gather(reading, return_exceptions=True)
         await pair.client.send(b"alive")
         assert await pair.server.recv() == b"alive"
 
 
 async def test_closing_ends_an_operation(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         near, remote, _ = await both_memories(pair)
-        tasks = [asyncio.create_task(pair.client.read(remote, near)) for _ in range(100)]
-        await asyncio.sleep(0)
+        tasks = [loops.create_task(pair.client.read(remote, near)) for _ in range(100)]
+        await loops.settle()
         pair.client.abort()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
+        results = await loops.gather(*tasks, return_exceptions=True)
         assert {type(result) for result in results} <= {LocalClosed, type(None)}
         assert LocalClosed in {type(result) for result in results}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import time
 
+import loops
 import pytest
 from helpers import PATIENCE
 
@@ -15,8 +15,6 @@ from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.enums import AddrInfoFlags, WcStatus
 from aiordma.rdmacm import AddrInfo, ConnectionParameters, DeviceAddress, parse_address
 from aiordma.verbs import QueuePairCaps, QueuePairInit, SharedReceiveQueueCaps
-
-pytestmark = pytest.mark.asyncio
 
 SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
 NOBODY_PORT = 9
@@ -42,13 +40,13 @@ def port_of(cm: SyncCmId | AsyncCmId) -> int:
 
 async def test_a_message_there_and_back(any_address: DeviceAddress) -> None:
     """What rdma_client and rdma_server do, with the calls of rdma_verbs.h."""
-    async with asyncio.timeout(PATIENCE), await listening(any_address) as listener:
+    async with loops.timeout(PATIENCE), await listening(any_address) as listener:
         client = await resolved(any_address, port_of(listener))
         async with client:
             await client.create_qp(SMALL)
             inbox = await client.reg_msgs(bytearray(16))
             client.cm_id.post_recv(1, inbox, 0, 16)
-            connecting = asyncio.create_task(client.connect())
+            connecting = loops.create_task(client.connect())
             async with await listener.get_request() as server:
                 assert server.state is CmState.REQUESTED
                 await server.create_qp(SMALL)
@@ -66,18 +64,18 @@ async def test_a_message_there_and_back(any_address: DeviceAddress) -> None:
                 server.cm_id.post_send(4, outbox, 0, 16)
                 assert (await server.get_send_comp()).check().wr_id == 4
                 assert (await client.get_recv_comp()).check().byte_len == 16
-                await asyncio.gather(client.disconnect(), server.disconnect())
+                await loops.gather(client.disconnect(), server.disconnect())
                 assert client.state is server.state is CmState.DISCONNECTED
 
 
 async def test_private_data_is_in_the_event_of_the_last_call(address: DeviceAddress) -> None:
     async with (
-        asyncio.timeout(PATIENCE),
+        loops.timeout(PATIENCE),
         await listening(address) as listener,
         await resolved(address, port_of(listener)) as client,
     ):
         await client.create_qp(SMALL)
-        connecting = asyncio.create_task(client.connect(ConnectionParameters(b"hello")))
+        connecting = loops.create_task(client.connect(ConnectionParameters(b"hello")))
         async with await listener.get_request() as server:
             assert server.event is not None
             assert server.event.private_data.rstrip(b"\0") == b"hello"
@@ -89,7 +87,7 @@ async def test_private_data_is_in_the_event_of_the_last_call(address: DeviceAddr
 
 
 async def test_nobody_listens(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await resolved(address, NOBODY_PORT) as client:
+    async with loops.timeout(PATIENCE), await resolved(address, NOBODY_PORT) as client:
         await client.create_qp(SMALL)
         with pytest.raises(Rejected):
             await client.connect()
@@ -97,12 +95,12 @@ async def test_nobody_listens(address: DeviceAddress) -> None:
 
 async def test_a_request_is_rejected_with_a_reason(address: DeviceAddress) -> None:
     async with (
-        asyncio.timeout(PATIENCE),
+        loops.timeout(PATIENCE),
         await listening(address) as listener,
         await resolved(address, port_of(listener)) as client,
     ):
         await client.create_qp(SMALL)
-        connecting = asyncio.create_task(client.connect())
+        connecting = loops.create_task(client.connect())
         async with await listener.get_request() as server:
             server.reject(b"no")
         with pytest.raises(Rejected) as rejected:
@@ -111,11 +109,11 @@ async def test_a_request_is_rejected_with_a_reason(address: DeviceAddress) -> No
 
 
 async def test_a_listener_is_closed_before_its_children(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         listener = await listening(address)
         client = await resolved(address, port_of(listener))
         await client.create_qp(SMALL)
-        connecting = asyncio.create_task(client.connect())
+        connecting = loops.create_task(client.connect())
         server = await listener.get_request()
         await listener.aclose()
         await server.create_qp(SMALL)
@@ -126,16 +124,16 @@ async def test_a_listener_is_closed_before_its_children(address: DeviceAddress) 
 
 
 async def test_cancelling_get_request_ends_it_and_loses_nobody(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(PATIENCE), await listening(address) as listener:
         for _ in range(5):
-            waiting = asyncio.create_task(listener.get_request())
-            await asyncio.sleep(0.05)
+            waiting = loops.create_task(listener.get_request())
+            await loops.sleep(0.05)
             waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
+            with pytest.raises(loops.CancelledError):
                 await waiting
         async with await resolved(address, port_of(listener)) as client:
             await client.create_qp(SMALL)
-            connecting = asyncio.create_task(client.connect())
+            connecting = loops.create_task(client.connect())
             async with await listener.get_request() as server:
                 server.reject()
             with pytest.raises(Rejected):
@@ -144,15 +142,15 @@ async def test_cancelling_get_request_ends_it_and_loses_nobody(address: DeviceAd
 
 async def test_a_request_that_came_while_nobody_waited_is_not_lost(address: DeviceAddress) -> None:
     """The task is cancelled at any moment around the request's arrival."""
-    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(PATIENCE), await listening(address) as listener:
         for delay in (0.0, 0.002, 0.01, 0.05, 0.1):
             async with await resolved(address, port_of(listener)) as client:
                 await client.create_qp(SMALL)
-                waiting = asyncio.create_task(listener.get_request())
-                connecting = asyncio.create_task(client.connect())
-                await asyncio.sleep(delay)
+                waiting = loops.create_task(listener.get_request())
+                connecting = loops.create_task(client.connect())
+                await loops.sleep(delay)
                 if waiting.cancel():
-                    with pytest.raises(asyncio.CancelledError):
+                    with pytest.raises(loops.CancelledError):
                         await waiting
                     server = await listener.get_request()
                 else:
@@ -164,13 +162,13 @@ async def test_a_request_that_came_while_nobody_waited_is_not_lost(address: Devi
 
 
 async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         listener = await listening(address)
-        waiting = asyncio.create_task(listener.get_request())
+        waiting = loops.create_task(listener.get_request())
         client = await resolved(address, port_of(listener))
         await client.create_qp(SMALL)
-        receiving = asyncio.create_task(client.get_recv_comp())
-        await asyncio.sleep(0.1)
+        receiving = loops.create_task(client.get_recv_comp())
+        await loops.sleep(0.1)
         await client.aclose()
         await listener.aclose()
         for task in (waiting, receiving):
@@ -180,34 +178,34 @@ async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
 
 async def test_cancelling_a_connect_ends_it_promptly(address: DeviceAddress) -> None:
     """The peer never answers the request."""
-    async with asyncio.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(PATIENCE), await listening(address) as listener:
         client = await resolved(address, port_of(listener))
         await client.create_qp(SMALL)
-        connecting = asyncio.create_task(client.connect())
+        connecting = loops.create_task(client.connect())
         async with await listener.get_request():
             connecting.cancel()
             begin = time.monotonic()
-            with pytest.raises(asyncio.CancelledError):
+            with pytest.raises(loops.CancelledError):
                 await connecting
             assert time.monotonic() - begin < 5
             await client.aclose()
 
 
 async def test_200_listeners_starve_nothing(address: DeviceAddress) -> None:
-    async with asyncio.timeout(2 * PATIENCE):
+    async with loops.timeout(2 * PATIENCE):
         listeners = [await listening(address) for _ in range(200)]
-        waiting = [asyncio.create_task(listener.get_request()) for listener in listeners]
-        await asyncio.sleep(1)
+        waiting = [loops.create_task(listener.get_request()) for listener in listeners]
+        await loops.sleep(1)
         for number in (0, 99, 199):
             async with await resolved(address, port_of(listeners[number])) as client:
                 await client.create_qp(SMALL)
-                connecting = asyncio.create_task(client.connect())
+                connecting = loops.create_task(client.connect())
                 async with await waiting[number] as server:
                     await server.create_qp(SMALL)
                     await server.accept()
                     await connecting
-        await asyncio.gather(*(listener.aclose() for listener in listeners))
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await loops.gather(*(listener.aclose() for listener in listeners))
+        await loops.gather(*waiting, return_exceptions=True)
 
 
 OUTSTANDING = """
@@ -253,12 +251,12 @@ def active(address: DeviceAddress, port: int) -> AddrInfo:
 
 async def test_endpoints_of_both_sides(any_address: DeviceAddress) -> None:
     """Ids of a passive endpoint's requests arrive with their queue pair."""
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         listener = await SyncCmId.create_ep(passive(any_address), init=SMALL)
         listener.listen()
         client = await SyncCmId.create_ep(active(any_address, port_of(listener)), init=SMALL)
         assert client.state is CmState.ROUTE_RESOLVED
-        connecting = asyncio.create_task(client.connect())
+        connecting = loops.create_task(client.connect())
         server = await listener.get_request()
         assert server.cm_id.has_qp
         memory = bytearray(16)
@@ -282,12 +280,12 @@ async def test_an_endpoint_where_nobody_is(address: DeviceAddress) -> None:
 
 async def test_a_cancelled_endpoint_is_destroyed(address: DeviceAddress) -> None:
     for delay in (0.0, 0.001, 0.01, 0.05):
-        making = asyncio.create_task(SyncCmId.create_ep(active(address, 1), init=SMALL))
-        await asyncio.sleep(delay)
+        making = loops.create_task(SyncCmId.create_ep(active(address, 1), init=SMALL))
+        await loops.sleep(delay)
         if not making.cancel():
             await making.result().aclose()
             continue
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(loops.CancelledError):
             await making
 
 
@@ -302,12 +300,12 @@ async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
 
 async def test_a_shared_receive_queue_takes_the_messages(address: DeviceAddress) -> None:
     async with (
-        asyncio.timeout(PATIENCE),
+        loops.timeout(PATIENCE),
         await listening(address) as listener,
         await resolved(address, port_of(listener)) as client,
     ):
         await client.create_qp(SMALL)
-        connecting = asyncio.create_task(client.connect())
+        connecting = loops.create_task(client.connect())
         async with await listener.get_request() as server:
             srq = await server.create_srq(SharedReceiveQueueCaps(max_wr=8))
             assert srq.caps.max_wr >= 8
@@ -329,14 +327,14 @@ async def test_a_shared_receive_queue_takes_the_messages(address: DeviceAddress)
 @pytest.mark.transport("IB")
 async def test_datagram_accepts_do_not_leave_the_request_behind(address: DeviceAddress) -> None:
     """rdma-core 44 does not acknowledge it, and a listener's destruction would wait for ever."""
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         listener = await SyncCmId.create(PortSpace.UDP)
         listener.bind_addr(parse_address(address.host))
         listener.listen()
         client = await SyncCmId.create(PortSpace.UDP)
         await client.resolve_addr(parse_address(address.host, port_of(listener)))
         await client.resolve_route()
-        connecting = asyncio.create_task(client.connect(ConnectionParameters(qp_num=17)))
+        connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
         server = await listener.get_request()
         await server.accept(ConnectionParameters(qp_num=42))
         await connecting
@@ -351,7 +349,7 @@ async def test_datagram_accepts_do_not_leave_the_request_behind(address: DeviceA
 @pytest.mark.transport("IB")
 async def test_a_group_is_joined_and_left(address: DeviceAddress) -> None:
     group = parse_address("239.7.7.1")
-    async with asyncio.timeout(PATIENCE), await SyncCmId.create(PortSpace.UDP) as cm:
+    async with loops.timeout(PATIENCE), await SyncCmId.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
         event = await cm.join_multicast(group)
         assert event.qp_num == 0xFFFFFF
@@ -364,7 +362,7 @@ async def test_a_peer_that_disconnects_ends_the_wait_for_completions(
     address: DeviceAddress, kind: type[SyncCmId | AsyncCmId]
 ) -> None:
     async with (
-        asyncio.timeout(PATIENCE),
+        loops.timeout(PATIENCE),
         await listening(address) as listener,
     ):
         client = await kind.create()
@@ -373,13 +371,13 @@ async def test_a_peer_that_disconnects_ends_the_wait_for_completions(
         await client.create_qp(SMALL)
         inbox = await client.reg_msgs(bytearray(16))
         client.cm_id.post_recv(1, inbox, 0, 16)
-        connecting = asyncio.create_task(client.connect())
+        connecting = loops.create_task(client.connect())
         server = await listener.get_request()
         await server.create_qp(SMALL)
         await server.accept()
         await connecting
-        receiving = asyncio.create_task(client.get_recv_comp())
-        await asyncio.sleep(0.1)
+        receiving = loops.create_task(client.get_recv_comp())
+        await loops.sleep(0.1)
         await server.aclose()
         assert (await receiving).status is WcStatus.WR_FLUSH_ERR
         await client.aclose()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from collections.abc import Callable
 
+import loops
 import pytest
 from helpers import connected
 
 from aiordma.rdmacm import DeviceAddress
-
-pytestmark = pytest.mark.asyncio
 
 BLOCKING = {
     "ibv_alloc_pd",
@@ -67,7 +65,7 @@ async def test_blocking_calls_are_made_by_worker_threads(
         assert await pair.server.recv() == bytes(5000)
         await pair.client.aclose()
         assert [message async for message in pair.server] == []
-    await asyncio.sleep(0.3)  # the last of it is destroyed in the background
+    await loops.sleep(0.3)  # the last of it is destroyed in the background
     on_loop = {name for name, thread in calls if thread == threading.get_ident()}
     assert on_loop & BLOCKING == set()
     assert {name for name, _ in calls} >= BLOCKING

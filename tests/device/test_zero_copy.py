@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 
+import loops
 import numpy as np
 import pytest
 from helpers import DEFAULT, PATIENCE, connected
 
 from aiordma import BusyError, ConnectionOptions, LocalClosed, MemoryRegion, PeerClosed
 from aiordma.rdmacm import DeviceAddress
-
-pytestmark = pytest.mark.asyncio
 
 
 def all_posted(address: DeviceAddress) -> int:
@@ -22,7 +20,7 @@ def all_posted(address: DeviceAddress) -> int:
 
 
 async def test_registered_memory_is_sent_as_it_is(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         with await pair.client.register(bytearray(b"registered memory")) as region:
             await pair.client.send(region)
             await pair.client.send(region[11:])
@@ -39,7 +37,7 @@ async def test_registered_memory_is_sent_as_it_is(address: DeviceAddress) -> Non
 
 async def test_a_list_has_so_many_pieces_and_no_more(address: DeviceAddress) -> None:
     options = ConnectionOptions(max_sge=2)
-    async with asyncio.timeout(PATIENCE), connected(address, options) as pair:
+    async with loops.timeout(PATIENCE), connected(address, options) as pair:
         with await pair.client.register(bytearray(100)) as region:
             pieces = [region[0:10], region[20:30], region[40:50]]
             with pytest.raises(ValueError, match="max_sge is 2"):
@@ -54,32 +52,32 @@ async def test_memory_of_another_loop_is_refused(address: DeviceAddress) -> None
     """Its keys would mean nothing, and cost the connection."""
 
     async def elsewhere() -> None:
-        async with connected(address) as other, asyncio.timeout(PATIENCE):
+        async with connected(address) as other, loops.timeout(PATIENCE):
             with await other.client.register(bytearray(10)) as region:
                 with pytest.raises(ValueError, match="another event loop"):
                     region.take(None)
                 regions.append(region)
-                await asyncio.to_thread(ready.set)
-                await asyncio.to_thread(done.wait)
+                await loops.to_thread(ready.set)
+                await loops.to_thread(done.wait)
 
     regions: list[MemoryRegion] = []
     ready, done = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
+    thread = threading.Thread(target=loops.another_like_this(), args=(elsewhere,))
     thread.start()
     try:
-        async with asyncio.timeout(PATIENCE), connected(address) as pair:
-            await asyncio.to_thread(ready.wait)
+        async with loops.timeout(PATIENCE), connected(address) as pair:
+            await loops.to_thread(ready.wait)
             with pytest.raises(ValueError, match="another event loop"):
                 await pair.client.send(regions[0])
             await pair.client.send(b"goes on")
             assert await pair.server.recv() == b"goes on"
     finally:
         done.set()
-        await asyncio.to_thread(thread.join)
+        await loops.to_thread(thread.join)
 
 
 async def test_a_message_is_read_where_it_arrived(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         await pair.client.send(b"first")
         await pair.client.send(b"x" * 1000)
         with await pair.server.recv_message() as first:
@@ -98,7 +96,7 @@ async def test_a_message_is_read_where_it_arrived(address: DeviceAddress) -> Non
 
 @pytest.mark.transport("IB")
 async def test_immediate_data_comes_beside_the_message(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         await pair.client.send(b"inline", imm=1)
         await pair.client.send(b"c" * 1000, imm=0xFFFFFFFF)
         with await pair.client.register(bytearray(b"lent")) as region:
@@ -119,7 +117,7 @@ async def test_immediate_data_comes_beside_the_message(address: DeviceAddress) -
 
 
 async def test_views_of_a_message_keep_it(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         await pair.client.send(b"some numbers")
         message = await pair.server.recv_message()
         part = message.data[5:]
@@ -136,20 +134,20 @@ async def test_views_of_a_message_keep_it(address: DeviceAddress) -> None:
 
 
 async def test_a_dropped_message_gives_its_buffer_back(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         for _ in range(DEFAULT.recv_depth * 2):
             await pair.client.send(b"dropped")
             data = (await pair.server.recv_message()).data
             assert bytes(data) == b"dropped"
             del data
             gc.collect()
-            await asyncio.sleep(0)
+            await loops.settle()
         while pair.server.stats.receives_posted < all_posted(address):
-            await asyncio.sleep(0.01)
+            await loops.sleep(0.01)
 
 
 async def test_a_message_outlives_its_connection(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         async with connected(address) as pair:
             await pair.client.send(b"here to stay")
             message = await pair.server.recv_message()
@@ -165,15 +163,15 @@ async def test_who_holds_every_message_holds_the_peer_back(address: DeviceAddres
     """Backpressure: the sender waits, and nothing is lost."""
     far = ConnectionOptions(recv_depth=4)
     near = ConnectionOptions(send_depth=4)
-    async with asyncio.timeout(PATIENCE), connected(address, near, far) as pair:
+    async with loops.timeout(PATIENCE), connected(address, near, far) as pair:
 
         async def send_all() -> None:
             for number in range(40):
                 await pair.client.send(b"%d" % number)
 
-        sending = asyncio.create_task(send_all())
+        sending = loops.create_task(send_all())
         held = [await pair.server.recv_message() for _ in range(4)]
-        await asyncio.sleep(0.3)
+        await loops.sleep(0.3)
         assert not sending.done()
         assert pair.server.stats.receives_posted == 0
         got = []
@@ -186,7 +184,7 @@ async def test_who_holds_every_message_holds_the_peer_back(address: DeviceAddres
 
 
 async def test_into_a_buffer_of_ones_own(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         await pair.client.send(b"longer than four")
         buffer = bytearray(4)
         with pytest.raises(ValueError, match="16 bytes does not fit into 4"):
@@ -205,9 +203,9 @@ async def test_into_a_buffer_of_ones_own(address: DeviceAddress) -> None:
 
 
 async def test_one_task_receives_at_a_time(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
-        waiting = asyncio.create_task(pair.server.recv_message())
-        await asyncio.sleep(0.05)
+    async with loops.timeout(PATIENCE), connected(address) as pair:
+        waiting = loops.create_task(pair.server.recv_message())
+        await loops.sleep(0.05)
         for receive in (pair.server.recv, pair.server.recv_message):
             with pytest.raises(BusyError):
                 await receive()
@@ -215,15 +213,15 @@ async def test_one_task_receives_at_a_time(address: DeviceAddress) -> None:
             await pair.server.recv_into(bytearray(10))
         await pair.client.send(b"for the first")
         (await waiting).release()
-        waiting = asyncio.create_task(pair.server.recv_message())
-        await asyncio.sleep(0.05)
+        waiting = loops.create_task(pair.server.recv_message())
+        await loops.sleep(0.05)
         pair.server.abort()
         with pytest.raises(LocalClosed):
             await waiting
 
 
 async def test_numbers_of_a_connection(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(PATIENCE), connected(address) as pair:
         far = await pair.server.allocate(100)
         near = await pair.client.allocate(100)
         await pair.client.send(b"abc")

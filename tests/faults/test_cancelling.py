@@ -5,10 +5,10 @@ The fixture of this folder counts ids, queue pairs, memory regions and descripto
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+import loops
 import pytest
 from helpers import connected
 
@@ -16,18 +16,16 @@ import aiordma
 from aiordma import Connection, ConnectionOptions
 from aiordma.rdmacm import DeviceAddress
 
-pytestmark = pytest.mark.asyncio
-
 ROUNDS = 200
 SMALL = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=4096)
 
 
 async def cancel_after(start: Callable[[], Awaitable[object]], delay: float) -> bool:
     """Start something and cancel it after `delay` seconds; whether it was still going on."""
-    task = asyncio.ensure_future(start())
-    await asyncio.sleep(delay)
+    task = loops.create_task(start())
+    await loops.sleep(delay)
     task.cancel()
-    await asyncio.wait([task])
+    await loops.wait([task])
     if not task.cancelled() and task.exception() is None:
         result = task.result()
         if isinstance(result, Connection):
@@ -51,7 +49,7 @@ async def test_connect(address: DeviceAddress) -> None:
 
     cancelled = 0
     async with aiordma.listen(address.host, 0, options=SMALL) as listener:
-        serving = asyncio.create_task(listener.serve(accept_quietly))
+        serving = loops.create_task(listener.serve(accept_quietly))
         where = listener.local_address
         for delay in delays(1, 0.08):
             cancelled += await cancel_after(lambda: connect_once(where), delay)
@@ -64,10 +62,10 @@ async def test_accept(address: DeviceAddress) -> None:
     cancelled = 0
     async with aiordma.listen(address.host, 0, options=SMALL) as listener:
         for delay in delays(2, 0.05):
-            connecting = asyncio.ensure_future(open_one(listener.local_address))
+            connecting = loops.create_task(open_one(listener.local_address))
             request = await listener.get_request()
             cancelled += await cancel_after(request.accept, delay)
-            await asyncio.wait([connecting])
+            await loops.wait([connecting])
             if connecting.exception() is None:
                 await connecting.result().aclose()
     assert cancelled > ROUNDS // 8
@@ -80,14 +78,14 @@ async def open_one(where: tuple[str, int]) -> Connection:
 async def test_waiting_for_a_request_loses_none(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0, options=SMALL) as listener:
         for delay in delays(3, 0.05)[:50]:
-            connecting = asyncio.ensure_future(open_one(listener.local_address))
-            waiting = asyncio.ensure_future(listener.get_request())
-            await asyncio.sleep(delay)
+            connecting = loops.create_task(open_one(listener.local_address))
+            waiting = loops.create_task(listener.get_request())
+            await loops.sleep(delay)
             waiting.cancel()
-            await asyncio.wait([waiting])
+            await loops.wait([waiting])
             request = await listener.get_request() if waiting.cancelled() else waiting.result()
             await request.reject()
-            await asyncio.wait([connecting])
+            await loops.wait([connecting])
             assert isinstance(connecting.exception(), aiordma.Rejected)
 
 
@@ -101,11 +99,11 @@ async def test_send_under_a_full_queue(address: DeviceAddress) -> None:
             number = int.from_bytes(message[:4], "big")
             assert message == number.to_bytes(4, "big") * (len(message) // 4)
             into.append(number)
-            await asyncio.sleep(0.001)
+            await loops.sleep(0.001)
 
     async with connected(address, options, options) as pair:
         received: list[int] = []
-        receiving = asyncio.create_task(receive(pair.server, received))
+        receiving = loops.create_task(receive(pair.server, received))
         sent = []
         chance = random.Random(4)
         for number in range(ROUNDS):
@@ -127,22 +125,22 @@ async def test_recv_loses_nothing(address: DeviceAddress) -> None:
     async def collect(connection: Connection) -> None:
         chance = random.Random(5)
         for _ in range(ROUNDS):
-            task = asyncio.ensure_future(connection.recv())
-            await asyncio.sleep(chance.uniform(0, 0.003))
+            task = loops.create_task(connection.recv())
+            await loops.sleep(chance.uniform(0, 0.003))
             task.cancel()
-            await asyncio.wait([task])
+            await loops.wait([task])
             if not task.cancelled():
                 collected.append(task.result())
 
     async with connected(address, SMALL, SMALL) as pair:
-        collecting = asyncio.create_task(collect(pair.server))
+        collecting = loops.create_task(collect(pair.server))
         count = 0
         while not collecting.done():
             # Never more on the way than the peer has room for: iWARP would end the connection.
             if count - len(collected) < SMALL.recv_depth:
                 await pair.client.send(b"%d" % count)
                 count += 1
-            await asyncio.sleep(0.002)
+            await loops.sleep(0.002)
         await collecting
         await pair.client.aclose()
         collected += [message async for message in pair.server]
@@ -165,10 +163,10 @@ async def test_everything_at_once(address: DeviceAddress) -> None:
                 await connection.recv()
 
     async with aiordma.listen(address.host, 0, options=SMALL) as listener:
-        serving = asyncio.create_task(listener.serve(echo))
+        serving = loops.create_task(listener.serve(echo))
         where = listener.local_address
         for _ in range(15):
-            await asyncio.gather(
+            await loops.gather(
                 *(cancel_after(lambda: talk(where), chance.uniform(0, 0.4)) for _ in range(6))
             )
         await listener.aclose()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
+import loops
 import pytest
 from helpers import PATIENCE, read_line, start_python
 from removing import SoftDevice
@@ -13,7 +13,7 @@ import aiordma
 from aiordma import DeviceRemoved, MulticastGroup
 from aiordma.rdmacm import DeviceAddress
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
+pytestmark = pytest.mark.transport("IB")
 
 GROUP = "239.90.91.92"
 PEER = """
@@ -46,13 +46,13 @@ async def test_everybody_who_waits_hears_of_the_removal(
         endpoint.listen()
         group = await endpoint.join(GROUP)
         waiting = [
-            asyncio.create_task(endpoint.recv_from()),
-            asyncio.create_task(endpoint.get_request()),
+            loops.create_task(endpoint.recv_from()),
+            loops.create_task(endpoint.get_request()),
         ]
-        await asyncio.sleep(0.1)
+        await loops.sleep(0.1)
         device.start_removing()
-        async with asyncio.timeout(PATIENCE):
-            for end in await asyncio.gather(*waiting, return_exceptions=True):
+        async with loops.timeout(PATIENCE):
+            for end in await loops.gather(*waiting, return_exceptions=True):
                 assert isinstance(end, DeviceRemoved)
         for late in (
             endpoint.recv_from(),
@@ -70,13 +70,13 @@ async def test_everybody_who_waits_hears_of_the_removal(
         await endpoint.join(GROUP) as again,
     ):
         await endpoint.send_to(again, b"back")
-        async with asyncio.timeout(PATIENCE):
+        async with loops.timeout(PATIENCE):
             assert (await endpoint.recv_from()).data == b"back"
 
 
 async def echoed(endpoint: aiordma.DatagramEndpoint, peer: aiordma.DatagramPeer) -> bytes:
     await endpoint.send_to(peer, b"hello")
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         return (await endpoint.recv_from()).data
 
 
@@ -97,6 +97,6 @@ async def test_a_peer_that_is_killed_harms_nobody(address: DeviceAddress) -> Non
             group = await endpoint.join(GROUP)
             assert isinstance(group, MulticastGroup)
             await endpoint.send_to(group, b"to myself")
-            async with asyncio.timeout(PATIENCE):
+            async with loops.timeout(PATIENCE):
                 assert (await endpoint.recv_from()).data == b"to myself"
             await group.leave()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 
+import loops
 import pytest
 from helpers import PATIENCE, read_line, start_python
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, RdmaError, WorkRequestError
 from aiordma.rdmacm import DeviceAddress
-
-pytestmark = pytest.mark.asyncio
 
 PEER = """
 import asyncio, sys
@@ -52,7 +50,7 @@ asyncio.run(main(*sys.argv[1:]))
 async def send_for_ever(connection: aiordma.Connection) -> None:
     while True:
         await connection.send(b"y" * 3000)
-        await asyncio.sleep(0)
+        await loops.settle()
 
 
 async def receive_for_ever(connection: aiordma.Connection) -> None:
@@ -66,16 +64,16 @@ async def test_killed_in_mid_traffic(address: DeviceAddress) -> None:
         host, port = listener.local_address
         peer = start_python(PEER, host, str(port))
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+            async with loops.timeout(PATIENCE), await listener.accept() as connection:
                 assert await connection.recv() == b"ready"
                 tasks = [
-                    asyncio.create_task(send_for_ever(connection)),
-                    asyncio.create_task(receive_for_ever(connection)),
+                    loops.create_task(send_for_ever(connection)),
+                    loops.create_task(receive_for_ever(connection)),
                 ]
-                await asyncio.sleep(0.5)
+                await loops.sleep(0.5)
                 assert not any(task.done() for task in tasks)
                 peer.send_signal(signal.SIGKILL)
-                results = await asyncio.gather(*tasks, return_exceptions=True)
+                results = await loops.gather(*tasks, return_exceptions=True)
                 assert all(isinstance(r, (PeerClosed, WorkRequestError)) for r in results)
                 assert connection.closed
         finally:
@@ -106,9 +104,9 @@ async def test_killed_between_question_and_answer(address: DeviceAddress) -> Non
         host, port = listener.local_address
         peer = start_python(PING_PONG_PEER, host, str(port))
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
-                answering = asyncio.create_task(answer(connection))
-                await asyncio.sleep(0.5)
+            async with loops.timeout(PATIENCE), await listener.accept() as connection:
+                answering = loops.create_task(answer(connection))
+                await loops.sleep(0.5)
                 assert not answering.done()
                 peer.send_signal(signal.SIGKILL)
                 with pytest.raises((PeerClosed, WorkRequestError)):
@@ -124,10 +122,10 @@ async def test_killed_while_it_is_quiet(address: DeviceAddress) -> None:
         host, port = listener.local_address
         peer = start_python(QUIET_PEER, host, str(port))
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+            async with loops.timeout(PATIENCE), await listener.accept() as connection:
                 assert await connection.recv() == b"ready"
-                receiving = asyncio.create_task(connection.recv())
-                await asyncio.sleep(0.1)
+                receiving = loops.create_task(connection.recv())
+                await loops.sleep(0.1)
                 peer.send_signal(signal.SIGKILL)
                 with pytest.raises(PeerClosed):
                     await receiving
@@ -143,11 +141,11 @@ async def test_killed_before_it_was_accepted(address: DeviceAddress) -> None:
         host, port = listener.local_address
         peer = start_python(QUIET_PEER, host, str(port))
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with loops.timeout(PATIENCE):
                 request = await listener.get_request()
                 peer.send_signal(signal.SIGKILL)
                 peer.wait()
-                await asyncio.sleep(0.5)
+                await loops.sleep(0.5)
                 with pytest.raises(RdmaError):
                     await request.accept()
         finally:
@@ -171,12 +169,12 @@ asyncio.run(main(sys.argv[1]))
 async def test_killed_while_a_connect_waits_for_its_answer(address: DeviceAddress) -> None:
     peer = start_python(LISTENING_PEER, address.host)
     try:
-        port = int(await asyncio.to_thread(read_line, peer))
-        connecting = asyncio.ensure_future(open_one((address.host, port)))
-        await asyncio.sleep(1)
+        port = int(await loops.to_thread(read_line, peer))
+        connecting = loops.create_task(open_one((address.host, port)))
+        await loops.sleep(1)
         assert not connecting.done()
         peer.send_signal(signal.SIGKILL)
-        async with asyncio.timeout(PATIENCE):
+        async with loops.timeout(PATIENCE):
             with pytest.raises(aiordma.ConnectError):
                 await connecting
     finally:

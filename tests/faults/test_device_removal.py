@@ -6,10 +6,10 @@ shows that this process does: `rdma link delete` ends.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack
 
+import loops
 import pytest
 from helpers import PATIENCE, Pair, connected, read_line, start_python
 from removing import SoftDevice, one_per_device
@@ -18,8 +18,6 @@ import aiordma
 from aiordma import AsyncCmId, Connection, DeviceRemoved, PeerClosed, SyncCmId
 from aiordma.rdmacm import DeviceAddress, parse_address
 from aiordma.verbs import QueuePairCaps, QueuePairInit
-
-pytestmark = pytest.mark.asyncio
 
 ROUNDS = 3
 
@@ -33,20 +31,20 @@ def device(address: DeviceAddress) -> Iterator[SoftDevice]:
 
 async def error_of(waiting: Awaitable[object]) -> type[BaseException]:
     with pytest.raises(aiordma.RdmaError) as caught:
-        await asyncio.wait_for(waiting, PATIENCE)
+        await loops.wait_for(waiting, PATIENCE)
     return type(caught.value)
 
 
-async def start(*waiting: Awaitable[object]) -> list[asyncio.Task[type[BaseException]]]:
-    tasks = [asyncio.create_task(error_of(one)) for one in waiting]
-    await asyncio.sleep(0.5)
+async def start(*waiting: Awaitable[object]) -> list[loops.Task[type[BaseException]]]:
+    tasks = [loops.create_task(error_of(one)) for one in waiting]
+    await loops.sleep(0.5)
     assert not any(task.done() for task in tasks)
     return tasks
 
 
 async def echo_at(listener: aiordma.Listener, host: str) -> None:
-    async with asyncio.timeout(PATIENCE):
-        accepting = asyncio.create_task(listener.accept())
+    async with loops.timeout(PATIENCE):
+        accepting = loops.create_task(listener.accept())
         where = host, listener.local_address[1]
         async with aiordma.connect(*where) as client, await accepting as server:
             await client.send(b"still here")
@@ -66,7 +64,7 @@ async def test_both_ends_of_a_connection(address: DeviceAddress, device: SoftDev
     async with connected(address) as pair:
         tasks = await start(pair.client.recv(), pair.server.recv())
         device.start_removing()
-        errors = set(await asyncio.gather(*tasks))
+        errors = set(await loops.gather(*tasks))
         assert DeviceRemoved in errors
         assert errors <= {DeviceRemoved, PeerClosed}
         for end in (pair.client, pair.server):
@@ -108,7 +106,7 @@ async def test_listeners_of_every_kind(address: DeviceAddress, device: SoftDevic
             in_thread.get_request(),
         )
         device.start_removing()
-        assert set(await asyncio.gather(*tasks)) == {DeviceRemoved}
+        assert set(await loops.gather(*tasks)) == {DeviceRemoved}
         assert await error_of(first.get_request()) is DeviceRemoved
     await device.removed()
 
@@ -123,7 +121,7 @@ async def test_a_listener_that_moves_afterwards(
     listener.listen()
     tasks = await start(open_one(listener.local_address))
     device.start_removing()
-    await asyncio.gather(*tasks)
+    await loops.gather(*tasks)
     for _ in range(3):
         assert await error_of(listener.get_request()) is DeviceRemoved
         if isinstance(listener, SyncCmId):
@@ -156,7 +154,7 @@ async def test_a_request_that_is_accepted_too_late(
         request = await listener.get_request()
         device.start_removing()
         await tasks[0]
-        await asyncio.sleep(late)
+        await loops.sleep(late)
         error = await error_of(request.accept())
         assert issubclass(error, (DeviceRemoved, aiordma.ConnectError))
         del request
@@ -165,7 +163,7 @@ async def test_a_request_that_is_accepted_too_late(
 
 async def test_a_connected_synchronous_id(address: DeviceAddress, device: SoftDevice) -> None:
     async with aiordma.listen(address.host, 0) as listener, await SyncCmId.create() as cm_id:
-        accepting = asyncio.create_task(error_of(listener.accept()))
+        accepting = loops.create_task(error_of(listener.accept()))
         await cm_id.resolve_addr(parse_address(address.host, listener.local_address[1]))
         await cm_id.resolve_route()
         device.start_removing()
@@ -179,7 +177,7 @@ async def test_completions_of_an_id(
     address: DeviceAddress, device: SoftDevice, kind: type[AsyncCmId | SyncCmId]
 ) -> None:
     async with aiordma.listen(address.host, 0) as listener, await kind.create() as cm_id:
-        accepting = asyncio.create_task(listener.accept())
+        accepting = loops.create_task(listener.accept())
         await cm_id.resolve_addr(parse_address(address.host, listener.local_address[1]))
         await cm_id.resolve_route()
         await cm_id.create_qp(QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4)))
@@ -216,9 +214,9 @@ async def test_the_device_is_used_again_when_it_returns(
             assert await pair.server.recv() == b"hello"
             tasks = await start(pair.client.recv(), pair.server.recv())
             device.start_removing()
-            await asyncio.gather(*tasks)
+            await loops.gather(*tasks)
         await device.removed()
-        async with asyncio.timeout(PATIENCE):
+        async with loops.timeout(PATIENCE):
             with pytest.raises(aiordma.RdmaError):
                 await aiordma.listen(address.host, 0)
         await device.comes_back()
@@ -231,15 +229,15 @@ async def test_a_listener_on_all_addresses_lives_on(
 ) -> None:
     async with aiordma.listen(None, 0) as listener:
         await echo_at(listener, address.host)
-        waiting = asyncio.create_task(listener.get_request())
+        waiting = loops.create_task(listener.get_request())
         for _ in range(ROUNDS):
             device.start_removing()
             await device.removed()
             assert not waiting.done()
             await device.comes_back()
-        async with asyncio.timeout(PATIENCE):
+        async with loops.timeout(PATIENCE):
             where = address.host, listener.local_address[1]
-            connecting = asyncio.create_task(error_of(open_one(where)))
+            connecting = loops.create_task(error_of(open_one(where)))
             await (await waiting).reject()
             assert await connecting is aiordma.Rejected
         await echo_at(listener, address.host)
@@ -272,7 +270,7 @@ async def test_the_last_device_of_the_machine(address: DeviceAddress) -> None:
                 tasks = await start(pair.client.recv(), pair.server.recv())
                 for device in devices:
                     device.start_removing()
-                await asyncio.gather(*tasks)
+                await loops.gather(*tasks)
             for device in devices:
                 await device.removed()
             for device in devices:
@@ -302,13 +300,13 @@ time.sleep(600)
 async def test_a_process_without_a_loop_lets_go(address: DeviceAddress, device: SoftDevice) -> None:
     process = start_python(IDLE, address.host)
     try:
-        assert await asyncio.to_thread(read_line, process) == "idle"
+        assert await loops.to_thread(read_line, process) == "idle"
         device.start_removing()
         await device.removed()
         assert process.poll() is None
     finally:
         process.kill()
-        await asyncio.to_thread(process.communicate)
+        await loops.to_thread(process.communicate)
 
 
 async def test_a_process_that_never_closes_is_waited_for(
@@ -318,5 +316,5 @@ async def test_a_process_that_never_closes_is_waited_for(
     async with connected(address) as pair:
         device.start_removing()
         assert await error_of(pair.client.recv()) in (DeviceRemoved, PeerClosed)
-        await asyncio.sleep(1)
+        await loops.sleep(1)
     await device.removed()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import subprocess
-import sys
 
+import loops
 import pytest
-from helpers import PATIENCE
+from helpers import PATIENCE, start_python
 
 import aiordma
 from aiordma.rdmacm import DeviceAddress
 
-pytestmark = pytest.mark.asyncio
+start_piped = functools.partial(start_python, stderr=subprocess.PIPE)
 
 CODE = """
 import asyncio, gc, os, sys
@@ -77,28 +77,24 @@ async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
             await connection.send(message)
 
     async with aiordma.listen(address.host, 0) as listener:
-        serving = asyncio.create_task(listener.serve(echo))
+        serving = loops.create_task(listener.serve(echo))
         host, port = listener.local_address
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", code, host, str(port), stderr=subprocess.PIPE
-        )
-        _, errors = await asyncio.wait_for(process.communicate(), PATIENCE)
+        process = await loops.to_thread(start_piped, code, host, str(port))
+        _, errors = await loops.to_thread(process.communicate, PATIENCE)
         await listener.aclose()
         await serving
-    assert process.returncode == 5, errors.decode()
+    assert process.returncode == 5, errors
 
 
 async def test_the_parents_connection_survives_its_childs_exit(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", CODE, host, str(port), stderr=subprocess.PIPE
-        )
-        async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+        process = await loops.to_thread(start_piped, CODE, host, str(port))
+        async with loops.timeout(PATIENCE), await listener.accept() as connection:
             async for message in connection:
                 await connection.send(message)
-        _, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()
+        _, errors = await loops.to_thread(process.communicate)
+    assert process.returncode == 0, errors
 
 
 IN_USE = """
@@ -173,10 +169,8 @@ async def test_what_is_in_use_stays_the_parents(address: DeviceAddress) -> None:
     """Every use in the child is refused; its memory is its own, the device sees the parent's."""
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", IN_USE, host, str(port), stderr=subprocess.PIPE
-        )
-        async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+        process = await loops.to_thread(start_piped, IN_USE, host, str(port))
+        async with loops.timeout(PATIENCE), await listener.accept() as connection:
             remote = aiordma.RemoteBuffer.unpack(await connection.recv())
             readable = await connection.register(b"read", aiordma.AccessFlags.REMOTE_READ)
             await connection.send(b"held")
@@ -186,5 +180,5 @@ async def test_what_is_in_use_stays_the_parents(address: DeviceAddress) -> None:
             await connection.send(readable.remote.pack())
             assert [message async for message in connection] == []
             readable.close()
-        _, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()
+        _, errors = await loops.to_thread(process.communicate)
+    assert process.returncode == 0, errors

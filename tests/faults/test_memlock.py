@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-
-import pytest
-from helpers import PATIENCE
+import loops
+from helpers import PATIENCE, start_python
 
 import aiordma
 from aiordma.rdmacm import DeviceAddress
-
-pytestmark = pytest.mark.asyncio
 
 CODE = """
 import asyncio, errno, sys
@@ -33,15 +28,13 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_the_error_names_the_limit(address: DeviceAddress) -> None:
-    limited = ["setpriv", "--bounding-set", "-ipc_lock", "prlimit", "--memlock=131072:131072"]
+    limited = ("setpriv", "--bounding-set", "-ipc_lock", "prlimit", "--memlock=131072:131072")
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        process = await asyncio.create_subprocess_exec(
-            *limited, sys.executable, "-c", CODE, host, str(port), stdout=asyncio.subprocess.PIPE
-        )
-        async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+        process = start_python(CODE, host, str(port), under=limited)
+        async with loops.timeout(PATIENCE), await listener.accept() as connection:
             assert await connection.recv() == b"small enough"
-        output, _ = await process.communicate()
+        output, _ = await loops.to_thread(process.communicate)
     assert process.returncode == 0
-    assert b"locked-memory limit" in output
-    assert b"ulimit -l" in output
+    assert "locked-memory limit" in output
+    assert "ulimit -l" in output

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import ipaddress
 
+import loops
 import pytest
 from helpers import PATIENCE
 
 import aiordma
 from aiordma import AddressError, ConnectError, ConnectionOptions, Rejected, Unreachable, VerbsError
 from aiordma.rdmacm import DeviceAddress
-
-pytestmark = pytest.mark.asyncio
 
 QUICK = ConnectionOptions(resolve_timeout=2.0)
 
@@ -35,7 +33,7 @@ async def test_nobody_has_the_address(address: DeviceAddress) -> None:
     """It would be on the device's network: the neighbour is asked for, and does not answer."""
     network = ipaddress.ip_network(f"{address.host}/24", strict=False)
     nobody = str(network.broadcast_address - 1)
-    async with asyncio.timeout(PATIENCE):
+    async with loops.timeout(PATIENCE):
         with pytest.raises((AddressError, Unreachable), match=nobody):
             await aiordma.connect(nobody, 7471, options=QUICK)
 
@@ -101,14 +99,14 @@ async def test_loopback_cannot_be_listened_on(address: DeviceAddress, host: str)
 async def test_closing_a_listener_rejects_what_is_pending(address: DeviceAddress) -> None:
     count = 10
     listener = await aiordma.listen(address.host, 0)
-    connecting = [asyncio.ensure_future(open_one(listener.local_address)) for _ in range(count)]
+    connecting = [loops.create_task(open_one(listener.local_address)) for _ in range(count)]
     taken = await listener.get_request()
     while len(listener._cms[0]._requests) < count - 1:
-        await asyncio.sleep(0.01)
+        await loops.sleep(0.01)
     await listener.aclose()
     await taken.reject()
-    async with asyncio.timeout(PATIENCE):
-        results = await asyncio.gather(*connecting, return_exceptions=True)
+    async with loops.timeout(PATIENCE):
+        results = await loops.gather(*connecting, return_exceptions=True)
     assert {type(result) for result in results} == {Rejected}
 
 
@@ -118,49 +116,45 @@ async def open_one(where: tuple[str, int]) -> aiordma.Connection:
 
 async def test_requests_beyond_the_backlog_are_rejected(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0, backlog=2) as listener:
-        connecting = [asyncio.ensure_future(open_one(listener.local_address)) for _ in range(6)]
-        done, pending = await asyncio.wait(
-            connecting, timeout=PATIENCE, return_when="FIRST_COMPLETED"
-        )
-        while len(done) < 4:
-            more, pending = await asyncio.wait(pending, return_when="FIRST_COMPLETED")
-            done |= more
-        assert {type(task.exception()) for task in done} == {Rejected}
+        connecting = [loops.create_task(open_one(listener.local_address)) for _ in range(6)]
+        async with loops.timeout(PATIENCE):
+            while len([task for task in connecting if task.done()]) < 4:
+                await loops.sleep(0.01)
         for _ in range(2):
             await (await listener.get_request()).reject()
-        await asyncio.wait(pending)
-        assert {type(task.exception()) for task in pending} == {Rejected}
+        await loops.wait(connecting)
+        assert {type(task.exception()) for task in connecting} == {Rejected}
 
 
 async def test_a_peer_that_gave_up_before_it_was_accepted(address: DeviceAddress) -> None:
     """On iWARP the TCP connection still stands there, and ends as soon as it is accepted."""
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = asyncio.ensure_future(open_one(listener.local_address))
+        connecting = loops.create_task(open_one(listener.local_address))
         request = await listener.get_request()
         connecting.cancel()
-        await asyncio.wait([connecting])
-        await asyncio.sleep(0.5)
+        await loops.wait([connecting])
+        await loops.sleep(0.5)
         try:
             connection = await request.accept()
         except ConnectError:
             return
         assert address.transport.name == "IWARP"
-        async with connection, asyncio.timeout(PATIENCE):
+        async with connection, loops.timeout(PATIENCE):
             assert [message async for message in connection] == []
 
 
 @pytest.mark.transport("IB")
 async def test_accept_passes_over_a_peer_that_gave_up(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        gone = asyncio.ensure_future(open_one(listener.local_address))
+        gone = loops.create_task(open_one(listener.local_address))
         while not listener._cms[0]._requests:
-            await asyncio.sleep(0.01)
+            await loops.sleep(0.01)
         gone.cancel()
-        await asyncio.wait([gone])
-        await asyncio.sleep(0.5)
-        staying = asyncio.ensure_future(open_one(listener.local_address))
+        await loops.wait([gone])
+        await loops.sleep(0.5)
+        staying = loops.create_task(open_one(listener.local_address))
         async with (
-            asyncio.timeout(PATIENCE),
+            loops.timeout(PATIENCE),
             await listener.accept() as server,
             await staying as client,
         ):
@@ -170,11 +164,11 @@ async def test_accept_passes_over_a_peer_that_gave_up(address: DeviceAddress) ->
 
 async def test_a_peer_that_gave_up_can_be_rejected_without_error(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = asyncio.ensure_future(open_one(listener.local_address))
+        connecting = loops.create_task(open_one(listener.local_address))
         request = await listener.get_request()
         connecting.cancel()
-        await asyncio.wait([connecting])
-        await asyncio.sleep(0.5)
+        await loops.wait([connecting])
+        await loops.sleep(0.5)
         await request.reject(b"too late")
 
 
@@ -184,7 +178,7 @@ async def test_a_message_larger_than_the_peers_buffers_breaks_the_connection(
 ) -> None:
     small = ConnectionOptions(max_message_size=100)
     async with aiordma.listen(address.host, 0, options=small) as listener:
-        accepting = asyncio.create_task(listener.accept())
+        accepting = loops.create_task(listener.accept())
         async with aiordma.connect(*listener.local_address) as client, await accepting as server:
             await client.send(bytes(101))
             with pytest.raises(aiordma.WorkRequestError) as caught:

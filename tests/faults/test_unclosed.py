@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 
+import loops
 import pytest
 from helpers import PATIENCE, connected, read_line, start_python
 
@@ -12,12 +12,10 @@ import aiordma
 from aiordma import Connection, PeerClosed
 from aiordma.rdmacm import DeviceAddress
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_a_dropped_connection_warns_and_is_aborted(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        accepting = asyncio.create_task(listener.accept())
+        accepting = loops.create_task(listener.accept())
         client: Connection | None = await aiordma.connect(*listener.local_address)
         async with await accepting as server:
             for _ in range(20):
@@ -25,7 +23,7 @@ async def test_a_dropped_connection_warns_and_is_aborted(address: DeviceAddress)
             with pytest.warns(ResourceWarning, match="unclosed <Connection"):  # noqa: PT031
                 client = None
                 gc.collect()
-            async with asyncio.timeout(PATIENCE):
+            async with loops.timeout(PATIENCE):
                 with pytest.raises(aiordma.RdmaError):
                     await server.recv()
     assert client is None
@@ -38,14 +36,14 @@ async def test_a_dropped_listener_warns_and_stops_listening(address: DeviceAddre
     with pytest.warns(ResourceWarning, match="unclosed <AsyncCmId LIST"):  # noqa: PT031
         listener = None
         gc.collect()
-    await asyncio.sleep(0.5)
+    await loops.sleep(0.5)
     async with aiordma.listen(*where):
         pass
 
 
 async def test_a_dropped_request_warns_and_is_rejected(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = asyncio.ensure_future(open_one(listener.local_address))
+        connecting = loops.create_task(open_one(listener.local_address))
         request: aiordma.ConnectRequest | None = await listener.get_request()
         assert request is not None
         with pytest.warns(ResourceWarning, match="unclosed <AsyncCmId REQ"):  # noqa: PT031
@@ -87,8 +85,8 @@ asyncio.run(main(sys.argv[1]))
 
 async def test_an_interpreter_exits_with_everything_open(address: DeviceAddress) -> None:
     process = start_python(LEAVES_ALL_OPEN, address.host)
-    assert await asyncio.to_thread(read_line, process) == "leaving"
-    assert await asyncio.to_thread(process.wait, PATIENCE) == 0
+    assert await loops.to_thread(read_line, process) == "leaving"
+    assert await loops.to_thread(process.wait, PATIENCE) == 0
     process.communicate()
 
 
@@ -107,9 +105,9 @@ asyncio.run(main(*sys.argv[1:]))
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
         process = start_python(code, host, str(port))
-        async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+        async with loops.timeout(PATIENCE), await listener.accept() as connection:
             assert await connection.recv() == b"x"
             with pytest.raises(PeerClosed):
                 await connection.recv()
-        assert await asyncio.to_thread(process.wait, PATIENCE) == 3
+        assert await loops.to_thread(process.wait, PATIENCE) == 3
         process.communicate()

@@ -1,0 +1,73 @@
+"""Whether the thread of a loop was blocked: asleep anywhere but in the loop's own wait.
+
+A heart beats on the loop. Time between two beats that the thread neither used, nor spent waiting
+for a processor, it slept; a loop that works sleeps no longer than to the next beat. So a processor
+that is slow or shared makes no false alarm, and a call that blocks is seen wherever it is.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+INTERVAL = 0.05
+# Timers of an emulated machine come late.
+LIMIT = 0.3
+
+
+class _Moment(NamedTuple):
+    wall: float
+    busy: float
+    """Seconds this thread has run, or has waited for a processor."""
+
+    @classmethod
+    def now(cls) -> _Moment:
+        ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
+        return cls(time.monotonic(), (int(ran) + int(queued)) / 1e9)
+
+
+class Heart:
+    """Beats every INTERVAL seconds, on the thread of the loop, which is the one that makes it."""
+
+    def __init__(self) -> None:
+        self._last = _Moment.now()
+        self._longest = 0.0
+        self._where = ""
+        self._looked = ""
+        self._thread = threading.get_ident()
+        self._stopped = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def beat(self) -> None:
+        """To be called again and again."""
+        now = _Moment.now()
+        asleep = (now.wall - self._last.wall) - (now.busy - self._last.busy) - INTERVAL
+        if asleep > max(LIMIT, self._longest):
+            self._longest = asleep
+            self._where = self._looked
+        self._looked = ""
+        self._last = now
+
+    def _watch(self) -> None:
+        """In a thread: look where it is when a beat does not come."""
+        while not self._stopped.wait(LIMIT / 2):
+            if time.monotonic() - self._last.wall > INTERVAL + LIMIT / 2 and not self._looked:
+                frame = sys._current_frames()[self._thread]
+                self._looked = "".join(traceback.format_stack(frame))
+
+    def stop(self) -> None:
+        """No beat comes any more."""
+        self._stopped.set()
+        self._watcher.join()
+
+    def complaint(self) -> str | None:
+        """What is to be said about it, if the thread was blocked."""
+        if not self._longest:
+            return None
+        where = self._where or "nobody could look: perhaps the interpreter's lock was held"
+        return f"the loop's thread was blocked for {self._longest:.2f} s:\n{where}"
