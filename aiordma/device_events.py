@@ -10,7 +10,7 @@ from typing import Self
 from aiordma.dispatch import DeviceSubscription, initialise
 from aiordma.enums import AsyncEventType
 from aiordma.errors import BusyError, LocalClosed, VerbsError
-from aiordma.loop import Loop, WaitQueue, make_in_worker, running_loop, workers
+from aiordma.loop import Loop, WaitQueue, checkpoint, make_in_worker, running_loop, workers
 from aiordma.rdmacm import DeviceReference
 from aiordma.verbs import AsyncEvent, Device
 
@@ -106,6 +106,7 @@ class DeviceWatch:
             raise LocalClosed("a watch is to be entered first: async with watch_devices()")
         if len(self._arrived):
             raise BusyError("another task is waiting for device events here")
+        await checkpoint()
         while not self._events:
             if not self._subscriptions:
                 raise StopAsyncIteration
@@ -119,6 +120,7 @@ class DeviceWatch:
         traceback: TracebackType | None,
     ) -> None:
         self._stop()
+        await checkpoint()
 
     def _stop(self) -> None:
         for subscription in self._subscriptions:

@@ -34,11 +34,14 @@ class DatagramSends(SendQueue):
         Raises:
             VerbsError: the device refused; place and parcel are still the caller's.
         """
-        wr_id = self._first_wr_id + self._number
         target = (parcel.borrowed.handle, *destination)
         buffer = parcel.buffer
-        if buffer is None:
-            self._qp.post_ud_send_inline(wr_id, data, imm, target)
-        else:
-            self._qp.post_ud_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, target)
-        self._enqueue(parcel)
+        wr_id = self._enqueue(parcel)
+        try:
+            if buffer is None:
+                self._qp.post_ud_send_inline(wr_id, data, imm, target)
+            else:
+                self._qp.post_ud_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, target)
+        except Exception:
+            self._take_back(0)
+            raise

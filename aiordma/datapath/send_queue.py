@@ -103,10 +103,15 @@ class SendQueue:
         Raises:
             VerbsError: the device refused; the place is still reserved.
         """
-        is_signalled = self._unsignalled + 1 >= self._interval
+        before = self._unsignalled
+        is_signalled = before + 1 >= self._interval
         flags = self._order | SIGNALED if is_signalled else self._order
-        self._qp.post_send_inline(self._first_wr_id + self._number, data, imm, flags)
-        self._enqueue(None, is_signalled)
+        wr_id = self._enqueue(None, 0 if is_signalled else before + 1)
+        try:
+            self._qp.post_send_inline(wr_id, data, imm, flags)
+        except Exception:
+            self._take_back(before)
+            raise
 
     def try_buffer(self, nbytes: int) -> PooledBuffer | None:
         """A registered buffer for a message, if the pool has one now."""
@@ -124,9 +129,13 @@ class SendQueue:
         Raises:
             VerbsError: the device refused; place and buffer are still the caller's.
         """
-        wr_id, flags = self._first_wr_id + self._number, self._order | SIGNALED
-        self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, flags)
-        self._enqueue(buffer)
+        before, flags = self._unsignalled, self._order | SIGNALED
+        wr_id = self._enqueue(buffer)
+        try:
+            self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, flags)
+        except Exception:
+            self._take_back(before)
+            raise
 
     def post(self, post: Post, lent: Lent | None, *, reads: bool = False) -> None:
         """Post another request from a reserved place: `post` is given a wr_id and flags.
@@ -136,9 +145,13 @@ class SendQueue:
         Raises:
             VerbsError: the device refused; the place and `lent` are still the caller's.
         """
-        order = UNSIGNALED if reads else self._order
-        post(self._qp, self._first_wr_id + self._number, order | SIGNALED)
-        self._enqueue(lent)
+        before, order = self._unsignalled, UNSIGNALED if reads else self._order
+        wr_id = self._enqueue(lent)
+        try:
+            post(self._qp, wr_id, order | SIGNALED)
+        except Exception:
+            self._take_back(before)
+            raise
 
     def close_tail(self) -> None:
         """If nothing will tell of the end of the newest requests, post what does, if there is room.
@@ -152,10 +165,23 @@ class SendQueue:
         if self._unsignalled and len(self._posted) < self._depth:
             self.post(_write_nothing, None)
 
-    def _enqueue(self, lent: Lent | None, is_signalled: bool = True) -> None:
-        self._posted.append((self._number, lent))
-        self._number = (self._number + 1) & NUMBER_MASK
-        self._unsignalled = 0 if is_signalled else self._unsignalled + 1
+    def _enqueue(self, lent: Lent | None, unsignalled: int = 0) -> int:
+        """Note what is about to be posted, and under which wr_id.
+
+        Before, not afterwards: a Ctrl-C between the two must not leave the device with memory that
+        nobody holds. It leaves at worst a note of what was not posted, which goes with the next.
+        """
+        number = self._number
+        self._posted.append((number, lent))
+        self._number = (number + 1) & NUMBER_MASK
+        self._unsignalled = unsignalled
+        return self._first_wr_id + number
+
+    def _take_back(self, unsignalled: int) -> None:
+        """It was not posted after all."""
+        self._posted.pop()
+        self._number = (self._number - 1) & NUMBER_MASK
+        self._unsignalled = unsignalled
 
     def fence(self) -> Callable[[], None]:
         """Have what is posted wait for the reads before it, until the result is called."""

@@ -153,6 +153,26 @@ async def test_a_refused_request_stays_the_callers() -> None:
     assert rig.pool.is_whole
 
 
+async def test_an_interrupt_leaves_the_device_no_memory_that_nobody_holds() -> None:
+    """Ctrl-C strikes right after the device has taken a request."""
+    lent = Counted()
+    rig = SendRig()
+
+    def post_and_be_struck(qp: Any, wr_id: int, flags: int) -> None:
+        post_something(qp, wr_id, flags)
+        raise KeyboardInterrupt
+
+    await rig.queue.reserve()
+    with pytest.raises(KeyboardInterrupt):
+        rig.queue.post(post_and_be_struck, lent)
+    assert (len(rig.queue), lent.releases) == (1, 0)
+    rig.send()
+    rig.complete()
+    assert (len(rig.queue), lent.releases) == (1, 1)
+    rig.complete()
+    assert (len(rig.queue), lent.releases) == (0, 1)
+
+
 async def test_a_buffer_that_is_not_there_is_asked_of_the_pool() -> None:
     async def call(function: Callable[[], None]) -> None:
         function()

@@ -1,0 +1,103 @@
+"""A service that ends gracefully: on SIGTERM it finishes what it has begun, and nothing is lost.
+
+    python examples/service.py [HOST] [PORT] [--grace SECONDS]
+
+It answers each message with its SHA-256 digest, slowly. When it is told to stop, by SIGTERM or
+Ctrl-C, it takes no new peers, closes the connections on which nothing is to be done, and gives the
+others time to send the answers that they work on. A second signal ends it at once.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import signal
+
+import aiordma
+
+WORK_SECONDS = 0.5
+
+
+async def answer(message: bytes) -> bytes:
+    await asyncio.sleep(WORK_SECONDS)
+    return hashlib.sha256(message).digest()
+
+
+class Service:
+    """Peers, each served by a task of one group."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+        self._is_stopping = False
+        self._idle: set[aiordma.Connection] = set()
+
+    async def run(self, listener: aiordma.Listener, stop: asyncio.Event, grace: float) -> None:
+        """Serve until `stop` is set, and at most `grace` seconds longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._accept_all(listener, tasks))
+                await stop.wait()
+                deadline.reschedule(asyncio.get_running_loop().time() + grace)
+                self._is_stopping = True
+                await listener.aclose()
+                for connection in [*self._idle]:
+                    tasks.create_task(connection.aclose())
+
+    async def _accept_all(self, listener: aiordma.Listener, tasks: asyncio.TaskGroup) -> None:
+        async for request in listener:
+            tasks.create_task(self._serve(request))
+
+    async def _serve(self, request: aiordma.ConnectRequest) -> None:
+        # A peer that goes away, in whatever way, must not take the group with it.
+        with contextlib.suppress(aiordma.RdmaError):
+            async with request.accept() as connection:
+                while not self._is_stopping:
+                    message = await self._next(connection)
+                    await connection.send(await answer(message))
+                    self.answered += 1
+
+    async def _next(self, connection: aiordma.Connection) -> bytes:
+        """The next message; LocalClosed if the service stops while there is none."""
+        self._idle.add(connection)
+        try:
+            return await connection.recv()
+        finally:
+            self._idle.discard(connection)
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that the first signal sets; the second cancels the task that calls this."""
+    loop, stop, task = asyncio.get_running_loop(), asyncio.Event(), asyncio.current_task()
+    assert task is not None
+
+    def signalled() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    return stop
+
+
+async def serve(host: str | None, port: int, grace: float) -> None:
+    service = Service()
+    stop = stop_on_signals()
+    async with aiordma.listen(host, port) as listener:
+        print(f"listening on port {listener.local_address[1]}", flush=True)
+        await service.run(listener, stop, grace)
+    print(f"answered {service.answered} messages", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("host", nargs="?", help="address of an RDMA device here (default: all)")
+    parser.add_argument("port", nargs="?", type=int, default=7471, help="0 picks one")
+    parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS")
+    arguments = parser.parse_args()
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(serve(arguments.host, arguments.port, arguments.grace))
+
+
+if __name__ == "__main__":
+    main()

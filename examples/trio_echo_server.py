@@ -1,0 +1,38 @@
+"""echo_server.py on trio: send every message back to the peer it came from.
+
+    python examples/trio_echo_server.py [HOST] [PORT]
+
+Without a host it listens on all RDMA addresses of this machine. Ctrl-C ends it.
+"""
+
+import argparse
+
+import trio
+
+import aiordma
+
+
+async def echo(connection: aiordma.Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
+
+
+async def serve(host: str | None, port: int) -> None:
+    async with aiordma.listen(host, port) as listener:
+        print(f"listening on port {listener.local_address[1]}", flush=True)
+        await listener.serve(echo)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("host", nargs="?", help="address of an RDMA device here (default: all)")
+    parser.add_argument("port", nargs="?", type=int, default=7471, help="0 picks one")
+    arguments = parser.parse_args()
+    try:
+        trio.run(serve, arguments.host, arguments.port)
+    except* KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main()
