@@ -13,7 +13,7 @@ from aiordma.cm.step import Place, Step
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, VerbsError
-from aiordma.loop import WaitQueue, checkpoint, running_loop
+from aiordma.loop import WaitQueue, checkpoint, checkpoint_if_cancelled, running_loop
 from aiordma.rdmacm import CmEvent, OwnChannel
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class AsyncCmId(CmListening):
     # --- waiting ---
 
     async def _take(self, step: Step, is_done: Callable[[], bool]) -> None:
+        await checkpoint_if_cancelled()
         if step.call is None:
             self._check_idle()
         else:

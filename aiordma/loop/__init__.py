@@ -1,6 +1,12 @@
 """The few things the core needs of an event loop, and what is built on just those."""
 
-from aiordma.loop.checkpoints import Checkpoint, cancellation_of, checkpoint, checkpoint_of
+from aiordma.loop.checkpoints import (
+    Checkpoint,
+    cancellation_of,
+    checkpoint,
+    checkpoint_if_cancelled,
+    checkpoint_of,
+)
 from aiordma.loop.current import running_loop
 from aiordma.loop.handing import hand_over
 from aiordma.loop.interrupt import Interrupt
@@ -32,6 +38,7 @@ __all__ = [
     "WaitQueue",
     "cancellation_of",
     "checkpoint",
+    "checkpoint_if_cancelled",
     "checkpoint_of",
     "hand_over",
     "is_forked_child",

@@ -8,38 +8,34 @@ scope, it does nothing.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, runtime_checkable
 
 from aiordma.loop.current import running_loop
 from aiordma.loop.protocol import Loop
-
-
-@runtime_checkable
-class Checkpointing(Protocol):
-    """A loop that is owed checkpoints."""
-
-    async def checkpoint(self) -> None:
-        """Let other tasks run, and be cancelled if that is due."""
-
-    async def checkpoint_if_cancelled(self) -> None:
-        """Be cancelled if that is due."""
-
 
 Checkpoint = Callable[[], Awaitable[None]]
 
 
 def checkpoint_of(loop: Loop) -> Checkpoint | None:
-    """The checkpoint that is to be awaited; None: the loop is owed none."""
-    return loop.checkpoint if isinstance(loop, Checkpointing) else None
+    """What lets other tasks run, and is cancelled if that is due; None: the loop is owed none."""
+    pause: Checkpoint | None = getattr(loop, "checkpoint", None)
+    return pause
 
 
 def cancellation_of(loop: Loop) -> Checkpoint | None:
-    """Half of it, for what will wait later on: be cancelled if that is due. None: as above."""
-    return loop.checkpoint_if_cancelled if isinstance(loop, Checkpointing) else None
+    """Half of it, for what will wait later on: is cancelled if that is due. None: as above."""
+    pause: Checkpoint | None = getattr(loop, "checkpoint_if_cancelled", None)
+    return pause
 
 
 async def checkpoint() -> None:
     """Let other tasks run, and be cancelled if that is due, if the running loop is owed that."""
     pause = checkpoint_of(running_loop())
+    if pause is not None:
+        await pause()
+
+
+async def checkpoint_if_cancelled() -> None:
+    """Be cancelled if that is due, if the running loop is owed that."""
+    pause = cancellation_of(running_loop())
     if pause is not None:
         await pause()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aiordma.errors import RdmaError
+from aiordma.loop.checkpoints import cancellation_of
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
@@ -207,6 +208,9 @@ async def run_in_worker(
         RdmaError: this process is a forked child.
     """
     refuse_forked_child()
+    if_cancelled = cancellation_of(loop)
+    if if_cancelled is not None:
+        await if_cancelled()
     call = _Call(loop, function)
     submit(call.run)
     try:

@@ -1,0 +1,212 @@
+"""What a cancelled await leaves behind: making connections, serving, closing."""
+
+from __future__ import annotations
+
+import loops
+import pytest
+from cancelling import cancel, cancelled
+from helpers import PATIENCE, connected
+
+import aiordma
+from aiordma import Connection, LocalClosed, PeerClosed, Rejected, SyncCmId
+from aiordma.cm import AsyncCmId, CmState
+from aiordma.rdmacm import DeviceAddress, parse_address
+
+
+async def opened(where: tuple[str, int]) -> Connection:
+    return await aiordma.connect(*where)
+
+
+async def resolved(where: tuple[str, int]) -> AsyncCmId:
+    cm = await AsyncCmId.create()
+    await cm.resolve_addr(parse_address(*where))
+    await cm.resolve_route()
+    return cm
+
+
+@pytest.mark.awaits("connect")
+async def test_connect_leaves_nothing(address: DeviceAddress) -> None:
+    """Here; a listener may see the request, of a peer that gave up."""
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+        where = listener.local_address
+        assert await cancelled(lambda: opened(where), begun=False)
+        await cancel(lambda: opened(where))
+        connecting = loops.create_task(opened(where))
+        request = await listener.get_request()  # now it waits for the answer
+        connecting.cancel()
+        await loops.wait([connecting])
+        assert connecting.cancelled()
+        await request.reject()
+
+
+@pytest.mark.awaits("Connection.from_id")
+async def test_from_id_closes_the_id(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+        cm = await resolved(listener.local_address)
+        await cancel(lambda: Connection.from_id(cm))
+        assert cm.state is CmState.CLOSED
+
+
+@pytest.mark.awaits("listen")
+async def test_listen_leaves_the_port_free(address: DeviceAddress) -> None:
+    async with await aiordma.listen(address.host, 0) as listener:
+        port = listener.local_address[1]
+    assert await cancelled(lambda: aiordma.listen(address.host, port), begun=False)
+    async with aiordma.listen(address.host, port) as listener:
+        assert listener.local_address[1] == port
+
+
+@pytest.mark.awaits("Listener.from_id")
+async def test_a_listener_from_a_synchronous_id_leaves_it_as_it_is(address: DeviceAddress) -> None:
+    async with await SyncCmId.create() as cm:
+        cm.bind_addr(parse_address(address.host))
+        await cancel(lambda: aiordma.Listener.from_id(cm))
+        assert cm.state is CmState.ADDR_BOUND
+
+
+@pytest.mark.awaits("Listener.get_request", "Listener.__anext__")
+@pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
+async def test_waiting_for_requests_loses_none(address: DeviceAddress, get: object) -> None:
+    assert callable(get)
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+        await cancel(lambda: get(listener))
+        connecting = loops.create_task(opened(listener.local_address))
+        while not listener._cms[0]._requests:
+            await loops.sleep(0.01)
+        assert await cancelled(lambda: get(listener), begun=False)
+        await (await get(listener)).reject()
+        with pytest.raises(Rejected):
+            await connecting
+
+
+@pytest.mark.awaits("Listener.accept")
+async def test_accept_loses_the_peer_that_was_being_accepted_and_no_other(
+    address: DeviceAddress,
+) -> None:
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+        await cancel(listener.accept)
+        peers = [loops.create_task(opened(listener.local_address)) for _ in range(2)]
+        while len(listener._cms[0]._requests) < 2:
+            await loops.sleep(0.01)
+        await cancel(listener.accept)
+        async with await listener.accept() as accepted:
+            await loops.wait(peers)
+            alive = [peer.result() for peer in peers if not peer.exception()]
+            # The first may have seen its connection made, and then end.
+            for connection in alive:
+                if connection.local_address == accepted.peer_address:
+                    await connection.send(b"the other")
+            assert await accepted.recv() == b"the other"
+            for connection in alive:
+                await connection.aclose()
+
+
+@pytest.mark.awaits("ConnectRequest.accept")
+async def test_accepting_a_request_ends_the_connection(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+        connecting = loops.create_task(opened(listener.local_address))
+        request = await listener.get_request()
+        await cancel(request.accept)
+        with pytest.raises(LocalClosed):
+            await request.accept()
+        with pytest.raises((aiordma.ConnectError, PeerClosed)):
+            async with await connecting as connection:
+                await connection.recv()
+
+
+@pytest.mark.awaits("ConnectRequest.reject")
+async def test_a_refusal_stands(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+        connecting = loops.create_task(opened(listener.local_address))
+        request = await listener.get_request()
+        await cancelled(lambda: request.reject(b"no"))
+        with pytest.raises(Rejected) as rejected:
+            await connecting
+        assert rejected.value.private_data.rstrip(b"\0") == b"no"
+
+
+@pytest.mark.awaits("Listener.serve")
+async def test_serve_closes_the_listener_and_cancels_every_handler(address: DeviceAddress) -> None:
+    ends: list[BaseException] = []
+    inside: list[Connection] = []
+
+    async def handler(connection: Connection) -> None:
+        inside.append(connection)
+        try:
+            await connection.recv()
+        except BaseException as error:
+            ends.append(error)
+            raise
+
+    async with loops.timeout(PATIENCE):
+        listener = await aiordma.listen(address.host, 0)
+        serving = loops.create_task(listener.serve(handler))
+        peers = [await opened(listener.local_address) for _ in range(2)]
+        while len(inside) < 2:
+            await loops.sleep(0.01)
+        serving.cancel()
+        await loops.wait([serving])
+        assert serving.cancelled()
+        assert len(ends) == 2
+        assert all(isinstance(end, loops.CancelledError) for end in ends)
+        with pytest.raises(LocalClosed):
+            await listener.get_request()
+        for peer in peers:
+            with pytest.raises(PeerClosed):
+                await peer.recv()
+            await peer.aclose()
+
+
+@pytest.mark.awaits("Listener.aclose", "Listener.__aexit__")
+async def test_a_listener_is_closed_all_the_same(address: DeviceAddress) -> None:
+    listener = await aiordma.listen(address.host, 0)
+    await cancelled(listener.aclose)
+    with pytest.raises(LocalClosed):
+        await listener.get_request()
+    await listener.aclose()
+
+
+@pytest.mark.awaits("Connection.aclose")
+async def test_a_cancelled_close_is_one_by_force(address: DeviceAddress) -> None:
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+        await cancelled(pair.client.aclose)
+        assert pair.client._endpoint.released
+        with pytest.raises(LocalClosed):
+            await pair.client.send(b"x")
+        with pytest.raises(PeerClosed):
+            await pair.server.recv()
+
+
+@pytest.mark.awaits("Connection.__aexit__")
+async def test_a_block_that_is_cancelled_aborts_its_connection(address: DeviceAddress) -> None:
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+
+        async def block() -> None:
+            async with pair.client as connection:
+                await connection.recv()
+
+        await cancel(block)
+        assert pair.client._endpoint.released
+        with pytest.raises(PeerClosed):
+            await pair.server.recv()
+
+
+@pytest.mark.awaits("getaddrinfo")
+async def test_getaddrinfo_finishes_in_its_thread(address: DeviceAddress) -> None:
+    await cancel(lambda: aiordma.getaddrinfo(address.host, 7471))
+
+
+@pytest.mark.awaits("DeviceWatch.__aenter__", "DeviceWatch.__anext__", "DeviceWatch.__aexit__")
+async def test_a_device_watch_ends_with_its_block() -> None:
+    """That a cancelled wait loses no event is in test_device_events.py."""
+
+    async def watch() -> None:
+        async with aiordma.watch_devices() as watching:
+            await anext(watching)
+
+    await cancel(watch)
+    task = loops.create_task(watch())
+    await loops.sleep(0.1)
+    task.cancel()
+    await loops.wait([task])
+    assert task.cancelled()

@@ -1,0 +1,207 @@
+"""What a cancelled await leaves behind: messages, one-sided operations, memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import loops
+import pytest
+from cancelling import cancel, cancelled
+from helpers import PATIENCE, connected
+
+from aiordma import AccessFlags, Connection, ConnectionOptions, RegistrationCache
+from aiordma.rdmacm import DeviceAddress
+
+SMALL = ConnectionOptions(send_depth=1, recv_depth=1)
+WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
+
+
+@pytest.mark.awaits("Connection.send")
+@pytest.mark.transport("IB")
+async def test_a_send_that_waited_sends_nothing(address: DeviceAddress) -> None:
+    """Of copied data, while the queue is full. On iWARP nothing holds a peer back."""
+    async with connected(address, SMALL, SMALL) as pair, loops.timeout(PATIENCE):
+        await pair.client.send(b"1")
+        await pair.client.send(b"2")
+        await cancel(lambda: pair.client.send(b"never"))
+        assert await cancelled(lambda: pair.client.send(b"never"), begun=False)
+        assert await pair.server.recv() == b"1"
+        assert await pair.server.recv() == b"2"
+        await pair.client.send(b"3")
+        assert await pair.server.recv() == b"3"
+
+
+@pytest.mark.awaits("Connection.send", "Connection.write")
+async def test_what_was_lent_stays_lent_until_it_is_sent(address: DeviceAddress) -> None:
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+        far = await pair.server.allocate(64)
+        buffer = bytearray(b"sent all the same")
+        region = await pair.client.register(buffer)
+        await cancelled(lambda: pair.client.send(region[:]))
+        await cancelled(lambda: pair.client.write(region[:4], far.remote))
+        region.close()
+        assert await pair.server.recv() == b"sent all the same"
+        await pair.client.send(b"after the write")
+        assert await pair.server.recv() == b"after the write"
+        assert bytes(far[:4].view) == b"sent"
+        await region.aclose()
+        buffer.extend(b"it may be resized again")
+
+
+@pytest.mark.awaits("Connection.send", "Connection.write", "Connection.read")
+async def test_what_had_not_begun_never_happens(address: DeviceAddress) -> None:
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+        far, near = await pair.server.register(bytearray(b"far.")), await pair.client.allocate(4)
+        for start in (
+            lambda: pair.client.send(near),
+            lambda: pair.client.write(near, far.remote),
+            lambda: pair.client.read(far.remote, near),
+        ):
+            assert await cancelled(start, begun=False)
+        await pair.client.send(b"the first")
+        assert await pair.server.recv() == b"the first"
+        assert (bytes(memoryview(far)), bytes(memoryview(near))) == (b"far.", bytes(4))
+        assert pair.client.stats.messages_sent == 1
+
+
+@pytest.mark.awaits("Connection.read")
+async def test_what_is_sent_after_a_read_that_was_given_up_comes_after_it(
+    address: DeviceAddress,
+) -> None:
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+        memory = bytearray(b"r" * 16384)
+        far, near = await pair.server.register(memory), await pair.client.allocate(16384)
+        await cancelled(lambda: pair.client.read(far.remote, near))
+        await pair.client.send(b"your memory is free")
+        await pair.server.recv()
+        far.close()
+        memory[:] = b"x" * 16384
+        await near.aclose()  # waits for the device's end of the read
+        await pair.client.send(b"goes on")
+        assert await pair.server.recv() == b"goes on"
+
+
+@pytest.mark.awaits("Connection.fetch_and_add", "Connection.compare_and_swap")
+@pytest.mark.transport("IB")
+async def test_an_atomic_operation_happens_at_most_once(address: DeviceAddress) -> None:
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+        far = await pair.server.register(bytearray(8), AccessFlags(0xF))
+        assert await cancelled(lambda: pair.client.fetch_and_add(far.remote, 1), begun=False)
+        assert await pair.client.fetch_and_add(far.remote, 0) == 0
+        await cancelled(lambda: pair.client.fetch_and_add(far.remote, 1))
+        assert await pair.client.fetch_and_add(far.remote, 0) == 1
+        await cancelled(lambda: pair.client.compare_and_swap(far.remote, 1, 7))
+        assert await pair.client.fetch_and_add(far.remote, 0) == 7
+
+
+async def recv_into(connection: Connection) -> bytes:
+    buffer = bytearray(100)
+    try:
+        return bytes(buffer[: await connection.recv_into(buffer)])
+    except loops.CancelledError:
+        assert buffer == bytearray(100)
+        raise
+
+
+async def recv_message(connection: Connection) -> bytes:
+    with await connection.recv_message() as message:
+        return bytes(message.data)
+
+
+@pytest.mark.awaits(
+    "Connection.recv", "Connection.recv_into", "Connection.recv_message", "Connection.__anext__"
+)
+@pytest.mark.parametrize("receive", [Connection.recv, recv_into, recv_message, anext])
+async def test_receiving_loses_no_message(
+    address: DeviceAddress, receive: Callable[[Connection], Any]
+) -> None:
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+        await cancel(lambda: receive(pair.server))
+        await pair.client.send(b"one")
+        while not pair.server.stats.messages_unread:
+            await loops.sleep(0.001)
+        assert await cancelled(lambda: receive(pair.server), begun=False)
+        waiting = loops.create_task(receive(pair.server))
+        await pair.client.send(b"two")
+        assert await waiting == b"one"
+        # It is cancelled while its wake-up is under way.
+        while not pair.server.stats.messages_unread:
+            await loops.sleep(0.001)
+        assert await receive(pair.server) == b"two"
+
+
+@pytest.mark.awaits("Connection.register", "Connection.allocate", "Connection.register_dmabuf")
+async def test_nothing_stays_registered(address: DeviceAddress) -> None:
+    """The fixture of this folder counts the memory regions."""
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+        buffer = bytearray(100_000)
+        await cancel(lambda: pair.client.register(buffer))
+        await cancel(lambda: pair.client.allocate(100_000))
+        await cancel(lambda: pair.client.register_dmabuf(descriptor, 0, 4096))
+        os.close(descriptor)
+        async with loops.timeout(PATIENCE):
+            await until_resized(buffer)
+
+
+async def until_resized(buffer: bytearray) -> None:
+    while True:
+        try:
+            buffer.extend(b"nobody holds it")
+        except BufferError:
+            await loops.sleep(0.01)
+        else:
+            return
+
+
+@pytest.mark.awaits("Connection.bind")
+@pytest.mark.transport("IB")
+async def test_no_window_stays_bound(address: DeviceAddress) -> None:
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+        region = await pair.server.allocate(64, WINDOW)
+        await cancel(lambda: pair.server.bind(region))
+        await region.aclose()  # waits until no window holds it
+
+
+@pytest.mark.awaits("RegistrationCache.register")
+async def test_the_cache_keeps_it_or_does_not(address: DeviceAddress) -> None:
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+        with RegistrationCache(pair.client) as cache:
+            buffer = bytearray(5000)
+            await cancel(lambda: cache.register(buffer))
+            assert len(cache) in (0, 1)
+            with await cache.register(buffer) as region:
+                assert len(cache) == 1
+                await pair.client.send(region)
+            assert len(await pair.server.recv()) == 5000
+
+
+@pytest.mark.awaits("MemoryRegion.aclose", "MemoryRegion.__aexit__")
+async def test_a_region_is_closed_all_the_same(address: DeviceAddress) -> None:
+    async with connected(address) as pair, loops.timeout(PATIENCE):
+        buffer = bytearray(100)
+        region = await pair.client.register(buffer)
+        await cancelled(region.aclose)
+        assert region.closed
+        with pytest.raises(ValueError, match="closed"):
+            await pair.client.send(region)
+        await region.aclose()
+        buffer.extend(b"free")
+
+
+@pytest.mark.awaits("Connection.send")
+async def test_a_sender_that_is_cancelled_holds_up_nobody(address: DeviceAddress) -> None:
+    options = ConnectionOptions(send_depth=2, recv_depth=100)
+    async with connected(address, options, options) as pair, loops.timeout(PATIENCE):
+        senders = [loops.create_task(pair.client.send(b"%d" % n)) for n in range(20)]
+        await loops.settle()
+        for sender in senders[::2]:
+            sender.cancel()
+        await loops.wait(senders)
+        sent = [n for n, sender in enumerate(senders) if not sender.cancelled()]
+        assert set(range(1, 20, 2)) <= set(sent)
+        assert sorted([int(await pair.server.recv()) for _ in sent]) == sent
+        await pair.client.send(b"last")
+        assert await pair.server.recv() == b"last"
