@@ -58,7 +58,7 @@ class Heart:
         while not self._stopped.wait(LIMIT / 2):
             if time.monotonic() - self._last.wall > INTERVAL + LIMIT / 2 and not self._looked:
                 frame = sys._current_frames()[self._thread]
-                self._looked = "".join(traceback.format_stack(frame))
+                self._looked = "".join(traceback.format_stack(frame, limit=12))
 
     def stop(self) -> None:
         """No beat comes any more."""

@@ -104,6 +104,12 @@ def start_python(
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
+async def end(process: subprocess.Popen[str]) -> None:
+    """Kill it if it still runs. It ends when the kernel has cleared up after it."""
+    process.kill()
+    await loops.to_thread(process.communicate)
+
+
 def read_line(process: subprocess.Popen[str]) -> str:
     """The next line that a process prints; "" when it ended."""
     assert process.stdout is not None

@@ -47,6 +47,9 @@ def run(kind: str, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return runner.run(body())
 
 
+# Where each callback was made is of no use here, and finding it out would take most of the time.
+asyncio.constants.DEBUG_STACK_DEPTH = 1
+
 _ASYNCIO = {
     "asyncio": lambda: asyncio.Runner(debug=True),
     "uvloop": lambda: asyncio.Runner(loop_factory=uvloop.new_event_loop),
@@ -71,7 +74,7 @@ def another_like_this() -> Callable[[Callable[[], Coroutine[Any, Any, T]]], T]:
 class Task(Protocol[T]):
     """A coroutine that runs beside the test's own."""
 
-    def cancel(self) -> object: ...
+    def cancel(self) -> bool: ...
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
     def exception(self) -> BaseException | None: ...
@@ -97,13 +100,17 @@ class TrioTask(Generic[T]):
         except trio.Cancelled:  # of the whole test
             self._error = TaskCancelled()
             raise
-        except (Exception, BaseExceptionGroup, TaskCancelled) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # pytest's own among them
             self._error = error
         finally:
             self._ended.set()
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
+        """What is about to go on with what it has waited for does so, other than on asyncio."""
         self._scope.cancel()
+        return not self.done()
 
     def done(self) -> bool:
         return self._ended.is_set()
@@ -229,15 +236,18 @@ class TaskGroup:
     ) -> bool | None:
         return await self._group.__aexit__(exc_type, exc, traceback)
 
-    def create_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def create_task(self, coroutine: Coroutine[Any, Any, T]) -> Task[T]:
         if isinstance(self._entered, asyncio.TaskGroup):
-            self._entered.create_task(coroutine)
-        else:
-            self._entered.start_soon(_await, coroutine)
+            return self._entered.create_task(coroutine)
+        task = TrioTask[T]()
+        self._entered.start_soon(_run_or_fail, task, coroutine)
+        return task
 
 
-async def _await(coroutine: Coroutine[Any, Any, Any]) -> None:
-    await coroutine
+async def _run_or_fail(task: TrioTask[Any], coroutine: Coroutine[Any, Any, Any]) -> None:
+    await task.run(coroutine)
+    if not task.cancelled():
+        task.result()
 
 
 def make_event() -> asyncio.Event | trio.Event:

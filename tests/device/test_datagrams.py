@@ -334,7 +334,7 @@ async def test_a_cancelled_send_sends_nothing(address: DeviceAddress) -> None:
     options = DatagramOptions(send_depth=1)
     async with two(address, options) as (one, other, peer):
         sending = [loops.create_task(one.send_to(peer, b"%d" % n)) for n in range(10)]
-        await loops.settle()
+        await loops.sleep(0)
         for task in sending[1:]:
             task.cancel()
         done = await loops.gather(*sending, return_exceptions=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import loops
 import pytest
-from helpers import PATIENCE, read_line, start_python
+from helpers import PATIENCE, end, read_line, start_python
 from removing import SoftDevice
 
 import aiordma
@@ -85,11 +85,11 @@ async def test_a_peer_that_is_killed_harms_nobody(address: DeviceAddress) -> Non
         for _ in range(2):
             process = start_python(PEER, address.host, GROUP)
             try:
-                peer = await endpoint.resolve(address.host, int(read_line(process)))
+                port = int(await loops.to_thread(read_line, process))
+                peer = await endpoint.resolve(address.host, port)
                 assert await echoed(endpoint, peer) == b"hello"
             finally:
-                process.kill()
-                process.communicate()
+                await end(process)
             for _ in range(5):
                 await endpoint.send_to(peer, b"to nobody")
             with pytest.raises(aiordma.Rejected):

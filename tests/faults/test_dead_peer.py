@@ -6,7 +6,7 @@ import signal
 
 import loops
 import pytest
-from helpers import PATIENCE, read_line, start_python
+from helpers import PATIENCE, end, read_line, start_python
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, RdmaError, WorkRequestError
@@ -50,7 +50,7 @@ asyncio.run(main(*sys.argv[1:]))
 async def send_for_ever(connection: aiordma.Connection) -> None:
     while True:
         await connection.send(b"y" * 3000)
-        await loops.settle()
+        await loops.sleep(0)
 
 
 async def receive_for_ever(connection: aiordma.Connection) -> None:
@@ -77,8 +77,7 @@ async def test_killed_in_mid_traffic(address: DeviceAddress) -> None:
                 assert all(isinstance(r, (PeerClosed, WorkRequestError)) for r in results)
                 assert connection.closed
         finally:
-            peer.kill()
-            peer.communicate()
+            await end(peer)
 
 
 PING_PONG_PEER = """
@@ -113,8 +112,7 @@ async def test_killed_between_question_and_answer(address: DeviceAddress) -> Non
                     await answering
                 assert connection.closed
         finally:
-            peer.kill()
-            peer.communicate()
+            await end(peer)
 
 
 async def test_killed_while_it_is_quiet(address: DeviceAddress) -> None:
@@ -132,8 +130,7 @@ async def test_killed_while_it_is_quiet(address: DeviceAddress) -> None:
                 with pytest.raises(PeerClosed):
                     await connection.send(b"anybody?")
         finally:
-            peer.kill()
-            peer.communicate()
+            await end(peer)
 
 
 async def test_killed_before_it_was_accepted(address: DeviceAddress) -> None:
@@ -144,13 +141,12 @@ async def test_killed_before_it_was_accepted(address: DeviceAddress) -> None:
             async with loops.timeout(PATIENCE):
                 request = await listener.get_request()
                 peer.send_signal(signal.SIGKILL)
-                peer.wait()
+                await loops.to_thread(peer.wait)
                 await loops.sleep(0.5)
                 with pytest.raises(RdmaError):
                     await request.accept()
         finally:
-            peer.kill()
-            peer.communicate()
+            await end(peer)
 
 
 LISTENING_PEER = """
@@ -178,8 +174,7 @@ async def test_killed_while_a_connect_waits_for_its_answer(address: DeviceAddres
             with pytest.raises(aiordma.ConnectError):
                 await connecting
     finally:
-        peer.kill()
-        peer.communicate()
+        await end(peer)
 
 
 async def open_one(where: tuple[str, int]) -> aiordma.Connection:

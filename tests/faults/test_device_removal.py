@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import loops
 import pytest
-from helpers import PATIENCE, Pair, connected, read_line, start_python
+from helpers import PATIENCE, Pair, connected, end, read_line, start_python
 from removing import SoftDevice, one_per_device
 
 import aiordma
@@ -305,8 +305,7 @@ async def test_a_process_without_a_loop_lets_go(address: DeviceAddress, device: 
         await device.removed()
         assert process.poll() is None
     finally:
-        process.kill()
-        await loops.to_thread(process.communicate)
+        await end(process)
 
 
 async def test_a_process_that_never_closes_is_waited_for(
