@@ -8,10 +8,15 @@ blocked, unless it is marked `may_block`.
 from __future__ import annotations
 
 import inspect
+import linecache
 
 import loops
 import pytest
 from blocking import INTERVAL, Heart
+
+# asyncio's debug mode asks for the age of every source file on the stack, again and again; they do
+# not change while tests run.
+linecache.checkcache = lambda filename=None: None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -169,7 +169,7 @@ async def test_waiting_for_requests_loses_none(address: DeviceAddress, kind: Kin
 async def test_groups_are_left_with_the_id(address: DeviceAddress, kind: Kind) -> None:
     async with await kind.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
-        await cancel(lambda: cm.join_multicast(GROUP))
+        await cancelled(lambda: cm.join_multicast(GROUP))
         await close(cm)
     async with await kind.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
