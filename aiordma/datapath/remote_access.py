@@ -10,7 +10,7 @@ from aiordma.datapath.gather import Gathered, Gatherer, check_fits, is_registere
 from aiordma.datapath.operation import Operations
 from aiordma.datapath.send_queue import NUMBER_MASK, Post
 from aiordma.enums import AccessFlags, WcOpcode, WrOpcode
-from aiordma.loop import Slots
+from aiordma.loop import Slots, checkpoint
 from aiordma.memory import PooledBuffer, RemoteBuffer
 from aiordma.verbs import Device, QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
@@ -63,6 +63,8 @@ class RemoteAccess:
         self._owner.check_open()
         at_once = self._device.attributes.max_sge_rd
         requests = self._gatherer.sinks(into, len(remote), needed, at_once)
+        if not requests:  # nothing is to be read
+            await checkpoint()
         try:
             while requests:
                 gathered = requests.popleft()

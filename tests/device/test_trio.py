@@ -1,0 +1,327 @@
+"""What trio promises its users, kept on a device: checkpoints, deadlines, no task left behind.
+
+The other tests of this folder run on trio too; these are about trio itself.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import loops
+import pytest
+import trio
+from helpers import PATIENCE, Pair, connected
+from trio.testing import assert_checkpoints, wait_all_tasks_blocked
+
+import aiordma
+from aiordma import AccessFlags, AsyncCmId, Connection, PeerClosed, RegistrationCache, SyncCmId
+from aiordma.rdmacm import DeviceAddress, parse_address
+
+pytestmark = pytest.mark.loops("trio")
+
+
+async def echo(connection: Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
+
+
+async def checked(start: Callable[[], Awaitable[Any]]) -> Any:
+    """What an await returns, which must have passed a checkpoint."""
+    with assert_checkpoints():
+        return await start()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with trio.fail_after(PATIENCE):
+        while not condition():
+            await trio.sleep(0.001)
+
+
+def system_tasks() -> set[str]:
+    root = trio.lowlevel.current_root_task()
+    assert root is not None
+    tasks = [task for nursery in root.child_nurseries for task in nursery.child_tasks]
+    return {task.name for task in tasks if task.name.startswith("aiordma")}
+
+
+# --- checkpoints, also when everything is ready ---
+
+
+async def test_messages(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        near = await pair.client.allocate(5)
+        for data in (b"inline", b"c" * 5000, [b"a", b"list"], near):
+            await checked(lambda data=data: pair.client.send(data))
+        await until(lambda: pair.server.stats.messages_unread == 4)
+        assert await checked(pair.server.recv) == b"inline"
+        assert await checked(lambda: pair.server.recv_into(bytearray(5000))) == 5000
+        with await checked(pair.server.recv_message) as message:
+            assert bytes(message.data) == b"alist"
+        assert await checked(lambda: anext(pair.server)) == bytes(5)
+        await pair.client.aclose()
+        assert await checked(lambda: anext(pair.server, "the end")) == "the end"
+
+
+async def test_memory(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        buffer = bytearray(64)
+        region = await checked(lambda: pair.client.register(buffer))
+        far = await checked(lambda: pair.server.allocate(64))
+        for part in (region, region[:0]):
+            await checked(lambda part=part: pair.client.write(part, far.remote))
+            await checked(lambda part=part: pair.client.read(far.remote[: len(part)], part))
+        await checked(lambda: pair.client.write(b"inline", far.remote))
+        with RegistrationCache(pair.client) as cache:
+            for _ in range(2):  # the second finds it registered
+                with await checked(lambda: cache.register(buffer)):
+                    pass
+        for _ in range(2):
+            await checked(region.aclose)
+
+
+@pytest.mark.transport("IB")
+async def test_atomics_and_windows(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        far = await pair.server.allocate(8, AccessFlags(0xF) | AccessFlags.MW_BIND)
+        assert await checked(lambda: pair.client.fetch_and_add(far.remote, 1)) == 0
+        assert await checked(lambda: pair.client.compare_and_swap(far.remote, 1, 2)) == 1
+        await checked(lambda: pair.server.bind(far))
+
+
+async def test_connecting(address: DeviceAddress) -> None:
+    listener = await checked(lambda: aiordma.listen(address.host, 0))
+    where = listener.local_address
+    async with trio.open_nursery() as nursery:
+
+        async def connect() -> None:
+            connection = await checked(lambda: aiordma.connect(*where))
+            for _ in range(2):
+                await checked(connection.aclose)
+
+        nursery.start_soon(connect)
+        await until(lambda: listener._cms[0]._requests)
+        request = await checked(listener.get_request)
+        accepted = await checked(request.accept)
+        await until(lambda: accepted.closed)
+        with pytest.raises(PeerClosed):
+            await accepted.recv()
+        await checked(accepted.aclose)
+    async with trio.open_nursery() as nursery:
+
+        async def be_refused() -> None:
+            with pytest.raises(aiordma.Rejected):
+                await aiordma.connect(*where)
+
+        nursery.start_soon(be_refused)
+        await until(lambda: listener._cms[0]._requests)
+        await checked((await checked(lambda: anext(listener))).reject)
+    for _ in range(2):
+        await checked(listener.aclose)
+
+
+@pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
+async def test_ids(address: DeviceAddress, kind: type[AsyncCmId] | type[SyncCmId]) -> None:
+    for _ in range(2):  # the second time nothing has to be made first
+        cm = await checked(kind.create)
+        await checked(lambda cm=cm: cm.resolve_addr(parse_address(address.host, 1)))
+        await checked(cm.resolve_route)
+        await checked(lambda cm=cm: cm.reg_msgs(bytearray(10)))
+        for _ in range(2):
+            await checked(cm.aclose)
+    await checked(lambda: aiordma.getaddrinfo(address.host, 1))
+
+
+@pytest.mark.transport("IB")
+async def test_datagrams(address: DeviceAddress) -> None:
+    one = await checked(lambda: aiordma.open_datagram((address.host, 0)))
+    other = await checked(lambda: aiordma.open_datagram((address.host, 0)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.serve)
+        peer = await checked(lambda: one.resolve(*other.local_address))
+        nursery.cancel_scope.cancel()
+    for _ in range(2):
+        await checked(lambda: one.send_to(peer, b"x"))
+    await until(lambda: len(other._engine.inbox) == 2)
+    await checked(other.recv_from)
+    await checked(lambda: anext(other))
+    group = await checked(lambda: one.join("239.20.30.70"))
+    for _ in range(2):
+        await checked(group.leave)
+    for endpoint in (one, other):
+        for _ in range(2):
+            await checked(endpoint.aclose)
+
+
+async def test_device_events() -> None:
+    watch = aiordma.watch_devices()
+    await checked(watch.__aenter__)
+    await checked(lambda: watch.__aexit__(None, None, None))
+
+
+# --- nobody is starved ---
+
+
+async def test_others_run_beside_one_that_never_has_to_wait(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        with trio.move_on_after(0.5) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(echo, pair.server)
+                while True:
+                    await pair.client.send(b"x")
+                    await pair.client.recv()
+        assert scope.cancelled_caught  # the deadline was looked at
+
+
+# --- cancelling is of a level ---
+
+
+async def test_a_cancelled_scope_lets_nothing_begin(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        region = await pair.client.allocate(8)
+        far = await pair.server.allocate(8)
+        for start in (
+            lambda: pair.client.send(b"never"),
+            lambda: pair.client.send(region),
+            lambda: pair.client.write(b"never", far.remote),
+            lambda: pair.client.read(far.remote, region),
+            lambda: pair.client.allocate(8),
+            lambda: aiordma.connect(*pair.listener.local_address),
+        ):
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await start()
+            assert scope.cancelled_caught
+        assert pair.client.stats.messages_sent == 0
+        assert bytes(memoryview(far)) == bytes(8)
+
+
+async def test_closing_in_a_cancelled_scope_is_by_force(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await pair.client.aclose()
+        assert scope.cancelled_caught
+        assert pair.client._endpoint.released
+        with trio.fail_after(PATIENCE), pytest.raises(PeerClosed):
+            await pair.server.recv()
+
+
+async def test_a_deadline_around_a_block(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(listener.serve, echo)
+        with pytest.raises(trio.TooSlowError), trio.fail_after(0.5):
+            async with aiordma.connect(*listener.local_address) as connection:
+                await connection.recv()  # nobody sends
+        assert connection._endpoint.released
+        await listener.aclose()
+
+
+# --- nurseries and their groups ---
+
+
+async def test_a_nursery_that_fails_ends_its_connections(address: DeviceAddress) -> None:
+    connections: list[Connection] = []
+
+    async def talk(where: tuple[str, int]) -> None:
+        async with aiordma.connect(*where) as connection:
+            connections.append(connection)
+            await connection.recv()
+
+    async def talk_and_fail(where: tuple[str, int]) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(talk, where)
+            await until(lambda: len(connections) == 3)
+            raise ValueError("one of many")
+
+    async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as outer:
+        outer.start_soon(listener.serve, echo)
+        with pytest.raises(ExceptionGroup) as group:
+            await talk_and_fail(listener.local_address)
+        assert [str(error) for error in group.value.exceptions] == ["one of many"]
+        assert all(connection._endpoint.released for connection in connections)
+        await listener.aclose()
+
+
+async def test_serve_ends_with_a_plain_error(address: DeviceAddress) -> None:
+    """Not with a group of one: what it runs its handlers in is its own business."""
+    async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as nursery:
+        nursery.start_soon(listener.get_request)
+        await wait_all_tasks_blocked()
+        with pytest.raises(aiordma.BusyError):
+            await listener.serve(echo)
+        nursery.cancel_scope.cancel()
+
+
+# --- what is left ---
+
+
+@asynccontextmanager
+async def busy(address: DeviceAddress) -> AsyncIterator[Pair]:
+    async with connected(address) as pair:
+        await pair.client.send(b"x")
+        await pair.server.recv()
+        yield pair
+
+
+async def test_no_system_task_outlives_what_it_was_for(address: DeviceAddress) -> None:
+    assert system_tasks() == set()
+    for end in (Connection.aclose, Connection.abort):
+        async with busy(address) as pair:
+            assert system_tasks()
+            ended = end(pair.client)
+            if ended is not None:
+                await ended
+        await until(lambda: not system_tasks())
+    with trio.move_on_after(0.2):
+        async with busy(address) as pair:
+            await pair.server.recv()
+    await until(lambda: not system_tasks())
+
+
+async def test_runs_one_after_the_other(address: DeviceAddress) -> None:
+    async def once() -> None:
+        async with busy(address):
+            pass
+
+    for _ in range(3):
+        await loops.to_thread(loops.another_like_this(), once)
+
+
+async def test_a_run_that_ends_with_everything_open(address: DeviceAddress) -> None:
+    """Its connections are dropped after it, which warns, and are destroyed all the same."""
+    kept: list[object] = []
+
+    async def leave_all_open() -> None:
+        listener = await aiordma.listen(address.host, 0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accept, listener)
+            kept.append(await aiordma.connect(*listener.local_address))
+        kept.append(listener)
+
+    async def accept(listener: aiordma.Listener) -> None:
+        kept.append(await listener.accept())
+
+    await trio.to_thread.run_sync(trio.run, leave_all_open)
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        kept.clear()
+
+
+async def test_ctrl_c_is_heard_while_a_connection_is_busy(address: DeviceAddress) -> None:
+    """It strikes user code, between awaits; what the library does in system tasks goes on."""
+
+    async def talk(pair: Pair) -> None:
+        for number in range(1000):
+            await pair.client.send(b"%d" % number)
+            assert await pair.server.recv() == b"%d" % number
+            if number == 20:
+                signal.raise_signal(signal.SIGINT)
+
+    async with connected(address) as pair:
+        with pytest.raises(KeyboardInterrupt):
+            await talk(pair)
+        await pair.client.send(b"goes on")
+        assert await pair.server.recv() == b"goes on"
