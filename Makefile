@@ -43,8 +43,21 @@ unit: $(READY)
 lab-test: setup
 	$(PY) -m pytest tests/lab
 
+# In two labs side by side, each with both devices, each for the tests of one.
 device-test: setup
-	@$(call on_device,both,$(PY) -m pytest $(DEVICE_TESTS))
+	@if $(PY) -m aiordma devices >/dev/null 2>&1; then \
+		echo "aiordma: on this machine's RDMA device"; $(PY) -m pytest $(DEVICE_TESTS); \
+	else \
+		echo "aiordma: no RDMA device here: booting two labs"; \
+		log=$$(mktemp); trap 'kill $$other 2>/dev/null; rm -f $$log' EXIT INT TERM; \
+		$(call in_lab,IWARP) >$$log 2>&1 & other=$$!; \
+		$(call in_lab,IB); status=$$?; \
+		wait $$other || status=$$?; \
+		cat $$log; exit $$status; \
+	fi
+
+# $(call in_lab,TRANSPORT): the tests of its device
+in_lab = $(PY) -m aiordma lab run --device both -- $(PY) -m pytest $(DEVICE_TESTS) --transport $(1)
 
 soak: setup
 	@$(call on_device,both,$(PY) -m pytest tests/soak)

@@ -46,10 +46,23 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--transport",
+        choices=["IB", "IWARP"],
+        help="only devices of this transport: two machines can share the tests, each has both",
+    )
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    asked = metafunc.config.getoption("--transport")
     for fixture, choices in (("address", one_per_device()), ("any_address", ADDRESSES)):
         if fixture in metafunc.fixturenames:
-            wanted = [found for found in choices if _fits(metafunc, found)]
+            wanted = [
+                found
+                for found in choices
+                if _fits(metafunc, found) and asked in (None, found.transport.name)
+            ]
             ids = [f"{found.device}-{found.host}" for found in wanted]
             if ADDRESSES:
                 metafunc.parametrize(fixture, wanted, ids=ids, indirect=True)
