@@ -1,0 +1,128 @@
+"""What asyncio has and trio has not: eager tasks, runners that run again, closed loops.
+
+The other tests of this folder run on them too; asyncio's loop is in debug mode there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+import uvloop
+from helpers import PATIENCE, connected
+
+import aiordma
+from aiordma import Connection, Listener
+from aiordma.rdmacm import DeviceAddress
+
+FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+factories = pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES.keys())
+Factory = Callable[[], asyncio.AbstractEventLoop]
+
+
+async def echo(connection: Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
+
+
+@pytest.mark.loops("asyncio")  # uvloop and eager tasks do not go together
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are of Python 3.12")
+async def test_eager_tasks(address: DeviceAddress) -> None:
+    """A task runs at once, up to its first wait, inside of the one that makes it."""
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
+    async with asyncio.timeout(PATIENCE), aiordma.listen(address.host, 0) as listener:
+        serving = asyncio.create_task(listener.serve(echo))
+        async with aiordma.connect(*listener.local_address) as connection:
+            sends = [asyncio.create_task(connection.send(b"%d" % number)) for number in range(20)]
+            assert sends[0].done()  # it never had to wait
+            for number in range(20):
+                assert await connection.recv() == b"%d" % number
+            await asyncio.gather(*sends)
+            receiving = asyncio.create_task(connection.recv())
+            with pytest.raises(aiordma.BusyError):
+                await connection.recv()
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            region = await connection.register(bytearray(b"eager"))
+            await asyncio.create_task(connection.send(region))
+            assert await connection.recv() == b"eager"
+        await listener.aclose()
+        await serving
+
+
+@factories
+def test_a_runner_that_runs_again(address: DeviceAddress, factory: Factory) -> None:
+    """Between the runs the loop stands still, and what it had to do waits."""
+
+    async def open_both() -> tuple[Listener, Connection, Connection]:
+        listener = await aiordma.listen(address.host, 0)
+        accepting = asyncio.create_task(listener.accept())
+        connection = await aiordma.connect(*listener.local_address)
+        return listener, connection, await accepting
+
+    async def close(*things: Listener | Connection) -> None:
+        for thing in things:
+            await thing.aclose()
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        listener, near, far = runner.run(open_both())
+        for _ in range(3):
+            runner.run(near.send(b"there"))
+            assert runner.run(far.recv()) == b"there"
+        runner.run(close(near, far, listener))
+
+
+@factories
+def test_many_loops_one_after_the_other(address: DeviceAddress, factory: Factory) -> None:
+    async def once() -> None:
+        async with connected(address) as pair:
+            await pair.client.send(b"x")
+            assert await pair.server.recv() == b"x"
+
+    threads = threading.active_count()
+    for _ in range(12):
+        loop = factory()
+        loop.run_until_complete(once())
+        loop.close()
+    assert threading.active_count() < threads + 12  # they are shared by all loops
+
+
+@factories
+def test_a_loop_that_is_closed_with_everything_open(
+    address: DeviceAddress, factory: Factory
+) -> None:
+    async def leave_open() -> list[object]:
+        listener = await aiordma.listen(address.host, 0)
+        accepting = asyncio.create_task(listener.accept())
+        connection = await aiordma.connect(*listener.local_address)
+        return [listener, connection, await accepting]
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        left = runner.run(leave_open())
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        left.clear()
+
+
+@factories
+def test_anything_goes_on_in_debug_mode(
+    address: DeviceAddress, factory: Factory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would complain of calls from a wrong thread, and of coroutines that nobody awaits."""
+
+    async def main() -> None:
+        async with connected(address) as pair:
+            region = await pair.client.allocate(100)
+            await pair.client.send(region)
+            assert len(await pair.server.recv()) == 100
+            await pair.client.aclose()
+            assert [message async for message in pair.server] == []
+
+    with asyncio.Runner(debug=True, loop_factory=factory) as runner:
+        runner.get_loop().slow_callback_duration = PATIENCE
+        runner.run(main())
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == [
+        message for message in caplog.messages if message.startswith("Using selector")
+    ]
