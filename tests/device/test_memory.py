@@ -242,7 +242,7 @@ async def test_large_registrations_do_not_stop_the_loop(address: DeviceAddress) 
                 await loops.sleep(0)
 
         counting = loops.create_task(count())
-        region = await pair.client.allocate(256 << 20)
+        region = await pair.client.allocate(128 << 20)
         assert turns > 3
         counting.cancel()
         region.close()
