@@ -6,8 +6,11 @@ Tests that take `address` run once on each RDMA device of this machine, those th
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
+import sys
+import tempfile
 
 import pytest
 
@@ -33,6 +36,16 @@ def one_per_device() -> list[DeviceAddress]:
     for address in sorted(ADDRESSES, key=lambda address: ":" in address.host):
         chosen.setdefault(address.device, address)
     return list(chosen.values())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where Python is told to keep no bytecode, each process that a test starts would compile
+    everything anew: let them share it as long as the tests run."""
+    if sys.dont_write_bytecode:
+        cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        config.add_cleanup(cache.cleanup)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = cache.name
 
 
 def pytest_report_header() -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import blocking
 import loops
 import pytest
 from netlink import rdma_resources
@@ -101,7 +102,8 @@ def start_python(
     `under`: what to start it with, such as setpriv.
     """
     command = [*under, sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    with blocking.excused():
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 async def end(process: subprocess.Popen[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import blocking
 import loops
 from helpers import PATIENCE
 
@@ -48,7 +49,8 @@ class SoftDevice:
 
     def start_removing(self) -> subprocess.Popen[bytes]:
         """`rdma link delete`, which waits until every process has let go of the device."""
-        self.removal = subprocess.Popen(["rdma", "link", "delete", self.name])
+        with blocking.excused():
+            self.removal = subprocess.Popen(["rdma", "link", "delete", self.name])
         return self.removal
 
     async def removed(self) -> None:

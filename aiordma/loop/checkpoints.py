@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from aiordma.loop.current import running_loop
 from aiordma.loop.protocol import Loop
+from aiordma.loop.workers import is_forked_child
 
 Checkpoint = Callable[[], Awaitable[None]]
 
@@ -28,7 +29,12 @@ def cancellation_of(loop: Loop) -> Checkpoint | None:
 
 
 async def checkpoint() -> None:
-    """Let other tasks run, and be cancelled if that is due, if the running loop is owed that."""
+    """Let other tasks run, and be cancelled if that is due, if the running loop is owed that.
+
+    Nothing in a forked child, where asyncio says that no loop runs: it is on its way out.
+    """
+    if is_forked_child():
+        return
     pause = checkpoint_of(running_loop())
     if pause is not None:
         await pause()

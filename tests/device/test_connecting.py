@@ -131,7 +131,7 @@ async def test_without_a_host_every_address_is_listened_on(any_address: DeviceAd
 
 
 async def test_many_connections_at_once_do_not_mix(address: DeviceAddress) -> None:
-    count, rounds = 40, 5
+    count, rounds = 20, 3
     options = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=256)
 
     async def echo(connection: Connection) -> None:

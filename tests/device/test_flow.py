@@ -14,7 +14,7 @@ from aiordma import ConnectionOptions, PeerClosed, ReceiveOverrun
 from aiordma.rdmacm import DeviceAddress
 
 TASKS = 200
-EACH = 20
+EACH = 5
 
 
 async def echo(connection: aiordma.Connection) -> None:

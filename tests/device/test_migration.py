@@ -187,7 +187,7 @@ async def ask(address: DeviceAddress, port: int) -> None:
 
 
 async def keep_asking(address: DeviceAddress, port: int) -> None:
-    for _ in range(20):
+    for _ in range(8):
         await ask(address, port)
 
 

@@ -19,7 +19,7 @@ from aiordma import AsyncCmId, Connection, DeviceRemoved, PeerClosed, SyncCmId
 from aiordma.rdmacm import DeviceAddress, parse_address
 from aiordma.verbs import QueuePairCaps, QueuePairInit
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 @pytest.fixture
@@ -260,23 +260,30 @@ async def test_a_device_beside_it_does_not_notice(
                 await device.comes_back()
 
 
-async def test_the_last_device_of_the_machine(address: DeviceAddress) -> None:
-    """librdmacm closes nothing then, see aiordma.rdmacm.contexts."""
+@pytest.fixture
+def devices() -> Iterator[list[SoftDevice]]:
+    """All of the machine, which are there again after the test."""
     with ExitStack() as stack:
         soft = [SoftDevice.behind(found).restored() for found in one_per_device()]
-        devices = [stack.enter_context(one) for one in soft]
-        for _ in range(ROUNDS):
-            async with connected(address) as pair:
-                tasks = await start(pair.client.recv(), pair.server.recv())
-                for device in devices:
-                    device.start_removing()
-                await loops.gather(*tasks)
+        yield [stack.enter_context(one) for one in soft]
+
+
+async def test_the_last_device_of_the_machine(
+    address: DeviceAddress, devices: list[SoftDevice]
+) -> None:
+    """librdmacm closes nothing then, see aiordma.rdmacm.contexts."""
+    for _ in range(ROUNDS):
+        async with connected(address) as pair:
+            tasks = await start(pair.client.recv(), pair.server.recv())
             for device in devices:
-                await device.removed()
-            for device in devices:
-                await device.comes_back()
-            async with aiordma.listen(address.host, 0) as listener:
-                await echo_at(listener, address.host)
+                device.start_removing()
+            await loops.gather(*tasks)
+        for device in devices:
+            await device.removed()
+        for device in devices:
+            await device.comes_back()
+        async with aiordma.listen(address.host, 0) as listener:
+            await echo_at(listener, address.host)
 
 
 # --- nobody waits ---
@@ -297,6 +304,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.loops("asyncio")  # it is the other process that is tested
 async def test_a_process_without_a_loop_lets_go(address: DeviceAddress, device: SoftDevice) -> None:
     process = start_python(IDLE, address.host)
     try:

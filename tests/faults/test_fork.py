@@ -12,6 +12,9 @@ from helpers import PATIENCE, start_python
 import aiordma
 from aiordma.rdmacm import DeviceAddress
 
+# It is the other process that is tested: its peer, here, may be any.
+pytestmark = pytest.mark.loops("asyncio")
+
 start_piped = functools.partial(start_python, stderr=subprocess.PIPE)
 
 CODE = """
@@ -79,7 +82,7 @@ async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
     async with aiordma.listen(address.host, 0) as listener:
         serving = loops.create_task(listener.serve(echo))
         host, port = listener.local_address
-        process = await loops.to_thread(start_piped, code, host, str(port))
+        process = start_piped(code, host, str(port))
         _, errors = await loops.to_thread(process.communicate, PATIENCE)
         await listener.aclose()
         await serving
@@ -89,7 +92,7 @@ async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
 async def test_the_parents_connection_survives_its_childs_exit(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        process = await loops.to_thread(start_piped, CODE, host, str(port))
+        process = start_piped(CODE, host, str(port))
         async with loops.timeout(PATIENCE), await listener.accept() as connection:
             async for message in connection:
                 await connection.send(message)
@@ -169,7 +172,7 @@ async def test_what_is_in_use_stays_the_parents(address: DeviceAddress) -> None:
     """Every use in the child is refused; its memory is its own, the device sees the parent's."""
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        process = await loops.to_thread(start_piped, IN_USE, host, str(port))
+        process = start_piped(IN_USE, host, str(port))
         async with loops.timeout(PATIENCE), await listener.accept() as connection:
             remote = aiordma.RemoteBuffer.unpack(await connection.recv())
             readable = await connection.register(b"read", aiordma.AccessFlags.REMOTE_READ)

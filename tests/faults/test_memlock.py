@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import loops
+import pytest
 from helpers import PATIENCE, start_python
 
 import aiordma
@@ -27,6 +28,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.loops("asyncio")  # it is the other process that is tested
 async def test_the_error_names_the_limit(address: DeviceAddress) -> None:
     limited = ("setpriv", "--bounding-set", "-ipc_lock", "prlimit", "--memlock=131072:131072")
     async with aiordma.listen(address.host, 0) as listener:

@@ -83,6 +83,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.loops("asyncio")  # it is the other process that is tested
 async def test_an_interpreter_exits_with_everything_open(address: DeviceAddress) -> None:
     process = start_python(LEAVES_ALL_OPEN, address.host)
     assert await loops.to_thread(read_line, process) == "leaving"
@@ -90,6 +91,7 @@ async def test_an_interpreter_exits_with_everything_open(address: DeviceAddress)
     process.communicate()
 
 
+@pytest.mark.loops("asyncio")  # it is the other process that is tested
 async def test_a_peer_learns_of_an_interpreters_exit(address: DeviceAddress) -> None:
     code = """
 import asyncio, sys

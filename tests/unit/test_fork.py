@@ -73,6 +73,28 @@ in_child(check_forked)
 """)
 
 
+def test_a_child_that_was_forked_in_a_loop_closes_without_one() -> None:
+    """asyncio says there that no loop runs."""
+    run("""
+from aiordma.loop import checkpoint
+
+def check():
+    leaving = checkpoint()
+    try:
+        leaving.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waited")
+
+async def main():
+    in_child(check)
+    await checkpoint()
+
+use()
+asyncio.run(main())
+""")
+
+
 def test_a_child_that_was_started_afresh_is_none() -> None:
     run("""
 import subprocess
