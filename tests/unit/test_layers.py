@@ -39,6 +39,8 @@ LAYERS = {
 LAYER_OF = {room: layer for layer, rooms in LAYERS.items() for room in rooms}
 LOOP_FREE = ["_native", "enums", "errors", "rdmacm", "verbs"]
 EVENT_LOOPS = {"asyncio", "trio", "anyio", "uvloop"}
+OPTIONAL = {"anyio": "aiordma.anyio.", "trio": "aiordma.loop.trio_loop"}
+"""Packages that need not be installed, and the only modules that import them."""
 
 
 def dotted_name(module: Path) -> str:
@@ -173,6 +175,14 @@ def test_no_two_rooms_import_each_other() -> None:
 def test_the_bindings_know_no_event_loop(path: Path) -> None:
     names = imported_names(path.read_text(), dotted_name(path))
     assert {name.split(".")[0] for name in names} & EVENT_LOOPS == set()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted_name)
+def test_optional_packages_are_imported_where_they_belong(path: Path) -> None:
+    importer = dotted_name(path)
+    packages = {name.split(".")[0] for name in imported_names(path.read_text(), importer)}
+    for package in packages & OPTIONAL.keys():
+        assert importer.startswith(OPTIONAL[package])
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted_name)

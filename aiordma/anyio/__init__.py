@@ -1,0 +1,16 @@
+"""aiordma in anyio's manners: for programs that run on asyncio and on trio alike.
+
+    async with aiordma.anyio.connect("10.7.1.1", 7471) as stream:
+        await stream.send(b"hello")
+        print(await stream.receive())
+
+Connections are anyio's object streams, listeners are its listeners, and what they raise in use is
+anyio's. It needs anyio: `pip install aiordma[anyio]`.
+"""
+
+from aiordma.anyio.attributes import RdmaAttribute
+from aiordma.anyio.connect import connect, listen
+from aiordma.anyio.message_listener import MessageListener
+from aiordma.anyio.message_stream import MessageStream
+
+__all__ = ["MessageListener", "MessageStream", "RdmaAttribute", "connect", "listen"]

@@ -1,0 +1,44 @@
+"""echo_server.py through aiordma.anyio: the same program runs on asyncio and on trio.
+
+    python examples/anyio_echo_server.py [--backend asyncio|trio] [HOST] [PORT]
+
+Without a host it listens on all RDMA addresses of this machine. Ctrl-C ends it.
+"""
+
+import argparse
+import contextlib
+
+import anyio
+from anyio.abc import SocketAttribute
+
+import aiordma.anyio
+from aiordma.anyio import MessageStream
+
+
+async def echo(stream: MessageStream) -> None:
+    # What a handler raises ends the server, and that a peer breaks down is no reason for that.
+    with contextlib.suppress(anyio.BrokenResourceError):
+        async for message in stream:
+            await stream.send(message)
+
+
+async def serve(host: str | None, port: int) -> None:
+    async with aiordma.anyio.listen(host, port) as listener:
+        print(f"listening on port {listener.extra(SocketAttribute.local_port)}", flush=True)
+        await listener.serve(echo)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=["asyncio", "trio"], default="asyncio")
+    parser.add_argument("host", nargs="?", help="address of an RDMA device here (default: all)")
+    parser.add_argument("port", nargs="?", type=int, default=7471, help="0 picks one")
+    arguments = parser.parse_args()
+    try:
+        anyio.run(serve, arguments.host, arguments.port, backend=arguments.backend)
+    except* KeyboardInterrupt:  # trio has it come out of a task group
+        pass
+
+
+if __name__ == "__main__":
+    main()

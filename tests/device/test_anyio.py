@@ -1,0 +1,372 @@
+"""aiordma.anyio's streams on a real device, on every back end of anyio's: manners and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from socket import AddressFamily
+
+import anyio
+import pytest
+from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
+from anyio.abc import Listener, ObjectStream, SocketAttribute
+from anyio_backends import Caught, address_of, connected, on_every_backend, settle, unread, until
+from helpers import PATIENCE
+from removing import SoftDevice
+
+import aiordma.anyio
+from aiordma import (
+    BusyError,
+    ConnectionOptions,
+    DeviceRemoved,
+    PeerClosed,
+    ReceiveOverrun,
+    Rejected,
+    VerbsError,
+    WorkRequestError,
+)
+from aiordma.anyio import MessageStream, RdmaAttribute
+from aiordma.rdmacm import DeviceAddress
+
+SMALL = ConnectionOptions(max_message_size=1024)
+# A graceful end would take longer than a test may: whoever is through in time was forceful.
+NEVER_GRACEFUL = ConnectionOptions(max_message_size=1024, close_timeout=10 * PATIENCE)
+
+
+async def send_for_ever(stream: MessageStream, message: bytes) -> None:
+    while True:
+        await stream.send(message)
+
+
+async def receive_for_ever(stream: MessageStream) -> None:
+    while True:
+        await stream.receive()
+
+
+# --- messages ---
+
+
+@on_every_backend
+async def test_an_echo(any_address: DeviceAddress) -> None:
+    async with connected(any_address) as (near, far, listener):
+        assert isinstance(near, ObjectStream)
+        assert isinstance(listener, Listener)
+        largest = bytes(near.extra(RdmaAttribute.max_message_size))
+        for message in (b"hello", b"", bytes(range(256)), bytearray(b"mutable"), largest):
+            await near.send(message)
+            await far.send(await far.receive())
+            assert await near.receive() == message
+
+
+@on_every_backend
+async def test_iterating_ends_with_the_peer(address: DeviceAddress) -> None:
+    sent = [b"%d" % number for number in range(10)]
+    async with connected(address) as ends:
+        for message in sent:
+            await ends.near.send(message)
+        await ends.near.aclose()
+        assert [message async for message in ends.far] == sent
+        for _ in range(2):
+            with pytest.raises(EndOfStream, match="closed the connection") as caught:
+                await ends.far.receive()
+            assert type(caught.value.__cause__) is PeerClosed
+
+
+@on_every_backend
+async def test_connecting_and_listening_both_ways(address: DeviceAddress) -> None:
+    """To await, and to enter; private data goes with each."""
+    listener = await aiordma.anyio.listen(address.host, 0, backlog=4, options=SMALL)
+
+    async def serve_one() -> None:
+        async with await listener.accept(b"welcome") as stream:
+            assert stream.extra(RdmaAttribute.private_data).startswith(b"me again")
+            async for message in stream:
+                await stream.send(message)
+
+    where = address_of(listener)
+    here = {"local_address": (address.host, 0), "private_data": b"me again", "options": SMALL}
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(serve_one)
+        async with aiordma.anyio.connect(*where, **here) as stream:
+            assert stream.extra(RdmaAttribute.private_data).startswith(b"welcome")
+            assert stream.extra(RdmaAttribute.max_message_size) == 1024
+            await stream.send(b"entered")
+            assert await stream.receive() == b"entered"
+        tasks.start_soon(serve_one)
+        stream = await aiordma.anyio.connect(*where, **here)
+        await stream.send(b"awaited")
+        assert await stream.receive() == b"awaited"
+        await stream.aclose()
+    with pytest.raises(ClosedResourceError):
+        await stream.receive()
+    with pytest.raises(ClosedResourceError):
+        await listener.accept()
+
+
+# --- what it tells ---
+
+
+@on_every_backend
+async def test_attributes(any_address: DeviceAddress) -> None:
+    family = AddressFamily.AF_INET6 if ":" in any_address.host else AddressFamily.AF_INET
+    async with connected(any_address) as (near, far, listener):
+        for one, other in ((near, far), (far, near)):
+            connection = one.extra(RdmaAttribute.connection)
+            for attributes in (RdmaAttribute, SocketAttribute):
+                assert one.extra(attributes.local_address) == connection.local_address
+            assert one.extra(RdmaAttribute.peer_address) == connection.peer_address
+            assert one.extra(SocketAttribute.remote_address) == connection.peer_address
+            assert one.extra(SocketAttribute.local_port) == connection.local_address[1]
+            assert one.extra(SocketAttribute.remote_port) == other.extra(SocketAttribute.local_port)
+            assert one.extra(SocketAttribute.family) is family
+            assert one.extra(RdmaAttribute.device_name) == any_address.device
+            with pytest.raises(anyio.TypedAttributeLookupError):
+                one.extra(SocketAttribute.raw_socket)
+        where = listener.extra(SocketAttribute.local_address)
+        assert where == address_of(listener)
+        assert where[0] == any_address.host
+        assert listener.extra(SocketAttribute.local_port) == where[1]
+        assert near.extra(SocketAttribute.remote_port) == where[1]
+        assert listener.extra(SocketAttribute.family) is family
+        assert listener.extra(SocketAttribute.remote_address, None) is None
+
+
+@on_every_backend
+async def test_the_connection_is_there_for_what_a_stream_does_not_have(
+    address: DeviceAddress,
+) -> None:
+    async with connected(address) as (near, far, _):
+        exposed = await far.extra(RdmaAttribute.connection).register(bytearray(b"one-sided"))
+        await far.send(exposed.remote.pack())
+        remote = aiordma.RemoteBuffer.unpack(await near.receive())
+        connection = near.extra(RdmaAttribute.connection)
+        into = await connection.allocate(remote.length)
+        await connection.read(remote, into)
+        assert bytes(memoryview(into)) == b"one-sided"
+        await near.send(into[4:])  # as it is, without a copy
+        assert await far.receive() == b"sided"
+        for memory in (exposed, into):
+            memory.close()
+
+
+# --- the ends ---
+
+
+@on_every_backend
+async def test_closed_here(address: DeviceAddress) -> None:
+    """Which is what one hears then, also if messages wait, or the peer has closed as well."""
+    async with connected(address) as (near, far, _):
+        await far.send(b"never read")
+        await until(lambda: unread(near) == 1)
+        for _ in range(2):
+            await near.aclose()
+        await far.aclose()
+        with pytest.raises(ClosedResourceError):
+            await near.receive()
+        with pytest.raises(ClosedResourceError):
+            await near.send(b"x")
+
+
+@on_every_backend
+async def test_closed_by_another_task(address: DeviceAddress) -> None:
+    async with connected(address) as (near, _, listener), anyio.create_task_group() as tasks:
+        caught = Caught(tasks)
+        caught.start(near.receive)
+        caught.start(listener.accept)
+        await settle()
+        assert caught.errors == []
+        await near.aclose()
+        await listener.aclose()
+        await settle()
+        assert caught.types == [ClosedResourceError] * 2
+
+
+@pytest.mark.transport("IB")  # iWARP does not hold a sender back
+@on_every_backend
+async def test_a_sender_that_waits_when_it_is_closed(address: DeviceAddress) -> None:
+    async with connected(address, SMALL, SMALL) as (near, _, _), anyio.create_task_group() as tasks:
+        caught = Caught(tasks)
+        caught.start(send_for_ever, near, b"x")
+        await until(lambda: near.extra(RdmaAttribute.connection).stats.send_waits > 0)
+        near.abort()
+        await until(lambda: caught.types == [ClosedResourceError])
+
+
+@on_every_backend
+async def test_sending_to_a_peer_that_is_gone(address: DeviceAddress) -> None:
+    async with connected(address) as (near, far, _):
+        await far.aclose()
+        with pytest.raises(EndOfStream):
+            await near.receive()
+        with pytest.raises(BrokenResourceError, match="closed the connection") as caught:
+            await near.send(b"x")
+        assert type(caught.value.__cause__) is PeerClosed
+
+
+@pytest.mark.transport("IB")  # iWARP ends the connection without saying why
+@on_every_backend
+async def test_a_message_that_the_peer_has_no_room_for(address: DeviceAddress) -> None:
+    async with connected(address, server=SMALL) as (near, far, _):
+        await near.send(bytes(1025))
+        with pytest.raises(BrokenResourceError, match="RECV failed") as caught:
+            await far.receive()
+        assert type(caught.value.__cause__) is WorkRequestError
+        with pytest.raises(BrokenResourceError) as caught:
+            await near.receive()
+        assert type(caught.value.__cause__) is WorkRequestError
+        with pytest.raises(BrokenResourceError) as caught:
+            await near.send(b"x")
+        assert type(caught.value.__cause__) is WorkRequestError
+
+
+@on_every_backend
+async def test_a_message_that_is_too_long_ends_nothing(address: DeviceAddress) -> None:
+    async with connected(address, SMALL) as (near, far, _):
+        with pytest.raises(ValueError, match="max_message_size is 1024"):
+            await near.send(bytes(1025))
+        await near.send(bytes(1024))
+        assert await far.receive() == bytes(1024)
+
+
+@on_every_backend
+async def test_a_reader_that_is_too_slow(address: DeviceAddress) -> None:
+    shared = ConnectionOptions(shared_recv_depth=16, recv_backlog=20, max_message_size=1024)
+    async with connected(address, SMALL, shared) as (near, far, _):
+        with pytest.raises(BrokenResourceError):
+            await send_for_ever(near, b"too fast")
+        for _ in range(20):
+            assert await far.receive() == b"too fast"
+        with pytest.raises(BrokenResourceError, match="recv_backlog") as caught:
+            await receive_for_ever(far)
+        assert type(caught.value.__cause__) is ReceiveOverrun
+
+
+@pytest.fixture
+def device(address: DeviceAddress) -> Iterator[SoftDevice]:
+    """The device at `address`, which is there again after the test."""
+    with SoftDevice.behind(address).restored() as soft:
+        yield soft
+
+
+@on_every_backend
+async def test_a_device_that_goes_away(address: DeviceAddress, device: SoftDevice) -> None:
+    """The end that the kernel takes first may close the connection before the other is taken."""
+    async with connected(address) as ends, anyio.create_task_group() as tasks:
+        streams, listening = Caught(tasks), Caught(tasks)
+        streams.start(ends.near.receive)
+        streams.start(ends.far.receive)
+        listening.start(ends.listener.accept)
+        await anyio.sleep(0.2)
+        assert not streams.errors + listening.errors
+        device.start_removing()
+        await until(lambda: len(streams.errors + listening.errors) == 3)
+        causes = {type(error): type(error.__cause__) for error in streams.errors}
+        assert causes[BrokenResourceError] is DeviceRemoved
+        assert causes.get(EndOfStream, PeerClosed) is PeerClosed
+        assert len(causes) <= 2
+        assert listening.types == [BrokenResourceError]
+        assert type(listening.errors[0].__cause__) is DeviceRemoved
+        with pytest.raises(BrokenResourceError):
+            await ends.near.send(b"x")
+
+
+@on_every_backend
+async def test_one_task_at_a_time(address: DeviceAddress) -> None:
+    async with connected(address) as (near, far, listener), anyio.create_task_group() as tasks:
+        tasks.start_soon(near.receive)
+        tasks.start_soon(listener.accept)
+        await settle()
+        with pytest.raises(BusyResourceError, match="receiving from"):
+            await near.receive()
+        with pytest.raises(BusyResourceError, match="accepting connections from"):
+            await listener.accept()
+        await far.send(b"for the one that waits")
+        tasks.cancel_scope.cancel()
+
+
+@on_every_backend
+async def test_a_task_that_receives_from_the_connection_itself(address: DeviceAddress) -> None:
+    async with connected(address) as (near, _, _), anyio.create_task_group() as tasks:
+        tasks.start_soon(near.extra(RdmaAttribute.connection).recv)
+        await settle()
+        with pytest.raises(BusyResourceError, match="receiving from") as caught:
+            await near.receive()
+        assert type(caught.value.__cause__) is BusyError
+        tasks.cancel_scope.cancel()
+
+
+@on_every_backend
+async def test_there_is_no_half_close(address: DeviceAddress) -> None:
+    async with connected(address) as (near, far, _):
+        with pytest.raises(NotImplementedError, match="as the last one"):
+            await near.send_eof()
+        await near.send(b"still here")
+        assert await far.receive() == b"still here"
+
+
+@on_every_backend
+async def test_opening_fails_as_aiordma_says(address: DeviceAddress) -> None:
+    async with aiordma.anyio.listen(address.host, 0) as listener:
+        where = address_of(listener)
+        with pytest.raises(VerbsError, match="port is taken"):
+            await aiordma.anyio.listen(*where)
+    with pytest.raises(Rejected) as caught:
+        await aiordma.anyio.connect(*where)
+    assert isinstance(caught.value, ConnectionError)
+    with pytest.raises(OSError, match="rejected the connection"):
+        async with aiordma.anyio.connect(*where):
+            pytest.fail("nobody listens there")
+
+
+# --- closing by force ---
+
+
+@pytest.mark.transport("IB")  # iWARP does not hold a sender back
+@on_every_backend
+async def test_closing_forcefully(address: DeviceAddress) -> None:
+    """Messages that the peer has no buffer for hold a graceful end up, but not this one."""
+    async with connected(address, NEVER_GRACEFUL, SMALL) as (near, far, _):
+        for _ in range(60):
+            await near.send(b"x")
+        await anyio.aclose_forcefully(near)
+        with pytest.raises(ClosedResourceError):
+            await near.receive()
+        assert {message async for message in far} == {b"x"}
+
+
+@pytest.mark.transport("IB")
+@on_every_backend
+async def test_a_cancelled_block_closes_by_force(address: DeviceAddress) -> None:
+    async with connected(address, NEVER_GRACEFUL, SMALL) as (near, far, _):
+        await _cancel_inside(near)
+        assert {message async for message in far} == {b"x"}
+
+
+@pytest.mark.transport("IB")
+@on_every_backend
+async def test_a_cancelled_block_of_connect_likewise(address: DeviceAddress) -> None:
+    heard: set[bytes] = set()
+    over = anyio.Event()
+
+    async def hear(stream: MessageStream) -> None:
+        await over.wait()
+        heard.update([message async for message in stream])
+
+    listening = aiordma.anyio.listen(address.host, 0, options=SMALL)
+    async with listening as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, hear, tasks)
+        await _cancel_inside(aiordma.anyio.connect(*address_of(listener), options=NEVER_GRACEFUL))
+        over.set()
+        await until(lambda: heard == {b"x"})
+        tasks.cancel_scope.cancel()
+
+
+async def _cancel_inside(block: AbstractAsyncContextManager[MessageStream]) -> None:
+    """Cancel a block whose stream has more to send than its peer has buffers for."""
+    with anyio.CancelScope() as scope:
+        async with block as stream:
+            for _ in range(60):
+                await stream.send(b"x")
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
