@@ -8,6 +8,7 @@ from aiordma.loop.checkpoints import (
     checkpoint_of,
 )
 from aiordma.loop.current import running_loop
+from aiordma.loop.forked import is_forked_child, refuse_forked_child
 from aiordma.loop.handing import hand_over
 from aiordma.loop.interrupt import Interrupt
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
@@ -16,11 +17,9 @@ from aiordma.loop.turn import Turn
 from aiordma.loop.waiting import Deadline, Slots, WaitQueue, wake
 from aiordma.loop.workers import (
     SerialJobs,
-    is_forked_child,
     make_in_worker,
     parking,
     post,
-    refuse_forked_child,
     run_in_worker,
     workers,
 )

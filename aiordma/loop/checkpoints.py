@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from aiordma.loop.current import running_loop
+from aiordma.loop.forked import is_forked_child
 from aiordma.loop.protocol import Loop
-from aiordma.loop.workers import is_forked_child
 
 Checkpoint = Callable[[], Awaitable[None]]
 

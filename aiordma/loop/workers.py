@@ -6,7 +6,6 @@ daemons, so that a call that hangs in the kernel keeps no interpreter from exiti
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import deque
@@ -14,8 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from aiordma.errors import RdmaError
 from aiordma.loop.checkpoints import cancellation_of
+from aiordma.loop.forked import is_forked_child, note_use, refuse_forked_child
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
@@ -24,40 +23,6 @@ T = TypeVar("T")
 
 MAX_THREADS = 64
 IDLE_SECONDS = 10.0
-
-
-_used = False
-_forked = False
-
-
-def is_forked_child() -> bool:
-    """Whether this process was forked from one that had used aiordma, without an exec since.
-
-    It shares the parent's RDMA objects through its descriptors: destroying one here would destroy
-    it there.
-    """
-    return _forked
-
-
-def refuse_forked_child() -> None:
-    """Make sure that this process is no forked child.
-
-    Raises:
-        RdmaError: it is.
-    """
-    if is_forked_child():
-        raise RdmaError(
-            "RDMA cannot be used in a forked child: start it with multiprocessing's spawn or "
-            "forkserver method, or as a subprocess"
-        )
-
-
-def _note_fork() -> None:
-    global _forked
-    _forked = _used
-
-
-os.register_at_fork(after_in_child=_note_fork)
 
 
 class WorkerPool:
@@ -78,10 +43,9 @@ class WorkerPool:
         slow loop is better than an id that is never destroyed. When the interpreter exits, no
         thread can start any more, and the kernel clears up what is left.
         """
-        global _used
         if sys.is_finalizing() or is_forked_child():
             return
-        _used = True
+        note_use()
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs) or self._threads >= self._max_threads:
