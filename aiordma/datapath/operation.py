@@ -80,7 +80,8 @@ class Operations:
         operation = Operation(self.loop, opcode, give_back)
         await self._post(post, operation)
         try:
-            await self._busy.until(operation.is_over)
+            if self._busy.is_on:
+                await self._busy.until(operation.is_over)
             await operation.wait()
         except BaseException:
             if opcode in READING and not operation.is_over():

@@ -82,7 +82,11 @@ class Receiver:
         self._stats.bytes_received += length
         if self._backlog is not None and ring.posted < (ring.slots + 1) // 2:
             memory, slot = self._copied_away(memory, slot), SPILLED
-        self._arrived.append(_Arrival(slot, memory, immediate(wc), invalidated(wc)))
+        if wc.wc_flags:
+            arrival = _Arrival(slot, memory, immediate(wc), invalidated(wc))
+        else:
+            arrival = _Arrival(slot, memory, None, None)
+        self._arrived.append(arrival)
         if self._backlog is not None and len(self._arrived) > self._backlog:
             self._owner.break_off(ReceiveOverrun(TOO_MANY.format(self._backlog)))
         self._news.wake_all()
@@ -144,7 +148,8 @@ class Receiver:
         self._stats.recv_waits += 1
         self.is_waited_for = True
         try:
-            await self._busy.until(self._has_news)
+            if self._busy.is_on:
+                await self._busy.until(self._has_news)
             while not self._has_news():
                 await self._news.wait()
         finally:

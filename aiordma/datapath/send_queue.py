@@ -62,6 +62,8 @@ class SendQueue:
         self._strays = 0
         self._order = UNSIGNALED
         self.stats = ConnectionStats()
+        self.try_reserve = self._slots.try_acquire
+        """Take a place in the queue if one is free and nobody waits for one."""
 
     def __len__(self) -> int:
         """Requests that the device has not completed yet, as far as it has said."""
@@ -72,10 +74,6 @@ class SendQueue:
         self._qp, self._pool, self._first_wr_id = qp, pool, first_wr_id
 
     # --- places ---
-
-    def try_reserve(self) -> bool:
-        """Take a place in the queue if one is free and nobody waits for one."""
-        return self._slots.try_acquire()
 
     async def reserve(self) -> None:
         """Wait for a place in the queue. Cancelling takes none."""

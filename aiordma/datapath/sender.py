@@ -40,11 +40,14 @@ class Sender:
             raise ValueError(f"a message of {nbytes} bytes; max_message_size is {self._max_size}")
         if self._checkpoint is not None:
             await self._checkpoint()
+            self._owner.check_open()
         sends = self._sends
-        if not sends.try_reserve():
+        has_waited = not sends.try_reserve()
+        if has_waited:
             await sends.reserve()
         try:
-            self._owner.check_open()
+            if has_waited:
+                self._owner.check_open()
             if nbytes <= self._max_inline:
                 sends.post_inline(data, imm)
             else:

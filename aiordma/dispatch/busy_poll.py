@@ -19,12 +19,14 @@ class BusyPoll:
     Whoever polls keeps the loop's thread, but gives the loop a turn at least every millisecond.
     """
 
-    __slots__ = ("_nanoseconds", "_queue", "_shared")
+    __slots__ = ("_nanoseconds", "_queue", "_shared", "is_on")
 
     def __init__(self, shared: LoopDevice, seconds: float) -> None:
         self._shared = shared
         self._nanoseconds = int(seconds * 1e9)
         self._queue: SharedQueue | None = None
+        self.is_on = self._nanoseconds > 0
+        """Whether there is any polling to be done."""
 
     def open(self, queue: SharedQueue) -> None:
         """Where the completions come that are waited for."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,8 +12,10 @@ if TYPE_CHECKING:
 
 def wake(future: LoopFuture) -> None:
     """Wake the task that awaits `future`. On a closed loop nobody does any more."""
-    with suppress(RuntimeError):
+    try:  # noqa: SIM105 - for each message, where suppress() would double the cost
         future.set_result(None)
+    except RuntimeError:
+        pass
 
 
 class WaitQueue:

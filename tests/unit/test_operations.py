@@ -303,6 +303,8 @@ async def test_a_completion_that_comes_after_the_waiting_has_stopped() -> None:
 class Polling:
     """A BusyPoll that looks, and may find the end, or be cancelled."""
 
+    is_on = True
+
     def __init__(self) -> None:
         self.on_look: Callable[[], None] = lambda: None
         self.looks: list[bool] = []

@@ -280,6 +280,8 @@ async def test_cancelling_loses_no_message(arrives: bool) -> None:
 
 async def test_a_failing_wait_leaves_the_place_free() -> None:
     class Failing:
+        is_on = True
+
         async def until(self, is_over: object) -> None:
             raise RuntimeError("no time")
 
@@ -469,6 +471,8 @@ async def test_what_was_copied_away_has_no_slot_to_go_back() -> None:
 
 class Looking:
     """A BusyPoll that makes a message arrive while it looks."""
+
+    is_on = True
 
     def __init__(self) -> None:
         self.rig: Rig | None = None
