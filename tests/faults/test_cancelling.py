@@ -16,7 +16,7 @@ import aiordma
 from aiordma import Connection, ConnectionOptions
 from aiordma.rdmacm import DeviceAddress
 
-ROUNDS = 60
+ROUNDS = 40
 SMALL = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=4096)
 
 

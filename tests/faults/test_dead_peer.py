@@ -133,6 +133,7 @@ async def test_killed_while_it_is_quiet(address: DeviceAddress) -> None:
             await end(peer)
 
 
+@pytest.mark.loops("asyncio", "trio")  # siw keeps the process for ten seconds
 async def test_killed_before_it_was_accepted(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
@@ -167,7 +168,7 @@ async def test_killed_while_a_connect_waits_for_its_answer(address: DeviceAddres
     try:
         port = int(await loops.to_thread(read_line, peer))
         connecting = loops.create_task(open_one((address.host, port)))
-        await loops.sleep(1)
+        await loops.sleep(0.5)
         assert not connecting.done()
         peer.send_signal(signal.SIGKILL)
         async with loops.timeout(PATIENCE):

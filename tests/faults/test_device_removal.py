@@ -37,7 +37,7 @@ async def error_of(waiting: Awaitable[object]) -> type[BaseException]:
 
 async def start(*waiting: Awaitable[object]) -> list[loops.Task[type[BaseException]]]:
     tasks = [loops.create_task(error_of(one)) for one in waiting]
-    await loops.sleep(0.5)
+    await loops.sleep(0.2)
     assert not any(task.done() for task in tasks)
     return tasks
 

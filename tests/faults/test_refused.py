@@ -13,7 +13,7 @@ import aiordma
 from aiordma import AddressError, ConnectError, ConnectionOptions, Rejected, Unreachable, VerbsError
 from aiordma.rdmacm import DeviceAddress
 
-QUICK = ConnectionOptions(resolve_timeout=2.0)
+QUICK = ConnectionOptions(resolve_timeout=1.0)
 
 
 async def free_port(address: DeviceAddress) -> int:
