@@ -33,22 +33,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     kind = str(pyfuncitem.callspec.params["loop_kind"])
     names = inspect.signature(pyfuncitem.obj).parameters
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    heart = Heart()
+    complaint: str | None = None
 
     async def body() -> None:
+        nonlocal complaint
         assert loops.kind() == kind
+        heart = Heart()
         beating = loops.create_task(_beat(heart))
         try:
             await pyfuncitem.obj(**arguments)
         finally:
             heart.beat()
             beating.cancel()
+            heart.stop()
+            complaint = heart.complaint()
 
-    try:
-        loops.run(kind, body)
-    finally:
-        heart.stop()
-    complaint = heart.complaint()
+    loops.run(kind, body)
     if complaint is not None and pyfuncitem.get_closest_marker("may_block") is None:
         pytest.fail(complaint, pytrace=False)
     return True
