@@ -14,6 +14,7 @@ from aiordma.errors import (
     BusyError,
     ConnectError,
     ConnectionClosed,
+    DeviceRemoved,
     LocalClosed,
     RdmaError,
     VerbsError,
@@ -250,7 +251,7 @@ class Listener(AsyncBlock):
             request = await self.get_request()
             try:
                 return await request.accept(private_data)
-            except ConnectError as error:
+            except (ConnectError, DeviceRemoved) as error:  # of several devices one may have gone
                 logger.info("%r went away: %s", request, error)
 
     async def serve(self, handler: Callable[[Connection], Awaitable[object]]) -> None:

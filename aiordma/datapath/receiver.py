@@ -149,6 +149,8 @@ class Receiver:
         self.is_waited_for = True
         try:
             if self._busy.is_on:
+                if self._checkpoint is not None:  # what polling finds has waited for nothing
+                    await self._checkpoint()
                 await self._busy.until(self._has_news)
             while not self._has_news():
                 await self._news.wait()

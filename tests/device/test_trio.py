@@ -161,6 +161,21 @@ async def test_device_events() -> None:
     await checked(lambda: watch.__aexit__(None, None, None))
 
 
+async def test_what_polling_finds(address: DeviceAddress) -> None:
+    """It is found without a turn of the loop; a cancelled scope finds nothing."""
+    polling = aiordma.ConnectionOptions(busy_poll=0.05)
+    async with connected(address, polling, polling) as pair:
+        far = await pair.server.allocate(8)
+        for _ in range(10):
+            await pair.client.send(b"x")
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await pair.server.recv()
+            assert scope.cancelled_caught
+            assert await checked(pair.server.recv) == b"x"
+            await checked(lambda: pair.client.write(b"y", far.remote))
+
+
 # --- nobody is starved ---
 
 

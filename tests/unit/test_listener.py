@@ -271,6 +271,25 @@ async def test_refusing_a_peer_that_gave_up_closes_its_id(cm: FakeCm, kind: CmEv
     assert raw_of(cm_id).calls == ["destroy"]
 
 
+async def test_accept_passes_over_a_peer_whose_device_went(
+    cm: FakeCm, ids: list[AsyncCmId], listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener may have others."""
+
+    async def accept(self: ConnectRequest, private_data: bytes) -> None:
+        await self._cm.aclose()
+        raise DeviceRemoved("gone")
+
+    monkeypatch.setattr(ConnectRequest, "accept", accept)
+    task = asyncio.create_task(listener.accept())
+    ids[0].handle_event(cm.request_event())
+    await settle()
+    assert not task.done()
+    listener.abort()
+    with pytest.raises(LocalClosed):
+        await task
+
+
 async def test_accept_passes_over_a_peer_that_gave_up(
     cm: FakeCm, ids: list[AsyncCmId], listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
