@@ -83,6 +83,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 metafunc.parametrize(fixture, [None], ids=["no-device"], indirect=True)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The tests of the other transport are not skipped: the other machine runs them."""
+    asked = config.getoption("--transport")
+    markers = {item: item.get_closest_marker("transport") for item in items}
+    others = [
+        item for item, marker in markers.items() if marker and asked not in (None, marker.args[0])
+    ]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
+
+
 def _fits(metafunc: pytest.Metafunc, found: DeviceAddress) -> bool:
     """Whether a test marked `transport("IB")` or `transport("IWARP")` is meant for this device."""
     marker = metafunc.definition.get_closest_marker("transport")
