@@ -2,7 +2,8 @@
 
 A heart beats on the loop. Time between two beats that the thread neither used, nor spent waiting
 for a processor, it slept; a loop that works sleeps no longer than to the next beat. So a processor
-that is slow or shared makes no false alarm, and a call that blocks is seen wherever it is.
+that is slow or shared makes no false alarm, and a call that blocks is seen wherever it is. Another
+thread looks where that is: if in the loop's own wait, the machine itself was late.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 INTERVAL = 0.05
 # Timers of an emulated machine come late.
 LIMIT = 0.3
+
+# Where a loop waits: asyncio's (in its selector), trio's, and uvloop's, which is not Python.
+OWN_WAITS = {("base_events.py", "_run_once"), ("_io_epoll.py", "get_events"), ("runners.py", "run")}
+WAITING = "in the loop's own wait"
 
 
 _excused = 0.0
@@ -63,8 +69,10 @@ class Heart:
     def beat(self) -> None:
         """To be called again and again."""
         now = _Moment.now()
+        # The machine may have been late for the one who looks, too.
+        limit = LIMIT if self._looked else 2 * LIMIT
         asleep = (now.wall - self._last.wall) - (now.accounted - self._last.accounted) - INTERVAL
-        if asleep > max(LIMIT, self._longest):
+        if asleep > max(limit, self._longest) and self._looked != WAITING:
             self._longest = asleep
             self._where = self._looked
         self._looked = ""
@@ -74,8 +82,7 @@ class Heart:
         """In a thread: look where it is when a beat does not come."""
         while not self._stopped.wait(LIMIT / 2):
             if time.monotonic() - self._last.wall > INTERVAL + LIMIT / 2 and not self._looked:
-                frame = sys._current_frames()[self._thread]
-                self._looked = "".join(traceback.format_stack(frame, limit=12))
+                self._looked = _where(sys._current_frames()[self._thread])
 
     def stop(self) -> None:
         """No beat comes any more."""
@@ -88,3 +95,12 @@ class Heart:
             return None
         where = self._where or "nobody could look: perhaps the interpreter's lock was held"
         return f"the loop's thread was blocked for {self._longest:.2f} s:\n{where}"
+
+
+def _where(frame: FrameType) -> str:
+    inner = frame.f_back if frame.f_code.co_name == "select" else frame
+    if inner is not None:
+        code = inner.f_code
+        if (Path(code.co_filename).name, code.co_name) in OWN_WAITS:
+            return WAITING
+    return "".join(traceback.format_stack(frame, limit=12))

@@ -17,6 +17,18 @@ pytestmark = pytest.mark.loops("asyncio")
 
 start_piped = functools.partial(start_python, stderr=subprocess.PIPE)
 
+# A child that ended asyncio.run() would take descriptors out of the epoll that it shares with its
+# parent, whose loop would miss its own wake-ups.
+LEAVING = """
+import asyncio, os, sys
+
+async def leaving(main, *arguments):
+    try:
+        await main(*arguments)
+    except SystemExit as wanted:
+        os._exit(wanted.code)
+"""
+
 CODE = """
 import asyncio, gc, os, sys
 import aiordma
@@ -31,7 +43,7 @@ async def main(host, port):
         await connection.send(b"still here")
         assert await connection.recv() == b"still here"
 
-asyncio.run(main(*sys.argv[1:]))
+asyncio.run(leaving(main, *sys.argv[1:]))
 """
 
 
@@ -92,7 +104,7 @@ async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
 async def test_the_parents_connection_survives_its_childs_exit(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        process = start_piped(CODE, host, str(port))
+        process = start_piped(LEAVING + CODE, host, str(port))
         async with loops.timeout(PATIENCE), await listener.accept() as connection:
             async for message in connection:
                 await connection.send(message)
@@ -164,7 +176,7 @@ async def main(host, port):
         cache.close()
         region.close()
 
-asyncio.run(main(*sys.argv[1:]))
+asyncio.run(leaving(main, *sys.argv[1:]))
 """
 
 
@@ -172,7 +184,7 @@ async def test_what_is_in_use_stays_the_parents(address: DeviceAddress) -> None:
     """Every use in the child is refused; its memory is its own, the device sees the parent's."""
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        process = start_piped(IN_USE, host, str(port))
+        process = start_piped(LEAVING + IN_USE, host, str(port))
         async with loops.timeout(PATIENCE), await listener.accept() as connection:
             remote = aiordma.RemoteBuffer.unpack(await connection.recv())
             readable = await connection.register(b"read", aiordma.AccessFlags.REMOTE_READ)

@@ -26,7 +26,7 @@ def run_tests(pytester: pytest.Pytester, code: str) -> tuple[dict[str, str], str
     """Run them with the hooks of every_loop.py. Their outcomes by name, and what pytest says."""
     pytester.makeconftest(HOOKS)
     pytester.makeini(MARKERS)
-    pytester.makepyfile(f"import asyncio, time, loops, pytest, trio, uvloop\n{code}")
+    pytester.makepyfile(f"import asyncio, subprocess, time, loops, pytest, trio, uvloop\n{code}")
     result = pytester.runpytest_inprocess("-rA", "-p", "no:asyncio")
     reports = result.reprec.getreports("pytest_runtest_logreport")  # type: ignore[attr-defined]
     outcomes = {
@@ -133,6 +133,9 @@ async def test_a_task_is_asleep():
         time.sleep(0.5)
     await loops.create_task(block())
 
+async def test_waiting_for_a_process():
+    subprocess.run(["sleep", "0.6"], capture_output=True)
+
 @pytest.mark.may_block
 async def test_on_purpose():
     time.sleep(0.5)
@@ -144,7 +147,12 @@ async def test_in_the_loop():
     await loops.sleep(0.5)
 """,
     )
-    blocking = ("test_asleep", "test_asleep_from_begin_to_end", "test_a_task_is_asleep")
+    blocking = (
+        "test_asleep",
+        "test_asleep_from_begin_to_end",
+        "test_a_task_is_asleep",
+        "test_waiting_for_a_process",
+    )
     healthy = ("test_on_purpose", "test_in_a_thread", "test_in_the_loop")
     expected = {}
     for name in blocking:
@@ -182,6 +190,20 @@ def test_a_thread_that_works_is_not_blocked() -> None:
         pass
     heart.beat()
     live(heart, turns=20)
+    heart.stop()
+    assert heart.complaint() is None
+
+
+@pytest.mark.parametrize("kind", loops.KINDS)
+def test_a_loop_that_waits_too_long_was_woken_late(kind: str) -> None:
+    """Which no beat of this heart would have prevented: the machine is to blame."""
+    heart = Heart()
+
+    async def wait() -> None:
+        await loops.sleep(3 * LIMIT)
+        heart.beat()
+
+    loops.run(kind, wait)
     heart.stop()
     assert heart.complaint() is None
 
