@@ -56,6 +56,8 @@ FLUSH_SECONDS = 10.0
 # On iWARP the connecting side has the first word: what comes before it is ready to hear, right
 # behind the answer to its request, ends the connection. If it says nothing, it is ready by then.
 FIRST_WORD_SECONDS = 0.05
+# iWARP may report the end of a connection a little before it has given the receive buffers back.
+LATE_SECONDS = 0.1
 # How long a queue pair that failed has for saying why, in the completion of a request.
 EXPLAINING_SECONDS = 0.5
 
@@ -88,6 +90,7 @@ class Endpoint:
         self._nothing_to_come = False
         self._flushing: Deadline | None = None
         self._failing: Deadline | None = None
+        self._looking_again: Deadline | None = None
         self._first_word: Deadline | None = None
         self._has_heard = False
         self.traffic = Traffic(cm, self, options, receives)
@@ -283,7 +286,12 @@ class Endpoint:
     def _seen_all(self) -> None:
         """Every message that ever arrived has been seen."""
         if self.device.is_iwarp:
-            if isinstance(self._end, PeerClosed) and self.traffic.ran_dry:
+            is_dry = isinstance(self._end, PeerClosed) and self.traffic.ran_dry
+            if is_dry and self._looking_again is None:
+                look = partial(self.traffic.drain, self._seen_all)
+                self._looking_again = Deadline(self.cm.loop, LATE_SECONDS, look)
+                return
+            if is_dry:
                 # The device had no receive left: it was this side's that ended the connection.
                 self._end = ReceiveOverrun(TOO_FAST.format(self.options.recv_depth))
             self._expect_no_more()
@@ -348,7 +356,8 @@ class Endpoint:
     def _release(self) -> None:
         """The queue pair is destroyed: let go of what is shared."""
         self.cm.on_change = None
-        for deadline in (self._flushing, self._failing, self._first_word):
+        deadlines = (self._flushing, self._failing, self._first_word, self._looking_again)
+        for deadline in deadlines:
             if deadline is not None:
                 deadline.cancel()
         self.traffic.release()

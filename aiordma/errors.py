@@ -66,6 +66,7 @@ _HINTS: dict[tuple[str, int], str] = {
     ("rdma_listen", errno.EADDRNOTAVAIL): ADDRESS_TAKEN,
     ("rdma_bind_addr", errno.ENODEV): NO_SUCH_RDMA_ADDRESS,
     ("rdma_resolve_addr", errno.ENODEV): NO_SUCH_RDMA_ADDRESS,
+    ("rdma_resolve_addr", errno.EINVAL): NO_SUCH_RDMA_ADDRESS,
     ("rdma_resolve_route", errno.ENODEV): NO_SUCH_RDMA_ADDRESS,
     ("ibv_reg_mr", errno.ENOMEM): MEMLOCK,
     ("ibv_reg_mr", errno.EFAULT): UNPINNABLE,

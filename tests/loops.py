@@ -9,7 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
+import sys
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -43,11 +52,21 @@ def run(kind: str, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """What `body` returns, run on a new loop of that kind. asyncio's is in debug mode."""
     if kind == "trio":
         return trio.run(_in_a_nursery, body, strict_exception_groups=True)
-    with _ASYNCIO[kind]() as runner:
+    with _short_tracebacks(), _ASYNCIO[kind]() as runner:
         return runner.run(body())
 
 
-# Where each callback was made is of no use here, and finding it out would take most of the time.
+@contextlib.contextmanager
+def _short_tracebacks() -> Iterator[None]:
+    """In debug mode asyncio notes where each future and each callback was made: of no use here, and
+    with whole stacks it would take most of the time."""
+    sys.tracebacklimit = 1
+    try:
+        yield
+    finally:
+        del sys.tracebacklimit
+
+
 asyncio.constants.DEBUG_STACK_DEPTH = 1
 
 _ASYNCIO = {

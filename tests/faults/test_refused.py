@@ -123,7 +123,9 @@ async def test_requests_beyond_the_backlog_are_rejected(address: DeviceAddress) 
         for _ in range(2):
             await (await listener.get_request()).reject()
         await loops.wait(connecting)
-        assert {type(task.exception()) for task in connecting} == {Rejected}
+        # iWARP's backlog is TCP's, which drops what is too much: such a peer may try too long.
+        late = {Unreachable} if address.transport.name == "IWARP" else set()
+        assert {type(task.exception()) for task in connecting} - late == {Rejected}
 
 
 async def test_a_peer_that_gave_up_before_it_was_accepted(address: DeviceAddress) -> None:
