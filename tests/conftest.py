@@ -84,15 +84,38 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tests of the other transport are not skipped: the other machine runs them."""
+    """Tests that others stand for are not run, and not called skipped either."""
     asked = config.getoption("--transport")
-    markers = {item: item.get_closest_marker("transport") for item in items}
-    others = [
-        item for item, marker in markers.items() if marker and asked not in (None, marker.args[0])
-    ]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+    spared = {item for item in items if _is_others(item, asked) or _is_spared(item)}
+    if spared:
+        config.hook.pytest_deselected(items=list(spared))
+        items[:] = [item for item in items if item not in spared]
+
+
+def _is_others(item: pytest.Item, asked: str | None) -> bool:
+    """Whether it is for the transport that another machine sees to."""
+    marker = item.get_closest_marker("transport")
+    return marker is not None and asked not in (None, marker.args[0])
+
+
+def _is_spared(item: pytest.Item) -> bool:
+    """Every test runs on every loop, and on every device, but not each on each.
+
+    uvloop is spared RoCE where there is iWARP too, and loops other than asyncio's are spared all
+    addresses of a device but one: what they would find there has nothing to do with both.
+    """
+    params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
+    if not params:
+        return False
+    kind = params.get("loop_kind", params.get("backend", "asyncio"))
+    found = params.get("address") or params.get("any_address")
+    if kind == "asyncio" or not isinstance(found, DeviceAddress):
+        return False
+    if found not in one_per_device():
+        return True
+    both = {address.transport.name for address in ADDRESSES} == {"IB", "IWARP"}
+    is_ib = found.transport.name == "IB"
+    return kind == "uvloop" and is_ib and both and not item.get_closest_marker("transport")
 
 
 def _fits(metafunc: pytest.Metafunc, found: DeviceAddress) -> bool:
