@@ -64,7 +64,7 @@ def _short_tracebacks() -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.tracebacklimit
+        vars(sys).pop("tracebacklimit", None)  # another thread's loop may have been faster
 
 
 asyncio.constants.DEBUG_STACK_DEPTH = 1
