@@ -38,10 +38,13 @@ def main() -> None:
     parser.add_argument("port", nargs="?", type=int, default=7471)
     parser.add_argument("messages", nargs="*", default=["hello", "over", "RDMA"])
     arguments = parser.parse_args()
+    failures: list[Exception] = []
     try:
         trio.run(talk_all, arguments.host, arguments.port, arguments.messages)
     except* (aiordma.RdmaError, trio.TooSlowError) as group:
-        sys.exit(f"trio_echo_client: {group.exceptions[0]!r}")
+        failures += group.exceptions
+    if failures:
+        sys.exit(f"trio_echo_client: {failures[0]!r}")
 
 
 if __name__ == "__main__":
