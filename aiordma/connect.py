@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import replace
-
 from aiordma.cm import AsyncCmId
 from aiordma.connection import Connection
-from aiordma.enums import IdOption
-from aiordma.errors import AddressError, VerbsError
+from aiordma.dialing import dial, listening_ids
 from aiordma.listener import Listener
-from aiordma.loop import running_loop
 from aiordma.opening import Opening
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
-from aiordma.rdmacm import SocketAddress, interface_addresses
-from aiordma.resolve import first_that_answers, is_loopback, resolve_host
-
-PORT_ATTEMPTS = 10
 
 
 def connect(
@@ -56,38 +47,11 @@ async def _connect(
 ) -> Connection:
     if options.shared_recv_depth:
         raise ValueError("shared_recv_depth is for listen(): one connection shares with nobody")
-    loop = running_loop()
-    sources = [] if local_address is None else await resolve_host(loop, *local_address)
-    found = await resolve_host(loop, host, port)
-    source_of = {own.family: own for own in reversed(sources)}
-    return await first_that_answers(
-        [address for address in found if not sources or address.family in source_of],
-        lambda address: _connect_to(address, source_of.get(address.family), private_data, options),
-        (host, port),
-    )
 
+    async def finish(cm: AsyncCmId) -> Connection:
+        return await Connection.from_id(cm, private_data=private_data, options=options)
 
-async def _connect_to(
-    destination: SocketAddress,
-    source: SocketAddress | None,
-    private_data: bytes,
-    options: ConnectionOptions,
-) -> Connection:
-    cm = await AsyncCmId.create(options.port_space)
-    async with cm.closed_on_failure():
-        _set_options(cm, options)
-        if source is not None:
-            cm.bind_addr(source)
-        await cm.resolve_addr(destination, timeout=options.resolve_timeout)
-        await cm.resolve_route(timeout=options.resolve_timeout)
-    return await Connection.from_id(cm, private_data=private_data, options=options)
-
-
-def _set_options(cm: AsyncCmId, options: ConnectionOptions) -> None:
-    if options.tos is not None:
-        cm.set_option(IdOption.TOS, options.tos)
-    if options.reuse_address:
-        cm.set_option(IdOption.REUSEADDR, 1)
+    return await dial(host, port, local_address, options, finish)
 
 
 def listen(
@@ -119,62 +83,4 @@ def listen(
 async def _listen(
     host: str | None, port: int, backlog: int, options: ConnectionOptions
 ) -> Listener:
-    addresses = await resolve_host(running_loop(), host, port)
-    if not host:
-        return Listener(await _listen_on_all(addresses, backlog, options), options)
-    for address in addresses[:-1]:
-        with suppress(VerbsError, AddressError):
-            return Listener([await _listen_at(address, backlog, options)], options)
-    return Listener([await _listen_at(addresses[-1], backlog, options)], options)
-
-
-async def _listen_on_all(
-    addresses: list[SocketAddress], backlog: int, options: ConnectionOptions
-) -> list[AsyncCmId]:
-    """An id for each address family that this machine has, all on one port."""
-    present = {own.family for _, own in interface_addresses()}
-    wanted = [address for address in addresses if address.family in present] or addresses[-1:]
-    for attempt in range(PORT_ATTEMPTS):
-        cms: list[AsyncCmId] = []
-        try:
-            for address in wanted:
-                port = cms[0].local_address[1] if cms else address.port
-                cms.append(await _listen_at(replace(address, port=port), backlog, options))
-        except VerbsError:
-            retry = cms and not addresses[0].port and attempt < PORT_ATTEMPTS - 1
-            for cm in cms:
-                cm.abort()
-            for cm in cms:
-                await cm.aclose()
-            # A port that was free in one family need not be in the other: try another one.
-            if not retry:
-                raise
-        except BaseException:
-            for cm in cms:
-                cm.abort()
-            raise
-        else:
-            return cms
-    raise AssertionError("the last attempt returns or raises")
-
-
-async def _listen_at(address: SocketAddress, backlog: int, options: ConnectionOptions) -> AsyncCmId:
-    if is_loopback(address):
-        raise AddressError(
-            f"cannot listen on {address.host}: RDMA has no loopback, and rdma_cm would accept from "
-            "the network too; take an address from `python -m aiordma devices`, or None for all"
-        )
-    cm = await AsyncCmId.create(options.port_space)
-    try:
-        _set_options(cm, options)
-        if address.host == "::":
-            cm.set_option(IdOption.AFONLY, 1)
-        cm.bind_addr(address)
-        cm.listen(backlog)
-    except VerbsError:
-        await cm.aclose()  # the port is free again when the error arrives
-        raise
-    except BaseException:
-        cm.abort()
-        raise
-    return cm
+    return Listener(await listening_ids(host, port, backlog, options), options)

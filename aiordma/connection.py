@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from aiordma.blocks import AbortableBlock
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
-from aiordma.datapath import ConnectionStats, Message, is_registered, joined
+from aiordma.datapath import (
+    ConnectionStats,
+    Message,
+    SharedReceives,
+    Traffic,
+    is_registered,
+    joined,
+)
 from aiordma.endpoint import Endpoint
 from aiordma.errors import PeerClosed, RdmaError
 from aiordma.memory import MemorySlice, RemoteBuffer, flat
@@ -22,6 +29,19 @@ if TYPE_CHECKING:
     from aiordma.datapath.gather import Source
 
 
+MessageEndpoint = Endpoint[Traffic]
+
+
+def message_endpoint(
+    cm: AsyncCmId, options: ConnectionOptions, receives: SharedReceives | None = None
+) -> MessageEndpoint:
+    """The endpoint of a Connection, which receives from `receives` if that is given.
+
+    Raises: see Endpoint.
+    """
+    return Endpoint(cm, options, lambda owner: Traffic(cm, owner, options, receives))
+
+
 class Connection(OneSided, AbortableBlock):
     """A reliable connection that carries whole messages, in order (RDMA's RC queue pair).
 
@@ -31,7 +51,7 @@ class Connection(OneSided, AbortableBlock):
     One task may receive at a time; any number may send. Belongs to the event loop it was made on.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: MessageEndpoint) -> None:
         """For connect() and accept(); not to be called by others."""
         super().__init__(endpoint)
         self._local_address = endpoint.cm.local_address
@@ -73,7 +93,7 @@ class Connection(OneSided, AbortableBlock):
         own = await cm.migrate() if isinstance(cm, SyncCmId) else cm
         is_request = own.state is CmState.REQUESTED
         async with own.closed_on_failure():
-            endpoint = Endpoint(own, options)
+            endpoint = message_endpoint(own, options)
             await (endpoint.accept if is_request else endpoint.connect)(private_data)
         return cls(endpoint)
 

@@ -18,11 +18,12 @@ from __future__ import annotations
 import copy
 import errno
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aiordma.cm import AsyncCmId, CmState
-from aiordma.datapath import SharedReceives, Traffic, removal
+from aiordma.datapath import Load, Owner, removal
 from aiordma.dispatch import failure_of
 from aiordma.enums import AsyncEventType, IdOption, WcOpcode, WcStatus
 from aiordma.errors import (
@@ -62,18 +63,18 @@ LATE_SECONDS = 0.1
 EXPLAINING_SECONDS = 0.5
 
 
-class Endpoint:
+L = TypeVar("L", bound=Load)
+
+
+class Endpoint(Generic[L]):
     """One end of a connection. All methods are for the loop's thread, but for abandon()."""
 
     def __init__(
-        self,
-        cm: AsyncCmId,
-        options: ConnectionOptions,
-        receives: SharedReceives | None = None,
+        self, cm: AsyncCmId, options: ConnectionOptions, load: Callable[[Owner], L]
     ) -> None:
         """Take over `cm`, which is bound to a device; abort() destroys it too.
 
-        What it receives comes from `receives`, if that is given.
+        `load` makes what the queue pair carries, for the owner that this is.
 
         Raises:
             ValueError: the options are more than the device can do.
@@ -93,7 +94,7 @@ class Endpoint:
         self._looking_again: Deadline | None = None
         self._first_word: Deadline | None = None
         self._has_heard = False
-        self.traffic = Traffic(cm, self, options, receives)
+        self.traffic = load(self)
         cm.on_change = self._on_cm_change
         cm.handle.on_released(self._release)
 
@@ -132,12 +133,11 @@ class Endpoint:
         if not self.device.is_iwarp:
             resources = min(resources, options.responder_resources)
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
-        sends = self.traffic.sends
         if self.device.is_iwarp:
-            sends.hold()
+            self.traffic.sends.hold()
         await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
         if self.device.is_iwarp:
-            self._first_word = Deadline(self.cm.loop, FIRST_WORD_SECONDS, sends.let_go)
+            self._first_word = Deadline(self.cm.loop, FIRST_WORD_SECONDS, self.traffic.let_go)
         self._begin(depth)
 
     def _parameters(self, private_data: bytes, resources: int, depth: int) -> ConnectionParameters:
@@ -160,7 +160,7 @@ class Endpoint:
     def _begin(self, initiator_depth: int) -> None:
         """Both sides have agreed."""
         logger.debug("connected to %s", format_address(self.cm.peer_address))
-        self.traffic.remote.negotiated(initiator_depth)
+        self.traffic.negotiated(initiator_depth)
         qp = self.cm.handle.qp
         if qp is not None and not self.device.is_iwarp:
             self.cm.handle.submit(lambda: qp.set_min_rnr_timer(MIN_RNR_TIMER))
@@ -214,7 +214,7 @@ class Endpoint:
         if self._has_heard:
             return
         self._has_heard = True
-        self.traffic.sends.let_go()
+        self.traffic.let_go()
         if self.cm.state is CmState.ACCEPTING:
             self.cm.notify_established()
 
@@ -280,7 +280,7 @@ class Endpoint:
             self.cm.start_disconnect()
             self.traffic.stop()
             self._flushing = Deadline(self.cm.loop, FLUSH_SECONDS, self._expect_no_more)
-        self.traffic.receiver.wake()
+        self.traffic.wake()
         self._changed.wake_all()
 
     def _seen_all(self) -> None:
@@ -296,13 +296,13 @@ class Endpoint:
                 self._end = ReceiveOverrun(TOO_FAST.format(self.options.recv_depth))
             self._expect_no_more()
         self._nothing_to_come = True
-        self.traffic.receiver.wake()
+        self.traffic.wake()
 
     def _expect_no_more(self) -> None:
         """Whatever has not completed by now never will."""
         self._nothing_to_come = True
         self.traffic.sends.stop_waiting()
-        self.traffic.receiver.wake()
+        self.traffic.wake()
 
     async def aclose(self) -> None:
         """Let what is posted reach the peer, disconnect, and destroy everything."""

@@ -12,6 +12,7 @@
     |   |-- PeerClosed                        the peer closed it, or died
     |   `-- DeviceRemoved                     the RDMA device went away
     |-- ReceiveOverrun                        the peer sent more than was received
+    |-- ProtocolError (also ConnectionError)  a stream's peer does not speak rsocket, or not well
     |-- WorkRequestError                      the device could not do one operation: .status
     `-- BusyError                             two tasks at one receiver
 
@@ -165,6 +166,10 @@ class PeerClosed(ConnectionClosed):
 
 class DeviceRemoved(ConnectionClosed):
     """The RDMA device under the connection went away (`RDMA_CM_EVENT_DEVICE_REMOVAL`)."""
+
+
+class ProtocolError(RdmaError, ConnectionError):
+    """The peer of a byte stream speaks another protocol than rsocket's, or breaks its rules."""
 
 
 class WorkRequestError(RdmaError):

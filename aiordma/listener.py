@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
-from aiordma.blocks import AsyncBlock
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
-from aiordma.connection import Connection
+from aiordma.connection import Connection, message_endpoint
 from aiordma.datapath import SharedReceives
-from aiordma.endpoint import Endpoint
 from aiordma.errors import (
-    BusyError,
     ConnectError,
-    ConnectionClosed,
-    DeviceRemoved,
-    LocalClosed,
     RdmaError,
     VerbsError,
-    WorkRequestError,
 )
-from aiordma.loop import WaitQueue, checkpoint, task_group
+from aiordma.loop import checkpoint
 from aiordma.opening import Opening
 from aiordma.options import (
     DEFAULT_OPTIONS,
@@ -28,6 +21,7 @@ from aiordma.options import (
     PrivateDataLimits,
     check_private_data,
 )
+from aiordma.serving import Serving
 from aiordma.verbs import Device
 
 logger = logging.getLogger(__name__)
@@ -126,7 +120,7 @@ class ConnectRequest:
         options.check_device(device)
         receives = self._sharing.receives(self._cm, options)
         try:
-            endpoint = Endpoint(self._cm, options, receives)
+            endpoint = message_endpoint(self._cm, options, receives)
             await endpoint.accept(private_data)
         except BaseException:
             self._cm.abort()
@@ -159,7 +153,7 @@ class ConnectRequest:
         return f"<ConnectRequest from {host} port {port}>"
 
 
-class Listener(AsyncBlock):
+class Listener(Serving[ConnectRequest, Connection]):
     """Connection requests, one after another: `async for request in listener`.
 
     From `listen()`. Closing it rejects the requests that nobody has taken, and leaves the
@@ -168,14 +162,9 @@ class Listener(AsyncBlock):
 
     def __init__(self, cms: list[AsyncCmId], options: ConnectionOptions) -> None:
         """For listen(); not to be called by others. All `cms` listen on the same port."""
-        self._cms = cms
-        self._options = options
-        self._sharing = Sharing(options)
-        self._local_address = cms[0].local_address
-        self._loop = cms[0].loop
-        self._arrived = WaitQueue(self._loop)
-        for cm in cms:
-            cm.on_change = self._arrived.wake_all
+        sharing = Sharing(options)
+        super().__init__(cms, lambda cm: ConnectRequest(cm, options, sharing))
+        self._sharing = sharing
 
     @classmethod
     def from_id(
@@ -212,47 +201,13 @@ class Listener(AsyncBlock):
                 raise
         return cls([own], options)
 
-    @property
-    def local_address(self) -> tuple[str, int]:
-        """`(host, port)` where peers can connect; the port is the real one if 0 was asked for."""
-        return self._local_address
-
-    async def get_request(self) -> ConnectRequest:
-        """Wait for the next request.
-
-        Cancelling loses none.
-
-        Raises:
-            LocalClosed: the listener is closed, or was while waiting.
-            DeviceRemoved: the device it was bound to went away.
-            BusyError: another task is waiting for requests.
-        """
-        self._check_idle()
-        await checkpoint()
-        self._check_idle()
-        while True:
-            for cm in self._cms:
-                request = cm.take_request()
-                if request is not None:
-                    return ConnectRequest(request, self._options, self._sharing)
-            await self._arrived.wait()
-
-    def _check_idle(self) -> None:
-        if len(self._arrived):
-            raise BusyError("another task is waiting for requests on this listener")
-
     async def accept(self, private_data: bytes = b"") -> Connection:
         """Wait for a peer that connects, and accept it.
 
         A peer that gives up halfway is passed over. Cancelling may lose the one peer that was just
         being accepted. Raises: as get_request(), and VerbsError as ConnectRequest.accept.
         """
-        while True:
-            request = await self.get_request()
-            try:
-                return await request.accept(private_data)
-            except (ConnectError, DeviceRemoved) as error:  # of several devices one may have gone
-                logger.info("%r went away: %s", request, error)
+        return await self._accept_next(lambda request: request.accept(private_data))
 
     async def serve(self, handler: Callable[[Connection], Awaitable[object]]) -> None:
         """Accept every peer, and run `handler(connection)` for each in a task of its own.
@@ -265,55 +220,9 @@ class Listener(AsyncBlock):
 
         Raises: as get_request(), except for LocalClosed.
         """
-        self._check_idle()
-        failure: RdmaError | None = None
-        async with task_group(self._loop) as tasks:
-            try:
-                async for request in self:
-                    tasks.create_task(self._serve_one(request, handler))
-            except RdmaError as error:  # raised below: in here it would be wrapped in a group
-                failure = error
-            finally:
-                self.abort()
-        if failure is not None:
-            raise failure
-
-    async def _serve_one(
-        self, request: ConnectRequest, handler: Callable[[Connection], Awaitable[object]]
-    ) -> None:
-        try:
-            async with request.accept() as connection:
-                await handler(connection)
-        except (ConnectError, ConnectionClosed, WorkRequestError) as error:
-            logger.info("%r went away: %s", request, error)
-        except Exception:
-            logger.exception("serving %r failed", request)
-
-    def __aiter__(self) -> AsyncIterator[ConnectRequest]:
-        """Iterate over requests until the listener is closed."""
-        return self
-
-    async def __anext__(self) -> ConnectRequest:
-        try:
-            return await self.get_request()
-        except LocalClosed:
-            raise StopAsyncIteration from None
-
-    async def aclose(self) -> None:
-        """Stop listening, and wait until that is done. Idempotent. See rdma_destroy_id(3).
-
-        Cancelling stops the waiting only.
-        """
-        self.abort()
-        for cm in self._cms:
-            await cm.aclose()
+        await self._serve(ConnectRequest.accept, handler)
 
     def abort(self) -> None:
         """Stop listening, without waiting. Idempotent."""
-        for cm in self._cms:
-            cm.abort()
+        super().abort()
         self._sharing.close()
-
-    def __repr__(self) -> str:
-        host, port = self._local_address
-        return f"<Listener at {host} port {port}>"

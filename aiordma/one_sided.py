@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING
 
-from aiordma.datapath import MemoryWindow
+from aiordma.datapath import MemoryWindow, Traffic
 from aiordma.endpoint import Endpoint
 from aiordma.enums import AccessFlags, WrOpcode
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
@@ -38,7 +38,7 @@ def checked_for(device: Device, imm: int | None) -> int:
 class OneSided:
     """The part of a Connection that is about memory, this side's and the peer's."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint[Traffic]) -> None:
         self._endpoint = endpoint
 
     # --- memory ---

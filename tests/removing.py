@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -55,8 +56,14 @@ class SoftDevice:
 
     async def removed(self) -> None:
         """Wait until that is done."""
+        await loops.to_thread(self._wait_removed)
+
+    def _wait_removed(self) -> None:
         assert self.removal is not None
-        assert await loops.to_thread(self.removal.wait, PATIENCE) == 0
+        try:
+            assert self.removal.wait(PATIENCE) == 0
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} is still held:\n{holders()}") from None
 
     async def comes_back(self) -> None:
         await loops.to_thread(self.restore)
@@ -64,7 +71,7 @@ class SoftDevice:
     def restore(self) -> None:
         """Be there, at the same addresses, whatever has happened. Blocks."""
         if self.removal is not None:
-            self.removal.wait(PATIENCE)
+            self._wait_removed()
             self.removal = None
         self.set_link("up")
         if self.name not in links():
@@ -79,6 +86,19 @@ class SoftDevice:
         """Take the interface under the device down, or up again; it keeps its addresses."""
         Path(f"/proc/sys/net/ipv6/conf/{self.netdev}/keep_addr_on_down").write_text("1")
         subprocess.run(["ip", "link", "set", self.netdev, state], check=True)
+
+
+def holders() -> str:
+    """What the kernel knows of the use of devices, and which processes have one open."""
+    resources = [
+        subprocess.run(["rdma", "resource", "show", *kind], capture_output=True, text=True).stdout
+        for kind in ([], ["qp"], ["cm_id"], ["mr"], ["ctx"])
+    ]
+    files = [(file, os.path.realpath(file)) for file in Path("/proc").glob("[0-9]*/fd/*")]
+    opened = [f"{file}: {target}" for file, target in files if "infiniband" in target]
+    waiting = Path("/proc/self/task").glob("*/wchan")
+    threads = [f"thread {thread.parent.name}: {thread.read_text()}" for thread in waiting]
+    return "\n".join([*resources, *opened, *threads])
 
 
 def links() -> dict[str, object]:

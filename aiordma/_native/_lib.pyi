@@ -738,6 +738,19 @@ class Lib:
         remote_addr: int,
         rkey: int,
     ) -> int: ...
+    def aiordma_post_write_copy(
+        self,
+        qp: IbvQp,
+        wr_id: int,
+        addr: int,
+        data: Bytes,
+        length: int,
+        lkey: int,
+        flags: int,
+        imm: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> int: ...
     def aiordma_post_atomic(
         self,
         qp: IbvQp,

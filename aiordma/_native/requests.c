@@ -83,6 +83,18 @@ int aiordma_post_write_inline(struct ibv_qp *qp, uint64_t wr_id, const char *dat
 				 remote_addr, rkey);
 }
 
+/* Copy `data` into registered memory and write that. */
+int aiordma_post_write_copy(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, const char *data,
+			    uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+			    uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	int opcode = imm < 0 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM;
+
+	memcpy((void *)addr, data, length);
+	return aiordma_post_list(qp, wr_id, opcode, &sge, length ? 1 : 0, flags, imm, remote_addr, rkey);
+}
+
 /* An atomic operation on 8 bytes of the peer's memory; what was there before comes to `addr`. */
 int aiordma_post_atomic(struct ibv_qp *qp, uint64_t wr_id, int opcode, uintptr_t addr,
 			uint32_t lkey, uint32_t flags, uint64_t remote_addr, uint32_t rkey,

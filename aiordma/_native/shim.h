@@ -74,6 +74,9 @@ int aiordma_post_send_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data
 			     uint32_t flags, int64_t imm);
 int aiordma_post_write_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
 			      uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
+int aiordma_post_write_copy(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, const char *data,
+			    uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+			    uint64_t remote_addr, uint32_t rkey);
 int aiordma_post_atomic(struct ibv_qp *qp, uint64_t wr_id, int opcode, uintptr_t addr,
 			uint32_t lkey, uint32_t flags, uint64_t remote_addr, uint32_t rkey,
 			uint64_t compare_add, uint64_t swap);

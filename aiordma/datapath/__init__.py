@@ -2,8 +2,10 @@
 
 from aiordma.datapath.berth import RECEIVE, Berth, removal
 from aiordma.datapath.gather import is_registered, joined
+from aiordma.datapath.load import Load
 from aiordma.datapath.message import Message
 from aiordma.datapath.operation import Operation
+from aiordma.datapath.owner import Owner
 from aiordma.datapath.receive_ring import ReceiveRing
 from aiordma.datapath.receiver import Receiver
 from aiordma.datapath.remote_access import RemoteAccess
@@ -18,9 +20,11 @@ __all__ = [
     "RECEIVE",
     "Berth",
     "ConnectionStats",
+    "Load",
     "MemoryWindow",
     "Message",
     "Operation",
+    "Owner",
     "ReceiveRing",
     "Receiver",
     "RemoteAccess",

@@ -75,6 +75,11 @@ class SendQueue:
 
     # --- places ---
 
+    @property
+    def places(self) -> int:
+        """Places that are free."""
+        return self._slots.free
+
     async def reserve(self) -> None:
         """Wait for a place in the queue. Cancelling takes none."""
         self.stats.send_waits += 1
@@ -107,6 +112,21 @@ class SendQueue:
         wr_id = self._enqueue(None, 0 if is_signalled else before + 1)
         try:
             self._qp.post_send_inline(wr_id, data, imm, flags)
+        except Exception:
+            self._take_back(before)
+            raise
+
+    def post_unlent(self, post: Post) -> None:
+        """Likewise another request that lends the device nothing.
+
+        Raises:
+            VerbsError: the device refused; the place is still reserved.
+        """
+        before = self._unsignalled
+        is_signalled = before + 1 >= self._interval
+        wr_id = self._enqueue(None, 0 if is_signalled else before + 1)
+        try:
+            post(self._qp, wr_id, self._order | SIGNALED if is_signalled else self._order)
         except Exception:
             self._take_back(before)
             raise

@@ -147,6 +147,18 @@ class Traffic:
             self._owner.request_failed(opcode, wc)
         self._owner.request_ended()
 
+    def negotiated(self, initiator_depth: int) -> None:
+        """The connection is made: so many reads and atomics may be under way from here."""
+        self.remote.negotiated(initiator_depth)
+
+    def let_go(self) -> None:
+        """The peer is ready for the first requests, if they were held back."""
+        self.sends.let_go()
+
+    def wake(self) -> None:
+        """Have whoever waits to receive look again."""
+        self.receiver.wake()
+
     def device_failed(self, error: VerbsError) -> None:
         """The device is gone: no completion will come any more."""
         self._owner.device_failed(error)

@@ -19,7 +19,7 @@ SLAB_SIZE = 1 << 18
 class AllocatedRegion:
     """Fresh zeroed pages, registered. The device may use them until close()."""
 
-    __slots__ = ("_pages", "_registration", "address", "lkey", "view")
+    __slots__ = ("_pages", "_registration", "address", "lkey", "rkey", "view")
 
     def __init__(self, pd: ProtectionDomain, nbytes: int, access: AccessFlags) -> None:
         """Allocate and register `nbytes` bytes (at least one). Blocks: call it in a worker thread.
@@ -34,6 +34,7 @@ class AllocatedRegion:
         self._registration = Registration(pd, self._pages, access)
         self.address = self._registration.address
         self.lkey = self._registration.lkey
+        self.rkey = self._registration.rkey
         self.view = memoryview(self._pages)
 
     def close(self) -> None:

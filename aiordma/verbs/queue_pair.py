@@ -256,6 +256,30 @@ class QueuePair:
         if error:
             raise VerbsError(error, "ibv_post_send")
 
+    def post_write_copy(
+        self,
+        wr_id: int,
+        local: tuple[int, int],
+        data: Buffer,
+        remote: tuple[int, int],
+        imm: int = NO_IMMEDIATE,
+        flags: int = SIGNALED,
+    ) -> None:
+        """Copy `data` into registered memory, which has room for it, and write that to the peer's.
+
+        `local` and `remote` are an address and a key each.
+
+        Raises:
+            VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state).
+        """
+        address, lkey = local
+        chars = ffi.from_buffer("char[]", data)
+        error = lib.aiordma_post_write_copy(
+            self.pointer, wr_id, address, chars, len(chars), lkey, flags, imm, *remote
+        )
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
     def post_atomic(
         self,
         wr_id: int,

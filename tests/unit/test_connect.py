@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,18 +13,18 @@ import aiordma
 from aiordma import (
     AddressError,
     ConnectError,
+    Connection,
     ConnectionOptions,
     Rejected,
     Unreachable,
     VerbsError,
+    dialing,
 )
 from aiordma.loop import Loop
 from aiordma.rdmacm import SocketAddress, parse_address
 
 pytestmark = pytest.mark.asyncio
 
-# `aiordma.connect` is the function, not its module.
-connect_module = importlib.import_module("aiordma.connect")
 
 HOSTS = {
     "storage": ["2001:db8::5", "10.7.1.5", "10.7.1.6"],
@@ -41,20 +40,24 @@ class Attempts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[str, str | None]] = []
         self.results: dict[str, Exception] = {}
-        monkeypatch.setattr(connect_module, "resolve_host", self._resolve)
-        monkeypatch.setattr(connect_module, "_connect_to", self._connect_to)
+        monkeypatch.setattr(dialing, "resolve_host", self._resolve)
+        monkeypatch.setattr(dialing, "_routed", self._routed)
+        monkeypatch.setattr(Connection, "from_id", self._from_id)
 
     async def _resolve(self, loop: Loop, host: str, port: int) -> list[SocketAddress]:
         hosts = HOSTS.get(host, ["::", "0.0.0.0"] if not host else [host])
         return [parse_address(numeric, port) for numeric in hosts]
 
-    async def _connect_to(
-        self, destination: SocketAddress, source: SocketAddress | None, *rest: Any
+    async def _routed(
+        self, destination: SocketAddress, source: SocketAddress | None, _: ConnectionOptions
     ) -> str:
         self.made.append((destination.host, source.host if source else None))
-        if destination.host in self.results:
-            raise self.results[destination.host]
-        return f"connection to {destination.host}"
+        return destination.host
+
+    async def _from_id(self, cm: str, **_: object) -> str:
+        if cm in self.results:
+            raise self.results[cm]
+        return f"connection to {cm}"
 
 
 @pytest.fixture
@@ -186,7 +189,7 @@ class Machine:
     async def listen_on_all(self, port: int) -> list[tuple[str, int]]:
         addresses = [parse_address("::", port), parse_address("0.0.0.0", port)]
         options = aiordma.ConnectionOptions()
-        cms = await connect_module._listen_on_all(addresses, 0, options)
+        cms = await dialing._listen_on_all(addresses, 0, options)
         assert [cm for cm in self.made if not cm.ended] == cms
         return [cm.local_address for cm in cms]
 
@@ -205,8 +208,8 @@ IN_USE = VerbsError(errno.EADDRINUSE, "rdma_bind_addr")
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(connect_module, "_listen_at", made.listen_at)
-    monkeypatch.setattr(connect_module, "interface_addresses", made.interface_addresses)
+    monkeypatch.setattr(dialing, "_listen_at", made.listen_at)
+    monkeypatch.setattr(dialing, "interface_addresses", made.interface_addresses)
     return made
 
 
@@ -234,7 +237,7 @@ async def test_looking_for_a_port_ends(machine: Machine) -> None:
     machine.taken = {("0.0.0.0", port): IN_USE for port in machine.free_ports}
     with pytest.raises(VerbsError, match="port is taken"):
         await machine.listen_on_all(0)
-    assert len(machine.made) == len(machine.closed) == connect_module.PORT_ATTEMPTS
+    assert len(machine.made) == len(machine.closed) == dialing.PORT_ATTEMPTS
     assert machine.left == []
 
 
@@ -288,7 +291,7 @@ async def test_a_port_that_is_taken_is_told_when_the_id_is_gone(
     async def create(port_space: object) -> Id:
         return Id()
 
-    monkeypatch.setattr(connect_module.AsyncCmId, "create", create)
+    monkeypatch.setattr(dialing.AsyncCmId, "create", create)
     with pytest.raises(type(error)):
         await aiordma.listen("10.7.1.1", 7471)
     assert made == calls

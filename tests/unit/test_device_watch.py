@@ -19,9 +19,9 @@ from aiordma import BusyError, ConnectionOptions, LocalClosed, PeerClosed, RdmaE
 from aiordma import device_events as watching
 from aiordma import endpoint as endpoint_module
 from aiordma.cm import CmState
+from aiordma.connection import MessageEndpoint, message_endpoint
 from aiordma.dispatch import DeviceSubscription, LoopDevice, device_events, failure_of
 from aiordma.dispatch.queue_pairs import QueuePairs
-from aiordma.endpoint import Endpoint
 from aiordma.enums import AsyncEventType, CmEventType
 from aiordma.loop import running_loop
 from aiordma.rdmacm import CmEvent, device_contexts
@@ -269,19 +269,19 @@ class ShallowDevice:
 @pytest_asyncio.fixture(params=[CmState.CONNECTED])
 async def endpoint(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Endpoint]:
+) -> AsyncIterator[MessageEndpoint]:
     monkeypatch.setattr(endpoint_module, "EXPLAINING_SECONDS", 0.05)
     with fake_cm(running_loop(), monkeypatch) as made:
         cm_id = made.make_id(request.param)
         monkeypatch.setattr(raw_of(cm_id), "device", ShallowDevice, raising=False)
-        connected = Endpoint(cm_id, ConnectionOptions(send_depth=10, recv_depth=10))
+        connected = message_endpoint(cm_id, ConnectionOptions(send_depth=10, recv_depth=10))
         yield connected
         connected.abort()
         await cm_id.aclose()
 
 
 @pytest.mark.asyncio
-async def test_a_queue_pair_that_failed_ends_the_connection(endpoint: Endpoint) -> None:
+async def test_a_queue_pair_that_failed_ends_the_connection(endpoint: MessageEndpoint) -> None:
     endpoint.queue_pair_event(event(E.QP_FATAL, 0x10))
     assert not endpoint.closed
     await eventually(lambda: endpoint.closed)
@@ -290,7 +290,7 @@ async def test_a_queue_pair_that_failed_ends_the_connection(endpoint: Endpoint) 
 
 
 @pytest.mark.asyncio
-async def test_what_says_more_than_the_event_is_the_cause(endpoint: Endpoint) -> None:
+async def test_what_says_more_than_the_event_is_the_cause(endpoint: MessageEndpoint) -> None:
     endpoint.queue_pair_event(event(E.QP_REQ_ERR, 0x10))
     endpoint.cm.handle_event(CmEvent(CmEventType.DISCONNECTED, 0))
     await asyncio.sleep(0.1)
@@ -301,13 +301,15 @@ async def test_what_says_more_than_the_event_is_the_cause(endpoint: Endpoint) ->
 
 @pytest.mark.parametrize("endpoint", [CmState.ACCEPTING], indirect=True)
 @pytest.mark.asyncio
-async def test_data_that_came_establishes_the_connection(endpoint: Endpoint) -> None:
+async def test_data_that_came_establishes_the_connection(endpoint: MessageEndpoint) -> None:
     endpoint.queue_pair_event(event(E.COMM_EST, 0x10))
     assert raw_of(endpoint.cm).calls == ["notify"]
 
 
 @pytest.mark.asyncio
-async def test_a_connection_that_stands_need_not_be_established(endpoint: Endpoint) -> None:
+async def test_a_connection_that_stands_need_not_be_established(
+    endpoint: MessageEndpoint,
+) -> None:
     endpoint.queue_pair_event(event(E.COMM_EST, 0x10))
     assert raw_of(endpoint.cm).calls == []
 

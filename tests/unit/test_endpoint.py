@@ -16,9 +16,9 @@ from datapath_fakes import completion
 from aiordma import ConnectionOptions, DeviceRemoved, PeerClosed, VerbsError
 from aiordma import endpoint as endpoint_module
 from aiordma.cm import CmState
+from aiordma.connection import MessageEndpoint, message_endpoint
 from aiordma.datapath import RECEIVE
 from aiordma.dispatch import loop_device
-from aiordma.endpoint import Endpoint
 from aiordma.enums import CmEventType
 from aiordma.loop import running_loop
 from aiordma.memory import PooledBuffer
@@ -51,18 +51,18 @@ async def test_options_beyond_the_device_leave_nothing_behind(
         async with cm.make_id() as cm_id:
             monkeypatch.setattr(raw_of(cm_id), "device", ShallowDevice, raising=False)
             with pytest.raises(ValueError, match="shallow0 allows"):
-                Endpoint(cm_id, ConnectionOptions(send_depth=101))
+                message_endpoint(cm_id, ConnectionOptions(send_depth=101))
         await asyncio.sleep(0.01)
         assert devices_in_use() == 0
 
 
 @pytest_asyncio.fixture
-async def connected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
+async def connected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MessageEndpoint]:
     """An endpoint as if its receives were posted, on a device that completes none of them."""
     with fake_cm(running_loop(), monkeypatch) as made:
         cm_id = made.make_id(CmState.CONNECTED)
         monkeypatch.setattr(raw_of(cm_id), "device", ShallowDevice, raising=False)
-        endpoint = Endpoint(cm_id, ConnectionOptions(send_depth=10, recv_depth=10))
+        endpoint = message_endpoint(cm_id, ConnectionOptions(send_depth=10, recv_depth=10))
         endpoint.traffic._ring.posted = 10
         yield endpoint
         endpoint.abort()
@@ -70,7 +70,7 @@ async def connected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
         assert devices_in_use() == 0
 
 
-async def receiving(endpoint: Endpoint) -> asyncio.Task[bytes]:
+async def receiving(endpoint: MessageEndpoint) -> asyncio.Task[bytes]:
     task = asyncio.create_task(endpoint.traffic.receiver.recv())
     while not endpoint.traffic.receiver.is_waited_for:
         await asyncio.sleep(0)
@@ -78,7 +78,9 @@ async def receiving(endpoint: Endpoint) -> asyncio.Task[bytes]:
 
 
 @pytest.mark.asyncio
-async def test_the_failure_of_the_device_is_what_receivers_get(connected: Endpoint) -> None:
+async def test_the_failure_of_the_device_is_what_receivers_get(
+    connected: MessageEndpoint,
+) -> None:
     task = await receiving(connected)
     connected.device_failed(VerbsError(errno.ENODEV, "ibv_get_cq_event"))
     told = "device was removed: .*ibv_get_cq_event: No such device"
@@ -94,7 +96,7 @@ async def test_the_failure_of_the_device_is_what_receivers_get(connected: Endpoi
     [(errno.EIO, DeviceRemoved), (errno.ENODEV, DeviceRemoved), (errno.EINVAL, VerbsError)],
 )
 async def test_a_device_that_is_gone_was_removed(
-    connected: Endpoint, code: int, kind: type[Exception]
+    connected: MessageEndpoint, code: int, kind: type[Exception]
 ) -> None:
     connected.device_failed(VerbsError(code, "ibv_poll_cq"))
     with pytest.raises(kind, match="ibv_poll_cq") as caught:
@@ -122,7 +124,9 @@ class Refusing:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("nbytes", [1, 1000])
-async def test_a_send_that_is_refused_ends_the_connection(connected: Endpoint, nbytes: int) -> None:
+async def test_a_send_that_is_refused_ends_the_connection(
+    connected: MessageEndpoint, nbytes: int
+) -> None:
     home: deque[PooledBuffer] = deque()
     buffer = PooledBuffer(home, 0x1000, 99, memoryview(bytearray(1024)))
     connected.traffic.sends._qp = Refusing(errno.EINVAL)  # type: ignore[assignment]
@@ -147,7 +151,7 @@ async def test_a_send_that_is_refused_ends_the_connection(connected: Endpoint, n
     ],
 )
 async def test_iwarp_refuses_a_send_when_the_peer_has_closed(
-    connected: Endpoint,
+    connected: MessageEndpoint,
     monkeypatch: pytest.MonkeyPatch,
     iwarp: bool,
     code: int,
@@ -162,7 +166,7 @@ async def test_iwarp_refuses_a_send_when_the_peer_has_closed(
 
 @pytest.mark.asyncio
 async def test_a_send_that_finds_no_memory_does_not_end_the_connection(
-    connected: Endpoint,
+    connected: MessageEndpoint,
 ) -> None:
     async def fail(*args: object) -> PooledBuffer:
         raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
@@ -177,7 +181,7 @@ async def test_a_send_that_finds_no_memory_does_not_end_the_connection(
 
 
 @pytest.mark.asyncio
-async def test_a_message_whose_slot_is_refused_is_not_lost(connected: Endpoint) -> None:
+async def test_a_message_whose_slot_is_refused_is_not_lost(connected: MessageEndpoint) -> None:
     ring = connected.traffic._ring
     memory = memoryview(bytearray(b"hello".ljust(100)))
     region = SimpleNamespace(view=memory, address=0x1000, lkey=99)
@@ -191,7 +195,7 @@ async def test_a_message_whose_slot_is_refused_is_not_lost(connected: Endpoint) 
 
 
 @pytest.mark.asyncio
-async def test_the_first_cause_is_the_one_that_is_kept(connected: Endpoint) -> None:
+async def test_the_first_cause_is_the_one_that_is_kept(connected: MessageEndpoint) -> None:
     connected.cm.handle_event(event(CmEventType.DEVICE_REMOVAL, -errno.EIO))
     connected.device_failed(VerbsError(errno.ENODEV, "ibv_get_cq_event"))
     with pytest.raises(DeviceRemoved, match="device was removed: "):
@@ -200,7 +204,7 @@ async def test_the_first_cause_is_the_one_that_is_kept(connected: Endpoint) -> N
 
 @pytest.mark.asyncio
 async def test_a_flush_that_never_comes_is_not_waited_for_without_end(
-    connected: Endpoint, monkeypatch: pytest.MonkeyPatch
+    connected: MessageEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint_module, "FLUSH_SECONDS", 0.05)
     task = await receiving(connected)
@@ -213,7 +217,7 @@ async def test_a_flush_that_never_comes_is_not_waited_for_without_end(
 
 
 @pytest.mark.asyncio
-async def test_the_first_message_lets_the_accepting_side_send(connected: Endpoint) -> None:
+async def test_the_first_message_lets_the_accepting_side_send(connected: MessageEndpoint) -> None:
     sends = connected.traffic.sends
     sends.hold()
     assert not sends.try_reserve()

@@ -24,6 +24,7 @@ from aiordma.errors import (
     DeviceRemoved,
     LocalClosed,
     PeerClosed,
+    ProtocolError,
     RdmaError,
     ReceiveOverrun,
     Rejected,
@@ -50,6 +51,7 @@ PARENTS: dict[type[RdmaError], tuple[type[Exception], ...]] = {
     PeerClosed: (ConnectionClosed,),
     DeviceRemoved: (ConnectionClosed,),
     ReceiveOverrun: (RdmaError,),
+    ProtocolError: (RdmaError, ConnectionError),
     WorkRequestError: (RdmaError,),
     BusyError: (RdmaError,),
 }

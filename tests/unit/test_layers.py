@@ -20,7 +20,17 @@ LAYERS = {
     1: ["blocks", "enums", "errors", "options", "rdmacm", "verbs"],
     2: ["loop", "memory"],
     3: ["dispatch"],
-    4: ["cm", "datagrams", "datapath", "endpoint", "opening", "registering", "resolve"],
+    4: [
+        "cm",
+        "datagrams",
+        "datapath",
+        "dialing",
+        "endpoint",
+        "opening",
+        "registering",
+        "resolve",
+        "serving",
+    ],
     5: [
         "",
         "connect",

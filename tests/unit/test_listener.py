@@ -207,7 +207,7 @@ async def test_serve_waits_for_its_handlers_before_it_raises(
 ) -> None:
     begun, gate = asyncio.Event(), asyncio.Event()
 
-    async def serve_one(request: ConnectRequest, handler: object) -> None:
+    async def serve_one(request: ConnectRequest, *_: object) -> None:
         begun.set()
         await gate.wait()
         await request.reject()

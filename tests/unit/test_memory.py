@@ -54,7 +54,7 @@ class FakeRegistration:
     def __init__(self, pd: FakeDomain, buffer: mmap.mmap, access: AccessFlags) -> None:
         assert access is AccessFlags.LOCAL_WRITE
         number = pd.register(len(buffer))
-        self.address, self.lkey = number << 40, number
+        self.address, self.lkey, self.rkey = number << 40, number, number + 100
         self._pd = pd
 
     def close(self) -> None:
