@@ -69,6 +69,7 @@ EXAMPLES = [
     DeviceRemoved("unplugged"),
     ReceiveOverrun("too fast"),
     WorkRequestError(WcStatus.RETRY_EXC_ERR, WcOpcode.SEND, 0x81),
+    ProtocolError("not rsocket"),
     BusyError("busy"),
 ]
 
