@@ -43,6 +43,16 @@ class Berth:
         self._entries = caps.max_send_wr + caps.max_recv_wr
         self._key = self.shared.attach(owner)
 
+    def open(self) -> LoopDevice:
+        """Have room, and a protection domain, before the queue pair. Blocks: in a worker thread.
+
+        Raises:
+            VerbsError: the device or the locked-memory limit does not allow it.
+        """
+        if not hasattr(self, "queue"):
+            self.queue = self.receive_queue = self.shared.reserve(self._entries)
+        return self.shared
+
     def make_qp(self, ring: ReceiveRing, sends: SendQueue) -> QueuePair:
         """Make the queue pair and post all receives. Blocks: in a worker thread.
 
@@ -51,11 +61,10 @@ class Berth:
         Raises:
             VerbsError: the device or the locked-memory limit does not allow it.
         """
-        shared = self.shared
-        self.queue = self.receive_queue = queue = shared.reserve(self._entries)
-        ring.allocate(shared.pd)
+        ring.allocate(self.open().pd)
         self._cm.handle.on_destroyed(ring.close)
-        qp = self._make(QueuePairInit(self._caps, queue.cq, queue.cq), sends)
+        cq = self.queue.cq
+        qp = self._make(QueuePairInit(self._caps, cq, cq), sends)
         ring.post_all(qp, self._key << KEY_SHIFT | RECEIVE)
         return qp
 

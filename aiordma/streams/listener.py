@@ -1,0 +1,103 @@
+"""StreamListener: the requests of peers who want a stream; StreamRequest: one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiordma.cm import AsyncCmId
+from aiordma.opening import Opening
+from aiordma.serving import Serving
+from aiordma.streams.options import StreamOptions
+from aiordma.streams.pipe import Pipe
+from aiordma.streams.stream import ByteStream
+
+
+class StreamRequest:
+    """A peer that wants a byte stream: accept it or reject it.
+
+    One that is just dropped is rejected, with a ResourceWarning.
+    """
+
+    def __init__(self, cm: AsyncCmId, options: StreamOptions) -> None:
+        """For StreamListener; not to be called by others."""
+        self._cm = cm
+        self._options = options
+        self._local_address = cm.local_address
+        self._peer_address = cm.peer_address
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` that the peer asked for."""
+        return self._local_address
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """`(host, port)` of the peer."""
+        return self._peer_address
+
+    def accept(self) -> Opening[ByteStream]:
+        """Accept: `await request.accept()`, or `async with request.accept() as stream`.
+
+        Cancelling ends the connection; nothing is left behind. See rdma_accept(3).
+
+        Raises:
+            ProtocolError: the peer speaks something else than rsocket; it is rejected.
+            ConnectError: the peer gave up, or did not confirm.
+            DeviceRemoved: the device went away.
+            LocalClosed: the request was answered already.
+            VerbsError: not enough locked memory, for one; the peer is rejected.
+            ValueError: the options are more than the device can do; the peer is rejected.
+        """
+        return Opening(self._accept())
+
+    async def _accept(self) -> ByteStream:
+        return ByteStream(await self.accept_pipe())
+
+    async def accept_pipe(self) -> Pipe:
+        """What a stream is made of, for other shells. Raises: as accept()."""
+        self._cm.check_unanswered()
+        return await Pipe.accepted(self._cm, self._options)
+
+    async def reject(self) -> None:
+        """Refuse the peer. Raises LocalClosed: the request was answered already."""
+        self._cm.check_unanswered()
+        self._cm.reject()
+        await self._cm.aclose()
+
+    def __repr__(self) -> str:
+        host, port = self._peer_address
+        return f"<StreamRequest from {host} port {port}>"
+
+
+class StreamListener(Serving[StreamRequest, ByteStream]):
+    """Requests for streams, one after another: `async for request in listener`.
+
+    From `listen_stream()`. Closing it rejects the requests that nobody has taken, and leaves the
+    streams that were accepted alone.
+    """
+
+    def __init__(self, cms: list[AsyncCmId], options: StreamOptions) -> None:
+        """For listen_stream(); not to be called by others."""
+        super().__init__(cms, lambda cm: StreamRequest(cm, options))
+
+    async def accept(self) -> ByteStream:
+        """Wait for a peer that connects, and accept it.
+
+        A peer that gives up halfway, or does not speak rsocket, is passed over. Cancelling may lose
+        the one peer that was just being accepted. Raises: as get_request(), and VerbsError as
+        StreamRequest.accept.
+        """
+        return await self._accept_next(StreamRequest.accept)
+
+    async def serve(self, handler: Callable[[ByteStream], Awaitable[object]]) -> None:
+        """Accept every peer, and run `handler(stream)` for each in a task of its own.
+
+        The stream is closed when its handler returns. An exception that a handler raises is
+        logged, and ends that stream only; that a peer went away is no more than an INFO. Returns
+        when the listener is closed, after the last handler has returned.
+
+        Cancelling closes the listener and cancels every handler.
+
+        Raises: as get_request(), except for LocalClosed.
+        """
+        await self._serve(StreamRequest.accept, handler)

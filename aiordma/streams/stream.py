@@ -1,0 +1,160 @@
+"""ByteStream: bytes in order, both ways, to every program that speaks rsocket."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from aiordma.blocks import AbortableBlock
+from aiordma.memory import MemoryRegion, MemorySlice, flat
+from aiordma.streams.pipe import Pipe
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+DEFAULT_READ = 1 << 16
+
+
+class ByteStream(AbortableBlock):
+    """A reliable stream of bytes over RDMA, as a TCP connection is one, on any event loop.
+
+    From `connect_stream()` or a StreamListener. The other side may be aiordma's, any program that
+    uses rsocket(7), or one for TCP that runs under librspreload. It is closed by `aclose()`, or by
+    leaving its `async with` block; one that is just dropped warns, and is then aborted.
+
+    One task may receive and one may send at a time.
+    """
+
+    def __init__(self, pipe: Pipe) -> None:
+        """For connect_stream() and StreamRequest.accept(); not to be called by others."""
+        self._pipe = pipe
+        self._local_address = pipe.endpoint.cm.local_address
+        self._peer_address = pipe.endpoint.cm.peer_address
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` of this side."""
+        return self._local_address
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """`(host, port)` of the other side."""
+        return self._peer_address
+
+    @property
+    def device_name(self) -> str:
+        """The RDMA device it runs on."""
+        return self._pipe.endpoint.device.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether it ended, here or at the peer. Bytes that came before can still be received if
+        it was not ended here."""
+        return self._pipe.endpoint.closed
+
+    async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
+        """Wait for bytes, and return at most `max_bytes` of those that are there; b"" at the end.
+
+        The end is where the peer has finished sending, or closed the stream. `async for` receives
+        until then.
+
+        Cancelling loses nothing.
+
+        Raises:
+            PeerClosed: the peer went away without saying so: its process was killed, for one.
+            ProtocolError: it broke rsocket's rules.
+            WorkRequestError, DeviceRemoved: the connection failed.
+            LocalClosed: the stream was closed here, before or while this waited.
+            BusyError: another task is receiving.
+            ValueError: `max_bytes` is less than 1.
+        """
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes is {max_bytes}, not at least 1")
+        await self._pipe.wait_readable()
+        return self._pipe.read(max_bytes)
+
+    async def receive_into(self, buffer: Buffer | MemorySlice) -> int:
+        """Likewise into the beginning of `buffer`, which is filled at most; how many; 0 at the end.
+
+        Raises: as receive(), and
+
+            BufferError: the buffer is read-only, or not contiguous.
+            ValueError: it is empty.
+        """
+        with buffer.view if isinstance(buffer, MemorySlice) else memoryview(buffer) as view:
+            if view.readonly or not view.c_contiguous:
+                raise BufferError("bytes need a contiguous buffer that can be written to")
+            if not view.nbytes:
+                raise ValueError("the buffer is empty")
+            with flat(view) as memory:
+                await self._pipe.wait_readable()
+                return self._pipe.read_into(memory)
+
+    async def send(self, data: Buffer | MemorySlice | MemoryRegion) -> None:
+        """Send all of `data`: any bytes-like object, or registered memory.
+
+        Bytes are copied: this returns when all of them are posted, which waits for the peer to read
+        while its buffer, or `send_buffer`, is full. Registered memory is not copied: this returns
+        when it may be reused. Either way a later failure raises from the next call.
+
+        Cancelling leaves some of it sent: which, nothing tells.
+
+        Raises:
+            PeerClosed: the peer closed the stream, or went away.
+            ProtocolError, WorkRequestError, DeviceRemoved: the connection failed.
+            LocalClosed: the stream was closed here, or send_eof() was called.
+            BusyError: another task is sending.
+            ValueError: the memory is closed, or not registered for this stream's device.
+        """
+        if isinstance(data, (MemorySlice, MemoryRegion)):
+            await self._pipe.send_registered(data[:])
+        else:
+            with memoryview(data) as view, flat(view) as memory:
+                await self._pipe.send(memory)
+
+    async def send_eof(self) -> None:
+        """Finish sending: the peer reads what was sent, and then the end. Receiving goes on.
+
+        Idempotent. Raises: as send().
+        """
+        await self._pipe.send_eof()
+
+    async def aclose(self) -> None:
+        """Close gracefully: what was sent reaches the peer, which then reads the end.
+
+        Takes at most `close_timeout` seconds until what is left is ended by force. Tasks that wait
+        get LocalClosed. Idempotent.
+
+        Cancelling ends it by force: everything is destroyed all the same.
+        """
+        await self._pipe.aclose()
+
+    def abort(self) -> None:
+        """End it at once, without letting what was sent arrive. Idempotent.
+
+        Everything is destroyed in the background.
+        """
+        self._pipe.abort()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Iterate over what comes, in pieces of any size, until the end."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        data = await self.receive()
+        if not data:
+            raise StopAsyncIteration
+        return data
+
+    def __del__(self) -> None:
+        pipe = getattr(self, "_pipe", None)
+        if pipe is not None and not pipe.endpoint.released:
+            name = repr(self)
+            pipe.endpoint.abandon()
+            warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
+
+    def __repr__(self) -> str:
+        host, port = self._peer_address
+        state = "closed" if self.closed else "open"
+        return f"<ByteStream to {host} port {port}, {state}>"
