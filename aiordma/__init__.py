@@ -45,6 +45,14 @@ from aiordma.options import ConnectionOptions
 from aiordma.rdmacm import AddrInfo, CmEvent, EventChannel
 from aiordma.registrations import RegistrationCache
 from aiordma.resolve import getaddrinfo
+from aiordma.streams import (
+    ByteStream,
+    StreamListener,
+    StreamOptions,
+    StreamRequest,
+    connect_stream,
+    listen_stream,
+)
 
 __all__ = [
     "AccessFlags",
@@ -53,6 +61,7 @@ __all__ = [
     "AsyncCmId",
     "AsyncEventType",
     "BusyError",
+    "ByteStream",
     "CmEvent",
     "CmEventType",
     "ConnectError",
@@ -85,6 +94,9 @@ __all__ = [
     "Rejected",
     "RemoteBuffer",
     "RouteError",
+    "StreamListener",
+    "StreamOptions",
+    "StreamRequest",
     "SyncCmId",
     "Unreachable",
     "VerbsError",
@@ -92,8 +104,10 @@ __all__ = [
     "WcStatus",
     "WorkRequestError",
     "connect",
+    "connect_stream",
     "getaddrinfo",
     "listen",
+    "listen_stream",
     "open_datagram",
     "watch_devices",
 ]

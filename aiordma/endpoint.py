@@ -63,14 +63,14 @@ LATE_SECONDS = 0.1
 EXPLAINING_SECONDS = 0.5
 
 
-L = TypeVar("L", bound=Load)
+L_co = TypeVar("L_co", bound=Load, covariant=True)
 
 
-class Endpoint(Generic[L]):
+class Endpoint(Generic[L_co]):
     """One end of a connection. All methods are for the loop's thread, but for abandon()."""
 
     def __init__(
-        self, cm: AsyncCmId, options: ConnectionOptions, load: Callable[[Owner], L]
+        self, cm: AsyncCmId, options: ConnectionOptions, load: Callable[[Owner], L_co]
     ) -> None:
         """Take over `cm`, which is bound to a device; abort() destroys it too.
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING
 
 from aiordma.datapath import MemoryWindow, Traffic
 from aiordma.endpoint import Endpoint
 from aiordma.enums import AccessFlags, WrOpcode
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
-from aiordma.registering import register, register_dmabuf
+from aiordma.registering import Registers
 from aiordma.verbs import Device
 from aiordma.verbs.queue_pair import NO_IMMEDIATE, checked_immediate
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from aiordma.datapath.gather import Sink, Source
-
-DEFAULT_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
 
 
 def checked_for(device: Device, imm: int | None) -> int:
@@ -35,68 +30,13 @@ def checked_for(device: Device, imm: int | None) -> int:
     return number
 
 
-class OneSided:
+class OneSided(Registers):
     """The part of a Connection that is about memory, this side's and the peer's."""
 
+    _endpoint: Endpoint[Traffic]
+
     def __init__(self, endpoint: Endpoint[Traffic]) -> None:
-        self._endpoint = endpoint
-
-    # --- memory ---
-
-    async def register(self, buffer: Buffer, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
-        """Pin memory of yours, so that the device reaches it without a copy: ibv_reg_mr(3).
-
-        Anything contiguous with the buffer protocol will do, and numpy arrays of any type but
-        objects. `access` says who may do what; it must include LOCAL_WRITE for memory that is read
-        into, or that the peer writes. A read-only buffer takes neither, and may be sent and read
-        from. With ON_DEMAND, where the device has on-demand paging, nothing is pinned. In a worker
-        thread. A RegistrationCache makes it cheap to register the same buffer again.
-
-        The region is good for every connection of this event loop on this device, until it is
-        closed. Cancelling leaves nothing pinned.
-
-        Raises:
-            VerbsError: ENOMEM (the locked-memory limit is reached), EINVAL (not this access).
-            BufferError: the buffer is not contiguous.
-            ValueError: it is empty, read-only and to be written to, or holds Python objects; or the
-                device has no on-demand paging.
-            LocalClosed, PeerClosed, ...: the connection has ended.
-        """
-        self._endpoint.check_open()
-        return await register(self._endpoint.cm.loop, self._endpoint.device, buffer, access)
-
-    async def register_dmabuf(
-        self, fd: int, offset: int, length: int, access: AccessFlags = DEFAULT_ACCESS
-    ) -> MemoryRegion:
-        """Let the device reach `length` bytes of a dma-buf: ibv_reg_dmabuf_mr(3).
-
-        A dma-buf is memory of another device, such as a GPU, behind a file descriptor, which may be
-        closed afterwards. The region has no bytes to look at here, `memoryview()` of it raises
-        BufferError; all else is as with register().
-
-        Raises:
-            VerbsError: EOPNOTSUPP (this device or kernel cannot), EINVAL, EBADF.
-            ValueError: `offset` or `length` is not possible.
-            LocalClosed, PeerClosed, ...: the connection has ended.
-        """
-        self._endpoint.check_open()
-        cm, device = self._endpoint.cm, self._endpoint.device
-        return await register_dmabuf(cm.loop, device, fd, (offset, length), access)
-
-    async def allocate(self, nbytes: int, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
-        """Fresh zeroed memory, registered. Otherwise as register().
-
-        Raises:
-            ValueError: `nbytes` is not positive.
-            MemoryError: there is not so much.
-        """
-        if nbytes <= 0:
-            raise ValueError(f"{nbytes} bytes cannot be allocated")
-        try:
-            pages = mmap.mmap(-1, nbytes)
-        except (OSError, OverflowError) as error:
-            raise MemoryError(f"{nbytes} bytes cannot be allocated: {error}") from error
-        return await self.register(pages, access)
+        super().__init__(endpoint)
 
     async def bind(
         self,

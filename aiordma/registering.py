@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aiordma.datapath import Load
 from aiordma.dispatch import LoopDevice
+from aiordma.endpoint import Endpoint
 from aiordma.enums import AccessFlags
 from aiordma.errors import RdmaError
 from aiordma.loop import Loop, hand_over, make_in_worker, workers
@@ -19,6 +22,71 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WRITE_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+
+
+DEFAULT_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
+
+
+class Registers:
+    """The part of whatever has an endpoint that is about memory of this side's."""
+
+    def __init__(self, endpoint: Endpoint[Load]) -> None:
+        self._endpoint = endpoint
+
+    async def register(self, buffer: Buffer, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
+        """Pin memory of yours, so that the device reaches it without a copy: ibv_reg_mr(3).
+
+        Anything contiguous with the buffer protocol will do, and numpy arrays of any type but
+        objects. `access` says who may do what; it must include LOCAL_WRITE for memory that is read
+        into, or that the peer writes. A read-only buffer takes neither, and may be sent and read
+        from. With ON_DEMAND, where the device has on-demand paging, nothing is pinned. In a worker
+        thread. A RegistrationCache makes it cheap to register the same buffer again.
+
+        The region is good for every connection and stream of this event loop on this device, until
+        it is closed. Cancelling leaves nothing pinned.
+
+        Raises:
+            VerbsError: ENOMEM (the locked-memory limit is reached), EINVAL (not this access).
+            BufferError: the buffer is not contiguous.
+            ValueError: it is empty, read-only and to be written to, or holds Python objects; or the
+                device has no on-demand paging.
+            LocalClosed, PeerClosed, ...: the connection has ended.
+        """
+        self._endpoint.check_open()
+        return await register(self._endpoint.cm.loop, self._endpoint.device, buffer, access)
+
+    async def register_dmabuf(
+        self, fd: int, offset: int, length: int, access: AccessFlags = DEFAULT_ACCESS
+    ) -> MemoryRegion:
+        """Let the device reach `length` bytes of a dma-buf: ibv_reg_dmabuf_mr(3).
+
+        A dma-buf is memory of another device, such as a GPU, behind a file descriptor, which may be
+        closed afterwards. The region has no bytes to look at here, `memoryview()` of it raises
+        BufferError; all else is as with register().
+
+        Raises:
+            VerbsError: EOPNOTSUPP (this device or kernel cannot), EINVAL, EBADF.
+            ValueError: `offset` or `length` is not possible.
+            LocalClosed, PeerClosed, ...: the connection has ended.
+        """
+        self._endpoint.check_open()
+        cm, device = self._endpoint.cm, self._endpoint.device
+        return await register_dmabuf(cm.loop, device, fd, (offset, length), access)
+
+    async def allocate(self, nbytes: int, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
+        """Fresh zeroed memory, registered. Otherwise as register().
+
+        Raises:
+            ValueError: `nbytes` is not positive.
+            MemoryError: there is not so much.
+        """
+        if nbytes <= 0:
+            raise ValueError(f"{nbytes} bytes cannot be allocated")
+        try:
+            pages = mmap.mmap(-1, nbytes)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"{nbytes} bytes cannot be allocated: {error}") from error
+        return await self.register(pages, access)
 
 
 async def register(loop: Loop, device: Device, buffer: Buffer, access: AccessFlags) -> MemoryRegion:

@@ -11,7 +11,7 @@ from aiordma.enums import AccessFlags
 from aiordma.errors import LocalClosed
 from aiordma.loop import checkpoint
 from aiordma.memory import MemoryRegion, bounds, exporting
-from aiordma.one_sided import DEFAULT_ACCESS
+from aiordma.registering import DEFAULT_ACCESS
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -51,12 +51,7 @@ class StreamRequest:
         return Opening(self._accept())
 
     async def _accept(self) -> ByteStream:
-        return ByteStream(await self.accept_pipe())
-
-    async def accept_pipe(self) -> Pipe:
-        """What a stream is made of, for other shells. Raises: as accept()."""
-        self._cm.check_unanswered()
-        return await Pipe.accepted(self._cm, self._options)
+        return ByteStream(await accepted_pipe(self))
 
     async def reject(self) -> None:
         """Refuse the peer. Raises LocalClosed: the request was answered already."""
@@ -67,6 +62,12 @@ class StreamRequest:
     def __repr__(self) -> str:
         host, port = self._peer_address
         return f"<StreamRequest from {host} port {port}>"
+
+
+async def accepted_pipe(request: StreamRequest) -> Pipe:
+    """What a stream is made of, for other shells. Raises: as StreamRequest.accept()."""
+    request._cm.check_unanswered()
+    return await Pipe.accepted(request._cm, request._options)
 
 
 class StreamListener(Serving[StreamRequest, ByteStream]):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiordma.blocks import AbortableBlock
 from aiordma.memory import MemoryRegion, MemorySlice, flat
+from aiordma.registering import Registers
 from aiordma.streams.pipe import Pipe
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_READ = 1 << 16
 
 
-class ByteStream(AbortableBlock):
+class ByteStream(Registers, AbortableBlock):
     """A reliable stream of bytes over RDMA, as a TCP connection is one, on any event loop.
 
     From `connect_stream()` or a StreamListener. The other side may be aiordma's, any program that
@@ -28,6 +29,7 @@ class ByteStream(AbortableBlock):
 
     def __init__(self, pipe: Pipe) -> None:
         """For connect_stream() and StreamRequest.accept(); not to be called by others."""
+        super().__init__(pipe.endpoint)
         self._pipe = pipe
         self._local_address = pipe.endpoint.cm.local_address
         self._peer_address = pipe.endpoint.cm.peer_address
@@ -45,13 +47,13 @@ class ByteStream(AbortableBlock):
     @property
     def device_name(self) -> str:
         """The RDMA device it runs on."""
-        return self._pipe.endpoint.device.name
+        return self._endpoint.device.name
 
     @property
     def closed(self) -> bool:
         """Whether it ended, here or at the peer. Bytes that came before can still be received if
         it was not ended here."""
-        return self._pipe.endpoint.closed
+        return self._endpoint.closed
 
     async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
         """Wait for bytes, and return at most `max_bytes` of those that are there; b"" at the end.
@@ -148,10 +150,10 @@ class ByteStream(AbortableBlock):
         return data
 
     def __del__(self) -> None:
-        pipe = getattr(self, "_pipe", None)
-        if pipe is not None and not pipe.endpoint.released:
+        endpoint = getattr(self, "_endpoint", None)
+        if endpoint is not None and not endpoint.released:
             name = repr(self)
-            pipe.endpoint.abandon()
+            endpoint.abandon()
             warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ LAYERS = {
         "registrations",
         "streams",
     ],
-    6: ["__main__", "anyio", "cli", "lab"],
+    6: ["__main__", "anyio", "asyncio", "cli", "lab", "trio"],
 }
 """The rooms of each floor; "" is aiordma/__init__.py."""
 

@@ -1,0 +1,140 @@
+"""open_connection(), start_server(), create_connection() and create_server()."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from ssl import SSLContext
+from typing import TypeVar
+
+from aiordma.asyncio.secure import begin_secure
+from aiordma.asyncio.server import StreamServer
+from aiordma.asyncio.transport import StreamTransport
+from aiordma.streams.connect import dial_pipe, listen_stream
+from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
+
+# asyncio's own default: the longest line that readline() takes is about twice as much.
+LIMIT = 1 << 16
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+OnConnected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
+
+
+async def create_connection(
+    protocol_factory: Callable[[], P],
+    host: str,
+    port: int,
+    *,
+    ssl: SSLContext | None = None,
+    server_hostname: str | None = None,
+    local_addr: tuple[str, int] | None = None,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> tuple[asyncio.Transport, P]:
+    """As loop.create_connection(), over RDMA: to whoever speaks rsocket there.
+
+    Cancelling leaves nothing behind.
+
+    Raises:
+        OSError: nobody answers or accepts (a ConnectionError), the peer speaks something else, or
+            there is no RDMA device: see connect_stream(), whose exceptions all but two are one.
+        RouteError, ...: as connect_stream().
+        ValueError: `ssl` on an event loop that puts TLS on its own transports only (uvloop).
+    """
+    loop = asyncio.get_running_loop()
+    pipe = await dial_pipe(host, port, local_addr, options)
+    protocol = protocol_factory()
+    transport = StreamTransport(pipe, loop, protocol)
+    if ssl is not None:
+        return await begin_secure(transport, protocol, ssl, server_hostname or host), protocol
+    transport.begin()
+    return transport, protocol
+
+
+async def create_server(
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    host: str | None,
+    port: int,
+    *,
+    backlog: int = 100,
+    ssl: SSLContext | None = None,
+    start_serving: bool = True,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> StreamServer:
+    """As loop.create_server(), over RDMA: for whoever speaks rsocket.
+
+    `host` is a name or address of this machine, None all of them; port 0 picks a free one, which
+    `server.sockets[0].getsockname()` tells.
+
+    Cancelling leaves nothing behind.
+
+    Raises: as listen_stream(); OSError, for instance, if the port is taken.
+    """
+    listener = await listen_stream(host, port, backlog=backlog, options=options)
+    server = StreamServer(listener, protocol_factory, ssl)
+    if start_serving:
+        await server.start_serving()
+    return server
+
+
+async def open_connection(
+    host: str,
+    port: int,
+    *,
+    limit: int = LIMIT,
+    ssl: SSLContext | None = None,
+    server_hostname: str | None = None,
+    local_addr: tuple[str, int] | None = None,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As asyncio.open_connection(), over RDMA: a StreamReader and a StreamWriter.
+
+    `writer.get_extra_info()` knows "peername", "sockname" and "rdma_device". `limit` bounds what
+    the reader holds, and so how long a line may be.
+
+    Cancelling leaves nothing behind. Raises: as create_connection().
+    """
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=limit, loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    transport, _ = await create_connection(
+        lambda: protocol,
+        host,
+        port,
+        ssl=ssl,
+        server_hostname=server_hostname,
+        local_addr=local_addr,
+        options=options,
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def start_server(
+    client_connected_cb: OnConnected,
+    host: str | None,
+    port: int,
+    *,
+    limit: int = LIMIT,
+    backlog: int = 100,
+    ssl: SSLContext | None = None,
+    start_serving: bool = True,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> StreamServer:
+    """As asyncio.start_server(), over RDMA: `client_connected_cb(reader, writer)` for each peer.
+
+    Cancelling leaves nothing behind. Raises: as create_server().
+    """
+    loop = asyncio.get_running_loop()
+
+    def factory() -> asyncio.StreamReaderProtocol:
+        reader = asyncio.StreamReader(limit=limit, loop=loop)
+        return asyncio.StreamReaderProtocol(reader, client_connected_cb, loop=loop)
+
+    return await create_server(
+        factory,
+        host,
+        port,
+        backlog=backlog,
+        ssl=ssl,
+        start_serving=start_serving,
+        options=options,
+    )

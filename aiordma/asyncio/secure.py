@@ -1,0 +1,54 @@
+"""TLS on a StreamTransport, by the loop's own start_tls()."""
+
+from __future__ import annotations
+
+import asyncio
+from ssl import SSLContext
+
+from aiordma.asyncio.transport import StreamTransport
+
+NOT_HERE = (
+    "this event loop puts TLS on its own transports only: uvloop, for one. Use asyncio's loop, or "
+    "the byte streams of aiordma.anyio with anyio's TLSStream"
+)
+
+
+class _Silent(asyncio.Protocol):
+    """Until there is TLS, nobody hears of the connection."""
+
+
+async def begin_secure(
+    transport: StreamTransport,
+    protocol: asyncio.BaseProtocol,
+    ssl: SSLContext,
+    server_hostname: str | None,
+) -> asyncio.Transport:
+    """Shake hands, and tell `protocol` that it is connected. The transport that it gets.
+
+    As a server if `server_hostname` is None.
+
+    Raises:
+        OSError: the handshake failed (ssl.SSLError), or the peer went away.
+        ValueError: the event loop cannot do it.
+    """
+    loop = asyncio.get_running_loop()
+    transport.set_protocol(_Silent())
+    transport.pause_reading()
+    transport.begin()
+    try:
+        secure = await loop.start_tls(
+            transport,
+            protocol,
+            ssl,
+            server_side=server_hostname is None,
+            server_hostname=server_hostname,
+        )
+    except TypeError as error:
+        transport.abort()
+        raise ValueError(NOT_HERE) from error
+    except BaseException:
+        transport.abort()
+        raise
+    assert secure is not None
+    protocol.connection_made(secure)
+    return secure

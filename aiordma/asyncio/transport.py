@@ -1,0 +1,303 @@
+"""StreamTransport: a byte stream as a transport of asyncio's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, cast
+
+from aiordma.asyncio.errors import as_os_error
+from aiordma.asyncio.write_buffer import WriteBuffer
+from aiordma.errors import RdmaError
+from aiordma.memory import flat
+from aiordma.streams.pipe import Pipe
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# As much as asyncio's own transports read at once.
+MAX_READ = 256 * 1024
+
+
+class StreamTransport(asyncio.Transport):
+    """What asyncio.Transport promises, over RDMA: from create_connection() or create_server().
+
+    `get_extra_info()` knows "peername", "sockname" and "rdma_device".
+    """
+
+    # asyncio's loops ask for it before they put TLS on a transport that is not theirs.
+    _start_tls_compatible = True
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        loop: asyncio.AbstractEventLoop,
+        protocol: asyncio.BaseProtocol,
+        on_lost: Callable[[StreamTransport], None] | None = None,
+    ) -> None:
+        """Present `pipe` to `protocol` once begin() is called; `on_lost` is called at the end."""
+        cm = pipe.endpoint.cm
+        super().__init__(
+            {
+                "peername": cm.peer_address,
+                "sockname": cm.local_address,
+                "rdma_device": pipe.endpoint.device.name,
+            }
+        )
+        self._pipe = pipe
+        self._loop = loop
+        self._on_lost = on_lost
+        self._context = contextvars.copy_context()
+        self._buffer = WriteBuffer(self._report)
+        self._scheduled = False
+        self._reading = False
+        self._paused = False
+        self._saw_eof = False
+        self._eof_wanted = False
+        self._closing = False
+        self._lost = False
+        self._finale: asyncio.Task[None] | None = None
+        self._ended = False
+        self.set_protocol(protocol)
+
+    def begin(self) -> None:
+        """Tell the protocol that it is connected, and start reading."""
+        self._reading = True
+        self._pipe.on_change = self._schedule
+        try:
+            self._protocol.connection_made(self)
+        except Exception as error:
+            self._fail(error, "protocol.connection_made() failed")
+        self._schedule()
+
+    # --- the protocol ---
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Have another protocol from now on."""
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """The protocol."""
+        return self._protocol
+
+    # --- turns ---
+
+    def _schedule(self) -> None:
+        """See what can be done, in a turn of the loop's own: not while completions are taken."""
+        if not self._scheduled and not self._lost:
+            self._scheduled = True
+            self._loop.call_soon(self._take_turn, context=self._context)
+
+    def _take_turn(self) -> None:
+        self._scheduled = False
+        if not self._lost:
+            self._flush()
+        if not self._lost:
+            self._read()
+
+    # --- in ---
+
+    def is_reading(self) -> bool:
+        """Whether data is passed on to the protocol."""
+        return self._reading and not self._paused and not self._closing and not self._saw_eof
+
+    def pause_reading(self) -> None:
+        """Pass nothing on until resume_reading(). The peer is held back when its room is used up.
+
+        Idempotent.
+        """
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        """End that. Idempotent."""
+        self._paused = False
+        self._schedule()
+
+    def _read(self) -> None:
+        if not self.is_reading() or not self._pipe.is_readable:
+            return
+        try:
+            protocol = self._protocol
+            if isinstance(protocol, asyncio.BufferedProtocol):
+                count = self._read_into(protocol)
+            else:
+                count = self._read_for(protocol)
+        except RdmaError as error:
+            self._lose(error)
+            return
+        except Exception as error:
+            self._fail(error, "the protocol failed on what was received")
+            return
+        if not count:
+            self._end_reading()
+        elif self._pipe.is_readable:
+            self._schedule()
+
+    def _read_for(self, protocol: asyncio.BaseProtocol) -> int:
+        data = self._pipe.read(MAX_READ)
+        if data:
+            cast(asyncio.Protocol, protocol).data_received(data)
+        return len(data)
+
+    def _read_into(self, protocol: asyncio.BufferedProtocol) -> int:
+        buffer = protocol.get_buffer(-1)
+        with memoryview(buffer) as view, flat(view) as memory:
+            if not len(memory):
+                raise RuntimeError("get_buffer() returned an empty buffer")
+            count = self._pipe.read_into(memory)
+        if count:
+            protocol.buffer_updated(count)
+        return count
+
+    def _end_reading(self) -> None:
+        self._saw_eof = True
+        try:
+            keeps_open = cast(asyncio.Protocol, self._protocol).eof_received()
+        except Exception as error:
+            self._fail(error, "protocol.eof_received() failed")
+            return
+        if not keeps_open:
+            self.close()
+
+    # --- out ---
+
+    def write(self, data: Buffer) -> None:
+        """Send, or keep to be sent. Never blocks; see set_write_buffer_limits()."""
+        if self._eof_wanted:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        with memoryview(data) as view, flat(view) as memory:
+            if self._lost or self._closing or not memory.nbytes:
+                return  # a transport that is closed takes no more, as asyncio's own
+            taken = 0
+            if not self._buffer.size:
+                try:
+                    taken = self._pipe.write(memory)
+                except RdmaError as error:
+                    self._lose(error)
+                    return
+            if taken < len(memory):
+                self._buffer.add(memory[taken:], self._protocol)
+
+    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
+        """write() all of them."""
+        self.write(b"".join([bytes(data) for data in list_of_data]))
+
+    def can_write_eof(self) -> bool:
+        """Yes."""
+        return True
+
+    def write_eof(self) -> None:
+        """Finish sending, behind what was written. Idempotent."""
+        if self._eof_wanted or self._closing:
+            return
+        self._eof_wanted = True
+        self._flush()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that wait to be sent."""
+        return self._buffer.size
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """The low and the high water mark."""
+        return self._buffer.low, self._buffer.high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """At how many waiting bytes the protocol is paused, and when it goes on."""
+        self._buffer.set_limits(high, low)
+        self._buffer.pause_if_full(self._protocol)
+
+    def _flush(self) -> None:
+        try:
+            if self._buffer.size:
+                self._buffer.drain(self._pipe.write)
+            if not self._buffer.size and self._eof_wanted and not self._closing:
+                self._pipe.finish()
+        except RdmaError as error:
+            self._lose(error)
+            return
+        self._buffer.resume_if_low(self._protocol)
+        if not self._buffer.size and self._closing:
+            self._start_finale()
+
+    # --- the end ---
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._closing or self._lost
+
+    def close(self) -> None:
+        """Send what waits, then close; nothing is received any more. Idempotent.
+
+        In the end the protocol's connection_lost(None) is called.
+        """
+        if self._closing or self._lost:
+            return
+        self._closing = True
+        if not self._buffer.size:
+            self._start_finale()
+
+    def _start_finale(self) -> None:
+        if self._finale is None:
+            self._finale = self._loop.create_task(self._close_pipe())
+
+    async def _close_pipe(self) -> None:
+        try:
+            await self._pipe.aclose()
+        finally:
+            self._end(None)
+
+    def abort(self) -> None:
+        """Close at once, without sending what waits."""
+        self._end_soon(None)
+
+    def _lose(self, error: RdmaError) -> None:
+        """The connection is of no use any more."""
+        self._end_soon(as_os_error(error))
+
+    def _fail(self, error: Exception, where: str) -> None:
+        self._report(error, where)
+        self._end_soon(error)
+
+    def _report(self, error: Exception, where: str) -> None:
+        context = {
+            "message": where,
+            "exception": error,
+            "transport": self,
+            "protocol": self._protocol,
+        }
+        self._loop.call_exception_handler(context)
+
+    def _end_soon(self, error: Exception | None) -> None:
+        self._pipe.abort()
+        if not self._lost:
+            self._loop.call_soon(self._end, error)
+        self._lost = True
+
+    def _end(self, error: Exception | None) -> None:
+        if self._ended:
+            return
+        self._ended = self._lost = True
+        self._pipe.on_change = _nothing
+        self._buffer.clear()
+        try:
+            self._protocol.connection_lost(error)
+        finally:
+            if self._on_lost is not None:
+                self._on_lost(self)
+
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        pipe = getattr(self, "_pipe", None)
+        if pipe is not None and not pipe.endpoint.released:
+            _warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+            pipe.endpoint.abandon()
+
+    def __repr__(self) -> str:
+        host, port = self._pipe.endpoint.cm.peer_address
+        state = "closed" if self._lost else "closing" if self._closing else "open"
+        return f"<StreamTransport to {host} port {port}, {state}>"
+
+
+def _nothing() -> None:
+    """For a pipe that nobody listens to any more."""

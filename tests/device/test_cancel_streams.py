@@ -1,0 +1,208 @@
+"""What a cancelled await leaves behind: byte streams."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import loops
+import pytest
+from cancelling import cancel, cancelled
+from helpers import PATIENCE
+from streaming import DEFAULT, pattern, receive_exactly, streaming
+
+import aiordma
+from aiordma import ByteStream, LocalClosed, PeerClosed, Rejected
+from aiordma.rdmacm import DeviceAddress
+
+
+async def opened(where: tuple[str, int]) -> ByteStream:
+    return await aiordma.connect_stream(*where)
+
+
+async def receive_into(stream: ByteStream) -> bytes:
+    buffer = bytearray(100)
+    try:
+        return bytes(buffer[: await stream.receive_into(buffer)])
+    except loops.CancelledError:
+        assert buffer == bytearray(100)
+        raise
+
+
+@pytest.mark.awaits("ByteStream.receive", "ByteStream.receive_into", "ByteStream.__anext__")
+@pytest.mark.parametrize("receive", [ByteStream.receive, receive_into, anext])
+async def test_receiving_loses_no_byte(
+    address: DeviceAddress, receive: Callable[[ByteStream], Awaitable[bytes]]
+) -> None:
+    async with streaming(address) as pair, loops.timeout(PATIENCE):
+        await cancel(lambda: receive(pair.server))
+        await pair.client.send(b"kept")
+        while not pair.server._pipe.is_readable:
+            await loops.sleep(0.01)
+        assert await cancelled(lambda: receive(pair.server), begun=False)
+        assert await receive(pair.server) == b"kept"
+
+
+@pytest.mark.awaits("ByteStream.send")
+async def test_a_part_of_what_was_being_sent_arrives(address: DeviceAddress) -> None:
+    data = pattern(4 * DEFAULT.recv_buffer)
+    async with streaming(address) as pair, loops.timeout(PATIENCE):
+        assert await cancelled(lambda: pair.client.send(data), begun=False)
+        await cancel(lambda: pair.client.send(data))
+        await pair.client.send_eof()
+        received = b"".join([part async for part in pair.server])
+        assert 0 < len(received) < len(data)
+        assert data.startswith(received)
+
+
+@pytest.mark.awaits("ByteStream.send")
+async def test_registered_memory_stays_pinned_until_it_has_arrived(address: DeviceAddress) -> None:
+    data = pattern(4 * DEFAULT.recv_buffer)
+    buffer = bytearray(data)
+    async with streaming(address) as pair, loops.timeout(PATIENCE):
+        region = await pair.client.register(buffer)
+        await cancel(lambda: pair.client.send(region))
+        region.close()
+        await pair.client.send_eof()
+        received = b"".join([part async for part in pair.server])
+        assert data.startswith(received)
+        await region.aclose()
+        buffer.extend(b"it may be resized again")
+
+
+@pytest.mark.awaits("ByteStream.send_eof")
+async def test_the_end_is_sent_or_not(address: DeviceAddress) -> None:
+    async with streaming(address) as pair, loops.timeout(PATIENCE):
+        assert await cancelled(pair.client.send_eof, begun=False)
+        await pair.client.send(b"goes on")
+        assert await pair.server.receive() == b"goes on"
+        await cancelled(pair.client.send_eof)
+        await pair.client.send_eof()
+        assert await pair.server.receive() == b""
+
+
+@pytest.mark.awaits("ByteStream.register", "ByteStream.register_dmabuf", "ByteStream.allocate")
+async def test_nothing_stays_registered(address: DeviceAddress) -> None:
+    """The same code as a connection's, where all three are."""
+    buffer = bytearray(1 << 20)
+    async with streaming(address) as pair, loops.timeout(PATIENCE):
+        await cancel(lambda: pair.client.register(buffer))
+        while True:
+            try:
+                buffer.append(0)
+                break
+            except BufferError:  # the worker thread is about to undo it
+                await loops.sleep(0.01)
+        await cancel(lambda: pair.client.allocate(4096))
+
+
+@pytest.mark.awaits("ByteStream.aclose")
+async def test_a_cancelled_close_is_one_by_force(address: DeviceAddress) -> None:
+    async with streaming(address) as pair, loops.timeout(PATIENCE):
+        await cancelled(pair.client.aclose)
+        assert pair.client._endpoint.released
+        with pytest.raises(LocalClosed):
+            await pair.client.send(b"x")
+        await pair.server.aclose()
+
+
+@pytest.mark.awaits("ByteStream.__aexit__")
+async def test_a_block_that_is_cancelled_aborts_its_stream(address: DeviceAddress) -> None:
+    async with streaming(address) as pair, loops.timeout(PATIENCE):
+
+        async def block() -> None:
+            async with pair.client as stream:
+                await stream.receive()
+
+        await cancel(block)
+        assert pair.client._endpoint.released
+        with pytest.raises(PeerClosed):
+            await pair.server.receive()
+
+
+@pytest.mark.awaits("connect_stream", "StreamRequest.reject")
+async def test_connecting_leaves_nothing_and_a_refusal_stands(address: DeviceAddress) -> None:
+    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(PATIENCE):
+        where = listener.local_address
+        assert await cancelled(lambda: opened(where), begun=False)
+        connecting = loops.create_task(opened(where))
+        request = await listener.get_request()  # now it waits for the answer
+        connecting.cancel()
+        await loops.wait([connecting])
+        assert connecting.cancelled()
+        await request.reject()
+        connecting = loops.create_task(opened(where))
+        request = await listener.get_request()
+        await cancelled(request.reject)
+        with pytest.raises(Rejected):
+            await connecting
+
+
+@pytest.mark.awaits("listen_stream", "StreamListener.aclose", "StreamListener.__aexit__")
+async def test_a_listener_leaves_its_port_free(address: DeviceAddress) -> None:
+    listener = await aiordma.listen_stream(address.host, 0)
+    port = listener.local_address[1]
+    await cancelled(listener.aclose)
+    with pytest.raises(LocalClosed):
+        await listener.get_request()
+    await listener.aclose()
+    assert await cancelled(lambda: aiordma.listen_stream(address.host, port), begun=False)
+    async with aiordma.listen_stream(address.host, port) as again:
+        assert again.local_address[1] == port
+
+
+@pytest.mark.awaits("StreamListener.get_request", "StreamListener.__anext__")
+@pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
+async def test_waiting_for_requests_loses_none(address: DeviceAddress, get: object) -> None:
+    assert callable(get)
+    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(PATIENCE):
+        await cancel(lambda: get(listener))
+        connecting = loops.create_task(opened(listener.local_address))
+        await (await get(listener)).reject()
+        with pytest.raises(Rejected):
+            await connecting
+
+
+@pytest.mark.awaits("StreamRequest.accept", "StreamListener.accept")
+async def test_the_peer_that_was_being_accepted_is_lost_and_no_other(
+    address: DeviceAddress,
+) -> None:
+    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(PATIENCE):
+        await cancel(listener.accept)
+        lost = loops.create_task(opened(listener.local_address))
+        request = await listener.get_request()
+        await cancel(request.accept)
+        with pytest.raises(LocalClosed):
+            await request.accept()
+        with pytest.raises((aiordma.ConnectError, PeerClosed)):
+            async with await lost as stream:
+                await stream.receive()
+        other = loops.create_task(opened(listener.local_address))
+        async with await listener.accept() as accepted, await other as stream:
+            await stream.send(b"the other")
+            assert await receive_exactly(accepted, 9) == b"the other"
+
+
+@pytest.mark.awaits("StreamListener.serve")
+async def test_serve_closes_the_listener_and_cancels_its_handlers(address: DeviceAddress) -> None:
+    inside = loops.make_event()
+    ends: list[BaseException] = []
+
+    async def handler(stream: ByteStream) -> None:
+        inside.set()
+        try:
+            await stream.receive()
+        except BaseException as error:
+            ends.append(error)
+            raise
+
+    async with loops.timeout(PATIENCE):
+        listener = await aiordma.listen_stream(address.host, 0)
+        serving = loops.create_task(listener.serve(handler))
+        async with await opened(listener.local_address) as peer:
+            await inside.wait()
+            serving.cancel()
+            await loops.wait([serving])
+            assert serving.cancelled()
+            assert [isinstance(end, loops.CancelledError) for end in ends] == [True]
+            with pytest.raises(PeerClosed):
+                await peer.receive()

@@ -1,0 +1,298 @@
+"""Byte streams between two ends of ours: order, limits, flow, and how they end."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import loops
+import pytest
+from helpers import PATIENCE, give_name
+from streaming import DEFAULT, pattern, receive_all, receive_exactly, streaming
+
+import aiordma
+from aiordma import (
+    BusyError,
+    ByteStream,
+    LocalClosed,
+    PeerClosed,
+    ProtocolError,
+    Rejected,
+    StreamOptions,
+)
+from aiordma.rdmacm import DeviceAddress
+
+SMALL = StreamOptions(send_buffer=4096, recv_buffer=4096, send_depth=16, recv_depth=16)
+
+
+async def test_bytes_arrive_in_order(any_address: DeviceAddress) -> None:
+    inline = DEFAULT.max_inline
+    async with loops.timeout(PATIENCE), streaming(any_address) as pair:
+        for size in (1, inline, inline + 1, 4096, 1 << 16, (1 << 16) + 1, DEFAULT.recv_buffer):
+            data = pattern(size, seed=size)
+            for source, sink in ((pair.client, pair.server), (pair.server, pair.client)):
+                sending = loops.create_task(source.send(data))
+                assert await receive_exactly(sink, size) == data
+                await sending
+
+
+@pytest.mark.parametrize("options", [DEFAULT, SMALL], ids=["usual", "small"])
+async def test_much_both_ways_at_once(address: DeviceAddress, options: StreamOptions) -> None:
+    size = 4 << 20 if options is DEFAULT else 200_000
+    to_server, to_client = pattern(size), pattern(size + 1, seed=1 << 20)
+
+    async def talk(stream: ByteStream, data: bytes) -> str:
+        async def send() -> None:
+            for start in range(0, len(data), 100_000):
+                await stream.send(data[start : start + 100_000])
+            await stream.send_eof()
+
+        sending = loops.create_task(send())
+        received = await receive_all(stream)
+        await sending
+        return hashlib.sha256(received).hexdigest()
+
+    async with loops.timeout(PATIENCE), streaming(address, options, options) as pair:
+        found = await loops.gather(talk(pair.client, to_server), talk(pair.server, to_client))
+    assert found == [hashlib.sha256(data).hexdigest() for data in (to_client, to_server)]
+
+
+async def test_many_small_writes_are_not_lost(address: DeviceAddress) -> None:
+    """More than there are credits, and receives, and places in the send queue."""
+    async with loops.timeout(PATIENCE), streaming(address, SMALL, SMALL) as pair:
+
+        async def send() -> None:
+            for number in range(500):
+                await pair.client.send(number.to_bytes(2, "big"))
+
+        sending = loops.create_task(send())
+        received = await receive_exactly(pair.server, 1000)
+        await sending
+    assert received == b"".join(number.to_bytes(2, "big") for number in range(500))
+
+
+async def test_empty_data_sends_nothing(address: DeviceAddress) -> None:
+    async with streaming(address) as pair:
+        await pair.client.send(b"")
+        await pair.client.send(b"x")
+        assert await pair.server.receive() == b"x"
+
+
+async def test_reading_in_parts(address: DeviceAddress) -> None:
+    async with streaming(address) as pair:
+        await pair.client.send(b"0123456789")
+        assert await pair.server.receive(4) == b"0123"
+        buffer = bytearray(4)
+        assert await pair.server.receive_into(buffer) == 4
+        assert buffer == b"4567"
+        assert await pair.server.receive_into(buffer) == 2
+        assert buffer == b"8967"
+
+
+async def test_bad_arguments_lose_nothing(address: DeviceAddress) -> None:
+    async with streaming(address) as pair:
+        await pair.client.send(b"kept")
+        with pytest.raises(ValueError, match="not at least 1"):
+            await pair.server.receive(0)
+        with pytest.raises(ValueError, match="empty"):
+            await pair.server.receive_into(bytearray())
+        with pytest.raises(BufferError):
+            await pair.server.receive_into(b"read-only")
+        with pytest.raises(TypeError):
+            await pair.client.send("text")  # type: ignore[arg-type]
+        assert await pair.server.receive() == b"kept"
+
+
+async def test_a_slow_reader_holds_the_writer_back(address: DeviceAddress) -> None:
+    data = pattern(100_000)
+    async with streaming(address, SMALL, SMALL) as pair:
+        sending = loops.create_task(pair.client.send(data))
+        await loops.sleep(0.3)
+        assert not sending.done()
+        assert await receive_exactly(pair.server, len(data)) == data
+        async with loops.timeout(PATIENCE):
+            await sending
+
+
+async def test_registered_memory_is_sent_without_a_copy(address: DeviceAddress) -> None:
+    data = bytearray(pattern(600_000))
+    async with streaming(address) as pair, await pair.client.register(data) as region:
+        sending = loops.create_task(pair.client.send(region))
+        assert await receive_exactly(pair.server, len(data)) == data
+        await sending
+        await pair.client.send(region[10:20])
+        assert await pair.server.receive() == data[10:20]
+
+
+# --- two tasks ---
+
+
+async def test_only_one_task_receives_or_sends(address: DeviceAddress) -> None:
+    async with streaming(address, SMALL, SMALL) as pair:
+        receiving = loops.create_task(pair.client.receive())
+        sending = loops.create_task(pair.client.send(pattern(50_000)))
+        await loops.sleep(0.1)
+        with pytest.raises(BusyError, match="receiving"):
+            await pair.client.receive()
+        with pytest.raises(BusyError, match="sending"):
+            await pair.client.send(b"x")
+        with pytest.raises(BusyError, match="sending"):
+            await pair.client.send_eof()
+        await pair.server.send(b"y")
+        assert await receiving == b"y"
+        assert await receive_exactly(pair.server, 50_000) == pattern(50_000)
+        await sending
+
+
+# --- the end ---
+
+
+async def test_half_close(address: DeviceAddress) -> None:
+    async with streaming(address) as pair:
+        await pair.client.send(b"question")
+        await pair.client.send_eof()
+        await pair.client.send_eof()
+        assert await receive_all(pair.server) == b"question"
+        assert await pair.server.receive() == b""
+        with pytest.raises(LocalClosed, match="sending side"):
+            await pair.client.send(b"more")
+        await pair.server.send(b"answer")
+        assert await pair.client.receive() == b"answer"
+        await pair.server.send_eof()
+        assert await pair.client.receive() == b""
+
+
+async def test_closing_lets_the_peer_read_what_was_sent(address: DeviceAddress) -> None:
+    data = pattern(100_000)
+    async with streaming(address) as pair:
+        await pair.client.send(data)
+        await pair.client.aclose()
+        assert await receive_all(pair.server) == data
+        with pytest.raises(PeerClosed):
+            await pair.server.send(b"too late")
+        with pytest.raises(LocalClosed):
+            await pair.client.receive()
+        with pytest.raises(LocalClosed):
+            await pair.client.send(b"closed")
+
+
+async def test_a_peer_that_vanishes_is_no_end_of_file(address: DeviceAddress) -> None:
+    async with streaming(address) as pair:
+        await pair.client.send(b"last words")
+        assert await pair.server.receive() == b"last words"
+        pair.client.abort()
+        with pytest.raises(PeerClosed):
+            await pair.server.receive()
+
+
+async def test_closing_wakes_who_waits(address: DeviceAddress) -> None:
+    async with streaming(address, SMALL, SMALL) as pair:
+        tasks = [
+            loops.create_task(pair.client.receive()),
+            loops.create_task(pair.client.send(pattern(50_000))),
+        ]
+        await loops.sleep(0.1)
+        await pair.client.aclose()
+        ends = await loops.gather(*tasks, return_exceptions=True)
+        assert [type(end) for end in ends] == [LocalClosed, LocalClosed]
+
+
+async def test_both_close_at_once(address: DeviceAddress) -> None:
+    async with loops.timeout(PATIENCE), streaming(address) as pair:
+        await loops.gather(pair.client.aclose(), pair.server.aclose())
+        assert pair.client.closed
+        assert pair.server.closed
+
+
+# --- who connects ---
+
+
+async def test_a_name_will_do(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = give_name(address, monkeypatch)
+    async with aiordma.listen_stream(name, 0) as listener:
+        accepting = loops.create_task(listener.accept())
+        async with aiordma.connect_stream(name, listener.local_address[1]) as client:
+            assert client.peer_address == listener.local_address
+            assert client.device_name == address.device
+            await (await accepting).aclose()
+
+
+async def test_a_peer_that_speaks_no_rsocket_is_refused(address: DeviceAddress) -> None:
+    async with aiordma.listen_stream(address.host, 0) as listener:
+        request = loops.create_task(listener.get_request())
+        connecting = loops.create_task(aiordma.connect(*listener.local_address))
+        with pytest.raises(ProtocolError, match="no rsocket"):
+            await (await request).accept()
+        with pytest.raises(Rejected):
+            await connecting
+
+
+async def test_a_listener_that_speaks_no_rsocket_is_found_out(address: DeviceAddress) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        accepting = loops.create_task(listener.accept(b"hello"))
+        with pytest.raises(ProtocolError, match="no rsocket"):
+            await aiordma.connect_stream(*listener.local_address)
+        async with await accepting as connection:
+            with pytest.raises(PeerClosed):
+                await connection.recv()
+
+
+async def test_serving_goes_on_after_a_bad_peer(
+    address: DeviceAddress, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def echo(stream: ByteStream) -> None:
+        async for data in stream:
+            await stream.send(data)
+
+    async with aiordma.listen_stream(address.host, 0) as listener:
+        serving = loops.create_task(listener.serve(echo))
+        with caplog.at_level(logging.INFO), pytest.raises(Rejected):
+            await aiordma.connect(*listener.local_address)
+        async with aiordma.connect_stream(*listener.local_address) as client:
+            await client.send(b"still here")
+            assert await client.receive() == b"still here"
+        await listener.aclose()
+        await serving
+    assert "no rsocket" in caplog.text
+
+
+async def test_a_request_can_be_rejected(address: DeviceAddress) -> None:
+    async with aiordma.listen_stream(address.host, 0) as listener:
+        connecting = loops.create_task(aiordma.connect_stream(*listener.local_address))
+        request = await listener.get_request()
+        await request.reject()
+        with pytest.raises(Rejected):
+            await connecting
+        with pytest.raises(LocalClosed, match="answered"):
+            await request.accept()
+
+
+@pytest.mark.loops("asyncio")
+async def test_busy_polling(address: DeviceAddress) -> None:
+    options = StreamOptions(busy_poll=0.05)
+    async with streaming(address, options) as pair:
+
+        async def answer() -> None:
+            async for data in pair.server:
+                await pair.server.send(data)
+
+        answering = loops.create_task(answer())
+        for number in range(20):
+            await pair.client.send(b"%d" % number)
+            assert await pair.client.receive() == b"%d" % number
+        await pair.client.send_eof()
+        await answering
+
+
+@pytest.mark.loops("asyncio")
+async def test_one_that_is_dropped_warns_and_is_aborted(address: DeviceAddress) -> None:
+    async with aiordma.listen_stream(address.host, 0) as listener:
+        accepting = loops.create_task(listener.accept())
+        client: ByteStream | None = await aiordma.connect_stream(*listener.local_address)
+        async with await accepting as server:
+            del accepting
+            with pytest.warns(ResourceWarning, match="unclosed <ByteStream"):
+                client = None
+            assert client is None
+            with pytest.raises(PeerClosed):
+                await server.receive()

@@ -1,0 +1,58 @@
+"""Two connected ends of a byte stream, and bytes that tell when one is missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import loops
+
+from aiordma import ByteStream, StreamListener, StreamOptions, connect_stream, listen_stream
+from aiordma.rdmacm import DeviceAddress
+
+DEFAULT = StreamOptions()
+
+
+@dataclass(frozen=True)
+class StreamPair:
+    client: ByteStream
+    server: ByteStream
+    listener: StreamListener
+
+
+@contextlib.asynccontextmanager
+async def streaming(
+    address: DeviceAddress, client: StreamOptions = DEFAULT, server: StreamOptions = DEFAULT
+) -> AsyncIterator[StreamPair]:
+    """Two ends on one device. Whatever the test left open is aborted afterwards."""
+    async with listen_stream(address.host, 0, options=server) as listener:
+        accepting = loops.create_task(listener.accept())
+        near = await connect_stream(*listener.local_address, options=client)
+        far = await accepting
+        try:
+            yield StreamPair(near, far, listener)
+        finally:
+            near.abort()
+            far.abort()
+            await near.aclose()
+            await far.aclose()
+
+
+def pattern(nbytes: int, seed: int = 0) -> bytes:
+    """Bytes of which no two stretches are alike, as far as a test would notice."""
+    block = b"".join((seed + number).to_bytes(4, "big") for number in range(nbytes // 4 + 1))
+    return block[:nbytes]
+
+
+async def receive_exactly(stream: ByteStream, nbytes: int) -> bytes:
+    received = bytearray()
+    while len(received) < nbytes:
+        data = await stream.receive(nbytes - len(received))
+        assert data, f"the end came after {len(received)} of {nbytes} bytes"
+        received += data
+    return bytes(received)
+
+
+async def receive_all(stream: ByteStream) -> bytes:
+    return b"".join([data async for data in stream])
