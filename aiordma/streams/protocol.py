@@ -31,9 +31,12 @@ from aiordma.streams.wire import (
     unpack_message,
 )
 
-# Messages that no credits count which may be on their way at once: the peer's receives, or on
-# RoCE its device's patience, must do for them on top of its credits.
+# Messages that no credits count, of which so many may be posted and not done at once.
 CONTROLS = 4
+# So many of them may be done, and wait for a peer that does not look: one for each half of the
+# credits and of the buffer that it had, SHUTDOWN and DISCONNECT. Its receives, or on RoCE its
+# device's patience, must do for them on top of its credits.
+RESERVE = 6
 
 _DATA, _CREDIT, _IOMAP, _CONTROL = Op.DATA, Op.CREDIT, Op.IOMAP, Op.CONTROL
 
@@ -74,7 +77,7 @@ class StreamProtocol:
     def __init__(self, settings: Settings, board: memoryview) -> None:
         """`board` is the memory of `settings.board`; what the peer writes appears there."""
         # RoCE's devices wait for a receive; iWARP's end the connection if there is none.
-        self._reserve = CONTROLS if settings.sends_messages else 0
+        self._reserve = RESERVE if settings.sends_messages else 0
         self._settings = settings
         self.inbound = Inbound(settings.buffer, settings.messages - self._reserve)
         self.outbound = Outbound(board, settings.byte_order, self._reserve)

@@ -91,8 +91,15 @@ class Side:
     def start(self) -> None:
         if not self.started:
             self.started = True
-            self.protocol.start(self.peer.protocol.connection_data() + bytes(20))
+            self.protocol.start(self.peer.connection_data() + bytes(20))
             self.pump()
+
+    def connection_data(self) -> bytes:
+        return self.protocol.connection_data()
+
+    @property
+    def state(self) -> StreamState:
+        return self.protocol.state
 
     # --- what the application does ---
 
@@ -184,8 +191,11 @@ class Side:
 
     def _arrive(self, message: int) -> None:
         del self.undelivered[0]
-        self.peer.protocol.received(message)
-        self.peer.pump()
+        self.peer.receive(message)
+
+    def receive(self, message: int) -> None:
+        self.protocol.received(message)
+        self.pump()
 
     def store(self, target: Segment, payload: bytes) -> None:
         """A write of the peer's lands."""
@@ -211,11 +221,15 @@ class Side:
             self.pump()
 
 
+def _side(one: Settings | Side) -> Side:
+    return one if isinstance(one, Side) else Side(one)
+
+
 class Pair:
     """Two sides that are connected; each is to start()."""
 
-    def __init__(self, one: Settings, other: Settings) -> None:
-        self.sides = Side(one), Side(other)
+    def __init__(self, one: Settings | Side, other: Settings | Side) -> None:
+        self.sides = _side(one), _side(other)
         self.sides[0].peer, self.sides[1].peer = self.sides[1], self.sides[0]
 
     def start(self) -> Pair:
@@ -234,7 +248,7 @@ class Pair:
     def drain(self, left: list[bytes], step: int) -> None:
         """Deal fairly: what is `left` is sent, in pieces of `step`, read, and then finished."""
         rest = list(left)
-        while not all(side.protocol.state is StreamState.ENDED for side in self.sides):
+        while not all(side.state is StreamState.ENDED for side in self.sides):
             before = self._progress()
             for number, side in enumerate(self.sides):
                 side.start()
@@ -252,7 +266,7 @@ class Pair:
         self.settle()
 
     def _progress(self) -> list[tuple[int, int, StreamState]]:
-        return [(len(s.written), len(s.got), s.protocol.state) for s in self.sides]
+        return [(len(s.written), len(s.got), s.state) for s in self.sides]
 
 
 def connected(one: Settings, other: Settings | None = None) -> tuple[Side, Side]:

@@ -18,7 +18,7 @@ from stream_fakes import (
 )
 
 from aiordma import ProtocolError
-from aiordma.streams.protocol import CONTROLS, Request
+from aiordma.streams.protocol import CONTROLS, RESERVE, Request
 from aiordma.streams.states import StreamState
 from aiordma.streams.wire import (
     MAX_TRANSFER,
@@ -55,7 +55,7 @@ def test_connection_data_show_the_board_and_the_first_half() -> None:
 
 def test_where_messages_travel_alone_receives_are_kept_for_control() -> None:
     script = Script(settings(messages=16, sends_messages=True))
-    assert ConnectionData.unpack(script.protocol.connection_data()).credits == 16 - CONTROLS
+    assert ConnectionData.unpack(script.protocol.connection_data()).credits == 16 - RESERVE
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -128,7 +128,7 @@ def test_a_message_that_travels_alone_has_its_senders_order(order: ByteOrder) ->
     script.protocol.received(early)
     script.start()
     (grant,) = script.said()
-    assert unpack_message(grant.message) == (Op.CREDIT, 1 + 16 - CONTROLS)
+    assert unpack_message(grant.message) == (Op.CREDIT, 1 + 16 - RESERVE)
     assert unpack_segment(grant.payload, other) == Segment(BUFFER + 32, BUFFER_KEY, 32)
     script.protocol.received(swapped(pack_message(Op.DATA, 4)))
     assert script.protocol.inbound.available == 7
