@@ -1,7 +1,8 @@
 """rsocket.c as a Side: what librdmacm's rsockets do with a stream, under the names they use.
 
 Left out are the send buffer and everything that waits: what rsocket waits for, it tries again when
-something has completed.
+something has completed. So it says its last word even where rsocket.c forgets it: if it had to wait
+for a place, and the peer's last word came first. Then rsocket.c disconnects without.
 """
 
 from __future__ import annotations
@@ -142,7 +143,6 @@ class Rsocket(Side):
 
     def _disconnected(self) -> None:
         self.is_connected = self.readable = self.writable = False
-        self.ctrl.clear()
 
     def pump(self) -> None:
         if not self.started:
@@ -219,6 +219,7 @@ class Rsocket(Side):
             self.pump()
 
     def leave(self) -> None:
+        self.left = True
         if self.is_connected and (self.readable or self.writable):
             self.readable = self.writable = False
             self.ctrl.append(RS_CTRL_DISCONNECT)

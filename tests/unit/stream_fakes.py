@@ -86,7 +86,7 @@ class Side:
         self.on_the_way: deque[Callable[[], None]] = deque()
         self.completions: deque[Callable[[], None]] = deque()
         self.undelivered: list[Op] = []
-        self.started = False
+        self.started = self.left = False
 
     def start(self) -> None:
         if not self.started:
@@ -135,6 +135,7 @@ class Side:
         self.pump()
 
     def leave(self) -> None:
+        self.left = True
         self.protocol.leave()
         self.pump()
 

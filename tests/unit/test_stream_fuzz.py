@@ -94,7 +94,7 @@ def test_what_was_written_before_leaving_arrives(
     pair.drain([b"", b""], step)
     for side in pair.sides:
         assert side.written.startswith(side.peer.got)
-        if not side.peer.protocol.left:
+        if not side.peer.left:
             assert side.peer.got == side.written
     check_the_end(pair)
 

@@ -98,6 +98,8 @@ def test_whoever_leaves_the_other_reads_all_of_it(
     pair.drain([b"", b""], step)
     for side in pair.sides:
         assert side.written.startswith(side.peer.got)
+        if not side.peer.left:
+            assert side.peer.got == side.written
         assert side.state is StreamState.ENDED
 
 
