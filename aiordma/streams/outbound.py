@@ -70,13 +70,14 @@ class Outbound:
 
     def _take_targets(self) -> None:
         # A device writes an entry from its beginning to its end: where there is a length, the rest
-        # is there, whichever of two updates this message is about.
+        # is there, whichever of two updates this message is about. So the length is read first.
         while True:
             at = self._next_target * SEGMENT_SIZE
             entry = self._board[at : at + SEGMENT_SIZE]
-            target = unpack_segment(entry, self._order)
-            if not target.length or len(self._targets) >= TARGETS:
+            length = unpack_segment(entry, self._order).length
+            if not length or len(self._targets) >= TARGETS:
                 return
+            target = unpack_segment(entry, self._order)
             target.check()
             entry[:] = _NOTHING
             self._targets.append(target)

@@ -31,9 +31,12 @@ from aiordma.streams.wire import (
     unpack_message,
 )
 
-# Messages that no credits count which may be on their way at once: the peer's receives, or on
-# RoCE its device's patience, must do for them on top of its credits.
+# Messages that no credits count, of which so many may be posted and not done at once.
 CONTROLS = 4
+# So many of them may be done, and wait for a peer that does not look: one for each half of the
+# credits and of the buffer that it had, SHUTDOWN and DISCONNECT. Its receives, or on RoCE its
+# device's patience, must do for them on top of its credits.
+RESERVE = 6
 
 _DATA, _CREDIT, _IOMAP, _CONTROL = Op.DATA, Op.CREDIT, Op.IOMAP, Op.CONTROL
 
@@ -74,7 +77,7 @@ class StreamProtocol:
     def __init__(self, settings: Settings, board: memoryview) -> None:
         """`board` is the memory of `settings.board`; what the peer writes appears there."""
         # RoCE's devices wait for a receive; iWARP's end the connection if there is none.
-        self._reserve = CONTROLS if settings.sends_messages else 0
+        self._reserve = RESERVE if settings.sends_messages else 0
         self._settings = settings
         self.inbound = Inbound(settings.buffer, settings.messages - self._reserve)
         self.outbound = Outbound(board, settings.byte_order, self._reserve)
@@ -187,7 +190,7 @@ class StreamProtocol:
 
     def send(self, nbytes: int) -> Request:
         """Send so many bytes, from 1 to `room`: the payload is for the caller to fill in."""
-        return Request(self._to_peer(pack_message(_DATA, nbytes)), b"", self.outbound.send(nbytes))
+        return Request(pack_message(_DATA, nbytes), b"", self.outbound.send(nbytes))
 
     def announce(self, index: int, mapping: Mapping) -> Request:
         """Let the peer write to memory of this side's at offsets. Takes a credit.
@@ -201,7 +204,7 @@ class StreamProtocol:
         self.outbound.spend()
         at = peer.targets.addr + peer.targets.length * SEGMENT_SIZE + index * MAPPING_SIZE
         return Request(
-            self._to_peer(pack_message(_IOMAP, index)),
+            pack_message(_IOMAP, index),
             pack_mapping(mapping, peer.byte_order),
             Segment(at, peer.targets.key, MAPPING_SIZE),
         )
@@ -220,7 +223,7 @@ class StreamProtocol:
             return self._grant()
         if self._words:
             self._controls -= 1
-            return Request(self._to_peer(pack_message(_CONTROL, self._words.popleft())))
+            return Request(pack_message(_CONTROL, self._words.popleft()))
         return None
 
     def _has_grant(self) -> bool:
@@ -230,7 +233,7 @@ class StreamProtocol:
         peer = self._peer
         assert peer is not None
         total, buffer = self.inbound.grant()
-        message = self._to_peer(pack_message(_CREDIT, total))
+        message = pack_message(_CREDIT, total)
         if buffer is None:
             return Request(message)
         at = peer.targets.addr + self._next_peer_target * SEGMENT_SIZE
@@ -246,9 +249,6 @@ class StreamProtocol:
     def has_said_all(self) -> bool:
         """Whether every word was posted, and done."""
         return not self._words and self._controls == CONTROLS
-
-    def _to_peer(self, message: int) -> int:
-        return _swapped(message) if self._swaps else message
 
 
 def _swapped(message: int) -> int:

@@ -156,8 +156,10 @@ class ConnectionData:
             )
         targets, buffer = Segment(*segments[:3]), Segment(*segments[3:])
         mappings = _from_scale(scale) if flags & _HAS_IOMAP else 0
-        if not targets.length:
-            raise ProtocolError("the peer has no list of targets")
+        if targets.length < TARGETS:
+            raise ProtocolError(
+                f"the peer has a list of {targets.length} targets: rsocket needs {TARGETS}"
+            )
         targets._replace(length=targets.length * SEGMENT_SIZE + mappings * MAPPING_SIZE).check()
         buffer.check()
         order: ByteOrder = "big" if flags & _PEER_IS_BIG_ENDIAN else "little"

@@ -1,0 +1,293 @@
+"""StreamProtocol: how streams begin, what else than data is said, and how they end."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from stream_fakes import (
+    BOARD,
+    BOARD_KEY,
+    BUFFER,
+    BUFFER_KEY,
+    ORDERS,
+    Script,
+    connected,
+    settings,
+    started,
+)
+
+from aiordma import ProtocolError
+from aiordma.streams.protocol import CONTROLS, RESERVE, Request
+from aiordma.streams.states import StreamState
+from aiordma.streams.wire import (
+    MAX_TRANSFER,
+    SEGMENT_SIZE,
+    TARGETS,
+    ByteOrder,
+    ConnectionData,
+    Control,
+    Mapping,
+    Op,
+    Segment,
+    pack_message,
+    pack_segment,
+    unpack_message,
+    unpack_segment,
+)
+
+SHUTDOWN, DISCONNECT, KEEPALIVE = Control.SHUTDOWN, Control.DISCONNECT, Control.KEEPALIVE
+
+
+def swapped(message: int) -> int:
+    return int.from_bytes(message.to_bytes(4, "big"), "little")
+
+
+# --- the beginning ---
+
+
+def test_connection_data_show_the_board_and_the_first_half() -> None:
+    script = Script(settings(buffer=64, messages=16, byte_order="big", mappings=3))
+    assert ConnectionData.unpack(script.protocol.connection_data()) == ConnectionData(
+        16, Segment(BOARD, BOARD_KEY, TARGETS), Segment(BUFFER, BUFFER_KEY, 32), "big", 3
+    )
+
+
+def test_where_messages_travel_alone_receives_are_kept_for_control() -> None:
+    script = Script(settings(messages=16, sends_messages=True))
+    assert ConnectionData.unpack(script.protocol.connection_data()).credits == 16 - RESERVE
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_second_half_is_announced_at_once(order: ByteOrder) -> None:
+    script = Script(settings(buffer=64, messages=16))
+    script.peer = dataclasses.replace(script.peer, byte_order=order)
+    targets = script.peer.targets
+    assert script.start().said() == [
+        Request(
+            pack_message(Op.CREDIT, 16),
+            pack_segment(Segment(BUFFER + 32, BUFFER_KEY, 32), order),
+            Segment(targets.addr + SEGMENT_SIZE, targets.key, SEGMENT_SIZE),
+        )
+    ]
+
+
+def test_nothing_is_said_before_the_peer_is_known() -> None:
+    protocol = Script(settings()).protocol
+    assert protocol.next_request() is None
+    assert protocol.room == 0
+    with pytest.raises(ProtocolError, match="no place"):
+        protocol.announce(0, Mapping(0, Segment(0, 0, 0)))
+
+
+def test_messages_that_come_early_are_replayed_in_order() -> None:
+    script = Script(settings())
+    script.show(1, pack_segment(Segment(0x7000, 77, 100), "little"))
+    script.hear(Op.DATA, 10)
+    script.hear(Op.CREDIT, 9)
+    script.hear_control(SHUTDOWN)
+    protocol = script.protocol
+    assert (protocol.inbound.available, protocol.peer_finished, protocol.room) == (0, False, 0)
+    script.start()
+    assert (protocol.inbound.available, protocol.state) == (10, StreamState.SENDING)
+    assert [protocol.send(100).target.addr for _ in range(2)] == [0x6000, 0x7000]
+
+
+def test_early_messages_out_of_order_are_as_bad_as_late_ones() -> None:
+    script = Script(settings())
+    script.hear_control(SHUTDOWN)
+    script.hear(Op.DATA, 10)
+    with pytest.raises(ProtocolError, match="no more"):
+        script.start()
+
+
+def test_a_peer_that_speaks_something_else_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="no rsocket"):
+        Script(settings()).protocol.start(b"GET / HTTP/1.1")
+
+
+def test_a_peer_without_a_first_buffer_announces_one_later() -> None:
+    script = Script(settings())
+    script.peer = dataclasses.replace(script.peer, buffer=Segment(0, 0, 0))
+    script.start()
+    assert script.protocol.room == 0
+    script.show(1, pack_segment(Segment(0x7000, 77, 100), "little"))
+    script.hear(Op.CREDIT, 8)
+    assert script.protocol.send(100).target == Segment(0x7000, 77, 100)
+
+
+# --- byte orders ---
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_message_that_travels_alone_has_its_senders_order(order: ByteOrder) -> None:
+    script = Script(settings(byte_order=order, sends_messages=True))
+    other: ByteOrder = "little" if order == "big" else "big"
+    script.peer = dataclasses.replace(script.peer, byte_order=other)
+    early = swapped(pack_message(Op.DATA, 3))
+    script.protocol.received(early)
+    script.start()
+    (grant,) = script.said()
+    assert unpack_message(grant.message) == (Op.CREDIT, 1 + 16 - RESERVE)
+    assert unpack_segment(grant.payload, other) == Segment(BUFFER + 32, BUFFER_KEY, 32)
+    script.protocol.received(swapped(pack_message(Op.DATA, 4)))
+    assert script.protocol.inbound.available == 7
+    assert unpack_message(script.protocol.send(5).message) == (Op.DATA, 5)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_immediate_data_have_an_order_of_their_own(order: ByteOrder) -> None:
+    script = started(byte_order=order)
+    script.show(1, pack_segment(Segment(0x7000, 77, 9), order))
+    script.hear(Op.CREDIT, 9)
+    script.hear(Op.DATA, 4)
+    assert script.protocol.inbound.available == 4
+    assert [script.protocol.send(n).target.length for n in (100, 9)] == [100, 9]
+
+
+@pytest.mark.parametrize("sends_messages", [False, True])
+def test_machines_of_different_orders_understand_each_other(sends_messages: bool) -> None:
+    one, other = connected(
+        settings(byte_order="little", sends_messages=sends_messages),
+        settings(byte_order="big", sends_messages=sends_messages, mappings=1),
+    )
+    one.write(b"hello")
+    one.announce(0, Mapping(1, Segment(2, 3, 4)))
+    one.deliver()
+    assert other.read(9) == b"hello"
+    assert other.protocol.outbound.mappings == {0: (1, (2, 3, 4))}
+
+
+# --- what else is said ---
+
+
+def test_so_many_words_are_on_their_way_at_once() -> None:
+    script = Script(settings(buffer=1 << 20, messages=16)).start()
+    protocol = script.protocol
+    for _ in range(CONTROLS):
+        assert protocol.next_request() is not None
+        for _ in range(8):
+            script.hear(Op.DATA, 1)
+    assert protocol.inbound.grants
+    assert protocol.next_request() is None
+    protocol.ended()
+    assert protocol.next_request() == Request(pack_message(Op.CREDIT, 8 * CONTROLS + 16))
+    assert protocol.next_request() is None
+
+
+def test_grants_precede_words() -> None:
+    script = Script(settings()).start()
+    script.protocol.finish()
+    assert [unpack_message(request.message)[0] for request in script.said()] == [
+        Op.CREDIT,
+        Op.CONTROL,
+    ]
+
+
+def test_all_is_said_when_it_is_done() -> None:
+    protocol = started().protocol
+    said_all = [protocol.has_said_all]
+    protocol.finish()
+    said_all.append(protocol.has_said_all)
+    assert protocol.next_request() == Request(pack_message(Op.CONTROL, SHUTDOWN))
+    said_all.append(protocol.has_said_all)
+    protocol.ended()
+    said_all.append(protocol.has_said_all)
+    assert said_all == [True, False, False, True]
+
+
+# --- the end ---
+
+
+def test_who_has_finished_still_receives_and_grants() -> None:
+    script = started()
+    script.protocol.finish()
+    assert script.words() == [SHUTDOWN]
+    assert (script.protocol.state, script.protocol.room) == (StreamState.RECEIVING, 0)
+    script.consume(32)
+    assert len(script.said()) == 1
+    script.protocol.finish()
+    assert script.words() == []
+
+
+def test_to_a_peer_that_has_finished_nothing_is_granted() -> None:
+    script = started()
+    script.hear(Op.DATA, 32)
+    script.hear_control(SHUTDOWN)
+    script.protocol.inbound.consume(32)
+    assert script.said() == []
+    assert (script.protocol.state, script.protocol.room) == (StreamState.SENDING, 100)
+    assert (script.protocol.peer_finished, script.protocol.peer_left) == (True, False)
+    script.protocol.finish()
+    assert script.words() == [DISCONNECT]
+    assert script.protocol.state is StreamState.ENDED
+
+
+@pytest.mark.parametrize("word", [SHUTDOWN, DISCONNECT])
+def test_what_came_before_the_end_can_be_read(word: Control) -> None:
+    script = started()
+    script.hear(Op.DATA, 20)
+    script.hear_control(word)
+    assert script.protocol.inbound.readable(100) == (0, 20)
+
+
+@pytest.mark.parametrize("word", [SHUTDOWN, DISCONNECT])
+def test_after_the_end_no_data_come(word: Control) -> None:
+    script = started()
+    script.hear_control(word)
+    with pytest.raises(ProtocolError, match="after it said that it had no more"):
+        script.hear(Op.DATA, 1)
+
+
+def test_who_leaves_takes_no_data_any_more() -> None:
+    script = started()
+    script.protocol.leave()
+    assert (script.words(), script.protocol.left) == ([DISCONNECT], True)
+    for _ in range(100):
+        script.hear(Op.DATA, 60)
+    assert script.protocol.inbound.available == 0
+    assert script.said() == []
+    script.protocol.leave()
+    assert script.words() == []
+
+
+def test_to_a_peer_that_left_nothing_is_sent_or_said() -> None:
+    script = started()
+    script.hear_control(DISCONNECT)
+    protocol = script.protocol
+    assert (protocol.room, protocol.peer_left, protocol.peer_finished) == (0, True, True)
+    protocol.finish()
+    protocol.leave()
+    assert script.words() == []
+    assert protocol.state is StreamState.ENDED
+
+
+def test_a_lost_connection_ends_all_talk() -> None:
+    script = started()
+    script.protocol.finish()
+    script.protocol.lost()
+    assert script.words() == []
+    assert (script.protocol.state, script.protocol.room) == (StreamState.BROKEN, 0)
+    script.protocol.lost()
+    script.protocol.leave()
+    assert script.words() == []
+    assert script.protocol.state is StreamState.BROKEN
+
+
+def test_keepalives_are_ignored() -> None:
+    script = started()
+    for _ in range(100):
+        script.hear_control(KEEPALIVE)
+    assert (script.said(), script.protocol.state) == ([], StreamState.OPEN)
+
+
+@pytest.mark.parametrize("value", [3, 4, MAX_TRANSFER])
+def test_other_control_messages_are_refused(value: int) -> None:
+    with pytest.raises(ProtocolError, match=f"control message {value}"):
+        started().hear(Op.CONTROL, value)
+
+
+@pytest.mark.parametrize("op", sorted(set(range(8)) - set(Op)))
+def test_other_messages_are_refused(op: int) -> None:
+    with pytest.raises(ProtocolError, match=f"{op << 29 | 5:#010x}"):
+        started().protocol.received(op << 29 | 5)

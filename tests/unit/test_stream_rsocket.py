@@ -1,0 +1,139 @@
+"""Streams between aiordma and a model of rsocket.c, over a network of any delay."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as how
+from hypothesis import strategies as st
+from rsocket_model import Rsocket
+from stream_fakes import MAPPINGS, ORDERS, Pair, Side, settings
+
+from aiordma.streams.protocol import Settings
+from aiordma.streams.states import StreamState
+from aiordma.streams.wire import ByteOrder, Mapping, Segment
+
+BUSY = ["start", "write", "read", "deliver", "complete", "write", "read", "deliver", "complete"]
+CALM = [*BUSY, *BUSY, "announce", "finish"]
+RUDE = [*CALM, "leave"]
+
+
+def sides(sends_messages: bool) -> st.SearchStrategy[tuple[Settings, Settings]]:
+    """On iWARP rsocket.c swaps no messages: there both must have the same byte order."""
+
+    def one(order: ByteOrder) -> st.SearchStrategy[Settings]:
+        return st.builds(
+            settings,
+            buffer=st.integers(1, 50).map(lambda half: 2 * half),
+            messages=st.integers(16, 40),
+            byte_order=st.just(order) if sends_messages else st.sampled_from(ORDERS),
+            sends_messages=st.just(sends_messages),
+            mappings=st.just(MAPPINGS),
+        )
+
+    return st.sampled_from(ORDERS).flatmap(lambda order: st.tuples(one(order), one(order)))
+
+
+def schedules(acts: list[str]) -> st.SearchStrategy[list[tuple[int, str, int]]]:
+    step = st.tuples(st.integers(0, 1), st.sampled_from(acts), st.integers(1, 60))
+    return st.lists(step, max_size=120)
+
+
+def do(side: Side, act: str, size: int, source: bytes) -> None:
+    match act:
+        case "start":
+            side.start()
+        case "write" if side.state.may_send:
+            side.write(source[len(side.written) :][:size])
+        case "read":
+            side.read(size)
+        case "deliver":
+            side.deliver(size)
+        case "complete":
+            side.complete()
+        case "announce" if side.started and side.state.may_send and len(side.mapped) < MAPPINGS:
+            if isinstance(side, Rsocket) or side.protocol.outbound.credits:
+                side.announce(len(side.mapped), Mapping(size, Segment(1 << size, size, size)))
+        case "finish":
+            side.finish()
+        case "leave":
+            side.leave()
+
+
+def lead(
+    both: tuple[Settings, Settings], schedule: list[tuple[int, str, int]]
+) -> tuple[Pair, list[bytes]]:
+    pair = Pair(Side(both[0]), Rsocket(both[1]))
+    sources = [random.Random(number).randbytes(600) for number in range(2)]
+    for number, act, size in schedule:
+        do(pair.sides[number], act, size, sources[number])
+    return pair, sources
+
+
+@how(max_examples=150, deadline=None, derandomize=True)
+@given(st.booleans().flatmap(sides), schedules(CALM), st.integers(1, 60))
+def test_every_byte_arrives_in_order(
+    both: tuple[Settings, Settings], schedule: list[tuple[int, str, int]], step: int
+) -> None:
+    pair, sources = lead(both, schedule)
+    left = [
+        source[len(side.written) :] if side.state.may_send else b""
+        for side, source in zip(pair.sides, sources, strict=True)
+    ]
+    pair.drain(left, step)
+    for side, source in zip(pair.sides, sources, strict=True):
+        assert side.peer.got == side.written == source[: len(side.written)]
+        assert side.state is StreamState.ENDED
+    assert pair.sides[0].protocol.outbound.mappings == pair.sides[1].mapped
+
+
+@how(max_examples=100, deadline=None, derandomize=True)
+@given(st.booleans().flatmap(sides), schedules(RUDE), st.integers(1, 60))
+def test_whoever_leaves_the_other_reads_all_of_it(
+    both: tuple[Settings, Settings], schedule: list[tuple[int, str, int]], step: int
+) -> None:
+    pair, _ = lead(both, schedule)
+    pair.drain([b"", b""], step)
+    for side in pair.sides:
+        assert side.written.startswith(side.peer.got)
+        if not side.peer.left:
+            assert side.peer.got == side.written
+        assert side.state is StreamState.ENDED
+
+
+def test_counters_wrap_around() -> None:
+    own = settings(buffer=64, messages=16)
+    pair = Pair(Side(own), Rsocket(own)).start()
+    for number in range(22_000):
+        for side in pair.sides:
+            for _ in range(3):
+                side.write(bytes([number & 0xFF]))
+        pair.settle()
+        for side in pair.sides:
+            side.read(9)
+        pair.settle()
+    for side in pair.sides:
+        assert side.peer.got == side.written
+        assert len(side.written) > 1 << 16
+
+
+@pytest.mark.parametrize("busy", ["rsocket", "aiordma"])
+def test_a_busy_peers_receives_do_for_all_that_is_said(busy: str) -> None:
+    """On iWARP nobody waits for a receive, and requests are done before the peer looks."""
+    own = settings(buffer=2 * 32, messages=32, sends_messages=True)
+    pair = Pair(Side(own), Rsocket(own)).start()
+    talker, listener = pair.sides if busy == "rsocket" else pair.sides[::-1]
+    while talker.write(b"x"):
+        talker.complete()
+    for size in [1] * 24 + [32, 32]:
+        listener.write(bytes(size))
+        listener.deliver()
+    while talker.read(1):
+        talker.complete()
+    for act in (talker.finish, talker.leave):
+        while talker.completions:
+            talker.complete()
+        act()
+    assert len(talker.undelivered) > 30
