@@ -21,7 +21,7 @@ from aiordma.memory import AllocatedRegion, MemorySlice
 from aiordma.streams.options import MESSAGE_SIZE, StreamOptions
 from aiordma.streams.protocol import CONTROLS, Request, Settings, StreamProtocol, board_size
 from aiordma.streams.send_ring import SendRing
-from aiordma.streams.wire import Segment
+from aiordma.streams.wire import SEGMENT_SIZE, Segment
 from aiordma.verbs import ProtectionDomain, QueuePair, QueuePairCaps
 from aiordma.verbs.completion import immediate
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SUCCESS = int(WcStatus.SUCCESS)
 # No larger in one request, so that the peer has something to read while the rest is copied.
 MAX_CHUNK = 1 << 16
+CACHE_LINE = 64
 
 
 class StreamLoad:
@@ -54,7 +55,8 @@ class StreamLoad:
                 max_send_wr=options.send_depth,
                 max_recv_wr=options.recv_depth,
                 max_send_sge=1,
-                max_inline_data=options.max_inline,
+                # What the protocol itself says always is, and never copied.
+                max_inline_data=max(options.max_inline, SEGMENT_SIZE),
             ),
         )
         self.busy = BusyPoll(self._berth.shared, options.busy_poll)
@@ -67,6 +69,7 @@ class StreamLoad:
         self._receives = ReceiveRing(options.recv_depth, MESSAGE_SIZE)
         self._ring = SendRing(options.send_buffer)
         self._inward: AllocatedRegion
+        self._buffer: memoryview
         self._outward: AllocatedRegion
         self.protocol: StreamProtocol
 
@@ -80,22 +83,24 @@ class StreamLoad:
         """
         options, handle = self._options, self._cm.handle
         pd = self._berth.open().pd
-        size = options.recv_buffer
         board = board_size(options.mappings)
+        # Each begins where a cache line does: a device writes the entries of the board at one go.
+        start = -(-board // CACHE_LINE) * CACHE_LINE
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
-        self._inward = inward = AllocatedRegion(pd, size + board, access)
+        self._inward = inward = AllocatedRegion(pd, start + options.recv_buffer, access)
         handle.on_destroyed(inward.close)
         self._outward = AllocatedRegion(pd, options.send_buffer, AccessFlags.LOCAL_WRITE)
         handle.on_destroyed(self._outward.close)
         settings = Settings(
             options.recv_depth,
-            Segment(inward.address + size, inward.rkey, board),
-            Segment(inward.address, inward.rkey, size),
+            Segment(inward.address, inward.rkey, board),
+            Segment(inward.address + start, inward.rkey, options.recv_buffer),
             sys.byteorder,
             self.is_iwarp,
             options.mappings,
         )
-        self.protocol = StreamProtocol(settings, inward.view[size:])
+        self._buffer = inward.view[start:]
+        self.protocol = StreamProtocol(settings, inward.view[:board])
 
     def prepare(self) -> QueuePair:
         """Make the queue pair, and get everything ready to receive."""
@@ -218,7 +223,7 @@ class StreamLoad:
     def read(self, limit: int) -> bytes:
         """Up to `limit` of the bytes that have come; b"" if there are none."""
         start, length = self.protocol.inbound.readable(limit)
-        data = bytes(self._inward.view[start : start + length])
+        data = bytes(self._buffer[start : start + length])
         self._consumed(length)
         return data
 
@@ -227,7 +232,7 @@ class StreamLoad:
         filled = 0
         while length := (readable := self.protocol.inbound.readable(len(memory) - filled))[1]:
             start = readable[0]
-            memory[filled : filled + length] = self._inward.view[start : start + length]
+            memory[filled : filled + length] = self._buffer[start : start + length]
             filled += length
             self._consumed(length)
         return filled

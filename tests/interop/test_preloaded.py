@@ -1,0 +1,126 @@
+"""Plain TCP programs under librspreload, which know nothing of RDMA, in both roles.
+
+One is tcp_program.c; the other is rstream, which can also use sockets of TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import PATIENCE
+from programs import end, free_port
+from streaming import pattern, receive_exactly
+
+import aiordma
+from aiordma import ByteStream, PeerClosed
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+PRELOAD = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so"
+SIZE = 3_000_000
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tcp_program.c, compiled."""
+    target = tmp_path_factory.mktemp("program") / "tcp_program"
+    source = Path(__file__).with_name("tcp_program.c")
+    subprocess.run(["gcc", "-pthread", "-o", target, source], check=True)
+    return target
+
+
+async def start_preloaded(*command: object) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *map(str, command),
+        env={**os.environ, "LD_PRELOAD": PRELOAD},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+
+
+async def talk(stream: ByteStream) -> str:
+    """What the program does."""
+    data = pattern(SIZE)
+
+    async def send() -> None:
+        for start in range(0, SIZE, 200_000):
+            await stream.send(data[start : start + 200_000])
+        await stream.send_eof()
+
+    sending = asyncio.create_task(send())
+    digest = hashlib.sha256()
+    async for part in stream:
+        digest.update(part)
+    await sending
+    return digest.hexdigest()
+
+
+async def check(program: asyncio.subprocess.Process, found: str) -> None:
+    output, _ = await program.communicate()
+    expected = hashlib.sha256(pattern(SIZE)).hexdigest()
+    assert program.returncode == 0, output.decode()
+    assert output.decode().strip() == f"{SIZE} bytes"
+    assert found == expected
+
+
+async def test_a_tcp_client_of_our_service(address: DeviceAddress, program: Path) -> None:
+    async with aiordma.listen_stream(address.host, 0) as listener:
+        client = await start_preloaded(program, "connect", *listener.local_address, SIZE)
+        try:
+            async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
+                await check(client, await talk(stream))
+        finally:
+            await end(client)
+
+
+async def test_our_client_of_a_tcp_service(address: DeviceAddress, program: Path) -> None:
+    port = await free_port(address)
+    server = await start_preloaded(program, "listen", address.host, port, SIZE)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            assert server.stdout is not None
+            assert await server.stdout.readline() == b"listening\n"
+            async with aiordma.connect_stream(address.host, int(port)) as stream:
+                await check(server, await talk(stream))
+    finally:
+        await end(server)
+
+
+async def test_a_slow_reader_and_its_end(address: DeviceAddress, program: Path) -> None:
+    """It holds our writer back; then it is killed, and both who write and who read hear of it."""
+    async with aiordma.listen_stream(address.host, 0) as listener:
+        client = await start_preloaded(program, "silent", *listener.local_address, 0)
+        try:
+            async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
+                assert await stream.receive() == b"hello"
+                sending = asyncio.create_task(stream.send(bytes(SIZE)))
+                receiving = asyncio.create_task(stream.receive())
+                await asyncio.sleep(0.3)
+                assert not sending.done()
+                client.kill()
+                ends = await asyncio.gather(sending, receiving, return_exceptions=True)
+        finally:
+            await end(client)
+    assert [type(end) for end in ends] == [PeerClosed, PeerClosed]
+
+
+async def test_rstream_with_sockets_of_tcp(address: DeviceAddress) -> None:
+    size, count = 5000, 40
+    async with aiordma.listen_stream(address.host, 0) as listener:
+        host, port = listener.local_address
+        test = ["-T", "s", "-T", "b", "-T", "v", "-S", str(size), "-C", str(count), "-I", "1"]
+        client = await start_preloaded("rstream", "-s", host, "-p", str(port), *test)
+        try:
+            async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
+                for expected in (16, size * count):
+                    await stream.send(await receive_exactly(stream, expected))
+                output, _ = await client.communicate()
+        finally:
+            await end(client)
+    assert client.returncode == 0, output.decode()

@@ -1,0 +1,142 @@
+"""rstream and rcopy of rdma-core, as peers in both directions: librdmacm's own rsockets."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from pathlib import Path
+
+import pytest
+from helpers import PATIENCE
+from programs import end, free_port, start
+from streaming import pattern, receive_exactly
+
+import aiordma
+from aiordma import ByteStream, StreamOptions
+from aiordma.rdmacm import DeviceAddress
+
+pytestmark = pytest.mark.asyncio
+
+SMALL = StreamOptions(send_buffer=4096, recv_buffer=4096, send_depth=16, recv_depth=16)
+# Of rstream: it verifies that the bytes it gets count on through all that it is sent.
+SYNC = 16
+WAYS = {
+    "blocking": ["-T", "b"],
+    "polling": ["-T", "a"],
+    "small buffers": ["-T", "b", "-B", "4096"],
+    "not inline": ["-T", "b", "-i", "0"],
+}
+
+
+async def connect_when_it_listens(host: str, port: int, options: StreamOptions) -> ByteStream:
+    while True:
+        try:
+            return await aiordma.connect_stream(host, port, options=options)
+        except aiordma.Rejected:
+            await asyncio.sleep(0.1)
+
+
+def counting(nbytes: int) -> bytes:
+    return (bytes(range(256)) * (nbytes // 256 + 1))[:nbytes]
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+async def test_their_rstream_our_server(any_address: DeviceAddress, way: list[str]) -> None:
+    size, count, rounds = 5000, 40, 3
+    options = SMALL if "-B" in way else StreamOptions()
+    async with aiordma.listen_stream(any_address.host, 0, options=options) as listener:
+        host, port = listener.local_address
+        test = ["-S", str(size), "-C", str(count), "-I", str(rounds), "-T", "v", *way]
+        client = await start("rstream", "-s", host, "-p", str(port), *test)
+        try:
+            async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
+                for expected in (SYNC, *[size * count] * rounds):
+                    await stream.send(await receive_exactly(stream, expected))
+                assert await stream.receive() == b""
+                output, _ = await client.communicate()
+        finally:
+            await end(client)
+    assert client.returncode == 0, output.decode()
+    assert "custom" in output.decode()
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+async def test_our_client_their_rstream(address: DeviceAddress, way: list[str]) -> None:
+    size, count, rounds = 100_000, 3, 2
+    port = await free_port(address)
+    test = ["-S", str(size), "-C", str(count), "-I", str(rounds), "-T", "v", *way]
+    server = await start("rstream", "-b", address.host, "-p", port, *test)
+    options = SMALL if "-B" in way else StreamOptions()
+    data = counting(SYNC + size * count * rounds)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async with await connect_when_it_listens(address.host, int(port), options) as stream:
+                at = 0
+                for nbytes in (SYNC, *[size * count] * rounds):
+                    part = data[at : at + nbytes]
+                    at += nbytes
+                    await stream.send(part)
+                    assert await receive_exactly(stream, nbytes) == part
+            output, _ = await server.communicate()
+    finally:
+        await end(server)
+    assert server.returncode == 0, output.decode()
+    assert "custom" in output.decode()
+
+
+# --- rcopy ---
+
+HEADER = struct.Struct("=BBHIQ")  # version, command, length, data, id
+OPEN, CLOSE, WRITE, ANSWER = 1, 2, 3, 0x80
+
+
+async def test_their_rcopy_sends_a_file(address: DeviceAddress, tmp_path: Path) -> None:
+    content = pattern(1_000_003)
+    (tmp_path / "source").write_bytes(content)
+    async with aiordma.listen_stream(address.host, 0) as listener:
+        host, port = listener.local_address
+        client = await start("rcopy", "-p", str(port), str(tmp_path / "source"), f"{host}:copy")
+        try:
+            async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
+                commands = []
+                while header := await stream.receive(1):
+                    header += await receive_exactly(stream, HEADER.size - 1)
+                    _, command, length, _, _ = HEADER.unpack(header)
+                    body = await receive_exactly(stream, length - HEADER.size)
+                    commands.append(command)
+                    if command == OPEN:
+                        assert body.rstrip(b"\0") == b"copy"
+                    if command == WRITE:
+                        assert await receive_exactly(stream, len(content)) == content
+                    await stream.send(HEADER.pack(1, command | ANSWER, HEADER.size, 0, 0))
+            output, _ = await client.communicate()
+        finally:
+            await end(client)
+    assert commands == [OPEN, WRITE, CLOSE]
+    assert client.returncode == 0, output.decode()
+
+
+async def test_their_rcopy_gets_a_file(address: DeviceAddress, tmp_path: Path) -> None:
+    content = pattern(1_000_003)
+    port = await free_port(address)
+    server = await start("rcopy", "-p", port)
+    target = tmp_path / "copy"
+    path = str(target).encode() + b"\0"
+    try:
+        async with (
+            asyncio.timeout(PATIENCE),
+            await connect_when_it_listens(address.host, int(port), StreamOptions()) as stream,
+        ):
+
+            async def ask(command: int, data: int, body: bytes, more: bytes = b"") -> None:
+                length = HEADER.size + len(body)
+                await stream.send(HEADER.pack(1, command, length, data, 0) + body + more)
+                answer = HEADER.unpack(await receive_exactly(stream, HEADER.size))
+                assert (answer[1], answer[3]) == (command | ANSWER, 0)
+
+            await ask(OPEN, 0o600, path)
+            await ask(WRITE, 0, struct.pack("=Q", len(content)), content)
+            await ask(CLOSE, 0, b"")
+        assert target.read_bytes() == content
+    finally:
+        await end(server)
