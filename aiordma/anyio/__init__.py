@@ -4,13 +4,25 @@
         await stream.send(b"hello")
         print(await stream.receive())
 
-Connections are anyio's object streams, listeners are its listeners, and what they raise in use is
-anyio's. It needs anyio: `pip install aiordma[anyio]`.
+Connections are anyio's object streams, those of connect_stream() its byte streams, listeners are
+its listeners, and what they raise in use is anyio's. It needs anyio: `pip install aiordma[anyio]`.
 """
 
 from aiordma.anyio.attributes import RdmaAttribute
-from aiordma.anyio.connect import connect, listen
+from aiordma.anyio.byte_listener import RdmaByteListener
+from aiordma.anyio.byte_stream import RdmaByteStream
+from aiordma.anyio.connect import connect, connect_stream, listen, listen_stream
 from aiordma.anyio.message_listener import MessageListener
 from aiordma.anyio.message_stream import MessageStream
 
-__all__ = ["MessageListener", "MessageStream", "RdmaAttribute", "connect", "listen"]
+__all__ = [
+    "MessageListener",
+    "MessageStream",
+    "RdmaAttribute",
+    "RdmaByteListener",
+    "RdmaByteStream",
+    "connect",
+    "connect_stream",
+    "listen",
+    "listen_stream",
+]

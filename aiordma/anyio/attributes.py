@@ -10,15 +10,17 @@ from anyio import TypedAttributeSet, typed_attribute
 from anyio.abc import SocketAttribute
 
 from aiordma.connection import Connection
+from aiordma.streams import ByteStream
 
 # anyio's own type for it: each key is typed as the value that its function returns.
 Attributes = Mapping[Any, Callable[[], Any]]
 
 
 class RdmaAttribute(TypedAttributeSet):
-    """What there is to know of a MessageStream, and `local_address` of a MessageListener.
+    """What there is to know of a stream, and `local_address` of a listener.
 
-    As the properties of a Connection; `connection` is the Connection itself.
+    As the properties of a Connection, or of a ByteStream, which has some of them; `connection` or
+    `stream` is the thing itself.
     """
 
     #: `(host, port)` of this side
@@ -33,6 +35,8 @@ class RdmaAttribute(TypedAttributeSet):
     device_name: str = typed_attribute()
     #: for what a stream does not have: memory, one-sided operations, statistics
     connection: Connection = typed_attribute()
+    #: likewise of an RdmaByteStream: its ByteStream
+    stream: ByteStream = typed_attribute()
 
 
 def of_connection(connection: Connection) -> Attributes:
@@ -46,6 +50,18 @@ def of_connection(connection: Connection) -> Attributes:
         RdmaAttribute.max_message_size: lambda: connection.max_message_size,
         RdmaAttribute.device_name: lambda: connection.device_name,
         RdmaAttribute.connection: lambda: connection,
+    }
+
+
+def of_stream(stream: ByteStream) -> Attributes:
+    """Those of a byte stream."""
+    return {
+        **of_local_address(stream.local_address),
+        SocketAttribute.remote_address: lambda: stream.peer_address,
+        SocketAttribute.remote_port: lambda: stream.peer_address[1],
+        RdmaAttribute.peer_address: lambda: stream.peer_address,
+        RdmaAttribute.device_name: lambda: stream.device_name,
+        RdmaAttribute.stream: lambda: stream,
     }
 
 

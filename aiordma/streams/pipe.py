@@ -163,6 +163,14 @@ class Pipe:
         self.check_sending()
         return self.load.write(data)
 
+    async def wait_writable(self) -> None:
+        """See ByteStream.wait_sendable."""
+        with self._sending():
+            if self._checkpoint is not None:
+                await self._checkpoint()
+            await self._until(self._may_write)
+            self.check_sending()
+
     async def send(self, data: memoryview) -> None:
         """See ByteStream.send."""
         with self._sending():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterator
+from operator import index
 from typing import TYPE_CHECKING
 
 from aiordma.blocks import AbortableBlock
@@ -70,8 +71,9 @@ class ByteStream(Registers, AbortableBlock):
             LocalClosed: the stream was closed here, before or while this waited.
             BusyError: another task is receiving.
             ValueError: `max_bytes` is less than 1.
+            TypeError: it is no whole number.
         """
-        if max_bytes < 1:
+        if index(max_bytes) < 1:
             raise ValueError(f"max_bytes is {max_bytes}, not at least 1")
         await self._pipe.wait_readable()
         return self._pipe.read(max_bytes)
@@ -114,6 +116,13 @@ class ByteStream(Registers, AbortableBlock):
         else:
             with memoryview(data) as view, flat(view) as memory:
                 await self._pipe.send(memory)
+
+    async def wait_sendable(self) -> None:
+        """Wait until send() could post some bytes at once. Cancelling does nothing else.
+
+        Raises: as send().
+        """
+        await self._pipe.wait_writable()
 
     async def send_eof(self) -> None:
         """Finish sending: the peer reads what was sent, and then the end. Receiving goes on.

@@ -69,9 +69,10 @@ async def test_registered_memory_stays_pinned_until_it_has_arrived(address: Devi
         buffer.extend(b"it may be resized again")
 
 
-@pytest.mark.awaits("ByteStream.send_eof")
+@pytest.mark.awaits("ByteStream.send_eof", "ByteStream.wait_sendable")
 async def test_the_end_is_sent_or_not(address: DeviceAddress) -> None:
     async with streaming(address) as pair, loops.timeout(PATIENCE):
+        assert await cancelled(pair.client.wait_sendable, begun=False)
         assert await cancelled(pair.client.send_eof, begun=False)
         await pair.client.send(b"goes on")
         assert await pair.server.receive() == b"goes on"

@@ -49,7 +49,7 @@ LAYERS = {
 LAYER_OF = {room: layer for layer, rooms in LAYERS.items() for room in rooms}
 LOOP_FREE = ["_native", "enums", "errors", "rdmacm", "verbs"]
 EVENT_LOOPS = {"asyncio", "trio", "anyio", "uvloop"}
-OPTIONAL = {"anyio": "aiordma.anyio.", "trio": "aiordma.loop.trio_loop"}
+OPTIONAL = {"anyio": ("aiordma.anyio.",), "trio": ("aiordma.loop.trio_loop", "aiordma.trio.")}
 """Packages that need not be installed, and the only modules that import them."""
 
 

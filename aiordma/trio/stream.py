@@ -1,0 +1,85 @@
+"""RdmaStream: a stream of rsocket's as a half-closeable stream of trio's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trio.abc import HalfCloseableStream
+
+from aiordma.errors import RdmaError
+from aiordma.streams import ByteStream
+from aiordma.streams.stream import DEFAULT_READ
+from aiordma.trio.errors import raise_as_trio
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from aiordma.memory import MemoryRegion, MemorySlice
+
+
+class RdmaStream(HalfCloseableStream):
+    """A reliable stream of bytes to whoever speaks rsocket, for trio's programs.
+
+    From `aiordma.trio.connect_stream()` or an RdmaListener. `stream` is the ByteStream itself, with
+    its addresses and its registered memory.
+    """
+
+    def __init__(self, stream: ByteStream) -> None:
+        """Present a stream as one of trio's, which owns it from now on."""
+        self.stream = stream
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Wait for bytes, and return at most `max_bytes` of those that are there; b"" at the end.
+
+        Cancelling loses nothing.
+
+        Raises:
+            trio.BrokenResourceError: the peer vanished, or the connection failed.
+            trio.ClosedResourceError: the stream was closed here, before or while this waited.
+            trio.BusyResourceError: another task is receiving.
+            ValueError: `max_bytes` is less than 1.
+        """
+        try:
+            return await self.stream.receive(DEFAULT_READ if max_bytes is None else max_bytes)
+        except RdmaError as error:
+            raise_as_trio(error)
+
+    async def send_all(self, data: Buffer | MemorySlice | MemoryRegion) -> None:
+        """Send all of it: bytes, or whatever else ByteStream.send() takes.
+
+        Cancelling leaves some of it sent: which, nothing tells.
+
+        Raises:
+            trio.BrokenResourceError: the peer closed the stream, vanished, or the connection
+                failed.
+            trio.ClosedResourceError: the stream was closed here, or send_eof() was called.
+            trio.BusyResourceError: another task is sending.
+        """
+        try:
+            await self.stream.send(data)
+        except RdmaError as error:
+            raise_as_trio(error)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until there is room for some bytes. Raises: as send_all()."""
+        try:
+            await self.stream.wait_sendable()
+        except RdmaError as error:
+            raise_as_trio(error)
+
+    async def send_eof(self) -> None:
+        """Finish sending; receiving goes on. Idempotent. Raises: as send_all()."""
+        try:
+            await self.stream.send_eof()
+        except RdmaError as error:
+            raise_as_trio(error)
+
+    async def aclose(self) -> None:
+        """Close gracefully: what was sent reaches the peer, which then receives the end.
+
+        Cancelling closes it by force, as trio.aclose_forcefully() does. Idempotent.
+        """
+        await self.stream.aclose()
+
+    def __repr__(self) -> str:
+        return f"<RdmaStream of {self.stream!r}>"

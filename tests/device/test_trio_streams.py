@@ -1,0 +1,88 @@
+"""aiordma.trio: trio's own tests of what a stream of its must do, and its servers."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from helpers import PATIENCE
+from streaming import pattern
+
+import aiordma
+import aiordma.trio
+from aiordma import StreamOptions
+from aiordma.rdmacm import DeviceAddress
+from aiordma.trio import RdmaStream
+
+pytestmark = pytest.mark.loops("trio")
+
+SMALL = StreamOptions(send_buffer=1 << 16, recv_buffer=1 << 16)
+
+
+async def pair(address: DeviceAddress) -> tuple[RdmaStream, RdmaStream]:
+    listener = await aiordma.trio.listen_stream(address.host, 0, options=SMALL)
+    found: list[RdmaStream] = []
+
+    async def accept() -> None:
+        found.append(await listener.accept())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept)
+        found.append(await aiordma.trio.connect_stream(*listener.local_address, options=SMALL))
+    await listener.aclose()
+    first, second = found
+    return first, second
+
+
+async def clogged_pair(address: DeviceAddress) -> tuple[RdmaStream, RdmaStream]:
+    """Nothing more can be sent in either direction, as nobody reads."""
+    streams = await pair(address)
+    for stream in streams:
+        with trio.move_on_after(0.3):
+            await stream.send_all(bytes(1 << 20))
+    return streams
+
+
+async def test_they_do_what_trio_says_of_streams(address: DeviceAddress) -> None:
+    with trio.fail_after(PATIENCE):
+        await trio.testing.check_half_closeable_stream(
+            lambda: pair(address), lambda: clogged_pair(address)
+        )
+
+
+async def test_a_server_of_trio_s(address: DeviceAddress) -> None:
+    async def echo(stream: RdmaStream) -> None:
+        async for data in stream:
+            await stream.send_all(data)
+
+    listener = await aiordma.trio.listen_stream(address.host, 0)
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trio.serve_listeners, echo, [listener])
+            async with await aiordma.trio.connect_stream(*listener.local_address) as stream:
+                await stream.send_all(pattern(200_000))
+                await stream.send_eof()
+                received = b"".join([data async for data in stream])
+                assert received == pattern(200_000)
+                assert stream.stream.peer_address == listener.local_address
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_vanishes(address: DeviceAddress) -> None:
+    near, far = await pair(address)
+    near.stream.abort()
+    with trio.fail_after(PATIENCE), pytest.raises(trio.BrokenResourceError):
+        await far.receive_some()
+    with pytest.raises(trio.ClosedResourceError):
+        await near.receive_some()
+    await near.aclose()
+    await far.aclose()
+
+
+async def test_a_listener_that_is_closed(address: DeviceAddress) -> None:
+    listener = await aiordma.trio.listen_stream(address.host, 0)
+    await listener.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await listener.accept()
+    with pytest.raises(aiordma.Rejected):
+        await aiordma.trio.connect_stream(*listener.local_address)
