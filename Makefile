@@ -2,6 +2,7 @@
 # make test    everything: style, types, unit tests, the lab, then the tests on a device
 # make check   what needs no device: style, types, unit tests
 # make soak    the long campaigns, on a device
+# make bench   byte streams side by side: rstream, aiordma, asyncio over TCP
 # make setup   only install what the others need; they do it themselves
 # make clean   remove the virtual environment and everything built
 
@@ -19,7 +20,7 @@ NATIVE := $(addprefix aiordma/_native/,build.py cdef.h shim.h cm_events.c device
 DEVICE_TESTS := tests/device tests/faults tests/interop
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check lint unit lab-test device-test soak setup clean
+.PHONY: demo test check lint unit lab-test device-test soak bench setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -61,6 +62,9 @@ in_lab = $(PY) -m aiordma lab run --device both -- $(PY) -m pytest $(DEVICE_TEST
 
 soak: setup
 	@$(call on_device,both,$(PY) -m pytest tests/soak)
+
+bench: setup
+	@$(call on_device,rxe,$(PY) benchmarks/streams.py)
 
 setup: $(READY) $(LAB_READY)
 

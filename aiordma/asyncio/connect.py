@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from ssl import SSLContext
 from typing import TypeVar
 
-from aiordma.asyncio.secure import begin_secure
+from aiordma.asyncio.secure import begin_secure, check_tls
 from aiordma.asyncio.server import StreamServer
-from aiordma.asyncio.transport import StreamTransport
+from aiordma.asyncio.transport import transport_of
 from aiordma.streams.connect import dial_pipe, listen_stream
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
 
@@ -35,17 +35,18 @@ async def create_connection(
     Cancelling leaves nothing behind.
 
     Raises:
-        OSError: nobody answers or accepts (a ConnectionError), the peer speaks something else, or
-            there is no RDMA device: see connect_stream(), whose exceptions all but two are one.
-        RouteError, ...: as connect_stream().
+        OSError: no RDMA device; or a ConnectionError, if nobody answers or accepts, or who does
+            speaks something else; or an ssl.SSLError. See connect_stream().
+        DeviceRemoved: the device went away meanwhile.
         ValueError: `ssl` on an event loop that puts TLS on its own transports only (uvloop).
     """
     loop = asyncio.get_running_loop()
+    check_tls(loop, ssl)
     pipe = await dial_pipe(host, port, local_addr, options)
-    protocol = protocol_factory()
-    transport = StreamTransport(pipe, loop, protocol)
+    transport, protocol = transport_of(pipe, loop, protocol_factory)
     if ssl is not None:
-        return await begin_secure(transport, protocol, ssl, server_hostname or host), protocol
+        name = host if server_hostname is None else server_hostname
+        return await begin_secure(transport, protocol, ssl, name), protocol
     transport.begin()
     return transport, protocol
 
@@ -67,8 +68,10 @@ async def create_server(
 
     Cancelling leaves nothing behind.
 
-    Raises: as listen_stream(); OSError, for instance, if the port is taken.
+    Raises: as listen_stream(); OSError, for instance, if the port is taken. As to `ssl`: as
+    create_connection().
     """
+    check_tls(asyncio.get_running_loop(), ssl)
     listener = await listen_stream(host, port, backlog=backlog, options=options)
     server = StreamServer(listener, protocol_factory, ssl)
     if start_serving:

@@ -13,6 +13,21 @@ NOT_HERE = (
 )
 
 
+def check_tls(loop: asyncio.AbstractEventLoop, ssl: SSLContext | None) -> None:
+    """Make sure that TLS can be had here, if it is wanted.
+
+    Raises:
+        ValueError: the event loop cannot do it.
+        TypeError: `ssl` is no SSLContext.
+    """
+    if ssl is None:
+        return
+    if not isinstance(ssl, SSLContext):
+        raise TypeError(f"ssl is {ssl!r}, not an SSLContext: see ssl.create_default_context()")
+    if not isinstance(loop, asyncio.BaseEventLoop):
+        raise ValueError(NOT_HERE)
+
+
 class _Silent(asyncio.Protocol):
     """Until there is TLS, nobody hears of the connection."""
 
@@ -25,11 +40,10 @@ async def begin_secure(
 ) -> asyncio.Transport:
     """Shake hands, and tell `protocol` that it is connected. The transport that it gets.
 
-    As a server if `server_hostname` is None.
+    As a server if `server_hostname` is None. The transport is aborted if this fails.
 
     Raises:
         OSError: the handshake failed (ssl.SSLError), or the peer went away.
-        ValueError: the event loop cannot do it.
     """
     loop = asyncio.get_running_loop()
     transport.set_protocol(_Silent())
@@ -43,9 +57,6 @@ async def begin_secure(
             server_side=server_hostname is None,
             server_hostname=server_hostname,
         )
-    except TypeError as error:
-        transport.abort()
-        raise ValueError(NOT_HERE) from error
     except BaseException:
         transport.abort()
         raise

@@ -9,8 +9,8 @@ from socket import AddressFamily
 from ssl import SSLContext
 
 from aiordma.asyncio.secure import begin_secure
-from aiordma.asyncio.transport import StreamTransport
-from aiordma.errors import ConnectError, DeviceRemoved, LocalClosed, ProtocolError, RdmaError
+from aiordma.asyncio.transport import StreamTransport, transport_of
+from aiordma.errors import DeviceRemoved, LocalClosed, RdmaError, VerbsError
 from aiordma.streams.listener import StreamListener, StreamRequest, accepted_pipe
 
 logger = logging.getLogger(__name__)
@@ -52,14 +52,14 @@ class StreamServer(asyncio.AbstractServer):
         self._transports: set[StreamTransport] = set()
         self._accepting: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def sockets(self) -> tuple[ListeningAddress, ...]:
         """Where it listens: `server.sockets[0].getsockname()`."""
-        return () if self._closed else (ListeningAddress(self._listener.local_address),)
+        return () if self._closed.is_set() else (ListeningAddress(self._listener.local_address),)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that it runs on."""
@@ -71,7 +71,7 @@ class StreamServer(asyncio.AbstractServer):
 
     async def start_serving(self) -> None:
         """Accept connections. Idempotent."""
-        if self._closed:
+        if self._closed.is_set():
             raise RuntimeError(f"server {self!r} is closed")
         if self._task is None:
             self._task = self._loop.create_task(self._serve())
@@ -107,20 +107,19 @@ class StreamServer(asyncio.AbstractServer):
     async def _accept(self, request: StreamRequest) -> None:
         try:
             pipe = await accepted_pipe(request)
-        except (ConnectError, DeviceRemoved, ProtocolError) as error:
+            transport, protocol = transport_of(pipe, self._loop, self._factory, self._lost)
+            self._transports.add(transport)
+            self._idle.clear()
+            if self._ssl is None:
+                transport.begin()
+            else:
+                await begin_secure(transport, protocol, self._ssl, None)
+        except VerbsError as error:
+            logger.error("%r could not be accepted: %s", request, error)
+        except (DeviceRemoved, OSError) as error:  # the peer's doing, or the network's
             logger.info("%r went away: %s", request, error)
-            return
         except Exception:
             logger.exception("accepting %r failed", request)
-            return
-        protocol = self._factory()
-        transport = StreamTransport(pipe, self._loop, protocol, self._lost)
-        self._transports.add(transport)
-        self._idle.clear()
-        if self._ssl is None:
-            transport.begin()
-        else:
-            await begin_secure(transport, protocol, self._ssl, None)
 
     def _lost(self, transport: StreamTransport) -> None:
         self._transports.discard(transport)
@@ -129,7 +128,7 @@ class StreamServer(asyncio.AbstractServer):
 
     def close(self) -> None:
         """Accept nobody any more. Connections that were accepted are left alone. Idempotent."""
-        self._closed = True
+        self._closed.set()
         self._listener.abort()
 
     def close_clients(self) -> None:
@@ -143,7 +142,8 @@ class StreamServer(asyncio.AbstractServer):
             transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until it is closed, and all of its connections are."""
+        """Wait until close() is called, and all of its connections have ended."""
+        await self._closed.wait()
         await self._listener.aclose()
         if self._task is not None:
             await asyncio.wait([self._task])

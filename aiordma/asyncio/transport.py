@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from aiordma.asyncio.errors import as_os_error
 from aiordma.asyncio.write_buffer import WriteBuffer
@@ -16,6 +16,8 @@ from aiordma.streams.pipe import Pipe
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 # As much as asyncio's own transports read at once.
 MAX_READ = 256 * 1024
@@ -252,6 +254,10 @@ class StreamTransport(asyncio.Transport):
         """Close at once, without sending what waits."""
         self._end_soon(None)
 
+    def _force_close(self, error: Exception | None) -> None:
+        """What asyncio's TLS calls when it is of no use any more."""
+        self._end_soon(error)
+
     def _lose(self, error: RdmaError) -> None:
         """The connection is of no use any more."""
         self._end_soon(as_os_error(error))
@@ -297,6 +303,24 @@ class StreamTransport(asyncio.Transport):
         host, port = self._pipe.endpoint.cm.peer_address
         state = "closed" if self._lost else "closing" if self._closing else "open"
         return f"<StreamTransport to {host} port {port}, {state}>"
+
+
+def transport_of(
+    pipe: Pipe,
+    loop: asyncio.AbstractEventLoop,
+    protocol_factory: Callable[[], P],
+    on_lost: Callable[[StreamTransport], None] | None = None,
+) -> tuple[StreamTransport, P]:
+    """A transport of `pipe`, and the protocol that it is for. If there is none, `pipe` is aborted.
+
+    Raises: what the factory does.
+    """
+    try:
+        protocol = protocol_factory()
+    except BaseException:
+        pipe.abort()
+        raise
+    return StreamTransport(pipe, loop, protocol, on_lost), protocol
 
 
 def _nothing() -> None:

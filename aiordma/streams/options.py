@@ -37,7 +37,8 @@ class StreamOptions:
     """Writes up to this size travel inside the work request. Devices allow tens to hundreds."""
 
     mappings: int = 0
-    """Buffers that the peer may map for direct writes: RDMA_IOMAPSIZE in rsocket(7)."""
+    """Buffers that the peer may announce by riomap(): RDMA_IOMAPSIZE in rsocket(7). They are noted;
+    nothing here writes to them yet."""
 
     busy_poll: float = 0.0
     """How long a wait looks at the completion queue before it parks on the loop: as in

@@ -229,7 +229,7 @@ class Pipe:
     def finish(self) -> None:
         """End the sending side, behind what is posted. Idempotent.
 
-        Raises: as check_sending(), but not for the second time.
+        Raises: as Endpoint.check_open().
         """
         self.endpoint.check_open()
         self.load.protocol.finish()

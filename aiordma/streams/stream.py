@@ -127,7 +127,12 @@ class ByteStream(Registers, AbortableBlock):
     async def send_eof(self) -> None:
         """Finish sending: the peer reads what was sent, and then the end. Receiving goes on.
 
-        Idempotent. Raises: as send().
+        Idempotent; nothing is to be done where the peer has closed the stream.
+
+        Raises:
+            LocalClosed: the stream was closed here.
+            PeerClosed, ProtocolError, WorkRequestError, DeviceRemoved: the connection has ended.
+            BusyError: another task is sending.
         """
         await self._pipe.send_eof()
 

@@ -7,7 +7,6 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import loops
 import pytest
 import trustme
 from helpers import PATIENCE
@@ -270,6 +269,24 @@ async def test_a_protocol_that_raises_ends_its_connection_only(address: DeviceAd
     assert complaints == ["the protocol failed on what was received"]
 
 
+async def test_a_factory_that_raises_leaves_nothing(address: DeviceAddress) -> None:
+    """Neither here nor at the peer."""
+
+    def fail() -> asyncio.Protocol:
+        raise ZeroDivisionError
+
+    async with await create_server(fail, address.host, 0) as server:
+        where = server.sockets[0].getsockname()
+        with pytest.raises(ZeroDivisionError):
+            await create_connection(fail, *where)
+        reader, writer = await open_connection(*where)
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        with pytest.raises(ConnectionResetError):
+            await writer.wait_closed()
+
+
 def _fail(_: bytes) -> None:
     raise ZeroDivisionError
 
@@ -333,6 +350,16 @@ async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
 # --- TLS ---
 
 
+@pytest.mark.loops("uvloop")
+async def test_uvloop_puts_tls_on_its_own_transports_only(address: DeviceAddress) -> None:
+    context = ssl.create_default_context()
+    with pytest.raises(ValueError, match="its own transports"):
+        await start_server(echo, address.host, 0, ssl=context)
+    with pytest.raises(ValueError, match="its own transports"):
+        await open_connection(address.host, 7471, ssl=context)
+
+
+@pytest.mark.loops("asyncio")
 @pytest.mark.may_block
 async def test_tls(address: DeviceAddress) -> None:
     authority = trustme.CA()
@@ -343,17 +370,18 @@ async def test_tls(address: DeviceAddress) -> None:
     async with asyncio.timeout(PATIENCE):
         server = await start_server(echo, address.host, 0, ssl=server_side)
         where = server.sockets[0].getsockname()
-        connecting = open_connection(*where, ssl=client_side, server_hostname="rdma.example")
-        if loops.kind() == "uvloop":
-            with pytest.raises(ValueError, match="its own transports"):
-                await connecting
-        else:
-            reader, writer = await connecting
-            writer.write(pattern(300_000))
-            assert await reader.readexactly(300_000) == pattern(300_000)
-            assert writer.get_extra_info("ssl_object") is not None
-            assert writer.get_extra_info("rdma_device") == address.device
-            writer.close()
-            await writer.wait_closed()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await open_connection(*where, ssl=ssl.create_default_context())
+        with pytest.raises(TypeError, match="create_default_context"):
+            await open_connection(*where, ssl=True)  # type: ignore[arg-type]
+        reader, writer = await open_connection(
+            *where, ssl=client_side, server_hostname="rdma.example"
+        )
+        writer.write(pattern(300_000))
+        assert await reader.readexactly(300_000) == pattern(300_000)
+        assert writer.get_extra_info("ssl_object") is not None
+        assert writer.get_extra_info("rdma_device") == address.device
+        writer.close()
+        await writer.wait_closed()
         server.close()
         await server.wait_closed()
