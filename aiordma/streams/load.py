@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from aiordma.cm import AsyncCmId
 from aiordma.datapath import NUMBER_MASK, RECEIVE, Berth, Owner, ReceiveRing, SendQueue
@@ -21,7 +22,7 @@ from aiordma.memory import AllocatedRegion, MemorySlice
 from aiordma.streams.options import MESSAGE_SIZE, StreamOptions
 from aiordma.streams.protocol import CONTROLS, Request, Settings, StreamProtocol, board_size
 from aiordma.streams.send_ring import SendRing
-from aiordma.streams.wire import SEGMENT_SIZE, Segment
+from aiordma.streams.wire import MAPPING_SIZE, Mapping, Segment
 from aiordma.verbs import ProtectionDomain, QueuePair, QueuePairCaps
 from aiordma.verbs.completion import immediate
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
@@ -56,7 +57,7 @@ class StreamLoad:
                 max_recv_wr=options.recv_depth,
                 max_send_sge=1,
                 # What the protocol itself says always is, and never copied.
-                max_inline_data=max(options.max_inline, SEGMENT_SIZE),
+                max_inline_data=max(options.max_inline, MAPPING_SIZE),
             ),
         )
         self.busy = BusyPoll(self._berth.shared, options.busy_poll)
@@ -124,7 +125,11 @@ class StreamLoad:
     @property
     def room(self) -> int:
         """Bytes of registered memory that may be written with one request now."""
-        return self.protocol.room if self.sends.places >= self._kept_free + self._cost else 0
+        return self.protocol.room if self._has_places else 0
+
+    @property
+    def _has_places(self) -> bool:
+        return self.sends.places >= self._kept_free + self._cost
 
     def write(self, data: memoryview) -> int:
         """Post as much of `data`, bytes, as may be now: how many were taken. It may be reused.
@@ -161,6 +166,43 @@ class StreamLoad:
             qp.post_list(wr_id, opcode, segments, target, flags=flags, imm=imm)
 
         self._post(post, self.protocol.send(len(part)), lent)
+
+    @property
+    def may_announce(self) -> bool:
+        """Whether announce() may be called now."""
+        return self._has_places and self.protocol.outbound.credits > 0
+
+    def announce(self, index: int, mapping: Mapping) -> None:
+        """Tell the peer of memory of this side's.
+
+        Raises:
+            RdmaError: the device refused, which ends the connection.
+        """
+        request = self.protocol.announce(index, mapping)
+        self._post(self._inline(request.payload), request)
+
+    @property
+    def may_place(self) -> bool:
+        """Whether place() would take anything."""
+        return bool(self._has_places and self._ring.free)
+
+    def place(self, data: memoryview, target: Segment) -> int:
+        """Post as much of `data` as may be now, to memory that the peer has mapped: how many bytes.
+
+        Raises:
+            RdmaError: the device refused, which ends the connection.
+        """
+        taken = 0
+        while taken < len(data) and self.may_place:
+            start, length = self._ring.take(min(len(data) - taken, MAX_CHUNK))
+            chunk, at = data[taken : taken + length], (target.addr + taken, target.key)
+            write = partial(self._copied(chunk, start), target=at, imm=NO_IMMEDIATE)
+            try:
+                self._post_one(write, _Place(self._ring, length))
+            except VerbsError as error:
+                raise self._owner.not_posted(error) from None
+            taken += length
+        return taken
 
     def _inline(self, data: bytes | memoryview) -> Write:
         def post(qp: QueuePair, wr_id: int, flags: int, target: tuple[int, int], imm: int) -> None:
@@ -310,8 +352,14 @@ class StreamLoad:
 
 
 Post = Callable[[QueuePair, int, int], None]
-Write = Callable[[QueuePair, int, int, tuple[int, int], int], None]
-"""Posts a write: wr_id, flags, address and key of the target, and immediate data."""
+
+
+class Write(Protocol):
+    """Posts a write, to the address and with the key of a target, with immediate data beside it."""
+
+    def __call__(
+        self, qp: QueuePair, wr_id: int, flags: int, target: tuple[int, int], imm: int
+    ) -> None: ...
 
 
 class _Place:

@@ -37,8 +37,7 @@ class StreamOptions:
     """Writes up to this size travel inside the work request. Devices allow tens to hundreds."""
 
     mappings: int = 0
-    """Buffers that the peer may announce by riomap(): RDMA_IOMAPSIZE in rsocket(7). They are noted;
-    nothing here writes to them yet."""
+    """Buffers that the peer may map, for iowrite() from here: RDMA_IOMAPSIZE in rsocket(7)."""
 
     busy_poll: float = 0.0
     """How long a wait looks at the completion queue before it parks on the loop: as in

@@ -89,7 +89,7 @@ class Outbound:
         if nbytes == target.length:
             self._targets.popleft()
         else:
-            self._targets[0] = Segment(target.addr + nbytes, target.key, target.length - nbytes)
+            self._targets[0] = target.after(nbytes)
         self.spend()
         return target._replace(length=nbytes)
 

@@ -11,13 +11,14 @@ from typing import Self
 
 from aiordma.cm import AsyncCmId
 from aiordma.endpoint import Endpoint
+from aiordma.enums import AccessFlags
 from aiordma.errors import BusyError, LocalClosed, PeerClosed
 from aiordma.loop import Deadline, WaitQueue, checkpoint_of, refuse_forked_child
 from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.rdmacm.address import format_address
 from aiordma.streams.load import StreamLoad
 from aiordma.streams.options import StreamOptions
-from aiordma.streams.wire import ConnectionData
+from aiordma.streams.wire import ConnectionData, Mapping, Segment
 from aiordma.verbs import ProtectionDomain
 
 
@@ -38,6 +39,7 @@ class Pipe:
         )
         self.load = self.endpoint.traffic
         self._is_open = False
+        self._mapped = 0
         self._is_receiving = False
         self._is_sending = False
         self._checkpoint = checkpoint_of(cm.loop)
@@ -199,6 +201,45 @@ class Pipe:
             await self._until(lambda: not loan.count or self.endpoint.closed)
             if loan.count:
                 raise self.endpoint.end_reason()
+
+    # --- mappings ---
+
+    async def iomap(self, part: MemorySlice, offset: int) -> None:
+        """See ByteStream.iomap."""
+        load, region = self.load, part.region
+        if not region.access & AccessFlags.REMOTE_WRITE:
+            raise ValueError("memory to be mapped must be registered with REMOTE_WRITE")
+        with self._sending():
+            if self._checkpoint is not None:
+                await self._checkpoint()
+            places = load.protocol.peer_mappings
+            if self._mapped >= places:
+                raise ValueError(
+                    f"the peer takes {places} mappings: its RDMA_IOMAPSIZE, `mappings`"
+                )
+            await self._until(lambda: load.may_announce or self._is_finished())
+            self.check_sending()
+            region.take(load.pd)
+            self.endpoint.cm.handle.on_released(region.give_back)
+            segment = Segment(part.addr, region.rkey, len(part))
+            load.announce(self._mapped, Mapping(offset, segment))
+            self._mapped += 1
+
+    async def iowrite(self, data: memoryview, offset: int) -> None:
+        """See ByteStream.iowrite."""
+        load = self.load
+        with self._sending():
+            if self._checkpoint is not None:
+                await self._checkpoint()
+            target = load.protocol.outbound.place(offset, len(data))
+            if target is None:
+                raise ValueError(f"the peer has not mapped {len(data)} bytes at offset {offset}")
+            taken = 0
+            while taken < len(data):
+                self.check_sending()
+                taken += load.place(data[taken:], target.after(taken))
+                if taken < len(data):
+                    await self._until(lambda: load.may_place or self._is_finished())
 
     @contextmanager
     def _sending(self) -> Iterator[None]:

@@ -192,6 +192,15 @@ class StreamProtocol:
         """Send so many bytes, from 1 to `room`: the payload is for the caller to fill in."""
         return Request(pack_message(_DATA, nbytes), b"", self.outbound.send(nbytes))
 
+    @property
+    def peer_mappings(self) -> int:
+        """How many mappings may be announced to the peer, each once.
+
+        rsocket never gives back the credits that they take, so that they must leave some.
+        """
+        peer = self._peer
+        return 0 if peer is None else min(peer.mappings, peer.credits // 4)
+
     def announce(self, index: int, mapping: Mapping) -> Request:
         """Let the peer write to memory of this side's at offsets. Takes a credit.
 

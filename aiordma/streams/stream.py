@@ -136,6 +136,37 @@ class ByteStream(Registers, AbortableBlock):
         """
         await self._pipe.send_eof()
 
+    async def iomap(self, part: MemorySlice | MemoryRegion, offset: int) -> None:
+        """Let the peer write to registered memory of this side's by riowrite(), or iowrite().
+
+        The first byte is at `offset` for the peer, which learns of it before what is sent next.
+        The memory stays pinned until the stream has ended, and the peer may write there until
+        then; nothing tells when it does. See riomap in rsocket(7).
+
+        Cancelling before it is posted maps nothing.
+
+        Raises:
+            ValueError: the peer takes no more mappings, the memory is not registered for it
+                (REMOTE_WRITE) or for this stream's device, or is closed.
+            Others: as send().
+        """
+        await self._pipe.iomap(part[:], offset)
+
+    async def iowrite(self, data: Buffer, offset: int) -> None:
+        """Write `data` straight into memory that the peer has mapped: riowrite in rsocket(7).
+
+        It is copied: this returns when all of it is posted. It is there before the peer receives
+        what is sent next; otherwise the peer is not told.
+
+        Cancelling leaves some of it written: which, nothing tells.
+
+        Raises:
+            ValueError: the peer has not mapped these offsets, as far as it has said.
+            Others: as send().
+        """
+        with memoryview(data) as view, flat(view) as memory:
+            await self._pipe.iowrite(memory, offset)
+
     async def aclose(self) -> None:
         """Close gracefully: what was sent reaches the peer, which then reads the end.
 

@@ -76,6 +76,10 @@ class Segment(NamedTuple):
     key: int
     length: int
 
+    def after(self, nbytes: int) -> Segment:
+        """What is left of it behind so many bytes."""
+        return Segment(self.addr + nbytes, self.key, self.length - nbytes)
+
     def check(self) -> None:
         """Make sure that it is one.
 

@@ -11,7 +11,7 @@ from helpers import PATIENCE
 from streaming import DEFAULT, pattern, receive_exactly, streaming
 
 import aiordma
-from aiordma import ByteStream, LocalClosed, PeerClosed, Rejected
+from aiordma import ByteStream, LocalClosed, PeerClosed, Rejected, StreamOptions
 from aiordma.rdmacm import DeviceAddress
 
 
@@ -79,6 +79,21 @@ async def test_the_end_is_sent_or_not(address: DeviceAddress) -> None:
         await cancelled(pair.client.send_eof)
         await pair.client.send_eof()
         assert await pair.server.receive() == b""
+
+
+@pytest.mark.awaits("ByteStream.iomap", "ByteStream.iowrite")
+async def test_a_mapping_is_not_made_and_a_write_has_not_begun(address: DeviceAddress) -> None:
+    options = StreamOptions(mappings=1)
+    async with streaming(address, options, options) as pair, loops.timeout(PATIENCE):
+        region = await pair.server.allocate(64)
+        assert await cancelled(lambda: pair.server.iomap(region, 0), begun=False)
+        await pair.server.iomap(region, 0)
+        await pair.server.send(b"mapped")
+        assert await receive_exactly(pair.client, 6) == b"mapped"
+        assert await cancelled(lambda: pair.client.iowrite(b"x", 0), begun=False)
+        await pair.client.send(b"nothing")
+        assert await receive_exactly(pair.server, 7) == b"nothing"
+        assert bytes(memoryview(region)) == bytes(64)
 
 
 @pytest.mark.awaits("ByteStream.register", "ByteStream.register_dmabuf", "ByteStream.allocate")

@@ -12,6 +12,7 @@ from streaming import DEFAULT, pattern, receive_all, receive_exactly, streaming
 
 import aiordma
 from aiordma import (
+    AccessFlags,
     BusyError,
     ByteStream,
     LocalClosed,
@@ -122,6 +123,31 @@ async def test_registered_memory_is_sent_without_a_copy(address: DeviceAddress) 
         await sending
         await pair.client.send(region[10:20])
         assert await pair.server.receive() == data[10:20]
+
+
+async def test_mapped_memory_is_written_to_directly(address: DeviceAddress) -> None:
+    options = StreamOptions(mappings=2, send_buffer=4096)
+    async with loops.timeout(PATIENCE), streaming(address, options, options) as pair:
+        near, far = pair.client, pair.server
+        first, second = await far.allocate(100_000), await far.allocate(100)
+        await far.iomap(first, 0)
+        await far.iomap(second[50:], 1 << 40)
+        await far.send(b"mapped")
+        assert await near.receive() == b"mapped"
+        await near.iowrite(pattern(90_000), 10_000)
+        await near.iowrite(b"behind", (1 << 40) + 44)
+        await near.send(b"written")
+        assert await far.receive() == b"written"
+        assert bytes(memoryview(first)) == bytes(10_000) + pattern(90_000)
+        assert bytes(memoryview(second)) == bytes(94) + b"behind"
+        for offset, nbytes in ((99_999, 2), (1 << 39, 1), (-1, 1)):
+            with pytest.raises(ValueError, match="not mapped"):
+                await near.iowrite(bytes(nbytes), offset)
+        with pytest.raises(ValueError, match="takes 2 mappings"):
+            await far.iomap(first, 1 << 41)
+        with pytest.raises(ValueError, match="REMOTE_WRITE"):
+            await near.iomap(await near.allocate(10, AccessFlags.LOCAL_WRITE), 0)
+        first.close()
 
 
 # --- two tasks ---

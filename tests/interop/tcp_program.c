@@ -1,9 +1,10 @@
 /*
  * A plain TCP program: sends numbers in a row, and looks whether it gets the same, both at once.
  *
- *     tcp_program connect|listen|silent HOST PORT BYTES
+ *     tcp_program connect|listen HOST PORT BYTES
  *
- * It has finished sending long before the last byte has come, as HTTP/1.0 clients have.
+ * It has finished sending long before the last byte has come, as HTTP/1.0 clients have. With 0 bytes
+ * it says hello, and then neither reads nor ends.
  */
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -94,7 +95,7 @@ int main(int argc, char **argv)
 	} else if (connect(sock, found->ai_addr, found->ai_addrlen)) {
 		fail("connect");
 	}
-	if (!strcmp(argv[1], "silent")) {
+	if (!size) {
 		send(sock, "hello", 5, 0);
 		pause();
 	}

@@ -92,22 +92,41 @@ async def test_our_client_of_a_tcp_service(address: DeviceAddress, program: Path
         await end(server)
 
 
-async def test_a_slow_reader_and_its_end(address: DeviceAddress, program: Path) -> None:
-    """It holds our writer back; then it is killed, and both who write and who read hear of it."""
+async def see_it_end(stream: ByteStream, program: asyncio.subprocess.Process) -> None:
+    """It says hello and never reads, which holds our writer back; then it is killed, of which both
+    who writes and who reads hear."""
+    assert await stream.receive() == b"hello"
+    sending = asyncio.create_task(stream.send(bytes(SIZE)))
+    receiving = asyncio.create_task(stream.receive())
+    await asyncio.sleep(0.3)
+    assert not sending.done()
+    program.kill()
+    ends = await asyncio.gather(sending, receiving, return_exceptions=True)
+    assert [type(end) for end in ends] == [PeerClosed, PeerClosed]
+
+
+async def test_a_client_that_is_slow_and_killed(address: DeviceAddress, program: Path) -> None:
     async with aiordma.listen_stream(address.host, 0) as listener:
-        client = await start_preloaded(program, "silent", *listener.local_address, 0)
+        client = await start_preloaded(program, "connect", *listener.local_address, 0)
         try:
             async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
-                assert await stream.receive() == b"hello"
-                sending = asyncio.create_task(stream.send(bytes(SIZE)))
-                receiving = asyncio.create_task(stream.receive())
-                await asyncio.sleep(0.3)
-                assert not sending.done()
-                client.kill()
-                ends = await asyncio.gather(sending, receiving, return_exceptions=True)
+                await see_it_end(stream, client)
         finally:
             await end(client)
-    assert [type(end) for end in ends] == [PeerClosed, PeerClosed]
+
+
+async def test_a_server_that_is_slow_and_killed(address: DeviceAddress, program: Path) -> None:
+    port = await free_port(address)
+    server = await start_preloaded(program, "listen", address.host, port, 0)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            assert server.stdout is not None
+            assert await server.stdout.readline() == b"listening\n"
+            async with aiordma.connect_stream(address.host, int(port)) as stream:
+                await stream.send(b"on iWARP who connects has the first word")
+                await see_it_end(stream, server)
+    finally:
+        await end(server)
 
 
 async def test_rstream_with_sockets_of_tcp(address: DeviceAddress) -> None:

@@ -1,4 +1,4 @@
-"""rstream and rcopy of rdma-core, as peers in both directions: librdmacm's own rsockets."""
+"""rstream, riostream and rcopy of rdma-core, as peers in both directions: rsockets of C."""
 
 from __future__ import annotations
 
@@ -77,6 +77,64 @@ async def test_our_client_their_rstream(address: DeviceAddress, way: list[str]) 
                     at += nbytes
                     await stream.send(part)
                     assert await receive_exactly(stream, nbytes) == part
+            output, _ = await server.communicate()
+    finally:
+        await end(server)
+    assert server.returncode == 0, output.decode()
+    assert "custom" in output.decode()
+
+
+# --- riostream: both write into memory that the other has mapped, and look at its last byte ---
+
+IO_SIZE, IO_COUNT, IO_ROUNDS = 1000, 3, 2
+IO_TEST = ["-S", str(IO_SIZE), "-C", str(IO_COUNT), "-I", str(IO_ROUNDS)]
+
+
+async def write_directly(stream: ByteStream, *, is_client: bool) -> None:
+    async with await stream.allocate(IO_SIZE) as region:
+        memory = memoryview(region)
+        memory[-1] = 255
+        await stream.iomap(region, 0)
+        for send_first in (is_client, not is_client):
+            if send_first:
+                await stream.send(counting(SYNC))
+            else:
+                await receive_exactly(stream, SYNC)
+        for marker in range(2 * IO_ROUNDS):
+            if is_client == (marker % 2 == 0):
+                for _ in range(IO_COUNT - 1):
+                    await stream.iowrite(bytes(IO_SIZE - 1) + b"\xff", 0)
+                await stream.iowrite(bytes(IO_SIZE - 1) + bytes([marker]), 0)
+            else:
+                while memory[-1] != marker:
+                    await asyncio.sleep(0.001)
+        memory.release()
+        await stream.aclose()
+
+
+async def test_their_riostream_our_server(address: DeviceAddress) -> None:
+    options = StreamOptions(mappings=1)
+    async with aiordma.listen_stream(address.host, 0, options=options) as listener:
+        host, port = listener.local_address
+        client = await start("riostream", "-s", host, "-p", str(port), *IO_TEST)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await write_directly(await listener.accept(), is_client=False)
+                output, _ = await client.communicate()
+        finally:
+            await end(client)
+    assert client.returncode == 0, output.decode()
+    assert "custom" in output.decode()
+
+
+async def test_our_client_their_riostream(address: DeviceAddress) -> None:
+    port = await free_port(address)
+    server = await start("riostream", "-b", address.host, "-p", port, *IO_TEST)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            options = StreamOptions(mappings=1)
+            stream = await connect_when_it_listens(address.host, int(port), options)
+            await write_directly(stream, is_client=True)
             output, _ = await server.communicate()
     finally:
         await end(server)

@@ -291,3 +291,12 @@ def test_other_control_messages_are_refused(value: int) -> None:
 def test_other_messages_are_refused(op: int) -> None:
     with pytest.raises(ProtocolError, match=f"{op << 29 | 5:#010x}"):
         started().protocol.received(op << 29 | 5)
+
+
+@pytest.mark.parametrize(("places", "of_peer", "allowed"), [(3, 16, 3), (128, 16, 4), (0, 16, 0)])
+def test_mappings_leave_the_peer_credits(places: int, of_peer: int, allowed: int) -> None:
+    """rsocket never gives back what announcing one costs."""
+    script = Script(settings())
+    assert script.protocol.peer_mappings == 0
+    script.peer = dataclasses.replace(script.peer, credits=of_peer, mappings=places)
+    assert script.start().protocol.peer_mappings == allowed
