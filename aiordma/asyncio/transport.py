@@ -58,6 +58,8 @@ class StreamTransport(asyncio.Transport):
         self._paused = False
         self._saw_eof = False
         self._eof_wanted = False
+        self._eof_sent = False
+        self._cannot_send = False
         self._closing = False
         self._lost = False
         self._finale: asyncio.Task[None] | None = None
@@ -95,9 +97,9 @@ class StreamTransport(asyncio.Transport):
     def _take_turn(self) -> None:
         self._scheduled = False
         if not self._lost:
-            self._flush()
-        if not self._lost:
             self._read()
+        if not self._lost:
+            self._flush()
 
     # --- in ---
 
@@ -170,14 +172,14 @@ class StreamTransport(asyncio.Transport):
         if self._eof_wanted:
             raise RuntimeError("Cannot call write() after write_eof()")
         with memoryview(data) as view, flat(view) as memory:
-            if self._lost or self._closing or not memory.nbytes:
+            if self._lost or self._closing or self._cannot_send or not memory.nbytes:
                 return  # a transport that is closed takes no more, as asyncio's own
             taken = 0
             if not self._buffer.size:
                 try:
                     taken = self._pipe.write(memory)
                 except RdmaError as error:
-                    self._lose(error)
+                    self._stop_sending(error)
                     return
             if taken < len(memory):
                 self._buffer.add(memory[taken:], self._protocol)
@@ -214,14 +216,25 @@ class StreamTransport(asyncio.Transport):
         try:
             if self._buffer.size:
                 self._buffer.drain(self._pipe.write)
-            if not self._buffer.size and self._eof_wanted and not self._closing:
+            if not self._buffer.size and self._eof_wanted and not self._eof_sent:
+                self._eof_sent = True
                 self._pipe.finish()
         except RdmaError as error:
-            self._lose(error)
+            self._stop_sending(error)
             return
         self._buffer.resume_if_low(self._protocol)
         if not self._buffer.size and self._closing:
             self._start_finale()
+
+    def _stop_sending(self, error: RdmaError) -> None:
+        """Nothing can be sent any more; but what has come is still to be read, if somebody reads,
+        and tells in the end what happened."""
+        self._cannot_send = True
+        self._buffer.clear()
+        if self.is_reading() and self._pipe.is_readable:
+            self._schedule()
+        else:
+            self._lose(error)
 
     # --- the end ---
 

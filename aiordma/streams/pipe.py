@@ -76,7 +76,7 @@ class Pipe:
     def _start(self, peer_data: bytes) -> None:
         self.load.protocol.start(peer_data)
         self._is_open = True
-        self.load.pump()
+        self.load.out.pump()
 
     def _changed(self) -> None:
         if not self._is_open:
@@ -163,7 +163,7 @@ class Pipe:
     def write(self, data: memoryview) -> int:
         """Post as much of `data`, bytes, as may be now: how many. Raises: as check_sending()."""
         self.check_sending()
-        return self.load.write(data)
+        return self.load.out.write(data)
 
     async def wait_writable(self) -> None:
         """See ByteStream.wait_sendable."""
@@ -191,13 +191,13 @@ class Pipe:
             load, loan = self.load, _Loan(part.region)
             while len(part):
                 self.check_sending()
-                room = load.room
+                room = load.out.room
                 if room:
                     loan.take(load.pd)
-                    load.write_registered(part[:room], loan)
+                    load.out.write_registered(part[:room], loan)
                     part = part[room:]
                 else:
-                    await self._until(lambda: bool(load.room) or self._is_finished())
+                    await self._until(lambda: bool(load.out.room) or self._is_finished())
             await self._until(lambda: not loan.count or self.endpoint.closed)
             if loan.count:
                 raise self.endpoint.end_reason()
@@ -217,12 +217,12 @@ class Pipe:
                 raise ValueError(
                     f"the peer takes {places} mappings: its RDMA_IOMAPSIZE, `mappings`"
                 )
-            await self._until(lambda: load.may_announce or self._is_finished())
+            await self._until(lambda: load.out.may_announce or self._is_finished())
             self.check_sending()
             region.take(load.pd)
             self.endpoint.cm.handle.on_released(region.give_back)
             segment = Segment(part.addr, region.rkey, len(part))
-            load.announce(self._mapped, Mapping(offset, segment))
+            load.out.announce(self._mapped, Mapping(offset, segment))
             self._mapped += 1
 
     async def iowrite(self, data: memoryview, offset: int) -> None:
@@ -237,9 +237,9 @@ class Pipe:
             taken = 0
             while taken < len(data):
                 self.check_sending()
-                taken += load.place(data[taken:], target.after(taken))
+                taken += load.out.place(data[taken:], target.after(taken))
                 if taken < len(data):
-                    await self._until(lambda: load.may_place or self._is_finished())
+                    await self._until(lambda: load.out.may_place or self._is_finished())
 
     @contextmanager
     def _sending(self) -> Iterator[None]:
@@ -256,7 +256,7 @@ class Pipe:
         return self.endpoint.closed or not self.load.protocol.state.may_send
 
     def _may_write(self) -> bool:
-        return self.load.may_copy or self._is_finished()
+        return self.load.out.may_copy or self._is_finished()
 
     async def send_eof(self) -> None:
         """See ByteStream.send_eof."""
@@ -274,7 +274,7 @@ class Pipe:
         """
         self.endpoint.check_open()
         self.load.protocol.finish()
-        self.load.pump()
+        self.load.out.pump()
 
     # --- the end ---
 
@@ -283,7 +283,7 @@ class Pipe:
         endpoint, protocol = self.endpoint, self.load.protocol
         if not endpoint.closed:
             protocol.leave()
-            self.load.pump()
+            self.load.out.pump()
             deadline = Deadline(self.loop, self.options.close_timeout, self._news.wake_all)
             try:
                 while not (protocol.has_said_all or endpoint.closed or deadline.expired):

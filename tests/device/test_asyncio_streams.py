@@ -89,7 +89,7 @@ async def test_what_the_transport_tells(address: DeviceAddress) -> None:
 
 
 async def test_megabytes_through_a_writer(address: DeviceAddress) -> None:
-    data = pattern(4 << 20)
+    data = pattern(1 << 20)
     async with talking_to(address, echo) as (reader, writer):
 
         async def send() -> None:
@@ -127,7 +127,7 @@ async def test_drain_waits_at_the_high_water_mark(address: DeviceAddress) -> Non
 
 
 async def test_what_was_written_arrives_though_it_is_closed(address: DeviceAddress) -> None:
-    data = pattern(3 << 20)
+    data = pattern(1 << 20)
     received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: Reader, writer: Writer) -> None:
@@ -243,6 +243,20 @@ async def test_pausing_and_resuming(address: DeviceAddress) -> None:
         while server.data != data:
             await asyncio.sleep(0.01)
         assert client.calls == ["made", "pause", "resume"]
+
+
+async def test_an_answer_is_read_though_its_sender_is_gone(address: DeviceAddress) -> None:
+    """The answer, the end and the disconnect are all there before any of it is looked at."""
+    async with recorded(address) as (client, server, _):
+        client.transport.write_eof()
+        client.transport.pause_reading()
+        server.transport.write(b"answer")
+        server.transport.close()
+        await server.lost
+        await asyncio.sleep(0.1)
+        client.transport.resume_reading()
+        assert await client.lost is None
+    assert (client.data, client.calls) == (b"answer", ["made", "eof", "lost"])
 
 
 async def test_writing_after_the_end(address: DeviceAddress) -> None:

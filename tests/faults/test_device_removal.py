@@ -13,6 +13,7 @@ import loops
 import pytest
 from helpers import PATIENCE, Pair, connected, end, read_line, start_python
 from removing import SoftDevice, one_per_device
+from streaming import DEFAULT, streaming
 
 import aiordma
 from aiordma import AsyncCmId, Connection, DeviceRemoved, PeerClosed, SyncCmId
@@ -74,6 +75,19 @@ async def test_both_ends_of_a_connection(address: DeviceAddress, device: SoftDev
 
 
 @pytest.mark.transport("IB")  # iWARP does not hold a sender back
+@pytest.mark.loops("asyncio")  # another shape of the above
+async def test_both_ends_of_a_stream(address: DeviceAddress, device: SoftDevice) -> None:
+    async with streaming(address) as pair:
+        held_back = pair.client.send(bytes(4 * DEFAULT.recv_buffer))
+        tasks = await start(pair.client.receive(), held_back)
+        device.start_removing()
+        errors = set(await loops.gather(*tasks))
+        assert errors <= {DeviceRemoved, PeerClosed}
+        for end in (pair.client, pair.server):
+            assert await error_of(end.send(b"x")) in (DeviceRemoved, PeerClosed)
+    await device.removed()
+
+
 async def test_a_sender_that_is_held_back(address: DeviceAddress, device: SoftDevice) -> None:
     async def flood(pair: Pair) -> None:
         while True:

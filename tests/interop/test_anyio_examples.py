@@ -13,7 +13,8 @@ from aiordma.rdmacm import DeviceAddress
 
 SERVER, CLIENT = "anyio_echo_server", "anyio_echo_client"
 
-pytestmark = pytest.mark.asyncio
+# What differs between devices is tested elsewhere: one is enough for what differs between loops.
+pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
 
 
 @pytest.mark.parametrize(("server", "client"), [("asyncio", "trio"), ("trio", "asyncio")])

@@ -18,7 +18,8 @@ import aiordma
 from aiordma import PeerClosed, Rejected
 from aiordma.rdmacm import DeviceAddress
 
-pytestmark = pytest.mark.asyncio
+# What differs between devices is tested elsewhere: one is enough for what differs between loops.
+pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IWARP")]
 
 
 class Running(NamedTuple):

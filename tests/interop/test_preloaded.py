@@ -23,7 +23,7 @@ from aiordma.rdmacm import DeviceAddress
 pytestmark = pytest.mark.asyncio
 
 PRELOAD = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so"
-SIZE = 3_000_000
+SIZE = 2_000_000
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ SMALL = StreamOptions(send_buffer=4096, recv_buffer=4096, send_depth=16, recv_de
 SYNC = 16
 WAYS = {
     "blocking": ["-T", "b"],
-    "polling": ["-T", "a"],
     "small buffers": ["-T", "b", "-B", "4096"],
     "not inline": ["-T", "b", "-i", "0"],
 }
@@ -41,10 +40,10 @@ def counting(nbytes: int) -> bytes:
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-async def test_their_rstream_our_server(any_address: DeviceAddress, way: list[str]) -> None:
+async def test_their_rstream_our_server(address: DeviceAddress, way: list[str]) -> None:
     size, count, rounds = 5000, 40, 3
     options = SMALL if "-B" in way else StreamOptions()
-    async with aiordma.listen_stream(any_address.host, 0, options=options) as listener:
+    async with aiordma.listen_stream(address.host, 0, options=options) as listener:
         host, port = listener.local_address
         test = ["-S", str(size), "-C", str(count), "-I", str(rounds), "-T", "v", *way]
         client = await start("rstream", "-s", host, "-p", str(port), *test)
@@ -153,7 +152,7 @@ async def test_their_rcopy_sends_a_file(address: DeviceAddress, tmp_path: Path) 
     (tmp_path / "source").write_bytes(content)
     async with aiordma.listen_stream(address.host, 0) as listener:
         host, port = listener.local_address
-        client = await start("rcopy", "-p", str(port), str(tmp_path / "source"), f"{host}:copy")
+        client = await start("rcopy", str(tmp_path / "source"), f"{host}:copy", "-p", str(port))
         try:
             async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
                 commands = []
@@ -166,7 +165,7 @@ async def test_their_rcopy_sends_a_file(address: DeviceAddress, tmp_path: Path) 
                         assert body.rstrip(b"\0") == b"copy"
                     if command == WRITE:
                         assert await receive_exactly(stream, len(content)) == content
-                    await stream.send(HEADER.pack(1, command | ANSWER, HEADER.size, 0, 0))
+                    await stream.send(HEADER.pack(0, command | ANSWER, HEADER.size, 0, 0))
             output, _ = await client.communicate()
         finally:
             await end(client)
@@ -188,7 +187,7 @@ async def test_their_rcopy_gets_a_file(address: DeviceAddress, tmp_path: Path) -
 
             async def ask(command: int, data: int, body: bytes, more: bytes = b"") -> None:
                 length = HEADER.size + len(body)
-                await stream.send(HEADER.pack(1, command, length, data, 0) + body + more)
+                await stream.send(HEADER.pack(0, command, length, data, 0) + body + more)
                 answer = HEADER.unpack(await receive_exactly(stream, HEADER.size))
                 assert (answer[1], answer[3]) == (command | ANSWER, 0)
 

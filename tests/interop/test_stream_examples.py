@@ -38,10 +38,10 @@ async def interrupt(server: asyncio.subprocess.Process) -> None:
     assert (done.status, done.output, done.errors) == (0, "", "")
 
 
-async def test_an_echo(any_address: DeviceAddress) -> None:
+async def test_an_echo(address: DeviceAddress) -> None:
     """For a client that is killed, and for one that comes after it."""
-    host = any_address.host
-    async with asyncio.timeout(3 * PATIENCE), serving(any_address) as (server, port):
+    host = address.host
+    async with asyncio.timeout(3 * PATIENCE), serving(address) as (server, port):
         async with running(CLIENT, host, port, *["x" * 100] * 5000) as killed:
             assert await next_line(killed.stdout) == "echoed: " + "x" * 100
             killed.kill()
