@@ -6,7 +6,7 @@ import array
 import errno
 import mmap
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import loops
@@ -255,10 +255,20 @@ async def turns_while(registering: Awaitable[MemoryRegion]) -> int:
     return turns
 
 
+async def most_turns(register: Callable[[], Awaitable[MemoryRegion]]) -> int:
+    """Of several attempts: one alone may be through before the loop comes to its fourth turn."""
+    turns = 0
+    for _ in range(5):
+        turns = max(turns, await turns_while(register()))
+        if turns > 3:
+            break
+    return turns
+
+
 @pytest.mark.transport("IB")
 async def test_large_allocations_do_not_stop_the_loop(address: DeviceAddress) -> None:
     async with loops.timeout(PATIENCE), connected(address) as pair:
-        assert await turns_while(pair.client.allocate(128 << 20)) > 3
+        assert await most_turns(lambda: pair.client.allocate(128 << 20)) > 3
 
 
 async def test_large_registrations_do_not_stop_the_loop(address: DeviceAddress) -> None:
@@ -266,7 +276,7 @@ async def test_large_registrations_do_not_stop_the_loop(address: DeviceAddress) 
     pinned, and siw locks the process's memory map meanwhile: all threads may have to wait."""
     data = bytearray(b"x") * (128 << 20)
     async with loops.timeout(PATIENCE), connected(address) as pair:
-        assert await turns_while(pair.client.register(data)) > 3
+        assert await most_turns(lambda: pair.client.register(data)) > 3
 
 
 async def test_a_file_can_be_registered(address: DeviceAddress, tmp_path: Path) -> None:

@@ -74,7 +74,6 @@ async def test_both_ends_of_a_connection(address: DeviceAddress, device: SoftDev
     await device.removed()
 
 
-@pytest.mark.transport("IB")  # iWARP does not hold a sender back
 @pytest.mark.loops("asyncio")  # another shape of the above
 async def test_both_ends_of_a_stream(address: DeviceAddress, device: SoftDevice) -> None:
     async with streaming(address) as pair:
@@ -88,6 +87,7 @@ async def test_both_ends_of_a_stream(address: DeviceAddress, device: SoftDevice)
     await device.removed()
 
 
+@pytest.mark.transport("IB")  # iWARP does not hold a sender back
 async def test_a_sender_that_is_held_back(address: DeviceAddress, device: SoftDevice) -> None:
     async def flood(pair: Pair) -> None:
         while True:
