@@ -9,11 +9,9 @@ from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.connection import Connection, message_endpoint
 from aiordma.datapath import SharedReceives
 from aiordma.errors import (
-    ConnectError,
     RdmaError,
     VerbsError,
 )
-from aiordma.loop import checkpoint
 from aiordma.opening import Opening
 from aiordma.options import (
     DEFAULT_OPTIONS,
@@ -21,7 +19,7 @@ from aiordma.options import (
     PrivateDataLimits,
     check_private_data,
 )
-from aiordma.serving import Serving
+from aiordma.serving import Request, Serving
 from aiordma.verbs import Device
 
 logger = logging.getLogger(__name__)
@@ -63,7 +61,7 @@ class Sharing:
             self._receives.popitem()[1].release()
 
 
-class ConnectRequest:
+class ConnectRequest(Request):
     """A peer that wants to connect: accept it or reject it.
 
     One that is just dropped is rejected, with a ResourceWarning.
@@ -71,22 +69,10 @@ class ConnectRequest:
 
     def __init__(self, cm: AsyncCmId, options: ConnectionOptions, sharing: Sharing) -> None:
         """For Listener; not to be called by others."""
-        self._cm = cm
+        super().__init__(cm)
         self._options = options
         self._sharing = sharing
         self._private_data = cm.event.private_data if cm.event is not None else b""
-        self._local_address = cm.local_address
-        self._peer_address = cm.peer_address
-
-    @property
-    def local_address(self) -> tuple[str, int]:
-        """`(host, port)` that the peer asked for."""
-        return self._local_address
-
-    @property
-    def peer_address(self) -> tuple[str, int]:
-        """`(host, port)` of the peer."""
-        return self._peer_address
 
     @property
     def private_data(self) -> bytes:
@@ -138,19 +124,7 @@ class ConnectRequest:
             LocalClosed: the request was answered already.
             ValueError: the private data is too long; the request can still be answered.
         """
-        try:
-            self._cm.check_unanswered()
-        except ConnectError as error:
-            logger.debug("nobody is there to be refused: %s", error)
-            await checkpoint()
-            return
-        check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).reject)
-        self._cm.reject(private_data)
-        await self._cm.aclose()
-
-    def __repr__(self) -> str:
-        host, port = self._peer_address
-        return f"<ConnectRequest from {host} port {port}>"
+        await self._refuse(private_data)
 
 
 class Listener(Serving[ConnectRequest, Connection]):

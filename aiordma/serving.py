@@ -20,6 +20,7 @@ from aiordma.errors import (
 )
 from aiordma.loop import WaitQueue, checkpoint, task_group
 from aiordma.opening import Closable, Opening
+from aiordma.options import PrivateDataLimits, check_private_data
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,41 @@ R = TypeVar("R")
 
 # What a peer does, and not the one who serves it.
 _PEERS_DOING = (ConnectError, ConnectionClosed, ProtocolError, WorkRequestError)
+
+
+class Request:
+    """A peer that wants to connect, whatever it wants to exchange."""
+
+    def __init__(self, cm: AsyncCmId) -> None:
+        """Of an id in state REQUESTED, to be answered once."""
+        self._cm = cm
+        self._local_address = cm.local_address
+        self._peer_address = cm.peer_address
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` that the peer asked for."""
+        return self._local_address
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """`(host, port)` of the peer."""
+        return self._peer_address
+
+    async def _refuse(self, private_data: bytes = b"") -> None:
+        try:
+            self._cm.check_unanswered()
+        except ConnectError as error:
+            logger.debug("nobody is there to be refused: %s", error)
+            await checkpoint()
+            return
+        check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).reject)
+        self._cm.reject(private_data)
+        await self._cm.aclose()
+
+    def __repr__(self) -> str:
+        host, port = self._peer_address
+        return f"<{type(self).__name__} from {host} port {port}>"
 
 
 class Serving(AsyncBlock, Generic[R, C]):

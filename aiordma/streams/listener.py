@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 
 from aiordma.cm import AsyncCmId
 from aiordma.opening import Opening
-from aiordma.serving import Serving
+from aiordma.serving import Request, Serving
 from aiordma.streams.options import StreamOptions
 from aiordma.streams.pipe import Pipe
 from aiordma.streams.stream import ByteStream
 
 
-class StreamRequest:
+class StreamRequest(Request):
     """A peer that wants a byte stream: accept it or reject it.
 
     One that is just dropped is rejected, with a ResourceWarning.
@@ -20,20 +20,8 @@ class StreamRequest:
 
     def __init__(self, cm: AsyncCmId, options: StreamOptions) -> None:
         """For StreamListener; not to be called by others."""
-        self._cm = cm
+        super().__init__(cm)
         self._options = options
-        self._local_address = cm.local_address
-        self._peer_address = cm.peer_address
-
-    @property
-    def local_address(self) -> tuple[str, int]:
-        """`(host, port)` that the peer asked for."""
-        return self._local_address
-
-    @property
-    def peer_address(self) -> tuple[str, int]:
-        """`(host, port)` of the peer."""
-        return self._peer_address
 
     def accept(self) -> Opening[ByteStream]:
         """Accept: `await request.accept()`, or `async with request.accept() as stream`.
@@ -54,14 +42,14 @@ class StreamRequest:
         return ByteStream(await accepted_pipe(self))
 
     async def reject(self) -> None:
-        """Refuse the peer. Raises LocalClosed: the request was answered already."""
-        self._cm.check_unanswered()
-        self._cm.reject()
-        await self._cm.aclose()
+        """Refuse the peer, who gets Rejected. One that gave up already is no error.
 
-    def __repr__(self) -> str:
-        host, port = self._peer_address
-        return f"<StreamRequest from {host} port {port}>"
+        Cancelling does not take the refusal back.
+
+        Raises:
+            LocalClosed: the request was answered already.
+        """
+        await self._refuse()
 
 
 async def accepted_pipe(request: StreamRequest) -> Pipe:

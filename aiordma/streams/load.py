@@ -55,7 +55,6 @@ class StreamLoad:
         self.counts_flushes = not device.is_iwarp
         self.ran_dry = False  # the peer has fewer credits than there are receives
         self._receives = ReceiveRing(options.recv_depth, MESSAGE_SIZE)
-        self._inward: AllocatedRegion
         self._buffer: memoryview
         self.protocol: StreamProtocol
         self.out: Outflow
@@ -74,7 +73,7 @@ class StreamLoad:
         # Each begins where a cache line does: a device writes the entries of the board at one go.
         start = -(-board // CACHE_LINE) * CACHE_LINE
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
-        self._inward = inward = AllocatedRegion(pd, start + options.recv_buffer, access)
+        inward = AllocatedRegion(pd, start + options.recv_buffer, access)
         handle.on_destroyed(inward.close)
         outward = AllocatedRegion(pd, options.send_buffer, AccessFlags.LOCAL_WRITE)
         handle.on_destroyed(outward.close)

@@ -23,7 +23,7 @@ from aiordma.verbs import ProtectionDomain
 
 
 class Pipe:
-    """One side of a stream. All methods are for the loop's thread, but for abandon()."""
+    """One side of a stream. All methods are for the loop's thread."""
 
     def __init__(self, cm: AsyncCmId, options: StreamOptions) -> None:
         """Take over `cm`; for connected() and accepted()."""

@@ -251,7 +251,7 @@ class StreamProtocol:
         return Request(message, pack_segment(buffer, peer.byte_order), target)
 
     def ended(self) -> None:
-        """The device has done one of requests()."""
+        """The device has done one that next_request() gave."""
         self._controls += 1
 
     @property
