@@ -2,7 +2,8 @@
 # make test    everything: style, types, unit tests, the lab, then the tests on a device
 # make check   what needs no device: style, types, unit tests
 # make soak    the long campaigns, on a device
-# make bench   byte streams side by side: rstream, aiordma, asyncio over TCP
+# make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
+# make count   instructions of a message, counted by callgrind; COUNT="...": its options
 # make setup   only install what the others need; they do it themselves
 # make clean   remove the virtual environment and everything built
 
@@ -14,13 +15,17 @@ READY := $(VENV)/.ready
 LAB_READY := $(VENV)/.lab-ready
 
 PACKAGES := gcc libc6-dev python3 python3-dev python3-venv librdmacm-dev libibverbs-dev \
-	ibverbs-providers rdmacm-utils iproute2
+	ibverbs-providers rdmacm-utils iproute2 perftest python3-pyverbs valgrind
 NATIVE := $(addprefix aiordma/_native/,build.py cdef.h shim.h cm_events.c devices.c requests.c \
-	addresses.c exporter.c)
+	addresses.c exporter.c) \
+	$(wildcard aiordma/_native/lanes/*)
 DEVICE_TESTS := tests/device tests/faults tests/interop
 
+# Compiling everything anew takes each Python in the lab half a minute.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
-.PHONY: demo test check lint unit lab-test device-test soak bench setup clean
+.PHONY: demo test check lint unit lab-test device-test soak bench count setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -64,7 +69,10 @@ soak: setup
 	@$(call on_device,both,$(PY) -m pytest tests/soak)
 
 bench: setup
-	@$(call on_device,rxe,$(PY) benchmarks/streams.py)
+	@$(call on_device,rxe,$(PY) -m aiordma bench $(BENCH))
+
+count: $(READY)
+	@$(PY) -m benchmarks.instructions $(COUNT)
 
 setup: $(READY) $(LAB_READY)
 
@@ -85,7 +93,7 @@ $(READY): pyproject.toml setup.py $(NATIVE)
 		{ echo "aiordma: $(PYTHON) is older than 3.11; try: make PYTHON=/usr/bin/python3" >&2; exit 1; }
 	@echo "aiordma: making the virtual environment $(VENV) and building the extension"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@{ $(PY) -m pip install --upgrade pip && $(PY) -m pip install --editable '.[dev]'; } \
+	@{ $(PY) -m pip install --upgrade pip && $(PY) -m pip install --config-settings editable_mode=compat --editable '.[dev]'; } \
 		>$(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
 	@touch $@
 

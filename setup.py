@@ -1,17 +1,38 @@
 """What setuptools takes from nowhere else: the extensions, and one wheel for 3.11 and later."""
 
+from pathlib import Path
+
 from setuptools import Extension, setup
 
-EXPORTER = Extension(
-    "aiordma._native._exporter",
-    ["aiordma/_native/exporter.c"],
-    define_macros=[("Py_LIMITED_API", "0x030b0000")],
-    py_limited_api=True,
-    extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],
-)
+NATIVE = Path("aiordma/_native")
+
+
+def extension(name: str, sources: list[Path], *libraries: str) -> Extension:
+    """`aiordma._native.NAME`."""
+    headers = {header for source in sources for header in source.parent.glob("*.h")}
+    return Extension(
+        f"aiordma._native.{name}",
+        [str(source) for source in sources],
+        depends=sorted(map(str, headers)),
+        libraries=list(libraries),
+        define_macros=[("Py_LIMITED_API", "0x030b0000")],
+        py_limited_api=True,
+        extra_compile_args=[
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Wno-unused-parameter",
+            "-Werror=implicit-function-declaration",
+            "-fvisibility=hidden",
+        ],
+    )
+
 
 setup(
     cffi_modules=["aiordma/_native/build.py:ffibuilder"],
-    ext_modules=[EXPORTER],
+    ext_modules=[
+        extension("_exporter", [NATIVE / "exporter.c"]),
+        extension("_lanes", sorted((NATIVE / "lanes").glob("*.c")), "ibverbs"),
+    ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -54,8 +54,12 @@ class Connection(OneSided, AbortableBlock):
     def __init__(self, endpoint: MessageEndpoint) -> None:
         """For connect() and accept(); not to be called by others."""
         super().__init__(endpoint)
-        self._local_address = endpoint.cm.local_address
-        self._peer_address = endpoint.cm.peer_address
+        self._local_address = endpoint.local_address
+        self._peer_address = endpoint.peer_address
+        # Looked up once: most messages need no more than these.
+        self._post_now = endpoint.traffic.sender.post_now
+        self._take = endpoint.traffic.receiver.take
+        self._recv = endpoint.traffic.receiver.recv
 
     @classmethod
     def from_id(
@@ -169,6 +173,12 @@ class Connection(OneSided, AbortableBlock):
             LocalClosed: it was closed on this side.
             VerbsError: ENOMEM when no more memory can be registered.
         """
+        if imm is None and invalidate is None:
+            error = self._post_now(data)
+            if not error:
+                return
+            if error > 0:
+                raise self._endpoint.traffic.sender.refused(error)
         number = checked_for(self._endpoint.device, imm)
         sender = self._endpoint.traffic.sender
         if type(data) is bytes and invalidate is None:
@@ -198,7 +208,8 @@ class Connection(OneSided, AbortableBlock):
             ReceiveOverrun: the peer sent too much, where it cannot be held back (iWARP).
             BusyError: another task is receiving.
         """
-        return await self._endpoint.traffic.receiver.recv()
+        message = self._take()
+        return await self._recv() if message is None else message
 
     async def recv_into(self, buffer: Buffer | MemorySlice) -> int:
         """Wait for the next message and copy it to the beginning of `buffer`; how long it was.
@@ -230,8 +241,11 @@ class Connection(OneSided, AbortableBlock):
         return self
 
     async def __anext__(self) -> bytes:
+        message = self._take()
+        if message is not None:
+            return message
         try:
-            return await self._endpoint.traffic.receiver.recv()
+            return await self._recv()
         except PeerClosed:
             raise StopAsyncIteration from None
 

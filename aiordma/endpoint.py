@@ -83,6 +83,7 @@ class Endpoint(Generic[L_co]):
         options.check_device(self.device)
         self.cm = cm
         self.options = options
+        self.local_address, self.peer_address = cm.local_address, cm.peer_address
         self.peer_private_data = b""
         self._changed = WaitQueue(cm.loop)
         self._end: RdmaError | None = None
@@ -137,7 +138,7 @@ class Endpoint(Generic[L_co]):
             self.traffic.sends.hold()
         await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
         if self.device.is_iwarp:
-            self._first_word = Deadline(self.cm.loop, FIRST_WORD_SECONDS, self.traffic.let_go)
+            self._first_word = Deadline(self.cm.loop, FIRST_WORD_SECONDS, self._heard_nothing)
         self._begin(depth)
 
     def _parameters(self, private_data: bytes, resources: int, depth: int) -> ConnectionParameters:
@@ -159,7 +160,7 @@ class Endpoint(Generic[L_co]):
 
     def _begin(self, initiator_depth: int) -> None:
         """Both sides have agreed."""
-        logger.debug("connected to %s", format_address(self.cm.peer_address))
+        logger.debug("connected to %s", format_address(self.peer_address))
         self.traffic.negotiated(initiator_depth)
         qp = self.cm.handle.qp
         if qp is not None and not self.device.is_iwarp:
@@ -192,7 +193,7 @@ class Endpoint(Generic[L_co]):
         return self.end_reason()
 
     def _peer_closed(self) -> str:
-        return f"{format_address(self.cm.peer_address)} closed the connection"
+        return f"{format_address(self.peer_address)} closed the connection"
 
     @property
     def is_drained(self) -> bool:
@@ -211,12 +212,24 @@ class Endpoint(Generic[L_co]):
 
     def message_arrived(self) -> None:
         """The peer has sent something: it has seen the connection made."""
-        if self._has_heard:
+        if self._has_heard or self.released:  # nothing more is to be posted then
             return
         self._has_heard = True
         self.traffic.let_go()
         if self.cm.state is CmState.ACCEPTING:
             self.cm.notify_established()
+
+    def _heard_nothing(self) -> None:
+        """The peer of an accepted iWARP connection has not said its first word in time.
+
+        Or Linux's siw has not looked: what comes between its answer and its taking the connection
+        over lies there until more comes. What the peer's device says to a read of no bytes is more.
+        """
+        if self.released:
+            return
+        self.traffic.let_go()
+        if self.device.attributes.is_siw and not (self._has_heard or self.closed):
+            self.traffic.knock()
 
     def request_ended(self) -> None:
         """One request less is on its way."""
@@ -268,7 +281,7 @@ class Endpoint(Generic[L_co]):
                 self.traffic.drain(self._seen_all)
         elif state in (CmState.FAILED, CmState.REMOVED):
             self._expect_no_more()
-            failure = self.cm.failure(format_address(self.cm.peer_address))
+            failure = self.cm.failure(format_address(self.peer_address))
             self.break_off(failure or RdmaError("the connection failed"))
         self._changed.wake_all()
 

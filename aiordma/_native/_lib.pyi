@@ -106,6 +106,7 @@ class IbvContext(CData):
     async_fd: Final[int]
 
 class IbvDeviceAttr(CData):
+    vendor_id: Final[int]
     max_qp: Final[int]
     max_qp_wr: Final[int]
     max_sge: Final[int]
@@ -319,6 +320,18 @@ class AsyncEventCopy(CData):
 
 class AsyncEventArray(CData):
     def __getitem__(self, index: int) -> AsyncEventCopy: ...
+
+class QpCell(CData):
+    """`struct ibv_qp *[1]`"""
+
+    def __getitem__(self, index: int) -> IbvQp: ...
+    def __setitem__(self, index: int, value: IbvQp | NullPtr) -> None: ...
+
+class SrqCell(CData):
+    """`struct ibv_srq *[1]`"""
+
+    def __getitem__(self, index: int) -> IbvSrq: ...
+    def __setitem__(self, index: int, value: IbvSrq | NullPtr) -> None: ...
 
 class WcArray(CData):
     def __getitem__(self, index: int) -> IbvWc: ...
@@ -695,15 +708,28 @@ class Lib:
     def aiordma_async_events(
         self, context: IbvContext, events: AsyncEventArray, capacity: int
     ) -> int: ...
-    def aiordma_spin(self, cq: IbvCq, capacity: int, batch: WcArray, nanoseconds: int) -> int: ...
     def aiordma_odp_caps(self, context: IbvContext) -> int: ...
     def aiordma_query_port(self, context: IbvContext, port_num: int, attr: IbvPortAttr) -> int: ...
     def aiordma_ah_from_wc(
         self, context: IbvContext, port_num: int, wc: IbvWc, grh: Bytes, attr: IbvAhAttr
     ) -> int: ...
+    def aiordma_await_posts(self) -> None: ...
+    def aiordma_post_one(
+        self,
+        cell: QpCell,
+        wr_id: int,
+        opcode: int,
+        addr: int,
+        length: int,
+        lkey: int,
+        flags: int,
+        imm: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> int: ...
     def aiordma_post_list(
         self,
-        qp: IbvQp,
+        cell: QpCell,
         wr_id: int,
         opcode: int,
         segments: SgeArray,
@@ -715,7 +741,7 @@ class Lib:
     ) -> int: ...
     def aiordma_post_send_copy(
         self,
-        qp: IbvQp,
+        cell: QpCell,
         wr_id: int,
         addr: int,
         data: Bytes,
@@ -725,11 +751,11 @@ class Lib:
         imm: int,
     ) -> int: ...
     def aiordma_post_send_inline(
-        self, qp: IbvQp, wr_id: int, data: Bytes, length: int, flags: int, imm: int
+        self, cell: QpCell, wr_id: int, data: Bytes, length: int, flags: int, imm: int
     ) -> int: ...
     def aiordma_post_write_inline(
         self,
-        qp: IbvQp,
+        cell: QpCell,
         wr_id: int,
         data: Bytes,
         length: int,
@@ -740,7 +766,7 @@ class Lib:
     ) -> int: ...
     def aiordma_post_write_copy(
         self,
-        qp: IbvQp,
+        cell: QpCell,
         wr_id: int,
         addr: int,
         data: Bytes,
@@ -753,7 +779,7 @@ class Lib:
     ) -> int: ...
     def aiordma_post_atomic(
         self,
-        qp: IbvQp,
+        cell: QpCell,
         wr_id: int,
         opcode: int,
         addr: int,
@@ -766,7 +792,7 @@ class Lib:
     ) -> int: ...
     def aiordma_post_bind_mw(
         self,
-        qp: IbvQp,
+        cell: QpCell,
         wr_id: int,
         mw: IbvMw | NullPtr,
         rkey: int,
@@ -778,7 +804,7 @@ class Lib:
     ) -> int: ...
     def aiordma_post_ud_send(
         self,
-        qp: IbvQp,
+        cell: QpCell,
         wr_id: int,
         addr: int,
         length: int,
@@ -790,10 +816,10 @@ class Lib:
         remote_qkey: int,
     ) -> int: ...
     def aiordma_post_recv(
-        self, qp: IbvQp, wr_id: int, addr: int, length: int, lkey: int
+        self, cell: QpCell, wr_id: int, addr: int, length: int, lkey: int
     ) -> int: ...
     def aiordma_post_srq_recv(
-        self, srq: IbvSrq, wr_id: int, addr: int, length: int, lkey: int
+        self, cell: SrqCell, wr_id: int, addr: int, length: int, lkey: int
     ) -> int: ...
     def aiordma_set_min_rnr_timer(self, qp: IbvQp, timer: int) -> int: ...
     def aiordma_ifaddrs(self, text: Bytes, size: int) -> int: ...
@@ -804,6 +830,10 @@ class Ffi:
     NULL: Final[NullPtr]
     @overload
     def new(self, cdecl: Literal["struct aiordma_cm_event[]"], init: int) -> CmEventArray: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_qp *[1]"], init: list[IbvQp]) -> QpCell: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_srq *[1]"], init: list[IbvSrq]) -> SrqCell: ...
     @overload
     def new(self, cdecl: Literal["struct ibv_wc[]"], init: int) -> WcArray: ...
     @overload
@@ -862,6 +892,8 @@ class Ffi:
     def cast(self, cdecl: Literal["struct sockaddr *"], source: CData) -> Sockaddr: ...
     @overload
     def cast(self, cdecl: Literal["struct rdma_cm_id *"], source: int) -> CmIdPtr: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ibv_wc *"], source: int) -> WcArray: ...
     @overload
     def cast(self, cdecl: Literal["void *"], source: int) -> VoidPtr: ...
     @overload

@@ -440,6 +440,7 @@ struct ibv_context {
 };
 
 struct ibv_device_attr {
+	uint32_t vendor_id;
 	int max_qp;
 	int max_qp_wr;
 	int max_sge;
@@ -681,34 +682,37 @@ int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready,
 int aiordma_comp_event(struct ibv_comp_channel *channel);
 int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event *events,
 			 int capacity);
-int aiordma_spin(struct ibv_cq *cq, int capacity, struct ibv_wc *batch, uint64_t nanoseconds);
 uint64_t aiordma_odp_caps(struct ibv_context *context);
 int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr);
 int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
 		       const char *grh, struct ibv_ah_attr *attr);
-int aiordma_post_list(struct ibv_qp *qp, uint64_t wr_id, int opcode, struct ibv_sge *segments,
+void aiordma_await_posts(void);
+int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
 		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
-int aiordma_post_send_copy(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, const char *data,
+int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr, uint32_t length,
+		     uint32_t lkey, uint32_t flags, int64_t imm, uint64_t remote_addr,
+		     uint32_t rkey);
+int aiordma_post_send_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
 			   uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm);
-int aiordma_post_send_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
+int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,
 			     uint32_t flags, int64_t imm);
-int aiordma_post_write_inline(struct ibv_qp *qp, uint64_t wr_id, const char *data, uint32_t length,
+int aiordma_post_write_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,
 			      uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
-int aiordma_post_write_copy(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, const char *data,
+int aiordma_post_write_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
 			    uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
 			    uint64_t remote_addr, uint32_t rkey);
-int aiordma_post_atomic(struct ibv_qp *qp, uint64_t wr_id, int opcode, uintptr_t addr,
+int aiordma_post_atomic(struct ibv_qp **cell, uint64_t wr_id, int opcode, uintptr_t addr,
 			uint32_t lkey, uint32_t flags, uint64_t remote_addr, uint32_t rkey,
 			uint64_t compare_add, uint64_t swap);
-int aiordma_post_bind_mw(struct ibv_qp *qp, uint64_t wr_id, struct ibv_mw *mw, uint32_t rkey,
+int aiordma_post_bind_mw(struct ibv_qp **cell, uint64_t wr_id, struct ibv_mw *mw, uint32_t rkey,
 			 struct ibv_mr *mr, uint64_t addr, uint64_t length, uint32_t access,
 			 uint32_t flags);
-int aiordma_post_ud_send(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
+int aiordma_post_ud_send(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, uint32_t length,
 			 uint32_t lkey, uint32_t flags, int64_t imm, struct ibv_ah *ah,
 			 uint32_t remote_qpn, uint32_t remote_qkey);
-int aiordma_post_recv(struct ibv_qp *qp, uint64_t wr_id, uintptr_t addr, uint32_t length,
+int aiordma_post_recv(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, uint32_t length,
 		      uint32_t lkey);
-int aiordma_post_srq_recv(struct ibv_srq *srq, uint64_t wr_id, uintptr_t addr, uint32_t length,
+int aiordma_post_srq_recv(struct ibv_srq **cell, uint64_t wr_id, uintptr_t addr, uint32_t length,
 			  uint32_t lkey);
 int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer);
 int aiordma_ifaddrs(char *text, size_t size);

@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /*
  * Read every event of a non-blocking completion channel, acknowledge it and arm its queue again;
@@ -117,29 +116,6 @@ int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv
 	if (ibv_init_ah_from_wc(context, port_num, wc, &header, attr))
 		return errno ? abs(errno) : EINVAL;
 	return 0;
-}
-
-/*
- * Poll until there is a completion or `nanoseconds` have passed, without sleeping. Returns as
- * ibv_poll_cq() does. Called without the interpreter's lock.
- */
-int aiordma_spin(struct ibv_cq *cq, int capacity, struct ibv_wc *batch, uint64_t nanoseconds)
-{
-	struct timespec now;
-	uint64_t end = 0;
-	uint64_t time;
-	int count;
-
-	do {
-		count = ibv_poll_cq(cq, capacity, batch);
-		if (count)
-			break;
-		clock_gettime(CLOCK_MONOTONIC, &now);
-		time = (uint64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-		if (!end)
-			end = time + nanoseconds;
-	} while (time < end);
-	return count;
 }
 
 /* What the device can page in on demand: `enum ibv_odp_general_caps`, 0 if nothing. */

@@ -313,7 +313,7 @@ class StreamTransport(asyncio.Transport):
             pipe.endpoint.abandon()
 
     def __repr__(self) -> str:
-        host, port = self._pipe.endpoint.cm.peer_address
+        host, port = self._pipe.endpoint.peer_address
         state = "closed" if self._lost else "closing" if self._closing else "open"
         return f"<StreamTransport to {host} port {port}, {state}>"
 

@@ -41,6 +41,8 @@ from aiordma.enums import CmEventType
 class CmState(Enum):
     """Where an id stands."""
 
+    __hash__ = object.__hash__  # Enum's own is a Python function
+
     IDLE = auto()
     ADDR_BOUND = auto()
     ADDR_QUERY = auto()
@@ -63,6 +65,8 @@ class CmState(Enum):
 
 class CmCall(Enum):
     """What this side can ask of an id."""
+
+    __hash__ = object.__hash__  # Enum's own is a Python function
 
     BIND_ADDR = auto()
     RESOLVE_ADDR = auto()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId
 from aiordma.datapath.receive_ring import ReceiveRing
@@ -13,6 +14,9 @@ from aiordma.dispatch import KEY_SHIFT, CompletionSink, LoopDevice, SharedQueue
 from aiordma.errors import DeviceRemoved, RdmaError, VerbsError
 from aiordma.loop import post
 from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps, QueuePairInit
+
+if TYPE_CHECKING:
+    from aiordma._native._lanes import Arrivals, SendLane
 
 # In the lower half of a wr_id: set for receives, whose slot is in the other bits.
 RECEIVE = NUMBER_MASK + 1
@@ -81,6 +85,10 @@ class Berth:
         # From now on: data can come before a peer's confirmation, and in place of a lost one.
         post(self._cm.loop, shared.start_reading)
         return qp
+
+    def take_lanes(self, sends: SendLane, arrivals: Arrivals, look: Callable[[], None]) -> None:
+        """What the requests say goes there first: see LoopDevice.take_lanes."""
+        self.shared.take_lanes(self._key, sends, arrivals, look)
 
     def watch(self, qp: QueuePair, tell: Callable[[AsyncEvent], None]) -> None:
         """Have the loop call `tell` with the device's events of the queue pair, until release()."""

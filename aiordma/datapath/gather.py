@@ -28,18 +28,23 @@ def is_list(data: Source) -> TypeIs[Sequence[Buffer | Registered]]:
     return isinstance(data, (list, tuple))
 
 
+def is_one(memory: Source | Sink) -> TypeIs[Registered]:
+    """Whether it is registered memory in one piece."""
+    return isinstance(memory, (MemorySlice, MemoryRegion))
+
+
 def is_registered(data: Source) -> bool:
     """Whether it is registered memory, or a list in which some is."""
     if is_list(data):
-        return any(isinstance(piece, (MemorySlice, MemoryRegion)) for piece in data)
-    return isinstance(data, (MemorySlice, MemoryRegion))
+        return any(map(is_one, data))
+    return is_one(data)
 
 
 def joined(data: Source) -> memoryview:
     """A message without registered memory as bytes in a row. Holds a buffer that is alone."""
     if is_list(data):
-        return memoryview(b"".join([flat(piece) for piece in data if not _is_one(piece)]))
-    assert not _is_one(data)
+        return memoryview(b"".join([flat(piece) for piece in data if not is_one(piece)]))
+    assert not is_one(data)
     return flat(data)
 
 
@@ -64,6 +69,19 @@ class Gathered:
         region.take(pd)
         self._regions.append(region)
         self._add_segment(part.addr, len(part), part.lkey)
+
+    def lend(self, memory: Registered, pd: ProtectionDomain | None, room: int, where: str) -> None:
+        """Lend all of one piece of registered memory, if that is no more than `room` bytes."""
+        region = memory if isinstance(memory, MemoryRegion) else memory.region
+        segment = memory.segment
+        nbytes = segment[1]
+        if nbytes > room:
+            check_fits(nbytes, room, where)
+        region.take(pd)
+        self._regions.append(region)
+        self.nbytes = nbytes
+        if nbytes:
+            self.segments.append(segment)
 
     def hold(self, buffer: PooledBuffer) -> None:
         """Lend a buffer for copies, of which add_copy() then takes its pieces."""
@@ -105,6 +123,15 @@ class Gatherer:
         self._max_sge = max_sge
         self.call = call
 
+    def one(self, memory: Registered, room: int, where: str) -> Gathered:
+        """Registered memory in one piece, to be released by the caller, or by the device.
+
+        Raises: ValueError as sources().
+        """
+        gathered = Gathered()
+        gathered.lend(memory, self.pd, room, where)
+        return gathered
+
     async def sources(self, data: Source, room: int, where: str) -> Gathered:
         """What to send or to write, to be released by the caller, or by the device.
 
@@ -116,7 +143,7 @@ class Gatherer:
             VerbsError: ENOMEM when no more memory can be registered for copies.
         """
         pieces = [
-            piece[:] if isinstance(piece, (MemorySlice, MemoryRegion)) else flat(piece)
+            piece[:] if is_one(piece) else flat(piece)
             for piece in (data if is_list(data) else [data])
         ]
         check_fits(sum(map(len, pieces)), room, where)
@@ -142,6 +169,16 @@ class Gatherer:
                 gathered.add_copy(piece, start)
                 start += len(piece)
 
+    def sink(self, into: Registered, nbytes: int, access: AccessFlags) -> Gathered:
+        """Where to read `nbytes` bytes into, in one piece: see sinks()."""
+        if nbytes != len(into):
+            check_fits(nbytes, len(into), "the memory to read into")
+            into = into[:nbytes]
+        _check_access(into if isinstance(into, MemoryRegion) else into.region, access)
+        gathered = Gathered()
+        gathered.lend(into, self.pd, nbytes, "it")
+        return gathered
+
     def sinks(self, into: Sink, nbytes: int, access: AccessFlags, at_once: int) -> deque[Gathered]:
         """Where to read `nbytes` bytes into, in requests of `at_once` pieces at most.
 
@@ -151,7 +188,7 @@ class Gatherer:
             ValueError: it is too small, in too many pieces, or not registered with `access`, or not
                 for this connection.
         """
-        pieces = [piece[:] for piece in ([into] if _is_one(into) else into)]
+        pieces = [piece[:] for piece in ([into] if is_one(into) else into)]
         check_fits(nbytes, sum(map(len, pieces)), "the memory to read into")
         wanted = list(_first(pieces, nbytes))
         _check_count(len(wanted), self._max_sge)
@@ -160,17 +197,13 @@ class Gatherer:
             for start in range(0, len(wanted), at_once):
                 requests.append(Gathered())
                 for piece in wanted[start : start + at_once]:
-                    _check_access(piece, access)
+                    _check_access(piece.region, access)
                     requests[-1].add(piece, self.pd)
         except BaseException:
             for gathered in requests:
                 gathered.release()
             raise
         return requests
-
-
-def _is_one(memory: Source | Sink) -> TypeIs[Registered]:
-    return isinstance(memory, (MemorySlice, MemoryRegion))
 
 
 def _first(pieces: Iterable[MemorySlice], nbytes: int) -> Iterable[MemorySlice]:
@@ -182,8 +215,8 @@ def _first(pieces: Iterable[MemorySlice], nbytes: int) -> Iterable[MemorySlice]:
             yield part
 
 
-def _check_access(piece: MemorySlice, needed: AccessFlags) -> None:
-    if needed & ~piece.region.access:
+def _check_access(region: MemoryRegion, needed: AccessFlags) -> None:
+    if int(needed) & ~int(region.access):  # enum's own operators take ten times as long
         raise ValueError(f"the memory to read into must be registered with {needed!r}")
 
 

@@ -33,6 +33,9 @@ class Load(Protocol):
     def let_go(self) -> None:
         """The peer is ready for the first requests, if they were held back."""
 
+    def knock(self) -> None:
+        """Have the peer's device say something, if reads were negotiated."""
+
     def wake(self) -> None:
         """Have whoever waits to receive look again."""
 

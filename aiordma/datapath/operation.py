@@ -9,7 +9,7 @@ from aiordma.datapath.owner import Owner
 from aiordma.datapath.send_queue import Post, SendQueue
 from aiordma.enums import WcOpcode
 from aiordma.errors import VerbsError
-from aiordma.loop import cancellation_of, wake
+from aiordma.loop import cancellation_of, future_of, wake
 
 if TYPE_CHECKING:
     from aiordma.dispatch import BusyPoll
@@ -23,12 +23,13 @@ READING = {WcOpcode.RDMA_READ, WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD}
 class Operation:
     """From its posting to its end the device has what was lent, whoever still waits for it."""
 
-    __slots__ = ("_future", "_give_back", "_over", "on_stray_end", "opcode", "succeeded")
+    __slots__ = ("_give_back", "_over", "future", "on_stray_end", "opcode", "succeeded")
 
     def __init__(self, loop: Loop, opcode: WcOpcode, give_back: Callable[[], None]) -> None:
         """`give_back` is called when the device is done with what was lent."""
         self.opcode = opcode
-        self._future: LoopFuture = loop.create_future()
+        self.future: LoopFuture = future_of(loop)
+        """Set at the end. Cancelling leaves that to the device."""
         self._give_back = give_back
         self._over = False
         self.succeeded = False
@@ -45,16 +46,12 @@ class Operation:
     def stop_waiting(self) -> None:
         """Let the waiter go: if it has not ended yet, nobody will hear of its end."""
         self._over = True
-        if not self._future.done():
-            wake(self._future)
+        if not self.future.done():
+            wake(self.future)
 
     def is_over(self) -> bool:
         """Whether nobody needs to wait any more. The future does not tell: it may be cancelled."""
         return self._over
-
-    async def wait(self) -> None:
-        """Wait for the end. Cancelling leaves it to the device."""
-        await self._future
 
 
 class Operations:
@@ -78,11 +75,14 @@ class Operations:
             PeerClosed, DeviceRemoved, LocalClosed: the connection ended before.
         """
         operation = Operation(self.loop, opcode, give_back)
-        await self._post(post, operation)
+        if self._if_cancelled is None and self.sends.try_reserve():
+            self._post_reserved(post, operation)
+        else:
+            await self._post(post, operation)
         try:
             if self._busy.is_on:
-                await self._busy.until(operation.is_over)
-            await operation.wait()
+                await self._busy.until(operation.is_over, self._busy.nanoseconds)
+            await operation.future
         except BaseException:
             if opcode in READING and not operation.is_over():
                 operation.on_stray_end = self.sends.fence()
@@ -102,6 +102,10 @@ class Operations:
         except BaseException:
             operation.release()
             raise
+        self._post_reserved(post, operation)
+
+    def _post_reserved(self, post: Post, operation: Operation) -> None:
+        sends = self.sends
         try:
             self.owner.check_open()
             sends.post(post, operation, reads=operation.opcode in READING)

@@ -31,6 +31,10 @@ class Owner(Protocol):
     async def ended(self) -> None:
         """Wait until it is known why a request that failed did, which is soon."""
 
+    @property
+    def released(self) -> bool:
+        """Whether it is on its way to be destroyed: nothing is to be posted any more."""
+
     def not_posted(self, error: VerbsError) -> RdmaError:
         """What a refused request means."""
 

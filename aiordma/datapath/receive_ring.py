@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from aiordma._native import lanes
 from aiordma.enums import AccessFlags
-from aiordma.loop import is_forked_child
+from aiordma.errors import VerbsError
 from aiordma.memory import AllocatedRegion
 from aiordma.verbs import ProtectionDomain
 
@@ -13,11 +14,18 @@ from aiordma.verbs import ProtectionDomain
 class ReceiveQueue(Protocol):
     """Where receives are posted: a queue pair, or a shared receive queue."""
 
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Where a pointer to a queue pair, or to a shared receive queue, is kept: addresses, or 0.
+
+        Without either, each receive is posted by post_recv().
+        """
+
     def post_recv(self, wr_id: int, address: int, length: int, lkey: int) -> None:
         """Post one. Raises VerbsError."""
 
 
-class ReceiveRing:
+class ReceiveRing(lanes.SlotRing):
     """A ring of equal slots in registered memory. A slot belongs to the device, or to a message.
 
     A slot goes back to the device when its message is taken: a reader that falls behind holds the
@@ -25,14 +33,8 @@ class ReceiveRing:
     """
 
     def __init__(self, slots: int, slot_size: int) -> None:
-        self.slots = slots
-        self.slot_size = slot_size
-        self._first_wr_id = 0
+        super().__init__(slots, slot_size)
         self._region: AllocatedRegion
-        self._queue: ReceiveQueue
-        self.posted = 0
-        """Receives that the device has not completed, or flushed, yet."""
-        self._stopped = False
 
     def allocate(self, pd: ProtectionDomain) -> None:
         """Pin the memory. Blocks: in a worker thread.
@@ -41,7 +43,12 @@ class ReceiveRing:
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
         size = self.slots * self.slot_size
-        self._region = AllocatedRegion(pd, size, AccessFlags.LOCAL_WRITE)
+        self.lie_in(AllocatedRegion(pd, size, AccessFlags.LOCAL_WRITE))
+
+    def lie_in(self, region: AllocatedRegion) -> None:
+        """The slots are there, from its beginning."""
+        self._region = region
+        self._use(region.view, region.address, region.lkey)
 
     def post_all(self, queue: ReceiveQueue, first_wr_id: int) -> None:
         """Hand every slot to the device; slot n has the wr_id `first_wr_id` + n.
@@ -49,8 +56,7 @@ class ReceiveRing:
         Raises:
             VerbsError: the device refused.
         """
-        self._queue, self._first_wr_id = queue, first_wr_id
-        self.posted, self._stopped = 0, False  # it may be the second attempt
+        self._open(queue, queue.cells, first_wr_id)
         for slot in range(self.slots):
             self.post(slot)
 
@@ -65,7 +71,7 @@ class ReceiveRing:
 
     def stop(self) -> None:
         """Give the device no more slots: it would take them no more."""
-        self._stopped = True
+        self.stopped = True
 
     def post(self, slot: int) -> None:
         """Give a slot to the device, unless that has been stopped.
@@ -73,17 +79,9 @@ class ReceiveRing:
         Raises:
             VerbsError: the device refused.
         """
-        if self._stopped or is_forked_child():
-            return
-        region = self._region
-        address = region.address + slot * self.slot_size
-        # Counted first: the device may give it back before this returns, in another thread.
-        self.posted += 1
-        try:
-            self._queue.post_recv(self._first_wr_id + slot, address, self.slot_size, region.lkey)
-        except BaseException:
-            self.posted -= 1
-            raise
+        error = self._post(slot)
+        if error:
+            raise VerbsError(error, "ibv_post_recv")
 
     def close(self) -> None:
         """Unpin the memory, if there is any. The queue pair must be destroyed."""

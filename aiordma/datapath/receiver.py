@@ -9,21 +9,25 @@ away as soon as half of the buffers are full, and a reader that falls behind by 
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
+from aiordma._native import lanes
 from aiordma.datapath.message import Message
+from aiordma.datapath.outlook import Outlook
 from aiordma.datapath.owner import Owner
 from aiordma.datapath.receive_ring import ReceiveRing
 from aiordma.datapath.stats import ConnectionStats
 from aiordma.enums import WcOpcode
 from aiordma.errors import BusyError, ReceiveOverrun, VerbsError
-from aiordma.loop import Checkpoint, Loop, WaitQueue, checkpoint_of, post, refuse_forked_child
-from aiordma.verbs.completion import immediate, invalidated
+from aiordma.loop import Checkpoint, Loop, checkpoint_of, future_of, post, refuse_forked_child, wake
+from aiordma.verbs.completion import immediate_of, invalidated_of
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
     from aiordma.dispatch import BusyPoll
+    from aiordma.loop.protocol import LoopFuture
 
 WRITTEN_WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 TOO_MANY = (
@@ -35,17 +39,12 @@ TOO_MANY = (
 SPILLED = -1
 
 
-class _Arrival(NamedTuple):
-    """What is kept of a completion: where the message is, and what came with it."""
-
-    slot: int
-    memory: memoryview
-    imm: int | None
-    invalidated: int | None
-
-
 class Receiver:
-    """Takes what the device has received, in order. One task may wait at a time."""
+    """Takes what the device has received, in order. One task may wait at a time.
+
+    What has arrived stands in C (lanes.Arrivals), which is told of most of it without a Python
+    frame, and gives it to a task likewise as long as the task need not wait: `take`.
+    """
 
     def __init__(
         self, loop: Loop, ring: ReceiveRing, owner: Owner, stats: ConnectionStats, busy: BusyPoll
@@ -55,122 +54,164 @@ class Receiver:
         self._owner = owner
         self._stats = stats
         self._busy = busy
-        self._arrived: deque[_Arrival] = deque()
-        self._news = WaitQueue(loop)
-        self._backlog: int | None = None
+        self.arrivals = arrivals = lanes.Arrivals(ring)
+        self._waiter: LoopFuture | None = None
+        self._woken = 0
+        self.outlook = Outlook(arrivals)
+        """How long take() looks for a message before it takes the long way."""
         self._checkpoint = checkpoint_of(loop)
-        self.is_waited_for = False
-        """Whether a task waits for a message."""
+        # What is there at once is no reason to skip the checkpoint that a loop is owed.
+        self.take: Callable[[], bytes | None] = arrivals.take if self._checkpoint is None else _none
+        """The next message, if nothing needs to be waited for, or decided, before: see recv()."""
 
     def spill(self, backlog: int) -> None:
         """Copy messages away rather than let the buffers run out, up to so many."""
-        self._backlog = backlog
+        self.arrivals.backlog = backlog
 
     def __len__(self) -> int:
         """Messages that have arrived and are not taken."""
-        return len(self._arrived)
+        return len(self.arrivals)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a task waits for a message."""
+        return self.arrivals.waited
 
     # --- from the device ---
 
     def arrived(self, slot: int, wc: IbvWc) -> None:
         """The device filled a slot with a message."""
-        ring = self._ring
         # The bytes of a write with immediate data went elsewhere: the message itself is empty.
         length = 0 if wc.opcode == WRITTEN_WITH_IMM else wc.byte_len
-        memory = ring.view(slot, length)
-        self._stats.messages_received += 1
-        self._stats.bytes_received += length
-        if self._backlog is not None and ring.posted < (ring.slots + 1) // 2:
-            memory, slot = self._copied_away(memory, slot), SPILLED
-        if wc.wc_flags:
-            arrival = _Arrival(slot, memory, immediate(wc), invalidated(wc))
-        else:
-            arrival = _Arrival(slot, memory, None, None)
-        self._arrived.append(arrival)
-        if self._backlog is not None and len(self._arrived) > self._backlog:
-            self._owner.break_off(ReceiveOverrun(TOO_MANY.format(self._backlog)))
-        self._news.wake_all()
+        self.arrivals.add(slot, length, wc.wc_flags, wc.imm_data)
+        self.look()
 
-    def _copied_away(self, memory: memoryview, slot: int) -> memoryview:
-        copied = memoryview(bytes(memory))
-        self._stats.spilled += 1
-        self.give_back(slot)
-        return copied
+    def look(self) -> None:
+        """Something has arrived, or a slot could not be given back."""
+        arrivals = self.arrivals
+        if arrivals.error:
+            self._owner.break_off(VerbsError(arrivals.error, "ibv_post_recv"))
+        if 0 <= arrivals.backlog < len(arrivals):
+            self._owner.break_off(ReceiveOverrun(TOO_MANY.format(arrivals.backlog)))
+        self.wake()
 
     def wake(self) -> None:
         """Have the task that waits look again."""
-        self._news.wake_all()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            self._woken = time.monotonic_ns()
+            wake(waiter)
+
+    def stop(self) -> None:
+        """It ended: messages that are there may still be taken, unless it was closed here."""
+        self.arrivals.closed = self._owner.closed_here
+        self.wake()
 
     def abandon(self) -> None:
         """Nobody will take what is left."""
-        while self._arrived:
-            self._taken(self._arrived.popleft())
+        while (arrival := self.arrivals.look()) is not None:
+            self._taken(arrival[0])
 
     # --- to the user ---
 
     async def recv(self) -> bytes:
-        """See Connection.recv."""
-        arrival = await self._next()
-        message = bytes(arrival.memory)
-        self._taken(arrival)
+        """See Connection.recv. Comes after `take`, which had nothing."""
+        if (wait := self._waiting(has_looked=True)) is not None:
+            await wait
+        self._check()
+        message = self.arrivals.take()
+        assert message is not None
+        if self.arrivals.error:
+            self.look()
         return message
 
     async def recv_into(self, memory: memoryview) -> int:
         """See Connection.recv_into. `memory` is one of bytes."""
-        arrival = await self._next()
-        length = arrival.memory.nbytes
+        if (wait := self._waiting()) is not None:
+            await wait
+        slot, message, _, _ = self._first()
+        length = message.nbytes
         if length > memory.nbytes:
-            self._arrived.appendleft(arrival)
             raise ValueError(f"a message of {length} bytes does not fit into {memory.nbytes}")
-        memory[:length] = arrival.memory
-        self._taken(arrival)
+        memory[:length] = message
+        self._taken(slot)
         return length
 
     async def recv_message(self) -> Message:
         """See Connection.recv_message."""
-        arrival = await self._next()
+        if (wait := self._waiting()) is not None:
+            await wait
+        slot, message, imm, invalidated = self._first()
+        self.arrivals.drop()
         self._stats.messages_held += 1
-        return Message(arrival.memory, arrival.imm, arrival.invalidated, _Loan(self, arrival.slot))
+        return Message(message, imm, invalidated, _Loan(self, slot))
 
-    async def _next(self) -> _Arrival:
+    def _waiting(self, *, has_looked: bool = False) -> Awaitable[None] | None:
+        """What is to be awaited before a message can be taken, if anything is."""
         refuse_forked_child()
-        if self.is_waited_for:
+        if self.arrivals.error:
+            self.look()
+        if self.arrivals.waited:
             raise BusyError("another task is receiving on this connection")
         if not self._has_news():
-            await self._wait()
-        elif self._checkpoint is not None:
-            await self._pause(self._checkpoint)
-        if self._owner.closed_here or not self._arrived:
-            raise self._owner.end_reason()
-        return self._arrived.popleft()
+            return self._wait(has_looked)
+        return None if self._checkpoint is None else self._pause(self._checkpoint)
 
-    async def _wait(self) -> None:
+    def _check(self) -> None:
+        """Make sure that there is a message to be taken."""
+        if self._owner.closed_here or not self.arrivals:
+            raise self._owner.end_reason()
+
+    def _first(self) -> tuple[int, memoryview, int | None, int | None]:
+        """The oldest message: its slot, the bytes, immediate data, the key that it invalidated."""
+        self._check()
+        arrival = self.arrivals.look()
+        assert arrival is not None
+        slot, length, flags, imm_data, copy = arrival
+        message = self._ring.view(slot, length) if copy is None else memoryview(copy)
+        return slot, message, immediate_of(flags, imm_data), invalidated_of(flags, imm_data)
+
+    async def _wait(self, has_looked: bool) -> None:
         self._stats.recv_waits += 1
-        self.is_waited_for = True
+        arrivals = self.arrivals
+        arrivals.waited = True
         try:
-            if self._busy.is_on:
-                if self._checkpoint is not None:  # what polling finds has waited for nothing
-                    await self._checkpoint()
-                await self._busy.until(self._has_news)
+            if self._checkpoint is not None:
+                if self._busy.is_on:
+                    await self._checkpoint()  # what polling finds has waited for nothing
+                    await self._busy.until(self._has_news, self._busy.nanoseconds)
+            elif arrivals.patience > 0 and (arrivals.cut_short or not has_looked):
+                await self._busy.until(self._has_news, arrivals.patience)
+                if not self._has_news():
+                    arrivals.missed += 1
             while not self._has_news():
-                await self._news.wait()
+                arrivals.tell = True
+                self._waiter = waiter = future_of(self._loop)
+                began = time.monotonic_ns()
+                await waiter
+                self.outlook.parked(began, self._woken)
         finally:
-            self.is_waited_for = False
+            arrivals.waited = False
+            self._waiter = None
 
     async def _pause(self, checkpoint: Checkpoint) -> None:
-        self.is_waited_for = True
+        self.arrivals.waited = True
         try:
             await checkpoint()
         finally:
-            self.is_waited_for = False
+            self.arrivals.waited = False
 
     def _has_news(self) -> bool:
+        if self.arrivals:
+            return True
         owner = self._owner
-        return bool(self._arrived) or owner.closed_here or owner.is_drained
+        return owner.closed_here or owner.is_drained
 
-    def _taken(self, arrival: _Arrival) -> None:
-        if arrival.slot != SPILLED:
-            self.give_back(arrival.slot)
+    def _taken(self, slot: int) -> None:
+        """The oldest message, in this slot, is not needed any more."""
+        self.arrivals.drop()
+        if slot != SPILLED:
+            self.give_back(slot)
 
     def give_back(self, slot: int) -> None:
         """A slot's message is not needed any more."""
@@ -188,6 +229,10 @@ class Receiver:
     def post_soon(self, loan: _Loan) -> None:
         """Have the loop take a loan back; from any thread."""
         post(self._loop, loan.give_back)
+
+
+def _none() -> None:
+    return None
 
 
 class _Loan:

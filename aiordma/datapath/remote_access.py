@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma.datapath.gather import Gathered, Gatherer, check_fits, is_registered, joined
-from aiordma.datapath.operation import Operations
+from aiordma.datapath.gather import Gathered, Gatherer, check_fits, is_one, is_registered, joined
+from aiordma.datapath.operation import Operation, Operations
 from aiordma.datapath.send_queue import NUMBER_MASK, Post
 from aiordma.enums import AccessFlags, WcOpcode, WrOpcode
+from aiordma.errors import VerbsError
 from aiordma.loop import Slots, checkpoint
 from aiordma.memory import PooledBuffer, RemoteBuffer
 from aiordma.verbs import Device, QueuePair
@@ -42,6 +43,9 @@ class RemoteAccess:
         self._gatherer = gatherer
         self._max_inline = max_inline
         self._turns = Slots(operations.loop, 0)
+        self._needed_to_read = AccessFlags.LOCAL_WRITE
+        if device.is_iwarp:
+            self._needed_to_read |= AccessFlags.REMOTE_WRITE
         self.initiator_depth = 0
         """Reads and atomics that may be under way from here; 0 until it is negotiated."""
 
@@ -57,10 +61,11 @@ class RemoteAccess:
     async def read(self, remote: RemoteBuffer, into: Sink) -> None:
         """See Connection.read."""
         self._check_reads()
-        needed = AccessFlags.LOCAL_WRITE
-        if self._device.is_iwarp:
-            needed |= AccessFlags.REMOTE_WRITE
+        needed = self._needed_to_read
         self._owner.check_open()
+        if is_one(into) and remote.length:
+            await self._read(self._gatherer.sink(into, remote.length, needed), remote)
+            return
         at_once = self._device.attributes.max_sge_rd
         requests = self._gatherer.sinks(into, len(remote), needed, at_once)
         if not requests:  # nothing is to be read
@@ -85,6 +90,17 @@ class RemoteAccess:
 
         await self._in_turn(WcOpcode.RDMA_READ, post, gathered.release)
 
+    def knock(self) -> None:
+        """Read no bytes, if anything may be read: see SendQueue.knock."""
+        if self._turns.try_acquire():
+            give_back = self._turns.release
+            knocking = Operation(self._operations.loop, WcOpcode.RDMA_READ, give_back)
+            try:
+                if not self._sends.knock(knocking):
+                    give_back()
+            except VerbsError as error:
+                self._owner.not_posted(error)
+
     def _check_reads(self) -> None:
         if not self.initiator_depth:
             raise ValueError("the connection was made without reads and atomics: initiator_depth 0")
@@ -92,13 +108,17 @@ class RemoteAccess:
     async def write(self, source: Source, remote: RemoteBuffer, imm: int) -> None:
         """See Connection.write."""
         self._owner.check_open()
-        if not is_registered(source):
-            source = joined(source)
-            if len(source) <= self._max_inline:
-                await self._write_inline(source, remote, imm)
-                return
-        gathered = await self._gatherer.sources(source, len(remote), "the remote buffer")
-        del source  # what was copied may be resized
+        room, where = remote.length, "the remote buffer"
+        if is_one(source):
+            gathered = self._gatherer.one(source, room, where)
+        else:
+            if not is_registered(source):
+                source = joined(source)
+                if len(source) <= self._max_inline:
+                    await self._write_inline(source, remote, imm)
+                    return
+            gathered = await self._gatherer.sources(source, room, where)
+            del source  # what was copied may be resized
         opcode = WrOpcode.RDMA_WRITE if imm == NO_IMMEDIATE else WrOpcode.RDMA_WRITE_WITH_IMM
         segments, target = gathered.segments, (remote.addr, remote.rkey)
 

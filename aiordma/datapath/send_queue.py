@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from aiordma._native import lanes
 from aiordma.datapath.stats import ConnectionStats
 from aiordma.enums import WrOpcode
+from aiordma.errors import VerbsError
 from aiordma.loop import Loop, Slots
 from aiordma.memory import BufferPool, PooledBuffer
 from aiordma.verbs import QueuePair
@@ -16,7 +18,7 @@ from aiordma.verbs.queue_pair import FENCE, NO_IMMEDIATE, SIGNALED, UNSIGNALED
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-NUMBER_MASK = (1 << 31) - 1
+NUMBER_MASK = lanes.NUMBER_MASK
 
 Post = Callable[[QueuePair, int, int], None]
 """Posts a request to a queue pair, with a wr_id and flags."""
@@ -37,6 +39,34 @@ class Waited(Lent, Protocol):
         """Let the task go."""
 
 
+class _Places(Slots):
+    """The places of a send queue, of which a SendLane takes some on its own."""
+
+    __slots__ = ("_lane",)
+
+    def __init__(self, loop: Loop, lane: lanes.SendLane) -> None:
+        self._lane = lane
+        super().__init__(loop, lane.free)
+
+    @property
+    def free(self) -> int:
+        """Places that nobody has taken."""
+        return self._lane.free
+
+    @free.setter
+    def free(self, value: int) -> None:
+        self._lane.free = value
+
+    def try_acquire(self) -> bool:
+        """As Slots does, with a frame less for each of its looks."""
+        lane = self._lane
+        free = lane.free
+        if free <= 0:
+            return False
+        lane.free = free - 1
+        return True
+
+
 class SendQueue:
     """The send side of a queue pair. Requests end in the order in which they were posted.
 
@@ -44,34 +74,44 @@ class SendQueue:
 
     Signalling is selective: an inline message lends nothing to the device, so that nobody needs to
     hear of its end but the queue itself, to which one completion speaks for all requests before it.
+
+    The numbers stand in a SendLane, which posts what is short and sees it end without a Python
+    frame. What lends memory is here.
     """
 
-    def __init__(self, loop: Loop, depth: int, *, selective: bool = True) -> None:
+    def __init__(
+        self, loop: Loop, depth: int, *, selective: bool = True, max_inline: int = 0
+    ) -> None:
+        """`max_inline`: up to so many bytes the lane may post in short; 0: nothing."""
         self._depth = depth
-        self._slots = Slots(loop, depth)
-        self._posted: deque[tuple[int, Lent | None]] = deque()
+        # A full queue always has a signalled request in it, which empties it.
+        self._interval = max(1, depth // 4) if selective else 1
+        self.lane = lanes.SendLane(depth, self._interval, max_inline)
+        self._slots = _Places(loop, self.lane)
+        self._lent: deque[tuple[int, Lent]] = deque()
         self._kept: list[Lent] = []
-        self._number = 0
         self._first_wr_id = 0
         self._qp: QueuePair
         self._pool: BufferPool
-        # A full queue always has a signalled request in it, which empties it.
-        self._interval = max(1, depth // 4) if selective else 1
-        self._unsignalled = 0
         self._held = 0
         self._strays = 0
-        self._order = UNSIGNALED
         self.stats = ConnectionStats()
         self.try_reserve = self._slots.try_acquire
         """Take a place in the queue if one is free and nobody waits for one."""
 
     def __len__(self) -> int:
         """Requests that the device has not completed yet, as far as it has said."""
-        return len(self._posted)
+        return (self.lane.number - self.lane.ended) & NUMBER_MASK
 
     def open(self, qp: QueuePair, pool: BufferPool, first_wr_id: int) -> None:
         """Start using a queue pair; wr_ids are `first_wr_id` plus a number of 31 bits."""
         self._qp, self._pool, self._first_wr_id = qp, pool, first_wr_id
+        self.lane.open(qp, qp.cells[0], first_wr_id)
+
+    def stop(self) -> None:
+        """Nothing will be posted in short any more; the owner hears of every end."""
+        self.lane.is_open = False
+        self.lane.waiting += 1
 
     # --- places ---
 
@@ -83,7 +123,12 @@ class SendQueue:
     async def reserve(self) -> None:
         """Wait for a place in the queue. Cancelling takes none."""
         self.stats.send_waits += 1
-        await self._slots.acquire()
+        self.lane.waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.lane.waiting -= 1
+            self.lane.resumed()
 
     def unreserve(self) -> None:
         """Give back a place that was not used."""
@@ -106,9 +151,9 @@ class SendQueue:
         Raises:
             VerbsError: the device refused; the place is still reserved.
         """
-        before = self._unsignalled
+        before = self.lane.unsignalled
         is_signalled = before + 1 >= self._interval
-        flags = self._order | SIGNALED if is_signalled else self._order
+        flags = self.lane.order | SIGNALED if is_signalled else self.lane.order
         wr_id = self._enqueue(None, 0 if is_signalled else before + 1)
         try:
             self._qp.post_send_inline(wr_id, data, imm, flags)
@@ -122,11 +167,12 @@ class SendQueue:
         Raises:
             VerbsError: the device refused; the place is still reserved.
         """
-        before = self._unsignalled
+        before = self.lane.unsignalled
         is_signalled = before + 1 >= self._interval
+        flags = self.lane.order | SIGNALED if is_signalled else self.lane.order
         wr_id = self._enqueue(None, 0 if is_signalled else before + 1)
         try:
-            post(self._qp, wr_id, self._order | SIGNALED if is_signalled else self._order)
+            post(self._qp, wr_id, flags)
         except Exception:
             self._take_back(before)
             raise
@@ -147,7 +193,7 @@ class SendQueue:
         Raises:
             VerbsError: the device refused; place and buffer are still the caller's.
         """
-        before, flags = self._unsignalled, self._order | SIGNALED
+        before, flags = self.lane.unsignalled, self.lane.order | SIGNALED
         wr_id = self._enqueue(buffer)
         try:
             self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, flags)
@@ -163,13 +209,30 @@ class SendQueue:
         Raises:
             VerbsError: the device refused; the place and `lent` are still the caller's.
         """
-        before, order = self._unsignalled, UNSIGNALED if reads else self._order
+        before, order = self.lane.unsignalled, UNSIGNALED if reads else self.lane.order
         wr_id = self._enqueue(lent)
         try:
             post(self._qp, wr_id, order | SIGNALED)
         except Exception:
             self._take_back(before)
             raise
+
+    def knock(self, lent: Lent | None) -> bool:
+        """Read no bytes, if there is a place: the peer's device answers, and looks at no key.
+
+        Raises:
+            VerbsError: the device refused; `lent` is kept until the queue pair is gone.
+        """
+        if not self.try_reserve():
+            return False
+        try:
+            self.post(_read_nothing, lent, reads=True)
+        except VerbsError:
+            self.unreserve()
+            if lent is not None:
+                self.keep(lent)
+            raise
+        return True
 
     def close_tail(self) -> None:
         """If nothing will tell of the end of the newest requests, post what does, if there is room.
@@ -180,7 +243,7 @@ class SendQueue:
         Raises:
             VerbsError: the device refused.
         """
-        if self._unsignalled and len(self._posted) < self._depth:
+        if self.lane.unsignalled and len(self) < self._depth:
             self.post(_write_nothing, None)
 
     def _enqueue(self, lent: Lent | None, unsignalled: int = 0) -> int:
@@ -189,28 +252,34 @@ class SendQueue:
         Before, not afterwards: a Ctrl-C between the two must not leave the device with memory that
         nobody holds. It leaves at worst a note of what was not posted, which goes with the next.
         """
-        number = self._number
-        self._posted.append((number, lent))
-        self._number = (number + 1) & NUMBER_MASK
-        self._unsignalled = unsignalled
+        lane = self.lane
+        number = lane.number
+        if lent is not None:
+            self._lent.append((number, lent))
+            lane.lent += 1
+        lane.number = (number + 1) & NUMBER_MASK
+        lane.unsignalled = unsignalled
         return self._first_wr_id + number
 
     def _take_back(self, unsignalled: int) -> None:
         """It was not posted after all."""
-        self._posted.pop()
-        self._number = (self._number - 1) & NUMBER_MASK
-        self._unsignalled = unsignalled
+        lane = self.lane
+        lane.number = number = (lane.number - 1) & NUMBER_MASK
+        lane.unsignalled = unsignalled
+        if self._lent and self._lent[-1][0] == number:
+            self._lent.pop()
+            lane.lent -= 1
 
     def fence(self) -> Callable[[], None]:
         """Have what is posted wait for the reads before it, until the result is called."""
         self._strays += 1
-        self._order = FENCE
+        self.lane.order = FENCE
         return self._unfence
 
     def _unfence(self) -> None:
         self._strays -= 1
         if not self._strays:
-            self._order = UNSIGNALED
+            self.lane.order = UNSIGNALED
 
     # --- ends ---
 
@@ -223,30 +292,31 @@ class SendQueue:
 
         Returns what was lent for it.
         """
-        posted = self._posted
-        count = 0
+        lane, under_way = self.lane, self._lent
+        lane.completed(number)
         lent = None
-        while posted:
-            oldest, lent = posted.popleft()
-            count += 1
-            if lent is not None:
-                lent.release()
+        while under_way and (number - under_way[0][0]) & NUMBER_MASK <= NUMBER_MASK >> 1:
+            oldest, ended = under_way.popleft()
+            lane.lent -= 1
+            ended.release()
             if oldest == number:
-                break
-        self._slots.release(count)
+                lent = ended
+        if lane.waiting:
+            self._slots.release(0)
         return lent
 
     def abandon(self) -> None:
         """The queue pair is gone, and with it all that was posted. Those who wait are let go."""
-        self._kept += [lent for _, lent in self._posted if lent is not None]
-        self._posted.clear()
+        self._kept += [lent for _, lent in self._lent]
+        self._lent.clear()
+        self.lane.lent, self.lane.ended = 0, self.lane.number
         while self._kept:
             self._kept.pop().release()
         self.wake_senders()
 
     def stop_waiting(self) -> None:
         """No completion will come any more: let those go who wait for one."""
-        for _, lent in self._posted:
+        for _, lent in self._lent:
             if isinstance(lent, Waited):
                 lent.stop_waiting()
 
@@ -257,3 +327,7 @@ class SendQueue:
 
 def _write_nothing(qp: QueuePair, wr_id: int, flags: int) -> None:
     qp.post_list(wr_id, WrOpcode.RDMA_WRITE, [], flags=flags)
+
+
+def _read_nothing(qp: QueuePair, wr_id: int, flags: int) -> None:
+    qp.post_list(wr_id, WrOpcode.RDMA_READ, [], flags=flags)

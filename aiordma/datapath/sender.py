@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma.datapath.gather import Gathered, Gatherer
+from aiordma.datapath.gather import Gathered, Gatherer, is_one
 from aiordma.datapath.operation import Operations
 from aiordma.datapath.send_queue import Post
 from aiordma.enums import WcOpcode, WrOpcode
-from aiordma.errors import VerbsError
+from aiordma.errors import RdmaError, VerbsError
 from aiordma.loop import checkpoint_of
 from aiordma.memory import RemoteBuffer
 from aiordma.options import ConnectionOptions
@@ -32,6 +33,10 @@ class Sender:
         self._max_inline = options.max_inline
         self._max_size = options.max_message_size
         self._checkpoint = checkpoint_of(operations.loop)
+        lane = self._sends.lane
+        # What is posted at once is no reason to skip the checkpoint that a loop is owed.
+        self.post_now: Callable[[object], int] = lane.send if self._checkpoint is None else _never
+        """Post a short message without further ado: 0, an errno, or -1: that takes copy()."""
 
     async def copy(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         """Copy and post one message. See Connection.send."""
@@ -78,7 +83,11 @@ class Sender:
     async def lend(self, data: Source, imm: int, invalidate: RemoteBuffer | None) -> None:
         """Send registered memory as it is, and wait until it may be reused."""
         self._owner.check_open()
-        gathered = await self._gatherer.sources(data, self._max_size, "a max_message_size")
+        gatherer, room, where = self._gatherer, self._max_size, "a max_message_size"
+        if is_one(data):
+            gathered = gatherer.one(data, room, where)
+        else:
+            gathered = await gatherer.sources(data, room, where)
         await self._operations.perform(
             WcOpcode.SEND, self._post(gathered, imm, invalidate), gathered.release
         )
@@ -96,7 +105,15 @@ class Sender:
 
         return post
 
+    def refused(self, error: int) -> RdmaError:
+        """What an errno of post_now() means."""
+        return self._owner.not_posted(VerbsError(error, "ibv_post_send"))
+
     def _count(self, nbytes: int) -> None:
         stats = self._sends.stats
         stats.messages_sent += 1
         stats.bytes_sent += nbytes
+
+
+def _never(_: object) -> int:
+    return -1

@@ -54,11 +54,17 @@ class Traffic:
             max_inline_data=options.max_inline,
         )
         self._berth = Berth(cm, self, caps)
+        self._adaptive_poll = options.adaptive_poll
         self._busy_sending = BusyPoll(self._berth.shared, options.busy_poll)
         self._busy_receiving = BusyPoll(self._berth.shared, options.busy_poll)
 
         # InfiniBand lays down what close_tail() posts; iWARP devices may differ.
-        self.sends = SendQueue(loop, options.send_depth, selective=not device.is_iwarp)
+        self.sends = SendQueue(
+            loop,
+            options.send_depth,
+            selective=not device.is_iwarp,
+            max_inline=min(options.max_inline, options.max_message_size),
+        )
         operations = Operations(loop, self.sends, owner, self._busy_sending)
         self._gatherer = Gatherer(self.sends, options.max_sge, cm.handle.call)
         self.sender = Sender(operations, self._gatherer, options)
@@ -84,6 +90,7 @@ class Traffic:
             VerbsError: the device or the locked-memory limit does not allow it.
         """
         berth, receives = self._berth, self._receives
+        berth.take_lanes(self.sends.lane, self.receiver.arrivals, self._look)
         if receives is None:
             qp = berth.make_qp(self._ring, self.sends)
         else:
@@ -93,6 +100,9 @@ class Traffic:
         self._gatherer.pd = self.windows.pd = berth.shared.pd
         self._busy_sending.open(berth.queue)
         self._busy_receiving.open(berth.receive_queue)
+        completions, busy = berth.shared.lanes, self._busy_receiving.nanoseconds
+        self.receiver.outlook.open(completions, berth.receive_queue.cq, busy, self._adaptive_poll)
+        self.sends.lane.look_out(completions, berth.queue.cq.address, busy)
         berth.watch(qp, self._owner.queue_pair_event)
         return qp
 
@@ -108,8 +118,14 @@ class Traffic:
 
     def snapshot(self) -> ConnectionStats:
         """The numbers of this moment."""
+        stats, lane, arrivals = self.sends.stats, self.sends.lane, self.receiver.arrivals
         return replace(
-            self.sends.stats,
+            stats,
+            messages_sent=stats.messages_sent + lane.messages,
+            bytes_sent=stats.bytes_sent + lane.nbytes,
+            messages_received=arrivals.messages,
+            bytes_received=arrivals.nbytes,
+            spilled=arrivals.spilled,
             sends_posted=len(self.sends),
             receives_posted=self._ring.posted,
             messages_unread=len(self.receiver),
@@ -124,6 +140,11 @@ class Traffic:
             self.received(number & NUMBER_MASK, wc)
         else:
             self._sent(number, wc)
+
+    def _look(self) -> None:
+        """Messages have arrived, and it was asked for to be told."""
+        self.receiver.look()
+        self._owner.message_arrived()
 
     def received(self, slot: int, wc: IbvWc) -> None:
         """A receive ended."""
@@ -155,6 +176,10 @@ class Traffic:
         """The peer is ready for the first requests, if they were held back."""
         self.sends.let_go()
 
+    def knock(self) -> None:
+        """Have the peer's device say something, if reads were negotiated."""
+        self.remote.knock()
+
     def wake(self) -> None:
         """Have whoever waits to receive look again."""
         self.receiver.wake()
@@ -173,13 +198,16 @@ class Traffic:
         """Nothing will be sent any more, and nothing new received."""
         if self._receives is None:
             self._ring.stop()
+        self.sends.stop()
         self.sends.wake_senders()
         self.remote.ended()
-        self.receiver.wake()
+        self.receiver.stop()
 
     def release(self) -> None:
         """The queue pair is destroyed: let go of what is shared."""
         self.sends.abandon()
+        self.sends.lane.look_out(None, 0, -1)
+        self.receiver.outlook.close()
         receives = self._receives
         if receives is not None:
             if self._qp is not None:

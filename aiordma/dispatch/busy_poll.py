@@ -19,31 +19,38 @@ class BusyPoll:
     Whoever polls keeps the loop's thread, but gives the loop a turn at least every millisecond.
     """
 
-    __slots__ = ("_nanoseconds", "_queue", "_shared", "is_on")
+    __slots__ = ("_queue", "_shared", "is_on", "nanoseconds")
 
     def __init__(self, shared: LoopDevice, seconds: float) -> None:
         self._shared = shared
-        self._nanoseconds = int(seconds * 1e9)
+        self.nanoseconds = int(seconds * 1e9)
         self._queue: SharedQueue | None = None
-        self.is_on = self._nanoseconds > 0
+        self.is_on = self.nanoseconds > 0
         """Whether there is any polling to be done."""
 
     def open(self, queue: SharedQueue) -> None:
         """Where the completions come that are waited for."""
         self._queue = queue
 
-    async def until(self, is_over: Callable[[], bool]) -> None:
-        """Poll until that is so, or for so long as the options allow, which may be not at all.
+    async def until(self, is_over: Callable[[], bool], nanoseconds: int) -> None:
+        """Poll until that is so, or for so long.
 
         Cancelling does nothing but end it.
         """
         queue = self._queue
-        if not self._nanoseconds or queue is None:
+        if nanoseconds <= 0 or queue is None:
             return
-        turn = self._shared.turn
-        end = time.monotonic_ns() + self._nanoseconds
-        while not is_over() and (now := time.monotonic_ns()) < end:
-            if turn.is_used_up(now):
-                await turn.end()
-            else:
-                self._shared.spin(queue, min(end - now, LONGEST_LOOK))
+        shared = self._shared
+        turn = shared.turn
+        now = time.monotonic_ns()
+        end = now + nanoseconds
+        queue.pollers += 1
+        try:
+            while now < end and not is_over():
+                if turn.is_used_up(now):
+                    await turn.end()
+                else:
+                    shared.spin(queue, min(end - now, LONGEST_LOOK))
+                now = time.monotonic_ns()
+        finally:
+            shared.polled(queue)

@@ -11,18 +11,20 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
+from aiordma._native import lanes
+from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionReader
 from aiordma.dispatch.device_events import DeviceSubscription
 from aiordma.dispatch.queue_pairs import QueuePairs
 from aiordma.enums import AsyncEventType
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, Turn, post, workers
+from aiordma.loop import Loop, Turn, post, promptly, workers
 from aiordma.memory import BufferPool
 from aiordma.rdmacm import device_contexts
 from aiordma.verbs import AsyncEvent, CompletionChannel, CompletionQueue, Device, ProtectionDomain
-from aiordma.verbs.completion import POLL_BATCH
 
 if TYPE_CHECKING:
-    from aiordma._native._lib import IbvCq, IbvWc
+    from aiordma._native._lanes import Arrivals, SendLane
+    from aiordma._native._lib import IbvWc
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ IWARP_CQ_ENTRIES = 1 << 15
 MAX_BATCHES = 16
 
 # A wr_id is the key of the completion's owner above these bits, and the owner's own number in them.
-KEY_SHIFT = 32
+KEY_SHIFT = lanes.KEY_SHIFT
 LOW_BITS = (1 << KEY_SHIFT) - 1
 
 
@@ -57,6 +59,12 @@ class SharedQueue:
     def __init__(self, channel: CompletionChannel, entries: int) -> None:
         self.cq = CompletionQueue(channel, entries)
         self.free = self.cq.capacity
+        self.is_armed = False
+        """Whether the next completion raises an event."""
+        self.pollers = 0
+        """Tasks that poll, and need no event."""
+        self.is_to_be_armed = False
+        """Whether the loop will look at that in its next turn."""
 
     def close(self) -> None:
         self.cq.close()
@@ -76,12 +84,16 @@ class LoopDevice:
         self._loop = loop
         self._lock = threading.Lock()  # guards what worker threads make: all but sinks and users
         self.queue_pairs = QueuePairs()
-        self.turn = Turn(loop)
         self._events: DeviceSubscription | None = None
         self._is_held = False
         self._channel: CompletionChannel | None = None
-        self._queues: dict[IbvCq, SharedQueue] = {}
+        self._reader = CompletionReader(self._deliver)
+        self.lanes = self._reader.lanes
+        """What the connections poll themselves."""
+        self.turn = Turn(loop, self.lanes)
+        self._queues: dict[int, SharedQueue] = {}
         self._sinks: dict[int, CompletionSink] = {}
+        self._looks: dict[int, Callable[[], None]] = {}
         self._keys = itertools.count(1)
         self._users = 0
         self._reading = False
@@ -137,8 +149,9 @@ class LoopDevice:
         usual = IWARP_CQ_ENTRIES if self.device.is_iwarp else CQ_ENTRIES
         wanted = min(max(entries, usual), limit)
         queue = SharedQueue(self._channel, wanted)
-        self._queues[_pointer(queue)] = queue
+        self._queues[queue.cq.address] = queue
         queue.cq.request_notify()
+        queue.is_armed = True
         return queue
 
     def _close(self) -> None:
@@ -167,6 +180,17 @@ class LoopDevice:
         self._sinks[key] = sink
         return key
 
+    def take_lanes(
+        self, key: int, sends: SendLane, arrivals: Arrivals, look: Callable[[], None]
+    ) -> None:
+        """What the requests with this key say goes there first, in C, until detach().
+
+        The sink gets what is left; `look` is called when the lanes have something to tell. It must
+        not block. From any thread.
+        """
+        self._looks[key] = look
+        self._reader.attach(key, sends, arrivals)
+
     def start_reading(self) -> None:
         """Have the loop watch for completions; after the first reserve()."""
         if not self._reading and self._channel is not None:
@@ -178,6 +202,8 @@ class LoopDevice:
     def detach(self, key: int) -> None:
         """No more completions for this sink: its queue pair is destroyed."""
         self._sinks.pop(key, None)
+        self._reader.detach(key)
+        self._looks.pop(key, None)
         self.queue_pairs.remove(key)
 
     def unreserve(self, queue: SharedQueue, entries: int) -> None:
@@ -214,14 +240,45 @@ class LoopDevice:
     def _on_readable(self) -> None:
         assert self._channel is not None
         try:
-            ready = self._channel.ready_queues()
+            # One event a turn: while there are more, the descriptor stays readable.
+            address = self._reader.event(self._channel)
         except VerbsError as error:
             self._fail(error)
             return
-        for pointer in ready:
-            queue = self._queues.get(pointer)
-            if queue is not None and self._reading:
-                self.drain(queue)
+        queue = self._queues.get(address)
+        if queue is not None:
+            queue.is_armed = False
+            # What is there first, and the tasks that it is for: arming can wait until they sleep.
+            promptly(self._poll_some, queue)
+            promptly(self._arm_again, queue)
+
+    def _arm_and_drain(self, queue: SharedQueue) -> None:
+        """Armed before polled: what comes between the two raises a new event, and none is missed.
+
+        Not armed while a task polls: an event is a system call for each message, and one more to
+        arm it. See polled().
+        """
+        if not queue.pollers:
+            try:
+                self._reader.arm(queue.cq)
+            except VerbsError as error:
+                self._fail(error)
+                return
+            queue.is_armed = True
+        if self._poll_some(queue) >= POLL_BATCH:
+            self.drain(queue)
+
+    def polled(self, queue: SharedQueue) -> None:
+        """A task polls no more. If nobody else does, the queue is armed before the loop sleeps."""
+        queue.pollers -= 1
+        if not (queue.pollers or queue.is_armed or queue.is_to_be_armed):
+            queue.is_to_be_armed = True
+            post(self._loop, lambda: promptly(self._arm_again, queue))
+
+    def _arm_again(self, queue: SharedQueue) -> None:
+        queue.is_to_be_armed = False
+        if self._reading and not (queue.pollers or queue.is_armed):
+            self._arm_and_drain(queue)
 
     def drain(self, queue: SharedQueue, then: Callable[[], None] = lambda: None) -> None:
         """Poll until empty: the queue is armed, so that what comes later raises an event.
@@ -229,21 +286,21 @@ class LoopDevice:
         Calls `then` when it is empty, which may be after a turn of the loop. Not to be called from
         a sink's complete().
         """
-        if self._failed:
-            then()
-            return
         for _ in range(MAX_BATCHES):
-            try:
-                batch = queue.cq.poll()
-            except VerbsError as error:
-                self._fail(error)
+            if self._poll_some(queue) < POLL_BATCH:
                 then()
                 return
-            self._deliver(batch)
-            if len(batch) < POLL_BATCH:
-                then()
-                return
-        post(self._loop, lambda: self._drain_on(queue, then))
+        post(self._loop, lambda: promptly(self._drain_on, queue, then))
+
+    def _poll_some(self, queue: SharedQueue) -> int:
+        """Take a batch, and say how many there were."""
+        if self._failed:
+            return 0
+        try:
+            return self._reader.poll(queue.cq)
+        except VerbsError as error:
+            self._fail(error)
+            return 0
 
     def spin(self, queue: SharedQueue, nanoseconds: int) -> None:
         """Take the next completions as they come, for so long at most; the thread does no other.
@@ -253,17 +310,22 @@ class LoopDevice:
         if self._failed:
             return
         try:
-            self._deliver(queue.cq.spin(nanoseconds))
+            self._reader.spin(queue.cq, nanoseconds)
         except VerbsError as error:
             self._fail(error)
 
-    def _deliver(self, batch: list[IbvWc]) -> None:
+    def _deliver(self) -> None:
+        """Pass on what is for Python of a batch. Called in the middle of polling."""
         sinks = self._sinks
-        for wc in batch:
+        for wc in self._reader.left():
             wr_id = wc.wr_id
             sink = sinks.get(wr_id >> KEY_SHIFT)
             if sink is not None:
                 sink.complete(wr_id & LOW_BITS, wc)
+        for key in self._reader.told():
+            look = self._looks.get(key)
+            if look is not None:
+                look()
 
     def _drain_on(self, queue: SharedQueue, then: Callable[[], None]) -> None:
         if self._reading:
@@ -287,11 +349,6 @@ class LoopDevice:
                 sink.device_failed(error)
             except Exception:  # the others must hear of it too
                 logger.exception("could not handle the failure of %s", self.device.name)
-
-
-def _pointer(queue: SharedQueue) -> IbvCq:
-    assert queue.cq.pointer is not None
-    return queue.cq.pointer
 
 
 _loop_devices: WeakKeyDictionary[Loop, dict[Device, LoopDevice]] = WeakKeyDictionary()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from aiordma._native import lanes
 from aiordma.errors import RdmaError
 
 _used = False
@@ -41,6 +42,8 @@ def note_use() -> None:
 def _note_fork() -> None:
     global _forked
     _forked = _used
+    if _forked:
+        lanes.note_fork()
 
 
 os.register_at_fork(after_in_child=_note_fork)

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Protocol
 
-from aiordma.loop.waiting import wake
-from aiordma.loop.workers import post
+from aiordma._native import lanes
+from aiordma.loop.checkpoints import checkpoint_of
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
 
-# So long one turn of the loop may be spent on polling: timers and other tasks wait meanwhile.
-TURN_NANOSECONDS = 1_000_000
+TURN_NANOSECONDS = lanes.TURN_NANOSECONDS
+
+
+class Clock(Protocol):
+    """Where those who poll, in C too, find when the turn began."""
+
+    turn_began: int
 
 
 class Turn:
-    """The current turn of a loop, as far as polling needs to know of it."""
+    """The current turn of a loop, as far as polling needs to know of it.
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._began: int | None = None
+    It began when a task that polls last came back from the loop: nobody else tells, and a callback
+    in each turn would cost more than a turn too many.
+    """
+
+    def __init__(self, loop: Loop, clock: Clock) -> None:
+        self._clock = clock
+        self._checkpoint = checkpoint_of(loop) or _bare_yield
 
     def is_used_up(self, now: int) -> bool:
         """Whether polling has taken as much of it as it may; `now` is time.monotonic_ns()."""
-        if self._began is None:
-            self._began = now
-            post(self._loop, self._begin_next)
-        return now - self._began > TURN_NANOSECONDS
-
-    def _begin_next(self) -> None:
-        self._began = None
+        return now - self._clock.turn_began > TURN_NANOSECONDS
 
     async def end(self) -> None:
         """Let the loop have its turn. Cancelling does nothing else."""
-        future = self._loop.create_future()
-        post(self._loop, lambda: None if future.done() else wake(future))
-        await future
+        clock = self._clock
+        before = clock.turn_began
+        await self._checkpoint()
+        if clock.turn_began == before:  # else the turn is another task's, which polls for all
+            clock.turn_began = time.monotonic_ns()
+
+
+class _Yield:
+    """What asyncio.sleep(0) awaits: the task goes on in the next turn of the loop."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _bare_yield() -> None:
+    await _Yield()

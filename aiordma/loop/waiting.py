@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aiordma.loop.prompt import future_of
+
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop, LoopFuture
 
@@ -36,7 +38,7 @@ class WaitQueue:
 
     async def wait(self) -> None:
         """Wait for a wake-up. Cancelling leaves the queue."""
-        future = self._loop.create_future()
+        future = future_of(self._loop)
         self._futures.append(future)
         try:
             await future
@@ -77,7 +79,7 @@ class Slots:
         """Take a slot, waiting for it if need be. Cancelling takes none."""
         if self.try_acquire():
             return
-        future = self._loop.create_future()
+        future = future_of(self._loop)
         self._waiting.append(future)
         try:
             await future

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aiordma.loop.checkpoints import cancellation_of
 from aiordma.loop.forked import is_forked_child, note_use, refuse_forked_child
+from aiordma.loop.prompt import future_of, promptly
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
@@ -133,7 +134,7 @@ class _Call(Generic[T]):
         self._function = function
         self._result: T
         self._error: BaseException | None = None
-        self.future = loop.create_future()
+        self.future = future_of(loop)
         self.abandoned = False
 
     def run(self) -> None:
@@ -143,7 +144,7 @@ class _Call(Generic[T]):
             self._result = self._function()
         except BaseException as error:
             self._error = error
-        post(self._loop, self._deliver)
+        post(self._loop, lambda: promptly(self._deliver))
 
     def _deliver(self) -> None:
         if not self.future.done():

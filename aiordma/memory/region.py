@@ -12,6 +12,7 @@ from aiordma.loop import WaitQueue, checkpoint, refuse_forked_child, running_loo
 from aiordma.memory.flat import flat
 from aiordma.memory.remote import RemoteBuffer, bounds_of
 from aiordma.verbs import ProtectionDomain, Registration
+from aiordma.verbs.queue_pair import Segment
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -103,6 +104,12 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
         return MemorySlice(self, 0, len(self))[part]
 
     # --- use by the device ---
+
+    @property
+    def segment(self) -> Segment:
+        """Address, length and local key, as a request names them."""
+        registration = self._registration
+        return registration.address, registration.length, registration.lkey
 
     def take(self, pd: ProtectionDomain | None) -> None:
         """The device begins to use it, in `pd`.
@@ -196,6 +203,12 @@ class MemorySlice:
     def lkey(self) -> int:
         """The key of its region."""
         return self.region.lkey
+
+    @property
+    def segment(self) -> Segment:
+        """Address, length and local key, as a request names them."""
+        registration = self.region.registration
+        return registration.address + self.start, self.length, registration.lkey
 
     @property
     def view(self) -> memoryview:

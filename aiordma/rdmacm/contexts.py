@@ -79,6 +79,7 @@ class DeviceContexts:
         self._thread = DeviceThread(self._check)
         self._lock = threading.Lock()  # whether a list is freed, or one of its contexts held
         self._lists: list[ContextList] = []
+        self._devices: dict[IbvContext, Device] = {}
         self._gone: set[IbvContext] = set()
         self._emptied: set[IbvContext] = set()
         counts.on_free = self._freed
@@ -116,6 +117,13 @@ class DeviceContexts:
                 return False
             self._holds.take(context)
             return True
+
+    def device_of(self, context: IbvContext) -> Device:
+        """The device that has this context: always the same one, if it is known here.
+
+        So what it was asked for once need not be asked for again.
+        """
+        return self._devices.get(context) or Device(context)
 
     def is_gone(self, device: Device) -> bool:
         """Whether the device was removed."""
@@ -160,6 +168,10 @@ class DeviceContexts:
             self._note_gone(self._known() - found.contexts)
             self._lists.append(found)
             self._free_lists()
+            known = self._devices
+            self._devices = {
+                context: known.get(context) or Device(context) for context in self._known()
+            }
             if not found.contexts:
                 error = VerbsError(errno.ENODEV, "rdma_get_devices")
         if error is not None:

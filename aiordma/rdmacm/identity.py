@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aiordma._native import ffi, lib
 from aiordma.enums import PortSpace, QpType
 from aiordma.rdmacm.address import SocketAddress, read_sockaddr
+from aiordma.rdmacm.contexts import device_contexts
 from aiordma.rdmacm.event import CmEvent, read_event
 from aiordma.rdmacm.route import Route
 from aiordma.verbs import Device
@@ -90,7 +91,7 @@ class Identity:
         """
         if not self.has_device:
             raise ValueError("the id is not bound to a device yet")
-        return Device(self.pointer.verbs)
+        return device_contexts.device_of(self.pointer.verbs)
 
     @property
     def local_address(self) -> SocketAddress | None:

@@ -53,6 +53,7 @@ class StreamLoad:
         self.busy = BusyPoll(self._berth.shared, options.busy_poll)
         self.sends = SendQueue(cm.loop, options.send_depth, selective=not device.is_iwarp)
         self.counts_flushes = not device.is_iwarp
+        self._may_read = False
         self.ran_dry = False  # the peer has fewer credits than there are receives
         self._receives = ReceiveRing(options.recv_depth, MESSAGE_SIZE)
         self._buffer: memoryview
@@ -170,12 +171,21 @@ class StreamLoad:
 
     def negotiated(self, initiator_depth: int) -> None:
         """The connection is made."""
+        self._may_read = initiator_depth > 0
 
     def let_go(self) -> None:
         """The peer is ready for the first requests, if they were held back."""
         self.sends.let_go()
         self.out.pump()
         self._on_change()
+
+    def knock(self) -> None:
+        """Have the peer's device say something, if reads were negotiated."""
+        try:
+            if self._may_read:
+                self.sends.knock(None)
+        except VerbsError as error:
+            self._owner.not_posted(error)
 
     def wake(self) -> None:
         """Have whoever waits look again."""

@@ -187,6 +187,8 @@ class Outflow:
     def pump(self) -> None:
         """Post what the protocol has to say, as far as there are places."""
         protocol = self._protocol
+        if self._owner.released:  # whose last completions these are
+            return
         try:
             while self._sends.places >= self._cost:
                 request = protocol.next_request()

@@ -139,7 +139,7 @@ class Pipe:
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         if self.load.busy.is_on and not is_so():
-            await self.load.busy.until(is_so)
+            await self.load.busy.until(is_so, self.load.busy.nanoseconds)
         while not is_so():
             await self._news.wait()
 
@@ -155,7 +155,7 @@ class Pipe:
         self.endpoint.check_open()
         protocol = self.load.protocol
         if protocol.peer_left:
-            peer = format_address(self.endpoint.cm.peer_address)
+            peer = format_address(self.endpoint.peer_address)
             raise PeerClosed(f"{peer} closed the stream")
         if not protocol.state.may_send:
             raise LocalClosed("the sending side of the stream was ended")
@@ -204,6 +204,11 @@ class Pipe:
 
     # --- mappings ---
 
+    @property
+    def peer_mappings(self) -> int:
+        """How many mappings the peer takes in all."""
+        return self.load.protocol.peer_mappings
+
     async def iomap(self, part: MemorySlice, offset: int) -> None:
         """See ByteStream.iomap."""
         load, region = self.load, part.region
@@ -212,7 +217,7 @@ class Pipe:
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()
-            places = load.protocol.peer_mappings
+            places = self.peer_mappings
             if self._mapped >= places:
                 raise ValueError(
                     f"the peer takes {places} mappings: its RDMA_IOMAPSIZE, `mappings`"

@@ -32,8 +32,8 @@ class ByteStream(Registers, AbortableBlock):
         """For connect_stream() and StreamRequest.accept(); not to be called by others."""
         super().__init__(pipe.endpoint)
         self._pipe = pipe
-        self._local_address = pipe.endpoint.cm.local_address
-        self._peer_address = pipe.endpoint.cm.peer_address
+        self._local_address = pipe.endpoint.local_address
+        self._peer_address = pipe.endpoint.peer_address
 
     @property
     def local_address(self) -> tuple[str, int]:
@@ -55,6 +55,11 @@ class ByteStream(Registers, AbortableBlock):
         """Whether it ended, here or at the peer. Bytes that came before can still be received if
         it was not ended here."""
         return self._endpoint.closed
+
+    @property
+    def peer_mappings(self) -> int:
+        """How many mappings the peer takes, which is its RDMA_IOMAPSIZE or `mappings`: iomap()."""
+        return self._pipe.peer_mappings
 
     async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
         """Wait for bytes, and return at most `max_bytes` of those that are there; b"" at the end.

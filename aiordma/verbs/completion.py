@@ -25,13 +25,17 @@ _WITH_INV = int(WcFlags.WITH_INV | WcFlags.IP_CSUM_OK)
 
 def immediate(wc: IbvWc) -> int | None:
     """The immediate data that came with a message, if any."""
-    has_it = wc.wc_flags & _WITH_IMM and wc.status == _SUCCESS
-    return socket.ntohl(wc.imm_data) if has_it else None
+    return immediate_of(wc.wc_flags, wc.imm_data) if wc.status == _SUCCESS else None
 
 
-def invalidated(wc: IbvWc) -> int | None:
+def immediate_of(flags: int, imm_data: int) -> int | None:
+    """Likewise, from two members of a completion that tells of success."""
+    return socket.ntohl(imm_data) if flags & _WITH_IMM else None
+
+
+def invalidated_of(flags: int, imm_data: int) -> int | None:
     """The key that the peer of a connected queue pair invalidated with a message, if any."""
-    return wc.imm_data if wc.wc_flags & _WITH_INV and wc.status == _SUCCESS else None
+    return imm_data if flags & _WITH_INV else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ EVENT_BATCH = 16
 class CompletionChannel:
     """`struct ibv_comp_channel`, its fd non-blocking. See ibv_create_comp_channel(3)."""
 
-    __slots__ = ("_ready", "device", "fd", "pointer")
+    __slots__ = ("_ready", "address", "device", "fd", "pointer")
 
     def __init__(self, device: Device) -> None:
         """Create a channel of `device`.
@@ -99,6 +103,8 @@ class CompletionChannel:
         if pointer == ffi.NULL:
             raise last_error("ibv_create_comp_channel")
         self.pointer: IbvCompChannel | None = pointer
+        self.address = int(ffi.cast("uintptr_t", pointer))
+        """Of the C channel; 0 once it is destroyed."""
         self.fd = pointer.fd
         self._ready = ffi.new("struct ibv_cq *[]", EVENT_BATCH)
         check(lib.aiordma_set_nonblocking(self.fd), "fcntl")
@@ -129,13 +135,14 @@ class CompletionChannel:
         if self.pointer is not None:
             check_errno(lib.ibv_destroy_comp_channel(self.pointer), "ibv_destroy_comp_channel")
             self.pointer = None
+            self.address = 0
             holds.give_back(self.device.context)
 
 
 class CompletionQueue:
     """`struct ibv_cq`. See ibv_create_cq(3)."""
 
-    __slots__ = ("_batch", "capacity", "pointer")
+    __slots__ = ("_batch", "address", "capacity", "pointer")
 
     def __init__(self, channel: CompletionChannel, entries: int) -> None:
         """Create a queue of at least `entries` entries behind `channel`; the device may give more.
@@ -151,6 +158,8 @@ class CompletionQueue:
         if pointer == ffi.NULL:
             raise last_error("ibv_create_cq")
         self.pointer: IbvCq | None = pointer
+        self.address = int(ffi.cast("uintptr_t", pointer))
+        """Of the C queue; 0 once it is destroyed."""
         self.capacity = pointer.cqe
         self._batch: WcArray = ffi.new("struct ibv_wc[]", POLL_BATCH)
 
@@ -187,16 +196,6 @@ class CompletionQueue:
             return []
         return self._taken(lib.ibv_poll_cq(self.pointer, POLL_BATCH, self._batch))
 
-    def spin(self, nanoseconds: int) -> list[IbvWc]:
-        """poll(), again and again until there is a completion, or so long. Keeps its thread busy.
-
-        Raises:
-            VerbsError: as poll().
-        """
-        if self.pointer is None:
-            return []
-        return self._taken(lib.aiordma_spin(self.pointer, POLL_BATCH, self._batch, nanoseconds))
-
     def _taken(self, count: int) -> list[IbvWc]:
         if count < 0:
             raise VerbsError(abs(count), "ibv_poll_cq")
@@ -210,6 +209,6 @@ class CompletionQueue:
             VerbsError: EBUSY while a queue pair still uses it.
         """
         # Forgotten first: another thread that polls must not see it go.
-        pointer, self.pointer = self.pointer, None
+        pointer, self.pointer, self.address = self.pointer, None, 0
         if pointer is not None:
             check_errno(lib.ibv_destroy_cq(pointer), "ibv_destroy_cq")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvContext
 
 ASYNC_BATCH = 16
+SIW_VENDOR_ID = 0x626D74
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class DeviceAttributes:
     has_memory_windows: bool = False
     """Windows of type 2, which a queue pair binds."""
     has_on_demand_paging: bool = False
+    is_siw: bool = False
+    """The soft iWARP device of Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,7 @@ def _query(context: IbvContext) -> DeviceAttributes:
         phys_port_cnt=attr.phys_port_cnt,
         max_sge_rd=attr.max_sge_rd or attr.max_sge,
         has_atomics=attr.atomic_cap != 0,
+        is_siw=attr.vendor_id == SIW_VENDOR_ID,
         has_memory_windows=bool(attr.device_cap_flags & lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B),
         has_on_demand_paging=bool(lib.aiordma_odp_caps(context) & lib.IBV_ODP_SUPPORT),
     )

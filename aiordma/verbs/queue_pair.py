@@ -55,12 +55,22 @@ class QueuePair:
     device until the request's completion, or the destruction of the queue pair.
     """
 
-    __slots__ = ("caps", "number", "pointer")
+    __slots__ = ("_cell", "caps", "number")
 
     def __init__(self, pointer: IbvQp, caps: QueuePairCaps) -> None:
-        self.pointer: IbvQp = pointer
+        self._cell = ffi.new("struct ibv_qp *[1]", [pointer])
         self.number = pointer.qp_num
         self.caps = caps
+
+    @property
+    def pointer(self) -> IbvQp:
+        """The C queue pair; NULL once it is destroyed."""
+        return self._cell[0]
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """The address of where `pointer` is kept, as long as this object lives; and 0."""
+        return int(ffi.cast("uintptr_t", self._cell)), 0
 
     @classmethod
     def create(cls, pd: ProtectionDomain, init: QueuePairInit) -> QueuePair:
@@ -126,7 +136,7 @@ class QueuePair:
         """
         handle, qp_num, qkey = destination
         error = lib.aiordma_post_ud_send(
-            self.pointer, wr_id, address, length, lkey, flags, imm, handle.pointer, qp_num, qkey
+            self._cell, wr_id, address, length, lkey, flags, imm, handle.pointer, qp_num, qkey
         )
         if error:
             raise VerbsError(error, "ibv_post_send")
@@ -167,7 +177,7 @@ class QueuePair:
         Raises:
             VerbsError: ENOMEM (the receive queue is full), EINVAL (wrong state).
         """
-        error = lib.aiordma_post_recv(self.pointer, wr_id, address, length, lkey)
+        error = lib.aiordma_post_recv(self._cell, wr_id, address, length, lkey)
         if error:
             raise VerbsError(error, "ibv_post_recv")
 
@@ -189,16 +199,15 @@ class QueuePair:
         Raises:
             VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state, too many segments).
         """
-        error = lib.aiordma_post_list(
-            self.pointer,
-            wr_id,
-            opcode,
-            ffi.new("struct ibv_sge[]", segments),
-            len(segments),
-            flags,
-            imm,
-            *remote,
-        )
+        if len(segments) == 1:
+            error = lib.aiordma_post_one(
+                self._cell, wr_id, opcode, *segments[0], flags, imm, *remote
+            )
+        else:
+            array = ffi.new("struct ibv_sge[]", segments)
+            error = lib.aiordma_post_list(
+                self._cell, wr_id, opcode, array, len(segments), flags, imm, *remote
+            )
         if error:
             raise VerbsError(error, "ibv_post_send")
 
@@ -218,7 +227,7 @@ class QueuePair:
         """
         chars = ffi.from_buffer("char[]", data)
         error = lib.aiordma_post_send_copy(
-            self.pointer, wr_id, address, chars, len(chars), lkey, flags, imm
+            self._cell, wr_id, address, chars, len(chars), lkey, flags, imm
         )
         if error:
             raise VerbsError(error, "ibv_post_send")
@@ -232,7 +241,7 @@ class QueuePair:
             VerbsError: ENOMEM (the send queue is full), EINVAL (longer than max_inline_data).
         """
         chars = ffi.from_buffer("char[]", data)
-        error = lib.aiordma_post_send_inline(self.pointer, wr_id, chars, len(chars), flags, imm)
+        error = lib.aiordma_post_send_inline(self._cell, wr_id, chars, len(chars), flags, imm)
         if error:
             raise VerbsError(error, "ibv_post_send")
 
@@ -251,7 +260,7 @@ class QueuePair:
         """
         chars = ffi.from_buffer("char[]", data)
         error = lib.aiordma_post_write_inline(
-            self.pointer, wr_id, chars, len(chars), flags, imm, *remote
+            self._cell, wr_id, chars, len(chars), flags, imm, *remote
         )
         if error:
             raise VerbsError(error, "ibv_post_send")
@@ -275,7 +284,7 @@ class QueuePair:
         address, lkey = local
         chars = ffi.from_buffer("char[]", data)
         error = lib.aiordma_post_write_copy(
-            self.pointer, wr_id, address, chars, len(chars), lkey, flags, imm, *remote
+            self._cell, wr_id, address, chars, len(chars), lkey, flags, imm, *remote
         )
         if error:
             raise VerbsError(error, "ibv_post_send")
@@ -298,7 +307,7 @@ class QueuePair:
             VerbsError: as post_list.
         """
         error = lib.aiordma_post_atomic(
-            self.pointer, wr_id, opcode, *local, flags, *remote, *operands
+            self._cell, wr_id, opcode, *local, flags, *remote, *operands
         )
         if error:
             raise VerbsError(error, "ibv_post_send")
@@ -321,7 +330,7 @@ class QueuePair:
             ValueError: the window is closed.
         """
         error = lib.aiordma_post_bind_mw(
-            self.pointer,
+            self._cell,
             wr_id,
             window.open_pointer,
             window.next_rkey(),
@@ -346,7 +355,7 @@ class QueuePair:
 
     def forget(self) -> None:
         """Somebody else has destroyed it."""
-        self.pointer = ffi.NULL
+        self._cell[0] = ffi.NULL
 
     def destroy(self) -> None:
         """Destroy the queue pair: ibv_destroy_qp(3). Afterwards the device touches no memory of it.
@@ -357,6 +366,7 @@ class QueuePair:
         Raises:
             VerbsError: EBUSY while it is attached to a multicast group.
         """
-        pointer, self.pointer = self.pointer, ffi.NULL
+        pointer, self._cell[0] = self._cell[0], ffi.NULL
         if pointer != ffi.NULL:
+            lib.aiordma_await_posts()
             check_errno(lib.ibv_destroy_qp(pointer), "ibv_destroy_qp")

@@ -32,11 +32,21 @@ class SharedReceiveQueueCaps:
 class SharedReceiveQueue:
     """`struct ibv_srq`. Made alone, or for an id by `CmId.create_srq`. See ibv_create_srq(3)."""
 
-    __slots__ = ("caps", "pointer")
+    __slots__ = ("_cell", "caps")
 
     def __init__(self, pointer: IbvSrq, caps: SharedReceiveQueueCaps) -> None:
-        self.pointer: IbvSrq = pointer
+        self._cell = ffi.new("struct ibv_srq *[1]", [pointer])
         self.caps = caps
+
+    @property
+    def pointer(self) -> IbvSrq:
+        """The C queue; NULL once it is destroyed."""
+        return self._cell[0]
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """0, and the address of where `pointer` is kept, as long as this object lives."""
+        return 0, int(ffi.cast("uintptr_t", self._cell))
 
     @classmethod
     def create(cls, pd: ProtectionDomain, caps: SharedReceiveQueueCaps) -> SharedReceiveQueue:
@@ -72,7 +82,7 @@ class SharedReceiveQueue:
         Raises:
             VerbsError: ENOMEM (the queue is full), EINVAL (it is destroyed).
         """
-        error = lib.aiordma_post_srq_recv(self.pointer, wr_id, address, length, lkey)
+        error = lib.aiordma_post_srq_recv(self._cell, wr_id, address, length, lkey)
         if error:
             raise VerbsError(error, "ibv_post_srq_recv")
 
@@ -100,7 +110,7 @@ class SharedReceiveQueue:
 
     def forget(self) -> None:
         """Somebody else has destroyed it."""
-        self.pointer = ffi.NULL
+        self._cell[0] = ffi.NULL
 
     def close(self) -> None:
         """Destroy it: ibv_destroy_srq(3). Idempotent. What is posted is not flushed, but dropped.
@@ -108,6 +118,7 @@ class SharedReceiveQueue:
         Raises:
             VerbsError: EBUSY while a queue pair uses it.
         """
-        pointer, self.pointer = self.pointer, ffi.NULL
+        pointer, self._cell[0] = self._cell[0], ffi.NULL
         if pointer != ffi.NULL:
+            lib.aiordma_await_posts()
             check_errno(lib.ibv_destroy_srq(pointer), "ibv_destroy_srq")

@@ -55,7 +55,8 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
             for task in range(TASKS):
                 tasks.create_task(send(task))
         assert got == {task: list(range(EACH)) for task in range(TASKS)}
-        assert pair.client.stats.send_waits > 0
+        if size > options.max_inline:  # short ones may get a place without waiting on the loop
+            assert pair.client.stats.send_waits > 0
 
 
 async def test_more_reads_than_negotiated_wait_their_turn(address: DeviceAddress) -> None:
@@ -295,6 +296,7 @@ async def test_many_idle_connections_need_few_buffers(address: DeviceAddress) ->
         assert {connection.stats.receives_posted for connection in accepted} == {32}
         for connection in near + accepted:
             connection.abort()
+            await loops.sleep(0)  # a hundred at once are much for an emulated machine
         for connection in near + accepted:
             await connection.aclose()
 

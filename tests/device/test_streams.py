@@ -146,6 +146,7 @@ async def test_mapped_memory_is_written_to_directly(address: DeviceAddress) -> N
         for offset, nbytes in ((99_999, 2), (1 << 39, 1), (-1, 1)):
             with pytest.raises(ValueError, match="not mapped"):
                 await near.iowrite(bytes(nbytes), offset)
+        assert near.peer_mappings == 2
         with pytest.raises(ValueError, match="takes 2 mappings"):
             await far.iomap(first, 1 << 41)
         with pytest.raises(ValueError, match="REMOTE_WRITE"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from verbs_fakes import compile_verbs
 
 PATIENCE = 20.0
 
@@ -22,3 +24,9 @@ def patience() -> Iterator[None]:
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A provider of verbs without a device: see verbs_fakes."""
+    return compile_verbs(tmp_path_factory.mktemp("verbs"))

@@ -95,6 +95,7 @@ class FakeReceiveQueue:
         self.pages = pages
         self.first_wr_id = first_wr_id
         self.posted: deque[int] = deque()
+        self.cells = (0, 0)
         self.refuses = False
         self.on_post: Callable[[], None] = lambda: None
 
@@ -125,6 +126,7 @@ class FakeQueuePair:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
+        self.cells = (0, 0)
         self.posted: deque[int] = deque()
         self.sent: list[tuple[bytes, int]] = []
         self.requests: list[tuple[object, ...]] = []
@@ -248,6 +250,10 @@ class SendRig:
         self.queue = SendQueue(running_loop(), depth, selective=selective)
         self.queue.open(self.qp, self.pool, SEND_WR_ID)  # type: ignore[arg-type]
 
+    def begin_at(self, number: int) -> None:
+        """Have the first request bear this number."""
+        self.queue.lane.number = self.queue.lane.ended = number
+
     def send(self, data: bytes = b"x") -> None:
         assert self.queue.try_reserve()
         self.queue.post_inline(data)
@@ -332,6 +338,7 @@ class FakeOwner:
     def __init__(self) -> None:
         self.closed_here = False
         self.is_drained = False
+        self.released = False
         self.end: RdmaError | None = None
         self.breaks: list[RdmaError] = []
         self.failed: list[WcOpcode] = []

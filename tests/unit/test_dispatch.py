@@ -19,7 +19,7 @@ from aiordma import DeviceRemoved, Listener, LocalClosed, RdmaError, VerbsError
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.dispatch import KEY_SHIFT, CmDispatcher, LoopDevice, cm_events, loop_device
 from aiordma.enums import CmEventType
-from aiordma.loop import running_loop
+from aiordma.loop import future_of, running_loop
 from aiordma.options import ConnectionOptions
 from aiordma.rdmacm import CmEvent, CmId
 from aiordma.verbs.completion import POLL_BATCH
@@ -358,30 +358,38 @@ class FakeDevice:
 
 
 class FakeCompletionChannel(ReadableFd):
-    """Completion events that were put there, each with the queues that are to be polled."""
+    """Completion events that were put there, each of a queue that is to be armed and polled."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.ready: deque[list[str] | VerbsError] = deque()
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        self.ready: deque[str | VerbsError] = deque()
         self.reads = 0
 
-    def put(self, batch: list[str] | VerbsError) -> None:
-        self.ready.append(batch)
-        self.set()
+    def put(self, events: list[str] | VerbsError) -> None:
+        for event in [events] if isinstance(events, VerbsError) else events:
+            self.ready.append(event)
+            self.set()
 
-    def ready_queues(self) -> list[str]:
+    def read(self) -> str:
+        """The oldest event, acknowledged."""
         self.reads += 1
-        batch = self.ready.popleft()
-        if isinstance(batch, VerbsError):
-            raise batch
+        event = self.ready.popleft()
+        if isinstance(event, VerbsError):
+            raise event
         self.clear()
-        return batch
+        return event
 
 
 class FakeQueue:
     """A SharedQueue and its CompletionQueue in one."""
 
     def __init__(self) -> None:
+        self.is_armed = True
+        self.is_to_be_armed = False
+        self.pollers = 0
+        self.calls: list[str] = []
+        self.arm_fails: VerbsError | None = None
+        self.on_arm: Callable[[], None] = lambda: None
         self.waiting: deque[FakeWc] = deque()
         self.fails: VerbsError | None = None
         self.good_polls = 0
@@ -391,7 +399,14 @@ class FakeQueue:
     def cq(self) -> FakeQueue:
         return self
 
+    def arm(self) -> None:
+        self.calls.append("arm")
+        if self.arm_fails is not None:
+            raise self.arm_fails
+        self.on_arm()
+
     def poll(self) -> list[FakeWc]:
+        self.calls.append("poll")
         self.polls += 1
         if self.fails is not None and self.polls > self.good_polls:
             raise self.fails
@@ -399,13 +414,59 @@ class FakeQueue:
         return [self.waiting.popleft() for _ in range(count)]
 
 
+class FakeReader:
+    """A CompletionReader of fake queues. Nothing is done with in C: all is left for Python."""
+
+    def __init__(self, shared: LoopDevice) -> None:
+        self.lanes = shared.lanes
+        self._deliver = shared._deliver
+        self._left: list[FakeWc] = []
+        self.to_tell: list[int] = []
+        """Keys of those who are to look when a batch has been taken."""
+        self.spins: list[int] = []
+        self.attached: dict[int, tuple[object, object]] = {}
+
+    def attach(self, key: int, sends: object, arrivals: object) -> None:
+        self.attached[key] = (sends, arrivals)
+
+    def detach(self, key: int) -> None:
+        self.attached.pop(key, None)
+
+    def event(self, channel: FakeCompletionChannel) -> str:
+        return channel.read()
+
+    def arm(self, queue: FakeQueue) -> None:
+        queue.arm()
+
+    def poll(self, queue: FakeQueue) -> int:
+        self._left = queue.poll()
+        count = len(self._left)
+        if self._left or self.to_tell:
+            self._deliver()
+        self._left = []
+        return count
+
+    def spin(self, queue: FakeQueue, nanoseconds: int) -> int:
+        self.spins.append(nanoseconds)
+        return self.poll(queue)
+
+    def left(self) -> list[FakeWc]:
+        return self._left
+
+    def told(self) -> list[int]:
+        keys, self.to_tell = self.to_tell, []
+        return keys
+
+
 class Sink:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.failures: list[VerbsError] = []
+        self.on_complete: Callable[[], None] = lambda: None
 
     def complete(self, number: int, wc: FakeWc) -> None:
         self.numbers.append(number)
+        self.on_complete()
 
     def device_failed(self, error: VerbsError) -> None:
         self.failures.append(error)
@@ -416,6 +477,8 @@ class Rig:
 
     def __init__(self) -> None:
         self.shared = LoopDevice(running_loop(), FakeDevice())  # type: ignore[arg-type]
+        self.reader = FakeReader(self.shared)
+        self.shared._reader = self.reader  # type: ignore[assignment]
         self.channel = FakeCompletionChannel()
         self.shared._channel = self.channel  # type: ignore[assignment]
         self.queues = {"a": FakeQueue(), "b": FakeQueue()}
@@ -442,7 +505,7 @@ async def test_completions_go_to_their_owners(rig: Rig) -> None:
     rig.complete("a", 1, 7)
     rig.complete("b", 0, 5)
     rig.channel.put(["a", "b"])
-    await eventually(lambda: rig.channel.reads == 1)
+    await eventually(lambda: rig.channel.reads == 2)
     assert [sink.numbers for sink in rig.sinks] == [[0, 1, 2**32 - 1, 5], [7]]
 
 
@@ -450,8 +513,8 @@ async def test_completions_of_an_owner_that_is_gone_are_dropped(rig: Rig) -> Non
     rig.complete("a", 0, 1)
     rig.complete("a", 1, 2)
     rig.shared.detach(rig.keys[0])
-    rig.channel.put(["a", "unheard of"])
-    await eventually(lambda: rig.channel.reads == 1)
+    rig.channel.put(["unheard of", "a"])
+    await eventually(lambda: rig.channel.reads == 2)
     assert [sink.numbers for sink in rig.sinks] == [[], [2]]
 
 
@@ -464,7 +527,7 @@ async def test_a_flood_of_completions_gives_the_loop_its_turns(rig: Rig) -> None
         while len(rig.sinks[0].numbers) < count:
             seen.add(len(rig.sinks[0].numbers))
             await asyncio.sleep(0)
-    assert len(seen) >= 4
+    assert len(seen) >= 3
     assert rig.sinks[0].numbers == list(range(count))
 
 
@@ -541,10 +604,13 @@ async def test_a_failure_is_told_once_though_a_queue_was_to_be_polled_again(rig:
     rig.complete("a", 0, *range(POLL_BATCH * loop_device.MAX_BATCHES * 2))
     rig.queues["a"].good_polls = loop_device.MAX_BATCHES
     rig.queues["a"].fails = rig.queues["b"].fails = BROKEN
-    rig.channel.put(["a", "b"])
-    await eventually(lambda: rig.channel.reads == 1)
+    for queue in rig.queues.values():
+        rig.shared.drain(queue)  # type: ignore[arg-type]
     await settle()
     assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+    polls = [queue.polls for queue in rig.queues.values()]
+    assert polls == [loop_device.MAX_BATCHES, 1]
+    assert not rig.channel.stop_watching()
 
 
 async def test_draining_ends_when_the_queue_is_empty(rig: Rig) -> None:
@@ -605,3 +671,164 @@ async def test_a_sink_that_cannot_take_the_failure_does_not_stop_the_others(
     await eventually(lambda: rig.channel.reads == 1)
     assert rig.sinks[1].failures == [BROKEN]
     assert "could not handle the failure of fake0" in caplog.text
+
+
+# --- events, and who polls ---
+
+
+async def test_one_event_is_read_a_turn(rig: Rig) -> None:
+    seen: list[int] = []
+
+    async def watch() -> None:
+        while rig.channel.reads < 4:
+            seen.append(rig.channel.reads)
+            await asyncio.sleep(0)
+
+    rig.channel.put(["a", "b", "a", "b"])
+    await asyncio.wait_for(watch(), PATIENCE)
+    assert {1, 2, 3} <= set(seen)
+    assert rig.channel.stop_watching()  # it is still read
+
+
+async def test_a_queue_is_armed_before_it_is_polled_for_the_last_time(rig: Rig) -> None:
+    queue = rig.queues["a"]
+    queue.on_arm = lambda: rig.complete("a", 0, 3)  # just before, and without an event
+    rig.channel.put(["a"])
+    await eventually(lambda: rig.channel.reads == 1)
+    assert queue.calls == ["poll", "arm", "poll"]
+    assert queue.is_armed
+    assert rig.sinks[0].numbers == [3]
+
+
+async def test_whom_a_completion_is_for_goes_on_before_the_queue_is_armed(rig: Rig) -> None:
+    queue, future = rig.queues["a"], future_of(asyncio.get_running_loop())
+    seen: list[str] = []
+
+    async def wait() -> None:
+        await future
+        seen.extend(queue.calls)
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    rig.sinks[0].on_complete = lambda: future.set_result(None)
+    rig.complete("a", 0, 3)
+    rig.channel.put(["a"])
+    await asyncio.wait_for(waiting, PATIENCE)
+    assert seen == ["poll"]
+
+
+async def test_a_device_that_is_let_go_by_whom_a_completion_is_for_is_not_armed(rig: Rig) -> None:
+    queue = rig.queues["a"]
+    rig.sinks[0].on_complete = rig.shared._stop_reading
+    rig.complete("a", 0, 3)
+    rig.channel.put(["a"])
+    await eventually(lambda: rig.channel.reads == 1)
+    assert queue.calls == ["poll"]
+
+
+async def test_a_queue_that_cannot_be_armed_fails_the_device(rig: Rig) -> None:
+    rig.queues["a"].arm_fails = BROKEN
+    rig.channel.put(["a"])
+    await eventually(lambda: rig.channel.reads == 1)
+    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+    assert rig.queues["a"].polls == 1
+    assert not rig.channel.stop_watching()
+
+
+async def test_while_a_task_polls_the_queue_is_not_armed(rig: Rig) -> None:
+    queue = rig.queues["a"]
+    queue.pollers = 1
+    rig.complete("a", 0, 1)
+    rig.channel.put(["a"])
+    await eventually(lambda: rig.channel.reads == 1)
+    assert queue.calls == ["poll"]
+    assert not queue.is_armed
+    assert rig.sinks[0].numbers == [1]
+
+
+async def test_when_the_last_polls_no_more_the_queue_is_armed_and_polled(rig: Rig) -> None:
+    queue: Any = rig.queues["a"]
+    queue.pollers, queue.is_armed = 2, False
+    rig.complete("a", 0, 1)
+    rig.shared.polled(queue)
+    await settle()
+    assert (queue.pollers, queue.calls) == (1, [])
+    rig.shared.polled(queue)
+    assert queue.calls == []  # not before the loop has its turn: it may poll again
+    await settle()
+    assert queue.calls == ["arm", "poll"]
+    assert (queue.is_armed, queue.is_to_be_armed) == (True, False)
+    assert rig.sinks[0].numbers == [1]
+
+
+async def test_who_polls_again_at_once_has_the_queue_not_armed(rig: Rig) -> None:
+    queue: Any = rig.queues["a"]
+    queue.is_armed = False
+    for _ in range(3):
+        queue.pollers += 1
+        rig.shared.polled(queue)
+    queue.pollers += 1
+    await settle()
+    assert (queue.calls, queue.is_to_be_armed) == ([], False)
+    rig.shared.polled(queue)
+    queue.pollers += 1
+    rig.shared.polled(queue)
+    await settle()
+    assert queue.calls == ["arm", "poll"]  # once
+
+
+async def test_a_queue_that_is_armed_is_left_so(rig: Rig) -> None:
+    queue: Any = rig.queues["a"]
+    queue.pollers = 1
+    rig.shared.polled(queue)
+    await settle()
+    assert queue.calls == []
+
+
+async def test_a_queue_is_not_armed_when_nobody_reads_any_more(rig: Rig) -> None:
+    queue: Any = rig.queues["a"]
+    queue.pollers, queue.is_armed = 1, False
+    rig.shared.polled(queue)
+    rig.shared._stop_reading()
+    await settle()
+    assert queue.calls == []
+
+
+async def test_spinning_takes_completions_to_their_owners(rig: Rig) -> None:
+    queue: Any = rig.queues["a"]
+    rig.complete("a", 1, 4)
+    rig.shared.spin(queue, 1000)
+    assert rig.sinks[1].numbers == [4]
+    assert rig.reader.spins == [1000]
+
+
+async def test_a_queue_that_fails_under_who_polls_fails_the_device(rig: Rig) -> None:
+    queue: Any = rig.queues["a"]
+    queue.fails = BROKEN
+    rig.shared.spin(queue, 1000)
+    rig.shared.spin(queue, 1000)
+    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+    assert rig.reader.spins == [1000]
+    assert not rig.channel.stop_watching()
+
+
+# --- what is done in C ---
+
+
+async def test_who_has_something_to_look_at_is_told(rig: Rig) -> None:
+    looks: list[int] = []
+    sends: Any = object()
+    arrivals: Any = object()
+    for sink, key in enumerate(rig.keys):
+        rig.shared.take_lanes(key, sends, arrivals, lambda sink=sink: looks.append(sink))
+    assert rig.reader.attached == dict.fromkeys(rig.keys, (sends, arrivals))
+    rig.reader.to_tell = [rig.keys[1], 12345, rig.keys[0]]
+    rig.complete("a", 0, 8)
+    queue: Any = rig.queues["a"]
+    rig.shared.drain(queue)
+    assert (looks, rig.sinks[0].numbers) == ([1, 0], [8])
+    rig.reader.to_tell = [rig.keys[1]]
+    rig.shared.detach(rig.keys[1])
+    rig.shared.drain(queue)
+    assert looks == [1, 0]
+    assert list(rig.reader.attached) == [rig.keys[0]]

@@ -6,12 +6,13 @@ import asyncio
 import errno
 from collections import deque
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from cm_fakes import FakeCm, event, fake_cm, raw_of
-from datapath_fakes import completion
+from datapath_fakes import FakePages, completion
 
 from aiordma import ConnectionOptions, DeviceRemoved, PeerClosed, VerbsError
 from aiordma import endpoint as endpoint_module
@@ -19,7 +20,7 @@ from aiordma.cm import CmState
 from aiordma.connection import MessageEndpoint, message_endpoint
 from aiordma.datapath import RECEIVE
 from aiordma.dispatch import loop_device
-from aiordma.enums import CmEventType
+from aiordma.enums import AccessFlags, CmEventType
 from aiordma.loop import running_loop
 from aiordma.memory import PooledBuffer
 from aiordma.verbs import DeviceAttributes
@@ -183,9 +184,11 @@ async def test_a_send_that_finds_no_memory_does_not_end_the_connection(
 @pytest.mark.asyncio
 async def test_a_message_whose_slot_is_refused_is_not_lost(connected: MessageEndpoint) -> None:
     ring = connected.traffic._ring
-    memory = memoryview(bytearray(b"hello".ljust(100)))
-    region = SimpleNamespace(view=memory, address=0x1000, lkey=99)
-    ring._region, ring._queue = region, Refusing(errno.EINVAL)  # type: ignore[assignment]
+    pages: Any = FakePages(None, ring.slots * ring.slot_size, AccessFlags.LOCAL_WRITE)
+    pages.memory[:5] = b"hello"
+    ring.lie_in(pages)
+    ring._open(Refusing(errno.EINVAL), (0, 0), 0)
+    ring.posted = 10
     connected.traffic.complete(RECEIVE, completion(5))
     assert await connected.traffic.receiver.recv() == b"hello"
     assert connected.closed
@@ -214,6 +217,43 @@ async def test_a_flush_that_never_comes_is_not_waited_for_without_end(
     async with asyncio.timeout(5):
         with pytest.raises(PeerClosed):
             await task
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("is_siw", "has_heard", "knocks"), [(True, False, 1), (True, True, 0), (False, False, 0)]
+)
+async def test_only_siw_that_has_heard_nothing_is_knocked_at(
+    connected: MessageEndpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    is_siw: bool,
+    has_heard: bool,
+    knocks: int,
+) -> None:
+    knocked: list[None] = []
+    monkeypatch.setattr(connected.traffic, "knock", lambda: knocked.append(None))
+    attributes = replace(ShallowDevice.attributes, is_siw=is_siw)
+    monkeypatch.setattr(ShallowDevice, "attributes", attributes)
+    connected.traffic.sends.hold()
+    if has_heard:
+        connected.message_arrived()
+    connected._heard_nothing()
+    assert len(knocked) == knocks
+    assert connected.traffic.sends.try_reserve()
+    connected.traffic.sends.unreserve()
+
+
+@pytest.mark.asyncio
+async def test_once_it_is_aborted_nothing_is_let_go(
+    connected: MessageEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first message, or the time for it, may come while the queue pair is being destroyed."""
+    let_go: list[None] = []
+    monkeypatch.setattr(connected.traffic, "let_go", lambda: let_go.append(None))
+    connected.abort()
+    connected.message_arrived()
+    connected._heard_nothing()
+    assert let_go == []
 
 
 @pytest.mark.asyncio

@@ -116,6 +116,19 @@ async def test_its_task():
 # --- whether the loop's thread was blocked ---
 
 
+def test_many_short_sleeps_in_one_turn_block_no_loop(pytester: pytest.Pytester) -> None:
+    outcomes, said = run_tests(
+        pytester,
+        """
+async def test_busy():
+    begin = time.monotonic()
+    while time.monotonic() - begin < 1.5:
+        time.sleep(0.005)
+""",
+    )
+    assert outcomes == on_each("test_busy", "passed"), said
+
+
 def test_a_test_that_blocks_its_loop_fails(pytester: pytest.Pytester) -> None:
     outcomes, said = run_tests(
         pytester,

@@ -42,14 +42,19 @@ LAYERS = {
         "registrations",
         "streams",
     ],
-    6: ["__main__", "anyio", "asyncio", "cli", "lab", "trio"],
+    6: ["__main__", "anyio", "asyncio", "bench", "cli", "lab", "ping", "trio"],
 }
 """The rooms of each floor; "" is aiordma/__init__.py."""
 
 LAYER_OF = {room: layer for layer, rooms in LAYERS.items() for room in rooms}
 LOOP_FREE = ["_native", "enums", "errors", "rdmacm", "verbs"]
 EVENT_LOOPS = {"asyncio", "trio", "anyio", "uvloop"}
-OPTIONAL = {"anyio": ("aiordma.anyio.",), "trio": ("aiordma.loop.trio_loop", "aiordma.trio.")}
+OPTIONAL = {
+    "anyio": ("aiordma.anyio.",),
+    "trio": ("aiordma.loop.trio_loop", "aiordma.trio."),
+    "matplotlib": ("aiordma.bench.plot",),
+    "pyverbs": ("aiordma.bench.sides.pyverbs_latency",),
+}
 """Packages that need not be installed, and the only modules that import them."""
 
 

@@ -304,13 +304,15 @@ class Polling:
     """A BusyPoll that looks, and may find the end, or be cancelled."""
 
     is_on = True
+    nanoseconds = 5_000
 
     def __init__(self) -> None:
         self.on_look: Callable[[], None] = lambda: None
         self.looks: list[bool] = []
         self.gate: asyncio.Event | None = None
 
-    async def until(self, is_over: Callable[[], bool]) -> None:
+    async def until(self, is_over: Callable[[], bool], nanoseconds: int) -> None:
+        assert nanoseconds == self.nanoseconds
         self.on_look()
         self.looks.append(is_over())
         if self.gate is not None:

@@ -46,7 +46,11 @@ def test_the_memory_to_receive_into_has_a_bound(depth: int, size: int) -> None:
 
 def test_every_number_has_a_range() -> None:
     numbers = {field.name for field in dataclasses.fields(ConnectionOptions)}
-    assert numbers - {name for name, _, _ in _RANGES} == {"reuse_address", "port_space"}
+    assert numbers - {name for name, _, _ in _RANGES} == {
+        "reuse_address",
+        "adaptive_poll",
+        "port_space",
+    }
 
 
 @pytest.mark.parametrize("name", ["tos", "ack_timeout"])

@@ -22,12 +22,16 @@ from datapath_fakes import (
 )
 
 from aiordma import BusyError, LocalClosed, PeerClosed, ReceiveOverrun, VerbsError
+from aiordma._native import lanes
 from aiordma.datapath import ConnectionStats, Message, Receiver, ReceiveRing
 from aiordma.dispatch import BusyPoll
 from aiordma.enums import WcOpcode
 from aiordma.loop import running_loop
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+
+# Nanoseconds of polling.
+PATIENCE = 5_000
 
 
 class Rig:
@@ -36,7 +40,7 @@ class Rig:
     def __init__(self, slots: int = SLOTS, busy: BusyPoll | None = None) -> None:
         self.ring = ReceiveRing(slots, SLOT_SIZE)
         pages: Any = FakePages(None, slots * SLOT_SIZE, None)  # type: ignore[arg-type]
-        self.ring._region = pages
+        self.ring.lie_in(pages)
         self.pages: FakePages = pages
         self.queue = FakeReceiveQueue(pages)
         self.ring.post_all(self.queue, RECV_WR_ID)
@@ -50,6 +54,25 @@ class Rig:
         self.ring.completed()
         self.receiver.arrived(slot, completion(len(message), **fields))
         return slot
+
+    def use_up_the_turn(self) -> None:
+        """Have take() look for a message, and find that the loop is due."""
+        completions = lanes.Completions(lambda: None)
+        completions.turn_began = 0
+        # There is no queue: in a turn that is used up nobody looks there.
+        self.receiver.arrivals.look_out(completions, 1, PATIENCE)
+        assert self.receiver.take() is None
+        assert self.receiver.arrivals.cut_short
+
+    def owe_checkpoints(self) -> list[bool]:
+        """Have a loop that is owed checkpoints: at each, whether somebody waits."""
+        seen: list[bool] = []
+
+        async def checkpoint() -> None:
+            seen.append(self.receiver.is_waited_for)
+
+        self.receiver._checkpoint = checkpoint
+        return seen
 
     def flush(self) -> None:
         """All that is posted comes back empty."""
@@ -139,7 +162,7 @@ async def test_a_write_with_immediate_data_is_an_empty_message() -> None:
     assert await rig.receiver.recv() == b""
     with await rig.receiver.recv_message() as message:
         assert (len(message), bytes(message.data), message.imm) == (0, b"", 0xFEEDBEEF)
-    assert rig.stats.bytes_received == 0
+    assert rig.receiver.arrivals.nbytes == 0
     assert rig.posted == [2, 3, 0, 1]
 
 
@@ -278,14 +301,21 @@ async def test_cancelling_loses_no_message(arrives: bool) -> None:
     assert rig.posted == [1, 2, 3, 0]
 
 
-async def test_a_failing_wait_leaves_the_place_free() -> None:
+@pytest.mark.parametrize("owes_checkpoints", [False, True])
+async def test_a_failing_wait_leaves_the_place_free(owes_checkpoints: bool) -> None:
     class Failing:
         is_on = True
+        nanoseconds = PATIENCE
 
-        async def until(self, is_over: object) -> None:
+        async def until(self, is_over: object, nanoseconds: int) -> None:
+            assert nanoseconds == PATIENCE
             raise RuntimeError("no time")
 
     rig = Rig(busy=Failing())  # type: ignore[arg-type]
+    if owes_checkpoints:
+        rig.owe_checkpoints()
+    else:
+        rig.use_up_the_turn()
     with pytest.raises(RuntimeError):
         await rig.receiver.recv()
     assert not rig.receiver.is_waited_for
@@ -376,7 +406,7 @@ async def test_messages_are_copied_away_once_half_of_the_slots_are_full(
     messages = [b"message %d" % number for number in range(50)]
     for number, message in enumerate(messages, 1):
         rig.arrive(message)
-        assert rig.stats.spilled == max(0, number - kept)
+        assert rig.receiver.arrivals.spilled == max(0, number - kept)
         assert len(rig.posted) == slots - min(number, kept)
     rig.pages.memory[:] = bytes(len(rig.pages.memory))
     taken = [await rig.receiver.recv() for _ in messages]
@@ -390,7 +420,7 @@ async def test_without_spilling_the_slots_run_out() -> None:
     for _ in range(SLOTS):
         rig.arrive()
     assert rig.posted == []
-    assert rig.stats.spilled == 0
+    assert rig.receiver.arrivals.spilled == 0
 
 
 async def test_messages_that_are_held_count_as_full_slots() -> None:
@@ -400,7 +430,7 @@ async def test_messages_that_are_held_count_as_full_slots() -> None:
         rig.arrive()
     held = [await rig.receiver.recv_message() for _ in range(2)]
     rig.arrive(b"spilled")
-    assert rig.stats.spilled == 1
+    assert rig.receiver.arrivals.spilled == 1
     with await rig.receiver.recv_message() as message:
         assert bytes(message.data) == b"spilled"
         assert rig.stats.messages_held == 3
@@ -473,14 +503,16 @@ class Looking:
     """A BusyPoll that makes a message arrive while it looks."""
 
     is_on = True
+    nanoseconds = PATIENCE
 
     def __init__(self) -> None:
         self.rig: Rig | None = None
         self.looks: list[bool] = []
         self.waited_for: list[bool] = []
 
-    async def until(self, is_over: Any) -> None:
+    async def until(self, is_over: Any, nanoseconds: int) -> None:
         assert self.rig is not None
+        assert nanoseconds == PATIENCE
         self.waited_for.append(self.rig.receiver.is_waited_for)
         self.looks.append(is_over())
         self.rig.arrive(b"polled")
@@ -490,6 +522,7 @@ class Looking:
 async def test_a_message_that_polling_finds_takes_no_turn_of_the_loop() -> None:
     busy = Looking()
     rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
+    rig.use_up_the_turn()
     with pytest.raises(StopIteration) as caught:
         rig.receiver.recv().send(None)
     assert caught.value.value == b"polled"
@@ -499,11 +532,140 @@ async def test_a_message_that_polling_finds_takes_no_turn_of_the_loop() -> None:
     assert len(busy.looks) == 2  # for that nobody looked
 
 
+async def test_where_the_turn_is_not_used_up_take_has_looked_already() -> None:
+    busy = Looking()
+    rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
+    assert rig.receiver.take() is None
+    task = await receiving(rig)
+    assert busy.looks == []
+    rig.arrive(b"hello")
+    assert await task == b"hello"
+
+
+async def test_where_checkpoints_are_owed_one_comes_before_polling() -> None:
+    busy = Looking()
+    rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
+    checkpoints = rig.owe_checkpoints()
+    assert await rig.receiver.recv() == b"polled"
+    assert (busy.looks, checkpoints) == ([False, True], [True])
+    rig.arrive(b"there already")
+    assert await rig.receiver.recv() == b"there already"
+    assert (len(busy.looks), checkpoints) == (2, [True, True])
+    assert not rig.receiver.is_waited_for
+
+
+# --- without waiting ---
+
+
+async def test_what_is_there_is_taken_at_once() -> None:
+    rig = Rig()
+    assert rig.receiver.take() is None
+    rig.arrive(b"hello")
+    rig.arrive(b"then")
+    assert rig.receiver.take() == b"hello"
+    assert rig.posted == [2, 3, 0]
+    assert await rig.receiver.recv() == b"then"
+    assert rig.receiver.take() is None
+
+
+async def test_nothing_is_taken_from_under_the_task_that_waits() -> None:
+    rig = Rig()
+    task = await receiving(rig)
+    rig.arrive(b"hello")
+    assert rig.receiver.take() is None
+    assert await task == b"hello"
+
+
+async def test_nothing_is_taken_at_once_where_a_checkpoint_is_owed() -> None:
+    class Owing:
+        def create_future(self) -> None:
+            """Nobody waits."""
+
+        async def checkpoint(self) -> None:
+            """Nor here."""
+
+    rig = Rig()
+    loop: Any = Owing()
+    receiver = Receiver(loop, rig.ring, rig.owner, rig.stats, no_polling())
+    rig.receiver = receiver
+    rig.arrive(b"hello")
+    assert receiver.take() is None
+    assert await receiver.recv() == b"hello"
+
+
+@pytest.mark.parametrize("closed_here", [False, True])
+async def test_after_the_end_what_is_there_is_taken_unless_it_was_closed_here(
+    closed_here: bool,
+) -> None:
+    rig = Rig()
+    rig.arrive(b"hello")
+    rig.owner.closed_here = closed_here
+    rig.receiver.stop()
+    assert rig.receiver.take() == (None if closed_here else b"hello")
+
+
+async def test_a_slot_that_is_refused_as_its_message_is_taken_at_once_is_told_by_the_next() -> None:
+    rig = Rig()
+    rig.arrive(b"hello")
+    rig.arrive(b"then")
+    rig.queue.refuses = True
+    assert rig.receiver.take() == b"hello"
+    assert rig.owner.breaks == []
+    assert rig.receiver.arrivals.tell  # the next that arrives is told, too
+    assert await rig.receiver.recv() == b"then"
+    [cause, *_] = rig.owner.breaks
+    assert isinstance(cause, VerbsError)
+    assert cause.errno == errno.ENOMEM
+
+
+async def test_a_slot_that_is_refused_is_told_though_nothing_more_arrives() -> None:
+    rig = Rig()
+    rig.arrive(b"hello")
+    rig.queue.refuses = True
+    assert rig.receiver.take() == b"hello"
+    task = asyncio.create_task(rig.receiver.recv())
+    await settle()
+    task.cancel()
+    assert rig.owner.breaks != []
+
+
+@pytest.mark.parametrize("how", ["recv_into", "recv_message"])
+async def test_who_receives_in_another_way_looks_too(how: str) -> None:
+    busy = Looking()
+    rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
+    completions = lanes.Completions(lambda: None)
+    rig.receiver.arrivals.look_out(completions, 1, PATIENCE)  # as with busy_poll
+    receive = rig.receiver.recv_message()
+    if how == "recv_into":
+        receive.close()
+        receive = rig.receiver.recv_into(memoryview(bytearray(SLOT_SIZE)))  # type: ignore[assignment]
+    with pytest.raises(StopIteration) as caught:
+        receive.send(None)
+    if how == "recv_message":
+        caught.value.value.release()
+    assert busy.looks == [False, True]
+
+
+async def test_to_look_has_the_waiting_task_go_on_and_asks_for_no_more_than_it_needs() -> None:
+    rig = Rig()
+    arrivals = rig.receiver.arrivals
+    arrivals.tell = False
+    task = await receiving(rig)
+    assert arrivals.tell  # it waits
+    arrivals.add(rig.queue.fill(b"hello"), 5, 0, 0)
+    await settle()
+    assert not task.done()
+    rig.receiver.look()
+    assert await task == b"hello"
+    assert rig.owner.breaks == []
+
+
 async def test_the_numbers() -> None:
     rig = Rig()
+    arrivals = rig.receiver.arrivals
     rig.arrive(b"12345")
     rig.arrive(b"123")
-    assert (rig.stats.messages_received, rig.stats.bytes_received) == (2, 8)
+    assert (arrivals.messages, arrivals.nbytes) == (2, 8)
     for _ in range(2):
         await rig.receiver.recv()
     assert rig.stats.recv_waits == 0
@@ -511,7 +673,7 @@ async def test_the_numbers() -> None:
     assert rig.stats.recv_waits == 1
     rig.arrive(b"1")
     await task
-    assert (rig.stats.messages_received, rig.stats.bytes_received) == (3, 9)
+    assert (arrivals.messages, arrivals.nbytes) == (3, 9)
 
 
 @pytest.mark.parametrize("spills", [False, True])
@@ -549,4 +711,4 @@ async def test_a_long_exchange_keeps_every_byte_and_every_slot(seed: int, spills
         message.release()
     rig.receiver.abandon()
     assert sorted(rig.posted) == list(range(SLOTS))
-    assert bool(rig.stats.spilled) is spills
+    assert bool(rig.receiver.arrivals.spilled) is spills

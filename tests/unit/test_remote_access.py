@@ -287,6 +287,37 @@ async def test_without_turns_there_are_writes() -> None:
     assert len(rig.qp.requests) == 1
 
 
+async def test_a_knock_is_a_read_of_nothing_and_takes_its_turn() -> None:
+    rig = Rig(1)
+    rig.remote.knock()
+    assert rig.qp.requests == [(WrOpcode.RDMA_READ, [], (0, 0), NO_IMMEDIATE)]
+    assert rig.free_turns == 0
+    rig.remote.knock()  # one is under way
+    assert len(rig.qp.requests) == 1
+    rig.end()
+    assert rig.free_turns == 1
+
+
+async def test_without_turns_or_places_nobody_knocks() -> None:
+    rig = Rig(0)
+    rig.remote.knock()
+    assert rig.qp.requests == []
+    rig = Rig(1)
+    rig.queue.hold()
+    rig.remote.knock()
+    assert (rig.qp.requests, rig.free_turns) == ([], 1)
+
+
+async def test_a_knock_that_is_refused_ends_the_connection() -> None:
+    rig = Rig(1)
+    rig.qp.refuses = True
+    rig.remote.knock()
+    assert isinstance(rig.owner.end, VerbsError)
+    assert (rig.queue.places, rig.free_turns) == (16, 0)
+    rig.queue.abandon()
+    assert rig.free_turns == 1
+
+
 async def test_at_the_end_those_who_wait_for_their_turn_are_let_go() -> None:
     rig, regions = Rig(1), [FakeRegion(100, number) for number in range(1, 6)]
     tasks = [await started(rig.remote.read(REMOTE, region)) for region in regions]

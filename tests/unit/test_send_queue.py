@@ -13,6 +13,7 @@ import pytest
 from datapath_fakes import SEND_WR_ID, Counted, FakePool, SendRig
 
 from aiordma import VerbsError
+from aiordma._native import ffi
 from aiordma.datagrams.sends import DatagramSends, Parcel
 from aiordma.datapath import NUMBER_MASK
 from aiordma.enums import SendFlags, WrOpcode
@@ -195,7 +196,7 @@ async def test_a_pool_that_cannot_grow_says_so() -> None:
 
 async def test_numbers_wrap_below_the_bit_of_receives() -> None:
     rig = SendRig(free_buffers=DEPTH)
-    rig.queue._number = NUMBER_MASK - 1
+    rig.begin_at(NUMBER_MASK - 1)
     for _ in range(DEPTH):
         rig.send_copy()
     assert list(rig.qp.posted) == [NUMBER_MASK - 1, NUMBER_MASK, 0, 1]
@@ -258,7 +259,7 @@ async def test_at_the_end_every_waiting_sender_is_let_go(method: str) -> None:
 @pytest.mark.parametrize("seed", range(10))
 async def test_a_long_exchange_loses_no_place_and_no_buffer(seed: int) -> None:
     source, rig = random.Random(seed), SendRig(free_buffers=DEPTH)
-    rig.queue._number = NUMBER_MASK - 1000
+    rig.begin_at(NUMBER_MASK - 1000)
     for _ in range(3000):
         if source.random() < 0.5 and rig.queue.try_reserve():
             if source.random() < 0.5:
@@ -343,7 +344,7 @@ async def test_nobody_gets_stuck_when_only_the_signalled_are_reported(seed: int)
     source = random.Random(seed)
     depth = source.randrange(1, 40)
     rig = SendRig(free_buffers=depth, depth=depth)
-    rig.queue._number = NUMBER_MASK - 500
+    rig.begin_at(NUMBER_MASK - 500)
     kinds = [rig.send, rig.send, rig.send, rig.send_copy, rig.refused]
     lent: list[Counted] = []
     for _ in range(2000):
@@ -544,7 +545,7 @@ async def test_every_datagram_is_signalled(monkeypatch: pytest.MonkeyPatch) -> N
 
     fake_lib = SimpleNamespace(aiordma_post_ud_send=post_ud_send)
     monkeypatch.setattr(queue_pair, "lib", fake_lib)
-    pointer: Any = SimpleNamespace(qp_num=17)
+    pointer = ffi.new("struct ibv_qp *")
     sends = DatagramSends(running_loop(), 64, selective=False)
     memory = bytearray(1024)
     pool = FakePool()
@@ -576,3 +577,83 @@ async def test_a_queue_that_is_held_has_places_when_it_is_let_go() -> None:
     rig.queue.let_go()
     await asyncio.wait_for(waiting, timeout=5)
     assert [rig.queue.try_reserve() for _ in range(DEPTH)] == [True] * (DEPTH - 1) + [False]
+
+
+# --- the lane ---
+
+
+async def test_the_lane_knows_what_is_lent() -> None:
+    rig = SendRig(free_buffers=3, depth=16)
+    lane = rig.queue.lane
+    rig.send()
+    rig.send_copy()
+    rig.send_copy()
+    assert lane.lent == 2
+    rig.qp.refuses = True
+    with pytest.raises(VerbsError):
+        rig.send_copy()
+    assert lane.lent == 2
+    rig.qp.refuses = False
+    rig.complete(2)
+    assert lane.lent == 1
+    rig.queue.abandon()
+    assert (lane.lent, len(rig.queue)) == (0, 0)
+
+
+async def test_the_lane_knows_who_waits_for_a_place() -> None:
+    rig = SendRig()
+    for _ in range(DEPTH):
+        rig.send()
+    tasks = [asyncio.create_task(rig.queue.reserve()) for _ in range(3)]
+    await settle()
+    assert rig.queue.lane.waiting == 3
+    tasks[0].cancel()
+    await settle()
+    assert rig.queue.lane.waiting == 2
+    rig.complete(2)
+    await asyncio.gather(*tasks[1:])
+    assert (rig.queue.lane.waiting, rig.queue.places) == (0, 0)
+
+
+async def test_a_place_that_the_lane_has_freed_goes_to_who_waits() -> None:
+    rig = SendRig()
+    for _ in range(DEPTH):
+        rig.send()
+    waiting = asyncio.create_task(rig.queue.reserve())
+    await settle()
+    rig.queue.lane.completed(rig.qp.posted[1])  # by C, which then leaves it for Python
+    assert not waiting.done()
+    rig.queue.completed(rig.qp.posted[1])
+    await asyncio.wait_for(waiting, timeout=5)
+    assert rig.queue.places == 1
+
+
+async def test_what_lane_and_queue_post_is_numbered_together() -> None:
+    rig = SendRig(depth=16)
+    rig.send()
+    lane = rig.queue.lane
+    lane.number, lane.free, lane.unsignalled = lane.number + 2, lane.free - 2, 3
+    rig.send()
+    assert list(rig.qp.posted) == [0, 3]
+    assert rig.signalled == [False, True]
+    assert (len(rig.queue), rig.queue.places) == (4, 12)
+
+
+async def test_a_queue_on_fakes_takes_the_long_way() -> None:
+    rig = SendRig()
+    assert rig.queue.lane.is_open
+    assert rig.queue.lane.send(b"x") == -1
+
+
+async def test_a_queue_that_is_stopped_posts_nothing_in_short_and_hears_of_every_end() -> None:
+    rig = SendRig()
+    rig.queue.stop()
+    assert (rig.queue.lane.is_open, rig.queue.lane.waiting) == (False, 1)
+
+
+async def test_a_queue_that_is_held_has_no_place_for_the_lane_either() -> None:
+    rig = SendRig()
+    rig.queue.hold()
+    assert rig.queue.lane.free == 0
+    rig.queue.let_go()
+    assert rig.queue.lane.free == DEPTH

@@ -284,3 +284,33 @@ async def test_on_a_connection_that_has_ended_nothing_is_lent() -> None:
         await rig.lend([region, b"copy"])
     assert region.uses == 0
     assert rig.pool.asked == []
+
+
+# --- without further ado ---
+
+
+async def test_what_is_posted_at_once_goes_by_the_lane() -> None:
+    rig = Rig()
+    assert rig.sender.post_now == rig.queue.lane.send
+    assert rig.sender.post_now(b"x") == -1  # on fakes: the long way
+
+
+async def test_where_a_checkpoint_is_owed_nothing_is_posted_at_once() -> None:
+    class Owing:
+        async def checkpoint(self) -> None:
+            """Nobody waits."""
+
+    rig = Rig()
+    loop: Any = Owing()
+    operations = Operations(loop, rig.queue, rig.owner, no_polling())
+    sender = Sender(operations, Gatherer(rig.queue, 4, rig.call), OPTIONS)
+    assert sender.post_now is not rig.queue.lane.send
+    assert sender.post_now(b"x") == -1
+
+
+async def test_an_errno_of_what_is_posted_at_once_ends_the_connection() -> None:
+    rig = Rig()
+    error = rig.sender.refused(errno.EINVAL)
+    assert isinstance(error, VerbsError)
+    assert (error.errno, "ibv_post_send" in str(error)) == (errno.EINVAL, True)
+    assert rig.owner.breaks == [rig.owner.end]

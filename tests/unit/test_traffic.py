@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,7 @@ from datapath_fakes import (
     FakeRegion,
     completion,
 )
+from verbs_fakes import FakeVerbs
 
 from aiordma import AsyncCmId, ConnectionOptions, RemoteBuffer, VerbsError
 from aiordma.cm import CmState
@@ -78,7 +81,7 @@ class Rig:
         self.traffic.sends.open(self.qp, self.pool, SEND_WR_ID)  # type: ignore[arg-type]
         self.ring = self.traffic._ring
         pages: Any = FakePages(None, self.ring.slots * SLOT_SIZE, None)  # type: ignore[arg-type]
-        self.ring._region = pages
+        self.ring.lie_in(pages)
         self.queue = FakeReceiveQueue(pages)
         self.ring.post_all(self.queue, RECV_WR_ID)
         if shares is not None:
@@ -326,3 +329,61 @@ async def test_what_nobody_took_goes_back_to_the_others(sharing: Rig) -> None:
     assert bytes(message.data) == b"hello"  # it outlives the connection
     message.release()
     assert sharing.posted == [2, 3, second, first]
+
+
+# --- what is done in C ---
+
+
+async def test_what_the_lane_has_sent_counts_too(rig: Rig, library: Path) -> None:
+    verbs = FakeVerbs(library)
+    lane = rig.traffic.sends.lane
+    lane.open(verbs, verbs.qp_cell, SEND_WR_ID)
+    assert [lane.send(data) for data in (b"one", b"three")] == [0, 0]
+    assert rig.traffic.sends.try_reserve()
+    rig.traffic.sends.post_inline(b"x")
+    rig.traffic.sends.stats.messages_sent += 1
+    rig.traffic.sends.stats.bytes_sent += 1
+    stats = rig.traffic.snapshot()
+    assert (stats.messages_sent, stats.bytes_sent, stats.sends_posted) == (3, 9, 3)
+    assert list(rig.qp.posted) == [2]
+    assert rig.traffic.sends.places == 13
+    rig.traffic.stop()
+    assert lane.send(b"x") == -1
+    verbs.close()
+
+
+async def test_to_look_tells_receiver_and_owner(rig: Rig) -> None:
+    task = asyncio.create_task(rig.traffic.receiver.recv())
+    await settle()
+    slot = rig.queue.fill(b"hello")
+    rig.ring.completed()
+    rig.traffic.receiver.arrivals.add(slot, 5, 0, 0)
+    await settle()
+    assert (rig.owner.arrivals, task.done()) == (0, False)
+    rig.traffic._look()
+    assert await task == b"hello"
+    assert rig.owner.arrivals == 1
+
+
+@pytest.mark.parametrize("closed_here", [False, True])
+async def test_after_stopping_only_what_was_not_closed_here_is_taken(
+    rig: Rig, closed_here: bool
+) -> None:
+    rig.arrive(b"hello")
+    rig.owner.closed_here = closed_here
+    rig.traffic.stop()
+    assert rig.traffic.receiver.take() == (None if closed_here else b"hello")
+
+
+async def test_after_the_release_nobody_looks(cm: AsyncCmId) -> None:
+    rig = Rig(cm, None)
+    completions: Any = rig.traffic._berth.shared.lanes
+    count = sys.getrefcount(completions)
+    cq: Any = SimpleNamespace(address=1)
+    rig.traffic.receiver.outlook.open(completions, cq, 5, True)
+    rig.traffic.sends.lane.look_out(completions, 1, 5)
+    held = sys.getrefcount(completions)
+    rig.traffic.release()
+    let_go = held - sys.getrefcount(completions)
+    assert (held - count, let_go) == (3, 3)
+    assert rig.traffic.receiver.arrivals.patience == -1

@@ -19,6 +19,7 @@ import trio
 import trio.lowlevel
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
+from aiordma._native import lanes
 from aiordma.loop import (
     Deadline,
     Slots,
@@ -361,7 +362,7 @@ async def test_a_worker_thread_is_not_waited_for_when_cancelled() -> None:
 
 @on_trio
 async def test_polling_leaves_turns_to_others() -> None:
-    turn = Turn(loop())
+    turn = Turn(loop(), lanes.Completions(lambda: None))
     with assert_checkpoints():
         await turn.end()
 
@@ -459,8 +460,9 @@ def test_a_group_waits_for_its_tasks(run: Callable[[Any], Any]) -> None:
         async with task_group(running_loop()) as tasks:
             for number in range(3):
                 tasks.create_task(work(number))
+            turn = Turn(running_loop(), lanes.Completions(lambda: None))
             while len(queue) < 3:
-                await Turn(running_loop()).end()
+                await turn.end()
             queue.wake_all()
         return sorted(done)
 

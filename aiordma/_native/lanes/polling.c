@@ -1,0 +1,96 @@
+/* Polling a completion queue for a while, before a wait takes the long way. */
+#include "lanes.h"
+
+#include <sched.h>
+#include <time.h>
+
+#define POLLS_A_YIELD 8
+
+uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/*
+ * Poll until there is something, or the time has come. As ibv_poll_cq().
+ *
+ * Others get the processor now and then: a soft device does its work in a kernel thread, perhaps on
+ * this very processor, and a peer on this machine may be waiting for it.
+ */
+int spin_until(struct completions *self, struct ibv_cq *cq, uint64_t end)
+{
+	int count = ibv_poll_cq(cq, BATCH, self->batch);
+	unsigned int polls = 0;
+
+	if (!count && now_ns() < end) {
+		Py_BEGIN_ALLOW_THREADS
+		do {
+			if (!(++polls % POLLS_A_YIELD))
+				sched_yield();
+			count = ibv_poll_cq(cq, BATCH, self->batch);
+		} while (!count && now_ns() < end);
+		Py_END_ALLOW_THREADS
+	}
+	return count;
+}
+
+/*
+ * Look out for what `is_there` says, as long as patience and the loop's turn allow, and as nobody
+ * else gets something to do. What is wrong with the queue is not found here, but the next time that
+ * the loop polls it. -1 with an exception.
+ */
+int look_out(struct outlook *outlook, int (*is_there)(const void *), const void *what)
+{
+	struct completions *completions = outlook->completions;
+	struct ibv_cq *cq = outlook->cq;
+	uint64_t now, end, last;
+	int count, told = 0;
+
+	if (!completions || outlook->patience < 0)
+		return 0;
+	now = now_ns();
+	end = now + outlook->patience;
+	last = completions->turn_began + TURN_NANOSECONDS;
+	outlook->cut_short = last < end;
+	if (last <= now)
+		return 0;
+	if (last < end)
+		end = last;
+	Py_INCREF((PyObject *)completions);
+	do {
+		count = spin_until(completions, cq, end);
+		if (count > 0)
+			told = take_batch(completions, count);
+	} while (count > 0 && !told && !is_there(what) && now_ns() < end);
+	if (told)
+		outlook->cut_short = 1;
+	Py_DECREF((PyObject *)completions);
+	return told < 0 ? -1 : 0;
+}
+
+/* A task comes from the loop, which has had its turn. */
+void note_turn(struct outlook *outlook)
+{
+	if (outlook->completions)
+		outlook->completions->turn_began = now_ns();
+}
+
+PyObject *set_outlook(PyObject *self, struct outlook *outlook, PyObject *args)
+{
+	PyObject *before = (PyObject *)outlook->completions;
+	unsigned long long address;
+	PyObject *completions;
+
+	if (!PyArg_ParseTuple(args, "OKL", &completions, &address, &outlook->patience) ||
+	    (completions != Py_None && !is_instance(self, "Completions", completions)))
+		return NULL;
+	outlook->cq = (struct ibv_cq *)(uintptr_t)address;
+	outlook->completions = completions == Py_None || !address ?
+				       NULL :
+				       (struct completions *)Py_NewRef(completions);
+	Py_XDECREF(before);
+	Py_RETURN_NONE;
+}

@@ -1,0 +1,126 @@
+"""Waking tasks in the callback that brings the news, rather than a turn of the loop later.
+
+asyncio's futures have the loop call their task in its next turn, which costs a system call and some
+dozen Python frames before the task goes on. What wakes tasks here is mostly a callback of the loop
+itself, that of a readable descriptor, which has nothing else to do afterwards: promptly() runs such
+a callback, and then the tasks that it woke, just as the loop would have. A task that is woken
+anywhere else, by another task for instance, waits for the loop as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, TypeVarTuple
+
+if TYPE_CHECKING:
+    from aiordma.loop.protocol import Loop, LoopFuture
+
+
+Ts = TypeVarTuple("Ts")
+
+
+class _Woken(threading.local):
+    """Per thread, and so per running loop: whom a callback has woken so far."""
+
+    futures: deque[PromptFuture] | None = None
+    """None: no such callback is running."""
+
+
+_woken = _Woken()
+
+
+class PromptFuture(asyncio.Future[None]):
+    """A wake-up for one task of an asyncio loop."""
+
+    __slots__ = ("_context_of_waiter", "_waiter")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._waiter: Callable[[PromptFuture], object] | None = None
+        self._context_of_waiter: Context | None = None
+
+    def add_done_callback(
+        self, fn: Callable[[PromptFuture], object], /, *, context: Context | None = None
+    ) -> None:
+        """What the task that awaits this calls, with how to go on."""
+        if self._waiter is None and context is not None and not self.done():
+            self._waiter, self._context_of_waiter = fn, context
+        else:
+            super().add_done_callback(fn, context=context)
+
+    def remove_done_callback(self, fn: Callable[[PromptFuture], object], /) -> int:
+        """Likewise when it goes on for another reason."""
+        if self._waiter == fn:
+            self._waiter = None
+            return 1
+        return super().remove_done_callback(fn)
+
+    def set_result(self, result: None, /) -> None:
+        """Wake the task: at the end of the callback that does it, or else in the next turn."""
+        super().set_result(None)
+        if self._waiter is not None:
+            futures = _woken.futures
+            if futures is None:
+                self.wake_later()
+            else:
+                futures.append(self)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """The task is cancelled: it hears of that in the next turn."""
+        if not super().cancel(msg):
+            return False
+        self.wake_later()
+        return True
+
+    def wake_now(self) -> None:
+        """Run the task, as the loop would."""
+        waiter, context = self._waiter, self._context_of_waiter
+        self._waiter = self._context_of_waiter = None
+        if waiter is not None and context is not None:
+            context.run(waiter, self)
+
+    def wake_later(self) -> None:
+        """Have the loop run it."""
+        waiter, context = self._waiter, self._context_of_waiter
+        self._waiter = self._context_of_waiter = None
+        if waiter is not None:
+            self.get_loop().call_soon(waiter, self, context=context)
+
+
+def future_of(loop: Loop) -> LoopFuture:
+    """A wake-up for one waiting task, prompt where the loop can have that."""
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        return PromptFuture(loop)
+    return loop.create_future()
+
+
+def promptly(callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
+    """Call it, and then run the tasks that it has woken. Only for what the loop itself calls.
+
+    Raises:
+        BaseException: what ends a task and the loop with it, such as KeyboardInterrupt.
+    """
+    if _woken.futures is not None:
+        callback(*arguments)
+        return
+    futures: deque[PromptFuture] = deque()
+    _woken.futures = futures
+    try:
+        callback(*arguments)
+    finally:
+        _woken.futures = None
+        if futures:
+            _run(futures)
+
+
+def _run(futures: deque[PromptFuture]) -> None:
+    try:
+        while futures:
+            futures.popleft().wake_now()
+    finally:  # the loop is about to end: should it run again, so do they
+        for future in futures:
+            future.wake_later()

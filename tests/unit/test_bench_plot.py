@@ -1,0 +1,48 @@
+"""Diagrams: that they are drawn, of whatever there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aiordma.bench.plot import draw_all
+from aiordma.bench.sample import Sample, latency_sample
+from aiordma.bench.suite import Case
+from aiordma.bench.work import Work
+
+OURS = {1: latency_sample([3000, 4000, 5000])}
+PNG = b"\x89PNG"
+
+
+def of(work: Work, *names: str) -> Case:
+    return Case(work, {name: {1: Sample(100.0 * len(name))} for name in names})
+
+
+def test_each_kind_is_drawn(tmp_path: Path) -> None:
+    cases = [
+        Case(Work("latency"), {"aiordma asyncio": OURS, "ib_send_lat": {1: Sample(2.0)}}),
+        of(Work("rate"), "aiordma asyncio", "ib_send_bw"),
+        of(Work("bandwidth", size=4096), "aiordma asyncio", "ib_send_bw"),
+        of(Work("bandwidth", size=65536), "aiordma asyncio", "TCP asyncio"),
+        of(Work("bandwidth", size=4096, operation="read"), "ib_read_bw -e"),
+        of(Work("connections"), "cmtime"),
+        of(Work("idle"), "aiordma asyncio"),
+    ]
+    drawn = draw_all(cases, tmp_path)
+    assert [path.name for path in drawn] == [
+        "latency-64.png",
+        "rate-64.png",
+        "connections.png",
+        "bandwidth.png",
+    ]
+    assert all(path.read_bytes().startswith(PNG) for path in drawn)
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [[], [Case(Work("latency"))], [Case(Work("latency"), {"aiordma asyncio": OURS})]],
+    ids=["nothing", "failed", "without-reference"],
+)
+def test_what_is_missing_is_left_out(cases: list[Case], tmp_path: Path) -> None:
+    assert len(draw_all(cases, tmp_path)) == sum(bool(case.samples) for case in cases)

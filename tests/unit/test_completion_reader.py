@@ -1,0 +1,94 @@
+"""CompletionReader: what C says of completion queues, in terms of Python."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from verbs_fakes import FakeVerbs
+
+from aiordma import VerbsError
+from aiordma._native import lanes
+from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionReader
+
+
+class Rig:
+    """A reader of a provider without a device."""
+
+    def __init__(self, library: Path) -> None:
+        self.verbs = FakeVerbs(library)
+        self.cq: Any = SimpleNamespace(address=self.verbs.cq)
+        self.channel: Any = SimpleNamespace(address=self.verbs.channel)
+        self.seen: list[tuple[int, int]] = []
+        self.told: list[int] = []
+        self.reader = CompletionReader(self.deliver)
+
+    def deliver(self) -> None:
+        self.seen += [(wc.wr_id, wc.byte_len) for wc in self.reader.left()]
+        self.told += self.reader.told()
+
+
+@pytest.fixture
+def rig(library: Path) -> Iterator[Rig]:
+    made = Rig(library)
+    yield made
+    made.verbs.close()
+
+
+def test_batches_are_as_long_as_they_are_in_c(rig: Rig) -> None:
+    for number in range(POLL_BATCH + 1):
+        rig.verbs.put(1 << 32 | number, number)
+    assert [rig.reader.poll(rig.cq) for _ in range(3)] == [POLL_BATCH, 1, 0]
+    assert rig.seen == [(1 << 32 | number, number) for number in range(POLL_BATCH + 1)]
+    assert list(rig.reader.left()) == []
+
+
+def test_who_is_to_look_is_told_once(rig: Rig) -> None:
+    ring = lanes.SlotRing(4, 16)
+    ring._use(bytearray(64), 0, 0)
+    arrivals = lanes.Arrivals(ring)
+    rig.reader.attach(7, lanes.SendLane(4, 1, 0), arrivals)
+    rig.verbs.received(7, 2, 5)
+    assert rig.reader.spin(rig.cq, 1_000_000_000) == 1
+    assert (rig.told, rig.seen, len(arrivals)) == ([7], [], 1)
+    assert list(rig.reader.told()) == []
+    rig.reader.detach(7)
+    rig.verbs.received(7, 2, 5)
+    rig.reader.poll(rig.cq)
+    assert (rig.told, len(rig.seen)) == ([7], 1)
+
+
+@pytest.mark.parametrize("result", [-errno.EIO, -1])
+def test_a_broken_queue_raises(rig: Rig, result: int) -> None:
+    rig.verbs.break_queue(poll=result)
+    for call in (rig.reader.poll, lambda cq: rig.reader.spin(cq, 1000)):
+        with pytest.raises(VerbsError, match="ibv_poll_cq") as caught:
+            call(rig.cq)
+        assert caught.value.errno == -result
+
+
+def test_a_queue_that_cannot_be_armed_raises(rig: Rig) -> None:
+    rig.reader.arm(rig.cq)
+    rig.verbs.break_queue(arm=errno.EIO)
+    with pytest.raises(VerbsError, match="ibv_req_notify_cq") as caught:
+        rig.reader.arm(rig.cq)
+    assert (caught.value.errno, rig.verbs.arms) == (errno.EIO, 2)
+
+
+def test_events_are_read_one_by_one(rig: Rig) -> None:
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    rig.verbs.watch(reading)
+    os.write(writing, 2 * rig.verbs.event())
+    found = [rig.reader.event(rig.channel) for _ in range(3)]
+    assert found == [rig.verbs.cq, rig.verbs.cq, 0]
+    assert rig.verbs.acknowledged == 2
+    os.close(writing)
+    os.close(reading)
+    with pytest.raises(VerbsError, match="ibv_get_cq_event") as caught:
+        rig.reader.event(rig.channel)
+    assert caught.value.errno == errno.EBADF

@@ -1,0 +1,199 @@
+"""The way to the peer, step by step, and who is at the other side; no device is there."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from aiordma import ConnectError, Connection, DeviceRemoved, RouteError, Unreachable
+from aiordma.enums import TransportType
+from aiordma.loop import Loop
+from aiordma.ping import answering, reaching
+from aiordma.ping.greeting import announced_size
+from aiordma.ping.plan import Plan
+from aiordma.ping.reaching import reach
+from aiordma.rdmacm import DeviceAddress, SocketAddress, parse_address
+
+pytestmark = pytest.mark.asyncio
+
+NAMES = {"both": ["2001:db8::2", "10.7.1.2"], "here": ["10.7.1.1"]}
+
+
+class Way:
+    """Stands in for ids and for the resolver; keeps what was asked of them, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[str] = []
+        self.failures: dict[str, Exception] = {}
+        self.is_silent = False
+        self.private_data = b""
+        monkeypatch.setattr(reaching, "resolve_host", self._resolve)
+        monkeypatch.setattr(reaching, "AsyncCmId", SimpleNamespace(create=self._create))
+        monkeypatch.setattr(Connection, "from_id", self._from_id)
+
+    async def _resolve(self, _: Loop, host: str, port: int) -> list[SocketAddress]:
+        return [parse_address(numeric, port) for numeric in NAMES.get(host, [host])]
+
+    async def _create(self) -> Way:
+        return self
+
+    def _step(self, name: str) -> None:
+        self.steps.append(name)
+        if name in self.failures:
+            raise self.failures[name]
+
+    @asynccontextmanager
+    async def closed_on_failure(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.steps.append("close")
+            raise
+
+    def bind_addr(self, source: SocketAddress) -> None:
+        self._step(f"from {source.host}")
+
+    async def resolve_addr(self, destination: SocketAddress, *, timeout: float) -> None:
+        self._step(f"address {destination.host} {timeout:g}")
+
+    async def resolve_route(self, *, timeout: float) -> None:
+        self._step(f"route {timeout:g}")
+
+    def device(self) -> object:
+        return SimpleNamespace(name="rxe0", transport=TransportType.IB)
+
+    async def _from_id(self, _: Way, *, private_data: bytes, options: object) -> object:
+        self._step("connect")
+        self.private_data = private_data
+        if self.is_silent:
+            await asyncio.Event().wait()
+        return SimpleNamespace(local_address=("10.7.1.1", 4711), peer_address=("10.7.1.2", 7473))
+
+
+@pytest.fixture
+def way(monkeypatch: pytest.MonkeyPatch) -> Way:
+    return Way(monkeypatch)
+
+
+async def test_each_step_is_taken_and_timed(way: Way) -> None:
+    reached = await reach(Plan("10.7.1.2", size=100, wait=3))
+    assert way.steps == ["address 10.7.1.2 3", "route 3", "connect"]
+    assert announced_size(way.private_data) == 100
+    assert reached.device == "rxe0 (IB)"
+    assert str(reached).startswith("rxe0 (IB) at 10.7.1.1 to 10.7.1.2 port 7473: address 0.")
+
+
+async def test_the_addresses_of_a_name_are_tried_in_turn(way: Way) -> None:
+    way.failures["address 2001:db8::2 5"] = RouteError("no route")
+    await reach(Plan("both"))
+    assert way.steps == [
+        "address 2001:db8::2 5",
+        "close",
+        "address 10.7.1.2 5",
+        "route 5",
+        "connect",
+    ]
+
+
+async def test_only_those_of_the_family_that_was_asked_for(way: Way) -> None:
+    await reach(Plan("both", family=socket.AF_INET))
+    assert way.steps[0] == "address 10.7.1.2 5"
+
+
+async def test_only_those_of_the_source_s_family(way: Way) -> None:
+    await reach(Plan("both", source="here"))
+    assert way.steps[:2] == ["from 10.7.1.1", "address 10.7.1.2 5"]
+    with pytest.raises(ConnectError, match="no address of the local address's family"):
+        await reach(Plan("2001:db8::2", source="here"))
+
+
+async def test_a_family_that_the_host_does_not_have(way: Way) -> None:
+    with pytest.raises(ConnectError, match=r"10\.7\.1\.2 has no IPv6 address"):
+        await reach(Plan("10.7.1.2", family=socket.AF_INET6))
+
+
+async def test_silence_is_not_waited_for_for_ever(way: Way) -> None:
+    way.is_silent = True
+    with pytest.raises(Unreachable, match=r"10\.7\.1\.2 port 9 does not answer"):
+        await reach(Plan("10.7.1.2", 9, wait=0.01))
+
+
+class FakeListener:
+    """A listener to whom nobody comes, until it ends as told."""
+
+    def __init__(self, end: Exception | None = None) -> None:
+        self.end = end
+        self.local_address = ("10.7.1.1", 4711)
+        self.closed = False
+
+    def __aiter__(self) -> FakeListener:
+        return self
+
+    async def __anext__(self) -> object:
+        if self.end is None:
+            await asyncio.Event().wait()
+        raise self.end or StopAsyncIteration
+
+    async def __aenter__(self) -> FakeListener:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.closed = True
+
+
+RXE = DeviceAddress("10.7.1.1", "eth0", "rxe0", TransportType.IB)
+LINK_LOCAL = DeviceAddress("fe80::1%eth0", "eth0", "rxe0", TransportType.IB)
+
+
+@pytest.mark.parametrize(
+    ("host", "places"),
+    [
+        (None, "fe80::1%eth0 (rxe0), 10.7.1.1 (rxe0)"),
+        ("10.7.1.1", "10.7.1.1 (rxe0)"),
+        ("0.0.0.0", "10.7.1.1 (rxe0)"),
+        ("::", "fe80::1%eth0 (rxe0)"),
+        ("10.9.9.9", "10.9.9.9"),
+    ],
+)
+async def test_it_says_where_it_listens(
+    host: str | None, places: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = FakeListener(DeviceRemoved("the RDMA device was removed"))
+    listener.local_address = (host or "::", 4711)
+    monkeypatch.setattr(answering, "device_addresses", lambda: [LINK_LOCAL, RXE])
+    monkeypatch.setattr(answering, "listen_for_peers", lambda *_: listener)
+    said: list[str] = []
+    with pytest.raises(DeviceRemoved):  # and not a group of exceptions
+        await answering.listen(host, 0, said.append)
+    assert said == [f"listening on port 4711 at {places}; Ctrl-C ends it"]
+    assert listener.closed
+
+
+async def test_the_first_address_is_rather_not_link_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "device_addresses", lambda: [LINK_LOCAL, RXE])
+    assert await answering.first_address(None) == RXE
+    assert await answering.first_address(socket.AF_INET6) == LINK_LOCAL
+
+
+@pytest.mark.parametrize("failure", [None, ConnectError("no")])
+async def test_listening_here_ends_with_its_block(
+    failure: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = FakeListener()
+    monkeypatch.setattr(answering, "listen_for_peers", lambda *_: listener)
+    seen: Exception | None = None
+    try:
+        async with answering.listening_here("10.7.1.1") as port:
+            assert port == 4711
+            if failure is not None:
+                raise failure
+    except ConnectError as error:
+        seen = error
+    assert seen is failure
+    assert listener.closed
+    assert len(asyncio.all_tasks()) == 1

@@ -1,0 +1,79 @@
+"""Posting in one thread, destroying in another: nobody is on the way to a queue that is gone."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from verbs_fakes import FakeVerbs
+
+from aiordma._native import ffi, lib
+
+PATIENCE = 30
+
+
+@pytest.fixture
+def verbs(library: Path) -> Iterator[FakeVerbs]:
+    made = FakeVerbs(library)
+    yield made
+    made.close()
+
+
+def send(verbs: FakeVerbs) -> int:
+    cell = ffi.cast("struct ibv_qp **", verbs.qp_cell)
+    return lib.aiordma_post_send_inline(cell, 1, ffi.new("char[]", b"hello"), 5, 0, -1)
+
+
+def receive(verbs: FakeVerbs) -> int:
+    return lib.aiordma_post_recv(ffi.cast("struct ibv_qp **", verbs.qp_cell), 1, 0x1000, 64, 7)
+
+
+def receive_shared(verbs: FakeVerbs) -> int:
+    cell = ffi.cast("struct ibv_srq **", verbs.srq_cell)
+    return lib.aiordma_post_srq_recv(cell, 1, 0x1000, 64, 7)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("post", [send, receive, receive_shared])
+def test_who_destroys_a_queue_waits_for_who_posts_to_it(
+    verbs: FakeVerbs, post: Callable[[FakeVerbs], int]
+) -> None:
+    results: list[int] = []
+    verbs.hold(True)
+    posting = threading.Thread(target=lambda: results.append(post(verbs)))
+    posting.start()
+    eventually(lambda: verbs.held == 1)
+    verbs.destroy()  # as far as the cell goes
+    destroying = threading.Thread(target=lib.aiordma_await_posts)
+    destroying.start()
+    destroying.join(0.1)
+    assert destroying.is_alive()
+    verbs.hold(False)
+    posting.join(PATIENCE)
+    destroying.join(PATIENCE)
+    assert not destroying.is_alive()
+    assert results == [0]
+    assert post(verbs) == errno.EINVAL
+    assert verbs.posted == 1
+
+
+def test_those_who_post_do_not_wait_for_each_other(verbs: FakeVerbs) -> None:
+    verbs.hold(True)
+    threads = [threading.Thread(target=post, args=[verbs]) for post in (send, receive)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: verbs.held == 2)
+    verbs.hold(False)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert verbs.posted == 2

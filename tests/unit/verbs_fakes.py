@@ -1,0 +1,178 @@
+"""A provider of verbs without a device, in C: what the C code posts to and polls from."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cffi
+
+from aiordma.enums import WcOpcode, WcStatus
+
+RECEIVE = 1 << 31
+NUMBER_MASK = RECEIVE - 1
+
+_DECLARATIONS = """
+struct posted {
+    uint64_t wr_id;
+    uint64_t address;
+    char kind;
+    int opcode;
+    unsigned int flags;
+    int num_sge;
+    unsigned int length;
+    unsigned int lkey;
+    unsigned char data[64];
+};
+struct fake;
+struct fake *fake_new(void);
+void fake_free(struct fake *fake);
+uintptr_t fake_address(struct fake *fake, char what);
+void fake_destroy(struct fake *fake);
+void fake_refuse(struct fake *fake, int result, int code);
+void fake_hold(struct fake *fake, int on);
+void fake_break(struct fake *fake, int poll_result, int arm_result);
+unsigned int fake_count(struct fake *fake, char what);
+struct posted *fake_post(struct fake *fake, unsigned int index);
+void fake_put(struct fake *fake, uint64_t wr_id, int status, int opcode, unsigned int length,
+              unsigned int flags, unsigned int imm_data, unsigned int qp_num);
+void fake_watch(struct fake *fake, int fd);
+"""
+
+
+def compile_verbs(folder: Path) -> Path:
+    """The provider as a shared library."""
+    library = folder / "fake_verbs.so"
+    source = Path(__file__).with_name("fake_verbs.c")
+    command = ["gcc", "-O1", "-g", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source]
+    subprocess.run(command, check=True)
+    return library
+
+
+@dataclass(frozen=True)
+class Posted:
+    """What was posted. The data of a send are what they were at that time."""
+
+    kind: str
+    wr_id: int
+    address: int
+    length: int
+    lkey: int
+    num_sge: int
+    opcode: int
+    flags: int
+    data: bytes
+
+
+class FakeVerbs:
+    """One queue pair, one shared receive queue and one completion queue. To be closed."""
+
+    def __init__(self, library: Path) -> None:
+        ffi = cffi.FFI()
+        ffi.cdef(_DECLARATIONS)
+        self._ffi = ffi
+        self._lib: Any = ffi.dlopen(str(library))
+        self._fake = self._lib.fake_new()
+        self.qp_cell, self.srq_cell, self.cq, self.channel = (
+            self._lib.fake_address(self._fake, what) for what in (b"p", b"s", b"c", b"h")
+        )
+
+    def close(self) -> None:
+        self._lib.fake_free(self._fake)
+
+    def destroy(self) -> None:
+        """Queue pair and shared receive queue are gone."""
+        self._lib.fake_destroy(self._fake)
+
+    def refuse(self, result: int, code: int = 0) -> None:
+        """Post nothing more, and return that, with an errno if `code` is one; 0: as before."""
+        self._lib.fake_refuse(self._fake, result, code)
+
+    def break_queue(self, poll: int = 0, arm: int = 0) -> None:
+        """What polling gives, if negative, and what arming."""
+        self._lib.fake_break(self._fake, poll, arm)
+
+    def hold(self, on: bool) -> None:
+        """Keep who posts from coming back."""
+        self._lib.fake_hold(self._fake, on)
+
+    @property
+    def held(self) -> int:
+        """How many are kept so."""
+        return int(self._lib.fake_count(self._fake, b"h"))
+
+    @property
+    def polls(self) -> int:
+        return int(self._lib.fake_count(self._fake, b"l"))
+
+    @property
+    def arms(self) -> int:
+        return int(self._lib.fake_count(self._fake, b"a"))
+
+    @property
+    def waiting(self) -> int:
+        """Completions that nobody has polled."""
+        return int(self._lib.fake_count(self._fake, b"w"))
+
+    @property
+    def acknowledged(self) -> int:
+        """Events of the completion queue."""
+        return int(self._lib.fake_count(self._fake, b"e"))
+
+    @property
+    def posted(self) -> int:
+        """How much was posted."""
+        return int(self._lib.fake_count(self._fake, b"p"))
+
+    @property
+    def posts(self) -> list[Posted]:
+        """All of it, if it was not too much."""
+        return [self.post(index) for index in range(self.posted)]
+
+    def post(self, index: int) -> Posted:
+        found = self._lib.fake_post(self._fake, index)
+        data = bytes(self._ffi.buffer(found.data))[: found.length]
+        return Posted(
+            found.kind.decode(),
+            found.wr_id,
+            found.address,
+            found.length,
+            found.lkey,
+            found.num_sge,
+            found.opcode,
+            found.flags,
+            data,
+        )
+
+    def put(
+        self,
+        wr_id: int,
+        length: int = 0,
+        *,
+        status: WcStatus = WcStatus.SUCCESS,
+        opcode: WcOpcode = WcOpcode.RECV,
+        flags: int = 0,
+        imm_data: int = 0,
+        qp_num: int = 0,
+    ) -> None:
+        """Something ended."""
+        self._lib.fake_put(self._fake, wr_id, status, opcode, length, flags, imm_data, qp_num)
+
+    def sent(self, key: int, number: int, status: WcStatus = WcStatus.SUCCESS) -> None:
+        """A send ended."""
+        self.put(key << 32 | number, status=status, opcode=WcOpcode.SEND)
+
+    def received(self, key: int, slot: int, length: int = 0, **more: Any) -> None:
+        """A receive ended."""
+        self.put(key << 32 | RECEIVE | slot, length, **more)
+
+    def watch(self, descriptor: int) -> None:
+        """Events are read from there."""
+        self._lib.fake_watch(self._fake, descriptor)
+
+    def event(self) -> bytes:
+        """An event of the completion queue, as the kernel writes it."""
+        return struct.pack("Q", self.cq)
