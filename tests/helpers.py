@@ -25,7 +25,7 @@ from aiordma.rdmacm import DeviceAddress
 
 DEFAULT = ConnectionOptions()
 # Everything here is ten times slower on an emulated processor, so nothing waits for less than this.
-PATIENCE = 60
+PATIENCE = 150
 
 
 @dataclass(frozen=True)

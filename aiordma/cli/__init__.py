@@ -14,7 +14,7 @@ from typing import Protocol
 __all__ = ["main"]
 
 # The subcommands in the order of `aiordma --help`; each is a module of this package.
-SUBCOMMANDS = ("devices", "lab")
+SUBCOMMANDS = ("devices", "ping", "bench", "lab")
 
 
 class Handler(Protocol):

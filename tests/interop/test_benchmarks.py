@@ -1,22 +1,22 @@
-"""The benchmarks, with few rounds: that they work, not how fast anything is."""
+"""`aiordma bench`, quickly, on one event loop. tests/soak/test_benchmarks.py runs all of it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-from helpers import PATIENCE, ROOT
+from benchmarking import run_quickly
 
+from aiordma.bench.plan import Plan
 from aiordma.rdmacm import DeviceAddress
 
 
 @pytest.mark.transport("IB")
-def test_streams_side_by_side(address: DeviceAddress) -> None:
-    command = [sys.executable, "benchmarks/streams.py", "--quick", "--host", address.host]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+def test_the_library_beside_others(address: DeviceAddress, tmp_path: Path) -> None:
+    plan = Plan(
+        tests=("connections", "idle"),
+        loops=("asyncio",),
+        peers=("cmtime",),
+        quick=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.strip().splitlines()) == 5
-    assert "1.00 x rstream" in done.stdout
+    run_quickly(plan, address, tmp_path)

@@ -11,7 +11,11 @@ from helpers import PATIENCE, ROOT, start_python
 
 from aiordma.rdmacm import DeviceAddress
 
+# Starting Python takes long in the lab, and what differs between devices is tested elsewhere.
+ONE_DEVICE = pytest.mark.transport("IB")
 
+
+@ONE_DEVICE
 def test_the_demo() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py")],
@@ -25,6 +29,7 @@ def test_the_demo() -> None:
         assert expected in done.stdout
 
 
+@ONE_DEVICE
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -48,6 +53,7 @@ def test_each_kind_of_id(name: str, expected: list[str], address: DeviceAddress)
         assert text in done.stdout
 
 
+@ONE_DEVICE
 def test_the_client_fails_without_a_server(address: DeviceAddress) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "echo_client.py"), address.host, "1"],

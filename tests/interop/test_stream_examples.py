@@ -81,6 +81,7 @@ async def test_a_tcp_program_as_the_client(address: DeviceAddress) -> None:
         await interrupt(server)
 
 
+@pytest.mark.transport("IWARP")  # one device is enough for that
 async def test_the_client_fails_without_a_server(address: DeviceAddress) -> None:
     async with asyncio.timeout(PATIENCE):
         done = await run(CLIENT, address.host, "1")

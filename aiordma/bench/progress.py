@@ -1,0 +1,39 @@
+"""Progress: what is being run, on standard error."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TextIO
+
+from aiordma.bench.suite import Step
+
+
+class Progress:
+    """One line that is rewritten on a terminal; elsewhere one for each case and round."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._is_terminal = out.isatty()
+        self._begin = time.monotonic()
+        self._last = ""
+
+    def __call__(self, step: Step) -> None:
+        """Say what is being run now."""
+        elapsed = int(time.monotonic() - self._begin)
+        clock = f"{elapsed // 60}:{elapsed % 60:02}"
+        stage = f"{step.work.title}, round {step.round} of {step.rounds}"
+        if self._is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            line = f"{clock}  {stage}: {step.contender}"[:width]
+            self._out.write(f"\r\x1b[K{line}")
+        elif stage != self._last:
+            self._out.write(f"{clock}  {stage}\n")
+        self._last = stage
+        self._out.flush()
+
+    def clear(self) -> None:
+        """Take the line away again."""
+        if self._is_terminal:
+            self._out.write("\r\x1b[K")
+            self._out.flush()

@@ -1,0 +1,126 @@
+"""Peer: one end of a byte stream, whatever it is made of; and what two of them do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import aiordma
+from aiordma.bench.sample import Sample
+from aiordma.bench.sides.timing import time_all, time_round_trips
+from aiordma.bench.work import Work
+
+DONE = b"done"
+READ = 1 << 18
+
+
+class Peer(Protocol):
+    """One end."""
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it."""
+
+    async def receive(self, nbytes: int) -> None:
+        """Take so many bytes.
+
+        Raises:
+            EOFError: the other end was closed before.
+        """
+
+    async def aclose(self) -> None:
+        """Close it."""
+
+
+class BytesPeer:
+    """A ByteStream."""
+
+    def __init__(self, stream: aiordma.ByteStream) -> None:
+        self._stream = stream
+        self.send = stream.send
+        self.aclose = stream.aclose
+
+    async def receive(self, nbytes: int) -> None:
+        """See Peer."""
+        while nbytes:
+            data = await self._stream.receive(min(nbytes, READ))
+            if not data:
+                raise EOFError
+            nbytes -= len(data)
+
+
+class WriterPeer:
+    """A reader and a writer, of aiordma.asyncio or of TCP."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        """See Peer."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def receive(self, nbytes: int) -> None:
+        """See Peer."""
+        while nbytes:
+            data = await self._reader.read(min(nbytes, READ))
+            if not data:
+                raise EOFError
+            nbytes -= len(data)
+
+    async def aclose(self) -> None:
+        """See Peer."""
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+async def answer(peer: Peer, work: Work) -> None:
+    """The server's part."""
+    part = bytes(work.size)
+    if work.test == "latency":
+        for _ in range(work.warmup + work.count):
+            await peer.receive(work.size)
+            await peer.send(part)
+    else:
+        for count in (work.warmup, work.count):
+            await _take(peer, work, count)
+            await peer.send(DONE)
+    await _ended(peer)
+
+
+async def _take(peer: Peer, work: Work, count: int) -> None:
+    """Receive message by message where messages count, and bytes where bytes do."""
+    if work.test == "bandwidth":
+        await peer.receive(work.size * count)
+        return
+    for _ in range(count):
+        await peer.receive(work.size)
+
+
+async def _ended(peer: Peer) -> None:
+    try:
+        await peer.receive(1)
+    except EOFError:
+        await peer.aclose()
+
+
+async def ask(peer: Peer, work: Work) -> Sample:
+    """The client's part."""
+    part = bytes(work.size)
+
+    async def exchange() -> None:
+        await peer.send(part)
+        await peer.receive(work.size)
+
+    async def send(count: int) -> None:
+        for _ in range(count):
+            await peer.send(part)
+        await peer.receive(len(DONE))
+
+    if work.test == "latency":
+        sample = await time_round_trips(exchange, work.count, work.warmup)
+    else:
+        await send(work.warmup)
+        unit = work.size / 1e6 if work.test == "bandwidth" else 1
+        sample = await time_all(lambda: send(work.count), work.count, unit)
+    await peer.aclose()
+    return sample

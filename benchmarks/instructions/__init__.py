@@ -1,0 +1,1 @@
+"""How many instructions a message costs: counted by callgrind, on a device that is none."""

@@ -1,0 +1,424 @@
+/*
+ * An RDMA device without hardware, with a peer behind it, to be loaded before libibverbs and
+ * librdmacm (LD_PRELOAD): the library itself stays as it is. One device, one connection at a time.
+ *
+ * Whatever is posted has been done at once. A message arrives when it is told to, or, so that the
+ * loop really has to be woken for it, when the loop goes to sleep.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include <valgrind/callgrind.h>
+
+#undef ibv_reg_mr
+#undef ibv_query_port
+
+#define LIMIT 65536 /* of requests; a power of two */
+#define DEPTH 16 /* reads that may be under way */
+#define KEY 77
+#define TICK 1000 /* nanoseconds */
+
+
+struct completion_channel {
+	struct ibv_comp_channel channel;
+	int in;
+};
+
+struct event_channel {
+	struct rdma_event_channel channel;
+	int in;
+};
+
+struct receive {
+	uint64_t wr_id;
+	uint64_t address;
+	uint32_t length;
+};
+
+static struct ibv_device device = { .node_type = IBV_NODE_CA,
+				    .transport_type = IBV_TRANSPORT_IB,
+				    .name = "counted0" };
+static struct verbs_context verbs;
+static struct ibv_context *const context = &verbs.context;
+
+static struct ibv_wc done[LIMIT];
+static unsigned int put, taken;
+static struct receive receives[LIMIT];
+static unsigned int posted, filled;
+static struct ibv_cq *queue;
+static int is_armed;
+static unsigned int owed, owed_length;
+static int is_counted;
+static struct timespec last_look;
+
+static int make_pipe(int *fd, int *in)
+{
+	int ends[2];
+
+	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK))
+		return -1;
+	*fd = ends[0];
+	*in = ends[1];
+	return 0;
+}
+
+/* Nobody reads so slowly that one of these pipes gets full. */
+static void tell(int in, void *what)
+{
+	if (write(in, &what, sizeof(what)) != sizeof(what))
+		abort();
+}
+
+static void complete(uint64_t wr_id, enum ibv_wc_opcode opcode, uint32_t length)
+{
+	done[put++ % LIMIT] = (struct ibv_wc){
+		.wr_id = wr_id,
+		.status = IBV_WC_SUCCESS,
+		.opcode = opcode,
+		.byte_len = length,
+	};
+	if (is_armed) {
+		is_armed = 0;
+		tell(((struct completion_channel *)queue->channel)->in, queue);
+	}
+}
+
+/* --- what verbs.h reaches by way of the context --- */
+
+static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	enum ibv_wc_opcode opcode = wr->opcode == IBV_WR_RDMA_WRITE ? IBV_WC_RDMA_WRITE : IBV_WC_SEND;
+
+	if (wr->send_flags & IBV_SEND_SIGNALED)
+		complete(wr->wr_id, opcode, 0);
+	return 0;
+}
+
+static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	receives[posted++ % LIMIT] = (struct receive){
+		.wr_id = wr->wr_id,
+		.address = wr->sg_list->addr,
+		.length = wr->sg_list->length,
+	};
+	return 0;
+}
+
+static int poll_cq(struct ibv_cq *cq, int entries, struct ibv_wc *batch)
+{
+	int count = 0;
+
+	while (count < entries && taken != put)
+		batch[count++] = done[taken++ % LIMIT];
+	return count;
+}
+
+static int req_notify_cq(struct ibv_cq *cq, int solicited_only)
+{
+	is_armed = 1;
+	return 0;
+}
+
+__attribute__((constructor)) static void open_device(void)
+{
+	context->device = &device;
+	context->ops.post_send = post_send;
+	context->ops.post_recv = post_recv;
+	context->ops.poll_cq = poll_cq;
+	context->ops.req_notify_cq = req_notify_cq;
+	context->cmd_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	context->async_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	context->num_comp_vectors = 1;
+}
+
+/* --- libibverbs --- */
+
+int ibv_query_device(struct ibv_context *of, struct ibv_device_attr *attr)
+{
+	*attr = (struct ibv_device_attr){
+		.max_qp_wr = LIMIT / 4,
+		.max_sge = 4,
+		.max_sge_rd = 4,
+		.max_cqe = LIMIT,
+		.max_mr_size = 1ull << 40,
+		.max_qp_rd_atom = DEPTH,
+		.max_qp_init_rd_atom = DEPTH,
+		.phys_port_cnt = 1,
+	};
+	return 0;
+}
+
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *of)
+{
+	struct ibv_pd *pd = calloc(1, sizeof(*pd));
+
+	pd->context = of;
+	return pd;
+}
+
+int ibv_dealloc_pd(struct ibv_pd *pd)
+{
+	free(pd);
+	return 0;
+}
+
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+				unsigned int access)
+{
+	struct ibv_mr *mr = calloc(1, sizeof(*mr));
+
+	*mr = (struct ibv_mr){ .context = pd->context, .pd = pd, .addr = addr, .length = length,
+			       .lkey = KEY, .rkey = KEY };
+	return mr;
+}
+
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	return ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, access);
+}
+
+int ibv_dereg_mr(struct ibv_mr *mr)
+{
+	free(mr);
+	return 0;
+}
+
+struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *of)
+{
+	struct completion_channel *made = calloc(1, sizeof(*made));
+
+	made->channel.context = of;
+	if (!make_pipe(&made->channel.fd, &made->in))
+		return &made->channel;
+	free(made);
+	return NULL;
+}
+
+int ibv_destroy_comp_channel(struct ibv_comp_channel *channel)
+{
+	close(channel->fd);
+	close(((struct completion_channel *)channel)->in);
+	free(channel);
+	return 0;
+}
+
+struct ibv_cq *ibv_create_cq(struct ibv_context *of, int cqe, void *cq_context,
+			     struct ibv_comp_channel *channel, int comp_vector)
+{
+	queue = calloc(1, sizeof(*queue));
+	*queue = (struct ibv_cq){ .context = of, .channel = channel, .cq_context = cq_context, .cqe = cqe };
+	return queue;
+}
+
+int ibv_destroy_cq(struct ibv_cq *cq)
+{
+	is_armed = 0;
+	free(cq);
+	return 0;
+}
+
+int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context)
+{
+	if (read(channel->fd, cq, sizeof(*cq)) != sizeof(*cq))
+		return -1;
+	*cq_context = (*cq)->cq_context;
+	return 0;
+}
+
+void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int count)
+{
+}
+
+int ibv_get_async_event(struct ibv_context *of, struct ibv_async_event *event)
+{
+	errno = EAGAIN;
+	return -1;
+}
+
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+	return 0;
+}
+
+int ibv_destroy_qp(struct ibv_qp *qp)
+{
+	free(qp);
+	return 0;
+}
+
+/* --- librdmacm --- */
+
+struct ibv_context **rdma_get_devices(int *count)
+{
+	struct ibv_context **list = calloc(2, sizeof(*list));
+
+	list[0] = context;
+	*count = 1;
+	return list;
+}
+
+void rdma_free_devices(struct ibv_context **list)
+{
+	free(list);
+}
+
+struct rdma_event_channel *rdma_create_event_channel(void)
+{
+	struct event_channel *made = calloc(1, sizeof(*made));
+
+	if (!make_pipe(&made->channel.fd, &made->in))
+		return &made->channel;
+	free(made);
+	return NULL;
+}
+
+void rdma_destroy_event_channel(struct rdma_event_channel *channel)
+{
+	close(channel->fd);
+	close(((struct event_channel *)channel)->in);
+	free(channel);
+}
+
+static int happened(struct rdma_cm_id *id, enum rdma_cm_event_type what)
+{
+	struct rdma_cm_event *event = calloc(1, sizeof(*event));
+
+	event->id = id;
+	event->event = what;
+	event->param.conn.initiator_depth = event->param.conn.responder_resources = DEPTH;
+	tell(((struct event_channel *)id->channel)->in, event);
+	return 0;
+}
+
+int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event **event)
+{
+	return read(channel->fd, event, sizeof(*event)) == sizeof(*event) ? 0 : -1;
+}
+
+int rdma_ack_cm_event(struct rdma_cm_event *event)
+{
+	free(event);
+	return 0;
+}
+
+int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *of,
+		   enum rdma_port_space ps)
+{
+	*id = calloc(1, sizeof(**id));
+	**id = (struct rdma_cm_id){ .channel = channel, .context = of, .ps = ps, .qp_type = IBV_QPT_RC };
+	return 0;
+}
+
+int rdma_destroy_id(struct rdma_cm_id *id)
+{
+	free(id);
+	return 0;
+}
+
+int rdma_resolve_addr(struct rdma_cm_id *id, struct sockaddr *from, struct sockaddr *to, int timeout)
+{
+	id->verbs = context;
+	id->port_num = 1;
+	memcpy(&id->route.addr.dst_sin, to, sizeof(struct sockaddr_in));
+	memcpy(&id->route.addr.src_sin, to, sizeof(struct sockaddr_in));
+	return happened(id, RDMA_CM_EVENT_ADDR_RESOLVED);
+}
+
+int rdma_resolve_route(struct rdma_cm_id *id, int timeout)
+{
+	return happened(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
+}
+
+int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	id->qp = calloc(1, sizeof(*id->qp));
+	id->qp->context = context;
+	id->qp->qp_num = 1;
+	posted = filled = 0;
+	return 0;
+}
+
+int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *parameters)
+{
+	return happened(id, RDMA_CM_EVENT_ESTABLISHED);
+}
+
+int rdma_disconnect(struct rdma_cm_id *id)
+{
+	return happened(id, RDMA_CM_EVENT_DISCONNECTED);
+}
+
+/* --- for the program that is counted --- */
+
+/* A message has come. Its bytes are whatever is in the buffer; -1: there is no buffer. */
+int device_arrive(unsigned int length)
+{
+	struct receive *receive = &receives[filled % LIMIT];
+
+	if (filled == posted || length > receive->length)
+		return -1;
+	filled++;
+	complete(receive->wr_id, IBV_WC_RECV, length);
+	return 0;
+}
+
+/* One message each of the next times that the loop sleeps. */
+void device_owe(unsigned int count, unsigned int length)
+{
+	owed = count;
+	owed_length = length;
+}
+
+int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
+{
+	if (owed && timeout) {
+		owed--;
+		if (device_arrive(owed_length))
+			abort();
+	}
+	return epoll_pwait(epfd, events, maxevents, timeout, NULL);
+}
+
+/*
+ * While it is counted a program sees time go by at its own pace, a tick each time that it looks: how
+ * often it polls, and when a turn of the loop is over, would else depend on how slow callgrind is.
+ */
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+	if (!is_counted || clock != CLOCK_MONOTONIC)
+		return syscall(SYS_clock_gettime, clock, now);
+	last_look.tv_nsec += TICK;
+	if (last_look.tv_nsec >= 1000000000) {
+		last_look.tv_nsec -= 1000000000;
+		last_look.tv_sec++;
+	}
+	*now = last_look;
+	return 0;
+}
+
+void device_count(void)
+{
+	clock_gettime(CLOCK_MONOTONIC, &last_look);
+	last_look.tv_sec++; /* whatever was before is long ago */
+	is_counted = 1;
+	CALLGRIND_START_INSTRUMENTATION;
+	CALLGRIND_ZERO_STATS;
+}
+
+/* callgrind writes down what it has counted, under this name. */
+void device_stop(const char *name)
+{
+	CALLGRIND_DUMP_STATS_AT(name);
+	CALLGRIND_STOP_INSTRUMENTATION;
+	is_counted = 0;
+}

@@ -1,0 +1,43 @@
+"""Runs of `aiordma bench --quick`: that everybody takes part, not how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers import PATIENCE, ROOT
+
+from aiordma.bench.contenders import chosen
+from aiordma.bench.plan import Plan
+from aiordma.rdmacm import DeviceAddress
+
+
+def run_quickly(plan: Plan, address: DeviceAddress, directory: Path) -> None:
+    """Run what a quick plan says, and check the report.
+
+    No diagrams: matplotlib looks for fonts first, which takes minutes in the lab.
+    """
+    report = directory / "report.json"
+    command = [sys.executable, "-m", "aiordma", "bench", address.host, "--quick"]
+    for option in ("tests", "operations", "loops", "peers"):
+        command += [f"--{option}", ",".join(getattr(plan, option))]
+    command += ["--json", str(report)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=15 * PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert found["missing"] == {}
+    assert found["machine"]["device"] == address.device
+    names = {case["key"]: {one["name"] for one in case["contenders"]} for case in found["cases"]}
+    contenders = chosen(plan.loops, plan.peers)
+    assert names == {
+        work.key: {one.name for one in contenders if one.takes_part(work)} for work in plan.works()
+    }
+    for case in found["cases"]:
+        assert case["failures"] == {}
+        assert all(
+            contender["median"] > 0 for contender in case["contenders"] if case["key"] != "idle"
+        )

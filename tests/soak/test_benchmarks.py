@@ -1,0 +1,16 @@
+"""`aiordma bench`: every contender in every test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarking import run_quickly
+
+from aiordma.bench.plan import Plan
+from aiordma.rdmacm import DeviceAddress
+
+
+@pytest.mark.transport("IB")
+def test_everybody_takes_part(address: DeviceAddress, tmp_path: Path) -> None:
+    run_quickly(Plan(quick=True), address, tmp_path)
