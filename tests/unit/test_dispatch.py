@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -44,8 +45,9 @@ async def settle() -> None:
 class ReadableFd:
     """A file descriptor that is readable while it is told so."""
 
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK)
+    def __init__(self, flags: int = 0) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | flags)
+        self._watched_by = asyncio.get_running_loop()
 
     def set(self) -> None:
         os.eventfd_write(self.fd, 1)
@@ -55,7 +57,7 @@ class ReadableFd:
 
     def stop_watching(self) -> bool:
         """Whether it was watched until now."""
-        return asyncio.get_running_loop().remove_reader(self.fd)
+        return self._watched_by.remove_reader(self.fd)
 
 
 class FakeEventChannel(ReadableFd):
@@ -93,18 +95,23 @@ class FakeOwnChannel(FakeEventChannel):
     def __init__(self) -> None:
         super().__init__()
         self.holders = 1
+        self.lock = threading.Lock()
         self.made.append(self)
 
     def hold(self) -> FakeOwnChannel:
         assert not self.closed
-        self.holders += 1
+        with self.lock:
+            self.holders += 1
         return self
 
     def let_go(self) -> None:
-        self.holders -= 1
-        if not self.holders:
-            assert not self.stop_watching(), "closed under the loop"
-            self.close()
+        """In any thread: the one that destroys the id of a request may be the last."""
+        with self.lock:
+            self.holders -= 1
+            if self.holders:
+                return
+        assert not self.stop_watching(), "closed under the loop"
+        self.close()
 
 
 class Cm:
@@ -157,7 +164,7 @@ async def cm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cm]:
             await cm_id.aclose()
         assert not made.channel.closed
     assert made.channel.closed
-    assert all(channel.closed for channel in FakeOwnChannel.made)
+    await eventually(lambda: all(channel.closed for channel in FakeOwnChannel.made))
     assert running_loop() not in cm_events._dispatchers
 
 
@@ -361,7 +368,7 @@ class FakeCompletionChannel(ReadableFd):
     """Completion events that were put there, each of a queue that is to be armed and polled."""
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        super().__init__(os.EFD_SEMAPHORE)
         self.ready: deque[str | VerbsError] = deque()
         self.reads = 0
 
