@@ -71,6 +71,7 @@ class Arrivals:
 
 class Completions:
     turn_began: int
+    turn_length: int
     @property
     def event_came(self) -> int: ...
     @property

@@ -51,7 +51,7 @@ class Contender:
 
 def _run_side(kind: str, loop: str, polls: str, work: Work, place: Place) -> Sample:
     busy_poll = work.busy_poll if polls == "busy_poll" else 0.0
-    own = replace(work, loop=loop, busy_poll=busy_poll, adaptive_poll=polls == "adaptive_poll")
+    own = replace(work, loop=loop, busy_poll=busy_poll, adaptive_poll=polls != "parked")
 
     def command(role: str, port: int) -> list[str]:
         module = [sys.executable, "-m", "aiordma.bench.sides"]
@@ -75,7 +75,7 @@ def _has(module: str) -> bool:
 def _side(
     name: str, kind: str, does: Mapping[str, tuple[str, ...]], loop: str, polls: str = ""
 ) -> Contender:
-    """`polls` is the option by which a wait polls before it parks; "": none."""
+    """`polls` says when a wait polls before it parks; "": when it is used to short ones."""
     return Contender(
         f"{name} {polls}".rstrip(),
         "tcp" if kind == "tcp" else "aiordma",
@@ -164,10 +164,10 @@ _RATES = {"rate": ("send",), "bandwidth": ("send",)}
 CONTENDERS = (
     _side("aiordma asyncio", "messages", ALL, "asyncio"),
     _side("aiordma asyncio", "messages", ALL, "asyncio", "busy_poll"),
-    _side("aiordma asyncio", "messages", _LATENCY, "asyncio", "adaptive_poll"),
+    _side("aiordma asyncio", "messages", _LATENCY, "asyncio", "parked"),
     _side("aiordma uvloop", "messages", ALL, "uvloop"),
     _side("aiordma uvloop", "messages", _LATENCY, "uvloop", "busy_poll"),
-    _side("aiordma uvloop", "messages", _LATENCY, "uvloop", "adaptive_poll"),
+    _side("aiordma uvloop", "messages", _LATENCY, "uvloop", "parked"),
     _side("aiordma trio", "messages", _LATENCY, "trio"),
     _side("aiordma trio", "messages", _LATENCY, "trio", "busy_poll"),
     _of_test("aiordma asyncio", "connections", "connections", "asyncio"),

@@ -45,7 +45,7 @@ class Work:
     """Connections that do nothing, in `idle`."""
     loop: str = "asyncio"
     busy_poll: float = 0.0
-    adaptive_poll: bool = False
+    adaptive_poll: bool = True
 
     @property
     def key(self) -> str:

@@ -16,7 +16,7 @@ LONGEST_LOOK = 1_000_000
 class BusyPoll:
     """Trades processor time for latency: no wait on an fd, and no turn of the loop in between.
 
-    Whoever polls keeps the loop's thread, but gives the loop a turn at least every millisecond.
+    Whoever polls keeps the loop's thread, but gives the loop a turn now and then: see Turn.
     """
 
     __slots__ = ("_queue", "_shared", "is_on", "nanoseconds")

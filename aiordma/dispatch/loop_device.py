@@ -273,7 +273,8 @@ class LoopDevice:
         queue.pollers -= 1
         if not (queue.pollers or queue.is_armed or queue.is_to_be_armed):
             queue.is_to_be_armed = True
-            post(self._loop, lambda: promptly(self._arm_again, queue))
+            with suppress(RuntimeError):  # on a closed loop nobody waits for an event
+                self._loop.call_soon(lambda: promptly(self._arm_again, queue))
 
     def _arm_again(self, queue: SharedQueue) -> None:
         queue.is_to_be_armed = False

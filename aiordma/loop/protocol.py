@@ -41,6 +41,9 @@ class Loop(Protocol):
     def create_future(self) -> LoopFuture:
         """Make a wake-up for one waiting task."""
 
+    def call_soon(self, callback: Callable[[], None], /) -> object:
+        """Call `callback` in the loop's next turn; RuntimeError when it is closed."""
+
     def call_soon_threadsafe(self, callback: Callable[[], None], /) -> object:
         """Call `callback` on the loop's thread; RuntimeError when it is closed. From any thread."""
 

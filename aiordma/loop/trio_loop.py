@@ -135,6 +135,8 @@ class TrioLoop:
         """Call `callback` on the loop's thread; RuntimeError when the run is over."""
         self._token.run_sync_soon(_call, callback)
 
+    call_soon = call_soon_threadsafe
+
     def is_closed(self) -> bool:
         """Whether the run is over."""
         return self._end.is_over

@@ -13,12 +13,19 @@ if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
 
 TURN_NANOSECONDS = lanes.TURN_NANOSECONDS
+# Where the loop itself takes long for a turn, polling lasts so many times longer than that, lest
+# most of the time go into turns. But timers and other tasks wait for it.
+TIMES_A_TURN = 16
+LONGEST_TURN = 5_000_000
+# A turn so many times longer than the shortest had others in it.
+BUSY_TURN = 4
 
 
 class Clock(Protocol):
-    """Where those who poll, in C too, find when the turn began."""
+    """Where those who poll, in C too, find when the turn began, and what they may take of it."""
 
     turn_began: int
+    turn_length: int
 
 
 class Turn:
@@ -30,19 +37,30 @@ class Turn:
 
     def __init__(self, loop: Loop, clock: Clock) -> None:
         self._clock = clock
+        self._cost = LONGEST_TURN
         self._checkpoint = checkpoint_of(loop) or _bare_yield
 
     def is_used_up(self, now: int) -> bool:
         """Whether polling has taken as much of it as it may; `now` is time.monotonic_ns()."""
-        return now - self._clock.turn_began > TURN_NANOSECONDS
+        clock = self._clock
+        return now - clock.turn_began > clock.turn_length
 
     async def end(self) -> None:
         """Let the loop have its turn. Cancelling does nothing else."""
         clock = self._clock
-        before = clock.turn_began
+        before, left = clock.turn_began, time.monotonic_ns()
         await self._checkpoint()
-        if clock.turn_began == before:  # else the turn is another task's, which polls for all
-            clock.turn_began = time.monotonic_ns()
+        if clock.turn_began != before:
+            return  # the turn is another task's, which polls for all
+        now = clock.turn_began = time.monotonic_ns()
+        clock.turn_length = self._next_length(now - left)
+
+    def _next_length(self, took: int) -> int:
+        """How long may be polled after a turn of the loop that took so long."""
+        cost = self._cost = min(self._cost, took)
+        length = max(TURN_NANOSECONDS, min(TIMES_A_TURN * cost, LONGEST_TURN))
+        # Others that have something to do get as much time as those who poll, or more.
+        return length if took <= BUSY_TURN * cost else min(length, took)
 
 
 class _Yield:

@@ -14,7 +14,7 @@ import pytest
 from aiordma.dispatch import BusyPoll, busy_poll
 from aiordma.dispatch.busy_poll import LONGEST_LOOK
 from aiordma.loop import Turn, running_loop
-from aiordma.loop.turn import TURN_NANOSECONDS
+from aiordma.loop.turn import BUSY_TURN, LONGEST_TURN, TIMES_A_TURN, TURN_NANOSECONDS
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 
@@ -23,10 +23,11 @@ turn_module = importlib.import_module("aiordma.loop.turn")
 
 
 class Clock:
-    """When the turn of the loop began."""
+    """When the turn of the loop began, and how long it may be."""
 
     def __init__(self, turn_began: int = 0) -> None:
         self.turn_began = turn_began
+        self.turn_length = TURN_NANOSECONDS
 
 
 class Rig:
@@ -291,7 +292,60 @@ async def test_who_comes_back_second_has_the_turn_of_the_first(
     monkeypatch.setattr(turn_module, "time", SimpleNamespace(monotonic_ns=monotonic_ns))
     turn = Turn(running_loop(), clock)
     await asyncio.gather(*(turn.end() for _ in range(5)))
-    assert clock.turn_began == 101
+    assert clock.turn_began == 106  # five went, and this is when the first came back
+
+
+async def test_polling_takes_longer_where_turns_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    took = iter((100_000, 50_000, 200_000, 200_001, 1_000_000, 100_000_000, 10_000, 10_000, 0, 5))
+    now = 0
+
+    def monotonic_ns() -> int:
+        """Called before a turn of the loop, and after it."""
+        nonlocal now, is_before
+        is_before = not is_before
+        now += 1000 if is_before else next(took)
+        return now
+
+    is_before = False
+    monkeypatch.setattr(turn_module, "time", SimpleNamespace(monotonic_ns=monotonic_ns))
+    turn, lengths = Turn(running_loop(), clock), list[int]()
+    for _ in range(10):
+        await turn.end()
+        lengths.append(clock.turn_length)
+    usual = TIMES_A_TURN * 50_000
+    assert usual < TURN_NANOSECONDS < TIMES_A_TURN * 100_000 < LONGEST_TURN
+    assert BUSY_TURN * 50_000 == 200_000
+    assert lengths == [
+        TIMES_A_TURN * 100_000,
+        TURN_NANOSECONDS,
+        TURN_NANOSECONDS,
+        200_001,  # others had something to do, and get as much time as polling
+        TURN_NANOSECONDS,
+        TURN_NANOSECONDS,
+        TURN_NANOSECONDS,
+        TURN_NANOSECONDS,
+        TURN_NANOSECONDS,
+        5,
+    ]
+
+
+async def test_polling_has_an_end_where_turns_take_very_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, now = Clock(), 0
+
+    def monotonic_ns() -> int:
+        nonlocal now
+        now += LONGEST_TURN
+        return now
+
+    monkeypatch.setattr(turn_module, "time", SimpleNamespace(monotonic_ns=monotonic_ns))
+    turn = Turn(running_loop(), clock)
+    await turn.end()
+    assert clock.turn_length == LONGEST_TURN
+    assert not turn.is_used_up(now + LONGEST_TURN)
+    assert turn.is_used_up(now + LONGEST_TURN + 1)
 
 
 async def test_the_end_of_a_turn_lets_the_others_go_on() -> None:

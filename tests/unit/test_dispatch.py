@@ -784,6 +784,26 @@ async def test_who_polls_again_at_once_has_the_queue_not_armed(rig: Rig) -> None
     assert queue.calls == ["arm", "poll"]  # once
 
 
+async def test_arming_later_takes_no_system_call(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As call_soon_threadsafe() would: writing to a socket, and reading it."""
+    loop, queue = asyncio.get_running_loop(), rig.queues["a"]
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *_: pytest.fail("through a socket"))
+    queue.pollers, queue.is_armed = 1, False
+    rig.shared.polled(queue)
+    await settle()
+    assert queue.is_armed
+
+
+async def test_polling_may_end_with_the_loop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = rig.queues["a"]
+    queue.pollers, queue.is_armed = 1, False
+    closed = asyncio.new_event_loop()
+    closed.close()
+    monkeypatch.setattr(rig.shared, "_loop", closed)
+    rig.shared.polled(queue)
+    assert queue.pollers == 0
+
+
 async def test_a_queue_that_is_armed_is_left_so(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     queue.pollers = 1

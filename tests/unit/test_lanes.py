@@ -22,7 +22,13 @@ from verbs_fakes import NUMBER_MASK, RECEIVE, FakeVerbs
 
 from aiordma import VerbsError
 from aiordma._native import ffi
-from aiordma._native._lanes import Arrivals, Completions, SendLane, SlotRing
+from aiordma._native._lanes import (
+    TURN_NANOSECONDS,
+    Arrivals,
+    Completions,
+    SendLane,
+    SlotRing,
+)
 from aiordma.enums import SendFlags, WcOpcode, WcStatus
 
 pytestmark = pytest.mark.usefixtures("patience")
@@ -1126,6 +1132,17 @@ def test_nobody_looks_once_the_loop_is_due_its_turn(verbs: FakeVerbs) -> None:
     assert verbs.polls == 0
     watch.lane.resumed()
     assert watch.arrivals.take() == b"hello"
+
+
+def test_nobody_looks_longer_than_the_turn_may_take(verbs: FakeVerbs) -> None:
+    watch = Watch(verbs, 15 * S)
+    for length in (TURN_NANOSECONDS, 20 * TURN_NANOSECONDS):
+        watch.completions.turn_length = length
+        watch.begin_turn()
+        began = time.monotonic_ns()
+        assert watch.arrivals.take() is None
+        assert length - S // 1000 <= time.monotonic_ns() - began <= S
+        assert watch.arrivals.cut_short
 
 
 @pytest.mark.parametrize("patience", [-1, 0, 50_000])

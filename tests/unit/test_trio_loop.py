@@ -338,6 +338,14 @@ async def test_a_deadline_that_is_cancelled_does_not() -> None:
 
 
 @on_trio
+async def test_a_call_in_the_next_turn() -> None:
+    called = trio.Event()
+    loop().call_soon(called.set)
+    assert not called.is_set()
+    await called.wait()
+
+
+@on_trio
 async def test_a_call_from_another_thread() -> None:
     called = trio.Event()
     mine = loop()

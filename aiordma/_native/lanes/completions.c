@@ -255,6 +255,7 @@ static int completions_init(PyObject *self, PyObject *args, PyObject *kwargs)
 
 	if (!PyArg_ParseTuple(args, "O", &deliver))
 		return -1;
+	completions->turn_length = TURN_NANOSECONDS;
 	completions->deliver = Py_NewRef(deliver);
 	completions->told = PyList_New(0);
 	return completions->told ? 0 : -1;
@@ -312,6 +313,8 @@ static PyMemberDef completions_members[] = {
 	  "Keys of those who are to look; whoever reads the list empties it." },
 	{ "turn_began", T_LONGLONG, offsetof(struct completions, turn_began), 0,
 	  "When a task that polls last came from the loop: time.monotonic_ns()." },
+	{ "turn_length", T_LONGLONG, offsetof(struct completions, turn_length), 0,
+	  "So many nanoseconds of a turn may be spent on polling." },
 	{ "event_came", T_LONGLONG, offsetof(struct completions, event_came), READONLY,
 	  "When event() was called last: time.monotonic_ns()." },
 	{ NULL, 0, 0, 0, NULL },

@@ -27,7 +27,10 @@
 #define RECEIVE 0x80000000u
 #define NUMBER_MASK 0x7fffffffu
 #define BATCH 64
-/* So long one turn of the loop may be spent on polling: timers and other tasks wait meanwhile. */
+/*
+ * So long one turn of the loop may be spent on polling, timers and other tasks waiting meanwhile,
+ * unless its owner says otherwise.
+ */
 #define TURN_NANOSECONDS 1000000
 
 extern int lanes_is_forked_child;
@@ -55,6 +58,7 @@ struct completions {
 	PyObject *told; /* keys of those who are to look */
 	PyObject *deliver; /* called when there is either */
 	long long turn_began; /* of the loop, when a task that polls last came from there */
+	long long turn_length; /* what of it may be spent on polling, nanoseconds */
 	long long event_came; /* when the last event was read */
 };
 

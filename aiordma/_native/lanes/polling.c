@@ -53,7 +53,7 @@ int look_out(struct outlook *outlook, int (*is_there)(const void *), const void 
 		return 0;
 	now = now_ns();
 	end = now + outlook->patience;
-	last = completions->turn_began + TURN_NANOSECONDS;
+	last = completions->turn_began + completions->turn_length;
 	outlook->cut_short = last < end;
 	if (last <= now)
 		return 0;
