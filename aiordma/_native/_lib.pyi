@@ -826,6 +826,7 @@ class Lib:
 
 class Ffi:
     def release(self, cdata: CData) -> None: ...
+    def addressof(self, cdata: RouteAddr, field: Literal["src_addr", "dst_addr"]) -> Sockaddr: ...
     errno: int
     NULL: Final[NullPtr]
     @overload

@@ -93,15 +93,17 @@ class Identity:
             raise ValueError("the id is not bound to a device yet")
         return device_contexts.device_of(self.pointer.verbs)
 
+    # Both C functions return just this. A call of them would give up the GIL, and wait for it.
+
     @property
     def local_address(self) -> SocketAddress | None:
         """The address the id is bound to, or None: rdma_get_local_addr(3)."""
-        return read_sockaddr(lib.rdma_get_local_addr(self.pointer))
+        return read_sockaddr(ffi.addressof(self.pointer.route.addr, "src_addr"))
 
     @property
     def peer_address(self) -> SocketAddress | None:
         """The address of the peer, or None: rdma_get_peer_addr(3)."""
-        return read_sockaddr(lib.rdma_get_peer_addr(self.pointer))
+        return read_sockaddr(ffi.addressof(self.pointer.route.addr, "dst_addr"))
 
     @property
     def src_port(self) -> int:
