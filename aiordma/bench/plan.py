@@ -27,7 +27,7 @@ class Plan:
     busy_poll: float = 0.001
     rounds: int = 5
     count: int | None = None
-    depth: int = 16
+    depth: int = 64
     concurrency: int = 32
     idle: int = 2000
     quick: bool = False

@@ -37,7 +37,7 @@ class Work:
     """Operations, messages, round trips or connections that are timed."""
     warmup: int = 100
     """As many before, that are not."""
-    depth: int = 16
+    depth: int = 64
     """Operations on their way at once, in `bandwidth`."""
     concurrency: int = 32
     """Connections that are set up at once."""

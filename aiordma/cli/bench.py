@@ -112,7 +112,7 @@ def _add_numbers(bench: argparse.ArgumentParser) -> None:
     for name, default, text in (
         ("rounds", None, "how often each contender runs (default: 5)"),
         ("count", None, "operations of each run (default: by test)"),
-        ("depth", 16, "operations at once, for bandwidth"),
+        ("depth", 64, "operations at once, for bandwidth"),
         ("concurrency", 32, "connections set up at once"),
         ("idle", 2000, "connections that do nothing"),
     ):
