@@ -27,7 +27,7 @@ MAX_THREADS = 64
 IDLE_SECONDS = 10.0
 # While one thread gets on with the jobs, more would only take the interpreter's lock from it and
 # from the loop. One that waits in the kernel does not get on: then another takes the next job.
-PATIENCE_SECONDS = 0.005
+PATIENCE_SECONDS = 0.02
 
 
 class WorkerPool:
@@ -149,7 +149,7 @@ class WorkerPool:
 # For calls that take milliseconds, and for those that may sit in the kernel for minutes: these must
 # not keep the others waiting.
 workers = WorkerPool()
-parking = WorkerPool(max_threads=1024, patience=0.001)
+parking = WorkerPool(max_threads=1024, patience=0.005)
 
 
 class SerialJobs:
