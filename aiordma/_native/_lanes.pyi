@@ -72,6 +72,7 @@ class Arrivals:
 class Completions:
     turn_began: int
     turn_length: int
+    told_at: int
     @property
     def event_came(self) -> int: ...
     @property

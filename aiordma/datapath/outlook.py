@@ -70,4 +70,5 @@ class Outlook:
         longest = SHORT * SEEN * self._seen
         self._short_waits = self._short_waits + 1 if wait < longest else 0
         pays = self._short_waits >= 1 << min(self._missed, MOST_MISSES)
-        arrivals.patience = min(wait + wait // 2, longest) if pays else 0
+        idle = -1 if self._missed else 0  # not even once: what is found may be for others
+        arrivals.patience = min(wait + wait // 2, longest) if pays else idle

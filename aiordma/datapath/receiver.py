@@ -181,7 +181,8 @@ class Receiver:
                     await self._checkpoint()  # what polling finds has waited for nothing
                     await self._busy.until(self._has_news, self._busy.nanoseconds)
             elif arrivals.patience > 0 and (arrivals.cut_short or not has_looked):
-                await self._busy.until(self._has_news, arrivals.patience)
+                gives_way = not self._busy.is_on
+                await self._busy.until(self._has_news, arrivals.patience, gives_way=gives_way)
                 if not self._has_news():
                     arrivals.missed += 1
             while not self._has_news():

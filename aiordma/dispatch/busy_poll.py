@@ -32,8 +32,10 @@ class BusyPoll:
         """Where the completions come that are waited for."""
         self._queue = queue
 
-    async def until(self, is_over: Callable[[], bool], nanoseconds: int) -> None:
-        """Poll until that is so, or for so long.
+    async def until(
+        self, is_over: Callable[[], bool], nanoseconds: int, *, gives_way: bool = False
+    ) -> None:
+        """Poll until that is so, or for so long; or, if it `gives_way`, until others want the loop.
 
         Cancelling does nothing but end it.
         """
@@ -46,7 +48,7 @@ class BusyPoll:
         end = now + nanoseconds
         queue.pollers += 1
         try:
-            while now < end and not is_over():
+            while now < end and not (is_over() or (gives_way and turn.is_wanted)):
                 if turn.is_used_up(now):
                     await turn.end()
                 else:

@@ -26,6 +26,7 @@ class Clock(Protocol):
 
     turn_began: int
     turn_length: int
+    told_at: int
 
 
 class Turn:
@@ -44,6 +45,12 @@ class Turn:
         """Whether polling has taken as much of it as it may; `now` is time.monotonic_ns()."""
         clock = self._clock
         return now - clock.turn_began > clock.turn_length
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether polling has found something for others, which they wait for the loop to do."""
+        clock = self._clock
+        return clock.told_at > clock.turn_began
 
     async def end(self) -> None:
         """Let the loop have its turn. Cancelling does nothing else."""

@@ -28,6 +28,7 @@ class Clock:
     def __init__(self, turn_began: int = 0) -> None:
         self.turn_began = turn_began
         self.turn_length = TURN_NANOSECONDS
+        self.told_at = 0
 
 
 class Rig:
@@ -44,7 +45,9 @@ class Rig:
         self.queue: Any = SimpleNamespace(pollers=0)
         self.polled_last: list[int] = []
         """How many still polled whenever one had done so."""
-        self.turn = Turn(running_loop(), Clock(self.now))
+        self.clock = Clock(self.now)
+        self.longest = LONGEST_LOOK
+        self.turn = Turn(running_loop(), self.clock)
         clock = SimpleNamespace(monotonic_ns=lambda: self.now)
         monkeypatch.setattr(busy_poll, "time", clock)
         monkeypatch.setattr(turn_module, "time", clock)
@@ -55,7 +58,7 @@ class Rig:
         assert queue is self.queue
         assert self.queue.pollers
         self.spins.append(nanoseconds)
-        self.now += nanoseconds
+        self.now += min(nanoseconds, self.longest)
         self.on_spin()
 
     def polled(self, queue: object) -> None:
@@ -227,6 +230,26 @@ async def test_a_look_that_fails_is_one_that_has_polled(monkeypatch: pytest.Monk
     with pytest.raises(ZeroDivisionError):
         await rig.until(never)
     assert rig.polled_last == [0]
+
+
+@pytest.mark.parametrize("gives_way", [False, True])
+async def test_who_gives_way_stops_when_others_want_the_loop(
+    gives_way: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(monkeypatch, 0.01)
+
+    def tell() -> None:
+        if len(rig.spins) == 2:
+            rig.clock.told_at = rig.now
+
+    rig.on_spin = tell
+    rig.longest = MS // 10
+    await rig.poll.until(never, 10 * MS, gives_way=gives_way)
+    assert (len(rig.spins) == 2) is gives_way
+    assert rig.polled_last == [0]
+    if gives_way:
+        await rig.poll.until(never, 10 * MS, gives_way=True)
+        assert len(rig.spins) == 2  # they still do
 
 
 async def test_who_does_not_look_is_no_poller(monkeypatch: pytest.MonkeyPatch) -> None:

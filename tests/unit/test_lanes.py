@@ -1145,6 +1145,37 @@ def test_nobody_looks_longer_than_the_turn_may_take(verbs: FakeVerbs) -> None:
         assert watch.arrivals.cut_short
 
 
+def test_nobody_looks_while_others_wait_for_the_loop(verbs: FakeVerbs) -> None:
+    """What was found last was theirs."""
+    watch = Watch(verbs, 15 * S)
+    watch.begin_turn()
+    watch.lane.lent = 1
+    watch.lane.send(b"x")
+    verbs.sent(KEY, 0)
+    assert watch.arrivals.take() is None
+    assert (watch.calls, watch.arrivals.cut_short) == (1, True)
+    assert watch.completions.told_at > watch.completions.turn_began
+    watch.inbox.complete(b"hello")
+    polls = verbs.polls
+    assert watch.arrivals.take() is None
+    assert (verbs.polls, watch.arrivals.cut_short) == (polls, True)
+    watch.begin_turn()
+    assert watch.arrivals.take() == b"hello"
+
+
+@pytest.mark.parametrize("by_polling", [True, False])
+def test_spinning_notes_when_it_found_something_for_others(
+    verbs: FakeVerbs, desk: Desk, by_polling: bool
+) -> None:
+    """The loop, when it polls, has its turn already."""
+    verbs.sent(99, 1)
+    if by_polling:
+        assert desk.completions.spin(verbs.cq, S) == 1
+    else:
+        assert desk.completions.poll(verbs.cq) == 1
+    assert (desk.completions.told_at > 0) is by_polling
+
+
 @pytest.mark.parametrize("patience", [-1, 0, 50_000])
 def test_without_completions_or_patience_nobody_looks(verbs: FakeVerbs, patience: int) -> None:
     watch = Watch(verbs, patience)

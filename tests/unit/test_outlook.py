@@ -127,10 +127,17 @@ def test_a_long_wait_has_the_counting_begin_again(rig: Rig) -> None:
     ]
 
 
+def test_after_a_miss_nobody_looks_even_once(rig: Rig) -> None:
+    """What is found would be for others, one by one instead of all at once."""
+    assert rig.wait(LONGEST) == 0
+    rig.miss()
+    assert [rig.wait(wait) for wait in (LONGEST, 1000)] == [-1, -1]
+
+
 def test_a_message_that_came_in_time_makes_up_for_all_misses(rig: Rig) -> None:
     for _ in range(5):
         rig.miss()
-    assert rig.wait(1000) == 0
+    assert rig.wait(1000) == -1
     rig.arrivals.missed = 0
     assert rig.wait(1000) > 0
 

@@ -307,7 +307,7 @@ async def test_a_failing_wait_leaves_the_place_free(owes_checkpoints: bool) -> N
         is_on = True
         nanoseconds = PATIENCE
 
-        async def until(self, is_over: object, nanoseconds: int) -> None:
+        async def until(self, is_over: object, nanoseconds: int, **_: bool) -> None:
             assert nanoseconds == PATIENCE
             raise RuntimeError("no time")
 
@@ -510,9 +510,9 @@ class Looking:
         self.looks: list[bool] = []
         self.waited_for: list[bool] = []
 
-    async def until(self, is_over: Any, nanoseconds: int) -> None:
+    async def until(self, is_over: Any, nanoseconds: int, *, gives_way: bool = False) -> None:
         assert self.rig is not None
-        assert nanoseconds == PATIENCE
+        assert (nanoseconds, gives_way) == (PATIENCE, not self.is_on)
         self.waited_for.append(self.rig.receiver.is_waited_for)
         self.looks.append(is_over())
         self.rig.arrive(b"polled")

@@ -204,13 +204,18 @@ static PyObject *completions_spin(PyObject *self, PyObject *args)
 {
 	struct completions *completions = (struct completions *)self;
 	unsigned long long address, nanoseconds;
+	int count, told;
 
 	if (!PyArg_ParseTuple(args, "KK", &address, &nanoseconds))
 		return NULL;
 	if (!address)
 		return PyLong_FromLong(0);
-	return taken(completions, spin_until(completions, (struct ibv_cq *)(uintptr_t)address,
-					     now_ns() + nanoseconds));
+	count = spin_until(completions, (struct ibv_cq *)(uintptr_t)address,
+			   now_ns() + nanoseconds);
+	told = take_batch(completions, count);
+	if (told > 0)
+		completions->told_at = now_ns();
+	return told < 0 ? NULL : PyLong_FromLong(count);
 }
 
 /* One event a call: a queue has no other until it is armed again. */
@@ -315,6 +320,8 @@ static PyMemberDef completions_members[] = {
 	  "When a task that polls last came from the loop: time.monotonic_ns()." },
 	{ "turn_length", T_LONGLONG, offsetof(struct completions, turn_length), 0,
 	  "So many nanoseconds of a turn may be spent on polling." },
+	{ "told_at", T_LONGLONG, offsetof(struct completions, told_at), 0,
+	  "When a task that polls found something for others, which wait for the loop." },
 	{ "event_came", T_LONGLONG, offsetof(struct completions, event_came), READONLY,
 	  "When event() was called last: time.monotonic_ns()." },
 	{ NULL, 0, 0, 0, NULL },

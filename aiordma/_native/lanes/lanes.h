@@ -59,6 +59,7 @@ struct completions {
 	PyObject *deliver; /* called when there is either */
 	long long turn_began; /* of the loop, when a task that polls last came from there */
 	long long turn_length; /* what of it may be spent on polling, nanoseconds */
+	long long told_at; /* when polling by a task last gave somebody something to do */
 	long long event_came; /* when the last event was read */
 };
 

@@ -54,6 +54,8 @@ int look_out(struct outlook *outlook, int (*is_there)(const void *), const void 
 	now = now_ns();
 	end = now + outlook->patience;
 	last = completions->turn_began + completions->turn_length;
+	if (completions->told_at > completions->turn_began)
+		last = now; /* they wait for the loop */
 	outlook->cut_short = last < end;
 	if (last <= now)
 		return 0;
@@ -67,6 +69,8 @@ int look_out(struct outlook *outlook, int (*is_there)(const void *), const void 
 	} while (count > 0 && !told && !is_there(what) && now_ns() < end);
 	if (told)
 		outlook->cut_short = 1;
+	if (told > 0 && !is_there(what))
+		completions->told_at = now_ns();
 	Py_DECREF((PyObject *)completions);
 	return told < 0 ? -1 : 0;
 }
