@@ -10,6 +10,7 @@ from statistics import median
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from aiordma.bench.contenders import reference
 from aiordma.bench.suite import Case
@@ -97,8 +98,9 @@ def _latency(case: Case) -> Figure:
             values, rows = zip(*known, strict=True)
             axes.plot(values, rows, mark, color=INK, markersize=4.5, label=f"p{percentile}")
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.minorticks_off()
     axes.set_xlim(left=min(0.5, *widths) if base else min(widths) / 2)
     if base:
         axes.axvline(1.0, color=REFERENCE, linewidth=1.2)
