@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,9 @@ def found_addresses() -> list[DeviceAddress]:
 
 
 ADDRESSES = found_addresses()
+
+# A shell has its background jobs ignore Ctrl-C, and their children too: tests interrupt themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def one_per_device() -> list[DeviceAddress]:
