@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import aiordma
@@ -41,11 +42,7 @@ class BytesPeer:
 
     async def receive(self, nbytes: int) -> None:
         """See Peer."""
-        while nbytes:
-            data = await self._stream.receive(min(nbytes, READ))
-            if not data:
-                raise EOFError
-            nbytes -= len(data)
+        await _take_bytes(self._stream.receive, nbytes)
 
 
 class WriterPeer:
@@ -61,16 +58,20 @@ class WriterPeer:
 
     async def receive(self, nbytes: int) -> None:
         """See Peer."""
-        while nbytes:
-            data = await self._reader.read(min(nbytes, READ))
-            if not data:
-                raise EOFError
-            nbytes -= len(data)
+        await _take_bytes(self._reader.read, nbytes)
 
     async def aclose(self) -> None:
         """See Peer."""
         self._writer.close()
         await self._writer.wait_closed()
+
+
+async def _take_bytes(read: Callable[[int], Awaitable[bytes]], nbytes: int) -> None:
+    while nbytes:
+        data = await read(min(nbytes, READ))
+        if not data:
+            raise EOFError
+        nbytes -= len(data)
 
 
 async def answer(peer: Peer, work: Work) -> None:
