@@ -7,10 +7,10 @@ from collections.abc import Callable
 import aiordma
 from aiordma import ConnectionOptions
 from aiordma.bench.sample import Sample
+from aiordma.bench.sides.crowd import repeat
 from aiordma.bench.sides.holding import hold, hold_while
 from aiordma.bench.sides.timing import time_all
 from aiordma.bench.work import Work
-from aiordma.loop import running_loop, task_group
 
 OPTIONS = ConnectionOptions(send_depth=1, recv_depth=1, max_message_size=64)
 
@@ -25,18 +25,10 @@ async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
 async def drive(host: str, port: int, work: Work) -> Sample:
     """Connect and close. One more connection keeps the server there."""
 
-    async def connect(left: list[None]) -> None:
-        while left:
-            left.pop()
-            async with aiordma.connect(host, port, options=OPTIONS):
-                pass
-
-    async def all_of(count: int) -> None:
-        left = [None] * count
-        async with task_group(running_loop()) as tasks:
-            for _ in range(min(work.concurrency, count)):
-                tasks.create_task(connect(left))
+    async def connect() -> None:
+        async with aiordma.connect(host, port, options=OPTIONS):
+            pass
 
     async with aiordma.connect(host, port, options=OPTIONS):
-        await all_of(work.warmup)
-        return await time_all(lambda: all_of(work.count), work.count, 1)
+        await repeat(work.warmup, work.concurrency, connect)
+        return await time_all(lambda: repeat(work.count, work.concurrency, connect), work.count, 1)

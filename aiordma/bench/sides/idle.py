@@ -16,10 +16,10 @@ from pathlib import Path
 import aiordma
 from aiordma import Connection, ConnectionOptions
 from aiordma.bench.sample import Sample
+from aiordma.bench.sides.crowd import repeat
 from aiordma.bench.sides.holding import hold_while
 from aiordma.bench.sides.messages import time_latency
 from aiordma.bench.work import Work
-from aiordma.loop import running_loop, task_group
 
 ASK_MEMORY = b"memory"
 NUMBER = struct.Struct("!Q")
@@ -71,16 +71,11 @@ async def _memory_of(active: Connection) -> int:
 
 async def _connect_all(host: str, port: int, work: Work) -> list[Connection]:
     made: list[Connection] = []
-    left = [None] * work.idle
 
     async def connect() -> None:
-        while left:
-            left.pop()
-            made.append(await aiordma.connect(host, port, options=OWN))
+        made.append(await aiordma.connect(host, port, options=OWN))
 
-    async with task_group(running_loop()) as tasks:
-        for _ in range(min(work.concurrency, work.idle)):
-            tasks.create_task(connect())
+    await repeat(work.idle, work.concurrency, connect)
     return made
 
 
