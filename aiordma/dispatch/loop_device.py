@@ -216,7 +216,10 @@ class LoopDevice:
             with self._lock:
                 queue.free += entries
 
-        self.drain(queue, take_back)
+        if self._loop.is_closed():  # no more will come, and nobody could hear of it
+            take_back()
+        else:
+            self.drain(queue, take_back)
 
     def release(self) -> None:
         """One user less. With the last one everything is closed, in a worker thread."""

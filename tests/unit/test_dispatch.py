@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
@@ -653,6 +654,19 @@ async def test_a_promise_is_taken_back_when_the_queue_is_empty(rig: Rig) -> None
     rig.shared.unreserve(queue, 10)
     await settle()
     assert queue.free == 138
+
+
+async def test_on_a_closed_loop_a_promise_is_taken_back_and_nobody_told(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that hears of its end would start a timer: no loop is there for that."""
+    rig.complete("a", 0, 1)
+    monkeypatch.setattr(rig.shared, "_loop", Mock(is_closed=Mock(return_value=True)))
+    queue: Any = rig.queues["a"]
+    queue.free = 100
+    rig.shared.unreserve(queue, 28)
+    assert queue.free == 128
+    assert rig.sinks[0].numbers == []
 
 
 async def test_a_queue_that_fails_is_polled_once_and_its_promises_are_taken_back(
