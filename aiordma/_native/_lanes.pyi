@@ -73,6 +73,7 @@ class Completions:
     turn_began: int
     turn_length: int
     told_at: int
+    held: int
     @property
     def event_came(self) -> int: ...
     @property

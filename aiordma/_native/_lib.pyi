@@ -321,6 +321,8 @@ class AsyncEventCopy(CData):
 class AsyncEventArray(CData):
     def __getitem__(self, index: int) -> AsyncEventCopy: ...
 
+class LinkArray(CData): ...
+
 class QpCell(CData):
     """`struct ibv_qp *[1]`"""
 
@@ -739,6 +741,21 @@ class Lib:
         remote_addr: int,
         rkey: int,
     ) -> int: ...
+    def aiordma_add_link(
+        self,
+        links: LinkArray,
+        index: int,
+        wr_id: int,
+        opcode: int,
+        addr: int,
+        length: int,
+        lkey: int,
+        flags: int,
+        imm: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> None: ...
+    def aiordma_post_chain(self, cell: QpCell, links: LinkArray) -> int: ...
     def aiordma_post_send_copy(
         self,
         cell: QpCell,
@@ -833,6 +850,8 @@ class Ffi:
     def new(self, cdecl: Literal["struct aiordma_cm_event[]"], init: int) -> CmEventArray: ...
     @overload
     def new(self, cdecl: Literal["struct ibv_qp *[1]"], init: list[IbvQp]) -> QpCell: ...
+    @overload
+    def new(self, cdecl: Literal["struct aiordma_link[]"], init: int) -> LinkArray: ...
     @overload
     def new(self, cdecl: Literal["struct ibv_srq *[1]"], init: list[IbvSrq]) -> SrqCell: ...
     @overload

@@ -39,14 +39,12 @@ void aiordma_await_posts(void)
 	pthread_rwlock_unlock(&posting);
 }
 
-static int post(struct ibv_qp **cell, struct ibv_send_wr *wr, int64_t imm)
+static int post_all(struct ibv_qp **cell, struct ibv_send_wr *wr)
 {
 	struct ibv_send_wr *bad;
 	struct ibv_qp *qp;
 	int error = EINVAL;
 
-	if (imm >= 0)
-		wr->imm_data = htonl((uint32_t)imm);
 	pthread_rwlock_rdlock(&posting);
 	qp = __atomic_load_n(cell, __ATOMIC_ACQUIRE);
 	errno = 0;
@@ -54,6 +52,28 @@ static int post(struct ibv_qp **cell, struct ibv_send_wr *wr, int64_t imm)
 		error = positive(ibv_post_send(qp, wr, &bad));
 	pthread_rwlock_unlock(&posting);
 	return error;
+}
+
+static void fill_imm(struct ibv_send_wr *wr, int64_t imm)
+{
+	if (imm >= 0)
+		wr->imm_data = htonl((uint32_t)imm);
+}
+
+static int post(struct ibv_qp **cell, struct ibv_send_wr *wr, int64_t imm)
+{
+	fill_imm(wr, imm);
+	return post_all(cell, wr);
+}
+
+static void fill_remote(struct ibv_send_wr *wr, uint64_t remote_addr, uint32_t rkey)
+{
+	if (wr->opcode == IBV_WR_SEND_WITH_INV) {
+		wr->invalidate_rkey = rkey;
+	} else {
+		wr->wr.rdma.remote_addr = remote_addr;
+		wr->wr.rdma.rkey = rkey;
+	}
 }
 
 /*
@@ -71,12 +91,7 @@ int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct i
 		.send_flags = flags,
 	};
 
-	if (opcode == IBV_WR_SEND_WITH_INV) {
-		wr.invalidate_rkey = rkey;
-	} else {
-		wr.wr.rdma.remote_addr = remote_addr;
-		wr.wr.rdma.rkey = rkey;
-	}
+	fill_remote(&wr, remote_addr, rkey);
 	return post(cell, &wr, imm);
 }
 
@@ -87,6 +102,33 @@ int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t 
 	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
 
 	return aiordma_post_list(cell, wr_id, opcode, &sge, 1, flags, imm, remote_addr, rkey);
+}
+
+/* Make this the next link of a chain: as aiordma_post_one(), but nothing is posted yet. */
+void aiordma_add_link(struct aiordma_link *links, int index, uint64_t wr_id, int opcode, uint64_t addr,
+		      uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+		      uint64_t remote_addr, uint32_t rkey)
+{
+	struct aiordma_link *link = &links[index];
+
+	link->sge = (struct ibv_sge){ .addr = addr, .length = length, .lkey = lkey };
+	link->wr = (struct ibv_send_wr){
+		.wr_id = wr_id,
+		.sg_list = &link->sge,
+		.num_sge = 1,
+		.opcode = opcode,
+		.send_flags = flags,
+	};
+	fill_remote(&link->wr, remote_addr, rkey);
+	fill_imm(&link->wr, imm);
+	if (index)
+		links[index - 1].wr.next = &link->wr;
+}
+
+/* Post a chain, in one call to the device. On failure its beginning may have been posted. */
+int aiordma_post_chain(struct ibv_qp **cell, struct aiordma_link *links)
+{
+	return post_all(cell, &links->wr);
 }
 
 /* Copy `data` into registered memory and send that. */

@@ -71,6 +71,16 @@ int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct i
 int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr, uint32_t length,
 		     uint32_t lkey, uint32_t flags, int64_t imm, uint64_t remote_addr,
 		     uint32_t rkey);
+/* A request of one piece of memory, in a chain. */
+struct aiordma_link {
+	struct ibv_send_wr wr;
+	struct ibv_sge sge;
+};
+
+void aiordma_add_link(struct aiordma_link *links, int index, uint64_t wr_id, int opcode, uint64_t addr,
+		      uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+		      uint64_t remote_addr, uint32_t rkey);
+int aiordma_post_chain(struct ibv_qp **cell, struct aiordma_link *links);
 int aiordma_post_send_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
 			   uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm);
 int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from aiordma.datapath.owner import Owner
 from aiordma.datapath.send_queue import Post, SendQueue
+from aiordma.datapath.together import ListRequest
 from aiordma.enums import WcOpcode
 from aiordma.errors import VerbsError
-from aiordma.loop import cancellation_of, future_of, wake
+from aiordma.loop import cancellation_of, futures_of, wake
 
 if TYPE_CHECKING:
     from aiordma.dispatch import BusyPoll
@@ -25,10 +26,10 @@ class Operation:
 
     __slots__ = ("_give_back", "_over", "future", "on_stray_end", "opcode", "succeeded")
 
-    def __init__(self, loop: Loop, opcode: WcOpcode, give_back: Callable[[], None]) -> None:
+    def __init__(self, future: LoopFuture, opcode: WcOpcode, give_back: Callable[[], None]) -> None:
         """`give_back` is called when the device is done with what was lent."""
         self.opcode = opcode
-        self.future: LoopFuture = future_of(loop)
+        self.future = future
         """Set at the end. Cancelling leaves that to the device."""
         self._give_back = give_back
         self._over = False
@@ -41,7 +42,9 @@ class Operation:
         self._give_back()
         if self.on_stray_end is not None:
             self.on_stray_end()
-        self.stop_waiting()
+        self._over = True  # as stop_waiting(), for each operation
+        if not self.future.done():
+            wake(self.future)
 
     def stop_waiting(self) -> None:
         """Let the waiter go: if it has not ended yet, nobody will hear of its end."""
@@ -63,6 +66,8 @@ class Operations:
         self.owner = owner
         self._busy = busy
         self._if_cancelled = cancellation_of(loop)
+        self.make_future = futures_of(loop)
+        """A wake-up for the waiter of an operation: see future_of()."""
 
     async def perform(self, opcode: WcOpcode, post: Post, give_back: Callable[[], None]) -> None:
         """Post one, and wait for its end. `give_back` is called when the device is done, always.
@@ -74,7 +79,7 @@ class Operations:
             WorkRequestError: it failed, and with it the connection.
             PeerClosed, DeviceRemoved, LocalClosed: the connection ended before.
         """
-        operation = Operation(self.loop, opcode, give_back)
+        operation = Operation(self.make_future(), opcode, give_back)
         if self._if_cancelled is None and self.sends.try_reserve():
             self._post_reserved(post, operation)
         else:
@@ -108,7 +113,11 @@ class Operations:
         sends = self.sends
         try:
             self.owner.check_open()
-            sends.post(post, operation, reads=operation.opcode in READING)
+            reads = operation.opcode in READING
+            if isinstance(post, ListRequest):
+                sends.post_together(post, operation, reads)
+            else:
+                sends.post(post, operation, reads=reads)
         except VerbsError as error:
             # libsiw keeps a request that it reports as failed.
             sends.unreserve()

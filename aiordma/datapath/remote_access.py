@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiordma.datapath.gather import Gathered, Gatherer, check_fits, is_one, is_registered, joined
 from aiordma.datapath.operation import Operation, Operations
 from aiordma.datapath.send_queue import NUMBER_MASK, Post
+from aiordma.datapath.together import ListRequest
 from aiordma.enums import AccessFlags, WcOpcode, WrOpcode
 from aiordma.errors import VerbsError
 from aiordma.loop import Slots, checkpoint
@@ -80,21 +82,20 @@ class RemoteAccess:
                 gathered.release()
 
     async def _read(self, gathered: Gathered, remote: RemoteBuffer) -> None:
-        segments, target = gathered.segments, (remote.addr, remote.rkey)
-        stats = self._sends.stats
-
-        def post(qp: QueuePair, wr_id: int, flags: int) -> None:
-            qp.post_list(wr_id, WrOpcode.RDMA_READ, segments, target, flags=flags)
+        def count() -> None:
+            stats = self._sends.stats
             stats.reads += 1
-            stats.bytes_read += len(remote)
+            stats.bytes_read += remote.length
 
-        await self._in_turn(WcOpcode.RDMA_READ, post, gathered.release)
+        target = (remote.addr, remote.rkey)
+        request = ListRequest(WrOpcode.RDMA_READ, gathered.segments, target, count)
+        await self._in_turn(WcOpcode.RDMA_READ, request, gathered.release)
 
     def knock(self) -> None:
         """Read no bytes, if anything may be read: see SendQueue.knock."""
         if self._turns.try_acquire():
             give_back = self._turns.release
-            knocking = Operation(self._operations.loop, WcOpcode.RDMA_READ, give_back)
+            knocking = Operation(self._operations.make_future(), WcOpcode.RDMA_READ, give_back)
             try:
                 if not self._sends.knock(knocking):
                     give_back()
@@ -120,13 +121,10 @@ class RemoteAccess:
             gathered = await self._gatherer.sources(source, room, where)
             del source  # what was copied may be resized
         opcode = WrOpcode.RDMA_WRITE if imm == NO_IMMEDIATE else WrOpcode.RDMA_WRITE_WITH_IMM
-        segments, target = gathered.segments, (remote.addr, remote.rkey)
-
-        def post(qp: QueuePair, wr_id: int, flags: int) -> None:
-            qp.post_list(wr_id, opcode, segments, target, flags=flags, imm=imm)
-            self._count_write(gathered.nbytes)
-
-        await self._operations.perform(WcOpcode.RDMA_WRITE, post, gathered.release)
+        target = (remote.addr, remote.rkey)
+        count = partial(self._count_write, gathered.nbytes)
+        request = ListRequest(opcode, gathered.segments, target, count, imm)
+        await self._operations.perform(WcOpcode.RDMA_WRITE, request, gathered.release)
 
     async def _write_inline(self, data: memoryview, remote: RemoteBuffer, imm: int) -> None:
         check_fits(len(data), len(remote), "the remote buffer")

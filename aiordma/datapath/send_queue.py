@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aiordma._native import lanes
 from aiordma.datapath.stats import ConnectionStats
+from aiordma.datapath.together import ListRequest, Together
 from aiordma.enums import WrOpcode
 from aiordma.errors import VerbsError
 from aiordma.loop import Loop, Slots
@@ -96,6 +97,8 @@ class SendQueue:
         self._held = 0
         self._strays = 0
         self.stats = ConnectionStats()
+        self.together: Together | None = None
+        """Where requests wait for those of other tasks, if any may."""
         self.try_reserve = self._slots.try_acquire
         """Take a place in the queue if one is free and nobody waits for one."""
 
@@ -217,6 +220,24 @@ class SendQueue:
             self._take_back(before)
             raise
 
+    def post_together(self, request: ListRequest, waited: Waited, reads: bool) -> None:
+        """post(), in one call with what other tasks post that the same event has woken.
+
+        Raises:
+            VerbsError: as post(). If others are waited for, a refusal ends the connection later.
+        """
+        together = self.together
+        if together is None or len(request.segments) != 1 or not together.is_open():
+            self.post(request, waited, reads=reads)
+            return
+        before, order = self.lane.unsignalled, UNSIGNALED if reads else self.lane.order
+        wr_id = self._enqueue(waited, joins=True)
+        try:
+            together.add(request, wr_id, order | SIGNALED, waited)
+        except Exception:
+            self._take_back(before)
+            raise
+
     def knock(self, lent: Lent | None) -> bool:
         """Read no bytes, if there is a place: the peer's device answers, and looks at no key.
 
@@ -246,12 +267,17 @@ class SendQueue:
         if self.lane.unsignalled and len(self) < self._depth:
             self.post(_write_nothing, None)
 
-    def _enqueue(self, lent: Lent | None, unsignalled: int = 0) -> int:
+    def _enqueue(self, lent: Lent | None, unsignalled: int = 0, *, joins: bool = False) -> int:
         """Note what is about to be posted, and under which wr_id.
+
+        What waits to be posted before it is posted first, unless it joins that.
 
         Before, not afterwards: a Ctrl-C between the two must not leave the device with memory that
         nobody holds. It leaves at worst a note of what was not posted, which goes with the next.
         """
+        together = self.together
+        if together is not None and together.waiters and not joins:
+            together.flush()
         lane = self.lane
         number = lane.number
         if lent is not None:

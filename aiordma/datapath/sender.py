@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from aiordma.datapath.gather import Gathered, Gatherer, is_one
+from aiordma.datapath.gather import Gatherer, is_one
 from aiordma.datapath.operation import Operations
-from aiordma.datapath.send_queue import Post
+from aiordma.datapath.together import ListRequest
 from aiordma.enums import WcOpcode, WrOpcode
 from aiordma.errors import RdmaError, VerbsError
 from aiordma.loop import checkpoint_of
 from aiordma.memory import RemoteBuffer
 from aiordma.options import ConnectionOptions
-from aiordma.verbs import QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
@@ -88,22 +88,13 @@ class Sender:
             gathered = gatherer.one(data, room, where)
         else:
             gathered = await gatherer.sources(data, room, where)
-        await self._operations.perform(
-            WcOpcode.SEND, self._post(gathered, imm, invalidate), gathered.release
-        )
-
-    def _post(self, gathered: Gathered, imm: int, invalidate: RemoteBuffer | None) -> Post:
         opcode = WrOpcode.SEND if imm == NO_IMMEDIATE else WrOpcode.SEND_WITH_IMM
         remote = (0, 0)
         if invalidate is not None:
             opcode, remote = WrOpcode.SEND_WITH_INV, (0, invalidate.rkey)
-        segments, nbytes = gathered.segments, gathered.nbytes
-
-        def post(qp: QueuePair, wr_id: int, flags: int) -> None:
-            qp.post_list(wr_id, opcode, segments, remote, flags=flags, imm=imm)
-            self._count(nbytes)
-
-        return post
+        count = partial(self._count, gathered.nbytes)
+        request = ListRequest(opcode, gathered.segments, remote, count, imm)
+        await self._operations.perform(WcOpcode.SEND, request, gathered.release)
 
     def refused(self, error: int) -> RdmaError:
         """What an errno of post_now() means."""

@@ -18,6 +18,7 @@ from aiordma.datapath.send_queue import NUMBER_MASK, SendQueue
 from aiordma.datapath.sender import Sender
 from aiordma.datapath.shared_receives import SharedReceives
 from aiordma.datapath.stats import ConnectionStats
+from aiordma.datapath.together import Together
 from aiordma.datapath.windows import Windows
 from aiordma.dispatch import BusyPoll
 from aiordma.enums import WcOpcode, WcStatus
@@ -102,7 +103,9 @@ class Traffic:
         self._busy_receiving.open(berth.receive_queue)
         completions, busy = berth.shared.lanes, self._busy_receiving.nanoseconds
         self.receiver.outlook.open(completions, berth.receive_queue.cq, busy, self._adaptive_poll)
-        self.sends.lane.look_out(completions, berth.queue.cq.address, busy)
+        lane = self.sends.lane
+        lane.look_out(completions, berth.queue.cq.address, busy)
+        self.sends.together = Together(qp, lane, completions, self._owner.not_posted)
         berth.watch(qp, self._owner.queue_pair_event)
         return qp
 
@@ -138,8 +141,15 @@ class Traffic:
         if number & RECEIVE:
             self._ring.completed()
             self.received(number & NUMBER_MASK, wc)
-        else:
-            self._sent(number, wc)
+            return
+        lent = self.sends.completed(number)
+        opcode = WcOpcode.SEND
+        if isinstance(lent, Operation):
+            lent.succeeded = wc.status == SUCCESS
+            opcode = lent.opcode
+        if wc.status != SUCCESS:
+            self._owner.request_failed(opcode, wc)
+        self._owner.request_ended()
 
     def _look(self) -> None:
         """Messages have arrived, and it was asked for to be told."""
@@ -157,16 +167,6 @@ class Traffic:
             self._receives.give_back(slot)
         self._owner.request_failed(WcOpcode.RECV, wc)
         self.receiver.wake()
-
-    def _sent(self, number: int, wc: IbvWc) -> None:
-        lent = self.sends.completed(number)
-        opcode = WcOpcode.SEND
-        if isinstance(lent, Operation):
-            lent.succeeded = wc.status == SUCCESS
-            opcode = lent.opcode
-        if wc.status != SUCCESS:
-            self._owner.request_failed(opcode, wc)
-        self._owner.request_ended()
 
     def negotiated(self, initiator_depth: int) -> None:
         """The connection is made: so many reads and atomics may be under way from here."""

@@ -37,6 +37,8 @@ class BusyPoll:
     ) -> None:
         """Poll until that is so, or for so long; or, if it `gives_way`, until others want the loop.
 
+        Not at all while there are requests that wait for the next tasks to be posted with theirs.
+
         Cancelling does nothing but end it.
         """
         queue = self._queue
@@ -44,6 +46,8 @@ class BusyPoll:
             return
         shared = self._shared
         turn = shared.turn
+        if turn.is_held:
+            return
         now = time.monotonic_ns()
         end = now + nanoseconds
         queue.pollers += 1

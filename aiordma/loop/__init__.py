@@ -11,7 +11,7 @@ from aiordma.loop.current import running_loop
 from aiordma.loop.forked import is_forked_child, refuse_forked_child
 from aiordma.loop.handing import hand_over
 from aiordma.loop.interrupt import Interrupt
-from aiordma.loop.prompt import future_of, promptly
+from aiordma.loop.prompt import after_all, future_of, futures_of, promptly
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
 from aiordma.loop.task_groups import task_group
 from aiordma.loop.turn import Turn
@@ -36,11 +36,13 @@ __all__ = [
     "Slots",
     "Turn",
     "WaitQueue",
+    "after_all",
     "cancellation_of",
     "checkpoint",
     "checkpoint_if_cancelled",
     "checkpoint_of",
     "future_of",
+    "futures_of",
     "hand_over",
     "is_forked_child",
     "make_in_worker",

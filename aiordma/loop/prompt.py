@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class _Woken(threading.local):
 
     futures: deque[PromptFuture] | None = None
     """None: no such callback is running."""
+    afterwards: list[Callable[[], None]] | None = None
+    """What is to be done when the tasks that it woke have had their go. None: it woke only one."""
 
 
 _woken = _Woken()
@@ -93,9 +96,16 @@ class PromptFuture(asyncio.Future[None]):
 
 def future_of(loop: Loop) -> LoopFuture:
     """A wake-up for one waiting task, prompt where the loop can have that."""
+    return (
+        PromptFuture(loop) if isinstance(loop, asyncio.AbstractEventLoop) else loop.create_future()
+    )
+
+
+def futures_of(loop: Loop) -> Callable[[], LoopFuture]:
+    """What makes them, for those who need many: see future_of()."""
     if isinstance(loop, asyncio.AbstractEventLoop):
-        return PromptFuture(loop)
-    return loop.create_future()
+        return partial(PromptFuture, loop)
+    return loop.create_future
 
 
 def promptly(callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
@@ -117,10 +127,29 @@ def promptly(callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
             _run(futures)
 
 
+def after_all(callback: Callable[[], None]) -> bool:
+    """Have `callback` called when all tasks that were woken together have had their go.
+
+    False, and nothing is called, unless this is such a task, and others were woken with it.
+    """
+    if _woken.afterwards is None:
+        return False
+    _woken.afterwards.append(callback)
+    return True
+
+
 def _run(futures: deque[PromptFuture]) -> None:
+    if len(futures) == 1:
+        futures.popleft().wake_now()
+        return
+    afterwards: list[Callable[[], None]] = []
+    _woken.afterwards = afterwards
     try:
         while futures:
             futures.popleft().wake_now()
-    finally:  # the loop is about to end: should it run again, so do they
-        for future in futures:
+    finally:
+        _woken.afterwards = None
+        for future in futures:  # the loop is about to end: should it run again, so do they
             future.wake_later()
+        for callback in afterwards:
+            callback()

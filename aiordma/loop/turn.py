@@ -27,6 +27,7 @@ class Clock(Protocol):
     turn_began: int
     turn_length: int
     told_at: int
+    held: int
 
 
 class Turn:
@@ -51,6 +52,11 @@ class Turn:
         """Whether polling has found something for others, which they wait for the loop to do."""
         clock = self._clock
         return clock.told_at > clock.turn_began
+
+    @property
+    def is_held(self) -> bool:
+        """Whether requests wait to be posted when other tasks have had their go."""
+        return self._clock.held > 0
 
     async def end(self) -> None:
         """Let the loop have its turn. Cancelling does nothing else."""

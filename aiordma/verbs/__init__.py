@@ -8,6 +8,7 @@ from aiordma.verbs.protection_domain import ProtectionDomain
 from aiordma.verbs.queue_pair import QueuePair
 from aiordma.verbs.queue_pair_init import QueuePairAttributes, QueuePairCaps, QueuePairInit
 from aiordma.verbs.registration import Registration
+from aiordma.verbs.request_chain import RequestChain
 from aiordma.verbs.shared_receive_queue import SharedReceiveQueue, SharedReceiveQueueCaps
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "QueuePairCaps",
     "QueuePairInit",
     "Registration",
+    "RequestChain",
     "SharedReceiveQueue",
     "SharedReceiveQueueCaps",
 ]

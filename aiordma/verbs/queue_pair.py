@@ -18,6 +18,7 @@ from aiordma.verbs.queue_pair_init import (
     read_caps,
 )
 from aiordma.verbs.registration import Registration
+from aiordma.verbs.request_chain import RequestChain
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -208,6 +209,17 @@ class QueuePair:
             error = lib.aiordma_post_list(
                 self._cell, wr_id, opcode, array, len(segments), flags, imm, *remote
             )
+        if error:
+            raise VerbsError(error, "ibv_post_send")
+
+    def post_chain(self, chain: RequestChain) -> None:
+        """Post all requests of a chain, which has one at least, in one call. It is empty then.
+
+        Raises:
+            VerbsError: as post_list; those before the one at fault have been posted.
+        """
+        error = lib.aiordma_post_chain(self._cell, chain.links)
+        chain.clear()
         if error:
             raise VerbsError(error, "ibv_post_send")
 

@@ -23,6 +23,9 @@ struct posted {
 	int num_sge;
 	unsigned int length;
 	unsigned int lkey;
+	uint64_t remote;
+	unsigned int rkey;
+	unsigned int imm_data; /* as it goes to the device */
 	unsigned char data[64]; /* of a send, as it was when it was posted */
 };
 
@@ -43,8 +46,10 @@ struct fake {
 	unsigned int taken;
 	unsigned int polls;
 	unsigned int arms;
+	unsigned int calls; /* of ibv_post_send() */
 	int post_result;
 	int post_errno;
+	int room; /* so many requests are taken before they are refused */
 	int poll_result; /* if negative */
 	int arm_result;
 	int hold; /* keep who posts until it is 0 */
@@ -94,16 +99,24 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 	struct posted *posted;
 
 	hold(fake);
-	if (fake->post_result) {
-		*bad = wr;
-		return refused(fake);
+	fake->calls++;
+	for (; wr; wr = wr->next) {
+		if (fake->post_result && !fake->room) {
+			*bad = wr;
+			return refused(fake);
+		}
+		if (fake->room)
+			fake->room--;
+		posted = note(fake, 's', wr->wr_id, wr->sg_list, wr->num_sge);
+		posted->opcode = wr->opcode;
+		posted->flags = wr->send_flags;
+		posted->remote = wr->wr.rdma.remote_addr;
+		posted->rkey = wr->wr.rdma.rkey;
+		posted->imm_data = wr->imm_data;
+		if (posted->length <= sizeof(posted->data))
+			memcpy(posted->data, (void *)(uintptr_t)posted->address, posted->length);
 	}
-	posted = note(fake, 's', wr->wr_id, wr->sg_list, wr->num_sge);
-	posted->opcode = wr->opcode;
-	posted->flags = wr->send_flags;
-	if (posted->length <= sizeof(posted->data))
-		memcpy(posted->data, (void *)(uintptr_t)posted->address, posted->length);
-	return wr->next ? EINVAL : 0;
+	return 0;
 }
 
 static int post_receive(struct fake *fake, char kind, struct ibv_recv_wr *wr,
@@ -209,6 +222,12 @@ void fake_refuse(struct fake *fake, int result, int code)
 	fake->post_errno = code;
 }
 
+/* Take so many more requests before that. */
+void fake_room(struct fake *fake, int count)
+{
+	fake->room = count;
+}
+
 void fake_hold(struct fake *fake, int on)
 {
 	__atomic_store_n(&fake->hold, on, __ATOMIC_SEQ_CST);
@@ -231,6 +250,8 @@ unsigned int fake_count(struct fake *fake, char what)
 		return fake->put - fake->taken;
 	case 'h':
 		return __atomic_load_n(&fake->held, __ATOMIC_SEQ_CST);
+	case 'c':
+		return fake->calls;
 	case 'e':
 		return fake->cq.comp_events_completed;
 	default:

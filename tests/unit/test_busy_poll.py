@@ -29,6 +29,7 @@ class Clock:
         self.turn_began = turn_began
         self.turn_length = TURN_NANOSECONDS
         self.told_at = 0
+        self.held = 0
 
 
 class Rig:
@@ -104,6 +105,16 @@ async def test_without_a_queue_it_does_not_look(monkeypatch: pytest.MonkeyPatch)
     poll = BusyPoll(rig, 1.0)  # type: ignore[arg-type]
     with pytest.raises(StopIteration):
         poll.until(never, poll.nanoseconds).send(None)
+    assert rig.spins == []
+
+
+async def test_nobody_looks_before_what_waits_to_be_posted_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(monkeypatch, 1.0)
+    rig.clock.held = 1
+    with pytest.raises(StopIteration):
+        rig.until(lambda: False).send(None)
     assert rig.spins == []
 
 

@@ -13,7 +13,7 @@ import uvloop
 from helpers import PATIENCE
 
 from aiordma.loop import future_of, promptly, running_loop
-from aiordma.loop.prompt import PromptFuture
+from aiordma.loop.prompt import PromptFuture, after_all
 
 pytestmark = pytest.mark.asyncio
 
@@ -234,3 +234,39 @@ async def test_nothing_is_kept_of_a_task_that_went_on() -> None:
     gc.collect()
     assert task() is None
     assert one.futures[0].done()
+
+
+async def test_what_is_to_follow_comes_after_all_that_were_woken() -> None:
+    three = await waiters(3)
+    assert not after_all(lambda: three.log.append("never: nobody was woken"))
+
+    async def wait(future: PromptFuture) -> None:
+        await future
+        assert after_all(lambda: three.log.append("afterwards"))
+
+    first = make()
+    waiting = asyncio.create_task(wait(first))
+    await asyncio.sleep(0)
+
+    def call() -> None:
+        promptly(lambda: (first.set_result(None), *(wake(three, number) for number in range(3))))
+        three.log.append("called")
+
+    await called_by_the_loop(call)
+    assert three.log[3:] == ["0 in task 0", "1 in task 1", "2 in task 2", "afterwards", "called"]
+    await waiting
+
+
+async def test_nothing_follows_one_that_is_alone() -> None:
+    said: list[bool] = []
+
+    async def wait(future: PromptFuture) -> None:
+        await future
+        said.append(after_all(lambda: None))
+
+    first = make()
+    waiting = asyncio.create_task(wait(first))
+    await asyncio.sleep(0)
+    await called_by_the_loop(lambda: promptly(lambda: first.set_result(None)))
+    await waiting
+    assert said == [False]

@@ -300,6 +300,9 @@ async def test_where_a_checkpoint_is_owed_nothing_is_posted_at_once() -> None:
         async def checkpoint(self) -> None:
             """Nobody waits."""
 
+        def create_future(self) -> object:
+            raise AssertionError("nobody waits")
+
     rig = Rig()
     loop: Any = Owing()
     operations = Operations(loop, rig.queue, rig.owner, no_polling())

@@ -25,6 +25,9 @@ struct posted {
     int num_sge;
     unsigned int length;
     unsigned int lkey;
+    uint64_t remote;
+    unsigned int rkey;
+    unsigned int imm_data;
     unsigned char data[64];
 };
 struct fake;
@@ -33,6 +36,7 @@ void fake_free(struct fake *fake);
 uintptr_t fake_address(struct fake *fake, char what);
 void fake_destroy(struct fake *fake);
 void fake_refuse(struct fake *fake, int result, int code);
+void fake_room(struct fake *fake, int count);
 void fake_hold(struct fake *fake, int on);
 void fake_break(struct fake *fake, int poll_result, int arm_result);
 unsigned int fake_count(struct fake *fake, char what);
@@ -64,6 +68,8 @@ class Posted:
     num_sge: int
     opcode: int
     flags: int
+    remote: tuple[int, int]
+    imm_data: int
     data: bytes
 
 
@@ -91,6 +97,10 @@ class FakeVerbs:
         """Post nothing more, and return that, with an errno if `code` is one; 0: as before."""
         self._lib.fake_refuse(self._fake, result, code)
 
+    def room(self, count: int) -> None:
+        """Take so many sends before refusing the others."""
+        self._lib.fake_room(self._fake, count)
+
     def break_queue(self, poll: int = 0, arm: int = 0) -> None:
         """What polling gives, if negative, and what arming."""
         self._lib.fake_break(self._fake, poll, arm)
@@ -107,6 +117,11 @@ class FakeVerbs:
     @property
     def polls(self) -> int:
         return int(self._lib.fake_count(self._fake, b"l"))
+
+    @property
+    def calls(self) -> int:
+        """Of ibv_post_send()."""
+        return int(self._lib.fake_count(self._fake, b"c"))
 
     @property
     def arms(self) -> int:
@@ -144,6 +159,8 @@ class FakeVerbs:
             found.num_sge,
             found.opcode,
             found.flags,
+            (found.remote, found.rkey),
+            found.imm_data,
             data,
         )
 

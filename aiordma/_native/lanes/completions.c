@@ -324,6 +324,8 @@ static PyMemberDef completions_members[] = {
 	  "When a task that polls found something for others, which wait for the loop." },
 	{ "event_came", T_LONGLONG, offsetof(struct completions, event_came), READONLY,
 	  "When event() was called last: time.monotonic_ns()." },
+	{ "held", T_INT, offsetof(struct completions, held), 0,
+	  "Queue pairs with requests that are not posted yet: until they are, nobody polls." },
 	{ NULL, 0, 0, 0, NULL },
 };
 

@@ -61,6 +61,7 @@ struct completions {
 	long long turn_length; /* what of it may be spent on polling, nanoseconds */
 	long long told_at; /* when polling by a task last gave somebody something to do */
 	long long event_came; /* when the last event was read */
+	int held; /* queue pairs with requests that wait to be posted together: nobody polls */
 };
 
 /* Where one waits for completions, and for how long before it takes the long way. */

@@ -49,7 +49,7 @@ int look_out(struct outlook *outlook, int (*is_there)(const void *), const void 
 	uint64_t now, end, last;
 	int count, told = 0;
 
-	if (!completions || outlook->patience < 0)
+	if (!completions || outlook->patience < 0 || completions->held)
 		return 0;
 	now = now_ns();
 	end = now + outlook->patience;

@@ -1,0 +1,50 @@
+"""RequestChain: requests that go to the device in one call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi, lib
+from aiordma.enums import WrOpcode
+
+if TYPE_CHECKING:
+    from aiordma._native._lib import LinkArray
+    from aiordma.verbs.queue_pair import Segment
+
+
+class RequestChain:
+    """Requests linked by their `next`, for one ibv_post_send(3): see QueuePair.post_chain().
+
+    A card is told of them once; a soft device does the work of the first while it has the others.
+    """
+
+    __slots__ = ("_capacity", "count", "links")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.links: LinkArray = ffi.new("struct aiordma_link[]", capacity)
+        self.count = 0
+        """Requests in it."""
+
+    def add(
+        self,
+        wr_id: int,
+        opcode: WrOpcode,
+        segment: Segment,
+        remote: tuple[int, int],
+        flags: int,
+        imm: int,
+    ) -> None:
+        """Append a request, as QueuePair.post_list() would post it.
+
+        Raises:
+            ValueError: it is full.
+        """
+        if self.count == self._capacity:
+            raise ValueError(f"a chain of {self._capacity} requests is full")
+        lib.aiordma_add_link(self.links, self.count, wr_id, opcode, *segment, flags, imm, *remote)
+        self.count += 1
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.count = 0

@@ -1,0 +1,324 @@
+"""Together: what tasks post that one event has woken goes to the device in one call, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datapath_fakes import FakeOwner, FakePool, no_polling
+from verbs_fakes import FakeVerbs
+
+from aiordma import VerbsError
+from aiordma._native import ffi, lanes
+from aiordma.datapath import SendQueue
+from aiordma.datapath.operation import Operations
+from aiordma.datapath.together import LONGEST, ListRequest, Together
+from aiordma.enums import SendFlags, WcOpcode, WrOpcode
+from aiordma.loop import future_of, promptly, running_loop
+from aiordma.verbs import QueuePair, QueuePairCaps, RequestChain
+from aiordma.verbs.queue_pair import SIGNALED
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+
+KEY = 5
+DEPTH = 4 * LONGEST
+TARGET = (0x8000, 17)
+
+
+class Rig:
+    """Operations on a queue pair in C that notes what is posted to it."""
+
+    def __init__(self, verbs: FakeVerbs) -> None:
+        self.verbs = verbs
+        self.queue = SendQueue(running_loop(), DEPTH, max_inline=64)
+        self.qp = QueuePair(ffi.cast("struct ibv_qp **", verbs.qp_cell)[0], QueuePairCaps(DEPTH, 0))
+        self.queue.open(self.qp, FakePool(), KEY << 32)  # type: ignore[arg-type]
+        self.clock = lanes.Completions(lambda: None)
+        self.owner = FakeOwner()
+        self.queue.together = Together(self.qp, self.queue.lane, self.clock, self.owner.not_posted)
+        self.operations = Operations(running_loop(), self.queue, self.owner, no_polling())
+        self.counted = 0
+        self.given_back: list[int] = []
+
+    def request(self, number: int, pieces: int = 1, imm: int = -1) -> ListRequest:
+        """A read of 64 KiB; its address is told by its number."""
+        opcode = WrOpcode.RDMA_READ if imm < 0 else WrOpcode.RDMA_WRITE_WITH_IMM
+        segments = [((number + 1) << 16, 1 << 16, 9)] * pieces
+        return ListRequest(opcode, segments, TARGET, self._count, imm)
+
+    def _count(self) -> None:
+        self.counted += 1
+
+    async def perform(self, request: ListRequest, number: int = 0) -> None:
+        await self.operations.perform(
+            WcOpcode.RDMA_READ, request, lambda: self.given_back.append(number)
+        )
+
+    async def woken(self, *calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
+        """Tasks that go on together, each with its call."""
+        futures = [future_of(running_loop()) for _ in calls]
+
+        async def go_on(future: Any, call: Callable[[], Any]) -> None:
+            await future
+            result = call()
+            if result is not None:
+                await result
+
+        tasks = [
+            asyncio.create_task(go_on(future, call))
+            for future, call in zip(futures, calls, strict=True)
+        ]
+        await asyncio.sleep(0)
+        await called_by_the_loop(lambda: [future.set_result(None) for future in futures])
+        return tasks
+
+    async def reads(self, count: int) -> list[asyncio.Task[None]]:
+        return await self.woken(
+            *(lambda n=number: self.perform(self.request(n), n) for number in range(count))
+        )
+
+    def end(self, count: int) -> None:
+        """The device has ended the oldest ones."""
+        for number in range(count):
+            lent: Any = self.queue.completed(number)
+            lent.succeeded = True
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of what was posted, by its address; -1: a message."""
+        opcodes = (WrOpcode.SEND,)
+        return [
+            -1 if found.opcode in opcodes else (found.address >> 16) - 1
+            for found in self.verbs.posts
+        ]
+
+
+async def called_by_the_loop(callback: Callable[[], object]) -> None:
+    """Run it, and whom it wakes, as an event does."""
+    done = asyncio.Event()
+
+    def call() -> None:
+        try:
+            promptly(callback)
+        finally:
+            done.set()
+
+    running_loop().call_soon(call)
+    await done.wait()
+
+
+@pytest.fixture
+def verbs(library: Path) -> Iterator[FakeVerbs]:
+    made = FakeVerbs(library)
+    yield made
+    made.close()
+
+
+async def test_what_tasks_post_that_are_woken_together_is_one_call(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs)
+    tasks = await rig.reads(5)
+    assert verbs.calls == 1
+    assert rig.numbers == list(range(5))
+    assert [found.wr_id for found in verbs.posts] == [KEY << 32 | n for n in range(5)]
+    assert {(found.length, found.lkey, found.remote) for found in verbs.posts} == {
+        (1 << 16, 9, TARGET)
+    }
+    assert {found.flags for found in verbs.posts} == {SIGNALED}
+    assert rig.counted == 5
+    rig.end(5)
+    await asyncio.gather(*tasks)
+    assert rig.given_back == list(range(5))
+
+
+async def test_the_next_ones_are_another(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs)
+    await rig.reads(3)
+    await rig.reads(2)
+    assert verbs.calls == 2
+    assert rig.numbers == [0, 1, 2, 0, 1]
+
+
+async def test_immediate_data_goes_along(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs)
+    await rig.woken(*(lambda n=n: rig.perform(rig.request(n, imm=n)) for n in (7, 8)))
+    assert verbs.calls == 1
+    assert [found.imm_data for found in verbs.posts] == [socket.htonl(7), socket.htonl(8)]
+    assert {found.opcode for found in verbs.posts} == {WrOpcode.RDMA_WRITE_WITH_IMM}
+
+
+async def test_one_that_is_woken_alone_waits_for_nobody(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs)
+    seen: list[int] = []
+
+    async def read() -> None:
+        running_loop().call_soon(lambda: seen.append(verbs.calls))
+        await rig.perform(rig.request(0))
+
+    await rig.woken(read)
+    assert verbs.calls == 1
+    assert rig.clock.held == 0
+    await asyncio.sleep(0)
+    assert seen == [1]
+
+
+async def test_what_no_event_has_woken_waits_for_nobody(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs)
+    tasks = [asyncio.create_task(rig.perform(rig.request(n))) for n in range(3)]
+    await asyncio.sleep(0)
+    assert verbs.calls == 3
+    rig.end(3)
+    await asyncio.gather(*tasks)
+
+
+async def test_many_are_several_calls(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs)
+    tasks = await rig.reads(2 * LONGEST + 1)
+    assert verbs.calls == 3
+    assert rig.numbers == list(range(2 * LONGEST + 1))
+    rig.end(2 * LONGEST + 1)
+    await asyncio.gather(*tasks)
+
+
+async def test_a_message_does_not_overtake_them(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs)
+    lane_said: list[int] = []
+
+    def send() -> None:
+        lane_said.append(rig.queue.lane.send(b"in short"))
+        assert rig.queue.try_reserve()
+        rig.queue.post_inline(b"hello")
+
+    await rig.woken(
+        lambda: rig.perform(rig.request(0)),
+        lambda: rig.perform(rig.request(1)),
+        send,
+        lambda: rig.perform(rig.request(2)),
+    )
+    assert lane_said == [-1]  # "that needs the long way"
+    assert rig.numbers == [0, 1, -1, 2]
+    assert verbs.calls == 3
+    assert [found.wr_id & 0xFF for found in verbs.posts] == [0, 1, 2, 3]
+    assert rig.queue.lane.send(b"in short") == 0
+
+
+async def test_one_in_several_pieces_goes_alone_in_its_turn(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs)
+    await rig.woken(
+        lambda: rig.perform(rig.request(0)),
+        lambda: rig.perform(rig.request(1, pieces=3)),
+        lambda: rig.perform(rig.request(2)),
+    )
+    assert rig.numbers == [0, 1, 2]
+    assert [found.num_sge for found in verbs.posts] == [1, 3, 1]
+
+
+async def test_nobody_polls_before_they_are_posted(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs)
+    rig.queue.lane.look_out(rig.clock, verbs.cq, 10**9)
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        rig.queue.lane.free = 0
+        rig.queue.lane.waiting -= 1  # or it would not even look for a place
+        assert rig.queue.lane.send(b"x") == -1
+        rig.queue.lane.waiting += 1
+        rig.queue.lane.free = DEPTH
+        seen.append((rig.clock.held, verbs.polls))
+
+    await rig.woken(lambda: rig.perform(rig.request(0)), look)
+    assert seen == [(1, 0)]
+    assert rig.clock.held == 0
+    assert rig.queue.lane.waiting == 0
+
+
+@pytest.mark.parametrize("taken", [0, 2])
+async def test_what_is_refused_ends_the_connection_and_all_waiting(
+    verbs: FakeVerbs, taken: int
+) -> None:
+    """Whichever of them the device took: their memory is its own until the queue pair is gone."""
+    rig = Rig(verbs)
+    verbs.refuse(errno.ENOMEM)
+    verbs.room(taken)
+    tasks = await rig.reads(4)
+    assert verbs.posted == taken
+    assert len(rig.owner.breaks) == 1
+    for task in tasks:
+        with pytest.raises(VerbsError) as raised:
+            await task
+        assert raised.value.errno == errno.ENOMEM
+        assert raised.value.function == "ibv_post_send"
+    assert rig.given_back == []
+    rig.queue.abandon()
+    assert sorted(rig.given_back) == list(range(4))
+
+
+async def test_one_that_is_cancelled_before_it_is_posted_is_posted(verbs: FakeVerbs) -> None:
+    """As one that is cancelled later: its memory comes back when the device is done with it."""
+    rig = Rig(verbs)
+    reader: list[asyncio.Task[None] | None] = []
+
+    async def read() -> None:
+        reader.append(asyncio.current_task())
+        await rig.perform(rig.request(0), 0)
+
+    def cancel() -> None:
+        assert verbs.posted == 0
+        assert reader[0] is not None
+        reader[0].cancel()
+
+    tasks = await rig.woken(read, cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    assert verbs.posted == 1
+    assert rig.given_back == []
+    assert rig.queue.lane.order == SendFlags.FENCE
+    rig.end(1)
+    assert rig.given_back == [0]
+    assert rig.queue.lane.order == 0
+
+
+async def test_they_are_posted_though_a_task_ends_the_loop(verbs: FakeVerbs) -> None:
+    class End(BaseException):
+        pass
+
+    rig = Rig(verbs)
+
+    first, second = future_of(running_loop()), future_of(running_loop())
+
+    async def read() -> None:
+        await first
+        await rig.perform(rig.request(0))
+
+    def end(_: object) -> None:
+        assert verbs.posted == 0
+        raise End
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    second.add_done_callback(end, context=contextvars.copy_context())  # type: ignore[call-arg]
+
+    def call() -> None:
+        with pytest.raises(End):
+            promptly(lambda: (first.set_result(None), second.set_result(None)))
+
+    running_loop().call_soon(call)
+    await asyncio.sleep(0)
+    assert verbs.calls == 1
+    assert rig.clock.held == 0
+    rig.end(1)
+    await task
+
+
+async def test_a_chain_takes_no_more_than_it_has_room_for() -> None:
+    chain = RequestChain(2)
+    for _ in range(2):
+        chain.add(1, WrOpcode.RDMA_READ, (1 << 16, 1 << 16, 9), TARGET, SIGNALED, -1)
+    with pytest.raises(ValueError, match="a chain of 2 requests is full"):
+        chain.add(1, WrOpcode.RDMA_READ, (1 << 16, 1 << 16, 9), TARGET, SIGNALED, -1)
+    assert chain.count == 2
