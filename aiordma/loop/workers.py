@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,18 +25,30 @@ T = TypeVar("T")
 
 MAX_THREADS = 64
 IDLE_SECONDS = 10.0
+# While one thread gets on with the jobs, more would only take the interpreter's lock from it and
+# from the loop. One that waits in the kernel does not get on: then another takes the next job.
+PATIENCE_SECONDS = 0.02
 
 
 class WorkerPool:
-    """Daemon threads, started on demand up to a limit, gone again after a while without work."""
+    """Daemon threads, started as they are needed up to a limit, gone again after a while."""
 
-    def __init__(self, max_threads: int = MAX_THREADS, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        max_threads: int = MAX_THREADS,
+        idle_seconds: float = IDLE_SECONDS,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
         self._max_threads = max_threads
         self._idle_seconds = idle_seconds
+        self._patience = patience
         self._jobs: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._threads = 0
         self._idle = 0
+        self._is_watched = False
+        """Whether an idle thread watches how those at work get on."""
+        self._last_taken = 0.0
 
     def submit(self, job: Callable[[], None]) -> None:
         """Have `job` run by a thread, soon. It must not raise. Callable from any thread.
@@ -49,10 +62,24 @@ class WorkerPool:
         note_use()
         with self._changed:
             self._jobs.append(job)
-            if self._idle >= len(self._jobs) or self._threads >= self._max_threads:
-                self._changed.notify()
-                return
-            self._threads += 1
+            needs_thread = self._needs_thread()
+        if needs_thread:
+            self._start()
+
+    def _needs_thread(self) -> bool:
+        """Have an idle thread look after the jobs; whether that takes a new one, counted here."""
+        if self._is_watched:
+            return False
+        if self._idle:
+            self._changed.notify()
+            return False
+        if self._threads >= self._max_threads:
+            return False
+        self._threads += 1
+        self._idle += 1
+        return True
+
+    def _start(self) -> None:
         try:
             threading.Thread(target=self._work, name="aiordma-worker", daemon=True).start()
         except RuntimeError:
@@ -62,6 +89,7 @@ class WorkerPool:
         """The system gave no thread: leave the work to those there are, or else to this one."""
         with self._changed:
             self._threads -= 1
+            self._idle -= 1
             if self._threads:
                 return
             orphaned, self._jobs = self._jobs, deque()
@@ -69,26 +97,59 @@ class WorkerPool:
             job()
 
     def _work(self) -> None:
-        while (job := self._next_job()) is not None:
-            job()
-            del job  # nothing a job holds may live on while the thread idles
+        while (job := self._first_job()) is not None:
+            while job is not None:
+                job()
+                job = None  # nothing a job holds may live on while the thread idles
+                job = self._next_job()
+
+    def _first_job(self) -> Callable[[], None] | None:
+        """Wait for a job that is not left to a thread at work; None: there was none for long."""
+        with self._changed:
+            leave_at = time.monotonic() + self._idle_seconds
+            while (wait := self._wait(leave_at)) > 0:
+                self._changed.wait(wait)
+                self._is_watched = False
+            self._idle -= 1
+            if not self._jobs:
+                self._threads -= 1
+                return None
+            job = self._take()
+            needs_thread = bool(self._jobs) and self._needs_thread()
+        if needs_thread:
+            self._start()
+        return job
+
+    def _wait(self, leave_at: float) -> float:
+        """How long an idle thread has to wait, before it takes a job or leaves."""
+        now = time.monotonic()
+        if not self._jobs:
+            return leave_at - now
+        if self._idle == self._threads:
+            return 0.0
+        if self._is_watched:
+            return self._idle_seconds
+        wait = self._last_taken + self._patience - now
+        self._is_watched = wait > 0
+        return wait
 
     def _next_job(self) -> Callable[[], None] | None:
+        """For a thread that has done one. None: it is idle now."""
         with self._changed:
-            self._idle += 1
-            if not self._jobs:
-                self._changed.wait_for(lambda: bool(self._jobs), self._idle_seconds)
-            self._idle -= 1
             if self._jobs:
-                return self._jobs.popleft()
-            self._threads -= 1
+                return self._take()
+            self._idle += 1
             return None
+
+    def _take(self) -> Callable[[], None]:
+        self._last_taken = time.monotonic()
+        return self._jobs.popleft()
 
 
 # For calls that take milliseconds, and for those that may sit in the kernel for minutes: these must
 # not keep the others waiting.
 workers = WorkerPool()
-parking = WorkerPool(max_threads=1024)
+parking = WorkerPool(max_threads=1024, patience=0.005)
 
 
 class SerialJobs:

@@ -261,6 +261,36 @@ def test_jobs_that_block_do_not_wait_for_each_other(gate: threading.Event) -> No
     wait_until(lambda: crowd.running == 8)
 
 
+def test_one_thread_does_what_it_gets_on_with(gate: threading.Event) -> None:
+    pool, crowd = WorkerPool(idle_seconds=0.05, patience=PATIENCE), Crowd(gate)
+    pool.submit(crowd.job)
+    wait_until(lambda: crowd.running == 1)
+    for _ in range(20):
+        pool.submit(crowd.job)
+    time.sleep(0.02)
+    assert crowd.running == 1
+    gate.set()
+    wait_until(lambda: crowd.finished == 21)
+    assert len(crowd.threads) == 1
+
+
+def test_a_job_that_blocks_holds_others_back_for_a_moment_only(gate: threading.Event) -> None:
+    """Once that is known, not even so long."""
+    pool, crowd, done = WorkerPool(idle_seconds=PATIENCE, patience=0.2), Crowd(gate), list[float]()
+    pool.submit(crowd.job)
+    wait_until(lambda: crowd.running == 1)
+    began = time.monotonic()
+    pool.submit(lambda: done.append(time.monotonic()))
+    wait_until(lambda: bool(done))
+    assert done[0] - began >= 0.1
+    wait_until(lambda: pool._idle == 1)
+    pool._patience = 10 * PATIENCE
+    pool._last_taken -= 10 * PATIENCE
+    pool.submit(lambda: done.append(time.monotonic()))
+    wait_until(lambda: len(done) == 2)
+    assert crowd.running == 1
+
+
 def test_threads_are_daemons(gate: threading.Event) -> None:
     pool, crowd = WorkerPool(idle_seconds=0.05), Crowd(gate)
     pool.submit(crowd.job)
