@@ -28,6 +28,8 @@ IDLE_SECONDS = 10.0
 # While one thread gets on with the jobs, more would only take the interpreter's lock from it and
 # from the loop. One that waits in the kernel does not get on: then another takes the next job.
 PATIENCE_SECONDS = 0.02
+# So long the next thread waits for one that was started and is not there yet.
+COMING_SECONDS = 0.1
 
 
 class WorkerPool:
@@ -46,6 +48,8 @@ class WorkerPool:
         self._changed = threading.Condition()
         self._threads = 0
         self._idle = 0
+        self._at_work = 0
+        self._coming_until = 0.0
         self._is_watched = False
         """Whether an idle thread watches how those at work get on."""
         self._last_taken = 0.0
@@ -73,10 +77,11 @@ class WorkerPool:
         if self._idle:
             self._changed.notify()
             return False
-        if self._threads >= self._max_threads:
+        now = time.monotonic()
+        if self._threads >= self._max_threads or now < self._coming_until:
             return False
         self._threads += 1
-        self._idle += 1
+        self._coming_until = now + COMING_SECONDS
         return True
 
     def _start(self) -> None:
@@ -89,7 +94,7 @@ class WorkerPool:
         """The system gave no thread: leave the work to those there are, or else to this one."""
         with self._changed:
             self._threads -= 1
-            self._idle -= 1
+            self._coming_until = 0.0
             if self._threads:
                 return
             orphaned, self._jobs = self._jobs, deque()
@@ -97,6 +102,9 @@ class WorkerPool:
             job()
 
     def _work(self) -> None:
+        with self._changed:
+            self._idle += 1
+            self._coming_until = 0.0
         while (job := self._first_job()) is not None:
             while job is not None:
                 job()
@@ -114,6 +122,7 @@ class WorkerPool:
             if not self._jobs:
                 self._threads -= 1
                 return None
+            self._at_work += 1
             job = self._take()
             needs_thread = bool(self._jobs) and self._needs_thread()
         if needs_thread:
@@ -125,7 +134,7 @@ class WorkerPool:
         now = time.monotonic()
         if not self._jobs:
             return leave_at - now
-        if self._idle == self._threads:
+        if not self._at_work:
             return 0.0
         if self._is_watched:
             return self._idle_seconds
@@ -138,6 +147,7 @@ class WorkerPool:
         with self._changed:
             if self._jobs:
                 return self._take()
+            self._at_work -= 1
             self._idle += 1
             return None
 

@@ -22,7 +22,7 @@ from aiordma.loop import (
     running_loop,
     workers,
 )
-from aiordma.loop.workers import WorkerPool
+from aiordma.loop.workers import COMING_SECONDS, WorkerPool
 
 PATIENCE = 10.0
 
@@ -329,6 +329,26 @@ def test_no_job_is_lost_while_threads_come_and_go() -> None:
             time.sleep(0.0006)
     wait_until(lambda: len(done) == 500)
     assert sorted(done) == list(range(500))
+
+
+def test_a_thread_that_a_ctrl_c_kept_from_starting_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = WorkerPool()
+    done: list[int] = []
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "_start", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pool.submit(lambda: done.append(1))
+    monkeypatch.undo()
+    time.sleep(COMING_SECONDS)
+    pool.submit(lambda: done.append(2))
+    wait_until(lambda: done == [1, 2])
+    pool.submit(lambda: done.append(3))
+    wait_until(lambda: done == [1, 2, 3])
 
 
 def test_an_idle_thread_holds_no_job() -> None:
