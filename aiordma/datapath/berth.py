@@ -36,7 +36,10 @@ class Berth:
     under the device depends on what users keep.
     """
 
-    def __init__(self, cm: AsyncCmId, owner: CompletionSink, caps: QueuePairCaps) -> None:
+    def __init__(
+        self, cm: AsyncCmId, owner: CompletionSink, caps: QueuePairCaps, late: int = 0
+    ) -> None:
+        """`late`: requests that may end when their places in the send queue are others' already."""
         self.shared = LoopDevice.of(cm.loop, cm.device())
         self.queue: SharedQueue
         """Where the requests complete, once the queue pair is made."""
@@ -44,7 +47,7 @@ class Berth:
         """Where the receives do."""
         self._cm = cm
         self._caps = caps
-        self._entries = caps.max_send_wr + caps.max_recv_wr
+        self._entries = caps.max_send_wr + caps.max_recv_wr + late
         self._key = self.shared.attach(owner)
 
     def open(self) -> LoopDevice:

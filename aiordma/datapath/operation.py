@@ -124,6 +124,7 @@ class Operations:
             sends.keep(operation)
             raise self.owner.not_posted(error) from None
         except BaseException:
-            sends.unreserve()
-            operation.release()
+            if not sends.holds(operation):  # if it does, a Ctrl-C came, and it is posted or will be
+                sends.unreserve()
+                operation.release()
             raise

@@ -69,7 +69,7 @@ class _Places(Slots):
 
 
 class SendQueue:
-    """The send side of a queue pair. Requests end in the order in which they were posted.
+    """The send side of a queue pair. Requests end in the order in which they were posted, mostly.
 
     A full queue makes senders wait, first come first served; the device never sees one too many.
 
@@ -87,6 +87,7 @@ class SendQueue:
         self._depth = depth
         # A full queue always has a signalled request in it, which empties it.
         self._interval = max(1, depth // 4) if selective else 1
+        self._is_selective = selective
         self.lane = lanes.SendLane(depth, self._interval, max_inline)
         self._slots = _Places(loop, self.lane)
         self._lent: deque[tuple[int, Lent]] = deque()
@@ -272,11 +273,14 @@ class SendQueue:
 
         What waits to be posted before it is posted first, unless it joins that.
 
+        Raises:
+            VerbsError: the device refused that.
+
         Before, not afterwards: a Ctrl-C between the two must not leave the device with memory that
         nobody holds. It leaves at worst a note of what was not posted, which goes with the next.
         """
         together = self.together
-        if together is not None and together.waiters and not joins:
+        if together is not None and together.is_due and not joins:
             together.flush()
         lane = self.lane
         number = lane.number
@@ -296,6 +300,10 @@ class SendQueue:
             self._lent.pop()
             lane.lent -= 1
 
+    def holds(self, lent: Lent) -> bool:
+        """Whether it is noted as lent to the device."""
+        return any(noted is lent for _, noted in self._lent)
+
     def fence(self) -> Callable[[], None]:
         """Have what is posted wait for the reads before it, until the result is called."""
         self._strays += 1
@@ -314,12 +322,20 @@ class SendQueue:
         self._kept.append(lent)
 
     def completed(self, number: int) -> Lent | None:
-        """The request with this number ended, and so did all that were posted before it.
+        """The request with this number ended; what was lent for it is returned, and released.
 
-        Returns what was lent for it.
+        Where signalling is selective, so did all that were posted before it. Where it is not, each
+        is reported itself: on Linux's siw a read may end after what was posted later.
         """
-        lane, under_way = self.lane, self._lent
+        lane = self.lane
         lane.completed(number)
+        lent = self._end_all(number) if self._is_selective else self._end_one(number)
+        if lane.waiting:
+            self._slots.release(0)
+        return lent
+
+    def _end_all(self, number: int) -> Lent | None:
+        lane, under_way = self.lane, self._lent
         lent = None
         while under_way and (number - under_way[0][0]) & NUMBER_MASK <= NUMBER_MASK >> 1:
             oldest, ended = under_way.popleft()
@@ -327,9 +343,16 @@ class SendQueue:
             ended.release()
             if oldest == number:
                 lent = ended
-        if lane.waiting:
-            self._slots.release(0)
         return lent
+
+    def _end_one(self, number: int) -> Lent | None:
+        for index, (noted, lent) in enumerate(self._lent):
+            if noted == number:
+                del self._lent[index]
+                self.lane.lent -= 1
+                lent.release()
+                return lent
+        return None
 
     def abandon(self) -> None:
         """The queue pair is gone, and with it all that was posted. Those who wait are let go."""

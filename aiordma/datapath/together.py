@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from aiordma.enums import WrOpcode
 from aiordma.errors import VerbsError
-from aiordma.loop import after_all
+from aiordma.loop import after_all, is_forked_child
 from aiordma.verbs import QueuePair, RequestChain
 from aiordma.verbs.queue_pair import NO_IMMEDIATE, Segment
 
@@ -69,28 +71,38 @@ class Together:
         self._lane = lane
         self._clock = clock
         self._refused = refused
-        self._chain: RequestChain | None = None
-        self.waiters: list[Waiter] = []
-        """Of the requests that are not posted yet."""
+        self._chain = RequestChain(0)  # until one is needed
+        self._waiters: list[Waiter] = []
         self._is_open = False
+        self._error: VerbsError | None = None
+        self.is_due = False
+        """Whether flush() has to come before anything else is posted."""
 
     def is_open(self) -> bool:
         """Whether requests can be added now: other tasks run before the loop goes on."""
-        if not self._is_open and after_all(self._close):
+        if self._error is not None or not after_all(self._close):
+            return False
+        if not self._is_open:
             self._is_open = True
             self._clock.held += 1
             self._lane.waiting += 1  # short messages come in their turn, too
-        return self._is_open
+        return True
 
     def add(self, request: ListRequest, wr_id: int, flags: int, waiter: Waiter) -> None:
-        """Have it posted with the others. Only while it is_open(), and with memory in one piece."""
-        chain = self._chain
-        if chain is None:
-            chain = self._chain = RequestChain(LONGEST)
-        elif len(self.waiters) == LONGEST:
+        """Have it posted with the others. Only while it is_open(), and with memory in one piece.
+
+        Raises:
+            VerbsError: as flush(); this one is not posted then.
+        """
+        if self._chain.is_full:
             self.flush()
-        chain.add(wr_id, request.opcode, request.segments[0], request.remote, flags, request.imm)
-        self.waiters.append(waiter)
+            if self._chain.is_full:
+                self._chain = RequestChain(LONGEST)
+        self._waiters.append(waiter)
+        self.is_due = True
+        self._chain.add(
+            wr_id, request.opcode, request.segments[0], request.remote, flags, request.imm
+        )
         request.on_post()
 
     def flush(self) -> None:
@@ -98,21 +110,31 @@ class Together:
 
         Which of the requests it took before is not asked: it may use the memory of all of them as
         long as the queue pair is there.
+
+        Raises:
+            VerbsError: it has refused one, now or before: nothing may be posted any more.
         """
-        waiters = self.waiters
-        if not waiters:
-            return
-        assert self._chain is not None
-        self.waiters = []
-        try:
-            self._qp.post_chain(self._chain)
-        except VerbsError as error:
-            self._refused(error)
-            for waiter in waiters:
-                waiter.stop_waiting()
+        if self._error is not None:
+            raise copy.copy(self._error)
+        if self._chain.count and not is_forked_child():  # a child's are those of its parent
+            try:
+                self._qp.post_chain(self._chain)
+            except VerbsError as error:
+                self._give_up(error)
+                raise
+        self._waiters = []
+        self.is_due = False
+
+    def _give_up(self, error: VerbsError) -> None:
+        self._error = error
+        self._refused(error)
+        for waiter in self._waiters:
+            waiter.stop_waiting()
 
     def _close(self) -> None:
-        self._is_open = False
-        self._clock.held -= 1
-        self._lane.waiting -= 1
-        self.flush()
+        if self._is_open:
+            self._is_open = False
+            self._clock.held -= 1
+            self._lane.waiting -= 1
+            with suppress(VerbsError):  # the waiters have been told
+                self.flush()

@@ -54,8 +54,9 @@ class Traffic:
             max_send_sge=options.max_sge,
             max_inline_data=options.max_inline,
         )
-        self._berth = Berth(cm, self, caps)
-        self._is_siw = device.attributes.is_siw
+        # On Linux's siw reads may end after what was posted later, which gives their places away.
+        late = options.initiator_depth if device.is_iwarp else 0
+        self._berth = Berth(cm, self, caps, late)
         self._adaptive_poll = options.adaptive_poll
         self._busy_sending = BusyPoll(self._berth.shared, options.busy_poll)
         self._busy_receiving = BusyPoll(self._berth.shared, options.busy_poll)
@@ -106,9 +107,7 @@ class Traffic:
         self.receiver.outlook.open(completions, berth.receive_queue.cq, busy, self._adaptive_poll)
         lane = self.sends.lane
         lane.look_out(completions, berth.queue.cq.address, busy)
-        # Where reads and writes take turns in one call, Linux's siw stops at a read (seen on 6.1).
-        if not self._is_siw:
-            self.sends.together = Together(qp, lane, completions, self._owner.not_posted)
+        self.sends.together = Together(qp, lane, completions, self._refused)
         berth.watch(qp, self._owner.queue_pair_event)
         return qp
 
@@ -170,6 +169,10 @@ class Traffic:
             self._receives.give_back(slot)
         self._owner.request_failed(WcOpcode.RECV, wc)
         self.receiver.wake()
+
+    def _refused(self, error: VerbsError) -> None:
+        if not self._owner.released:  # if it is, the queue pair may be gone
+            self._owner.not_posted(error)
 
     def negotiated(self, initiator_depth: int) -> None:
         """The connection is made: so many reads and atomics may be under way from here."""

@@ -37,7 +37,7 @@ class BusyPoll:
     ) -> None:
         """Poll until that is so, or for so long; or, if it `gives_way`, until others want the loop.
 
-        Not at all while there are requests that wait for the next tasks to be posted with theirs.
+        Requests that wait to be posted with those of the next tasks are posted before.
 
         Cancelling does nothing but end it.
         """
@@ -47,7 +47,7 @@ class BusyPoll:
         shared = self._shared
         turn = shared.turn
         if turn.is_held:
-            return
+            await turn.end()
         now = time.monotonic_ns()
         end = now + nanoseconds
         queue.pollers += 1

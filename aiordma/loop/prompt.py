@@ -29,7 +29,7 @@ class _Woken(threading.local):
 
     futures: deque[PromptFuture] | None = None
     """None: no such callback is running."""
-    afterwards: list[Callable[[], None]] | None = None
+    afterwards: dict[Callable[[], None], None] | None = None
     """What is to be done when the tasks that it woke have had their go. None: it woke only one."""
 
 
@@ -128,13 +128,13 @@ def promptly(callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
 
 
 def after_all(callback: Callable[[], None]) -> bool:
-    """Have `callback` called when all tasks that were woken together have had their go.
+    """Have `callback` called, once, when all tasks that were woken together have had their go.
 
     False, and nothing is called, unless this is such a task, and others were woken with it.
     """
     if _woken.afterwards is None:
         return False
-    _woken.afterwards.append(callback)
+    _woken.afterwards.setdefault(callback)
     return True
 
 
@@ -142,7 +142,7 @@ def _run(futures: deque[PromptFuture]) -> None:
     if len(futures) == 1:
         futures.popleft().wake_now()
         return
-    afterwards: list[Callable[[], None]] = []
+    afterwards: dict[Callable[[], None], None] = {}
     _woken.afterwards = afterwards
     try:
         while futures:
@@ -151,5 +151,14 @@ def _run(futures: deque[PromptFuture]) -> None:
         _woken.afterwards = None
         for future in futures:  # the loop is about to end: should it run again, so do they
             future.wake_later()
-        for callback in afterwards:
-            callback()
+        _call_all(afterwards)
+
+
+def _call_all(callbacks: dict[Callable[[], None], None]) -> None:
+    """Call them, whatever one of them raises."""
+    try:
+        while callbacks:
+            callbacks.popitem()[0]()
+    finally:
+        if callbacks:
+            _call_all(callbacks)

@@ -26,6 +26,11 @@ class RequestChain:
         self.count = 0
         """Requests in it."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another."""
+        return self.count == self._capacity
+
     def add(
         self,
         wr_id: int,
@@ -40,11 +45,7 @@ class RequestChain:
         Raises:
             ValueError: it is full.
         """
-        if self.count == self._capacity:
+        if self.is_full:
             raise ValueError(f"a chain of {self._capacity} requests is full")
         lib.aiordma_add_link(self.links, self.count, wr_id, opcode, *segment, flags, imm, *remote)
         self.count += 1
-
-    def clear(self) -> None:
-        """Forget them."""
-        self.count = 0

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import errno
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from verbs_fakes import FakeVerbs
 
 from aiordma import VerbsError
 from aiordma._native import ffi, lanes
-from aiordma.datapath import SendQueue
+from aiordma.datapath import SendQueue, together
 from aiordma.datapath.operation import Operations
 from aiordma.datapath.together import LONGEST, ListRequest, Together
 from aiordma.enums import SendFlags, WcOpcode, WrOpcode
@@ -60,9 +60,8 @@ class Rig:
             WcOpcode.RDMA_READ, request, lambda: self.given_back.append(number)
         )
 
-    async def woken(self, *calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
-        """Tasks that go on together, each with its call."""
-        futures = [future_of(running_loop()) for _ in calls]
+    async def waiting(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Tasks that wait, each for one of these futures, to go on with its call."""
 
         async def go_on(future: Any, call: Callable[[], Any]) -> None:
             await future
@@ -70,13 +69,19 @@ class Rig:
             if result is not None:
                 await result
 
-        tasks = [
+        futures = [future_of(running_loop()) for _ in calls]
+        self.tasks = [
             asyncio.create_task(go_on(future, call))
             for future, call in zip(futures, calls, strict=True)
         ]
         await asyncio.sleep(0)
-        await called_by_the_loop(lambda: [future.set_result(None) for future in futures])
-        return tasks
+        return futures
+
+    async def woken(self, *calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
+        """Tasks that go on together, each with its call."""
+        futures = await self.waiting(calls)
+        await called_by_the_loop(lambda: promptly(lambda: wake_all(futures)))
+        return self.tasks
 
     async def reads(self, count: int) -> list[asyncio.Task[None]]:
         return await self.woken(
@@ -99,18 +104,27 @@ class Rig:
         ]
 
 
+def wake_all(futures: Sequence[Any]) -> None:
+    for future in futures:
+        future.set_result(None)
+
+
 async def called_by_the_loop(callback: Callable[[], object]) -> None:
-    """Run it, and whom it wakes, as an event does."""
-    done = asyncio.Event()
+    """As an event is: not in a task. What it raises is raised here."""
+    done = running_loop().create_future()
 
     def call() -> None:
         try:
-            promptly(callback)
-        finally:
-            done.set()
+            callback()
+        except BaseException as error:
+            raised.append(error)
+        done.set_result(None)
 
+    raised: list[BaseException] = []
     running_loop().call_soon(call)
-    await done.wait()
+    await done
+    if raised:
+        raise raised[0]
 
 
 @pytest.fixture
@@ -258,6 +272,47 @@ async def test_what_is_refused_ends_the_connection_and_all_waiting(
     assert sorted(rig.given_back) == list(range(4))
 
 
+async def test_nothing_is_posted_behind_what_was_refused(verbs: FakeVerbs) -> None:
+    """Not even by who had seen the connection open before: "done" must not come without it."""
+    rig = Rig(verbs)
+    seen: list[VerbsError] = []
+
+    def send(data: bytes) -> None:
+        assert rig.queue.try_reserve()
+        with pytest.raises(VerbsError) as raised:
+            rig.queue.post_inline(data)
+        rig.queue.unreserve()
+        verbs.refuse(0)  # from now on the device would take it
+        seen.append(raised.value)
+
+    verbs.refuse(errno.ENOMEM)
+    tasks = await rig.woken(
+        lambda: rig.perform(rig.request(0)),
+        lambda: send(b"done"),
+        lambda: send(b"done, again"),
+    )
+    await rig.woken(lambda: send(b"later"), lambda: send(b"and later"))
+    assert verbs.posted == 0
+    assert [error.errno for error in seen] == [errno.ENOMEM] * 4
+    assert rig.given_back == []
+    with pytest.raises(VerbsError):
+        await tasks[0]
+
+
+async def test_what_comes_when_a_full_chain_was_refused_is_not_posted(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs)
+    verbs.refuse(errno.ENOMEM)
+    verbs.room(3)
+    tasks = await rig.reads(LONGEST + 2)
+    assert verbs.posted == 3
+    for task in tasks:
+        with pytest.raises(VerbsError):
+            await task
+    assert len(rig.owner.breaks) >= 1
+    rig.queue.abandon()
+    assert sorted(rig.given_back) == list(range(LONGEST + 2))
+
+
 async def test_one_that_is_cancelled_before_it_is_posted_is_posted(verbs: FakeVerbs) -> None:
     """As one that is cancelled later: its memory comes back when the device is done with it."""
     rig = Rig(verbs)
@@ -313,6 +368,92 @@ async def test_they_are_posted_though_a_task_ends_the_loop(verbs: FakeVerbs) -> 
     assert rig.clock.held == 0
     rig.end(1)
     await task
+
+
+class CtrlC(BaseException):
+    """May come after any call."""
+
+
+async def test_a_ctrl_c_as_they_are_posted_has_none_posted_twice(
+    verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(verbs)
+    post_chain = QueuePair.post_chain
+
+    def interrupted(qp: QueuePair, chain: RequestChain) -> None:
+        post_chain(qp, chain)
+        raise CtrlC
+
+    monkeypatch.setattr(QueuePair, "post_chain", interrupted)
+    with pytest.raises(CtrlC):
+        await rig.woken(*(lambda n=n: rig.perform(rig.request(n), n) for n in range(3)))
+    monkeypatch.undo()
+    assert rig.numbers == [0, 1, 2]
+    rig.queue.try_reserve()
+    rig.queue.post_inline(b"x")
+    await rig.reads(2)
+    assert rig.numbers == [0, 1, 2, -1, 0, 1]
+    assert (rig.clock.held, rig.queue.lane.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+async def test_a_ctrl_c_as_one_is_added_frees_nothing_that_the_device_gets(
+    verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    rig = Rig(verbs)
+    add = RequestChain.add
+
+    def interrupted(chain: RequestChain, *arguments: Any) -> None:
+        if where == "after":
+            add(chain, *arguments)
+        raise CtrlC
+
+    monkeypatch.setattr(RequestChain, "add", interrupted)
+    ended: list[BaseException] = []
+
+    async def read() -> None:
+        try:
+            await rig.perform(rig.request(0), 0)
+        except CtrlC as error:
+            ended.append(error)
+
+    await rig.woken(read, lambda: None)
+    monkeypatch.undo()
+    assert len(ended) == 1
+    assert verbs.posted == (where == "after")
+    assert rig.given_back == []  # it comes back with the next end, or with the queue pair
+    rig.queue.abandon()
+    assert rig.given_back == [0]
+
+
+async def test_two_connections_are_posted_though_one_is_interrupted(
+    verbs: FakeVerbs, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_verbs = FakeVerbs(library)
+    rig, other = Rig(verbs), Rig(other_verbs)
+    post_chain = QueuePair.post_chain
+
+    def interrupted(qp: QueuePair, chain: RequestChain) -> None:
+        post_chain(qp, chain)
+        raise CtrlC
+
+    monkeypatch.setattr(QueuePair, "post_chain", interrupted)
+    with pytest.raises(CtrlC):
+        await rig.woken(
+            lambda: rig.perform(rig.request(0)), lambda: other.perform(other.request(0))
+        )
+    assert (verbs.posted, other_verbs.posted) == (1, 1)
+    assert (rig.clock.held, other.clock.held) == (0, 0)
+    other_verbs.close()
+
+
+async def test_a_forked_child_leaves_them_to_its_parent(
+    verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(verbs)
+    monkeypatch.setattr(together, "is_forked_child", lambda: True)
+    await rig.reads(2)
+    assert verbs.posted == 0
 
 
 async def test_a_chain_takes_no_more_than_it_has_room_for() -> None:

@@ -49,8 +49,12 @@ int look_out(struct outlook *outlook, int (*is_there)(const void *), const void 
 	uint64_t now, end, last;
 	int count, told = 0;
 
-	if (!completions || outlook->patience < 0 || completions->held)
+	if (!completions || outlook->patience < 0)
 		return 0;
+	if (completions->held > 0) {
+		outlook->cut_short = 1;
+		return 0;
+	}
 	now = now_ns();
 	end = now + outlook->patience;
 	last = completions->turn_began + completions->turn_length;
