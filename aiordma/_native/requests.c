@@ -66,22 +66,9 @@ static int post(struct ibv_qp **cell, struct ibv_send_wr *wr, int64_t imm)
 	return post_all(cell, wr);
 }
 
-static void fill_remote(struct ibv_send_wr *wr, uint64_t remote_addr, uint32_t rkey)
-{
-	if (wr->opcode == IBV_WR_SEND_WITH_INV) {
-		wr->invalidate_rkey = rkey;
-	} else {
-		wr->wr.rdma.remote_addr = remote_addr;
-		wr->wr.rdma.rkey = rkey;
-	}
-}
-
-/*
- * Send, write or read the memory that `segments` name. For a send with invalidate `rkey` is the key
- * that the peer is to invalidate.
- */
-int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
-		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
+static struct ibv_send_wr list_request(uint64_t wr_id, int opcode, struct ibv_sge *segments,
+				       int count, uint32_t flags, int64_t imm,
+				       uint64_t remote_addr, uint32_t rkey)
 {
 	struct ibv_send_wr wr = {
 		.wr_id = wr_id,
@@ -91,8 +78,26 @@ int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct i
 		.send_flags = flags,
 	};
 
-	fill_remote(&wr, remote_addr, rkey);
-	return post(cell, &wr, imm);
+	if (opcode == IBV_WR_SEND_WITH_INV) {
+		wr.invalidate_rkey = rkey;
+	} else {
+		wr.wr.rdma.remote_addr = remote_addr;
+		wr.wr.rdma.rkey = rkey;
+	}
+	fill_imm(&wr, imm);
+	return wr;
+}
+
+/*
+ * Send, write or read the memory that `segments` name. For a send with invalidate `rkey` is the key
+ * that the peer is to invalidate.
+ */
+int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
+		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_send_wr wr = list_request(wr_id, opcode, segments, count, flags, imm, remote_addr, rkey);
+
+	return post_all(cell, &wr);
 }
 
 /* Likewise for memory in one piece. */
@@ -112,15 +117,7 @@ void aiordma_add_link(struct aiordma_link *links, int index, uint64_t wr_id, int
 	struct aiordma_link *link = &links[index];
 
 	link->sge = (struct ibv_sge){ .addr = addr, .length = length, .lkey = lkey };
-	link->wr = (struct ibv_send_wr){
-		.wr_id = wr_id,
-		.sg_list = &link->sge,
-		.num_sge = 1,
-		.opcode = opcode,
-		.send_flags = flags,
-	};
-	fill_remote(&link->wr, remote_addr, rkey);
-	fill_imm(&link->wr, imm);
+	link->wr = list_request(wr_id, opcode, &link->sge, 1, flags, imm, remote_addr, rkey);
 	if (index)
 		links[index - 1].wr.next = &link->wr;
 }

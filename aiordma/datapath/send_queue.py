@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aiordma._native import lanes
 from aiordma.datapath.stats import ConnectionStats
-from aiordma.datapath.together import ListRequest, Together
+from aiordma.datapath.together import ListRequest, Together, Waiter
 from aiordma.enums import WrOpcode
 from aiordma.errors import VerbsError
 from aiordma.loop import Loop, Slots
@@ -33,11 +33,8 @@ class Lent(Protocol):
 
 
 @runtime_checkable
-class Waited(Lent, Protocol):
+class Waited(Lent, Waiter, Protocol):
     """What a task waits for the end of."""
-
-    def stop_waiting(self) -> None:
-        """Let the task go."""
 
 
 class _Places(Slots):

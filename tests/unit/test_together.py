@@ -374,10 +374,8 @@ class CtrlC(BaseException):
     """May come after any call."""
 
 
-async def test_a_ctrl_c_as_they_are_posted_has_none_posted_twice(
-    verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(verbs)
+def interrupt_posting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have one come whenever a chain was posted."""
     post_chain = QueuePair.post_chain
 
     def interrupted(qp: QueuePair, chain: RequestChain) -> None:
@@ -385,6 +383,13 @@ async def test_a_ctrl_c_as_they_are_posted_has_none_posted_twice(
         raise CtrlC
 
     monkeypatch.setattr(QueuePair, "post_chain", interrupted)
+
+
+async def test_a_ctrl_c_as_they_are_posted_has_none_posted_twice(
+    verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(verbs)
+    interrupt_posting(monkeypatch)
     with pytest.raises(CtrlC):
         await rig.woken(*(lambda n=n: rig.perform(rig.request(n), n) for n in range(3)))
     monkeypatch.undo()
@@ -431,13 +436,7 @@ async def test_two_connections_are_posted_though_one_is_interrupted(
 ) -> None:
     other_verbs = FakeVerbs(library)
     rig, other = Rig(verbs), Rig(other_verbs)
-    post_chain = QueuePair.post_chain
-
-    def interrupted(qp: QueuePair, chain: RequestChain) -> None:
-        post_chain(qp, chain)
-        raise CtrlC
-
-    monkeypatch.setattr(QueuePair, "post_chain", interrupted)
+    interrupt_posting(monkeypatch)
     with pytest.raises(CtrlC):
         await rig.woken(
             lambda: rig.perform(rig.request(0)), lambda: other.perform(other.request(0))
