@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 
@@ -182,7 +183,8 @@ async def test_a_loop_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress) 
     """The buffers run out before anybody can do anything about it."""
     server = ConnectionOptions(recv_depth=4)
     async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
-        send_at_once(pair.client, 40)
+        with contextlib.suppress(aiordma.VerbsError):  # too late for the rest of them
+            send_at_once(pair.client, 40)
         time.sleep(0.2)  # noqa: ASYNC251 - the loop has no turn before it is too late
         for _ in range(5):
             assert await pair.server.recv() == b"burst"
