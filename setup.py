@@ -10,6 +10,7 @@ NATIVE = Path("aiordma/_native")
 def extension(name: str, sources: list[Path], *libraries: str) -> Extension:
     """`aiordma._native.NAME`."""
     headers = {header for source in sources for header in source.parent.glob("*.h")}
+    headers.add(NATIVE / "work_requests.h")
     return Extension(
         f"aiordma._native.{name}",
         [str(source) for source in sources],

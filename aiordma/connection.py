@@ -17,6 +17,7 @@ from aiordma.datapath import (
     joined,
 )
 from aiordma.endpoint import Endpoint
+from aiordma.enums import WrOpcode
 from aiordma.errors import PeerClosed, RdmaError
 from aiordma.memory import MemorySlice, RemoteBuffer, flat
 from aiordma.one_sided import OneSided, checked_for
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 MessageEndpoint = Endpoint[Traffic]
+SEND = int(WrOpcode.SEND)
 
 
 def message_endpoint(
@@ -179,6 +181,10 @@ class Connection(OneSided, AbortableBlock):
                 return
             if error > 0:
                 raise self._endpoint.traffic.sender.refused(error)
+            transfer = self._transfer(SEND, data, None)
+            if transfer is not None:
+                await self._finish(transfer)
+                return
         number = checked_for(self._endpoint.device, imm)
         sender = self._endpoint.traffic.sender
         if type(data) is bytes and invalidate is None:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from aiordma.datapath.gather import Sink, Source
 
 
+# Plain numbers, for C.
+READ = int(WrOpcode.RDMA_READ)
+WRITE = int(WrOpcode.RDMA_WRITE)
+
+
 def checked_for(device: Device, imm: int | None) -> int:
     """Immediate data for a request, NO_IMMEDIATE if None.
 
@@ -37,6 +42,9 @@ class OneSided(Registers):
 
     def __init__(self, endpoint: Endpoint[Traffic]) -> None:
         super().__init__(endpoint)
+        # Looked up once: registered memory in one piece needs no more than these.
+        self._transfer = endpoint.traffic.transfer
+        self._finish = endpoint.traffic.finish
 
     async def bind(
         self,
@@ -78,7 +86,11 @@ class OneSided(Registers):
                 has ended then.
             PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
         """
-        await self._endpoint.traffic.remote.read(remote, into)
+        transfer = self._transfer(READ, into, remote)
+        if transfer is not None:
+            await self._finish(transfer)
+        else:
+            await self._endpoint.traffic.remote.read(remote, into)
 
     async def write(self, source: Source, remote: RemoteBuffer, *, imm: int | None = None) -> None:
         """Write `source` to the beginning of `remote`, memory of the peer's: RDMA WRITE.
@@ -95,6 +107,11 @@ class OneSided(Registers):
                 registered for this connection, or iWARP was to carry `imm`.
             WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
         """
+        if imm is None:
+            transfer = self._transfer(WRITE, source, remote)
+            if transfer is not None:
+                await self._finish(transfer)
+                return
         number = checked_for(self._endpoint.device, imm)
         await self._endpoint.traffic.remote.write(source, remote, number)
 

@@ -9,3 +9,5 @@ from aiordma._native._exporter import BufferExporter
 from aiordma._native._lib import ffi, lib
 
 __all__ = ["BufferExporter", "ffi", "lanes", "lib"]
+
+lanes.post_by(int(ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_post_all"))))

@@ -321,7 +321,15 @@ class AsyncEventCopy(CData):
 class AsyncEventArray(CData):
     def __getitem__(self, index: int) -> AsyncEventCopy: ...
 
+class SendWr(CData): ...
 class LinkArray(CData): ...
+
+class RequestChainPtr(CData):
+    """`struct aiordma_chain`."""
+
+    count: int
+    capacity: int
+    links: LinkArray
 
 class QpCell(CData):
     """`struct ibv_qp *[1]`"""
@@ -716,6 +724,7 @@ class Lib:
         self, context: IbvContext, port_num: int, wc: IbvWc, grh: Bytes, attr: IbvAhAttr
     ) -> int: ...
     def aiordma_await_posts(self) -> None: ...
+    def aiordma_post_all(self, cell: QpCell, wr: SendWr) -> int: ...
     def aiordma_post_one(
         self,
         cell: QpCell,
@@ -743,8 +752,7 @@ class Lib:
     ) -> int: ...
     def aiordma_add_link(
         self,
-        links: LinkArray,
-        index: int,
+        chain: RequestChainPtr,
         wr_id: int,
         opcode: int,
         addr: int,
@@ -755,7 +763,7 @@ class Lib:
         remote_addr: int,
         rkey: int,
     ) -> None: ...
-    def aiordma_post_chain(self, cell: QpCell, links: LinkArray) -> int: ...
+    def aiordma_post_chain(self, cell: QpCell, chain: RequestChainPtr) -> int: ...
     def aiordma_post_send_copy(
         self,
         cell: QpCell,
@@ -843,7 +851,10 @@ class Lib:
 
 class Ffi:
     def release(self, cdata: CData) -> None: ...
+    @overload
     def addressof(self, cdata: RouteAddr, field: Literal["src_addr", "dst_addr"]) -> Sockaddr: ...
+    @overload
+    def addressof(self, cdata: Lib, field: Literal["aiordma_post_all"]) -> VoidPtr: ...
     errno: int
     NULL: Final[NullPtr]
     @overload
@@ -852,6 +863,10 @@ class Ffi:
     def new(self, cdecl: Literal["struct ibv_qp *[1]"], init: list[IbvQp]) -> QpCell: ...
     @overload
     def new(self, cdecl: Literal["struct aiordma_link[]"], init: int) -> LinkArray: ...
+    @overload
+    def new(
+        self, cdecl: Literal["struct aiordma_chain *"], init: tuple[int, int, LinkArray]
+    ) -> RequestChainPtr: ...
     @overload
     def new(self, cdecl: Literal["struct ibv_srq *[1]"], init: list[IbvSrq]) -> SrqCell: ...
     @overload

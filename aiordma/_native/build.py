@@ -18,7 +18,7 @@ ffibuilder.set_source(
     '#include "shim.h"\n',
     sources=[f"aiordma/_native/{name}" for name in SOURCES],
     include_dirs=[str(HERE)],
-    depends=[str(HERE / name) for name in ("cdef.h", "shim.h", *SOURCES)],
+    depends=[str(HERE / name) for name in ("cdef.h", "shim.h", "work_requests.h", *SOURCES)],
     libraries=["rdmacm", "ibverbs"],
     py_limited_api=True,
     extra_compile_args=[

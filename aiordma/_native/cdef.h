@@ -687,16 +687,23 @@ int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv
 int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
 		       const char *grh, struct ibv_ah_attr *attr);
 void aiordma_await_posts(void);
+struct ibv_send_wr { ...; };
+struct aiordma_link { ...; };
+int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr);
 int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
 		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
 int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr, uint32_t length,
 		     uint32_t lkey, uint32_t flags, int64_t imm, uint64_t remote_addr,
 		     uint32_t rkey);
-struct aiordma_link { ...; };
-void aiordma_add_link(struct aiordma_link *links, int index, uint64_t wr_id, int opcode, uint64_t addr,
+struct aiordma_chain {
+	int count;
+	int capacity;
+	struct aiordma_link *links;
+};
+void aiordma_add_link(struct aiordma_chain *chain, uint64_t wr_id, int opcode, uint64_t addr,
 		      uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
 		      uint64_t remote_addr, uint32_t rkey);
-int aiordma_post_chain(struct ibv_qp **cell, struct aiordma_link *links);
+int aiordma_post_chain(struct ibv_qp **cell, struct aiordma_chain *chain);
 int aiordma_post_send_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
 			   uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm);
 int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,

@@ -39,7 +39,8 @@ void aiordma_await_posts(void)
 	pthread_rwlock_unlock(&posting);
 }
 
-static int post_all(struct ibv_qp **cell, struct ibv_send_wr *wr)
+/* Post a request, and those that it is linked to. The lanes come here, too. */
+int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr)
 {
 	struct ibv_send_wr *bad;
 	struct ibv_qp *qp;
@@ -63,41 +64,16 @@ static void fill_imm(struct ibv_send_wr *wr, int64_t imm)
 static int post(struct ibv_qp **cell, struct ibv_send_wr *wr, int64_t imm)
 {
 	fill_imm(wr, imm);
-	return post_all(cell, wr);
+	return aiordma_post_all(cell, wr);
 }
 
-static struct ibv_send_wr list_request(uint64_t wr_id, int opcode, struct ibv_sge *segments,
-				       int count, uint32_t flags, int64_t imm,
-				       uint64_t remote_addr, uint32_t rkey)
-{
-	struct ibv_send_wr wr = {
-		.wr_id = wr_id,
-		.sg_list = segments,
-		.num_sge = count,
-		.opcode = opcode,
-		.send_flags = flags,
-	};
-
-	if (opcode == IBV_WR_SEND_WITH_INV) {
-		wr.invalidate_rkey = rkey;
-	} else {
-		wr.wr.rdma.remote_addr = remote_addr;
-		wr.wr.rdma.rkey = rkey;
-	}
-	fill_imm(&wr, imm);
-	return wr;
-}
-
-/*
- * Send, write or read the memory that `segments` name. For a send with invalidate `rkey` is the key
- * that the peer is to invalidate.
- */
+/* Send, write or read the memory that `segments` name: see aiordma_request(). */
 int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
 		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
 {
-	struct ibv_send_wr wr = list_request(wr_id, opcode, segments, count, flags, imm, remote_addr, rkey);
+	struct ibv_send_wr wr = aiordma_request(wr_id, opcode, segments, count, flags, imm, remote_addr, rkey);
 
-	return post_all(cell, &wr);
+	return aiordma_post_all(cell, &wr);
 }
 
 /* Likewise for memory in one piece. */
@@ -109,23 +85,20 @@ int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t 
 	return aiordma_post_list(cell, wr_id, opcode, &sge, 1, flags, imm, remote_addr, rkey);
 }
 
-/* Make this the next link of a chain: as aiordma_post_one(), but nothing is posted yet. */
-void aiordma_add_link(struct aiordma_link *links, int index, uint64_t wr_id, int opcode, uint64_t addr,
+/* Append to a chain what aiordma_post_one() would post; there must be room. */
+void aiordma_add_link(struct aiordma_chain *chain, uint64_t wr_id, int opcode, uint64_t addr,
 		      uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
 		      uint64_t remote_addr, uint32_t rkey)
 {
-	struct aiordma_link *link = &links[index];
+	struct ibv_sge segment = { .addr = addr, .length = length, .lkey = lkey };
 
-	link->sge = (struct ibv_sge){ .addr = addr, .length = length, .lkey = lkey };
-	link->wr = list_request(wr_id, opcode, &link->sge, 1, flags, imm, remote_addr, rkey);
-	if (index)
-		links[index - 1].wr.next = &link->wr;
+	aiordma_append(chain, wr_id, opcode, segment, flags, imm, remote_addr, rkey);
 }
 
-/* Post a chain, in one call to the device. On failure its beginning may have been posted. */
-int aiordma_post_chain(struct ibv_qp **cell, struct aiordma_link *links)
+/* Post a chain, in one call to the device. On failure its beginning may be posted. */
+int aiordma_post_chain(struct ibv_qp **cell, struct aiordma_chain *chain)
 {
-	return post_all(cell, &links->wr);
+	return aiordma_post_all(cell, &chain->links->wr);
 }
 
 /* Copy `data` into registered memory and send that. */

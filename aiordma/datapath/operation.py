@@ -13,6 +13,7 @@ from aiordma.errors import VerbsError
 from aiordma.loop import cancellation_of, futures_of, wake
 
 if TYPE_CHECKING:
+    from aiordma._native._lanes import Transfer
     from aiordma.dispatch import BusyPoll
     from aiordma.loop import Loop
     from aiordma.loop.protocol import LoopFuture
@@ -24,11 +25,16 @@ READING = {WcOpcode.RDMA_READ, WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD}
 class Operation:
     """From its posting to its end the device has what was lent, whoever still waits for it."""
 
-    __slots__ = ("_give_back", "_over", "future", "on_stray_end", "opcode", "succeeded")
+    __slots__ = ("_give_back", "_over", "future", "on_stray_end", "opcode", "reads", "succeeded")
+
+    error = 0
+    """Of a Transfer: why the device did not take it."""
 
     def __init__(self, future: LoopFuture, opcode: WcOpcode, give_back: Callable[[], None]) -> None:
         """`give_back` is called when the device is done with what was lent."""
         self.opcode = opcode
+        self.reads = opcode in READING
+        """Whether others that are posted after it may overtake it at the peer."""
         self.future = future
         """Set at the end. Cancelling leaves that to the device."""
         self._give_back = give_back
@@ -56,9 +62,18 @@ class Operation:
         """Whether nobody needs to wait any more. The future does not tell: it may be cancelled."""
         return self._over
 
+    @staticmethod
+    def withdraw() -> bool:
+        """Of a Transfer: give it up if it was not posted yet; whether that was so."""
+        return False
+
 
 class Operations:
-    """Posts requests from the send queue, and waits for the end of each."""
+    """Posts requests from the send queue, and waits for the end of each.
+
+    What is registered in one piece is a Transfer instead, where the loop allows that: posted and
+    ended in C, so that only the waiting is done here.
+    """
 
     def __init__(self, loop: Loop, sends: SendQueue, owner: Owner, busy: BusyPoll) -> None:
         self.loop = loop
@@ -68,6 +83,8 @@ class Operations:
         self._if_cancelled = cancellation_of(loop)
         self.make_future = futures_of(loop)
         """A wake-up for the waiter of an operation: see future_of()."""
+        if self._if_cancelled is None:  # else a checkpoint is owed, whatever can be done at once
+            sends.lane.make_future = self.make_future
 
     async def perform(self, opcode: WcOpcode, post: Post, give_back: Callable[[], None]) -> None:
         """Post one, and wait for its end. `give_back` is called when the device is done, always.
@@ -84,17 +101,29 @@ class Operations:
             self._post_reserved(post, operation)
         else:
             await self._post(post, operation)
+        await self.finish(operation)
+
+    async def finish(self, operation: Operation | Transfer) -> None:
+        """Wait for the end of one that was posted; see perform().
+
+        Raises:
+            WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as perform().
+            VerbsError: the device has refused it, and with that ended the connection.
+        """
         try:
             if self._busy.is_on:
                 await self._busy.until(operation.is_over, self._busy.nanoseconds)
             await operation.future
         except BaseException:
-            if opcode in READING and not operation.is_over():
+            if operation.reads and not operation.withdraw() and not operation.is_over():
                 operation.on_stray_end = self.sends.fence()
             raise
-        if not operation.succeeded:
-            await self.owner.ended()
-            raise self.owner.end_reason()
+        if operation.succeeded:
+            return
+        if operation.error:
+            raise self.owner.not_posted(VerbsError(operation.error, "ibv_post_send"))
+        await self.owner.ended()
+        raise self.owner.end_reason()
 
     async def _post(self, post: Post, operation: Operation) -> None:
         sends = self.sends
@@ -113,11 +142,10 @@ class Operations:
         sends = self.sends
         try:
             self.owner.check_open()
-            reads = operation.opcode in READING
             if isinstance(post, ListRequest):
-                sends.post_together(post, operation, reads)
+                sends.post_together(post, operation, operation.reads)
             else:
-                sends.post(post, operation, reads=reads)
+                sends.post(post, operation, reads=operation.reads)
         except VerbsError as error:
             # libsiw keeps a request that it reports as failed.
             sends.unreserve()

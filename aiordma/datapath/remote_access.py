@@ -19,13 +19,48 @@ from aiordma.verbs import Device, QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
+    from aiordma._native._lanes import SendLane
     from aiordma.datapath.gather import Sink, Source
+    from aiordma.loop import Loop
 
 ATOMIC_SIZE = 8
 _COMPLETION_OF = {
     WrOpcode.ATOMIC_FETCH_AND_ADD: WcOpcode.FETCH_ADD,
     WrOpcode.ATOMIC_CMP_AND_SWP: WcOpcode.COMP_SWAP,
 }
+
+
+class _Turns(Slots):
+    """The reads and atomics that may be under way, some of which a SendLane starts on its own."""
+
+    __slots__ = ("_lane",)
+
+    def __init__(self, loop: Loop, lane: SendLane) -> None:
+        self._lane = lane
+        super().__init__(loop, 0)
+        lane.on_turn = partial(super().release, 0)
+
+    @property
+    def free(self) -> int:
+        """Turns that nobody has."""
+        return self._lane.turns
+
+    @free.setter
+    def free(self, value: int) -> None:
+        self._lane.turns = value
+
+    async def acquire(self) -> None:
+        """As Slots does."""
+        self._lane.turn_waiters += 1
+        try:
+            await super().acquire()
+        finally:
+            self._lane.turn_waiters -= 1
+
+    def release(self, count: int = 1) -> None:
+        """Give back `count` turns, to whom waits here or in the lane."""
+        self._lane.turns += count
+        self._lane.hand_out_turns()
 
 
 class RemoteAccess:
@@ -44,7 +79,7 @@ class RemoteAccess:
         self._operations = operations
         self._gatherer = gatherer
         self._max_inline = max_inline
-        self._turns = Slots(operations.loop, 0)
+        self._turns = _Turns(operations.loop, self._sends.lane)
         self._needed_to_read = AccessFlags.LOCAL_WRITE
         if device.is_iwarp:
             self._needed_to_read |= AccessFlags.REMOTE_WRITE
@@ -54,7 +89,9 @@ class RemoteAccess:
     def negotiated(self, initiator_depth: int) -> None:
         """So many reads and atomics may be under way."""
         self.initiator_depth = initiator_depth
-        self._turns.release(initiator_depth)
+        if initiator_depth:
+            self._sends.lane.read_access = self._needed_to_read
+            self._turns.release(initiator_depth)
 
     def ended(self) -> None:
         """Nothing will be posted any more: let those go who wait for their turn."""

@@ -19,6 +19,8 @@ from aiordma.verbs.queue_pair import FENCE, NO_IMMEDIATE, SIGNALED, UNSIGNALED
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from aiordma._native._lanes import Transfer
+
 NUMBER_MASK = lanes.NUMBER_MASK
 
 Post = Callable[[QueuePair, int, int], None]
@@ -73,8 +75,8 @@ class SendQueue:
     Signalling is selective: an inline message lends nothing to the device, so that nobody needs to
     hear of its end but the queue itself, to which one completion speaks for all requests before it.
 
-    The numbers stand in a SendLane, which posts what is short and sees it end without a Python
-    frame. What lends memory is here.
+    The numbers stand in a SendLane, which posts what is short, and registered memory in one piece,
+    and sees both end without a Python frame. All else that lends memory is here.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class SendQueue:
         """Nothing will be posted in short any more; the owner hears of every end."""
         self.lane.is_open = False
         self.lane.waiting += 1
+        self.lane.drop_queued()
 
     # --- places ---
 
@@ -276,10 +279,9 @@ class SendQueue:
         Before, not afterwards: a Ctrl-C between the two must not leave the device with memory that
         nobody holds. It leaves at worst a note of what was not posted, which goes with the next.
         """
-        together = self.together
-        if together is not None and together.is_due and not joins:
-            together.flush()
         lane = self.lane
+        if lane.is_due and not joins and self.together is not None:
+            self.together.flush()
         number = lane.number
         if lent is not None:
             self._lent.append((number, lent))
@@ -318,8 +320,10 @@ class SendQueue:
         """Hold it until the queue pair is gone."""
         self._kept.append(lent)
 
-    def completed(self, number: int) -> Lent | None:
+    def completed(self, number: int, *, failed: bool = False) -> Lent | Transfer | None:
         """The request with this number ended; what was lent for it is returned, and released.
+
+        The lane itself has released what was lent for a transfer, unless that has failed.
 
         Where signalling is selective, so did all that were posted before it. Where it is not, each
         is reported itself: on Linux's siw a read may end after what was posted later.
@@ -327,9 +331,12 @@ class SendQueue:
         lane = self.lane
         lane.completed(number)
         lent = self._end_all(number) if self._is_selective else self._end_one(number)
+        transfer = lane.failed(number) if failed else None
+        if lane.queued:
+            lane.hand_out_turns()
         if lane.waiting:
             self._slots.release(0)
-        return lent
+        return transfer or lent
 
     def _end_all(self, number: int) -> Lent | None:
         lane, under_way = self.lane, self._lent
@@ -358,6 +365,8 @@ class SendQueue:
         self.lane.lent, self.lane.ended = 0, self.lane.number
         while self._kept:
             self._kept.pop().release()
+        self.lane.make_future = self.lane.join = self.lane.on_turn = None
+        self.lane.abandon()
         self.wake_senders()
 
     def stop_waiting(self) -> None:
@@ -365,6 +374,7 @@ class SendQueue:
         for _, lent in self._lent:
             if isinstance(lent, Waited):
                 lent.stop_waiting()
+        self.lane.stop_waiting(NUMBER_MASK)
 
     def wake_senders(self) -> None:
         """Let every waiting sender look again: nothing more will be sent."""

@@ -55,6 +55,8 @@ class ListRequest:
 class Together:
     """Collects requests for one queue pair as long as more tasks are about to run that may post.
 
+    Its SendLane adds its transfers itself, to the same chain.
+
     Nothing else is to be posted there before flush(): requests end in the order of their numbers.
     Nor does anybody poll meanwhile: what is polled for may be what was not posted yet.
     """
@@ -75,8 +77,7 @@ class Together:
         self._waiters: list[Waiter] = []
         self._is_open = False
         self._error: VerbsError | None = None
-        self.is_due = False
-        """Whether flush() has to come before anything else is posted."""
+        lane.join = self.is_open
 
     def is_open(self) -> bool:
         """Whether requests can be added now: other tasks run before the loop goes on."""
@@ -85,7 +86,7 @@ class Together:
         if not self._is_open:
             self._is_open = True
             self._clock.held += 1
-            self._lane.waiting += 1  # short messages come in their turn, too
+            self._lane.gathering = True  # short messages come in their turn, too
         return True
 
     def add(self, request: ListRequest, wr_id: int, flags: int, waiter: Waiter) -> None:
@@ -98,8 +99,9 @@ class Together:
             self.flush()
             if self._chain.is_full:
                 self._chain = RequestChain(LONGEST)
+                self._lane.use_chain(self._chain, self._chain.address)
         self._waiters.append(waiter)
-        self.is_due = True
+        self._lane.is_due = True
         self._chain.add(
             wr_id, request.opcode, request.segments[0], request.remote, flags, request.imm
         )
@@ -116,18 +118,20 @@ class Together:
         """
         if self._error is not None:
             raise copy.copy(self._error)
-        if self._chain.count and not is_forked_child():  # a child's are those of its parent
+        count = self._chain.count
+        if count and not is_forked_child():  # a child's are those of its parent
             try:
                 self._qp.post_chain(self._chain)
             except VerbsError as error:
-                self._give_up(error)
+                self._give_up(error, count)
                 raise
         self._waiters = []
-        self.is_due = False
+        self._lane.is_due = False
 
-    def _give_up(self, error: VerbsError) -> None:
+    def _give_up(self, error: VerbsError, count: int) -> None:
         self._error = error
         self._refused(error)
+        self._lane.stop_waiting(count)
         for waiter in self._waiters:
             waiter.stop_waiting()
 
@@ -135,6 +139,7 @@ class Together:
         if self._is_open:
             self._is_open = False
             self._clock.held -= 1
-            self._lane.waiting -= 1
+            self._lane.gathering = False
             with suppress(VerbsError):  # the waiters have been told
                 self.flush()
+            self._lane.hand_out_turns()  # to reads that came meanwhile

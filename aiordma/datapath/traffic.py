@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from aiordma._native import lanes
 from aiordma.cm import AsyncCmId
 from aiordma.datapath.berth import RECEIVE, Berth
 from aiordma.datapath.gather import Gatherer
@@ -21,7 +22,7 @@ from aiordma.datapath.stats import ConnectionStats
 from aiordma.datapath.together import Together
 from aiordma.datapath.windows import Windows
 from aiordma.dispatch import BusyPoll
-from aiordma.enums import WcOpcode, WcStatus
+from aiordma.enums import WcOpcode, WcStatus, WrOpcode
 from aiordma.errors import VerbsError
 from aiordma.options import ConnectionOptions
 from aiordma.verbs import QueuePair, QueuePairCaps
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
 
 SUCCESS = int(WcStatus.SUCCESS)
+COMPLETION_OF = {
+    int(WrOpcode.SEND): WcOpcode.SEND,
+    int(WrOpcode.RDMA_WRITE): WcOpcode.RDMA_WRITE,
+    int(WrOpcode.RDMA_READ): WcOpcode.RDMA_READ,
+}
 
 
 class Traffic:
@@ -68,7 +74,12 @@ class Traffic:
             selective=not device.is_iwarp,
             max_inline=min(options.max_inline, options.max_message_size),
         )
+        self.sends.lane.max_message = options.max_message_size
         operations = Operations(loop, self.sends, owner, self._busy_sending)
+        self.transfer = self.sends.lane.transfer
+        """Start what registered memory in one piece is for; None: that takes the long way."""
+        self.finish = operations.finish
+        """Wait for the end of that."""
         self._gatherer = Gatherer(self.sends, options.max_sge, cm.handle.call)
         self.sender = Sender(operations, self._gatherer, options)
         self.remote = RemoteAccess(device, operations, self._gatherer, options.max_inline)
@@ -100,7 +111,7 @@ class Traffic:
             qp = berth.make_sharing_qp(receives, self.sends)
             receives.add(qp.number, self)
         self._qp = qp
-        self._gatherer.pd = self.windows.pd = berth.shared.pd
+        self._gatherer.pd = self.windows.pd = self.sends.lane.domain = berth.shared.pd
         self._busy_sending.open(berth.queue)
         self._busy_receiving.open(berth.receive_queue)
         completions, busy = berth.shared.lanes, self._busy_receiving.nanoseconds
@@ -128,6 +139,10 @@ class Traffic:
             stats,
             messages_sent=stats.messages_sent + lane.messages,
             bytes_sent=stats.bytes_sent + lane.nbytes,
+            reads=stats.reads + lane.reads,
+            bytes_read=stats.bytes_read + lane.bytes_read,
+            writes=stats.writes + lane.writes,
+            bytes_written=stats.bytes_written + lane.bytes_written,
             messages_received=arrivals.messages,
             bytes_received=arrivals.nbytes,
             spilled=arrivals.spilled,
@@ -144,11 +159,13 @@ class Traffic:
             self._ring.completed()
             self.received(number & NUMBER_MASK, wc)
             return
-        lent = self.sends.completed(number)
+        lent = self.sends.completed(number, failed=wc.status != SUCCESS)
         opcode = WcOpcode.SEND
         if isinstance(lent, Operation):
             lent.succeeded = wc.status == SUCCESS
             opcode = lent.opcode
+        elif isinstance(lent, lanes.Transfer):
+            opcode = COMPLETION_OF[lent.opcode]
         if wc.status != SUCCESS:
             self._owner.request_failed(opcode, wc)
         self._owner.request_ended()

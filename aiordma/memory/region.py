@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma._native import BufferExporter
+from aiordma._native import BufferExporter, lanes
 from aiordma.blocks import AsyncBlock, Block
 from aiordma.enums import AccessFlags
 from aiordma.loop import WaitQueue, checkpoint, refuse_forked_child, running_loop
@@ -35,12 +35,12 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
 
     __slots__ = (
         "_dispose",
-        "_is_closed",
         "_is_over",
         "_registration",
-        "_uses",
         "_waiting",
         "access",
+        "pin",
+        "segment",
     )
 
     def __init__(
@@ -55,11 +55,17 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
             self._exported = buffer
         self._registration = registration
         self._dispose = dispose
-        self._uses = 0
-        self._is_closed = False
         self._is_over = False
         self._waiting: WaitQueue | None = None
         self.access = access
+        self.pin = lanes.Pin(registration.pd, access)
+        """Counts the requests that use it."""
+        self.segment: Segment = (
+            registration.address,
+            registration.length,
+            registration.lkey,
+        )
+        """Address, length and local key, as a request names them."""
 
     @property
     def addr(self) -> int:
@@ -84,7 +90,7 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
     @property
     def closed(self) -> bool:
         """Whether it was given up."""
-        return self._is_closed
+        return self.pin.closed
 
     @property
     def remote(self) -> RemoteBuffer:
@@ -105,28 +111,17 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
 
     # --- use by the device ---
 
-    @property
-    def segment(self) -> Segment:
-        """Address, length and local key, as a request names them."""
-        registration = self._registration
-        return registration.address, registration.length, registration.lkey
-
     def take(self, pd: ProtectionDomain | None) -> None:
         """The device begins to use it, in `pd`.
 
         Raises:
             ValueError: it is closed, or belongs elsewhere.
         """
-        if self._is_closed:
-            raise ValueError("the memory region is closed")
-        if self._registration.pd is not pd:
-            raise ValueError("the memory is registered on another device, or by another event loop")
-        self._uses += 1
+        self.pin.take(pd)
 
     def give_back(self) -> None:
         """The device has ended one use."""
-        self._uses -= 1
-        self._dispose_if_unused()
+        self.pin.give_back()
 
     def lease(self, on_end: Callable[[], None]) -> MemoryRegion:
         """The same memory and keys as another region, which does not unpin them when it is closed.
@@ -146,9 +141,8 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
 
         On the loop's thread.
         """
-        if not self._is_closed:
-            self._is_closed = True
-            self._dispose_if_unused()
+        if not self.pin.closed:
+            self.pin.close(self._end)
 
     async def aclose(self) -> None:
         """close(), and wait until the buffer may be freed and resized again.
@@ -168,47 +162,45 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
         if self._waiting is not None:
             self._waiting.wake_all()
 
-    def _dispose_if_unused(self) -> None:
-        if self._is_closed and not self._uses:
-            if hasattr(self, "_exported"):
-                del self._exported
-            self._dispose(self._registration, self._over)
+    def _end(self) -> None:
+        if hasattr(self, "_exported"):
+            del self._exported
+        self._dispose(self._registration, self._over)
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_closed", True):
+        if hasattr(self, "pin"):
             self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"{len(self)} bytes at {self.addr:#x}"
+        state = "closed" if self.closed else f"{len(self)} bytes at {self.addr:#x}"
         return f"<MemoryRegion {state}>"
 
 
 class MemorySlice:
     """A part of a MemoryRegion, to send from or to read into without a copy."""
 
-    __slots__ = ("length", "region", "start")
+    __slots__ = ("length", "pin", "region", "segment", "start")
 
     def __init__(self, region: MemoryRegion, start: int, length: int) -> None:
         """For MemoryRegion; slice one instead."""
+        address, _, lkey = region.segment
         self.region = region
         self.start = start
         self.length = length
+        self.pin = region.pin
+        """Counts the requests that use the region."""
+        self.segment: Segment = (address + start, length, lkey)
+        """Address, length and local key, as a request names them."""
 
     @property
     def addr(self) -> int:
         """The address of the first byte."""
-        return self.region.addr + self.start
+        return self.segment[0]
 
     @property
     def lkey(self) -> int:
         """The key of its region."""
         return self.region.lkey
-
-    @property
-    def segment(self) -> Segment:
-        """Address, length and local key, as a request names them."""
-        registration = self.region.registration
-        return registration.address + self.start, self.length, registration.lkey
 
     @property
     def view(self) -> memoryview:

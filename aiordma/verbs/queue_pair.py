@@ -218,8 +218,8 @@ class QueuePair:
         Raises:
             VerbsError: as post_list; those before the one at fault have been posted.
         """
-        chain.count = 0  # before, not afterwards: a Ctrl-C must not have them posted twice
-        error = lib.aiordma_post_chain(self._cell, chain.links)
+        chain.chain.count = 0  # before, not afterwards: a Ctrl-C must not have them posted twice
+        error = lib.aiordma_post_chain(self._cell, chain.chain)
         if error:
             raise VerbsError(error, "ibv_post_send")
 

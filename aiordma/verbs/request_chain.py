@@ -8,7 +8,6 @@ from aiordma._native import ffi, lib
 from aiordma.enums import WrOpcode
 
 if TYPE_CHECKING:
-    from aiordma._native._lib import LinkArray
     from aiordma.verbs.queue_pair import Segment
 
 
@@ -18,18 +17,26 @@ class RequestChain:
     A card is told of them once; a soft device does the work of the first while it has the others.
     """
 
-    __slots__ = ("_capacity", "count", "links")
+    __slots__ = ("_links", "chain")
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self.links: LinkArray = ffi.new("struct aiordma_link[]", capacity)
-        self.count = 0
+        self._links = ffi.new("struct aiordma_link[]", capacity)
+        self.chain = ffi.new("struct aiordma_chain *", (0, capacity, self._links))
+
+    @property
+    def count(self) -> int:
         """Requests in it."""
+        return self.chain.count
+
+    @property
+    def address(self) -> int:
+        """Where C code finds it, as long as this object lives."""
+        return int(ffi.cast("uintptr_t", self.chain))
 
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another."""
-        return self.count == self._capacity
+        return self.chain.count == self.chain.capacity
 
     def add(
         self,
@@ -46,6 +53,5 @@ class RequestChain:
             ValueError: it is full.
         """
         if self.is_full:
-            raise ValueError(f"a chain of {self._capacity} requests is full")
-        lib.aiordma_add_link(self.links, self.count, wr_id, opcode, *segment, flags, imm, *remote)
-        self.count += 1
+            raise ValueError(f"a chain of {self.count} requests is full")
+        lib.aiordma_add_link(self.chain, wr_id, opcode, *segment, flags, imm, *remote)

@@ -326,7 +326,7 @@ class FakeRegion(MemoryRegion):
 
     @property
     def uses(self) -> int:
-        return self._uses
+        return self.pin.uses
 
 
 # --- whose it is ---

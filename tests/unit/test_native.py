@@ -133,6 +133,7 @@ STRUCTS = {
     "IbvSrqInitAttrEx": "struct ibv_srq_init_attr_ex",
     "IbvWc": "struct ibv_wc",
     "JoinAttr": "struct rdma_cm_join_mc_attr_ex",
+    "RequestChainPtr": "struct aiordma_chain",
     "RouteAddr": "struct rdma_addr",
     "SaPathRec": "struct ibv_sa_path_rec",
 }

@@ -106,13 +106,22 @@ static int tell(struct completions *self, uint32_t number)
 	return result;
 }
 
-/* 1: done with; 0: for Python; -1 with an exception. */
-static int take_send(struct lane *lane, const struct ibv_wc *wc)
+/* 1: done with; 0: for Python. */
+static int take_send(struct completions *self, struct lane *lane, const struct ibv_wc *wc)
 {
 	struct send_lane *sends = lane->sends;
+	struct transfer *transfer;
 
 	sends_ended(sends, (uint32_t)wc->wr_id);
-	return wc->status == IBV_WC_SUCCESS && !sends->lent && !sends->waiting;
+	if (wc->status != IBV_WC_SUCCESS)
+		return 0;
+	transfer = find_transfer(&sends->under_way, (uint32_t)wc->wr_id & NUMBER_MASK);
+	if (transfer) {
+		transfer->succeeded = 1;
+		append_transfer(&self->ended, unlink_transfer(&sends->under_way, transfer));
+		Py_DECREF((PyObject *)transfer);
+	}
+	return !sends->lent && !sends->waiting && !(sends->queued.first && sends->turns > 0);
 }
 
 static int take_receive(struct completions *self, struct lane *lane, const struct ibv_wc *wc)
@@ -154,7 +163,7 @@ static int sort(struct completions *self, int count)
 
 		if (lane && lane->key)
 			done = wc->wr_id & RECEIVE ? take_receive(self, lane, wc) :
-						     take_send(lane, wc);
+						     take_send(self, lane, wc);
 		if (done < 0)
 			return -1;
 		if (!done)
@@ -163,19 +172,42 @@ static int sort(struct completions *self, int count)
 	return 0;
 }
 
+/* Wake those who wait for transfers. Turns of one queue pair are handed out in one go. */
+static void tell_of_ended(struct completions *self, struct failure *failure)
+{
+	while (self->ended.first) {
+		struct transfer *transfer = unlink_transfer(&self->ended, self->ended.first);
+		struct send_lane *lane = (struct send_lane *)Py_NewRef((PyObject *)transfer->lane);
+
+		lane->turns += transfer->reads;
+		release_transfer(transfer);
+		note_failure(failure);
+		Py_DECREF((PyObject *)transfer);
+		if (!self->ended.first || self->ended.first->lane != lane) {
+			hand_out_turns(lane);
+			note_failure(failure);
+		}
+		Py_DECREF((PyObject *)lane);
+	}
+}
+
 /* 1: somebody was told something; 0: nobody; -1 with an exception. */
 int take_batch(struct completions *self, int count)
 {
-	PyObject *result;
+	struct failure failure = { NULL, NULL, NULL };
+	int told;
 
 	if (count > 0 && sort(self, count))
 		return -1;
-	if (!self->left && !PyList_Size(self->told))
-		return 0;
-	result = PyObject_CallNoArgs(self->deliver);
-	Py_XDECREF(result);
-	self->left = 0;
-	return result ? 1 : -1;
+	told = self->ended.first != NULL;
+	tell_of_ended(self, &failure);
+	if (self->left || PyList_Size(self->told)) {
+		told = 1;
+		Py_XDECREF(PyObject_CallNoArgs(self->deliver));
+		note_failure(&failure);
+		self->left = 0;
+	}
+	return restore_failure(&failure) ? -1 : told;
 }
 
 static PyObject *taken(struct completions *self, int count)
@@ -270,10 +302,13 @@ static int completions_traverse(PyObject *self, visitproc visit, void *arg)
 {
 	struct completions *completions = (struct completions *)self;
 	uint32_t index;
+	int visited;
 
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(completions->deliver);
 	Py_VISIT(completions->told);
+	if ((visited = visit_transfers(&completions->ended, visit, arg)))
+		return visited;
 	for (index = 0; index < completions->capacity; index++) {
 		Py_VISIT(completions->lanes[index].sends);
 		Py_VISIT(completions->lanes[index].arrivals);
@@ -294,6 +329,7 @@ static int completions_clear(PyObject *self)
 		Py_XDECREF((PyObject *)lanes[index].arrivals);
 	}
 	PyMem_Free(lanes);
+	clear_transfers(&completions->ended);
 	Py_CLEAR(completions->deliver);
 	return 0;
 }

@@ -1,11 +1,12 @@
 /*
  * What happens for each message, without a Python frame: posting short sends, taking completions,
  * keeping what has arrived until a task takes it, posting its slot again. All of it with the
- * interpreter's lock held, as none of it waits; only polling for a while lets go of it.
+ * interpreter's lock held, as none of it waits; only polling for a while lets go of it, and posting
+ * what may be long.
  *
  * The types are the bottom half of Python classes, which decide everything that is not for every
  * message: aiordma.datapath's SendQueue (SendLane), ReceiveRing (SlotRing) and Receiver (Arrivals),
- * and aiordma.dispatch's CompletionReader (Completions).
+ * aiordma.dispatch's CompletionReader (Completions), and aiordma.memory's MemoryRegion (Pin).
  *
  * A queue pair is known by the cell that its QueuePair keeps its pointer in, which becomes NULL when
  * it is destroyed: nothing is posted any more from then on.
@@ -35,12 +36,23 @@
 
 extern int lanes_is_forked_child;
 
-extern PyType_Spec send_lane_spec, slot_ring_spec, arrivals_spec, completions_spec;
+extern PyType_Spec send_lane_spec, slot_ring_spec, arrivals_spec, completions_spec, pin_spec,
+	transfer_spec;
+extern PyTypeObject *pin_type, *transfer_type;
 
 /* --- polling.c --- */
 
 struct send_lane;
 struct arrivals;
+struct transfer;
+struct aiordma_chain;
+
+/* A list of transfers, each of which it has a reference to. */
+struct transfers {
+	struct transfer *first;
+	struct transfer *last;
+	unsigned int count;
+};
 
 struct lane {
 	uint32_t key; /* 0: none */
@@ -57,6 +69,7 @@ struct completions {
 	unsigned int left; /* of the batch: what is for Python */
 	PyObject *told; /* keys of those who are to look */
 	PyObject *deliver; /* called when there is either */
+	struct transfers ended; /* which those who wait for them do not know yet */
 	long long turn_began; /* of the loop, when a task that polls last came from there */
 	long long turn_length; /* what of it may be spent on polling, nanoseconds */
 	long long told_at; /* when polling by a task last gave somebody something to do */
@@ -98,9 +111,88 @@ struct send_lane {
 	unsigned long long messages;
 	unsigned long long nbytes;
 	struct outlook outlook;
+	/* Transfers, which may begin if `make_future` is set. */
+	struct transfers under_way;
+	struct transfers queued; /* reads that wait for their turn */
+	PyObject *make_future; /* for who waits for one */
+	PyObject *domain; /* where their memory is to be registered */
+	PyObject *join; /* called: whether requests go together now */
+	PyObject *on_turn; /* called when there are turns for those who wait for one */
+	PyObject *chain_keeper;
+	struct aiordma_chain *chain; /* of the requests that go together */
+	long long turns; /* reads that may begin */
+	int turn_waiters; /* elsewhere than in `queued` */
+	char others_first; /* the last time that there were such */
+	int read_access; /* needed of what is read into */
+	unsigned int max_message;
+	char gathering; /* requests go together now */
+	char is_due; /* some wait for that: nothing else may be posted */
+	unsigned long long reads, bytes_read, writes, bytes_written;
 };
 
 void sends_ended(struct send_lane *lane, unsigned int number);
+
+/* --- pin.c --- */
+
+struct pin {
+	PyObject_HEAD
+	PyObject *domain;
+	PyObject *on_unused; /* called after the last use of one that is closed */
+	int access;
+	int uses;
+	char closed;
+};
+
+int unpin(struct pin *pin);
+
+/* --- transfer.c --- */
+
+struct transfer {
+	PyObject_HEAD
+	struct transfer *next, *previous; /* in the list where it is */
+	struct send_lane *lane;
+	struct pin *pin; /* until the device is done with it */
+	PyObject *memory; /* likewise */
+	PyObject *future;
+	PyObject *on_stray_end;
+	uint64_t address;
+	uint64_t remote;
+	unsigned int length;
+	unsigned int lkey;
+	unsigned int rkey;
+	unsigned int number;
+	int opcode; /* of the work request */
+	int error;
+	char reads;
+	char queued;
+	char over;
+	char succeeded;
+};
+
+/* What has gone wrong, while what is to be done after it is done all the same. */
+struct failure {
+	PyObject *type, *value, *traceback;
+};
+
+void note_failure(struct failure *failure);
+int restore_failure(struct failure *failure);
+void append_transfer(struct transfers *list, struct transfer *transfer);
+struct transfer *unlink_transfer(struct transfers *list, struct transfer *transfer);
+struct transfer *find_transfer(const struct transfers *list, unsigned int number);
+int visit_transfers(const struct transfers *list, visitproc visit, void *arg);
+void clear_transfers(struct transfers *list);
+int stop_waiting(struct transfer *transfer);
+int release_transfer(struct transfer *transfer);
+int release_transfers(struct transfers *list);
+int prepare_transfers(PyObject *module);
+
+/* --- start_transfer.c --- */
+
+PyObject *send_lane_transfer(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *lanes_post_by(PyObject *module, PyObject *address);
+int stop_waiting_for(struct send_lane *lane, unsigned int count, int error);
+int hand_out_turns(struct send_lane *lane);
+int prepare_starting(PyObject *module);
 
 /* --- slot_ring.c --- */
 

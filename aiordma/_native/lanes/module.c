@@ -12,6 +12,8 @@ static PyObject *note_fork(PyObject *module, PyObject *unused)
 static PyMethodDef module_methods[] = {
 	{ "note_fork", note_fork, METH_NOARGS,
 	  "This process is a forked child: post nothing, and take nothing." },
+	{ "post_by", lanes_post_by, METH_O,
+	  "post_by(function): the address of aiordma_post_all(), for transfers." },
 	{ NULL, NULL, 0, NULL },
 };
 
@@ -37,13 +39,16 @@ static int add_numbers(PyObject *module)
 static int add_types(PyObject *module)
 {
 	PyType_Spec *specs[] = { &send_lane_spec, &slot_ring_spec, &arrivals_spec,
-				 &completions_spec };
+				 &completions_spec, &pin_spec, &transfer_spec };
+	PyTypeObject **kept[] = { NULL, NULL, NULL, NULL, &pin_type, &transfer_type };
 	size_t index;
 
 	for (index = 0; index < sizeof(specs) / sizeof(*specs); index++) {
 		PyObject *type = PyType_FromModuleAndSpec(module, specs[index], NULL);
 		int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
 
+		if (!result && kept[index])
+			*kept[index] = (PyTypeObject *)Py_NewRef(type);
 		Py_XDECREF(type);
 		if (result)
 			return -1;
@@ -54,6 +59,8 @@ static int add_types(PyObject *module)
 static PyModuleDef_Slot module_slots[] = {
 	{ Py_mod_exec, add_types },
 	{ Py_mod_exec, add_numbers },
+	{ Py_mod_exec, prepare_transfers },
+	{ Py_mod_exec, prepare_starting },
 	{ 0, NULL },
 };
 

@@ -10,16 +10,36 @@ static int send_lane_init(PyObject *self, PyObject *args, PyObject *kwargs)
 
 static int send_lane_traverse(PyObject *self, visitproc visit, void *arg)
 {
+	struct send_lane *lane = (struct send_lane *)self;
+	int result;
+
 	Py_VISIT(Py_TYPE(self));
-	Py_VISIT(((struct send_lane *)self)->keeper);
-	Py_VISIT(((struct send_lane *)self)->outlook.completions);
-	return 0;
+	Py_VISIT(lane->keeper);
+	Py_VISIT(lane->outlook.completions);
+	Py_VISIT(lane->make_future);
+	Py_VISIT(lane->domain);
+	Py_VISIT(lane->join);
+	Py_VISIT(lane->on_turn);
+	Py_VISIT(lane->chain_keeper);
+	result = visit_transfers(&lane->under_way, visit, arg);
+	return result ? result : visit_transfers(&lane->queued, visit, arg);
 }
 
 static int send_lane_clear(PyObject *self)
 {
-	Py_CLEAR(((struct send_lane *)self)->keeper);
-	Py_CLEAR(((struct send_lane *)self)->outlook.completions);
+	struct send_lane *lane = (struct send_lane *)self;
+
+	Py_CLEAR(lane->outlook.completions);
+	Py_CLEAR(lane->make_future);
+	Py_CLEAR(lane->domain);
+	Py_CLEAR(lane->join);
+	Py_CLEAR(lane->on_turn);
+	lane->chain = NULL;
+	Py_CLEAR(lane->chain_keeper);
+	lane->qp = NULL;
+	Py_CLEAR(lane->keeper);
+	clear_transfers(&lane->under_way);
+	clear_transfers(&lane->queued);
 	return 0;
 }
 
@@ -94,7 +114,7 @@ static PyObject *send_lane_send(PyObject *self, PyObject *data)
 	if (!PyBytes_CheckExact(data) || !lane->is_open || lanes_is_forked_child)
 		return PyLong_FromLong(-1);
 	length = PyBytes_Size(data);
-	if (length > lane->max_inline || lane->waiting)
+	if (length > lane->max_inline || lane->waiting || lane->gathering)
 		return PyLong_FromLong(-1);
 	if (lane->free <= 0 && look_out(&lane->outlook, has_place, lane))
 		return NULL;
@@ -125,6 +145,70 @@ static PyObject *send_lane_completed(PyObject *self, PyObject *number)
 	Py_RETURN_NONE;
 }
 
+static PyObject *send_lane_use_chain(PyObject *self, PyObject *args)
+{
+	struct send_lane *lane = (struct send_lane *)self;
+	unsigned long long address;
+	PyObject *keeper;
+
+	if (!PyArg_ParseTuple(args, "OK", &keeper, &address))
+		return NULL;
+	replace(&lane->chain_keeper, keeper);
+	lane->chain = (struct aiordma_chain *)(uintptr_t)address;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_lane_failed(PyObject *self, PyObject *number)
+{
+	struct send_lane *lane = (struct send_lane *)self;
+	unsigned long value = PyLong_AsUnsignedLong(number);
+	struct transfer *transfer;
+
+	if (PyErr_Occurred())
+		return NULL;
+	transfer = find_transfer(&lane->under_way, value & NUMBER_MASK);
+	if (!transfer)
+		Py_RETURN_NONE;
+	unlink_transfer(&lane->under_way, transfer);
+	lane->turns += transfer->reads;
+	if (release_transfer(transfer) || (transfer->reads && hand_out_turns(lane))) {
+		Py_DECREF((PyObject *)transfer);
+		return NULL;
+	}
+	return (PyObject *)transfer;
+}
+
+static PyObject *none_unless(int failed)
+{
+	return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *send_lane_stop_waiting(PyObject *self, PyObject *count)
+{
+	unsigned long value = PyLong_AsUnsignedLong(count);
+
+	if (PyErr_Occurred())
+		return NULL;
+	return none_unless(stop_waiting_for((struct send_lane *)self, value, 0));
+}
+
+static PyObject *send_lane_hand_out_turns(PyObject *self, PyObject *unused)
+{
+	return none_unless(hand_out_turns((struct send_lane *)self));
+}
+
+static PyObject *send_lane_drop_queued(PyObject *self, PyObject *unused)
+{
+	return none_unless(release_transfers(&((struct send_lane *)self)->queued));
+}
+
+static PyObject *send_lane_abandon(PyObject *self, PyObject *unused)
+{
+	struct send_lane *lane = (struct send_lane *)self;
+
+	return none_unless(release_transfers(&lane->queued) || release_transfers(&lane->under_way));
+}
+
 static PyMemberDef send_lane_members[] = {
 	{ "number", T_UINT, offsetof(struct send_lane, number), 0, "Of the next request." },
 	{ "ended", T_UINT, offsetof(struct send_lane, ended), 0, "Of the first that has not ended." },
@@ -138,8 +222,38 @@ static PyMemberDef send_lane_members[] = {
 	{ "waiting", T_INT, offsetof(struct send_lane, waiting), 0,
 	  "Those who are to be told of every end." },
 	{ "is_open", T_BOOL, offsetof(struct send_lane, is_open), 0, "Whether send() may post." },
-	{ "messages", T_ULONGLONG, offsetof(struct send_lane, messages), READONLY, "Sent by send()." },
+	{ "messages", T_ULONGLONG, offsetof(struct send_lane, messages), READONLY,
+	  "Sent by send() and transfer()." },
 	{ "nbytes", T_ULONGLONG, offsetof(struct send_lane, nbytes), READONLY, "In these messages." },
+	{ "under_way", T_UINT, offsetof(struct send_lane, under_way.count), READONLY,
+	  "Transfers that the device has." },
+	{ "queued", T_UINT, offsetof(struct send_lane, queued.count), READONLY,
+	  "Reads that wait for their turn." },
+	{ "make_future", T_OBJECT, offsetof(struct send_lane, make_future), 0,
+	  "Called: a wake-up for who waits for a transfer. None: there are none." },
+	{ "domain", T_OBJECT, offsetof(struct send_lane, domain), 0,
+	  "The protection domain in which memory is to be registered." },
+	{ "join", T_OBJECT, offsetof(struct send_lane, join), 0,
+	  "Called: whether requests are to go together now. None: never." },
+	{ "on_turn", T_OBJECT, offsetof(struct send_lane, on_turn), 0,
+	  "Called when there are turns for those who wait for one." },
+	{ "turns", T_LONGLONG, offsetof(struct send_lane, turns), 0,
+	  "Reads and atomics that may begin." },
+	{ "turn_waiters", T_INT, offsetof(struct send_lane, turn_waiters), 0,
+	  "Those who wait for a turn, elsewhere than in the queue." },
+	{ "read_access", T_INT, offsetof(struct send_lane, read_access), 0,
+	  "AccessFlags that are needed of what is read into; 0: nothing can be read." },
+	{ "max_message", T_UINT, offsetof(struct send_lane, max_message), 0,
+	  "Bytes that one message may have." },
+	{ "gathering", T_BOOL, offsetof(struct send_lane, gathering), 0,
+	  "Requests go together now." },
+	{ "is_due", T_BOOL, offsetof(struct send_lane, is_due), 0,
+	  "Some of them wait to be posted, which nothing else may be before them." },
+	{ "reads", T_ULONGLONG, offsetof(struct send_lane, reads), READONLY, "By transfer()." },
+	{ "bytes_read", T_ULONGLONG, offsetof(struct send_lane, bytes_read), READONLY, "Of these." },
+	{ "writes", T_ULONGLONG, offsetof(struct send_lane, writes), READONLY, "By transfer()." },
+	{ "bytes_written", T_ULONGLONG, offsetof(struct send_lane, bytes_written), READONLY,
+	  "Of these." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
@@ -154,6 +268,20 @@ static PyMethodDef send_lane_methods[] = {
 	  "A task that waited for a place goes on: it comes from the loop." },
 	{ "completed", send_lane_completed, METH_O,
 	  "The request with this number ended, and all before it." },
+	{ "transfer", (PyCFunction)(void (*)(void))send_lane_transfer, METH_FASTCALL,
+	  "transfer(opcode, memory, remote): send, write or read registered memory in one piece. "
+	  "None: that needs the long way." },
+	{ "use_chain", send_lane_use_chain, METH_VARARGS,
+	  "use_chain(keeper, address): an aiordma_chain for requests that go together." },
+	{ "failed", send_lane_failed, METH_O,
+	  "The request with this number failed: its transfer, if it is one." },
+	{ "stop_waiting", send_lane_stop_waiting, METH_O,
+	  "stop_waiting(count): nobody will hear of the ends of so many newest requests." },
+	{ "hand_out_turns", send_lane_hand_out_turns, METH_NOARGS,
+	  "Let begin what waits for turns, as far as there are some." },
+	{ "drop_queued", send_lane_drop_queued, METH_NOARGS, "Nothing more will begin." },
+	{ "abandon", send_lane_abandon, METH_NOARGS,
+	  "The queue pair is gone, and with it all transfers." },
 	{ NULL, NULL, 0, NULL },
 };
 
