@@ -9,7 +9,7 @@ from aiordma.datapath.owner import Owner
 from aiordma.datapath.send_queue import Post, SendQueue
 from aiordma.datapath.together import ListRequest
 from aiordma.enums import WcOpcode
-from aiordma.errors import VerbsError
+from aiordma.errors import RdmaError, VerbsError
 from aiordma.loop import cancellation_of, futures_of, wake
 
 if TYPE_CHECKING:
@@ -115,15 +115,20 @@ class Operations:
                 await self._busy.until(operation.is_over, self._busy.nanoseconds)
             await operation.future
         except BaseException:
-            if operation.reads and not operation.withdraw() and not operation.is_over():
+            if operation.error:
+                self._refused(operation)
+            elif operation.reads and not operation.withdraw() and not operation.is_over():
                 operation.on_stray_end = self.sends.fence()
             raise
         if operation.succeeded:
             return
         if operation.error:
-            raise self.owner.not_posted(VerbsError(operation.error, "ibv_post_send"))
+            raise self._refused(operation)
         await self.owner.ended()
         raise self.owner.end_reason()
+
+    def _refused(self, operation: Operation | Transfer) -> RdmaError:
+        return self.owner.not_posted(VerbsError(operation.error, "ibv_post_send"))
 
     async def _post(self, post: Post, operation: Operation) -> None:
         sends = self.sends

@@ -66,6 +66,12 @@ class _Places(Slots):
         lane.free = free - 1
         return True
 
+    def release(self, count: int = 1) -> None:
+        """As Slots does. What nobody waits for here, the lane's queued reads may have."""
+        super().release(count)
+        if self._lane.queued:
+            self._lane.hand_out_turns()
+
 
 class SendQueue:
     """The send side of a queue pair. Requests end in the order in which they were posted, mostly.
@@ -231,6 +237,7 @@ class SendQueue:
         if together is None or len(request.segments) != 1 or not together.is_open():
             self.post(request, waited, reads=reads)
             return
+        together.make_room()
         before, order = self.lane.unsignalled, UNSIGNALED if reads else self.lane.order
         wr_id = self._enqueue(waited, joins=True)
         try:
@@ -332,9 +339,7 @@ class SendQueue:
         lane.completed(number)
         lent = self._end_all(number) if self._is_selective else self._end_one(number)
         transfer = lane.failed(number) if failed else None
-        if lane.queued:
-            lane.hand_out_turns()
-        if lane.waiting:
+        if lane.waiting or lane.queued:
             self._slots.release(0)
         return transfer or lent
 

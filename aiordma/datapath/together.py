@@ -89,17 +89,20 @@ class Together:
             self._lane.gathering = True  # short messages come in their turn, too
         return True
 
-    def add(self, request: ListRequest, wr_id: int, flags: int, waiter: Waiter) -> None:
-        """Have it posted with the others. Only while it is_open(), and with memory in one piece.
+    def make_room(self) -> None:
+        """Before a request has its number: have room for it.
 
         Raises:
-            VerbsError: as flush(); this one is not posted then.
+            VerbsError: as flush().
         """
         if self._chain.is_full:
             self.flush()
             if self._chain.is_full:
                 self._chain = RequestChain(LONGEST)
                 self._lane.use_chain(self._chain, self._chain.address)
+
+    def add(self, request: ListRequest, wr_id: int, flags: int, waiter: Waiter) -> None:
+        """Have it posted with the others, after make_room(). Only with memory in one piece."""
         self._waiters.append(waiter)
         self._lane.is_due = True
         self._chain.add(

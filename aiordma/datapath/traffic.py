@@ -139,6 +139,7 @@ class Traffic:
             stats,
             messages_sent=stats.messages_sent + lane.messages,
             bytes_sent=stats.bytes_sent + lane.nbytes,
+            send_waits=stats.send_waits + lane.turn_waits,
             reads=stats.reads + lane.reads,
             bytes_read=stats.bytes_read + lane.bytes_read,
             writes=stats.writes + lane.writes,

@@ -602,6 +602,61 @@ async def test_queued_reads_end_with_the_connection(verbs: FakeVerbs) -> None:
     assert (region.uses, verbs.posted) == (1, 1)
 
 
+async def test_a_queued_read_that_is_dropped_and_then_cancelled(verbs: FakeVerbs) -> None:
+    rig, region = Rig(verbs, turns=1), FakeRegion()
+    tasks = [await rig.performing(READ, region) for _ in range(3)]
+    rig.owner.break_off(PeerClosed("gone"))
+    rig.queue.stop()
+    await cancel(tasks[1])
+    assert (rig.lane.queued, rig.lane.under_way, region.uses) == (0, 1, 1)
+    with pytest.raises(PeerClosed):
+        await tasks[2]
+
+
+async def test_one_that_is_cancelled_as_it_is_refused_still_ends_the_connection(
+    verbs: FakeVerbs,
+) -> None:
+    rig, region = Rig(verbs, turns=1), FakeRegion()
+    tasks = [await rig.performing(READ, region) for _ in range(2)]
+    verbs.refuse(errno.ENOMEM)
+    verbs.sent(KEY, 0)
+    rig.completions.poll(verbs.cq)
+    await cancel(tasks[1])
+    await tasks[0]
+    assert len(rig.owner.breaks) == 1
+
+
+async def test_a_queued_read_gets_the_place_that_nobody_used(verbs: FakeVerbs) -> None:
+    """A place that comes back without a completion, though nothing is under way any more."""
+    rig = Rig(verbs, turns=1, depth=2)
+    for number in (1, 2):
+        rig.start(READ, FakeRegion(number=number))
+    assert rig.queue.try_reserve()
+    rig.lane.free = -1  # as if the place of the read were another's already, which iWARP has
+    rig.end(0)
+    assert (rig.numbers, rig.free, rig.lane.queued) == ([1], (0, 1), 1)
+    rig.queue.unreserve()
+    assert (rig.numbers, rig.free, rig.lane.queued) == ([1, 2], (0, 0), 0)
+
+
+async def test_a_read_that_waits_for_its_turn_is_counted(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, turns=1)
+    for _ in range(3):
+        rig.start(READ, FakeRegion())
+    assert rig.lane.turn_waits == 2
+
+
+async def test_numbers_of_numpy_will_do(verbs: FakeVerbs) -> None:
+    class Number:
+        def __index__(self) -> int:
+            return 5
+
+    rig = Rig(verbs)
+    remote: Any = SimpleNamespace(addr=Number(), rkey=Number(), length=200)
+    rig.start(WRITE, FakeRegion(), remote)
+    assert verbs.posts[0].remote == (5, 5)
+
+
 async def test_queued_reads_that_the_device_refuses(verbs: FakeVerbs) -> None:
     """Whichever it took: their memory is its own until the queue pair is gone."""
     rig, region = Rig(verbs, turns=2), FakeRegion()
@@ -757,6 +812,24 @@ async def test_a_refused_chain_ends_all_in_it_but_no_earlier_one(verbs: FakeVerb
     await earlier
     rig.queue.abandon()
     assert region.uses == 0
+
+
+async def test_a_full_chain_that_is_refused_ends_all_in_it(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, depth=4 * LONGEST)
+    region = FakeRegion()
+    await woken(rig, lambda: use_long_way(rig, region), lambda: use_long_way(rig, region))
+
+    async def write() -> None:
+        transfer = rig.lane.transfer(WRITE, region, REMOTE)
+        if transfer is None:
+            await use_long_way(rig, region)
+        else:
+            await rig.operations.finish(transfer)
+
+    verbs.refuse(errno.ENOMEM)
+    for task in await woken(rig, *[write] * (LONGEST + 1)):
+        with pytest.raises(VerbsError):
+            await task
 
 
 async def test_a_read_that_is_queued_meanwhile_begins_when_they_are_posted(

@@ -127,7 +127,7 @@ struct send_lane {
 	unsigned int max_message;
 	char gathering; /* requests go together now */
 	char is_due; /* some wait for that: nothing else may be posted */
-	unsigned long long reads, bytes_read, writes, bytes_written;
+	unsigned long long reads, bytes_read, writes, bytes_written, turn_waits;
 };
 
 void sends_ended(struct send_lane *lane, unsigned int number);

@@ -114,7 +114,7 @@ static PyObject *send_lane_send(PyObject *self, PyObject *data)
 	if (!PyBytes_CheckExact(data) || !lane->is_open || lanes_is_forked_child)
 		return PyLong_FromLong(-1);
 	length = PyBytes_Size(data);
-	if (length > lane->max_inline || lane->waiting || lane->gathering)
+	if (length > lane->max_inline || lane->waiting || lane->gathering || lane->is_due)
 		return PyLong_FromLong(-1);
 	if (lane->free <= 0 && look_out(&lane->outlook, has_place, lane))
 		return NULL;
@@ -205,8 +205,13 @@ static PyObject *send_lane_drop_queued(PyObject *self, PyObject *unused)
 static PyObject *send_lane_abandon(PyObject *self, PyObject *unused)
 {
 	struct send_lane *lane = (struct send_lane *)self;
+	struct failure failure = { NULL, NULL, NULL };
 
-	return none_unless(release_transfers(&lane->queued) || release_transfers(&lane->under_way));
+	release_transfers(&lane->queued);
+	note_failure(&failure);
+	release_transfers(&lane->under_way);
+	note_failure(&failure);
+	return none_unless(restore_failure(&failure));
 }
 
 static PyMemberDef send_lane_members[] = {
@@ -254,6 +259,8 @@ static PyMemberDef send_lane_members[] = {
 	{ "writes", T_ULONGLONG, offsetof(struct send_lane, writes), READONLY, "By transfer()." },
 	{ "bytes_written", T_ULONGLONG, offsetof(struct send_lane, bytes_written), READONLY,
 	  "Of these." },
+	{ "turn_waits", T_ULONGLONG, offsetof(struct send_lane, turn_waits), READONLY,
+	  "Times that a read was queued." },
 	{ NULL, 0, 0, 0, NULL },
 };
 

@@ -35,11 +35,13 @@ static int get(PyObject *owner, PyObject *name, PyObject **value)
 static int get_number(PyObject *owner, PyObject *name, uint64_t *number)
 {
 	PyObject *value = PyObject_GetAttr(owner, name);
+	PyObject *index = value ? PyNumber_Index(value) : NULL; /* it may be one of numpy's */
 
-	if (!value)
+	Py_XDECREF(value);
+	if (!index)
 		return -1;
-	*number = PyLong_AsUnsignedLongLong(value);
-	Py_DECREF(value);
+	*number = PyLong_AsUnsignedLongLong(index);
+	Py_DECREF(index);
 	return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -190,21 +192,20 @@ static int post_alone(struct send_lane *lane, struct transfer *transfer)
 	return stop_waiting(transfer);
 }
 
-/* Of the last `count` requests: nobody will hear of their ends. */
+/* Of the last `count` requests: nobody will hear of their ends. -1 with an exception. */
 int stop_waiting_for(struct send_lane *lane, unsigned int count, int error)
 {
+	struct failure failure = { NULL, NULL, NULL };
 	struct transfer *transfer;
-	int result = 0;
 
 	for (transfer = lane->under_way.first; transfer; transfer = transfer->next) {
-		if (((lane->number - 1 - transfer->number) & NUMBER_MASK) >= count)
+		if (transfer->over || ((lane->number - 1 - transfer->number) & NUMBER_MASK) >= count)
 			continue;
 		transfer->error = error;
-		result |= stop_waiting(transfer);
-		if (result)
-			break;
+		stop_waiting(transfer);
+		note_failure(&failure);
 	}
-	return result;
+	return restore_failure(&failure);
 }
 
 /*
@@ -222,7 +223,6 @@ static int post_queued(struct send_lane *lane)
 		while (lane->queued.first && lane->turns > 0 && lane->free > 0 && chain.count < AT_ONCE) {
 			struct transfer *transfer = unlink_transfer(&lane->queued, lane->queued.first);
 
-			transfer->queued = 0;
 			enqueue(lane, transfer);
 			add_to(&chain, lane, transfer);
 			count(lane, transfer);
@@ -250,16 +250,24 @@ static int call_on_turn(struct send_lane *lane)
  */
 int hand_out_turns(struct send_lane *lane)
 {
+	struct failure failure = { NULL, NULL, NULL };
+
 	if (lane->turns <= 0)
 		return 0;
 	if (lane->turn_waiters) {
 		lane->others_first = !lane->others_first;
-		if (lane->others_first && call_on_turn(lane))
-			return -1;
+		if (lane->others_first) {
+			call_on_turn(lane);
+			note_failure(&failure);
+		}
 	}
-	if (lane->queued.first && can_post(lane) && post_queued(lane))
-		return -1;
-	return call_on_turn(lane);
+	if (lane->queued.first && can_post(lane)) {
+		post_queued(lane);
+		note_failure(&failure);
+	}
+	call_on_turn(lane);
+	note_failure(&failure);
+	return restore_failure(&failure);
 }
 
 /* --- for Python --- */
@@ -289,8 +297,9 @@ static int start(struct send_lane *lane, struct transfer *transfer)
 	if (!lane->is_open || !lane->qp || !*lane->qp || lanes_is_forked_child)
 		return 0;
 	if (is_queued) {
-		transfer->queued = 1;
 		append_transfer(&lane->queued, transfer);
+		transfer->queued = 1;
+		lane->turn_waits++;
 	} else if (lane->free <= 0) {
 		return 0;
 	} else if (!joins) {

@@ -33,6 +33,7 @@ struct transfer *unlink_transfer(struct transfers *list, struct transfer *transf
 	else
 		list->last = transfer->previous;
 	transfer->next = transfer->previous = NULL;
+	transfer->queued = 0;
 	list->count--;
 	return transfer;
 }
@@ -193,7 +194,6 @@ static PyObject *transfer_withdraw(PyObject *self, PyObject *unused)
 
 	if (!transfer->queued)
 		Py_RETURN_FALSE;
-	transfer->queued = 0;
 	unlink_transfer(&transfer->lane->queued, transfer);
 	result = release_transfer(transfer);
 	Py_DECREF(self);
