@@ -176,7 +176,8 @@ class Connection(OneSided, AbortableBlock):
             VerbsError: ENOMEM when no more memory can be registered.
         """
         if imm is None and invalidate is None:
-            error = self._post_now(data)
+            post_now = self._post_now  # not called at once: Python would look for a method first
+            error = post_now(data)
             if not error:
                 return
             if error > 0:
@@ -214,7 +215,8 @@ class Connection(OneSided, AbortableBlock):
             ReceiveOverrun: the peer sent too much, where it cannot be held back (iWARP).
             BusyError: another task is receiving.
         """
-        message = self._take()
+        take = self._take  # see send()
+        message = take()
         return await self._recv() if message is None else message
 
     async def recv_into(self, buffer: Buffer | MemorySlice) -> int:
@@ -247,7 +249,8 @@ class Connection(OneSided, AbortableBlock):
         return self
 
     async def __anext__(self) -> bytes:
-        message = self._take()
+        take = self._take  # see send()
+        message = take()
         if message is not None:
             return message
         try:

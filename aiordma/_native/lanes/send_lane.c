@@ -110,6 +110,7 @@ static PyObject *send_lane_send(PyObject *self, PyObject *data)
 {
 	struct send_lane *lane = (struct send_lane *)self;
 	Py_ssize_t length;
+	int error;
 
 	if (!PyBytes_CheckExact(data) || !lane->is_open || lanes_is_forked_child)
 		return PyLong_FromLong(-1);
@@ -121,7 +122,8 @@ static PyObject *send_lane_send(PyObject *self, PyObject *data)
 	/* Anything may have happened meanwhile. */
 	if (lane->free <= 0 || !lane->is_open || !lane->qp || !*lane->qp)
 		return PyLong_FromLong(-1);
-	return PyLong_FromLong(post_inline(lane, PyBytes_AsString(data), length));
+	error = post_inline(lane, PyBytes_AsString(data), length);
+	return error ? PyLong_FromLong(error) : Py_NewRef(Py_False); /* a 0 that is quickly found out */
 }
 
 /* All requests up to this number have ended. Others may have been told of already. */
