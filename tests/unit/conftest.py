@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from verbs_fakes import compile_verbs
+from verbs_fakes import FakeVerbs, compile_verbs
 
 PATIENCE = 20.0
 
@@ -30,3 +30,11 @@ def patience() -> Iterator[None]:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A provider of verbs without a device: see verbs_fakes."""
     return compile_verbs(tmp_path_factory.mktemp("verbs"))
+
+
+@pytest.fixture
+def verbs(library: Path) -> Iterator[FakeVerbs]:
+    """One of these devices."""
+    made = FakeVerbs(library)
+    yield made
+    made.close()

@@ -13,7 +13,7 @@ import time
 import tracemalloc
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,6 @@ REFUSALS = pytest.mark.parametrize(
         (-1, 0, 1),  # it has an errno that was there before, or none
     ],
 )
-
-
-@pytest.fixture
-def verbs(library: Path) -> Iterator[FakeVerbs]:
-    made = FakeVerbs(library)
-    yield made
-    made.close()
 
 
 # --- SendLane ---

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from verbs_fakes import FakeVerbs
@@ -14,13 +13,6 @@ from verbs_fakes import FakeVerbs
 from aiordma._native import ffi, lib
 
 PATIENCE = 30
-
-
-@pytest.fixture
-def verbs(library: Path) -> Iterator[FakeVerbs]:
-    made = FakeVerbs(library)
-    yield made
-    made.close()
 
 
 def send(verbs: FakeVerbs) -> int:

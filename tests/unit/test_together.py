@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import errno
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +125,6 @@ async def called_by_the_loop(callback: Callable[[], object]) -> None:
     await done
     if raised:
         raise raised[0]
-
-
-@pytest.fixture
-def verbs(library: Path) -> Iterator[FakeVerbs]:
-    made = FakeVerbs(library)
-    yield made
-    made.close()
 
 
 async def test_what_tasks_post_that_are_woken_together_is_one_call(verbs: FakeVerbs) -> None:

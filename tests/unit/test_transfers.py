@@ -8,8 +8,7 @@ import errno
 import gc
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,13 +139,6 @@ async def cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-@pytest.fixture
-def verbs(library: Path) -> Iterator[FakeVerbs]:
-    made = FakeVerbs(library)
-    yield made
-    made.close()
 
 
 # --- what is posted ---
@@ -735,6 +727,15 @@ async def use_long_way(rig: Rig, region: FakeRegion) -> None:
     await rig.remote.write(region, REMOTE, -1)
 
 
+async def write(rig: Rig, region: FakeRegion) -> None:
+    """As Connection.write(), whichever way that takes."""
+    transfer = rig.lane.transfer(WRITE, region, REMOTE)
+    if transfer is None:
+        await use_long_way(rig, region)
+    else:
+        await rig.operations.finish(transfer)
+
+
 async def test_what_tasks_start_that_are_woken_together_is_one_call(verbs: FakeVerbs) -> None:
     """In their order, whichever way they take; the first makes the chain for the others."""
     rig = Rig(verbs)
@@ -779,14 +780,7 @@ async def test_a_full_chain_is_posted_before_the_next(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, depth=4 * LONGEST)
     region = FakeRegion()
 
-    async def write() -> None:
-        transfer = rig.lane.transfer(WRITE, region, REMOTE)
-        if transfer is None:
-            await use_long_way(rig, region)
-        else:
-            await rig.operations.finish(transfer)
-
-    await woken(rig, *[write] * (2 * LONGEST + 1))
+    await woken(rig, *[lambda: write(rig, region)] * (2 * LONGEST + 1))
     assert verbs.calls == 3
     assert [post.wr_id - FIRST for post in verbs.posts] == list(range(2 * LONGEST + 1))
 
@@ -819,15 +813,8 @@ async def test_a_full_chain_that_is_refused_ends_all_in_it(verbs: FakeVerbs) -> 
     region = FakeRegion()
     await woken(rig, lambda: use_long_way(rig, region), lambda: use_long_way(rig, region))
 
-    async def write() -> None:
-        transfer = rig.lane.transfer(WRITE, region, REMOTE)
-        if transfer is None:
-            await use_long_way(rig, region)
-        else:
-            await rig.operations.finish(transfer)
-
     verbs.refuse(errno.ENOMEM)
-    for task in await woken(rig, *[write] * (LONGEST + 1)):
+    for task in await woken(rig, *[lambda: write(rig, region)] * (LONGEST + 1)):
         with pytest.raises(VerbsError):
             await task
 
