@@ -1,9 +1,11 @@
 """Ctrl-C, signals, and a lab that dies."""
 
+import contextlib
 import os
 import pty
 import select
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -51,12 +53,19 @@ def test_interrupt_without_a_terminal_and_an_impatient_one(start: Start) -> None
     read_until(process.stdout.fileno(), b"interrupted\n")
     time.sleep(2.5)  # patience: this is a new first one
     assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    read_until(process.stdout.fileno(), b"interrupted\n")
-    process.send_signal(signal.SIGINT)
+    interrupt_again_and_again(process)
 
     assert process.wait(5) == 128 + signal.SIGINT
     assert not is_running(qemu)
+
+
+def interrupt_again_and_again(process: subprocess.Popen[bytes]) -> None:
+    """As who has no patience. A single second one may come too late on a busy machine."""
+    for _ in range(20):
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.3)
+            return
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
