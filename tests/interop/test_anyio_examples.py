@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 
 import pytest
-from example_runs import finish, next_line, run, running
+from example_runs import interrupt, next_line, run, running
 from helpers import PATIENCE
 
 from aiordma.rdmacm import DeviceAddress
@@ -32,8 +31,7 @@ async def test_an_echo(address: DeviceAddress, server: str, client: str) -> None
         done = await run(CLIENT, *where, "grüße", "y" * 5000)
         assert done.output.splitlines() == ["echoed: grüße", "echoed: " + "y" * 5000]
         assert (done.status, done.errors) == (0, "")
-        serving.send_signal(signal.SIGINT)
-        done = await finish(serving)
+        done = await interrupt(serving)
         assert (done.status, done.output, done.errors) == (0, "", "")
 
 

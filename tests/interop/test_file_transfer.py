@@ -8,13 +8,12 @@ import functools
 import hashlib
 import os
 import random
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from example_runs import finish, load, next_line, run, running, running_program
+from example_runs import finish, interrupt, load, next_line, run, running, running_program
 from helpers import PATIENCE
 
 import aiordma
@@ -67,8 +66,7 @@ async def test_the_programs(address: DeviceAddress, tmp_path: Path) -> None:
         first.write_bytes(b"old")
         await file_transfer.fetch(address.host, int(port), first)
         assert first.read_bytes() == content
-        process.send_signal(signal.SIGINT)
-        assert await finish(process) == (0, "", "")
+        assert await interrupt(process) == (0, "", "")
     for status, output, errors in done:
         assert (status, output) == (0, f"fetching 'source', {len(content):,} bytes\n")
         assert errors.startswith(f"[{30 * '#'}] 100%  {len(content):,} bytes  ")
@@ -214,8 +212,7 @@ async def test_an_interrupt(address: DeviceAddress, tmp_path: Path) -> None:
             await waiting.wait()
             [partial] = tmp_path.iterdir()
             assert partial.name == f"target.{client.pid}.part"
-            client.send_signal(signal.SIGINT)
-            done = await finish(client)
+            done = await interrupt(client)
     assert (done.status, done.errors) == (1, "file_transfer: interrupted\n")
     assert list(tmp_path.iterdir()) == []
 

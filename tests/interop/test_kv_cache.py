@@ -7,14 +7,13 @@ import contextlib
 import functools
 import os
 import random
-import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from example_runs import Done, finish, load, next_line, run, running
+from example_runs import Done, interrupt, load, next_line, run, running
 from helpers import PATIENCE
 
 import aiordma
@@ -64,8 +63,7 @@ async def test_the_programs(address: DeviceAddress) -> None:
         assert await run("kv_cache", "get", *where, "colour") == Done(0, "grün\n", "")
         done = await run("kv_cache", "delete", *where, "size")
         assert done == Done(1, "", "kv_cache: there is no key 'size'\n")
-        server.send_signal(signal.SIGINT)
-        assert await finish(server) == (0, "", "")
+        assert await interrupt(server) == (0, "", "")
 
 
 @pytest.mark.asyncio

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import example_runs
 import pytest
-from example_runs import finish, next_line
+from example_runs import finish, interrupt, next_line
 from helpers import PATIENCE
 
 import aiordma
@@ -46,8 +45,7 @@ async def test_echo_pairs(address: DeviceAddress, server: str, client: str) -> N
         done = await example_runs.run(client, host, str(port), "one", "two")
         assert done.status == 0, done.errors
         assert {"echoed: one", "echoed: two"} <= set(done.output.splitlines())
-        process.send_signal(signal.SIGINT)
-        ended = await finish(process)
+        ended = await interrupt(process)
     assert (ended.status, ended.errors) == (0, "")
 
 

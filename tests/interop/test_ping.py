@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
-from example_runs import Done, finish, next_line, run_program, running, running_program
+from example_runs import Done, interrupt, next_line, run_program, running, running_program
 from helpers import PATIENCE
 
 import aiordma
@@ -68,12 +67,10 @@ async def test_both_sides(address: DeviceAddress) -> None:
         async with pinging(host, "-p", str(port), "-i", "0.01") as endless:
             for _ in range(5):
                 await next_line(endless.stdout)
-            endless.send_signal(signal.SIGINT)
-            ended = await finish(endless)
+            ended = await interrupt(endless)
         assert (ended.status, ended.errors) == (0, "")
         assert ", 0 lost" in ended.output
-        listener.send_signal(signal.SIGINT)
-        said = await finish(listener)
+        said = await interrupt(listener)
     assert (said.status, said.errors) == (0, "")
     assert said.output.count(": connected, with messages of up to 64 bytes\n") == 2
     assert ": gone after 3 messages\n" in said.output

@@ -9,13 +9,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import ModuleType
 
 import pytest
-from example_runs import Done, finish, load, next_line, run, run_program, running, running_program
+from example_runs import (
+    Done,
+    finish,
+    interrupt,
+    load,
+    next_line,
+    run,
+    run_program,
+    running,
+    running_program,
+)
 from helpers import PATIENCE, give_name
 from programs import free_port
 
@@ -156,8 +165,7 @@ async def test_for_ever_and_an_interrupt(address: DeviceAddress, rping: InProces
         async with running("rping", "-c", "-v", "-a", address.host, "-p", port) as client:
             for number in range(5):
                 assert (await next_line(client.stdout)).startswith(f"ping data: rdma-ping-{number}")
-            client.send_signal(signal.SIGINT)
-            done = await finish(client)
+            done = await interrupt(client)
         with contextlib.suppress(aiordma.RdmaError):  # it may end in the middle of a ping
             await ours
     assert (done.status, done.errors) == (0, "")

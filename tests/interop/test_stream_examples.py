@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from example_runs import finish, next_line, run, running
+from example_runs import interrupt, next_line, run, running
 from helpers import PATIENCE
 from programs import end
 
@@ -31,10 +30,9 @@ async def serving(address: DeviceAddress) -> AsyncIterator[tuple[asyncio.subproc
         yield process, line.removeprefix("listening on port ")
 
 
-async def interrupt(server: asyncio.subprocess.Process) -> None:
+async def end_by_ctrl_c(server: asyncio.subprocess.Process) -> None:
     """Ctrl-C ends it, and it has nothing to complain about."""
-    server.send_signal(signal.SIGINT)
-    done = await finish(server)
+    done = await interrupt(server)
     assert (done.status, done.output, done.errors) == (0, "", "")
 
 
@@ -48,7 +46,7 @@ async def test_an_echo(address: DeviceAddress) -> None:
         done = await run(CLIENT, host, port, "grüße", "y" * 100_000)
         assert done.output.splitlines() == ["echoed: grüße", "echoed: " + "y" * 100_000]
         assert (done.status, done.errors) == (0, "")
-        await interrupt(server)
+        await end_by_ctrl_c(server)
 
 
 async def test_the_server_says_goodbye_to_who_is_connected(address: DeviceAddress) -> None:
@@ -59,7 +57,7 @@ async def test_the_server_says_goodbye_to_who_is_connected(address: DeviceAddres
     ):
         await idle.send(b"hello")
         assert await idle.receive() == b"hello"
-        await interrupt(server)
+        await end_by_ctrl_c(server)
         assert await idle.receive() == b""
 
 
@@ -78,7 +76,7 @@ async def test_a_tcp_program_as_the_client(address: DeviceAddress) -> None:
         finally:
             await end(client)
         assert client.returncode == 0, output.decode()
-        await interrupt(server)
+        await end_by_ctrl_c(server)
 
 
 @pytest.mark.transport("IWARP")  # one device is enough for that
