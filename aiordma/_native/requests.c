@@ -7,7 +7,6 @@
  */
 #include "shim.h"
 
-#include <arpa/inet.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,15 +54,9 @@ int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr)
 	return error;
 }
 
-static void fill_imm(struct ibv_send_wr *wr, int64_t imm)
-{
-	if (imm >= 0)
-		wr->imm_data = htonl((uint32_t)imm);
-}
-
 static int post(struct ibv_qp **cell, struct ibv_send_wr *wr, int64_t imm)
 {
-	fill_imm(wr, imm);
+	aiordma_fill_imm(wr, imm);
 	return aiordma_post_all(cell, wr);
 }
 

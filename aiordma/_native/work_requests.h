@@ -20,9 +20,16 @@ struct aiordma_chain {
 	struct aiordma_link *links;
 };
 
+/* `imm` is immediate data in host byte order; negative: none. */
+static inline void aiordma_fill_imm(struct ibv_send_wr *wr, int64_t imm)
+{
+	if (imm >= 0)
+		wr->imm_data = htonl((uint32_t)imm);
+}
+
 /*
  * Send, write or read the memory that `segments` name. For a send with invalidate `rkey` is the key
- * that the peer is to invalidate. `imm` is immediate data in host byte order; negative: none.
+ * that the peer is to invalidate.
  */
 static inline struct ibv_send_wr aiordma_request(uint64_t wr_id, int opcode,
 						 struct ibv_sge *segments, int count,
@@ -43,8 +50,7 @@ static inline struct ibv_send_wr aiordma_request(uint64_t wr_id, int opcode,
 		wr.wr.rdma.remote_addr = remote_addr;
 		wr.wr.rdma.rkey = rkey;
 	}
-	if (imm >= 0)
-		wr.imm_data = htonl((uint32_t)imm);
+	aiordma_fill_imm(&wr, imm);
 	return wr;
 }
 

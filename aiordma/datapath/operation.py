@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiordma.datapath.owner import Owner
 from aiordma.datapath.send_queue import Post, SendQueue
 from aiordma.datapath.together import ListRequest
-from aiordma.enums import WcOpcode
+from aiordma.enums import WcOpcode, WrOpcode
 from aiordma.errors import RdmaError, VerbsError
 from aiordma.loop import cancellation_of, futures_of, wake
 
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from aiordma.dispatch import BusyPoll
     from aiordma.loop import Loop
     from aiordma.loop.protocol import LoopFuture
+
+COMPLETION_OF = {
+    WrOpcode.SEND: WcOpcode.SEND,
+    WrOpcode.RDMA_WRITE: WcOpcode.RDMA_WRITE,
+    WrOpcode.RDMA_READ: WcOpcode.RDMA_READ,
+    WrOpcode.ATOMIC_FETCH_AND_ADD: WcOpcode.FETCH_ADD,
+    WrOpcode.ATOMIC_CMP_AND_SWP: WcOpcode.COMP_SWAP,
+}
 
 # Other requests that are posted after these may overtake them at the peer.
 READING = {WcOpcode.RDMA_READ, WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aiordma.datapath.gather import Gathered, Gatherer, check_fits, is_one, is_registered, joined
-from aiordma.datapath.operation import Operation, Operations
+from aiordma.datapath.operation import COMPLETION_OF, Operation, Operations
 from aiordma.datapath.send_queue import NUMBER_MASK, Post
 from aiordma.datapath.together import ListRequest
 from aiordma.enums import AccessFlags, WcOpcode, WrOpcode
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from aiordma.loop import Loop
 
 ATOMIC_SIZE = 8
-_COMPLETION_OF = {
-    WrOpcode.ATOMIC_FETCH_AND_ADD: WcOpcode.FETCH_ADD,
-    WrOpcode.ATOMIC_CMP_AND_SWP: WcOpcode.COMP_SWAP,
-}
 
 
 class _Turns(Slots):
@@ -199,7 +195,7 @@ class RemoteAccess:
             result = _read_int(buffer)
             buffer.release()
 
-        await self._in_turn(_COMPLETION_OF[opcode], post, take)
+        await self._in_turn(COMPLETION_OF[opcode], post, take)
         return result
 
     def _check_atomic(self, remote: RemoteBuffer, operands: tuple[int, int]) -> None:

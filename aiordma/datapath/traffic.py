@@ -10,7 +10,7 @@ from aiordma._native import lanes
 from aiordma.cm import AsyncCmId
 from aiordma.datapath.berth import RECEIVE, Berth
 from aiordma.datapath.gather import Gatherer
-from aiordma.datapath.operation import Operation, Operations
+from aiordma.datapath.operation import COMPLETION_OF, Operation, Operations
 from aiordma.datapath.owner import Owner
 from aiordma.datapath.receive_ring import ReceiveRing
 from aiordma.datapath.receiver import Receiver
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
 
 SUCCESS = int(WcStatus.SUCCESS)
-COMPLETION_OF = {
-    int(WrOpcode.SEND): WcOpcode.SEND,
-    int(WrOpcode.RDMA_WRITE): WcOpcode.RDMA_WRITE,
-    int(WrOpcode.RDMA_READ): WcOpcode.RDMA_READ,
-}
 
 
 class Traffic:
@@ -166,7 +161,7 @@ class Traffic:
             lent.succeeded = wc.status == SUCCESS
             opcode = lent.opcode
         elif isinstance(lent, lanes.Transfer):
-            opcode = COMPLETION_OF[lent.opcode]
+            opcode = COMPLETION_OF[WrOpcode(lent.opcode)]
         if wc.status != SUCCESS:
             self._owner.request_failed(opcode, wc)
         self._owner.request_ended()

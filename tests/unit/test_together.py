@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import waking
 from datapath_fakes import FakeOwner, FakePool, no_polling
 from verbs_fakes import FakeVerbs
 
@@ -62,26 +63,12 @@ class Rig:
 
     async def waiting(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Tasks that wait, each for one of these futures, to go on with its call."""
-
-        async def go_on(future: Any, call: Callable[[], Any]) -> None:
-            await future
-            result = call()
-            if result is not None:
-                await result
-
-        futures = [future_of(running_loop()) for _ in calls]
-        self.tasks = [
-            asyncio.create_task(go_on(future, call))
-            for future, call in zip(futures, calls, strict=True)
-        ]
-        await asyncio.sleep(0)
+        futures, self.tasks = await waking.waiting(calls)
         return futures
 
     async def woken(self, *calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
         """Tasks that go on together, each with its call."""
-        futures = await self.waiting(calls)
-        await called_by_the_loop(lambda: promptly(lambda: wake_all(futures)))
-        return self.tasks
+        return await waking.woken(*calls)
 
     async def reads(self, count: int) -> list[asyncio.Task[None]]:
         return await self.woken(
@@ -102,29 +89,6 @@ class Rig:
             -1 if found.opcode in opcodes else (found.address >> 16) - 1
             for found in self.verbs.posts
         ]
-
-
-def wake_all(futures: Sequence[Any]) -> None:
-    for future in futures:
-        future.set_result(None)
-
-
-async def called_by_the_loop(callback: Callable[[], object]) -> None:
-    """As an event is: not in a task. What it raises is raised here."""
-    done = running_loop().create_future()
-
-    def call() -> None:
-        try:
-            callback()
-        except BaseException as error:
-            raised.append(error)
-        done.set_result(None)
-
-    raised: list[BaseException] = []
-    running_loop().call_soon(call)
-    await done
-    if raised:
-        raise raised[0]
 
 
 async def test_what_tasks_post_that_are_woken_together_is_one_call(verbs: FakeVerbs) -> None:

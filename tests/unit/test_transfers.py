@@ -23,6 +23,7 @@ from datapath_fakes import (
     no_polling,
 )
 from verbs_fakes import FakeVerbs
+from waking import woken
 
 from aiordma import AccessFlags, PeerClosed, RemoteBuffer, VerbsError, WorkRequestError
 from aiordma._native import ffi, lanes
@@ -31,7 +32,7 @@ from aiordma.datapath.gather import Gatherer
 from aiordma.datapath.operation import Operation, Operations
 from aiordma.datapath.together import LONGEST, Together
 from aiordma.enums import SendFlags, WcOpcode, WcStatus, WrOpcode
-from aiordma.loop import future_of, promptly, running_loop
+from aiordma.loop import promptly, running_loop
 from aiordma.memory import MemorySlice
 from aiordma.verbs import DeviceAttributes, QueuePair, QueuePairCaps
 
@@ -696,32 +697,6 @@ async def test_a_turn_that_was_not_used_goes_to_a_queued_read(verbs: FakeVerbs) 
 # --- together with others ---
 
 
-async def woken(rig: Rig, *calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
-    """Tasks that go on together, each with its call."""
-
-    async def go_on(future: Any, call: Callable[[], Any]) -> None:
-        await future
-        result = call()
-        if result is not None:
-            await result
-
-    futures = [future_of(running_loop()) for _ in calls]
-    tasks = [
-        asyncio.create_task(go_on(future, call))
-        for future, call in zip(futures, calls, strict=True)
-    ]
-    await asyncio.sleep(0)
-
-    def wake_all() -> None:
-        for future in futures:
-            future.set_result(None)
-
-    running_loop().call_soon(promptly, wake_all)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    return tasks
-
-
 async def use_long_way(rig: Rig, region: FakeRegion) -> None:
     """As Connection.write(), where the short way is not taken."""
     await rig.remote.write(region, REMOTE, -1)
@@ -741,7 +716,6 @@ async def test_what_tasks_start_that_are_woken_together_is_one_call(verbs: FakeV
     rig = Rig(verbs)
     regions = [FakeRegion(number=number) for number in range(1, 7)]
     tasks = await woken(
-        rig,
         lambda: use_long_way(rig, regions[0]),
         lambda: rig.perform(WRITE, regions[1]),
         lambda: rig.perform(READ, regions[2]),
@@ -767,7 +741,6 @@ async def test_a_short_message_goes_behind_them(verbs: FakeVerbs) -> None:
         rig.queue.post_inline(b"in short")
 
     await woken(
-        rig,
         lambda: use_long_way(rig, regions[0]),
         lambda: rig.perform(WRITE, regions[1]),
         send,
@@ -780,7 +753,7 @@ async def test_a_full_chain_is_posted_before_the_next(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, depth=4 * LONGEST)
     region = FakeRegion()
 
-    await woken(rig, *[lambda: write(rig, region)] * (2 * LONGEST + 1))
+    await woken(*[lambda: write(rig, region)] * (2 * LONGEST + 1))
     assert verbs.calls == 3
     assert [post.wr_id - FIRST for post in verbs.posts] == list(range(2 * LONGEST + 1))
 
@@ -792,7 +765,6 @@ async def test_a_refused_chain_ends_all_in_it_but_no_earlier_one(verbs: FakeVerb
     verbs.refuse(errno.ENOMEM)
     verbs.room(1)
     tasks = await woken(
-        rig,
         lambda: use_long_way(rig, region),
         lambda: rig.perform(WRITE, region),
         lambda: rig.perform(READ, region),
@@ -811,10 +783,10 @@ async def test_a_refused_chain_ends_all_in_it_but_no_earlier_one(verbs: FakeVerb
 async def test_a_full_chain_that_is_refused_ends_all_in_it(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, depth=4 * LONGEST)
     region = FakeRegion()
-    await woken(rig, lambda: use_long_way(rig, region), lambda: use_long_way(rig, region))
+    await woken(lambda: use_long_way(rig, region), lambda: use_long_way(rig, region))
 
     verbs.refuse(errno.ENOMEM)
-    for task in await woken(rig, *[lambda: write(rig, region)] * (LONGEST + 1)):
+    for task in await woken(*[lambda: write(rig, region)] * (LONGEST + 1)):
         with pytest.raises(VerbsError):
             await task
 
@@ -826,7 +798,6 @@ async def test_a_read_that_is_queued_meanwhile_begins_when_they_are_posted(
     regions = [FakeRegion(number=number) for number in range(1, 4)]
     assert rig.remote._turns.try_acquire()
     await woken(
-        rig,
         lambda: use_long_way(rig, regions[0]),
         lambda: rig.perform(READ, regions[1]),
         rig.remote._turns.release,

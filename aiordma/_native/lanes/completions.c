@@ -172,25 +172,6 @@ static int sort(struct completions *self, int count)
 	return 0;
 }
 
-/* Wake those who wait for transfers. Turns of one queue pair are handed out in one go. */
-static void tell_of_ended(struct completions *self, struct failure *failure)
-{
-	while (self->ended.first) {
-		struct transfer *transfer = unlink_transfer(&self->ended, self->ended.first);
-		struct send_lane *lane = (struct send_lane *)Py_NewRef((PyObject *)transfer->lane);
-
-		lane->turns += transfer->reads;
-		release_transfer(transfer);
-		note_failure(failure);
-		Py_DECREF((PyObject *)transfer);
-		if (!self->ended.first || self->ended.first->lane != lane) {
-			hand_out_turns(lane);
-			note_failure(failure);
-		}
-		Py_DECREF((PyObject *)lane);
-	}
-}
-
 /* 1: somebody was told something; 0: nobody; -1 with an exception. */
 int take_batch(struct completions *self, int count)
 {
@@ -200,7 +181,8 @@ int take_batch(struct completions *self, int count)
 	if (count > 0 && sort(self, count))
 		return -1;
 	told = self->ended.first != NULL;
-	tell_of_ended(self, &failure);
+	end_transfers(&self->ended);
+	note_failure(&failure);
 	if (self->left || PyList_Size(self->told)) {
 		told = 1;
 		Py_XDECREF(PyObject_CallNoArgs(self->deliver));

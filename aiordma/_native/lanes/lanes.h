@@ -184,6 +184,7 @@ void clear_transfers(struct transfers *list);
 int stop_waiting(struct transfer *transfer);
 int release_transfer(struct transfer *transfer);
 int release_transfers(struct transfers *list);
+int end_transfers(struct transfers *list);
 int prepare_transfers(PyObject *module);
 
 /* --- start_transfer.c --- */

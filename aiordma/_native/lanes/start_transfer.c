@@ -166,9 +166,14 @@ static int post_chain(struct send_lane *lane, struct aiordma_chain *chain)
 	return error;
 }
 
+static int is_usable(const struct send_lane *lane)
+{
+	return lane->is_open && lane->qp && *lane->qp && !lanes_is_forked_child;
+}
+
 static int can_post(const struct send_lane *lane)
 {
-	return lane->is_open && lane->qp && *lane->qp && !lane->is_due && !lanes_is_forked_child;
+	return is_usable(lane) && !lane->is_due;
 }
 
 /* The device may use what it has refused as long as the queue pair is there: libsiw keeps it. */
@@ -294,7 +299,7 @@ static int start(struct send_lane *lane, struct transfer *transfer)
 
 	if (joins < 0)
 		return -1;
-	if (!lane->is_open || !lane->qp || !*lane->qp || lanes_is_forked_child)
+	if (!is_usable(lane))
 		return 0;
 	if (is_queued) {
 		append_transfer(&lane->queued, transfer);

@@ -148,6 +148,31 @@ int release_transfers(struct transfers *list)
 	return restore_failure(&failure);
 }
 
+/*
+ * Likewise for a list of those that the device has ended. Turns of one queue pair are handed out in
+ * one go.
+ */
+int end_transfers(struct transfers *list)
+{
+	struct failure failure = { NULL, NULL, NULL };
+
+	while (list->first) {
+		struct transfer *transfer = unlink_transfer(list, list->first);
+		struct send_lane *lane = (struct send_lane *)Py_NewRef((PyObject *)transfer->lane);
+
+		lane->turns += transfer->reads;
+		release_transfer(transfer);
+		note_failure(&failure);
+		Py_DECREF((PyObject *)transfer);
+		if (!list->first || list->first->lane != lane) {
+			hand_out_turns(lane);
+			note_failure(&failure);
+		}
+		Py_DECREF((PyObject *)lane);
+	}
+	return restore_failure(&failure);
+}
+
 /* --- the type --- */
 
 static int transfer_traverse(PyObject *self, visitproc visit, void *arg)

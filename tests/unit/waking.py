@@ -1,0 +1,57 @@
+"""Tasks that one event wakes together, each to go on with a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiordma.loop import future_of, promptly, running_loop
+
+
+async def waiting(calls: Sequence[Callable[[], Any]]) -> tuple[list[Any], list[asyncio.Task[None]]]:
+    """What they wait for, and the tasks."""
+
+    async def go_on(future: Any, call: Callable[[], Any]) -> None:
+        await future
+        result = call()
+        if result is not None:
+            await result
+
+    futures: list[Any] = [future_of(running_loop()) for _ in calls]
+    tasks = [
+        asyncio.create_task(go_on(future, call))
+        for future, call in zip(futures, calls, strict=True)
+    ]
+    await asyncio.sleep(0)
+    return futures, tasks
+
+
+async def woken(*calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
+    """The tasks, after they have gone on."""
+    futures, tasks = await waiting(calls)
+    await called_by_the_loop(lambda: promptly(lambda: wake_all(futures)))
+    return tasks
+
+
+def wake_all(futures: Sequence[Any]) -> None:
+    for future in futures:
+        future.set_result(None)
+
+
+async def called_by_the_loop(callback: Callable[[], object]) -> None:
+    """As an event is: not in a task. What it raises is raised here."""
+    done = running_loop().create_future()
+
+    def call() -> None:
+        try:
+            callback()
+        except BaseException as error:
+            raised.append(error)
+        done.set_result(None)
+
+    raised: list[BaseException] = []
+    running_loop().call_soon(call)
+    await done
+    if raised:
+        raise raised[0]
