@@ -16,6 +16,8 @@ RING = 512
 """Receive buffers, as many as perftest has."""
 RING_BYTES = 64 << 20
 """The most that they may take: large messages get fewer."""
+MOST_READS = 255
+"""The most that a connection can have under way; most devices have fewer."""
 ACCESS = {
     "write": AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE,
     "read": AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ,
@@ -23,9 +25,15 @@ ACCESS = {
 
 
 def options(work: Work) -> ConnectionOptions:
-    """What both sides set: as with perftest, enough receive buffers not to hold the peer back."""
+    """What both sides set: as with perftest, enough of all not to hold each other back."""
     if work.operation != "send":
-        return ConnectionOptions(max_message_size=64, busy_poll=work.busy_poll)
+        return ConnectionOptions(
+            send_depth=128,
+            responder_resources=min(work.depth, MOST_READS),
+            initiator_depth=min(work.depth, MOST_READS),
+            max_message_size=64,
+            busy_poll=work.busy_poll,
+        )
     if work.test == "latency":
         return ConnectionOptions(
             max_message_size=max(work.size, 64),
