@@ -6,8 +6,9 @@
 
 #define POLLS_A_YIELD 8
 /*
- * So long the interpreter's lock is kept meanwhile. To let go of it, and to get it back, takes as long
- * as a short wait; and who gets it then may keep it a hundred times longer.
+ * So long a wait keeps all that it has: the processor, and the interpreter's lock. To give up either,
+ * and to get it back, takes a good part of a short wait; and who gets the lock then may keep it a
+ * hundred times longer.
  */
 #define KEPT_NANOSECONDS 50000
 
@@ -19,13 +20,14 @@ uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static int poll_until(struct completions *self, struct ibv_cq *cq, uint64_t end)
+/* With yields, others get the processor now and then. */
+static int poll_until(struct completions *self, struct ibv_cq *cq, uint64_t end, int yields)
 {
 	unsigned int polls = 0;
 	int count;
 
 	do {
-		if (!(++polls % POLLS_A_YIELD))
+		if (yields && !(++polls % POLLS_A_YIELD))
 			sched_yield();
 		count = ibv_poll_cq(cq, BATCH, self->batch);
 	} while (!count && now_ns() < end);
@@ -35,8 +37,8 @@ static int poll_until(struct completions *self, struct ibv_cq *cq, uint64_t end)
 /*
  * Poll until there is something, or the time has come. As ibv_poll_cq().
  *
- * Others get the processor now and then: a soft device does its work in a kernel thread, perhaps on
- * this very processor, and a peer on this machine may be waiting for it.
+ * If that is not soon, others get the processor: a soft device does some of its work in a kernel
+ * thread, perhaps on this very processor, and a peer on this machine may be waiting for it.
  */
 int spin_until(struct completions *self, struct ibv_cq *cq, uint64_t end)
 {
@@ -45,11 +47,11 @@ int spin_until(struct completions *self, struct ibv_cq *cq, uint64_t end)
 
 	if (count || now >= end)
 		return count;
-	count = poll_until(self, cq, end - now > KEPT_NANOSECONDS ? now + KEPT_NANOSECONDS : end);
+	count = poll_until(self, cq, end - now > KEPT_NANOSECONDS ? now + KEPT_NANOSECONDS : end, 0);
 	if (count || now_ns() >= end)
 		return count;
 	Py_BEGIN_ALLOW_THREADS
-	count = poll_until(self, cq, end);
+	count = poll_until(self, cq, end, 1);
 	Py_END_ALLOW_THREADS
 	return count;
 }
