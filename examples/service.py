@@ -1,6 +1,6 @@
 """A service that ends gracefully: on SIGTERM it finishes what it has begun, and nothing is lost.
 
-    python examples/service.py [HOST] [PORT] [--grace SECONDS]
+    python examples/service.py [HOST] [PORT] [--grace SECONDS] [--work SECONDS]
 
 It answers each message with its SHA-256 digest, slowly. When it is told to stop, by SIGTERM or
 Ctrl-C, it takes no new peers, closes the connections on which nothing is to be done, and gives the
@@ -15,19 +15,13 @@ import signal
 
 import aiordma
 
-WORK_SECONDS = 0.5
-
-
-async def answer(message: bytes) -> bytes:
-    await asyncio.sleep(WORK_SECONDS)
-    return hashlib.sha256(message).digest()
-
 
 class Service:
     """Peers, each served by a task of one group."""
 
-    def __init__(self) -> None:
+    def __init__(self, work_seconds: float) -> None:
         self.answered = 0
+        self._work_seconds = work_seconds
         self._is_stopping = False
         self._idle: set[aiordma.Connection] = set()
 
@@ -53,8 +47,12 @@ class Service:
             async with request.accept() as connection:
                 while not self._is_stopping:
                     message = await self._next(connection)
-                    await connection.send(await answer(message))
+                    await connection.send(await self._answer(message))
                     self.answered += 1
+
+    async def _answer(self, message: bytes) -> bytes:
+        await asyncio.sleep(self._work_seconds)
+        return hashlib.sha256(message).digest()
 
     async def _next(self, connection: aiordma.Connection) -> bytes:
         """The next message; LocalClosed if the service stops while there is none."""
@@ -80,8 +78,8 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def serve(host: str | None, port: int, grace: float) -> None:
-    service = Service()
+async def serve(host: str | None, port: int, grace: float, work: float) -> None:
+    service = Service(work)
     stop = stop_on_signals()
     async with aiordma.listen(host, port) as listener:
         print(f"listening on port {listener.local_address[1]}", flush=True)
@@ -94,9 +92,10 @@ def main() -> None:
     parser.add_argument("host", nargs="?", help="address of an RDMA device here (default: all)")
     parser.add_argument("port", nargs="?", type=int, default=7471, help="0 picks one")
     parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS")
+    parser.add_argument("--work", type=float, default=0.5, metavar="SECONDS", help="each message")
     arguments = parser.parse_args()
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(serve(arguments.host, arguments.port, arguments.grace))
+        asyncio.run(serve(arguments.host, arguments.port, arguments.grace, arguments.work))
 
 
 if __name__ == "__main__":

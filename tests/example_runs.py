@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from helpers import ROOT
 
-SECOND_PRESS = 15.0
+SECOND_PRESS = 30.0
 """Seconds: longer than any of these programs takes to end."""
 
 

@@ -24,6 +24,6 @@ def no_leaks() -> Iterator[None]:
     freeze()
     before = Census.take()
     yield
-    after = wait_for_census(before, seconds=6)
+    after = wait_for_census(before)
     if after != before:
         pytest.fail(f"left behind:\nbefore {before}\nafter  {after}")

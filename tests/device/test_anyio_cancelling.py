@@ -53,8 +53,11 @@ async def test_no_message_is_lost_to_a_deadline(address: DeviceAddress) -> None:
     cancelled = 0
 
     async def send() -> None:
-        for message in sent:
+        for number, message in enumerate(sent):
             await anyio.sleep(random.uniform(0, 0.004))
+            if number % 10 == 0:  # some deadlines pass, however slow this machine is
+                before = cancelled
+                await until(lambda before=before: cancelled > before)
             await near.send(message)
 
     async with connected(address) as (near, far, _), anyio.create_task_group() as tasks:
@@ -64,7 +67,6 @@ async def test_no_message_is_lost_to_a_deadline(address: DeviceAddress) -> None:
                 received.append(await far.receive())
             cancelled += scope.cancelled_caught
     assert received == sent
-    assert cancelled > 20
 
 
 @on_every_backend

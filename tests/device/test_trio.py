@@ -225,12 +225,19 @@ async def test_closing_in_a_cancelled_scope_is_by_force(address: DeviceAddress) 
 
 
 async def test_a_deadline_around_a_block(address: DeviceAddress) -> None:
+    ended: list[Connection] = []
+
+    async def be_connected(scope: trio.CancelScope) -> None:
+        async with aiordma.connect(*listener.local_address) as connection:
+            ended.append(connection)
+            scope.deadline = trio.current_time() + 0.1
+            await connection.recv()  # nobody sends
+
     async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as nursery:
         nursery.start_soon(listener.serve, echo)
-        with pytest.raises(trio.TooSlowError), trio.fail_after(0.5):
-            async with aiordma.connect(*listener.local_address) as connection:
-                await connection.recv()  # nobody sends
-        assert connection._endpoint.released
+        with pytest.raises(trio.TooSlowError), trio.fail_after(PATIENCE) as scope:
+            await be_connected(scope)
+        assert [connection._endpoint.released for connection in ended] == [True]
         await listener.aclose()
 
 

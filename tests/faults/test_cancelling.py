@@ -17,6 +17,7 @@ from aiordma import Connection, ConnectionOptions
 from aiordma.rdmacm import DeviceAddress
 
 ROUNDS = 40
+AT_LEAST = 6
 AT_ONCE = 5
 """Of these, so many are cancelled after a step of the loop, when none can have come to its end."""
 SMALL = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=4096)
@@ -130,7 +131,9 @@ async def test_recv_loses_nothing(address: DeviceAddress) -> None:
 
     async def collect(connection: Connection) -> None:
         chance = random.Random(5)
-        for _ in range(ROUNDS):
+        rounds = 0
+        while rounds < ROUNDS or len(collected) < AT_LEAST:
+            rounds += 1
             task = loops.create_task(connection.recv())
             await loops.sleep(chance.uniform(0, 0.003))
             task.cancel()
@@ -151,7 +154,6 @@ async def test_recv_loses_nothing(address: DeviceAddress) -> None:
         await pair.client.aclose()
         collected += [message async for message in pair.server]
     assert collected == [b"%d" % number for number in range(count)]
-    assert count > ROUNDS // 8
 
 
 async def test_everything_at_once(address: DeviceAddress) -> None:

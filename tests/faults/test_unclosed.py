@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 
 import loops
@@ -36,9 +37,20 @@ async def test_a_dropped_listener_warns_and_stops_listening(address: DeviceAddre
     with pytest.warns(ResourceWarning, match="unclosed <AsyncCmId LIST"):  # noqa: PT031
         listener = None
         gc.collect()
-    await loops.sleep(0.5)
-    async with aiordma.listen(*where):
-        pass
+    async with loops.timeout(PATIENCE):
+        while not await is_free(where):
+            await loops.sleep(0.01)
+
+
+async def is_free(where: tuple[str, int]) -> bool:
+    """Whether one can listen there."""
+    try:
+        async with aiordma.listen(*where):
+            return True
+    except aiordma.VerbsError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
 
 
 async def test_a_dropped_request_warns_and_is_rejected(address: DeviceAddress) -> None:

@@ -268,7 +268,9 @@ async def test_readers_and_writers(address: DeviceAddress) -> None:
     async def read(port: int, writing: list[asyncio.Task[None]]) -> None:
         last = dict.fromkeys(keys, -1)
         async with kv_cache.open_cache(address.host, port) as cache:
-            while not all(task.done() for task in writing):
+            over = False
+            while not over:
+                over = all(task.done() for task in writing)  # and then once more
                 for key, value in zip(
                     keys, await asyncio.gather(*(cache.get(key) for key in keys)), strict=True
                 ):

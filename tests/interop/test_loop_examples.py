@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -65,9 +66,8 @@ async def test_sigterm_loses_nothing(address: DeviceAddress) -> None:
         aiordma.connect(*where) as busy,
     ):
         await busy.send(b"work")
+        await busy.send(b"more")  # is there when the first is answered, and taken at once
         assert await asyncio.wait_for(busy.recv(), PATIENCE) == hashlib.sha256(b"work").digest()
-        await busy.send(b"more")
-        await asyncio.sleep(0.1)
         process.terminate()
         with pytest.raises(PeerClosed):
             await idle.recv()
@@ -85,16 +85,25 @@ async def test_who_does_not_finish_is_cut_off(address: DeviceAddress, end: str) 
     grace = "0.1" if end == "the grace is over" else "60"
     async with (
         asyncio.timeout(PATIENCE),
-        serving("service", address, "--grace", grace) as (process, where),
+        serving("service", address, "--grace", grace, "--work", "3600") as (process, where),
         aiordma.connect(*where) as busy,
     ):
         await busy.send(b"work")
         await asyncio.sleep(0.1)
         process.terminate()
         if end == "a second signal":
-            await asyncio.sleep(0.1)
-            process.terminate()
+            terminating = asyncio.create_task(terminate_until_it_ends(process))
         with pytest.raises((PeerClosed, aiordma.WorkRequestError)):
             await busy.recv()
+        if end == "a second signal":
+            await terminating
         ended = await finish(process)
     assert (ended.status, ended.errors) == (0, "")
+
+
+async def terminate_until_it_ends(process: asyncio.subprocess.Process) -> None:
+    """Two signals that a process had no time for are one."""
+    while process.returncode is None:
+        await asyncio.sleep(0.5)
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()

@@ -17,7 +17,7 @@ PATIENT = 'trap "echo interrupted; exit 5" INT; echo ready; while :; do sleep 0.
 STUBBORN = 'trap "echo interrupted" INT; echo ready; while :; do sleep 0.1; done'
 
 
-def read_until(fd: int, wanted: bytes, limit: float = 60) -> bytes:
+def read_until(fd: int, wanted: bytes, limit: float = 150) -> bytes:
     """Read until `wanted` has come; returns everything."""
     got = b""
     deadline = time.monotonic() + limit
@@ -39,7 +39,7 @@ def test_terminal_with_ctrl_c(start: Start) -> None:
     assert b"terminal\r\n" in read_until(ours, b"ready\r\n")
     os.write(ours, b"\x03")
     read_until(ours, b"interrupted\r\n")
-    assert process.wait(20) == 5
+    assert process.wait(60) == 5
     os.close(ours)
 
 
@@ -55,8 +55,8 @@ def test_interrupt_without_a_terminal_and_an_impatient_one(start: Start) -> None
     assert process.poll() is None
     interrupt_again_and_again(process)
 
-    assert process.wait(5) == 128 + signal.SIGINT
-    assert not is_running(qemu)
+    assert process.wait(60) == 128 + signal.SIGINT
+    wait_until_gone(qemu)
 
 
 def interrupt_again_and_again(process: subprocess.Popen[bytes]) -> None:
@@ -64,7 +64,7 @@ def interrupt_again_and_again(process: subprocess.Popen[bytes]) -> None:
     for _ in range(20):
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.3)
+            process.wait(1.5)
             return
 
 
@@ -77,13 +77,13 @@ def test_end_by_signal_leaves_no_process(start: Start, number: signal.Signals) -
 
     process.send_signal(number)
 
-    code = process.wait(5)
+    code = process.wait(60)
     assert code == (128 + number if number == signal.SIGTERM else -number)
     wait_until_gone(qemu)
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while is_running(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.05)
