@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,3 +131,13 @@ def give_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> str:
         answer = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address.host, 0))
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [answer])
     return name
+
+
+async def send_in_step(send: Callable[[bytes], Awaitable[None]], to: Connection) -> None:
+    """For ever, but not faster than the messages come out of the buffers at the other end."""
+    arrived = to.stats.messages_received
+    while True:
+        await send(b"too fast")
+        arrived += 1
+        while to.stats.messages_received < arrived and not to.closed:
+            await loops.sleep(0.001)

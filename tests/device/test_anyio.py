@@ -11,7 +11,7 @@ import pytest
 from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import Listener, ObjectStream, SocketAttribute
 from anyio_backends import Caught, address_of, connected, on_every_backend, settle, unread, until
-from helpers import PATIENCE
+from helpers import PATIENCE, send_in_step
 from removing import SoftDevice
 
 import aiordma.anyio
@@ -36,17 +36,6 @@ NEVER_GRACEFUL = ConnectionOptions(max_message_size=1024, close_timeout=10 * PAT
 async def send_for_ever(stream: MessageStream, message: bytes) -> None:
     while True:
         await stream.send(message)
-
-
-async def send_in_step(stream: MessageStream, to: MessageStream) -> None:
-    """For ever, but not faster than the messages come out of the buffers at the other end."""
-    connection = to.extra(RdmaAttribute.connection)
-    arrived = connection.stats.messages_received
-    while True:
-        await stream.send(b"too fast")
-        arrived += 1
-        while connection.stats.messages_received < arrived and not connection.closed:
-            await anyio.sleep(0.001)
 
 
 async def receive_for_ever(stream: MessageStream) -> None:
@@ -244,7 +233,7 @@ async def test_a_reader_that_is_too_slow(address: DeviceAddress) -> None:
     shared = ConnectionOptions(shared_recv_depth=16, recv_backlog=20, max_message_size=1024)
     async with connected(address, SMALL, shared) as (near, far, _):
         with pytest.raises(BrokenResourceError):
-            await send_in_step(near, far)
+            await send_in_step(near.send, far.extra(RdmaAttribute.connection))
         for _ in range(20):
             assert await far.receive() == b"too fast"
         with pytest.raises(BrokenResourceError, match="recv_backlog") as caught:

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import loops
 import pytest
-from helpers import PATIENCE, Pair, connected
+from helpers import PATIENCE, Pair, connected, send_in_step
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, ReceiveOverrun
@@ -21,16 +21,6 @@ EACH = 5
 async def echo(connection: aiordma.Connection) -> None:
     async for message in connection:
         await connection.send(message)
-
-
-async def send_in_step(connection: aiordma.Connection, to: aiordma.Connection) -> None:
-    """For ever, but not faster than the messages come out of the buffers at the other end."""
-    arrived = to.stats.messages_received
-    while True:
-        await connection.send(b"too fast")
-        arrived += 1
-        while to.stats.messages_received < arrived and not to.closed:
-            await loops.sleep(0.001)
 
 
 async def receive_for_ever(connection: aiordma.Connection) -> None:
@@ -175,7 +165,7 @@ async def test_a_reader_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress
     server = ConnectionOptions(recv_depth=16, recv_backlog=50)
     async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
         with pytest.raises(PeerClosed):
-            await send_in_step(pair.client, pair.server)
+            await send_in_step(pair.client.send, pair.server)
         for _ in range(51):
             assert await pair.server.recv() == b"too fast"
         with pytest.raises(ReceiveOverrun, match=r"50 messages \(recv_backlog"):
@@ -249,7 +239,7 @@ async def test_one_slow_reader_does_not_hold_the_others_up(address: DeviceAddres
             await loops.sleep(0.01)
         assert [int(await slow.server.recv()) for _ in range(80)] == list(range(80))
         with pytest.raises(PeerClosed):
-            await send_in_step(slow.client, slow.server)
+            await send_in_step(slow.client.send, slow.server)
         for _ in range(100):
             await slow.server.recv()
         with pytest.raises(ReceiveOverrun):

@@ -211,6 +211,7 @@ async def test_migrating_back_and_forth_under_load(address: DeviceAddress, host:
             await answer_within(listener, 0.05)
             moved.append(len(moved))
         await asking
+        assert len(moved) > 1
         await listener.aclose()
 
 
@@ -243,6 +244,7 @@ async def test_moving_between_two_loops_under_load(address: DeviceAddress) -> No
         there.put(None)
         await loops.to_thread(thread.join)
         await asking
+        assert len(moved) > 1
         await listener.aclose()
 
 

@@ -1069,6 +1069,7 @@ def test_spinning_ends_with_what_another_thread_brings(verbs: FakeVerbs, desk: D
     assert time.monotonic() - began < 10
     thread.join()
     assert desk.left_ids == [(9 << 32) + 1]
+    assert verbs.polls > 10
 
 
 def test_spinning_ends_in_time(verbs: FakeVerbs, desk: Desk) -> None:

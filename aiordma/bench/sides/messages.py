@@ -12,8 +12,8 @@ from aiordma.bench.work import Work
 from aiordma.loop import running_loop, task_group
 
 DONE = b"done"
-RING = 512
-"""Receive buffers, as many as perftest has."""
+SENDS, RING = 128, 512
+"""Places in the send queue and receive buffers, as many as perftest has."""
 RING_BYTES = 64 << 20
 """The most that they may take: large messages get fewer."""
 MOST_READS = 255
@@ -27,10 +27,11 @@ ACCESS = {
 def options(work: Work) -> ConnectionOptions:
     """What both sides set: as with perftest, enough of all not to hold each other back."""
     if work.operation != "send":
+        reads = min(work.depth, MOST_READS)
         return ConnectionOptions(
-            send_depth=128,
-            responder_resources=min(work.depth, MOST_READS),
-            initiator_depth=min(work.depth, MOST_READS),
+            send_depth=SENDS,
+            responder_resources=reads,
+            initiator_depth=reads,
             max_message_size=64,
             busy_poll=work.busy_poll,
         )
@@ -41,7 +42,7 @@ def options(work: Work) -> ConnectionOptions:
             adaptive_poll=work.adaptive_poll,
         )
     return ConnectionOptions(
-        send_depth=128,
+        send_depth=SENDS,
         recv_depth=max(2 * work.depth, min(RING, RING_BYTES // work.size)),
         max_message_size=max(work.size, 64),
         busy_poll=work.busy_poll,
