@@ -16,9 +16,9 @@ LAB_READY := $(VENV)/.lab-ready
 
 PACKAGES := gcc libc6-dev python3 python3-dev python3-venv librdmacm-dev libibverbs-dev \
 	ibverbs-providers rdmacm-utils iproute2 perftest python3-pyverbs valgrind
-NATIVE := $(addprefix aiordma/_native/,build.py cdef.h shim.h cm_events.c devices.c requests.c \
-	addresses.c exporter.c) \
-	$(wildcard aiordma/_native/lanes/*)
+NATIVE := $(addprefix aiordma/_native/,build.py cdef.h helpers.h cm_events.c devices.c work_requests.c \
+	addresses.c buffer_exporter.c) \
+	$(wildcard aiordma/_native/fast_path/*)
 DEVICE_TESTS := tests/device tests/faults tests/interop
 
 # Compiling everything anew takes each Python in the lab half a minute.

@@ -32,8 +32,8 @@ def extension(name: str, sources: list[Path], *libraries: str) -> Extension:
 setup(
     cffi_modules=["aiordma/_native/build.py:ffibuilder"],
     ext_modules=[
-        extension("_exporter", [NATIVE / "exporter.c"]),
-        extension("_lanes", sorted((NATIVE / "lanes").glob("*.c")), "ibverbs"),
+        extension("_buffer_exporter", [NATIVE / "buffer_exporter.c"]),
+        extension("_fast_path", sorted((NATIVE / "fast_path").glob("*.c")), "ibverbs"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

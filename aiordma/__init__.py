@@ -9,9 +9,7 @@ libraries one to one.
 """
 
 from aiordma.cm import AsyncCmId, SyncCmId
-from aiordma.connect import connect, listen
-from aiordma.connection import Connection
-from aiordma.datagram import DatagramEndpoint, open_datagram
+from aiordma.cm.resolving import getaddrinfo
 from aiordma.datagrams import (
     Datagram,
     DatagramOptions,
@@ -19,8 +17,8 @@ from aiordma.datagrams import (
     DatagramRequest,
     MulticastGroup,
 )
-from aiordma.datapath import ConnectionStats, MemoryWindow, Message
-from aiordma.device_events import DeviceWatch, watch_devices
+from aiordma.datagrams.datagram_endpoint import DatagramEndpoint, open_datagram
+from aiordma.dispatch.device_watch import DeviceWatch, watch_devices
 from aiordma.enums import AccessFlags, AsyncEventType, CmEventType, PortSpace, WcOpcode, WcStatus
 from aiordma.errors import (
     AddressError,
@@ -39,12 +37,15 @@ from aiordma.errors import (
     VerbsError,
     WorkRequestError,
 )
-from aiordma.listener import ConnectRequest, Listener
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
+from aiordma.memory.registration_cache import RegistrationCache
+from aiordma.messages import MemoryWindow, Message
+from aiordma.messages.connect import connect, listen
+from aiordma.messages.connection import Connection
+from aiordma.messages.listener import ConnectRequest, Listener
 from aiordma.options import ConnectionOptions
+from aiordma.qp import ConnectionStats
 from aiordma.rdmacm import AddrInfo, CmEvent, EventChannel
-from aiordma.registrations import RegistrationCache
-from aiordma.resolve import getaddrinfo
 from aiordma.streams import (
     ByteStream,
     StreamListener,

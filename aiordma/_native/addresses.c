@@ -1,6 +1,6 @@
 /* The addresses of this machine; file descriptors. */
 #define _GNU_SOURCE
-#include "shim.h"
+#include "helpers.h"
 
 #include <fcntl.h>
 #include <ifaddrs.h>

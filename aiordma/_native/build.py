@@ -1,4 +1,4 @@
-"""Builds `aiordma._native._lib`: cdef.h says what Python sees, shim.h what C adds.
+"""Builds `aiordma._native._lib`: cdef.h says what Python sees, helpers.h what C adds.
 
 API mode: the compiler checks every declaration against the installed rdma-core headers. Nothing
 newer than rdma-core 44 may be referenced here, or the module would not load on Debian 12.
@@ -9,16 +9,16 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ["cm_events.c", "devices.c", "requests.c", "addresses.c"]
+SOURCES = ["cm_events.c", "devices.c", "work_requests.c", "addresses.c"]
 
 ffibuilder = FFI()
 ffibuilder.cdef((HERE / "cdef.h").read_text())
 ffibuilder.set_source(
     "aiordma._native._lib",
-    '#include "shim.h"\n',
+    '#include "helpers.h"\n',
     sources=[f"aiordma/_native/{name}" for name in SOURCES],
     include_dirs=[str(HERE)],
-    depends=[str(HERE / name) for name in ("cdef.h", "shim.h", "work_requests.h", *SOURCES)],
+    depends=[str(HERE / name) for name in ("cdef.h", "helpers.h", "work_requests.h", *SOURCES)],
     libraries=["rdmacm", "ibverbs"],
     py_limited_api=True,
     extra_compile_args=[

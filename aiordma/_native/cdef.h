@@ -1,4 +1,4 @@
-/* What Python sees of librdmacm, libibverbs and shim.c. "..." leaves the layout to the compiler. */
+/* What Python sees of librdmacm, libibverbs and helpers.h. "..." leaves the layout to the compiler. */
 
 /* --- rdma/rdma_cma.h ------------------------------------------------------------------------ */
 
@@ -182,7 +182,7 @@ struct rdma_ud_param {
 	uint32_t qkey;
 };
 
-/* rdma-core 60 and later add `uint64_t arg` to the union; shim.c reads it where it stands. */
+/* rdma-core 60 and later add `uint64_t arg` to the union; helpers.h reads it where it stands. */
 struct rdma_cm_event {
 	struct rdma_cm_id *id;
 	struct rdma_cm_id *listen_id;
@@ -641,7 +641,7 @@ int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid);
 int ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid);
 const char *ibv_event_type_str(int event);
 
-/* --- shim.h --------------------------------------------------------------------------------- */
+/* --- helpers.h --------------------------------------------------------------------------------- */
 
 struct aiordma_cm_event {
 	uintptr_t id;

@@ -1,6 +1,6 @@
 /* Events of the connection manager, and what rdma-core 60 brought. */
 #define _GNU_SOURCE
-#include "shim.h"
+#include "helpers.h"
 
 #include <dlfcn.h>
 #include <string.h>

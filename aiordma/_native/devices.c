@@ -1,5 +1,5 @@
 /* Completions, events of devices, and what verbs.h offers as macros only. */
-#include "shim.h"
+#include "helpers.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,7 @@ from typing import Any
 from anyio import TypedAttributeSet, typed_attribute
 from anyio.abc import SocketAttribute
 
-from aiordma.connection import Connection
+from aiordma.messages.connection import Connection
 from aiordma.streams import ByteStream
 
 # anyio's own type for it: each key is typed as the value that its function returns.

@@ -10,8 +10,8 @@ from anyio.abc import ByteStream as AnyioByteStream
 from aiordma.anyio.attributes import Attributes, of_stream
 from aiordma.anyio.checkpoints import owed_checkpoint
 from aiordma.anyio.errors import raise_as_anyio
-from aiordma.blocks import AbortableBlock
 from aiordma.errors import RdmaError
+from aiordma.loop.context_managers import AbortableBlock
 from aiordma.streams import ByteStream
 from aiordma.streams.stream import DEFAULT_READ
 

@@ -7,7 +7,7 @@ from aiordma.anyio.byte_listener import RdmaByteListener
 from aiordma.anyio.byte_stream import RdmaByteStream
 from aiordma.anyio.message_listener import MessageListener
 from aiordma.anyio.message_stream import MessageStream
-from aiordma.opening import Opening
+from aiordma.loop.awaitable_context_manager import Opening
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
 from aiordma.streams import StreamOptions
 from aiordma.streams.options import DEFAULT_OPTIONS as DEFAULT_STREAM_OPTIONS

@@ -6,8 +6,8 @@ from functools import partial
 
 from aiordma.anyio.message_stream import MessageStream
 from aiordma.anyio.serving import Serving
-from aiordma.connection import Connection
-from aiordma.listener import Listener
+from aiordma.messages.connection import Connection
+from aiordma.messages.listener import Listener
 
 
 class MessageListener(Serving[Connection, MessageStream]):

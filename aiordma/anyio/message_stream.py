@@ -10,12 +10,12 @@ from anyio.abc import ObjectStream
 from aiordma.anyio.attributes import Attributes, of_connection
 from aiordma.anyio.checkpoints import owed_checkpoint
 from aiordma.anyio.errors import raise_as_anyio
-from aiordma.blocks import AbortableBlock
-from aiordma.connection import Connection
 from aiordma.errors import PeerClosed, RdmaError
+from aiordma.loop.context_managers import AbortableBlock
+from aiordma.messages.connection import Connection
 
 if TYPE_CHECKING:
-    from aiordma.datapath.gather import Source
+    from aiordma.qp.scatter_gather import Source
 
 RECEIVING = "receiving from"
 SENDING = "sending to"

@@ -14,7 +14,7 @@ from aiordma.anyio.attributes import Attributes, of_local_address
 from aiordma.anyio.checkpoints import owed_checkpoint
 from aiordma.anyio.errors import raise_as_anyio
 from aiordma.errors import ConnectError, ConnectionClosed, ProtocolError, RdmaError, VerbsError
-from aiordma.opening import Closable, Opening
+from aiordma.loop.awaitable_context_manager import Closable, Opening
 
 logger = logging.getLogger(__name__)
 

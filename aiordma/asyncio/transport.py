@@ -12,7 +12,7 @@ from aiordma.asyncio.errors import as_os_error
 from aiordma.asyncio.write_buffer import WriteBuffer
 from aiordma.errors import RdmaError
 from aiordma.memory import flat
-from aiordma.streams.pipe import Pipe
+from aiordma.streams.stream_core import Pipe
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

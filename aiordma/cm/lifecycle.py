@@ -6,13 +6,13 @@ import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from aiordma.blocks import AsyncBlock
 from aiordma.cm.failures import error_for_event
 from aiordma.cm.handle import IdHandle
 from aiordma.cm.states import FINAL, CmCall, CmState, after_call, after_event
 from aiordma.enums import CmEventType
 from aiordma.errors import LocalClosed, PeerClosed, RdmaError
 from aiordma.loop import Loop, checkpoint
+from aiordma.loop.context_managers import AsyncBlock
 from aiordma.rdmacm import CmEvent, CmId, Route, device_contexts
 
 _ANSWERS = frozenset({CmEventType.CONNECT_RESPONSE, CmEventType.ESTABLISHED})

@@ -1,11 +1,11 @@
 """Datagrams: a queue pair that sends to anybody, its peers and its multicast groups."""
 
-from aiordma.datagrams.engine import DatagramEngine
-from aiordma.datagrams.groups import MulticastGroup
-from aiordma.datagrams.inbox import Datagram
+from aiordma.datagrams.datagram_queue_pair import DatagramEngine
+from aiordma.datagrams.datagram_receive_ring import Datagram
+from aiordma.datagrams.multicast_groups import MulticastGroup
 from aiordma.datagrams.options import DatagramOptions
 from aiordma.datagrams.peer import DatagramPeer
-from aiordma.datagrams.requests import DatagramRequest
+from aiordma.datagrams.sidr import DatagramRequest
 
 __all__ = [
     "Datagram",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiordma.cm import AsyncCmId
-from aiordma.datagrams.engine import DatagramEngine
+from aiordma.datagrams.datagram_queue_pair import DatagramEngine
 from aiordma.datagrams.peer import DatagramPeer
 from aiordma.rdmacm import ConnectionParameters, SocketAddress
 

@@ -9,7 +9,7 @@ from aiordma.dispatch.loop_device import (
     LoopDevice,
     SharedQueue,
 )
-from aiordma.dispatch.queue_pairs import failure_of
+from aiordma.dispatch.queue_pair_events import failure_of
 
 __all__ = [
     "KEY_SHIFT",

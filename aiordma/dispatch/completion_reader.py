@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiordma._native import ffi, lanes
+from aiordma._native import fast_path, ffi
 from aiordma.errors import VerbsError
 from aiordma.verbs import CompletionChannel, CompletionQueue
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
     from aiordma._native._lib import IbvWc
 
-POLL_BATCH = lanes.BATCH
+POLL_BATCH = fast_path.BATCH
 """A batch with fewer means that the queue was emptied."""
 
 
 class CompletionReader:
-    """Takes completions in batches. Most are done with in C: see lanes.c.
+    """Takes completions in batches. Most are done with in C: see fast_path/.
 
     Whenever something is left of a batch, or somebody is to look, `deliver` is called.
     """
 
     def __init__(self, deliver: Callable[[], None]) -> None:
-        self.lanes = lanes.Completions(deliver)
+        self.lanes = fast_path.Completions(deliver)
         """The C half: it may be polled from there, too."""
         self._batch = ffi.cast("struct ibv_wc *", self.lanes.batch)
         self.attach = self.lanes.attach

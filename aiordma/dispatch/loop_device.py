@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
-from aiordma._native import lanes
+from aiordma._native import fast_path
 from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionReader
 from aiordma.dispatch.device_events import DeviceSubscription
-from aiordma.dispatch.queue_pairs import QueuePairs
+from aiordma.dispatch.queue_pair_events import QueuePairs
 from aiordma.enums import AsyncEventType
 from aiordma.errors import VerbsError
 from aiordma.loop import Loop, Turn, post, promptly, workers
@@ -23,7 +23,7 @@ from aiordma.rdmacm import device_contexts
 from aiordma.verbs import AsyncEvent, CompletionChannel, CompletionQueue, Device, ProtectionDomain
 
 if TYPE_CHECKING:
-    from aiordma._native._lanes import Arrivals, SendLane
+    from aiordma._native._fast_path import Arrivals, SendLane
     from aiordma._native._lib import IbvWc
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ IWARP_CQ_ENTRIES = 1 << 15
 MAX_BATCHES = 16
 
 # A wr_id is the key of the completion's owner above these bits, and the owner's own number in them.
-KEY_SHIFT = lanes.KEY_SHIFT
+KEY_SHIFT = fast_path.KEY_SHIFT
 LOW_BITS = (1 << KEY_SHIFT) - 1
 
 

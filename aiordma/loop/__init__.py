@@ -9,12 +9,12 @@ from aiordma.loop.checkpoints import (
 )
 from aiordma.loop.current import running_loop
 from aiordma.loop.forked import is_forked_child, refuse_forked_child
-from aiordma.loop.handing import hand_over
+from aiordma.loop.inline_wakeup import after_all, future_of, futures_of, promptly
 from aiordma.loop.interrupt import Interrupt
-from aiordma.loop.prompt import after_all, future_of, futures_of, promptly
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
 from aiordma.loop.task_groups import task_group
-from aiordma.loop.turn import Turn
+from aiordma.loop.threadsafe_call import hand_over
+from aiordma.loop.time_budget import Turn
 from aiordma.loop.waiting import Deadline, Slots, WaitQueue, wake
 from aiordma.loop.workers import (
     SerialJobs,

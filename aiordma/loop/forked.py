@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from aiordma._native import lanes
+from aiordma._native import fast_path
 from aiordma.errors import RdmaError
 
 _used = False
@@ -43,7 +43,7 @@ def _note_fork() -> None:
     global _forked
     _forked = _used
     if _forked:
-        lanes.note_fork()
+        fast_path.note_fork()
 
 
 os.register_at_fork(after_in_child=_note_fork)

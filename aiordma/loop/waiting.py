@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma.loop.prompt import future_of
+from aiordma.loop.inline_wakeup import future_of
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop, LoopFuture

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aiordma.loop.checkpoints import cancellation_of
 from aiordma.loop.forked import is_forked_child, note_use, refuse_forked_child
-from aiordma.loop.prompt import future_of, promptly
+from aiordma.loop.inline_wakeup import future_of, promptly
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop

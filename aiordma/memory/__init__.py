@@ -1,7 +1,7 @@
 """Registered memory: regions of the user's, of the peer's, and a pool of buffers of our own."""
 
-from aiordma.memory.flat import bounds, exporting, flat
-from aiordma.memory.pool import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer
+from aiordma.memory.buffer_pool import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer
+from aiordma.memory.byte_views import bounds, exporting, flat
 from aiordma.memory.region import MemoryRegion, MemorySlice
 from aiordma.memory.remote import RemoteBuffer
 

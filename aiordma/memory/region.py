@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma._native import BufferExporter, lanes
-from aiordma.blocks import AsyncBlock, Block
+from aiordma._native import BufferExporter, fast_path
 from aiordma.enums import AccessFlags
 from aiordma.loop import WaitQueue, checkpoint, refuse_forked_child, running_loop
-from aiordma.memory.flat import flat
+from aiordma.loop.context_managers import AsyncBlock, Block
+from aiordma.memory.byte_views import flat
 from aiordma.memory.remote import RemoteBuffer, bounds_of
 from aiordma.verbs import ProtectionDomain, Registration
 from aiordma.verbs.queue_pair import Segment
@@ -58,7 +58,7 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
         self._is_over = False
         self._waiting: WaitQueue | None = None
         self.access = access
-        self.pin = lanes.Pin(registration.pd, access)
+        self.pin = fast_path.Pin(registration.pd, access)
         """Counts the requests that use it."""
         self.segment: Segment = (
             registration.address,

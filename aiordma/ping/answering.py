@@ -7,10 +7,10 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from aiordma.connect import listen as listen_for_peers
-from aiordma.connection import Connection
 from aiordma.errors import ConnectError, RdmaError
-from aiordma.listener import ConnectRequest, Listener
+from aiordma.messages.connect import listen as listen_for_peers
+from aiordma.messages.connection import Connection
+from aiordma.messages.listener import ConnectRequest, Listener
 from aiordma.ping.greeting import announced_size, greeting, options_for, refusal
 from aiordma.ping.limits import MAX_SIZE
 from aiordma.rdmacm import DeviceAddress, device_addresses, parse_address

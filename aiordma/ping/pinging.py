@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from aiordma.connection import Connection
 from aiordma.errors import RdmaError
+from aiordma.messages.connection import Connection
 from aiordma.options import DEFAULT_OPTIONS
 from aiordma.ping.answering import first_address, listening_here
 from aiordma.ping.greeting import announced_size

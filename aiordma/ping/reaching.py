@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 
 from aiordma.cm import AsyncCmId
-from aiordma.connection import Connection
+from aiordma.cm.resolving import first_that_answers, resolve_host
 from aiordma.errors import ConnectError, Unreachable
 from aiordma.loop import running_loop
+from aiordma.messages.connection import Connection
 from aiordma.ping.greeting import greeting, options_for
 from aiordma.ping.plan import Plan
 from aiordma.rdmacm import SocketAddress
-from aiordma.resolve import first_that_answers, resolve_host
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from aiordma._native import ffi, lib
 from aiordma.errors import DeviceRemoved, VerbsError, last_error
 from aiordma.rdmacm.device_thread import DeviceThread
 from aiordma.verbs import Device
-from aiordma.verbs.holds import Holds, holds
+from aiordma.verbs.context_references import Holds, holds
 
 if TYPE_CHECKING:
     from aiordma._native._lib import DeviceList, IbvContext

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from aiordma.cm import AsyncCmId
-from aiordma.dialing import dial, listening_ids
-from aiordma.opening import Opening
+from aiordma.cm.establishing import dial, listening_ids
+from aiordma.loop.awaitable_context_manager import Opening
 from aiordma.streams.listener import StreamListener
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
-from aiordma.streams.pipe import Pipe
 from aiordma.streams.stream import ByteStream
+from aiordma.streams.stream_core import Pipe
 
 
 def connect_stream(

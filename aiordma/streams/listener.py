@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from aiordma.cm import AsyncCmId
-from aiordma.opening import Opening
-from aiordma.serving import Request, Serving
+from aiordma.cm.accepting import Request, Serving
+from aiordma.loop.awaitable_context_manager import Opening
 from aiordma.streams.options import StreamOptions
-from aiordma.streams.pipe import Pipe
 from aiordma.streams.stream import ByteStream
+from aiordma.streams.stream_core import Pipe
 
 
 class StreamRequest(Request):

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from operator import index
 from typing import TYPE_CHECKING
 
-from aiordma.blocks import AbortableBlock
+from aiordma.loop.context_managers import AbortableBlock
 from aiordma.memory import MemoryRegion, MemorySlice, flat
-from aiordma.registering import Registers
-from aiordma.streams.pipe import Pipe
+from aiordma.memory.registrar import Registrar
+from aiordma.streams.stream_core import Pipe
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_READ = 1 << 16
 
 
-class ByteStream(Registers, AbortableBlock):
+class ByteStream(Registrar, AbortableBlock):
     """A reliable stream of bytes over RDMA, as a TCP connection is one, on any event loop.
 
     From `connect_stream()` or a StreamListener. The other side may be aiordma's, any program that
@@ -31,6 +31,7 @@ class ByteStream(Registers, AbortableBlock):
     def __init__(self, pipe: Pipe) -> None:
         """For connect_stream() and StreamRequest.accept(); not to be called by others."""
         super().__init__(pipe.endpoint)
+        self._endpoint = pipe.endpoint
         self._pipe = pipe
         self._local_address = pipe.endpoint.local_address
         self._peer_address = pipe.endpoint.peer_address

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from aiordma._native import ffi, lib
 from aiordma.enums import WcFlags, WcOpcode, WcStatus
 from aiordma.errors import VerbsError, WorkRequestError, check, check_errno, last_error
+from aiordma.verbs.context_references import holds
 from aiordma.verbs.device import Device
-from aiordma.verbs.holds import holds
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvCompChannel, IbvCq, IbvWc, WcArray

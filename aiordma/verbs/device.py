@@ -10,7 +10,7 @@ from aiordma._native import ffi, lib
 from aiordma.enums import AsyncEventType, PortState, TransportType
 from aiordma.errors import VerbsError, check, check_errno
 from aiordma.verbs.address_handle import read_gid
-from aiordma.verbs.holds import holds
+from aiordma.verbs.context_references import holds
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvContext

@@ -20,7 +20,7 @@ from aiordma import (
     RdmaError,
     VerbsError,
 )
-from aiordma.datagrams import handles
+from aiordma.datagrams import address_handles as handles
 from aiordma.rdmacm import DeviceAddress, SocketAddress, parse_address
 from aiordma.verbs import QueuePairCaps, QueuePairInit
 

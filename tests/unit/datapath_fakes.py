@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from aiordma import LocalClosed, RdmaError, VerbsError
-from aiordma.datapath import SendQueue
 from aiordma.dispatch import BusyPoll
 from aiordma.enums import AccessFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
 from aiordma.loop import running_loop
 from aiordma.memory import MemoryRegion, PooledBuffer
+from aiordma.qp import SendQueue
 from aiordma.verbs import AsyncEvent
 from aiordma.verbs.queue_pair import SIGNALED, Segment
 

@@ -14,12 +14,12 @@ import pytest
 from aiordma.dispatch import BusyPoll, busy_poll
 from aiordma.dispatch.busy_poll import LONGEST_LOOK
 from aiordma.loop import Turn, running_loop
-from aiordma.loop.turn import BUSY_TURN, LONGEST_TURN, TIMES_A_TURN, TURN_NANOSECONDS
+from aiordma.loop.time_budget import BUSY_TURN, LONGEST_TURN, TIMES_A_TURN, TURN_NANOSECONDS
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 
 MS = 1_000_000
-turn_module = importlib.import_module("aiordma.loop.turn")
+turn_module = importlib.import_module("aiordma.loop.time_budget")
 
 
 class Clock:

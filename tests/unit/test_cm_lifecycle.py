@@ -27,7 +27,8 @@ from aiordma import (
 )
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.enums import CmEventType
-from aiordma.loop import SerialJobs, handing, parking, running_loop
+from aiordma.loop import SerialJobs, parking, running_loop
+from aiordma.loop import threadsafe_call as handing
 from aiordma.loop.workers import WorkerPool
 from aiordma.rdmacm import CmEvent, ConnectionParameters
 from aiordma.verbs import QueuePairCaps, QueuePairInit

@@ -13,7 +13,7 @@ import pytest
 from verbs_fakes import FakeVerbs
 
 from aiordma import VerbsError
-from aiordma._native import lanes
+from aiordma._native import fast_path
 from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionReader
 
 
@@ -49,10 +49,10 @@ def test_batches_are_as_long_as_they_are_in_c(rig: Rig) -> None:
 
 
 def test_who_is_to_look_is_told_once(rig: Rig) -> None:
-    ring = lanes.SlotRing(4, 16)
+    ring = fast_path.SlotRing(4, 16)
     ring._use(bytearray(64), 0, 0)
-    arrivals = lanes.Arrivals(ring)
-    rig.reader.attach(7, lanes.SendLane(4, 1, 0), arrivals)
+    arrivals = fast_path.Arrivals(ring)
+    rig.reader.attach(7, fast_path.SendLane(4, 1, 0), arrivals)
     rig.verbs.received(7, 2, 5)
     assert rig.reader.spin(rig.cq, 1_000_000_000) == 1
     assert (rig.told, rig.seen, len(arrivals)) == ([7], [], 1)

@@ -18,8 +18,8 @@ from aiordma import (
     Rejected,
     Unreachable,
     VerbsError,
-    dialing,
 )
+from aiordma.cm import establishing as dialing
 from aiordma.loop import Loop
 from aiordma.rdmacm import SocketAddress, parse_address
 

@@ -22,7 +22,7 @@ from aiordma import (
 )
 from aiordma.cm import CmState
 from aiordma.datagrams import DatagramEngine
-from aiordma.datagrams.inbox import Inbox
+from aiordma.datagrams.datagram_receive_ring import Inbox
 from aiordma.dispatch import loop_device
 from aiordma.enums import AsyncEventType, CmEventType, WcStatus
 from aiordma.loop import running_loop

@@ -12,8 +12,8 @@ import pytest_asyncio
 from cm_fakes import FakeCm, fake_cm
 
 from aiordma import AsyncCmId, LocalClosed, VerbsError
-from aiordma.datagrams import handles
-from aiordma.datagrams.handles import AddressBook
+from aiordma.datagrams import address_handles as handles
+from aiordma.datagrams.address_handles import AddressBook
 from aiordma.datagrams.peer import Way
 from aiordma.loop import running_loop
 from aiordma.verbs import AddressHandle, AddressHandleAttributes

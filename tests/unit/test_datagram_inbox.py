@@ -9,8 +9,8 @@ import pytest
 from test_datagram_origin import MAPPED, ipv4, ipv6
 
 from aiordma import Datagram
-from aiordma.datagrams import inbox as inbox_module
-from aiordma.datagrams.inbox import Inbox
+from aiordma.datagrams import datagram_receive_ring as inbox_module
+from aiordma.datagrams.datagram_receive_ring import Inbox
 from aiordma.enums import WcFlags, WcStatus
 
 SLOT_SIZE = 40 + 256

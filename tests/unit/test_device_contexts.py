@@ -16,7 +16,7 @@ from aiordma import DeviceRemoved, VerbsError
 from aiordma.rdmacm import contexts as contexts_module
 from aiordma.rdmacm.contexts import DeviceContexts, empty, has_node
 from aiordma.rdmacm.device_thread import SUBSYSTEM, DeviceThread, has_changes, open_uevents
-from aiordma.verbs.holds import Holds
+from aiordma.verbs.context_references import Holds
 
 RXE, SIW, NEW_RXE = "rxe0", "siw0", "rxe0 again"
 

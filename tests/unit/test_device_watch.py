@@ -16,14 +16,14 @@ import pytest_asyncio
 from cm_fakes import fake_cm, raw_of
 
 from aiordma import BusyError, ConnectionOptions, LocalClosed, PeerClosed, RdmaError, VerbsError
-from aiordma import device_events as watching
-from aiordma import endpoint as endpoint_module
 from aiordma.cm import CmState
-from aiordma.connection import MessageEndpoint, message_endpoint
 from aiordma.dispatch import DeviceSubscription, LoopDevice, device_events, failure_of
-from aiordma.dispatch.queue_pairs import QueuePairs
+from aiordma.dispatch import device_watch as watching
+from aiordma.dispatch.queue_pair_events import QueuePairs
 from aiordma.enums import AsyncEventType, CmEventType
 from aiordma.loop import running_loop
+from aiordma.messages.connection import MessageEndpoint, message_endpoint
+from aiordma.qp import endpoint as endpoint_module
 from aiordma.rdmacm import CmEvent, device_contexts
 from aiordma.verbs import AsyncEvent, DeviceAttributes
 

@@ -15,14 +15,14 @@ from cm_fakes import FakeCm, event, fake_cm, raw_of
 from datapath_fakes import FakePages, completion
 
 from aiordma import ConnectionOptions, DeviceRemoved, PeerClosed, VerbsError
-from aiordma import endpoint as endpoint_module
 from aiordma.cm import CmState
-from aiordma.connection import MessageEndpoint, message_endpoint
-from aiordma.datapath import RECEIVE
 from aiordma.dispatch import loop_device
 from aiordma.enums import AccessFlags, CmEventType
 from aiordma.loop import running_loop
 from aiordma.memory import PooledBuffer
+from aiordma.messages.connection import MessageEndpoint, message_endpoint
+from aiordma.qp import RECEIVE
+from aiordma.qp import endpoint as endpoint_module
 from aiordma.verbs import DeviceAttributes
 
 

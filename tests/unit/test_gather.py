@@ -20,8 +20,8 @@ from datapath_fakes import (
 )
 
 from aiordma import AccessFlags, VerbsError
-from aiordma.datapath import is_registered, joined
-from aiordma.datapath.gather import Gathered, Gatherer
+from aiordma.qp import is_registered, joined
+from aiordma.qp.scatter_gather import Gathered, Gatherer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 

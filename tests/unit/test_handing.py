@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aiordma.loop import hand_over, handing, running_loop
+from aiordma.loop import hand_over, running_loop
+from aiordma.loop import threadsafe_call as handing
 
 PATIENCE = 10.0
 

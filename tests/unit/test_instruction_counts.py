@@ -24,7 +24,7 @@ from benchmarks.instructions.report import as_json, as_table
 
 # What each may cost at most, on any Python: twice what the slowest took, or more.
 BOUNDS = {"send": 20_000, "recv": 20_000}
-LANES = f"{NATIVE}_lanes.abi3.so"
+LANES = f"{NATIVE}_fast_path.abi3.so"
 
 DUMP = f"""\
 # callgrind format
@@ -134,7 +134,7 @@ def test_dumps_are_known_by_their_names() -> None:
 
 
 def test_the_share_of_c_is_that_of_the_library() -> None:
-    other = "/elsewhere/_native/_lanes.abi3.so"
+    other = "/elsewhere/_native/_fast_path.abi3.so"
     assert callgrind._native(Counter({LANES: 5, other: 3, f"{NATIVE}_lib.abi3.so": 2})) == 7
 
 

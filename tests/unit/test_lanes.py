@@ -22,7 +22,7 @@ from verbs_fakes import NUMBER_MASK, RECEIVE, FakeVerbs
 
 from aiordma import VerbsError
 from aiordma._native import ffi
-from aiordma._native._lanes import (
+from aiordma._native._fast_path import (
     TURN_NANOSECONDS,
     Arrivals,
     Completions,
@@ -633,7 +633,7 @@ def test_a_failing_method_leaves_the_messages_whole() -> None:
 def test_what_arrives_as_a_slot_is_posted_comes_behind() -> None:
     """By way of a method; in a process of its own, which may come to grief."""
     code = """
-from aiordma._native import lanes
+from aiordma._native import fast_path
 class Queue:
     posts = 0
     def post_recv(self, *_):
@@ -641,10 +641,10 @@ class Queue:
         if self.posts < 20:
             ring.posted -= 1
             arrivals.add(0, 1, self.posts, 0)
-ring = lanes.SlotRing(1, 8)
+ring = fast_path.SlotRing(1, 8)
 ring._use(bytearray(8), 0, 0)
 ring._open(Queue(), (0, 0), 0)
-arrivals = lanes.Arrivals(ring)
+arrivals = fast_path.Arrivals(ring)
 arrivals.backlog = 50
 arrivals.add(0, 1, 0, 0)
 for number in range(20):
@@ -885,9 +885,9 @@ def test_a_queue_that_is_gone_has_nothing(desk: Desk) -> None:
 def test_an_address_is_a_number(call: str) -> None:
     """In a process of its own, which would else take this one with it."""
     code = f"""
-from aiordma._native import lanes
+from aiordma._native import fast_path
 try:
-    lanes.Completions(lambda: None).{call}("address")
+    fast_path.Completions(lambda: None).{call}("address")
 except TypeError:
     raise SystemExit(42)
 """
@@ -1466,12 +1466,12 @@ def test_two_modules_have_types_of_their_own(verbs: FakeVerbs) -> None:
     """Completions know the types of their own module."""
     code = """
 import importlib.util, sys
-from aiordma._native import lanes
-spec = importlib.util.spec_from_file_location("aiordma._native._lanes", lanes.__file__)
+from aiordma._native import fast_path
+spec = importlib.util.spec_from_file_location("aiordma._native._fast_path", fast_path.__file__)
 other = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(other)
-assert other.SendLane is not lanes.SendLane
-for one, another in ((lanes, other), (other, lanes)):
+assert other.SendLane is not fast_path.SendLane
+for one, another in ((fast_path, other), (other, fast_path)):
     completions = one.Completions(lambda: None)
     completions.attach(1, one.SendLane(1, 1, 1), one.Arrivals(one.SlotRing(1, 1)))
     try:
@@ -1489,7 +1489,7 @@ FORKED = """
 import os, sys, warnings
 from pathlib import Path
 from verbs_fakes import RECEIVE, FakeVerbs
-from aiordma._native._lanes import Arrivals, Completions, SendLane, SlotRing
+from aiordma._native._fast_path import Arrivals, Completions, SendLane, SlotRing
 from aiordma.loop.forked import note_use
 
 warnings.simplefilter("ignore")

@@ -17,31 +17,11 @@ MAX_LINES = 400
 
 LAYERS = {
     0: ["_native"],
-    1: ["blocks", "enums", "errors", "options", "rdmacm", "verbs"],
+    1: ["enums", "errors", "options", "rdmacm", "verbs"],
     2: ["loop", "memory"],
     3: ["dispatch"],
-    4: [
-        "cm",
-        "datagrams",
-        "datapath",
-        "dialing",
-        "endpoint",
-        "opening",
-        "registering",
-        "resolve",
-        "serving",
-    ],
-    5: [
-        "",
-        "connect",
-        "connection",
-        "datagram",
-        "device_events",
-        "listener",
-        "one_sided",
-        "registrations",
-        "streams",
-    ],
+    4: ["cm", "qp"],
+    5: ["", "datagrams", "messages", "streams"],
     6: ["__main__", "anyio", "asyncio", "bench", "cli", "lab", "ping", "trio"],
 }
 """The rooms of each floor; "" is aiordma/__init__.py."""
@@ -117,7 +97,7 @@ def upward_arrows(source: str, importer: str) -> list[str]:
 
 def test_there_are_modules_to_look_at() -> None:
     assert len(MODULES) > 30
-    assert {"", "_native", "cm", "connect"} <= {room_of(dotted_name(path)) for path in MODULES}
+    assert {"", "_native", "cm", "messages"} <= {room_of(dotted_name(path)) for path in MODULES}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted_name)
@@ -128,17 +108,17 @@ def test_no_import_goes_up(path: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "import aiordma.connect",
-        "import os, aiordma.connect as c",
+        "import aiordma.messages",
+        "import os, aiordma.messages as c",
         "import aiordma",
-        "from aiordma import connect",
-        "from aiordma.connect import listen",
-        "from aiordma.connect.deeper import thing",
-        "from ..connect import listen",
-        "from .. import connect",
-        "def f() -> None:\n    from aiordma.connect import listen\n",
-        "if TYPE_CHECKING:\n    from aiordma.connect import listen\n",
-        "try:\n    import aiordma.connect\nexcept ImportError:\n    pass\n",
+        "from aiordma import messages",
+        "from aiordma.messages import listen",
+        "from aiordma.messages.deeper import thing",
+        "from ..messages import listen",
+        "from .. import messages",
+        "def f() -> None:\n    from aiordma.messages import listen\n",
+        "if TYPE_CHECKING:\n    from aiordma.messages import listen\n",
+        "try:\n    import aiordma.messages\nexcept ImportError:\n    pass\n",
     ],
 )
 def test_an_upward_arrow_is_found(source: str) -> None:
@@ -163,7 +143,7 @@ def test_other_arrows_are_allowed(source: str) -> None:
 
 
 def test_relative_imports_of_a_package_are_followed() -> None:
-    assert arrows("from ..connect import listen", "aiordma.loop.__init__") == {"connect"}
+    assert arrows("from ..messages import listen", "aiordma.loop.__init__") == {"messages"}
     assert arrows("from .waiting import Slots", "aiordma.loop.__init__") == set()
     assert arrows("from .cli import main", "aiordma.__main__") == {"cli"}
 

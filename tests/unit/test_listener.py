@@ -20,8 +20,8 @@ from aiordma import (
 )
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.enums import CmEventType
-from aiordma.listener import Sharing
 from aiordma.loop import running_loop
+from aiordma.messages.listener import Sharing
 
 pytestmark = pytest.mark.asyncio
 

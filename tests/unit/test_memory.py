@@ -14,7 +14,7 @@ from aiordma import VerbsError
 from aiordma.enums import AccessFlags
 from aiordma.loop import run_in_worker, running_loop
 from aiordma.memory import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer
-from aiordma.memory import pool as memory
+from aiordma.memory import buffer_pool as memory
 
 pytestmark = pytest.mark.asyncio
 

@@ -8,7 +8,7 @@ import gc
 import pytest
 
 import aiordma
-from aiordma.opening import Opening
+from aiordma.loop.awaitable_context_manager import Opening
 
 pytestmark = pytest.mark.asyncio
 

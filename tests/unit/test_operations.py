@@ -11,10 +11,10 @@ import pytest
 from datapath_fakes import FakeOwner, SendRig, no_polling
 
 from aiordma import LocalClosed, PeerClosed, RdmaError, VerbsError, WorkRequestError
-from aiordma.datapath import Operation
-from aiordma.datapath.operation import READING, Operations
 from aiordma.enums import SendFlags, WcOpcode, WcStatus, WrOpcode
 from aiordma.loop import running_loop
+from aiordma.qp import Operation
+from aiordma.qp.operation import READING, Operations
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from aiordma._native import lanes
-from aiordma.datapath import outlook as outlook_module
-from aiordma.datapath.outlook import LONGEST_SEEN, MOST_MISSES, SEEN, SHORT, Outlook
+from aiordma._native import fast_path
+from aiordma.dispatch import adaptive_polling as outlook_module
+from aiordma.dispatch.adaptive_polling import LONGEST_SEEN, MOST_MISSES, SEEN, SHORT, Outlook
 
 TURN = 10_000
 LONGEST = SHORT * SEEN * TURN
@@ -26,8 +26,8 @@ class Rig:
         self.now = 1_000_000_000
         clock = SimpleNamespace(monotonic_ns=lambda: self.now)
         monkeypatch.setattr(outlook_module, "time", clock)
-        self.arrivals = lanes.Arrivals(lanes.SlotRing(4, 64))
-        self.completions = lanes.Completions(lambda: None)
+        self.arrivals = fast_path.Arrivals(fast_path.SlotRing(4, 64))
+        self.completions = fast_path.Completions(lambda: None)
         self.outlook = Outlook(self.arrivals)
         cq: Any = SimpleNamespace(address=1)  # nobody takes, or polls
         self.outlook.open(self.completions, cq, busy, adaptive)
@@ -179,6 +179,6 @@ def test_when_it_is_closed_nobody_looks(rig: Rig) -> None:
 
 
 def test_before_it_is_open_a_wait_does_no_harm() -> None:
-    arrivals = lanes.Arrivals(lanes.SlotRing(4, 64))
+    arrivals = fast_path.Arrivals(fast_path.SlotRing(4, 64))
     Outlook(arrivals).parked(0, 1000)
     assert arrivals.patience == 0

@@ -13,7 +13,7 @@ import uvloop
 from helpers import PATIENCE
 
 from aiordma.loop import future_of, promptly, running_loop
-from aiordma.loop.prompt import PromptFuture, after_all
+from aiordma.loop.inline_wakeup import PromptFuture, after_all
 
 pytestmark = pytest.mark.asyncio
 

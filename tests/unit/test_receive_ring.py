@@ -8,8 +8,8 @@ import pytest
 from datapath_fakes import RECV_WR_ID, SLOT_SIZE, SLOTS, FakePages, FakeReceiveQueue
 
 from aiordma import VerbsError
-from aiordma.datapath import ReceiveRing, receive_ring
 from aiordma.enums import AccessFlags
+from aiordma.qp import ReceiveRing, receive_ring
 
 
 @pytest.fixture

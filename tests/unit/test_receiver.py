@@ -22,11 +22,13 @@ from datapath_fakes import (
 )
 
 from aiordma import BusyError, LocalClosed, PeerClosed, ReceiveOverrun, VerbsError
-from aiordma._native import lanes
-from aiordma.datapath import ConnectionStats, Message, Receiver, ReceiveRing
+from aiordma._native import fast_path
 from aiordma.dispatch import BusyPoll
 from aiordma.enums import WcOpcode
 from aiordma.loop import running_loop
+from aiordma.messages import Message
+from aiordma.messages.receiver import Receiver
+from aiordma.qp import ConnectionStats, ReceiveRing
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 
@@ -57,7 +59,7 @@ class Rig:
 
     def use_up_the_turn(self) -> None:
         """Have take() look for a message, and find that the loop is due."""
-        completions = lanes.Completions(lambda: None)
+        completions = fast_path.Completions(lambda: None)
         completions.turn_began = 0
         # There is no queue: in a turn that is used up nobody looks there.
         self.receiver.arrivals.look_out(completions, 1, PATIENCE)
@@ -633,7 +635,7 @@ async def test_a_slot_that_is_refused_is_told_though_nothing_more_arrives() -> N
 async def test_who_receives_in_another_way_looks_too(how: str) -> None:
     busy = Looking()
     rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
-    completions = lanes.Completions(lambda: None)
+    completions = fast_path.Completions(lambda: None)
     rig.receiver.arrivals.look_out(completions, 1, PATIENCE)  # as with busy_poll
     receive = rig.receiver.recv_message()
     if how == "recv_into":

@@ -19,11 +19,12 @@ from datapath_fakes import (
 )
 
 from aiordma import AccessFlags, LocalClosed, PeerClosed, RemoteBuffer, VerbsError, WorkRequestError
-from aiordma.datapath import Operation, RemoteAccess
-from aiordma.datapath.gather import Gatherer
-from aiordma.datapath.operation import Operations
 from aiordma.enums import SendFlags, WcOpcode, WcStatus, WrOpcode
 from aiordma.loop import running_loop
+from aiordma.messages.remote_access import RemoteAccess
+from aiordma.qp import Operation
+from aiordma.qp.operation import Operations
+from aiordma.qp.scatter_gather import Gatherer
 from aiordma.verbs import DeviceAttributes
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 

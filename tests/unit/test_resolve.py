@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from aiordma import AddressError
+from aiordma.cm.resolving import is_loopback, resolve_host
 from aiordma.loop import parking, running_loop
 from aiordma.rdmacm import SocketAddress, parse_address
-from aiordma.resolve import is_loopback, resolve_host
 
 pytestmark = pytest.mark.asyncio
 

@@ -14,11 +14,11 @@ from datapath_fakes import SEND_WR_ID, Counted, FakePool, SendRig
 
 from aiordma import VerbsError
 from aiordma._native import ffi
-from aiordma.datagrams.sends import DatagramSends, Parcel
-from aiordma.datapath import NUMBER_MASK
+from aiordma.datagrams.datagram_send_queue import DatagramSends, Parcel
 from aiordma.enums import SendFlags, WrOpcode
 from aiordma.loop import running_loop
 from aiordma.memory import PooledBuffer, bounds
+from aiordma.qp import NUMBER_MASK
 from aiordma.verbs import QueuePair, QueuePairCaps, queue_pair
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]

@@ -26,12 +26,12 @@ from aiordma import (
     VerbsError,
     WorkRequestError,
 )
-from aiordma.datapath import Operation
-from aiordma.datapath.gather import Gatherer
-from aiordma.datapath.operation import Operations
-from aiordma.datapath.sender import Sender
 from aiordma.enums import WcStatus, WrOpcode
 from aiordma.loop import running_loop
+from aiordma.messages.sender import Sender
+from aiordma.qp import Operation
+from aiordma.qp.operation import Operations
+from aiordma.qp.scatter_gather import Gatherer
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]

@@ -14,10 +14,10 @@ from cm_fakes import fake_cm, raw_of
 from datapath_fakes import SLOT_SIZE, SLOTS, FakePages, FakeReceiveQueue, completion
 
 from aiordma import ConnectionOptions, VerbsError
-from aiordma import listener as listener_module
-from aiordma.datapath import SharedReceives, receive_ring, shared_receives
-from aiordma.listener import Sharing
 from aiordma.loop import running_loop
+from aiordma.messages import listener as listener_module
+from aiordma.messages.listener import Sharing
+from aiordma.qp import SharedReceives, receive_ring, shared_receives
 from aiordma.verbs import DeviceAttributes, SharedReceiveQueueCaps
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]

@@ -16,12 +16,13 @@ from datapath_fakes import FakeOwner, FakePool, no_polling
 from verbs_fakes import FakeVerbs
 
 from aiordma import VerbsError
-from aiordma._native import ffi, lanes
-from aiordma.datapath import SendQueue, together
-from aiordma.datapath.operation import Operations
-from aiordma.datapath.together import LONGEST, ListRequest, Together
+from aiordma._native import fast_path, ffi
 from aiordma.enums import SendFlags, WcOpcode, WrOpcode
 from aiordma.loop import future_of, promptly, running_loop
+from aiordma.qp import SendQueue
+from aiordma.qp import post_list as together
+from aiordma.qp.operation import Operations
+from aiordma.qp.post_list import LONGEST, ListRequest, Together
 from aiordma.verbs import QueuePair, QueuePairCaps, RequestChain
 from aiordma.verbs.queue_pair import SIGNALED
 
@@ -40,7 +41,7 @@ class Rig:
         self.queue = SendQueue(running_loop(), DEPTH, max_inline=64)
         self.qp = QueuePair(ffi.cast("struct ibv_qp **", verbs.qp_cell)[0], QueuePairCaps(DEPTH, 0))
         self.queue.open(self.qp, FakePool(), KEY << 32)  # type: ignore[arg-type]
-        self.clock = lanes.Completions(lambda: None)
+        self.clock = fast_path.Completions(lambda: None)
         self.owner = FakeOwner()
         self.queue.together = Together(self.qp, self.queue.lane, self.clock, self.owner.not_posted)
         self.operations = Operations(running_loop(), self.queue, self.owner, no_polling())

@@ -29,10 +29,11 @@ from verbs_fakes import FakeVerbs
 
 from aiordma import AsyncCmId, ConnectionOptions, RemoteBuffer, VerbsError
 from aiordma.cm import CmState
-from aiordma.datapath import RECEIVE, ReceiveRing, Traffic
 from aiordma.dispatch import loop_device
 from aiordma.enums import WcOpcode, WcStatus
 from aiordma.loop import running_loop
+from aiordma.messages.message_data_path import Traffic
+from aiordma.qp import RECEIVE, ReceiveRing
 from aiordma.verbs import DeviceAttributes
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]

@@ -26,14 +26,15 @@ from verbs_fakes import FakeVerbs
 from waking import woken
 
 from aiordma import AccessFlags, PeerClosed, RemoteBuffer, VerbsError, WorkRequestError
-from aiordma._native import ffi, lanes
-from aiordma.datapath import RemoteAccess, SendQueue
-from aiordma.datapath.gather import Gatherer
-from aiordma.datapath.operation import Operation, Operations
-from aiordma.datapath.together import LONGEST, Together
+from aiordma._native import fast_path, ffi
 from aiordma.enums import SendFlags, WcOpcode, WcStatus, WrOpcode
 from aiordma.loop import promptly, running_loop
 from aiordma.memory import MemorySlice
+from aiordma.messages.remote_access import RemoteAccess
+from aiordma.qp import SendQueue
+from aiordma.qp.operation import Operation, Operations
+from aiordma.qp.post_list import LONGEST, Together
+from aiordma.qp.scatter_gather import Gatherer
 from aiordma.verbs import DeviceAttributes, QueuePair, QueuePairCaps
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
@@ -71,8 +72,8 @@ class Rig:
             self.remote.negotiated(turns)
         self.delivered = 0
         self.failed: list[int] = []
-        self.completions = lanes.Completions(self._deliver)
-        self.completions.attach(KEY, self.lane, lanes.Arrivals(lanes.SlotRing(4, 32)))
+        self.completions = fast_path.Completions(self._deliver)
+        self.completions.attach(KEY, self.lane, fast_path.Arrivals(fast_path.SlotRing(4, 32)))
         self.queue.together = Together(self.qp, self.lane, self.completions, self.owner.not_posted)
 
     def _deliver(self) -> None:
@@ -82,19 +83,19 @@ class Rig:
         for index in range(self.completions.left):
             wc = batch[index]
             failed = wc.status != WcStatus.SUCCESS
-            number = wc.wr_id & lanes.NUMBER_MASK
+            number = wc.wr_id & fast_path.NUMBER_MASK
             lent = self.queue.completed(number, failed=failed)
             if isinstance(lent, Operation):
                 lent.succeeded = not failed
             if failed:
                 self.failed.append(number)
-                if isinstance(lent, lanes.Transfer):
+                if isinstance(lent, fast_path.Transfer):
                     opcode = WcOpcode.RDMA_READ if lent.reads else WcOpcode.RDMA_WRITE
                     self.owner.break_off(WorkRequestError(WcStatus(wc.status), opcode))
 
     def start(
         self, opcode: int, memory: object, remote: RemoteBuffer | None = REMOTE
-    ) -> lanes.Transfer:
+    ) -> fast_path.Transfer:
         transfer = self.lane.transfer(opcode, memory, remote)
         assert transfer is not None
         return transfer
@@ -283,7 +284,7 @@ async def test_a_wrong_call(verbs: FakeVerbs, arguments: tuple[object, ...]) -> 
     with pytest.raises(AttributeError):
         rig.lane.transfer(WRITE, FakeRegion(), "x")
     with pytest.raises(TypeError):
-        lanes.Transfer()
+        fast_path.Transfer()
     assert verbs.posted == 0
 
 
@@ -295,7 +296,7 @@ async def test_a_forked_child_starts_nothing(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     child = os.fork()
     if not child:
-        lanes.note_fork()
+        fast_path.note_fork()
         is_none = rig.lane.transfer(WRITE, region, REMOTE) is None
         os._exit(42 if is_none and not verbs.posted else 1)
     assert exit_code_of(child) == 42
@@ -824,7 +825,7 @@ async def test_polling_until_it_is_over(verbs: FakeVerbs) -> None:
 
 
 async def test_a_pin_counts_uses() -> None:
-    pin, ended = lanes.Pin(HERE, int(ACCESS)), list[int]()
+    pin, ended = fast_path.Pin(HERE, int(ACCESS)), list[int]()
     assert (pin.domain, pin.access, pin.uses, pin.closed) == (HERE, ACCESS, 0, False)
     pin.take(HERE)
     pin.take(HERE)
@@ -840,7 +841,7 @@ async def test_a_pin_counts_uses() -> None:
 
 
 async def test_a_pin_that_nobody_uses_ends_at_once() -> None:
-    pin, ended = lanes.Pin(HERE, 0), list[int]()
+    pin, ended = fast_path.Pin(HERE, 0), list[int]()
     pin.close(lambda: ended.append(1))
     assert ended == [1]
 

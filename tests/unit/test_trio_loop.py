@@ -19,7 +19,7 @@ import trio
 import trio.lowlevel
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
-from aiordma._native import lanes
+from aiordma._native import fast_path
 from aiordma.loop import (
     Deadline,
     Slots,
@@ -370,7 +370,7 @@ async def test_a_worker_thread_is_not_waited_for_when_cancelled() -> None:
 
 @on_trio
 async def test_polling_leaves_turns_to_others() -> None:
-    turn = Turn(loop(), lanes.Completions(lambda: None))
+    turn = Turn(loop(), fast_path.Completions(lambda: None))
     with assert_checkpoints():
         await turn.end()
 
@@ -468,7 +468,7 @@ def test_a_group_waits_for_its_tasks(run: Callable[[Any], Any]) -> None:
         async with task_group(running_loop()) as tasks:
             for number in range(3):
                 tasks.create_task(work(number))
-            turn = Turn(running_loop(), lanes.Completions(lambda: None))
+            turn = Turn(running_loop(), fast_path.Completions(lambda: None))
             while len(queue) < 3:
                 await turn.end()
             queue.wake_all()

@@ -1,0 +1,77 @@
+/* The module aiordma._native._fast_path. */
+#include "fast_path.h"
+
+int lanes_is_forked_child;
+
+static PyObject *note_fork(PyObject *module, PyObject *unused)
+{
+	lanes_is_forked_child = 1;
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+	{ "note_fork", note_fork, METH_NOARGS,
+	  "This process is a forked child: post nothing, and take nothing." },
+	{ "post_by", lanes_post_by, METH_O,
+	  "post_by(function): the address of aiordma_post_all(), for transfers." },
+	{ NULL, NULL, 0, NULL },
+};
+
+/* Whether `object` is of this type, of the module that the type of `self` is of; or it is raised. */
+int is_instance(PyObject *self, const char *type, PyObject *object)
+{
+	PyObject *module = PyType_GetModule(Py_TYPE(self));
+	PyObject *wanted = module ? PyObject_GetAttrString(module, type) : NULL;
+	int is_one = wanted ? PyObject_IsInstance(object, wanted) : -1;
+
+	Py_XDECREF(wanted);
+	if (!is_one)
+		PyErr_Format(PyExc_TypeError, "needed: %s", type);
+	return is_one > 0;
+}
+
+static int add_numbers(PyObject *module)
+{
+	return PyModule_AddIntMacro(module, KEY_SHIFT) || PyModule_AddIntMacro(module, NUMBER_MASK) ||
+	       PyModule_AddIntMacro(module, BATCH) || PyModule_AddIntMacro(module, TURN_NANOSECONDS);
+}
+
+static int add_types(PyObject *module)
+{
+	PyType_Spec *specs[] = { &send_lane_spec, &slot_ring_spec, &arrivals_spec,
+				 &completions_spec, &pin_spec, &transfer_spec };
+	PyTypeObject **kept[] = { NULL, NULL, NULL, NULL, &pin_type, &transfer_type };
+	size_t index;
+
+	for (index = 0; index < sizeof(specs) / sizeof(*specs); index++) {
+		PyObject *type = PyType_FromModuleAndSpec(module, specs[index], NULL);
+		int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
+
+		if (!result && kept[index])
+			*kept[index] = (PyTypeObject *)Py_NewRef(type);
+		Py_XDECREF(type);
+		if (result)
+			return -1;
+	}
+	return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+	{ Py_mod_exec, add_types },
+	{ Py_mod_exec, add_numbers },
+	{ Py_mod_exec, prepare_transfers },
+	{ Py_mod_exec, prepare_starting },
+	{ 0, NULL },
+};
+
+static struct PyModuleDef module = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "aiordma._native._fast_path",
+	.m_methods = module_methods,
+	.m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__fast_path(void)
+{
+	return PyModuleDef_Init(&module);
+}

@@ -1,0 +1,274 @@
+/* Transfer: a request on registered memory in one piece, until the device is done with it. */
+#include "fast_path.h"
+
+PyTypeObject *transfer_type;
+
+static PyObject *name_done, *name_set_result;
+
+/* --- lists --- */
+
+/* The list has a reference of its own. */
+void append_transfer(struct transfers *list, struct transfer *transfer)
+{
+	Py_INCREF((PyObject *)transfer);
+	transfer->next = NULL;
+	transfer->previous = list->last;
+	if (list->last)
+		list->last->next = transfer;
+	else
+		list->first = transfer;
+	list->last = transfer;
+	list->count++;
+}
+
+/* It is the caller's now. */
+struct transfer *unlink_transfer(struct transfers *list, struct transfer *transfer)
+{
+	if (transfer->previous)
+		transfer->previous->next = transfer->next;
+	else
+		list->first = transfer->next;
+	if (transfer->next)
+		transfer->next->previous = transfer->previous;
+	else
+		list->last = transfer->previous;
+	transfer->next = transfer->previous = NULL;
+	transfer->queued = 0;
+	list->count--;
+	return transfer;
+}
+
+struct transfer *find_transfer(const struct transfers *list, unsigned int number)
+{
+	struct transfer *transfer = list->first;
+
+	while (transfer && transfer->number != number)
+		transfer = transfer->next;
+	return transfer;
+}
+
+int visit_transfers(const struct transfers *list, visitproc visit, void *arg)
+{
+	struct transfer *transfer;
+
+	for (transfer = list->first; transfer; transfer = transfer->next)
+		Py_VISIT((PyObject *)transfer);
+	return 0;
+}
+
+void clear_transfers(struct transfers *list)
+{
+	while (list->first)
+		Py_DECREF((PyObject *)unlink_transfer(list, list->first));
+}
+
+/* --- ends --- */
+
+/* If there is an exception: it is kept aside. The first one counts. */
+void note_failure(struct failure *failure)
+{
+	if (!PyErr_Occurred())
+		return;
+	if (failure->type)
+		PyErr_Clear();
+	else
+		PyErr_Fetch(&failure->type, &failure->value, &failure->traceback);
+}
+
+/* -1 if there was one. */
+int restore_failure(struct failure *failure)
+{
+	if (!failure->type)
+		return 0;
+	PyErr_Restore(failure->type, failure->value, failure->traceback);
+	return -1;
+}
+
+/* As aiordma.loop.wake(): on a closed loop nobody waits any more. */
+static void wake(PyObject *future)
+{
+	PyObject *done = PyObject_CallMethodObjArgs(future, name_done, NULL);
+	PyObject *result = NULL;
+
+	if (done == Py_False) {
+		result = PyObject_CallMethodObjArgs(future, name_set_result, Py_None, NULL);
+		if (!result && PyErr_ExceptionMatches(PyExc_RuntimeError))
+			PyErr_Clear();
+	}
+	Py_XDECREF(done);
+	Py_XDECREF(result);
+}
+
+/* Let the waiter go: nobody will hear of its end. -1 with an exception. */
+int stop_waiting(struct transfer *transfer)
+{
+	transfer->over = 1;
+	wake(transfer->future);
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+/* The device is done with it, or never got it. -1 with an exception. */
+int release_transfer(struct transfer *transfer)
+{
+	struct failure failure = { NULL, NULL, NULL };
+	PyObject *call = transfer->on_stray_end;
+
+	if (transfer->pin) {
+		struct pin *pin = transfer->pin;
+
+		transfer->pin = NULL;
+		unpin(pin);
+		note_failure(&failure);
+		Py_DECREF((PyObject *)pin);
+		Py_CLEAR(transfer->memory);
+	}
+	if (call) {
+		transfer->on_stray_end = NULL;
+		Py_XDECREF(PyObject_CallNoArgs(call));
+		note_failure(&failure);
+		Py_DECREF(call);
+	}
+	stop_waiting(transfer);
+	note_failure(&failure);
+	return restore_failure(&failure);
+}
+
+/* Likewise for a whole list, which is empty then. -1 with an exception. */
+int release_transfers(struct transfers *list)
+{
+	struct failure failure = { NULL, NULL, NULL };
+
+	while (list->first) {
+		struct transfer *transfer = unlink_transfer(list, list->first);
+
+		release_transfer(transfer);
+		note_failure(&failure);
+		Py_DECREF((PyObject *)transfer);
+	}
+	return restore_failure(&failure);
+}
+
+/*
+ * Likewise for a list of those that the device has ended. Turns of one queue pair are handed out in
+ * one go.
+ */
+int end_transfers(struct transfers *list)
+{
+	struct failure failure = { NULL, NULL, NULL };
+
+	while (list->first) {
+		struct transfer *transfer = unlink_transfer(list, list->first);
+		struct send_lane *lane = (struct send_lane *)Py_NewRef((PyObject *)transfer->lane);
+
+		lane->turns += transfer->reads;
+		release_transfer(transfer);
+		note_failure(&failure);
+		Py_DECREF((PyObject *)transfer);
+		if (!list->first || list->first->lane != lane) {
+			hand_out_turns(lane);
+			note_failure(&failure);
+		}
+		Py_DECREF((PyObject *)lane);
+	}
+	return restore_failure(&failure);
+}
+
+/* --- the type --- */
+
+static int transfer_traverse(PyObject *self, visitproc visit, void *arg)
+{
+	struct transfer *transfer = (struct transfer *)self;
+
+	Py_VISIT(Py_TYPE(self));
+	Py_VISIT((PyObject *)transfer->lane);
+	Py_VISIT((PyObject *)transfer->pin);
+	Py_VISIT(transfer->memory);
+	Py_VISIT(transfer->future);
+	Py_VISIT(transfer->on_stray_end);
+	return 0;
+}
+
+static int transfer_clear(PyObject *self)
+{
+	struct transfer *transfer = (struct transfer *)self;
+
+	Py_CLEAR(transfer->lane);
+	Py_CLEAR(transfer->pin);
+	Py_CLEAR(transfer->memory);
+	Py_CLEAR(transfer->on_stray_end);
+	return 0;
+}
+
+static void transfer_dealloc(PyObject *self)
+{
+	PyObject_GC_UnTrack(self);
+	transfer_clear(self);
+	Py_CLEAR(((struct transfer *)self)->future);
+	simple_dealloc(self);
+}
+
+static PyObject *transfer_is_over(PyObject *self, PyObject *unused)
+{
+	return PyBool_FromLong(((struct transfer *)self)->over);
+}
+
+static PyObject *transfer_withdraw(PyObject *self, PyObject *unused)
+{
+	struct transfer *transfer = (struct transfer *)self;
+	int result;
+
+	if (!transfer->queued)
+		Py_RETURN_FALSE;
+	unlink_transfer(&transfer->lane->queued, transfer);
+	result = release_transfer(transfer);
+	Py_DECREF(self);
+	if (result)
+		return NULL;
+	Py_RETURN_TRUE;
+}
+
+static PyMemberDef transfer_members[] = {
+	{ "future", T_OBJECT_EX, offsetof(struct transfer, future), READONLY,
+	  "Set at the end. Cancelling leaves that to the device." },
+	{ "opcode", T_INT, offsetof(struct transfer, opcode), READONLY, "WrOpcode." },
+	{ "reads", T_BOOL, offsetof(struct transfer, reads), READONLY,
+	  "Whether others that are posted after it may overtake it at the peer." },
+	{ "succeeded", T_BOOL, offsetof(struct transfer, succeeded), READONLY,
+	  "Whether the device has ended it well." },
+	{ "error", T_INT, offsetof(struct transfer, error), READONLY,
+	  "Why the device did not take it, an errno; or 0." },
+	{ "on_stray_end", T_OBJECT, offsetof(struct transfer, on_stray_end), 0,
+	  "Called at the end of one that nobody waits for any more." },
+	{ NULL, 0, 0, 0, NULL },
+};
+
+static PyMethodDef transfer_methods[] = {
+	{ "is_over", transfer_is_over, METH_NOARGS, "Whether nobody needs to wait any more." },
+	{ "withdraw", transfer_withdraw, METH_NOARGS,
+	  "Give it up if it was not posted yet. Whether that was so." },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot transfer_slots[] = {
+	{ Py_tp_doc, (void *)"A request on registered memory in one piece: see SendLane.transfer()." },
+	{ Py_tp_traverse, transfer_traverse },
+	{ Py_tp_clear, transfer_clear },
+	{ Py_tp_dealloc, transfer_dealloc },
+	{ Py_tp_members, transfer_members },
+	{ Py_tp_methods, transfer_methods },
+	{ 0, NULL },
+};
+
+PyType_Spec transfer_spec = {
+	.name = "aiordma._native._fast_path.Transfer",
+	.basicsize = sizeof(struct transfer),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+	.slots = transfer_slots,
+};
+
+int prepare_transfers(PyObject *module)
+{
+	name_done = PyUnicode_InternFromString("done");
+	name_set_result = PyUnicode_InternFromString("set_result");
+	return name_done && name_set_result ? 0 : -1;
+}

@@ -1,0 +1,106 @@
+/* C helpers of aiordma: work that must happen in one step, or that saves a call per message. */
+#ifndef AIORDMA_HELPERS_H
+#define AIORDMA_HELPERS_H
+
+#include <errno.h>
+#include <netdb.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+
+#include "work_requests.h"
+
+/* Events and flags of rdma-core 60 and later: enumerators cannot be probed by #ifdef. */
+#define AIORDMA_CM_EVENT_ADDRINFO_RESOLVED 16
+#define AIORDMA_CM_EVENT_ADDRINFO_ERROR 17
+#define AIORDMA_CM_EVENT_USER 18
+#define AIORDMA_CM_EVENT_INTERNAL 19
+#define AIORDMA_RAI_SA 0x10
+#define AIORDMA_RAI_DNS 0x20
+
+/* A copy of an rdma_cm_event that owns nothing: the original is acknowledged already. */
+struct aiordma_cm_event {
+	uintptr_t id;
+	uintptr_t listen_id;
+	int event;
+	int status;
+	int error; /* errno behind a status of -1, else 0 */
+	uint64_t arg; /* of the events of rdma-core 60 and later */
+	uintptr_t context; /* what the call that joined a multicast group gave */
+	struct ibv_ah_attr ah_attr; /* datagrams and multicast only */
+	uint32_t qp_num;
+	uint32_t qkey; /* datagrams and multicast only */
+	uint8_t responder_resources;
+	uint8_t initiator_depth;
+	uint8_t flow_control;
+	uint8_t retry_count;
+	uint8_t rnr_retry_count;
+	uint8_t srq;
+	uint8_t private_data_len;
+	uint8_t private_data[255];
+};
+
+/* A copy of an ibv_async_event, which is acknowledged already. */
+struct aiordma_async_event {
+	uintptr_t element; /* the queue or queue pair, or 0 */
+	int port_num;
+	int event_type;
+};
+
+int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
+			  int capacity);
+int aiordma_take_event(struct rdma_cm_id *id, struct aiordma_cm_event *out);
+int aiordma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
+			     const struct rdma_addrinfo *hints);
+int aiordma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
+int aiordma_write_cm_event(struct rdma_cm_id *id, int event, int status, uint64_t arg);
+int aiordma_set_nonblocking(int fd);
+
+int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready, int capacity);
+int aiordma_comp_event(struct ibv_comp_channel *channel);
+int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event *events,
+			 int capacity);
+uint64_t aiordma_odp_caps(struct ibv_context *context);
+int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr);
+int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
+		       const char *grh, struct ibv_ah_attr *attr);
+void aiordma_await_posts(void);
+int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr);
+int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
+		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
+int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr, uint32_t length,
+		     uint32_t lkey, uint32_t flags, int64_t imm, uint64_t remote_addr,
+		     uint32_t rkey);
+void aiordma_add_link(struct aiordma_chain *chain, uint64_t wr_id, int opcode, uint64_t addr,
+		      uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+		      uint64_t remote_addr, uint32_t rkey);
+int aiordma_post_chain(struct ibv_qp **cell, struct aiordma_chain *chain);
+int aiordma_post_send_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
+			   uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm);
+int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,
+			     uint32_t flags, int64_t imm);
+int aiordma_post_write_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,
+			      uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
+int aiordma_post_write_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
+			    uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+			    uint64_t remote_addr, uint32_t rkey);
+int aiordma_post_atomic(struct ibv_qp **cell, uint64_t wr_id, int opcode, uintptr_t addr,
+			uint32_t lkey, uint32_t flags, uint64_t remote_addr, uint32_t rkey,
+			uint64_t compare_add, uint64_t swap);
+int aiordma_post_bind_mw(struct ibv_qp **cell, uint64_t wr_id, struct ibv_mw *mw, uint32_t rkey,
+			 struct ibv_mr *mr, uint64_t addr, uint64_t length, uint32_t access,
+			 uint32_t flags);
+int aiordma_post_ud_send(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			 uint32_t lkey, uint32_t flags, int64_t imm, struct ibv_ah *ah,
+			 uint32_t remote_qpn, uint32_t remote_qkey);
+int aiordma_post_recv(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, uint32_t length,
+		      uint32_t lkey);
+int aiordma_post_srq_recv(struct ibv_srq **cell, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			  uint32_t lkey);
+int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer);
+int aiordma_ifaddrs(char *text, size_t size);
+
+#endif

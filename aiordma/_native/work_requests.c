@@ -1,0 +1,252 @@
+/*
+ * Posting work requests. Each function returns 0 or a positive errno.
+ *
+ * A queue is named by the cell where its QueuePair keeps its pointer, which is NULL once it is
+ * destroyed: another thread may do that while this one, without the interpreter's lock, is on its
+ * way to the device. `imm` is immediate data in host byte order; negative: none.
+ */
+#include "helpers.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Providers return an errno, positive or (libsiw) negative, or -1 with errno (libsiw as well). */
+static int positive(int result)
+{
+	return result == -1 && errno ? errno : abs(result);
+}
+
+/* Held for reading by whoever posts. */
+static pthread_rwlock_t posting = PTHREAD_RWLOCK_INITIALIZER;
+
+static void reset_posting(void)
+{
+	posting = (pthread_rwlock_t)PTHREAD_RWLOCK_INITIALIZER;
+}
+
+/* The threads that held it are not in a forked child. */
+__attribute__((constructor)) static void reset_posting_in_children(void)
+{
+	pthread_atfork(NULL, NULL, reset_posting);
+}
+
+/* Wait for whoever is posting to a queue that its cell does not name any more. */
+void aiordma_await_posts(void)
+{
+	pthread_rwlock_wrlock(&posting);
+	pthread_rwlock_unlock(&posting);
+}
+
+/* Post a request, and those that it is linked to. The lanes come here, too. */
+int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr)
+{
+	struct ibv_send_wr *bad;
+	struct ibv_qp *qp;
+	int error = EINVAL;
+
+	pthread_rwlock_rdlock(&posting);
+	qp = __atomic_load_n(cell, __ATOMIC_ACQUIRE);
+	errno = 0;
+	if (qp)
+		error = positive(ibv_post_send(qp, wr, &bad));
+	pthread_rwlock_unlock(&posting);
+	return error;
+}
+
+static int post(struct ibv_qp **cell, struct ibv_send_wr *wr, int64_t imm)
+{
+	aiordma_fill_imm(wr, imm);
+	return aiordma_post_all(cell, wr);
+}
+
+/* Send, write or read the memory that `segments` name: see aiordma_request(). */
+int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
+		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_send_wr wr = aiordma_request(wr_id, opcode, segments, count, flags, imm, remote_addr, rkey);
+
+	return aiordma_post_all(cell, &wr);
+}
+
+/* Likewise for memory in one piece. */
+int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr, uint32_t length,
+		     uint32_t lkey, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+
+	return aiordma_post_list(cell, wr_id, opcode, &sge, 1, flags, imm, remote_addr, rkey);
+}
+
+/* Append to a chain what aiordma_post_one() would post; there must be room. */
+void aiordma_add_link(struct aiordma_chain *chain, uint64_t wr_id, int opcode, uint64_t addr,
+		      uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+		      uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_sge segment = { .addr = addr, .length = length, .lkey = lkey };
+
+	aiordma_append(chain, wr_id, opcode, segment, flags, imm, remote_addr, rkey);
+}
+
+/* Post a chain, in one call to the device. On failure its beginning may be posted. */
+int aiordma_post_chain(struct ibv_qp **cell, struct aiordma_chain *chain)
+{
+	return aiordma_post_all(cell, &chain->links->wr);
+}
+
+/* Copy `data` into registered memory and send that. */
+int aiordma_post_send_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
+			   uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+
+	memcpy((void *)addr, data, length);
+	return aiordma_post_list(cell, wr_id, imm < 0 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM, &sge,
+				 length ? 1 : 0, flags, imm, 0, 0);
+}
+
+/* Send bytes that travel in the request itself: `data` may be reused on return. */
+int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,
+			     uint32_t flags, int64_t imm)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)data, .length = length };
+
+	return aiordma_post_list(cell, wr_id, imm < 0 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM, &sge,
+				 length ? 1 : 0, flags | IBV_SEND_INLINE, imm, 0, 0);
+}
+
+/* Write bytes that travel in the request itself. */
+int aiordma_post_write_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,
+			      uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)data, .length = length };
+	int opcode = imm < 0 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM;
+
+	return aiordma_post_list(cell, wr_id, opcode, &sge, length ? 1 : 0, flags | IBV_SEND_INLINE, imm,
+				 remote_addr, rkey);
+}
+
+/* Copy `data` into registered memory and write that. */
+int aiordma_post_write_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
+			    uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+			    uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	int opcode = imm < 0 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM;
+
+	memcpy((void *)addr, data, length);
+	return aiordma_post_list(cell, wr_id, opcode, &sge, length ? 1 : 0, flags, imm, remote_addr, rkey);
+}
+
+/* An atomic operation on 8 bytes of the peer's memory; what was there before comes to `addr`. */
+int aiordma_post_atomic(struct ibv_qp **cell, uint64_t wr_id, int opcode, uintptr_t addr,
+			uint32_t lkey, uint32_t flags, uint64_t remote_addr, uint32_t rkey,
+			uint64_t compare_add, uint64_t swap)
+{
+	struct ibv_sge sge = { .addr = addr, .length = 8, .lkey = lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = opcode,
+		.send_flags = flags,
+		.wr.atomic = {
+			.remote_addr = remote_addr,
+			.compare_add = compare_add,
+			.swap = swap,
+			.rkey = rkey,
+		},
+	};
+
+	return post(cell, &wr, -1);
+}
+
+/* Bind a memory window of type 2 to a part of a region; the peer is to use `rkey` for it. */
+int aiordma_post_bind_mw(struct ibv_qp **cell, uint64_t wr_id, struct ibv_mw *mw, uint32_t rkey,
+			 struct ibv_mr *mr, uint64_t addr, uint64_t length, uint32_t access,
+			 uint32_t flags)
+{
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.opcode = IBV_WR_BIND_MW,
+		.send_flags = flags,
+		.bind_mw = {
+			.mw = mw,
+			.rkey = rkey,
+			.bind_info = {
+				.mr = mr,
+				.addr = addr,
+				.length = length,
+				.mw_access_flags = access,
+			},
+		},
+	};
+
+	return post(cell, &wr, -1);
+}
+
+/* Send a datagram. */
+int aiordma_post_ud_send(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			 uint32_t lkey, uint32_t flags, int64_t imm, struct ibv_ah *ah,
+			 uint32_t remote_qpn, uint32_t remote_qkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = wr_id,
+		.sg_list = &sge,
+		.num_sge = length ? 1 : 0,
+		.opcode = imm < 0 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM,
+		.send_flags = flags,
+		.wr.ud = { .ah = ah, .remote_qpn = remote_qpn, .remote_qkey = remote_qkey },
+	};
+
+	if (!ah)
+		return EINVAL;
+	return post(cell, &wr, imm);
+}
+
+int aiordma_post_recv(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, uint32_t length,
+		      uint32_t lkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_recv_wr *bad;
+	struct ibv_qp *qp;
+	int error = EINVAL;
+
+	pthread_rwlock_rdlock(&posting);
+	qp = __atomic_load_n(cell, __ATOMIC_ACQUIRE);
+	errno = 0;
+	if (qp)
+		error = positive(ibv_post_recv(qp, &wr, &bad));
+	pthread_rwlock_unlock(&posting);
+	return error;
+}
+
+int aiordma_post_srq_recv(struct ibv_srq **cell, uint64_t wr_id, uintptr_t addr, uint32_t length,
+			  uint32_t lkey)
+{
+	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
+	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_recv_wr *bad;
+	struct ibv_srq *srq;
+	int error = EINVAL;
+
+	pthread_rwlock_rdlock(&posting);
+	srq = __atomic_load_n(cell, __ATOMIC_ACQUIRE);
+	errno = 0;
+	if (srq)
+		error = positive(ibv_post_srq_recv(srq, &wr, &bad));
+	pthread_rwlock_unlock(&posting);
+	return error;
+}
+
+/* How long the peer waits before it repeats a send that found no receive posted here. */
+int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer)
+{
+	struct ibv_qp_attr attr = { .min_rnr_timer = timer };
+
+	if (!qp)
+		return EINVAL;
+	return abs(ibv_modify_qp(qp, &attr, IBV_QP_MIN_RNR_TIMER));
+}

@@ -1,0 +1,175 @@
+"""Serving: the requests of peers who want to connect, one after another, and tasks for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
+
+from aiordma.cm import AsyncCmId
+from aiordma.errors import (
+    BusyError,
+    ConnectError,
+    ConnectionClosed,
+    DeviceRemoved,
+    LocalClosed,
+    ProtocolError,
+    RdmaError,
+    WorkRequestError,
+)
+from aiordma.loop import WaitQueue, checkpoint, task_group
+from aiordma.loop.awaitable_context_manager import Closable, Opening
+from aiordma.loop.context_managers import AsyncBlock
+from aiordma.options import PrivateDataLimits, check_private_data
+
+logger = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=Closable)
+R = TypeVar("R")
+
+# What a peer does, and not the one who serves it.
+_PEERS_DOING = (ConnectError, ConnectionClosed, ProtocolError, WorkRequestError)
+
+
+class Request:
+    """A peer that wants to connect, whatever it wants to exchange."""
+
+    def __init__(self, cm: AsyncCmId) -> None:
+        """Of an id in state REQUESTED, to be answered once."""
+        self._cm = cm
+        self._local_address = cm.local_address
+        self._peer_address = cm.peer_address
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` that the peer asked for."""
+        return self._local_address
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """`(host, port)` of the peer."""
+        return self._peer_address
+
+    async def _refuse(self, private_data: bytes = b"") -> None:
+        try:
+            self._cm.check_unanswered()
+        except ConnectError as error:
+            logger.debug("nobody is there to be refused: %s", error)
+            await checkpoint()
+            return
+        check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).reject)
+        self._cm.reject(private_data)
+        await self._cm.aclose()
+
+    def __repr__(self) -> str:
+        host, port = self._peer_address
+        return f"<{type(self).__name__} from {host} port {port}>"
+
+
+class Serving(AsyncBlock, Generic[R, C]):
+    """What every listener does, whatever its peers want to exchange."""
+
+    def __init__(self, cms: list[AsyncCmId], request: Callable[[AsyncCmId], R]) -> None:
+        """Of ids that all listen on the same port. `request` presents one of their requests."""
+        self._cms = cms
+        self._request = request
+        self._local_address = cms[0].local_address
+        self._loop = cms[0].loop
+        self._arrived = WaitQueue(self._loop)
+        for cm in cms:
+            cm.on_change = self._arrived.wake_all
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` where peers can connect; the port is the real one if 0 was asked for."""
+        return self._local_address
+
+    async def get_request(self) -> R:
+        """Wait for the next request.
+
+        Cancelling loses none.
+
+        Raises:
+            LocalClosed: the listener is closed, or was while waiting.
+            DeviceRemoved: the device it was bound to went away.
+            BusyError: another task is waiting for requests.
+        """
+        self._check_idle()
+        await checkpoint()
+        self._check_idle()
+        while True:
+            for cm in self._cms:
+                request = cm.take_request()
+                if request is not None:
+                    return self._request(request)
+            await self._arrived.wait()
+
+    def _check_idle(self) -> None:
+        if len(self._arrived):
+            raise BusyError("another task is waiting for requests on this listener")
+
+    async def _accept_next(self, accept: Callable[[R], Opening[C]]) -> C:
+        while True:
+            request = await self.get_request()
+            try:
+                return await accept(request)
+            except (ConnectError, DeviceRemoved, ProtocolError) as error:
+                logger.info("%r went away: %s", request, error)  # of several devices one may have
+
+    async def _serve(
+        self, accept: Callable[[R], Opening[C]], handler: Callable[[C], Awaitable[object]]
+    ) -> None:
+        self._check_idle()
+        failure: RdmaError | None = None
+        async with task_group(self._loop) as tasks:
+            try:
+                async for request in self:
+                    tasks.create_task(self._serve_one(request, accept, handler))
+            except RdmaError as error:  # raised below: in here it would be wrapped in a group
+                failure = error
+            finally:
+                self.abort()
+        if failure is not None:
+            raise failure
+
+    async def _serve_one(
+        self,
+        request: R,
+        accept: Callable[[R], Opening[C]],
+        handler: Callable[[C], Awaitable[object]],
+    ) -> None:
+        try:
+            async with accept(request) as accepted:
+                await handler(accepted)
+        except _PEERS_DOING as error:
+            logger.info("%r went away: %s", request, error)
+        except Exception:
+            logger.exception("serving %r failed", request)
+
+    def __aiter__(self) -> AsyncIterator[R]:
+        """Iterate over requests until the listener is closed."""
+        return self
+
+    async def __anext__(self) -> R:
+        try:
+            return await self.get_request()
+        except LocalClosed:
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        """Stop listening, and wait until that is done. Idempotent. See rdma_destroy_id(3).
+
+        Cancelling stops the waiting only.
+        """
+        self.abort()
+        for cm in self._cms:
+            await cm.aclose()
+
+    def abort(self) -> None:
+        """Stop listening, without waiting. Idempotent."""
+        for cm in self._cms:
+            cm.abort()
+
+    def __repr__(self) -> str:
+        host, port = self._local_address
+        return f"<{type(self).__name__} at {host} port {port}>"

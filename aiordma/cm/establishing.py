@@ -1,0 +1,134 @@
+"""Ids on their way to a Connection or a stream: with a route to a peer, or listening for peers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from aiordma.cm import AsyncCmId
+from aiordma.cm.resolving import first_that_answers, is_loopback, resolve_host
+from aiordma.enums import IdOption
+from aiordma.errors import AddressError, VerbsError
+from aiordma.loop import running_loop
+from aiordma.options import ConnectionOptions
+from aiordma.rdmacm import SocketAddress, interface_addresses
+
+PORT_ATTEMPTS = 10
+
+T = TypeVar("T")
+
+
+async def dial(
+    host: str,
+    port: int,
+    local_address: tuple[str, int] | None,
+    options: ConnectionOptions,
+    finish: Callable[[AsyncCmId], Awaitable[T]],
+) -> T:
+    """What `finish` makes of an id with a route to a peer, of the first address that answers.
+
+    `finish` owns the id. Raises: as aiordma.connect().
+    """
+    loop = running_loop()
+    sources = [] if local_address is None else await resolve_host(loop, *local_address)
+    found = await resolve_host(loop, host, port)
+    source_of = {own.family: own for own in reversed(sources)}
+
+    async def attempt(address: SocketAddress) -> T:
+        return await finish(await _routed(address, source_of.get(address.family), options))
+
+    return await first_that_answers(
+        [address for address in found if not sources or address.family in source_of],
+        attempt,
+        (host, port),
+    )
+
+
+async def _routed(
+    destination: SocketAddress, source: SocketAddress | None, options: ConnectionOptions
+) -> AsyncCmId:
+    cm = await AsyncCmId.create(options.port_space)
+    async with cm.closed_on_failure():
+        _set_options(cm, options)
+        if source is not None:
+            cm.bind_addr(source)
+        await cm.resolve_addr(destination, timeout=options.resolve_timeout)
+        await cm.resolve_route(timeout=options.resolve_timeout)
+    return cm
+
+
+def _set_options(cm: AsyncCmId, options: ConnectionOptions) -> None:
+    if options.tos is not None:
+        cm.set_option(IdOption.TOS, options.tos)
+    if options.reuse_address:
+        cm.set_option(IdOption.REUSEADDR, 1)
+
+
+async def listening_ids(
+    host: str | None, port: int, backlog: int, options: ConnectionOptions
+) -> list[AsyncCmId]:
+    """Ids that listen, all on one port: two where `host` stands for all addresses.
+
+    Raises: as aiordma.listen().
+    """
+    addresses = await resolve_host(running_loop(), host, port)
+    if not host:
+        return await _listen_on_all(addresses, backlog, options)
+    for address in addresses[:-1]:
+        with suppress(VerbsError, AddressError):
+            return [await _listen_at(address, backlog, options)]
+    return [await _listen_at(addresses[-1], backlog, options)]
+
+
+async def _listen_on_all(
+    addresses: list[SocketAddress], backlog: int, options: ConnectionOptions
+) -> list[AsyncCmId]:
+    """An id for each address family that this machine has, all on one port."""
+    present = {own.family for _, own in interface_addresses()}
+    wanted = [address for address in addresses if address.family in present] or addresses[-1:]
+    for attempt in range(PORT_ATTEMPTS):
+        cms: list[AsyncCmId] = []
+        try:
+            for address in wanted:
+                port = cms[0].local_address[1] if cms else address.port
+                cms.append(await _listen_at(replace(address, port=port), backlog, options))
+        except VerbsError:
+            retry = cms and not addresses[0].port and attempt < PORT_ATTEMPTS - 1
+            for cm in cms:
+                cm.abort()
+            for cm in cms:
+                await cm.aclose()
+            # A port that was free in one family need not be in the other: try another one.
+            if not retry:
+                raise
+        except BaseException:
+            for cm in cms:
+                cm.abort()
+            raise
+        else:
+            return cms
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _listen_at(address: SocketAddress, backlog: int, options: ConnectionOptions) -> AsyncCmId:
+    if is_loopback(address):
+        raise AddressError(
+            f"cannot listen on {address.host}: RDMA has no loopback, and rdma_cm would accept from "
+            "the network too; take an address from `python -m aiordma devices`, or None for all"
+        )
+    cm = await AsyncCmId.create(options.port_space)
+    try:
+        _set_options(cm, options)
+        if address.host == "::":
+            cm.set_option(IdOption.AFONLY, 1)
+        cm.bind_addr(address)
+        cm.listen(backlog)
+    except VerbsError:
+        await cm.aclose()  # the port is free again when the error arrives
+        raise
+    except BaseException:
+        cm.abort()
+        raise
+    return cm

@@ -1,0 +1,351 @@
+"""DatagramEngine: a bound id with a datagram queue pair; sending, receiving, and the end.
+
+The dispatch tables hold an engine as long as its queue pair lives. A DatagramEndpoint is what users
+hold.
+
+The one id with the queue pair also listens. Whatever else needs an id gets one of its own, without
+a queue pair: a peer being resolved, a group (which a listening id could not join), and each request
+arrives with one. They are closed with the first.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aiordma.cm import AsyncCmId, CmState
+from aiordma.datagrams.address_handles import AddressBook
+from aiordma.datagrams.datagram_receive_ring import Datagram, Inbox
+from aiordma.datagrams.datagram_send_queue import DatagramSends, Parcel
+from aiordma.datagrams.options import DatagramOptions
+from aiordma.datagrams.peer import Way
+from aiordma.dispatch import failure_of
+from aiordma.enums import IdOption, PortSpace, WcOpcode, WcStatus
+from aiordma.errors import (
+    BusyError,
+    LocalClosed,
+    RdmaError,
+    VerbsError,
+    WorkRequestError,
+)
+from aiordma.loop import Deadline, WaitQueue, checkpoint_of, refuse_forked_child
+from aiordma.qp import NUMBER_MASK, RECEIVE, Berth, removal
+from aiordma.rdmacm import SocketAddress
+from aiordma.rdmacm.address import format_address
+from aiordma.verbs import (
+    AddressHandle,
+    AddressHandleAttributes,
+    AsyncEvent,
+    QueuePair,
+    QueuePairCaps,
+)
+
+if TYPE_CHECKING:
+    from aiordma._native._lib import IbvWc
+
+logger = logging.getLogger(__name__)
+
+
+class DatagramEngine:
+    """One end of no connection. All methods are for the loop's thread, but for abandon()."""
+
+    def __init__(self, cm: AsyncCmId, options: DatagramOptions) -> None:
+        """Take over `cm`, which is bound to a device; abort() destroys it too.
+
+        Raises:
+            ValueError: the options are more than the device can do.
+        """
+        options.check_device(cm.device())
+        address = cm.cm_id.local_address
+        assert address is not None
+        self.cm = cm
+        self.options = options
+        self.source: SocketAddress = replace(address, port=0)
+        self.max_message_size = 0
+        self._port_num = cm.port_num
+        self._gid = cm.cm_id.route.sgid
+        self._qp: QueuePair
+        self.inbox: Inbox
+        self._sends = DatagramSends(cm.loop, options.send_depth, selective=False)
+        self._book = AddressBook(cm.handle, self._make_handle)
+        self._receivers = WaitQueue(cm.loop)
+        self._askers = WaitQueue(cm.loop)
+        self._checkpoint = checkpoint_of(cm.loop)
+        self._changed = WaitQueue(cm.loop)
+        self._others: set[AsyncCmId] = set()
+        self._end: RdmaError | None = None
+        self._closing = False
+        caps = QueuePairCaps(
+            max_send_wr=options.send_depth,
+            max_recv_wr=options.recv_depth,
+            max_inline_data=options.max_inline,
+        )
+        self._berth = Berth(cm, self, caps)
+        cm.on_change = self._on_cm_change
+        cm.handle.on_released(self._release)
+
+    async def open(self) -> None:
+        """Make the queue pair, and receive from now on.
+
+        Raises:
+            VerbsError: EOPNOTSUPP (the device has no datagrams), ENOMEM.
+            ValueError: an option is more than the port can do.
+        """
+        await self.cm.handle.call(self._prepare)
+
+    def _prepare(self) -> None:
+        options = self.options
+        mtu = self.cm.device().query_port(self._port_num).active_mtu
+        wanted = options.max_message_size
+        if wanted is not None and wanted > mtu:
+            raise ValueError(f"max_message_size is {wanted}; the port's MTU carries {mtu} bytes")
+        self.max_message_size = wanted or mtu
+        self.inbox = Inbox(options.recv_depth, mtu)
+        self._qp = self._berth.make_qp(self.inbox, self._sends)
+        self._berth.watch(self._qp, self._on_queue_pair_event)
+
+    @property
+    def qp(self) -> QueuePair:
+        """The queue pair."""
+        return self._qp
+
+    async def other_id(self) -> AsyncCmId:
+        """A further id, without a queue pair, to be closed by the caller or with the endpoint.
+
+        Raises:
+            LocalClosed, or why the endpoint ended.
+        """
+        cm = await AsyncCmId.create(PortSpace.UDP)
+        self._others.add(cm)
+        cm.handle.on_released(lambda: self._others.discard(cm))
+        try:
+            self.check_open()
+            if self.options.tos is not None:
+                cm.set_option(IdOption.TOS, self.options.tos)
+        except BaseException:
+            cm.abort()
+            raise
+        return cm
+
+    # --- sending ---
+
+    async def send_to(self, way: Way, destination: tuple[int, int], data: bytes, imm: int) -> None:
+        """Copy and post one datagram. See DatagramEndpoint.send_to."""
+        self.check_open()
+        if len(data) > self.max_message_size:
+            limit = self.max_message_size
+            raise ValueError(f"a datagram of {len(data)} bytes; at most {limit} are allowed (MTU)")
+        if self._checkpoint is not None:
+            await self._checkpoint()
+        parcel = Parcel(await self._book.borrow(way))
+        try:
+            if not self._sends.try_reserve():
+                await self._sends.reserve()
+            try:
+                await self._post(parcel, destination, data, imm)
+            except BaseException:
+                self._sends.unreserve()
+                raise
+        except BaseException:
+            parcel.release()
+            raise
+
+    async def _post(
+        self, parcel: Parcel, destination: tuple[int, int], data: bytes, imm: int
+    ) -> None:
+        if len(data) > self.options.max_inline:
+            parcel.buffer = self._sends.try_buffer(len(data))
+            if parcel.buffer is None:
+                parcel.buffer = await self._sends.buffer(len(data), self.cm.handle.call)
+        self.check_open()
+        try:
+            self._sends.post_to(parcel, data, imm, destination)
+        except VerbsError as error:
+            self._break(error)
+            raise
+
+    def _make_handle(self, way: Way) -> AddressHandle:
+        """In a worker thread."""
+        if not isinstance(way, AddressHandleAttributes):
+            way = way.attributes(self.cm.device(), self._port_num, self._gid)
+        return AddressHandle(self._berth.shared.pd, way)
+
+    # --- receiving ---
+
+    async def recv_from(self) -> Datagram:
+        """Take one datagram. See DatagramEndpoint.recv_from."""
+        self._check_idle(self._receivers, "receiving")
+        if self._checkpoint is not None:
+            await self._checkpoint()
+            self._check_idle(self._receivers, "receiving")
+        while self._closing or not len(self.inbox):
+            self.check_open()
+            await self._receivers.wait()
+        slot, datagram = self.inbox.take_datagram()
+        if self._end is None:
+            self._repost(slot)
+        return datagram
+
+    def _check_idle(self, waiting: WaitQueue, doing: str) -> None:
+        if len(waiting):
+            raise BusyError(f"another task is {doing} on this endpoint")
+
+    def _repost(self, slot: int) -> None:
+        try:
+            self.inbox.post(slot)
+        except VerbsError as error:
+            self._break(error)
+
+    # --- completions ---
+
+    def complete(self, number: int, wc: IbvWc) -> None:
+        """Take a completion from the dispatcher."""
+        if number & RECEIVE:
+            self._received(number & NUMBER_MASK, wc)
+        else:
+            self._sent(number, wc)
+
+    def _received(self, slot: int, wc: IbvWc) -> None:
+        self.inbox.completed()
+        if wc.status != WcStatus.SUCCESS:
+            self._request_failed(WcOpcode.RECV, wc)
+        elif self._is_unwanted(slot, wc):
+            self._repost(slot)
+        else:
+            self.inbox.arrived(slot, wc)
+            self._receivers.wake_all()
+
+    def _is_unwanted(self, slot: int, wc: IbvWc) -> bool:
+        if self.options.multicast_loopback or wc.src_qp != self._qp.number:
+            return False
+        return self.inbox.is_copy(slot, wc, self._gid)
+
+    def _sent(self, number: int, wc: IbvWc) -> None:
+        self._sends.completed(number)
+        if wc.status != WcStatus.SUCCESS:
+            self._request_failed(WcOpcode.SEND, wc)
+        if self._closing:
+            self._changed.wake_all()
+
+    def _request_failed(self, opcode: WcOpcode, wc: IbvWc) -> None:
+        self._break(WorkRequestError(WcStatus(wc.status), opcode, wc.vendor_err))
+
+    def device_failed(self, error: VerbsError) -> None:
+        """The device is gone: no completion will come any more."""
+        self._break(removal(error))
+
+    def _on_queue_pair_event(self, event: AsyncEvent) -> None:
+        failure = failure_of(event)
+        if failure is not None:
+            self._break(failure)
+
+    # --- being asked ---
+
+    def listen(self, backlog: int) -> None:
+        """Let peers ask for this endpoint. See DatagramEndpoint.listen."""
+        self.check_open()
+        self.cm.listen(backlog or self.options.backlog)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether peers can ask for it."""
+        return self.cm.state is CmState.LISTENING
+
+    async def get_request(self) -> AsyncCmId:
+        """Wait for a peer that asks. See DatagramEndpoint.get_request."""
+        self._check_idle(self._askers, "waiting for requests")
+        if self._checkpoint is not None:
+            await self._checkpoint()
+            self._check_idle(self._askers, "waiting for requests")
+        while True:
+            self.check_open()
+            if not self.is_listening:
+                raise RdmaError("the endpoint does not listen: call listen() first")
+            request = self.cm.take_request()
+            if request is not None:
+                return request
+            await self._askers.wait()
+
+    # --- the end ---
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._closing or self._end is not None
+
+    @property
+    def released(self) -> bool:
+        """Whether it is on its way to be destroyed: nothing is left for the user to close."""
+        return self.cm.state is CmState.CLOSED
+
+    def check_open(self) -> None:
+        """Raise why it is closed, if it is: each time a new exception, with its own traceback."""
+        refuse_forked_child()
+        if self._closing:
+            raise LocalClosed("the endpoint is closed on this side")
+        if self._end is not None:
+            raise copy.copy(self._end)
+
+    def _on_cm_change(self) -> None:
+        if self.cm.state in (CmState.FAILED, CmState.REMOVED):
+            failure = self.cm.failure(format_address(self.cm.local_address))
+            self._break(failure or RdmaError("the endpoint failed"))
+        self._askers.wake_all()
+
+    def _break(self, cause: RdmaError) -> None:
+        """The endpoint is of no use any more, for this cause if there was none before."""
+        if self.closed:
+            return
+        logger.debug("datagram endpoint ended: %r", cause)
+        self._end = cause
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        self._sends.wake_senders()
+        self._receivers.wake_all()
+        self._askers.wake_all()
+        self._changed.wake_all()
+
+    async def aclose(self) -> None:
+        """Let what is posted be sent, and destroy everything."""
+        if not self._closing:
+            self._closing = True
+            self._wake_all()
+            try:
+                await self._wind_down()
+            finally:
+                self.abort()
+        for cm in [*self._others]:
+            await cm.aclose()
+        await self.cm.handle.wait_destroyed()
+
+    async def _wind_down(self) -> None:
+        deadline = Deadline(self.cm.loop, self.options.close_timeout, self._changed.wake_all)
+        try:
+            while self._end is None and len(self._sends) and not deadline.expired:
+                await self._changed.wait()
+        finally:
+            deadline.cancel()
+
+    def abort(self) -> None:
+        """End it at once; everything is destroyed in the background. Idempotent."""
+        self._closing = True
+        self._wake_all()
+        for cm in [*self._others]:
+            cm.abort()
+        self.cm.abort()
+
+    def abandon(self) -> None:
+        """abort() from any thread, when nobody can be waiting any more."""
+        self._closing = True
+        for cm in [*self._others]:
+            cm.abandon()
+        self.cm.abandon()
+
+    def _release(self) -> None:
+        """The queue pair is destroyed: let go of what is shared."""
+        self.cm.on_change = None
+        self._sends.abandon()
+        self._berth.release()

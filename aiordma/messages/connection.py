@@ -1,0 +1,283 @@
+"""Connection: two peers, the messages between them, and what they do to each other's memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from aiordma.cm import AsyncCmId, CmState, SyncCmId
+from aiordma.enums import WrOpcode
+from aiordma.errors import PeerClosed, RdmaError
+from aiordma.loop.awaitable_context_manager import Opening
+from aiordma.loop.context_managers import AbortableBlock
+from aiordma.memory import MemorySlice, RemoteBuffer, flat
+from aiordma.messages.message import Message
+from aiordma.messages.message_data_path import Traffic
+from aiordma.messages.one_sided import OneSided, checked_for
+from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
+from aiordma.qp import ConnectionStats, SharedReceives, is_registered, joined
+from aiordma.qp.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from aiordma.qp.scatter_gather import Source
+
+
+MessageEndpoint = Endpoint[Traffic]
+SEND = int(WrOpcode.SEND)
+
+
+def message_endpoint(
+    cm: AsyncCmId, options: ConnectionOptions, receives: SharedReceives | None = None
+) -> MessageEndpoint:
+    """The endpoint of a Connection, which receives from `receives` if that is given.
+
+    Raises: see Endpoint.
+    """
+    return Endpoint(cm, options, lambda owner: Traffic(cm, owner, options, receives))
+
+
+class Connection(OneSided, AbortableBlock):
+    """A reliable connection that carries whole messages, in order (RDMA's RC queue pair).
+
+    From `connect()`, or from accepting a ConnectRequest. It is closed by `aclose()`, or by leaving
+    the `async with` block it was opened in; one that is just dropped warns, and is then aborted.
+
+    One task may receive at a time; any number may send. Belongs to the event loop it was made on.
+    """
+
+    def __init__(self, endpoint: MessageEndpoint) -> None:
+        """For connect() and accept(); not to be called by others."""
+        super().__init__(endpoint)
+        self._local_address = endpoint.local_address
+        self._peer_address = endpoint.peer_address
+        # Looked up once: most messages need no more than these.
+        self._post_now = endpoint.traffic.sender.post_now
+        self._take = endpoint.traffic.receiver.take
+        self._recv = endpoint.traffic.receiver.recv
+
+    @classmethod
+    def from_id(
+        cls,
+        cm: AsyncCmId | SyncCmId,
+        *,
+        private_data: bytes = b"",
+        options: ConnectionOptions = DEFAULT_OPTIONS,
+    ) -> Opening[Connection]:
+        """Make one from an id: `await Connection.from_id(cm)`, or `async with`.
+
+        An id whose route is resolved, as SyncCmId.create_ep makes it, connects; a request is
+        accepted. A synchronous id moves to the running loop first. A queue pair that the id has is
+        replaced by one on the loop's completion queues.
+
+        The id is the connection's from now on, and is closed if this fails or is cancelled.
+
+        Raises:
+            RdmaError: the id is in another state; it is left as it is.
+            Others: as connect(), and as ConnectRequest.accept().
+        """
+        return Opening(cls._from_id(cm, private_data, options))
+
+    @classmethod
+    async def _from_id(
+        cls, cm: AsyncCmId | SyncCmId, private_data: bytes, options: ConnectionOptions
+    ) -> Connection:
+        if cm.state not in (CmState.ROUTE_RESOLVED, CmState.REQUESTED):
+            raise RdmaError(
+                f"an id in state {cm.state.name} makes no connection: its route must be resolved, "
+                "or it must be a request that is not answered"
+            )
+        if options.shared_recv_depth:
+            raise ValueError("shared_recv_depth is for listen(): one connection shares with nobody")
+        own = await cm.migrate() if isinstance(cm, SyncCmId) else cm
+        is_request = own.state is CmState.REQUESTED
+        async with own.closed_on_failure():
+            endpoint = message_endpoint(own, options)
+            await (endpoint.accept if is_request else endpoint.connect)(private_data)
+        return cls(endpoint)
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` of this side."""
+        return self._local_address
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """`(host, port)` of the other side."""
+        return self._peer_address
+
+    @property
+    def device_name(self) -> str:
+        """The RDMA device it runs on. Registered memory is good for all of a loop's connections
+        on one device."""
+        return self._endpoint.device.name
+
+    @property
+    def private_data(self) -> bytes:
+        """What the peer sent along when it accepted, or when it asked to connect.
+
+        InfiniBand and RoCE pad it with zeros (196 and 56 bytes): a protocol that uses it says its
+        own length.
+        """
+        return self._endpoint.peer_private_data
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest message in bytes: what send() takes, and what this side can receive."""
+        return self._endpoint.options.max_message_size
+
+    @property
+    def closed(self) -> bool:
+        """Whether it ended, here or at the peer. Messages that came before can still be received
+        if it was not ended here."""
+        return self._endpoint.closed
+
+    @property
+    def stats(self) -> ConnectionStats:
+        """What it has carried, and how full its queues are: the numbers of this moment."""
+        return self._endpoint.traffic.snapshot()
+
+    # --- sending ---
+
+    async def send(
+        self,
+        data: Source,
+        *,
+        imm: int | None = None,
+        invalidate: RemoteBuffer | None = None,
+    ) -> None:
+        """Send one message: any bytes-like object, registered memory, or a list of such.
+
+        It may be empty; a list is one message, of at most `max_sge` pieces of registered memory. A
+        message without registered memory is copied: this returns when it is posted, which is at
+        once unless `send_depth` requests are on their way already, and a later failure raises from
+        the next call. Registered memory is not copied: this returns when it may be reused.
+
+        `imm` is a number of 32 bits that travels beside the data (not on iWARP). `invalidate` is
+        memory of the peer's, of a MemoryWindow, whose key is of no use any more when the message
+        arrives. See ibv_post_send(3).
+
+        While it waits to be copied, the object cannot be resized (BufferError), and what it holds
+        in the end is sent. Cancelling before it is posted sends nothing; the connection goes on.
+        Registered memory that was posted stays pinned until the device is done with it.
+
+        Raises:
+            ValueError: the message is larger than max_message_size, in too many pieces, or its
+                memory is closed or not registered for this connection. The connection goes on.
+            PeerClosed, WorkRequestError, DeviceRemoved: the connection has ended.
+            LocalClosed: it was closed on this side.
+            VerbsError: ENOMEM when no more memory can be registered.
+        """
+        if imm is None and invalidate is None:
+            post_now = self._post_now  # not called at once: Python would look for a method first
+            error = post_now(data)
+            if not error:
+                return
+            if error > 0:
+                raise self._endpoint.traffic.sender.refused(error)
+            transfer = self._transfer(SEND, data, None)
+            if transfer is not None:
+                await self._finish(transfer)
+                return
+        number = checked_for(self._endpoint.device, imm)
+        sender = self._endpoint.traffic.sender
+        if type(data) is bytes and invalidate is None:
+            await sender.copy(data, len(data), number)
+        elif invalidate is not None or is_registered(data):
+            if invalidate is not None and imm is not None:
+                raise ValueError("a message carries immediate data or invalidates a key, not both")
+            await sender.lend(data, number, invalidate)
+        else:
+            with joined(data) as view:  # held, so that nobody resizes it while it waits
+                await sender.copy(view, len(view), number)
+
+    # --- receiving ---
+
+    async def recv(self) -> bytes:
+        """Wait for the next message and return it; b"" is a message too.
+
+        Messages that came before the peer disconnected are returned first. See ibv_post_recv(3).
+
+        Cancelling loses no message.
+
+        Raises:
+            PeerClosed: the peer has disconnected, or its process ended.
+            WorkRequestError: the device reported a failure, such as a message that is too large.
+            DeviceRemoved: the RDMA device went away.
+            LocalClosed: it was closed on this side.
+            ReceiveOverrun: the peer sent too much, where it cannot be held back (iWARP).
+            BusyError: another task is receiving.
+        """
+        take = self._take  # see send()
+        message = take()
+        return await self._recv() if message is None else message
+
+    async def recv_into(self, buffer: Buffer | MemorySlice) -> int:
+        """Wait for the next message and copy it to the beginning of `buffer`; how long it was.
+
+        Cancelling loses no message. Raises: as recv(), and
+
+            ValueError: the message is longer than the buffer. It is not lost, but comes next.
+            BufferError: the buffer is read-only, or not contiguous.
+        """
+        with buffer.view if isinstance(buffer, MemorySlice) else memoryview(buffer) as view:
+            if view.readonly or not view.c_contiguous:
+                raise BufferError("a message needs a contiguous buffer that can be written to")
+            with flat(view) as memory:
+                return await self._endpoint.traffic.receiver.recv_into(memory)
+
+    async def recv_message(self) -> Message:
+        """Wait for the next message and get it where the device put it, with what came beside it.
+
+        Until it is released, as by the end of a `with` block, one receive buffer less is there for
+        messages to come, of `recv_depth`: on InfiniBand and RoCE, who holds them all holds the peer
+        back; on iWARP the connection ends if the peer goes on sending. It outlives the connection.
+
+        Cancelling loses no message. Raises: as recv().
+        """
+        return await self._endpoint.traffic.receiver.recv_message()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Iterate over messages until the peer disconnects; other ends raise, as from recv()."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        take = self._take  # see send()
+        message = take()
+        if message is not None:
+            return message
+        try:
+            return await self._recv()
+        except PeerClosed:
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        """Close gracefully: posted sends reach the peer, then both sides disconnect.
+
+        Takes at most `close_timeout` seconds until what is left is ended by force. Receivers and
+        senders that wait get LocalClosed. Idempotent. See rdma_disconnect(3).
+
+        Cancelling ends it by force: everything is destroyed all the same.
+        """
+        await self._endpoint.aclose()
+
+    def abort(self) -> None:
+        """End it at once, without letting posted sends arrive. Idempotent.
+
+        The peer is told to disconnect; everything is destroyed in the background.
+        """
+        self._endpoint.abort()
+
+    def __del__(self) -> None:
+        endpoint = getattr(self, "_endpoint", None)
+        if endpoint is not None and not endpoint.released:
+            name = repr(self)
+            endpoint.abandon()
+            warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
+
+    def __repr__(self) -> str:
+        host, port = self._peer_address
+        state = "closed" if self.closed else "open"
+        return f"<Connection to {host} port {port}, {state}>"

@@ -1,0 +1,234 @@
+"""Gathered: pieces of memory as the segments of one request; what the device reads or fills."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from aiordma.enums import AccessFlags
+from aiordma.memory import MemoryRegion, MemorySlice, PooledBuffer, flat
+from aiordma.qp.send_queue import SendQueue
+from aiordma.verbs import ProtectionDomain
+from aiordma.verbs.queue_pair import Segment
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer, TypeIs
+
+Registered = MemorySlice | MemoryRegion
+if TYPE_CHECKING:
+    Source = Buffer | Registered | Sequence[Buffer | Registered]
+    Sink = Registered | Sequence[Registered]
+Call = Callable[[Callable[[], None]], Awaitable[None]]
+"""Awaits a function in a worker thread."""
+
+
+def is_list(data: Source) -> TypeIs[Sequence[Buffer | Registered]]:
+    """Whether it is several pieces, in a list or a tuple."""
+    return isinstance(data, (list, tuple))
+
+
+def is_one(memory: Source | Sink) -> TypeIs[Registered]:
+    """Whether it is registered memory in one piece."""
+    return isinstance(memory, (MemorySlice, MemoryRegion))
+
+
+def is_registered(data: Source) -> bool:
+    """Whether it is registered memory, or a list in which some is."""
+    if is_list(data):
+        return any(map(is_one, data))
+    return is_one(data)
+
+
+def joined(data: Source) -> memoryview:
+    """A message without registered memory as bytes in a row. Holds a buffer that is alone."""
+    if is_list(data):
+        return memoryview(b"".join([flat(piece) for piece in data if not is_one(piece)]))
+    assert not is_one(data)
+    return flat(data)
+
+
+class Gathered:
+    """Memory that is lent to the device for one request, in pieces."""
+
+    __slots__ = ("_buffer", "_regions", "nbytes", "segments")
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+        self.nbytes = 0
+        self._regions: list[MemoryRegion] = []
+        self._buffer: PooledBuffer | None = None
+
+    def add(self, part: MemorySlice, pd: ProtectionDomain | None) -> None:
+        """Lend registered memory.
+
+        Raises:
+            ValueError: it is closed, or was registered elsewhere than in `pd`.
+        """
+        region = part.region
+        region.take(pd)
+        self._regions.append(region)
+        self._add_segment(part.addr, len(part), part.lkey)
+
+    def lend(self, memory: Registered, pd: ProtectionDomain | None, room: int, where: str) -> None:
+        """Lend all of one piece of registered memory, if that is no more than `room` bytes."""
+        region = memory if isinstance(memory, MemoryRegion) else memory.region
+        segment = memory.segment
+        nbytes = segment[1]
+        if nbytes > room:
+            check_fits(nbytes, room, where)
+        region.take(pd)
+        self._regions.append(region)
+        self.nbytes = nbytes
+        if nbytes:
+            self.segments.append(segment)
+
+    def hold(self, buffer: PooledBuffer) -> None:
+        """Lend a buffer for copies, of which add_copy() then takes its pieces."""
+        self._buffer = buffer
+
+    def add_copy(self, data: memoryview, start: int) -> None:
+        """Copy a piece into the buffer that is held, at `start`."""
+        buffer = self._buffer
+        assert buffer is not None
+        buffer.view[start : start + len(data)] = data
+        self._add_segment(buffer.address + start, len(data), buffer.lkey)
+
+    def _add_segment(self, address: int, length: int, lkey: int) -> None:
+        self.nbytes += length
+        if self.segments:
+            last, length_of_last, key_of_last = self.segments[-1]
+            if (last + length_of_last, key_of_last) == (address, lkey):
+                self.segments[-1] = (last, length_of_last + length, lkey)
+                return
+        if length:
+            self.segments.append((address, length, lkey))
+
+    def release(self) -> None:
+        """The device is done with all of it."""
+        while self._regions:
+            self._regions.pop().give_back()
+        if self._buffer is not None:
+            self._buffer.release()
+            self._buffer = None
+
+
+class Gatherer:
+    """Makes requests' segments of what users give: registered memory as it is, the rest copied."""
+
+    def __init__(self, sends: SendQueue, max_sge: int, call: Call) -> None:
+        self.pd: ProtectionDomain | None = None
+        """Where memory must be registered; None until the queue pair is made."""
+        self._sends = sends
+        self._max_sge = max_sge
+        self.call = call
+
+    def one(self, memory: Registered, room: int, where: str) -> Gathered:
+        """Registered memory in one piece, to be released by the caller, or by the device.
+
+        Raises: ValueError as sources().
+        """
+        gathered = Gathered()
+        gathered.lend(memory, self.pd, room, where)
+        return gathered
+
+    async def sources(self, data: Source, room: int, where: str) -> Gathered:
+        """What to send or to write, to be released by the caller, or by the device.
+
+        Cancelling lends nothing.
+
+        Raises:
+            ValueError: it has more than `room` bytes, or too many pieces, or is not registered for
+                this connection.
+            VerbsError: ENOMEM when no more memory can be registered for copies.
+        """
+        pieces = [
+            piece[:] if is_one(piece) else flat(piece)
+            for piece in (data if is_list(data) else [data])
+        ]
+        check_fits(sum(map(len, pieces)), room, where)
+        gathered = Gathered()
+        try:
+            await self._lend(gathered, pieces)
+            _check_count(len(gathered.segments), self._max_sge)
+        except BaseException:
+            gathered.release()
+            raise
+        return gathered
+
+    async def _lend(self, gathered: Gathered, pieces: list[MemorySlice | memoryview]) -> None:
+        copied = sum(len(piece) for piece in pieces if isinstance(piece, memoryview))
+        if copied:
+            buffer = self._sends.try_buffer(copied)
+            gathered.hold(buffer or await self._sends.buffer(copied, self.call))
+        start = 0
+        for piece in pieces:
+            if not isinstance(piece, memoryview):
+                gathered.add(piece, self.pd)
+            elif len(piece):
+                gathered.add_copy(piece, start)
+                start += len(piece)
+
+    def sink(self, into: Registered, nbytes: int, access: AccessFlags) -> Gathered:
+        """Where to read `nbytes` bytes into, in one piece: see sinks()."""
+        if nbytes != len(into):
+            check_fits(nbytes, len(into), "the memory to read into")
+            into = into[:nbytes]
+        _check_access(into if isinstance(into, MemoryRegion) else into.region, access)
+        gathered = Gathered()
+        gathered.lend(into, self.pd, nbytes, "it")
+        return gathered
+
+    def sinks(self, into: Sink, nbytes: int, access: AccessFlags, at_once: int) -> deque[Gathered]:
+        """Where to read `nbytes` bytes into, in requests of `at_once` pieces at most.
+
+        Each is to be released by the caller, or by the device.
+
+        Raises:
+            ValueError: it is too small, in too many pieces, or not registered with `access`, or not
+                for this connection.
+        """
+        pieces = [piece[:] for piece in ([into] if is_one(into) else into)]
+        check_fits(nbytes, sum(map(len, pieces)), "the memory to read into")
+        wanted = list(_first(pieces, nbytes))
+        _check_count(len(wanted), self._max_sge)
+        requests: deque[Gathered] = deque()
+        try:
+            for start in range(0, len(wanted), at_once):
+                requests.append(Gathered())
+                for piece in wanted[start : start + at_once]:
+                    _check_access(piece.region, access)
+                    requests[-1].add(piece, self.pd)
+        except BaseException:
+            for gathered in requests:
+                gathered.release()
+            raise
+        return requests
+
+
+def _first(pieces: Iterable[MemorySlice], nbytes: int) -> Iterable[MemorySlice]:
+    """So many bytes of the pieces."""
+    for piece in pieces:
+        part = piece[:nbytes]
+        nbytes -= len(part)
+        if len(part):
+            yield part
+
+
+def _check_access(region: MemoryRegion, needed: AccessFlags) -> None:
+    if int(needed) & ~int(region.access):  # enum's own operators take ten times as long
+        raise ValueError(f"the memory to read into must be registered with {needed!r}")
+
+
+def _check_count(pieces: int, max_sge: int) -> None:
+    if pieces > max_sge:
+        raise ValueError(
+            f"{pieces} pieces of memory in one request; max_sge is {max_sge}, "
+            "which ConnectionOptions can raise"
+        )
+
+
+def check_fits(nbytes: int, room: int, where: str) -> None:
+    """Raise ValueError if so many bytes are too many."""
+    if nbytes > room:
+        raise ValueError(f"{nbytes} bytes do not fit into {where} of {room}")

@@ -1,0 +1,325 @@
+"""Pipe: a stream on an endpoint. What can be done at once, and waiting for what cannot.
+
+The endpoint, and with it the pipe, lives as long as its queue pair; users hold something thinner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Self
+
+from aiordma.cm import AsyncCmId
+from aiordma.enums import AccessFlags
+from aiordma.errors import BusyError, LocalClosed, PeerClosed
+from aiordma.loop import Deadline, WaitQueue, checkpoint_of, refuse_forked_child
+from aiordma.memory import MemoryRegion, MemorySlice
+from aiordma.qp.endpoint import Endpoint
+from aiordma.rdmacm.address import format_address
+from aiordma.streams.options import StreamOptions
+from aiordma.streams.stream_data_path import StreamLoad
+from aiordma.streams.wire import ConnectionData, Mapping, Segment
+from aiordma.verbs import ProtectionDomain
+
+
+class Pipe:
+    """One side of a stream. All methods are for the loop's thread."""
+
+    def __init__(self, cm: AsyncCmId, options: StreamOptions) -> None:
+        """Take over `cm`; for connected() and accepted()."""
+        self.on_change: Callable[[], None] = _nothing
+        """Called when more may have become possible, or impossible. Must not raise."""
+        self.loop = cm.loop
+        self.options = options
+        self._news = WaitQueue(cm.loop)
+        self.endpoint = Endpoint(
+            cm,
+            options.of_connection(),
+            lambda owner: StreamLoad(cm, owner, options, self._changed),
+        )
+        self.load = self.endpoint.traffic
+        self._is_open = False
+        self._mapped = 0
+        self._is_receiving = False
+        self._is_sending = False
+        self._checkpoint = checkpoint_of(cm.loop)
+
+    @classmethod
+    async def connected(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
+        """Connect along the id's route. The id is closed if this fails, or is cancelled.
+
+        Raises: as AsyncCmId.connect(), and ProtocolError.
+        """
+        async with cm.closed_on_failure():
+            pipe = cls(cm, options)
+            await cm.handle.call(pipe.load.allocate)
+            endpoint = pipe.endpoint
+            await endpoint.connect(pipe.load.protocol.connection_data())
+            pipe._start(endpoint.peer_private_data)
+        return pipe
+
+    @classmethod
+    async def accepted(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
+        """Accept the id's request; one that is no rsocket's is refused.
+
+        Raises: as AsyncCmId.accept(), and ProtocolError.
+        """
+        async with cm.closed_on_failure():
+            request = cm.event
+            ConnectionData.unpack(request.private_data if request is not None else b"")
+            pipe = cls(cm, options)
+            await cm.handle.call(pipe.load.allocate)
+            await pipe.endpoint.accept(pipe.load.protocol.connection_data())
+            pipe._start(pipe.endpoint.peer_private_data)
+        return pipe
+
+    def _start(self, peer_data: bytes) -> None:
+        self.load.protocol.start(peer_data)
+        self._is_open = True
+        self.load.out.pump()
+
+    def _changed(self) -> None:
+        if not self._is_open:
+            return
+        if self.endpoint.closed:
+            self.load.protocol.lost()
+        self._news.wake_all()
+        self.on_change()
+
+    # --- in ---
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether read() has something to give, or to say."""
+        endpoint, protocol = self.endpoint, self.load.protocol
+        return bool(
+            protocol.inbound.available
+            or protocol.peer_finished
+            or endpoint.closed_here
+            or endpoint.is_drained
+        )
+
+    def read(self, limit: int) -> bytes:
+        """Bytes that have come, at most `limit`; b"" at the end. Only when it is readable.
+
+        Raises: as receive().
+        """
+        return self.load.read(limit) if self._has_bytes() else b""
+
+    def read_into(self, memory: memoryview) -> int:
+        """Likewise into `memory`, of bytes: how many there were."""
+        return self.load.read_into(memory) if self._has_bytes() else 0
+
+    def _has_bytes(self) -> bool:
+        refuse_forked_child()
+        endpoint, protocol = self.endpoint, self.load.protocol
+        if endpoint.closed_here:
+            raise endpoint.end_reason()
+        if not protocol.inbound.available and not protocol.peer_finished:
+            raise endpoint.end_reason()
+        return bool(protocol.inbound.available)
+
+    async def wait_readable(self) -> None:
+        """Wait for something to read. One task at a time. Cancelling loses nothing.
+
+        Raises:
+            BusyError: another task waits for it.
+        """
+        if self._is_receiving:
+            raise BusyError("another task is receiving on this stream")
+        if self.is_readable and self._checkpoint is None:
+            return
+        self._is_receiving = True
+        try:
+            if self._checkpoint is not None:
+                await self._checkpoint()
+            await self._until(lambda: self.is_readable)
+        finally:
+            self._is_receiving = False
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        if self.load.busy.is_on and not is_so():
+            await self.load.busy.until(is_so, self.load.busy.nanoseconds)
+        while not is_so():
+            await self._news.wait()
+
+    # --- out ---
+
+    def check_sending(self) -> None:
+        """Raise why nothing can be sent any more, if that is so.
+
+        Raises:
+            LocalClosed: the stream was closed here, or the sending side ended.
+            PeerClosed: the peer receives nothing any more.
+        """
+        self.endpoint.check_open()
+        protocol = self.load.protocol
+        if protocol.peer_left:
+            peer = format_address(self.endpoint.peer_address)
+            raise PeerClosed(f"{peer} closed the stream")
+        if not protocol.state.may_send:
+            raise LocalClosed("the sending side of the stream was ended")
+
+    def write(self, data: memoryview) -> int:
+        """Post as much of `data`, bytes, as may be now: how many. Raises: as check_sending()."""
+        self.check_sending()
+        return self.load.out.write(data)
+
+    async def wait_writable(self) -> None:
+        """See ByteStream.wait_sendable."""
+        with self._sending():
+            if self._checkpoint is not None:
+                await self._checkpoint()
+            await self._until(self._may_write)
+            self.check_sending()
+
+    async def send(self, data: memoryview) -> None:
+        """See ByteStream.send."""
+        with self._sending():
+            if self._checkpoint is not None:
+                await self._checkpoint()
+            taken = self.write(data)
+            while taken < len(data):
+                await self._until(self._may_write)
+                taken += self.write(data[taken:])
+
+    async def send_registered(self, part: MemorySlice) -> None:
+        """Likewise, without a copy; waits until the memory may be reused."""
+        with self._sending():
+            if self._checkpoint is not None:
+                await self._checkpoint()
+            load, loan = self.load, _Loan(part.region)
+            while len(part):
+                self.check_sending()
+                room = load.out.room
+                if room:
+                    loan.take(load.pd)
+                    load.out.write_registered(part[:room], loan)
+                    part = part[room:]
+                else:
+                    await self._until(lambda: bool(load.out.room) or self._is_finished())
+            await self._until(lambda: not loan.count or self.endpoint.closed)
+            if loan.count:
+                raise self.endpoint.end_reason()
+
+    # --- mappings ---
+
+    @property
+    def peer_mappings(self) -> int:
+        """How many mappings the peer takes in all."""
+        return self.load.protocol.peer_mappings
+
+    async def iomap(self, part: MemorySlice, offset: int) -> None:
+        """See ByteStream.iomap."""
+        load, region = self.load, part.region
+        if not region.access & AccessFlags.REMOTE_WRITE:
+            raise ValueError("memory to be mapped must be registered with REMOTE_WRITE")
+        with self._sending():
+            if self._checkpoint is not None:
+                await self._checkpoint()
+            places = self.peer_mappings
+            if self._mapped >= places:
+                raise ValueError(
+                    f"the peer takes {places} mappings: its RDMA_IOMAPSIZE, `mappings`"
+                )
+            await self._until(lambda: load.out.may_announce or self._is_finished())
+            self.check_sending()
+            region.take(load.pd)
+            self.endpoint.cm.handle.on_released(region.give_back)
+            segment = Segment(part.addr, region.rkey, len(part))
+            load.out.announce(self._mapped, Mapping(offset, segment))
+            self._mapped += 1
+
+    async def iowrite(self, data: memoryview, offset: int) -> None:
+        """See ByteStream.iowrite."""
+        load = self.load
+        with self._sending():
+            if self._checkpoint is not None:
+                await self._checkpoint()
+            target = load.protocol.outbound.place(offset, len(data))
+            if target is None:
+                raise ValueError(f"the peer has not mapped {len(data)} bytes at offset {offset}")
+            taken = 0
+            while taken < len(data):
+                self.check_sending()
+                taken += load.out.place(data[taken:], target.after(taken))
+                if taken < len(data):
+                    await self._until(lambda: load.out.may_place or self._is_finished())
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        self.check_sending()
+        if self._is_sending:
+            raise BusyError("another task is sending on this stream")
+        self._is_sending = True
+        try:
+            yield
+        finally:
+            self._is_sending = False
+
+    def _is_finished(self) -> bool:
+        return self.endpoint.closed or not self.load.protocol.state.may_send
+
+    def _may_write(self) -> bool:
+        return self.load.out.may_copy or self._is_finished()
+
+    async def send_eof(self) -> None:
+        """See ByteStream.send_eof."""
+        self.endpoint.check_open()
+        if self._is_sending:
+            raise BusyError("another task is sending on this stream")
+        if self._checkpoint is not None:
+            await self._checkpoint()
+        self.finish()
+
+    def finish(self) -> None:
+        """End the sending side, behind what is posted. Idempotent.
+
+        Raises: as Endpoint.check_open().
+        """
+        self.endpoint.check_open()
+        self.load.protocol.finish()
+        self.load.out.pump()
+
+    # --- the end ---
+
+    async def aclose(self) -> None:
+        """Let what is posted reach the peer, say goodbye, disconnect, and destroy everything."""
+        endpoint, protocol = self.endpoint, self.load.protocol
+        if not endpoint.closed:
+            protocol.leave()
+            self.load.out.pump()
+            deadline = Deadline(self.loop, self.options.close_timeout, self._news.wake_all)
+            try:
+                while not (protocol.has_said_all or endpoint.closed or deadline.expired):
+                    await self._news.wait()
+            except BaseException:
+                endpoint.abort()
+                raise
+            finally:
+                deadline.cancel()
+        await endpoint.aclose()
+
+    def abort(self) -> None:
+        """End it at once. Idempotent."""
+        self.endpoint.abort()
+
+
+class _Loan:
+    """Registered memory that the device uses, for so many requests."""
+
+    def __init__(self, region: MemoryRegion) -> None:
+        self._region = region
+        self.count = 0
+
+    def take(self, pd: ProtectionDomain) -> None:
+        self._region.take(pd)
+        self.count += 1
+
+    def release(self) -> None:
+        self.count -= 1
+        self._region.give_back()
+
+
+def _nothing() -> None:
+    """For a change that nobody wants to hear of."""

@@ -1,0 +1,235 @@
+"""Outflow: posts what is sent on a stream, the data and what the protocol has to say.
+
+Data is copied into a ring of registered memory, unless it is registered already or travels inside
+the request, and written from there into the peer's receive buffer. On RoCE a message travels beside
+the write, as immediate data; iWARP has no such thing, and a send of 4 bytes follows each write.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from aiordma.enums import WrOpcode
+from aiordma.errors import RdmaError, VerbsError
+from aiordma.memory import AllocatedRegion, MemorySlice
+from aiordma.qp import Owner, SendQueue
+from aiordma.qp.send_queue import Lent
+from aiordma.streams.options import MESSAGE_SIZE
+from aiordma.streams.protocol import CONTROLS, Request, StreamProtocol
+from aiordma.streams.send_ring import SendRing
+from aiordma.streams.wire import Mapping, Segment
+from aiordma.verbs import QueuePair
+from aiordma.verbs.queue_pair import NO_IMMEDIATE
+
+# No larger in one request, so that the peer has something to read while the rest is copied.
+MAX_CHUNK = 1 << 16
+
+
+class Outflow:
+    """What goes out on one stream. Nothing here waits: what cannot be posted now is not taken."""
+
+    def __init__(
+        self,
+        protocol: StreamProtocol,
+        sends: SendQueue,
+        owner: Owner,
+        memory: AllocatedRegion,
+        max_inline: int,
+        *,
+        is_iwarp: bool,
+    ) -> None:
+        """`memory` is for copies. On iWARP each message needs a request of its own."""
+        self._protocol = protocol
+        self._sends = sends
+        self._owner = owner
+        self._memory = memory
+        self._ring = SendRing(len(memory.view))
+        self._max_inline = max_inline
+        self._is_iwarp = is_iwarp
+        self._cost = 1 + is_iwarp
+        # Data leaves places for what the protocol has to say.
+        self._kept_free = self._cost * CONTROLS
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether write() would take anything."""
+        return bool(self._ring.free and self.room)
+
+    @property
+    def room(self) -> int:
+        """Bytes of registered memory that may be written with one request now."""
+        return self._protocol.room if self._has_places else 0
+
+    @property
+    def _has_places(self) -> bool:
+        return self._sends.places >= self._kept_free + self._cost
+
+    def write(self, data: memoryview) -> int:
+        """Post as much of `data`, bytes, as may be now: how many were taken. It may be reused.
+
+        Raises:
+            RdmaError: the device refused, which ends the connection.
+        """
+        taken = 0
+        while taken < len(data) and (room := self.room):
+            chunk = data[taken : taken + min(room, MAX_CHUNK)]
+            if len(chunk) <= self._max_inline:
+                self._post(self._inline(chunk), self._protocol.send(len(chunk)))
+            else:
+                start, length = self._ring.take(len(chunk))
+                if not length:
+                    break
+                chunk = chunk[:length]
+                request = self._protocol.send(length)
+                self._post(self._copied(chunk, start), request, _Place(self._ring, length))
+            taken += len(chunk)
+        return taken
+
+    def write_registered(self, part: MemorySlice, lent: Lent) -> None:
+        """Post registered memory of at most `room` bytes, without a copy. `lent` is released when
+        the device is done with it.
+
+        Raises:
+            RdmaError: the device refused, which ends the connection.
+        """
+        segments = [(part.addr, len(part), part.lkey)]
+
+        def post(qp: QueuePair, wr_id: int, flags: int, target: tuple[int, int], imm: int) -> None:
+            opcode = WrOpcode.RDMA_WRITE if imm == NO_IMMEDIATE else WrOpcode.RDMA_WRITE_WITH_IMM
+            qp.post_list(wr_id, opcode, segments, target, flags=flags, imm=imm)
+
+        self._post(post, self._protocol.send(len(part)), lent)
+
+    @property
+    def may_announce(self) -> bool:
+        """Whether announce() may be called now."""
+        return self._has_places and self._protocol.outbound.credits > 0
+
+    def announce(self, index: int, mapping: Mapping) -> None:
+        """Tell the peer of memory of this side's.
+
+        Raises:
+            RdmaError: the device refused, which ends the connection.
+        """
+        request = self._protocol.announce(index, mapping)
+        self._post(self._inline(request.payload), request)
+
+    @property
+    def may_place(self) -> bool:
+        """Whether place() would take anything."""
+        return bool(self._has_places and self._ring.free)
+
+    def place(self, data: memoryview, target: Segment) -> int:
+        """Post as much of `data` as may be now, to memory that the peer has mapped: how many bytes.
+
+        Raises:
+            RdmaError: the device refused, which ends the connection.
+        """
+        taken = 0
+        while taken < len(data) and self.may_place:
+            start, length = self._ring.take(min(len(data) - taken, MAX_CHUNK))
+            chunk, at = data[taken : taken + length], (target.addr + taken, target.key)
+            write = partial(self._copied(chunk, start), target=at, imm=NO_IMMEDIATE)
+            try:
+                self._post_one(write, _Place(self._ring, length))
+            except VerbsError as error:
+                raise self._owner.not_posted(error) from None
+            taken += length
+        return taken
+
+    def _inline(self, data: bytes | memoryview) -> Write:
+        def post(qp: QueuePair, wr_id: int, flags: int, target: tuple[int, int], imm: int) -> None:
+            qp.post_write_inline(wr_id, data, target, imm, flags)
+
+        return post
+
+    def _copied(self, data: memoryview, start: int) -> Write:
+        local = self._memory.address + start, self._memory.lkey
+
+        def post(qp: QueuePair, wr_id: int, flags: int, target: tuple[int, int], imm: int) -> None:
+            qp.post_write_copy(wr_id, local, data, target, imm, flags)
+
+        return post
+
+    def _post(self, write: Write, request: Request, lent: Lent | None = None) -> None:
+        """Post a write, and the message beside it or behind it."""
+        message = request.message
+        target = request.target.addr, request.target.key
+        try:
+            if not self._is_iwarp:
+                self._post_one(lambda qp, wr, flags: write(qp, wr, flags, target, message), lent)
+                return
+            if request.target.length:
+                self._post_one(lambda qp, wr, flags: write(qp, wr, flags, target, NO_IMMEDIATE))
+            data = message.to_bytes(MESSAGE_SIZE, sys.byteorder)
+            self._post_one(lambda qp, wr, flags: qp.post_send_inline(wr, data, flags=flags), lent)
+        except VerbsError as error:
+            raise self._owner.not_posted(error) from None
+
+    def _post_one(self, post: Post, lent: Lent | None = None) -> None:
+        sends = self._sends
+        sends.try_reserve()
+        try:
+            if lent is None:
+                sends.post_unlent(post)
+            else:
+                sends.post(post, lent)
+        except BaseException:
+            # libsiw keeps a request that it reports as failed.
+            sends.unreserve()
+            if lent is not None:
+                sends.keep(lent)
+            raise
+
+    def pump(self) -> None:
+        """Post what the protocol has to say, as far as there are places."""
+        protocol = self._protocol
+        if self._owner.released:  # whose last completions these are
+            return
+        try:
+            while self._sends.places >= self._cost:
+                request = protocol.next_request()
+                if request is None:
+                    return
+                self._post(self._inline(request.payload), request, _Word(protocol))
+        except RdmaError:
+            return  # the owner knows
+
+
+Post = Callable[[QueuePair, int, int], None]
+
+
+class Write(Protocol):
+    """Posts a write, to the address and with the key of a target, with immediate data beside it."""
+
+    def __call__(
+        self, qp: QueuePair, wr_id: int, flags: int, target: tuple[int, int], imm: int
+    ) -> None: ...
+
+
+class _Place:
+    """A place in the send ring, until the device is done with it."""
+
+    __slots__ = ("_nbytes", "_ring")
+
+    def __init__(self, ring: SendRing, nbytes: int) -> None:
+        self._ring = ring
+        self._nbytes = nbytes
+
+    def release(self) -> None:
+        self._ring.give_back(self._nbytes)
+
+
+class _Word:
+    """Something that the protocol had to say, until it is said."""
+
+    __slots__ = ("_protocol",)
+
+    def __init__(self, protocol: StreamProtocol) -> None:
+        self._protocol = protocol
+
+    def release(self) -> None:
+        self._protocol.ended()
