@@ -9,11 +9,13 @@ its listeners, and what they raise in use is anyio's. It needs anyio: `pip insta
 """
 
 from aiordma.anyio.attributes import RdmaAttribute
-from aiordma.anyio.byte_listener import RdmaByteListener
-from aiordma.anyio.byte_stream import RdmaByteStream
-from aiordma.anyio.connect import connect, connect_stream, listen, listen_stream
-from aiordma.anyio.message_listener import MessageListener
-from aiordma.anyio.message_stream import MessageStream
+from aiordma.anyio.byte_streams import (
+    RdmaByteListener,
+    RdmaByteStream,
+    connect_stream,
+    listen_stream,
+)
+from aiordma.anyio.messages import MessageListener, MessageStream, connect, listen
 
 __all__ = [
     "MessageListener",

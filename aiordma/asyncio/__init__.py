@@ -5,7 +5,7 @@ A service moves from TCP to RDMA by where it takes these functions from:
     from aiordma.asyncio import open_connection, start_server
 """
 
-from aiordma.asyncio.connect import (
+from aiordma.asyncio.connections import (
     create_connection,
     create_server,
     open_connection,

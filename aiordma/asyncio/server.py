@@ -8,7 +8,7 @@ from collections.abc import Callable
 from socket import AddressFamily
 from ssl import SSLContext
 
-from aiordma.asyncio.secure import begin_secure
+from aiordma.asyncio.tls import begin_secure
 from aiordma.asyncio.transport import StreamTransport, transport_of
 from aiordma.errors import DeviceRemoved, LocalClosed, RdmaError, VerbsError
 from aiordma.streams.listener import StreamListener, StreamRequest, accepted_pipe

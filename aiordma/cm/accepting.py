@@ -18,8 +18,7 @@ from aiordma.errors import (
     WorkRequestError,
 )
 from aiordma.loop import WaitQueue, checkpoint, task_group
-from aiordma.loop.awaitable_context_manager import Closable, Opening
-from aiordma.loop.context_managers import AsyncBlock
+from aiordma.loop.context_managers import AsyncBlock, Closable, Opening
 from aiordma.options import PrivateDataLimits, check_private_data
 
 logger = logging.getLogger(__name__)

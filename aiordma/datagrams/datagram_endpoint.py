@@ -20,12 +20,11 @@ from aiordma.datagrams import (
     MulticastGroup,
 )
 from aiordma.datagrams.multicast_groups import Groups
-from aiordma.datagrams.resolving import resolve_peer
+from aiordma.datagrams.sidr import resolve_peer
 from aiordma.enums import PortSpace
 from aiordma.errors import AddressError, ConnectError, LocalClosed, VerbsError
 from aiordma.loop import running_loop
-from aiordma.loop.awaitable_context_manager import Opening
-from aiordma.loop.context_managers import AbortableBlock
+from aiordma.loop.context_managers import AbortableBlock, Opening
 from aiordma.options import DATAGRAM_LIMITS, check_private_data
 from aiordma.rdmacm import SocketAddress, parse_address
 from aiordma.verbs.queue_pair import NO_IMMEDIATE, checked_immediate

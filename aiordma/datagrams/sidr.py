@@ -1,4 +1,4 @@
-"""DatagramRequest: a peer that asks for this endpoint's queue pair."""
+"""The SIDR exchange: requests for a queue pair number, of peers and to peers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import logging
 
 from aiordma.cm import AsyncCmId
 from aiordma.datagrams.datagram_queue_pair import DatagramEngine
+from aiordma.datagrams.peer import DatagramPeer
 from aiordma.errors import ConnectError
 from aiordma.loop import checkpoint
 from aiordma.options import DATAGRAM_LIMITS, check_private_data
-from aiordma.rdmacm import ConnectionParameters
+from aiordma.rdmacm import ConnectionParameters, SocketAddress
 
 logger = logging.getLogger(__name__)
 
@@ -80,3 +81,30 @@ class DatagramRequest:
     def __repr__(self) -> str:
         host, port = self._peer_address
         return f"<DatagramRequest from {host} port {port}>"
+
+
+async def resolve_peer(
+    engine: DatagramEngine, destination: SocketAddress, private_data: bytes
+) -> DatagramPeer:
+    """The peer that serves at `destination`, as it answers. See DatagramEndpoint.resolve."""
+    cm = await engine.other_id()
+    try:
+        peer = await _ask(cm, engine, destination, private_data)
+    except Exception:
+        await cm.aclose()  # nothing of a failed attempt is left when its error arrives
+        raise
+    finally:
+        cm.abort()
+    return peer
+
+
+async def _ask(
+    cm: AsyncCmId, engine: DatagramEngine, destination: SocketAddress, private_data: bytes
+) -> DatagramPeer:
+    timeout = engine.options.resolve_timeout
+    await cm.resolve_addr(destination, source=engine.source, timeout=timeout)
+    await cm.resolve_route(timeout=timeout)
+    # Without a queue pair of its own, the id speaks for the number given here.
+    await cm.connect(ConnectionParameters(private_data, qp_num=engine.qp.number))
+    assert cm.established is not None
+    return DatagramPeer.answering(destination.pair, cm.established)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiordma.cm import AsyncCmId
 from aiordma.cm.establishing import dial, listening_ids
-from aiordma.loop.awaitable_context_manager import Opening
+from aiordma.loop.context_managers import Opening
 from aiordma.messages.connection import Connection
 from aiordma.messages.listener import Listener
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions

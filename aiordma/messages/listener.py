@@ -11,7 +11,7 @@ from aiordma.errors import (
     RdmaError,
     VerbsError,
 )
-from aiordma.loop.awaitable_context_manager import Opening
+from aiordma.loop.context_managers import Opening
 from aiordma.messages.connection import Connection, message_endpoint
 from aiordma.options import (
     DEFAULT_OPTIONS,

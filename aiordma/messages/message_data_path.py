@@ -16,7 +16,7 @@ from aiordma.messages.receiver import Receiver
 from aiordma.messages.remote_access import RemoteAccess
 from aiordma.messages.sender import Sender
 from aiordma.options import ConnectionOptions
-from aiordma.qp.callbacks import Owner
+from aiordma.qp.data_path import Owner
 from aiordma.qp.operation import COMPLETION_OF, Operation, Operations
 from aiordma.qp.post_list import Together
 from aiordma.qp.receive_ring import ReceiveRing

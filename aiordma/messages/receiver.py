@@ -19,7 +19,7 @@ from aiordma.enums import WcOpcode
 from aiordma.errors import BusyError, ReceiveOverrun, VerbsError
 from aiordma.loop import Checkpoint, Loop, checkpoint_of, future_of, post, refuse_forked_child, wake
 from aiordma.messages.message import Message
-from aiordma.qp.callbacks import Owner
+from aiordma.qp.data_path import Owner
 from aiordma.qp.receive_ring import ReceiveRing
 from aiordma.qp.stats import ConnectionStats
 from aiordma.verbs.completion import immediate_of, invalidated_of

@@ -1,7 +1,6 @@
 """One queue pair at work: its beginning and end, its send queue, its receives, memory in flight."""
 
-from aiordma.qp.callbacks import Owner
-from aiordma.qp.data_path import Load
+from aiordma.qp.data_path import Load, Owner
 from aiordma.qp.endpoint import Endpoint
 from aiordma.qp.operation import COMPLETION_OF, Operation, Operations
 from aiordma.qp.post_list import ListRequest, Together

@@ -35,8 +35,7 @@ from aiordma.errors import (
 )
 from aiordma.loop import Deadline, Loop, WaitQueue, refuse_forked_child
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
-from aiordma.qp.callbacks import Owner
-from aiordma.qp.data_path import Load
+from aiordma.qp.data_path import Load, Owner
 from aiordma.qp.resources import removal
 from aiordma.rdmacm import ConnectionParameters
 from aiordma.rdmacm.address import format_address

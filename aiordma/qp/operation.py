@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiordma.enums import WcOpcode, WrOpcode
 from aiordma.errors import RdmaError, VerbsError
 from aiordma.loop import cancellation_of, futures_of, wake
-from aiordma.qp.callbacks import Owner
+from aiordma.qp.data_path import Owner
 from aiordma.qp.post_list import ListRequest
 from aiordma.qp.send_queue import Post, SendQueue
 

@@ -1,9 +1,8 @@
 """Byte streams over RDMA in the language of rsocket(7), librdmacm's own sockets."""
 
-from aiordma.streams.connect import connect_stream, listen_stream
-from aiordma.streams.listener import StreamListener, StreamRequest
+from aiordma.streams.listener import StreamListener, StreamRequest, listen_stream
 from aiordma.streams.options import StreamOptions
-from aiordma.streams.stream import ByteStream
+from aiordma.streams.stream import ByteStream, connect_stream
 
 __all__ = [
     "ByteStream",

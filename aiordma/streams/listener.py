@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 
 from aiordma.cm import AsyncCmId
 from aiordma.cm.accepting import Request, Serving
-from aiordma.loop.awaitable_context_manager import Opening
-from aiordma.streams.options import StreamOptions
+from aiordma.cm.establishing import listening_ids
+from aiordma.loop.context_managers import Opening
+from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
 from aiordma.streams.stream import ByteStream
 from aiordma.streams.stream_core import Pipe
 
@@ -90,3 +91,26 @@ class StreamListener(Serving[StreamRequest, ByteStream]):
         Raises: as get_request(), except for LocalClosed.
         """
         await self._serve(StreamRequest.accept, handler)
+
+
+def listen_stream(
+    host: str | None,
+    port: int,
+    *,
+    backlog: int = 0,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> Opening[StreamListener]:
+    """Listen for whoever speaks rsocket: `await listen_stream(...)`, or `async with`.
+
+    `host`, `port`, `backlog` and what is raised are those of listen(). `options` are those of the
+    streams that are accepted.
+
+    Cancelling leaves nothing behind. See rsocket(7), rlisten.
+    """
+
+    async def listening() -> StreamListener:
+        return StreamListener(
+            await listening_ids(host, port, backlog, options.of_connection()), options
+        )
+
+    return Opening(listening())

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from operator import index
 from typing import TYPE_CHECKING
 
-from aiordma.loop.context_managers import AbortableBlock
+from aiordma.loop.context_managers import AbortableBlock, Opening
 from aiordma.memory import MemoryRegion, MemorySlice, flat
 from aiordma.memory.registrar import Registrar
-from aiordma.streams.stream_core import Pipe
+from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
+from aiordma.streams.stream_core import Pipe, dial_pipe
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -211,3 +212,28 @@ class ByteStream(Registrar, AbortableBlock):
         host, port = self._peer_address
         state = "closed" if self.closed else "open"
         return f"<ByteStream to {host} port {port}, {state}>"
+
+
+def connect_stream(
+    host: str,
+    port: int,
+    *,
+    local_address: tuple[str, int] | None = None,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> Opening[ByteStream]:
+    """Connect to whoever speaks rsocket: `await connect_stream(...)`, or `async with`.
+
+    `host` is a name or an IPv4 or IPv6 address; the addresses of a name are tried in turn.
+    `local_address` is where to connect from.
+
+    Cancelling leaves nothing behind. See rsocket(7), rconnect.
+
+    Raises:
+        ProtocolError: who listens there speaks something else.
+        Others: as connect().
+    """
+
+    async def connecting() -> ByteStream:
+        return ByteStream(await dial_pipe(host, port, local_address, options))
+
+    return Opening(connecting())

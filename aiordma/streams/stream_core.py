@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from aiordma.cm import AsyncCmId
+from aiordma.cm.establishing import dial
 from aiordma.enums import AccessFlags
 from aiordma.errors import BusyError, LocalClosed, PeerClosed
 from aiordma.loop import Deadline, WaitQueue, checkpoint_of, refuse_forked_child
@@ -323,3 +324,14 @@ class _Loan:
 
 def _nothing() -> None:
     """For a change that nobody wants to hear of."""
+
+
+async def dial_pipe(
+    host: str, port: int, local_address: tuple[str, int] | None, options: StreamOptions
+) -> Pipe:
+    """What a stream is made of, for other shells. Raises: as connect_stream()."""
+
+    async def finish(cm: AsyncCmId) -> Pipe:
+        return await Pipe.connected(cm, options)
+
+    return await dial(host, port, local_address, options.of_connection(), finish)

@@ -1,9 +1,4 @@
-"""Outflow: posts what is sent on a stream, the data and what the protocol has to say.
-
-Data is copied into a ring of registered memory, unless it is registered already or travels inside
-the request, and written from there into the peer's receive buffer. On RoCE a message travels beside
-the write, as immediate data; iWARP has no such thing, and a send of 4 bytes follows each write.
-"""
+"""StreamSender: posts what is sent on a stream, the data and the control messages."""
 
 from __future__ import annotations
 
@@ -19,7 +14,6 @@ from aiordma.qp import Owner, SendQueue
 from aiordma.qp.send_queue import Lent
 from aiordma.streams.options import MESSAGE_SIZE
 from aiordma.streams.protocol import CONTROLS, Request, StreamProtocol
-from aiordma.streams.send_ring import SendRing
 from aiordma.streams.wire import Mapping, Segment
 from aiordma.verbs import QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
@@ -233,3 +227,28 @@ class _Word:
 
     def release(self) -> None:
         self._protocol.ended()
+
+
+class SendRing:
+    """Places in a ring, taken in one order and given back in the same. Numbers only, no memory."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._next = 0
+        self.free = size
+        """Bytes that are not taken."""
+
+    def take(self, nbytes: int) -> tuple[int, int]:
+        """A place for some of `nbytes`, in one piece: where it begins, and its length, perhaps 0.
+
+        Shorter than that if less is free, or if the ring ends there.
+        """
+        start = self._next
+        length = min(nbytes, self.free, self._size - start)
+        self.free -= length
+        self._next = (start + length) % self._size
+        return start, length
+
+    def give_back(self, nbytes: int) -> None:
+        """The oldest bytes that were taken are at the peer."""
+        self.free += nbytes

@@ -6,8 +6,7 @@ All else of aiordma runs under trio as it is: connections, datagrams, ids. It ne
 `pip install aiordma[trio]`.
 """
 
-from aiordma.trio.connect import connect_stream, listen_stream
-from aiordma.trio.listener import RdmaListener
-from aiordma.trio.stream import RdmaStream
+from aiordma.trio.listener import RdmaListener, listen_stream
+from aiordma.trio.stream import RdmaStream, connect_stream
 
 __all__ = ["RdmaListener", "RdmaStream", "connect_stream", "listen_stream"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from trio.abc import Listener
 
+import aiordma
 from aiordma.errors import RdmaError, VerbsError
 from aiordma.streams import StreamListener
+from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
 from aiordma.trio.errors import raise_as_trio
 from aiordma.trio.stream import RdmaStream
 
@@ -50,3 +52,17 @@ class RdmaListener(Listener[RdmaStream]):
 
     def __repr__(self) -> str:
         return f"<RdmaListener of {self._listener!r}>"
+
+
+async def listen_stream(
+    host: str | None,
+    port: int,
+    *,
+    backlog: int = 0,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> RdmaListener:
+    """Listen for whoever speaks rsocket: a listener for trio.serve_listeners().
+
+    As aiordma.listen_stream(), with its arguments, its exceptions and what cancelling does.
+    """
+    return RdmaListener(await aiordma.listen_stream(host, port, backlog=backlog, options=options))

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from trio.abc import HalfCloseableStream
 
+import aiordma
 from aiordma.errors import RdmaError
 from aiordma.streams import ByteStream
+from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
 from aiordma.streams.stream import DEFAULT_READ
 from aiordma.trio.errors import raise_as_trio
 
@@ -83,3 +85,20 @@ class RdmaStream(HalfCloseableStream):
 
     def __repr__(self) -> str:
         return f"<RdmaStream of {self.stream!r}>"
+
+
+async def connect_stream(
+    host: str,
+    port: int,
+    *,
+    local_address: tuple[str, int] | None = None,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> RdmaStream:
+    """Connect to whoever speaks rsocket, as trio.open_tcp_stream() does to TCP.
+
+    As aiordma.connect_stream(), with its arguments, its exceptions (a ConnectError is an OSError,
+    as trio's programs expect) and what cancelling does.
+    """
+    return RdmaStream(
+        await aiordma.connect_stream(host, port, local_address=local_address, options=options)
+    )

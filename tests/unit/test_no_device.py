@@ -18,7 +18,7 @@ import pytest
 import aiordma
 from aiordma import ConnectError, ConnectionOptions, EventChannel, VerbsError
 from aiordma.cm import AsyncCmId
-from aiordma.loop.awaitable_context_manager import Closable, Opening
+from aiordma.loop.context_managers import Closable, Opening
 from aiordma.rdmacm import DeviceReference, device_addresses
 
 # TEST-NET-1 of RFC 5737: no machine has it, and no way leads there.

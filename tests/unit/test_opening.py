@@ -8,7 +8,7 @@ import gc
 import pytest
 
 import aiordma
-from aiordma.loop.awaitable_context_manager import Opening
+from aiordma.loop.context_managers import Opening
 
 pytestmark = pytest.mark.asyncio
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from aiordma.streams.send_ring import SendRing
+from aiordma.streams.stream_sender import SendRing
 
 
 def test_places_follow_each_other() -> None:

@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 from ssl import SSLContext
 from typing import TypeVar
 
-from aiordma.asyncio.secure import begin_secure, check_tls
 from aiordma.asyncio.server import StreamServer
+from aiordma.asyncio.tls import begin_secure, check_tls
 from aiordma.asyncio.transport import transport_of
-from aiordma.streams.connect import dial_pipe, listen_stream
+from aiordma.streams import listen_stream
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
+from aiordma.streams.stream_core import dial_pipe
 
 # asyncio's own default: the longest line that readline() takes is about twice as much.
 LIMIT = 1 << 16

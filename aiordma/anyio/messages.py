@@ -1,18 +1,22 @@
-"""MessageStream: a connection as an object stream of anyio's."""
+"""Messages for anyio: a connection as an object stream, and its listener."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anyio import EndOfStream, ResourceGuard
 from anyio.abc import ObjectStream
 
+import aiordma
 from aiordma.anyio.attributes import Attributes, of_connection
-from aiordma.anyio.checkpoints import owed_checkpoint
-from aiordma.anyio.errors import raise_as_anyio
+from aiordma.anyio.listener_base import Serving
+from aiordma.anyio.rules import owed_checkpoint, raise_as_anyio
 from aiordma.errors import PeerClosed, RdmaError
-from aiordma.loop.context_managers import AbortableBlock
+from aiordma.loop.context_managers import AbortableBlock, Opening
 from aiordma.messages.connection import Connection
+from aiordma.messages.listener import Listener
+from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
 
 if TYPE_CHECKING:
     from aiordma.qp.scatter_gather import Source
@@ -115,3 +119,73 @@ class MessageStream(AbortableBlock, ObjectStream[bytes]):
 
     def __repr__(self) -> str:
         return f"<MessageStream of {self._connection!r}>"
+
+
+class MessageListener(Serving[Connection, MessageStream]):
+    """Accepts peers. From `aiordma.anyio.listen()`.
+
+    Closing it rejects the peers that nobody has taken, and leaves the streams that were accepted
+    alone. Every await is a checkpoint.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        """Present a listener of this loop's as one of anyio's, which owns it from now on."""
+        super().__init__(listener, MessageStream)
+        self._accept_next = listener.accept
+
+    async def accept(self, private_data: bytes = b"") -> MessageStream:
+        """Wait for a peer that connects, and accept it.
+
+        `private_data` reaches the peer with the answer; see ConnectRequest.accept(). A peer that
+        gives up halfway is passed over. Cancelling may lose the one peer that was just being
+        accepted.
+
+        Raises:
+            ClosedResourceError: the listener was closed, before or while this waited.
+            BrokenResourceError: the device it was bound to went away; its `__cause__` says so.
+            BusyResourceError: another task is waiting for peers.
+            VerbsError: a peer could not be accepted, for want of memory for one; others still can.
+        """
+        return await self._accept(partial(self._accept_next, private_data))
+
+
+def connect(
+    host: str,
+    port: int,
+    *,
+    local_address: tuple[str, int] | None = None,
+    private_data: bytes = b"",
+    options: ConnectionOptions = DEFAULT_OPTIONS,
+) -> Opening[MessageStream]:
+    """Connect to a listening peer: `await connect(...)` or `async with connect(...) as stream`.
+
+    As aiordma.connect(), with its arguments, its exceptions (a ConnectError is an OSError, as
+    programs of anyio's expect) and what cancelling does.
+    """
+
+    async def connecting() -> MessageStream:
+        connection = await aiordma.connect(
+            host, port, local_address=local_address, private_data=private_data, options=options
+        )
+        return MessageStream(connection)
+
+    return Opening(connecting())
+
+
+def listen(
+    host: str | None,
+    port: int,
+    *,
+    backlog: int = 0,
+    options: ConnectionOptions = DEFAULT_OPTIONS,
+) -> Opening[MessageListener]:
+    """Listen for peers: `await listen(...)` or `async with listen(...) as listener`.
+
+    As aiordma.listen(), with its arguments, its exceptions and what cancelling does.
+    """
+
+    async def listening() -> MessageListener:
+        listener = await aiordma.listen(host, port, backlog=backlog, options=options)
+        return MessageListener(listener)
+
+    return Opening(listening())

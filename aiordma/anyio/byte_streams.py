@@ -1,4 +1,4 @@
-"""RdmaByteStream: a stream of rsocket's as a byte stream of anyio's."""
+"""Byte streams for anyio: a stream of rsocket's as a byte stream, and its listener."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from anyio import EndOfStream, ResourceGuard
 from anyio.abc import ByteStream as AnyioByteStream
 
+import aiordma
 from aiordma.anyio.attributes import Attributes, of_stream
-from aiordma.anyio.checkpoints import owed_checkpoint
-from aiordma.anyio.errors import raise_as_anyio
+from aiordma.anyio.listener_base import Serving
+from aiordma.anyio.rules import owed_checkpoint, raise_as_anyio
 from aiordma.errors import RdmaError
-from aiordma.loop.context_managers import AbortableBlock
-from aiordma.streams import ByteStream
+from aiordma.loop.context_managers import AbortableBlock, Opening
+from aiordma.streams import ByteStream, StreamListener, StreamOptions
+from aiordma.streams.options import DEFAULT_OPTIONS
 from aiordma.streams.stream import DEFAULT_READ
 
 if TYPE_CHECKING:
@@ -116,3 +118,70 @@ class RdmaByteStream(AbortableBlock, AnyioByteStream):
 
     def __repr__(self) -> str:
         return f"<RdmaByteStream of {self._stream!r}>"
+
+
+class RdmaByteListener(Serving[ByteStream, RdmaByteStream]):
+    """Accepts peers. From `aiordma.anyio.listen_stream()`.
+
+    Closing it rejects the peers that nobody has taken, and leaves the streams that were accepted
+    alone. Every await is a checkpoint.
+    """
+
+    def __init__(self, listener: StreamListener) -> None:
+        """Present a listener of this loop's as one of anyio's, which owns it from now on."""
+        super().__init__(listener, RdmaByteStream)
+        self._accept_next = listener.accept
+
+    async def accept(self) -> RdmaByteStream:
+        """Wait for a peer that connects, and accept it.
+
+        A peer that gives up halfway, or speaks no rsocket, is passed over. Cancelling may lose the
+        one peer that was just being accepted.
+
+        Raises:
+            ClosedResourceError: the listener was closed, before or while this waited.
+            BrokenResourceError: the device it was bound to went away; its `__cause__` says so.
+            BusyResourceError: another task is waiting for peers.
+            VerbsError: a peer could not be accepted, for want of memory for one; others still can.
+        """
+        return await self._accept(self._accept_next)
+
+
+def connect_stream(
+    host: str,
+    port: int,
+    *,
+    local_address: tuple[str, int] | None = None,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> Opening[RdmaByteStream]:
+    """Connect to whoever speaks rsocket: `await connect_stream(...)`, or `async with`.
+
+    As aiordma.connect_stream(), with its arguments, its exceptions and what cancelling does.
+    """
+
+    async def connecting() -> RdmaByteStream:
+        return RdmaByteStream(
+            await aiordma.connect_stream(host, port, local_address=local_address, options=options)
+        )
+
+    return Opening(connecting())
+
+
+def listen_stream(
+    host: str | None,
+    port: int,
+    *,
+    backlog: int = 0,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> Opening[RdmaByteListener]:
+    """Listen for whoever speaks rsocket: `await listen_stream(...)`, or `async with`.
+
+    As aiordma.listen_stream(), with its arguments, its exceptions and what cancelling does.
+    """
+
+    async def listening() -> RdmaByteListener:
+        return RdmaByteListener(
+            await aiordma.listen_stream(host, port, backlog=backlog, options=options)
+        )
+
+    return Opening(listening())

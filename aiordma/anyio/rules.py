@@ -1,12 +1,14 @@
-"""What anyio's programs expect to be raised, for what aiordma raises."""
+"""anyio's rules: its exceptions for those of aiordma, and its checkpoints."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
 from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError
+from anyio.lowlevel import checkpoint
 
 from aiordma.errors import BusyError, LocalClosed, RdmaError
+from aiordma.loop import Checkpoint, checkpoint_of, running_loop
 
 
 def raise_as_anyio(error: RdmaError, action: str, *, is_over: bool) -> NoReturn:
@@ -22,3 +24,16 @@ def raise_as_anyio(error: RdmaError, action: str, *, is_over: bool) -> NoReturn:
     if is_over:
         raise BrokenResourceError(str(error)) from error
     raise error
+
+
+def owed_checkpoint() -> Checkpoint:
+    """What to await besides the core's own call, on the running loop.
+
+    On trio the core passes a checkpoint itself; on asyncio it does not, where everything is ready.
+    It comes before anything is taken or sent, so that a cancellation loses nothing.
+    """
+    return checkpoint if checkpoint_of(running_loop()) is None else _nothing
+
+
+async def _nothing() -> None:
+    pass

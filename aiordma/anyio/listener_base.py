@@ -11,10 +11,9 @@ from anyio.abc import AsyncResource, TaskGroup
 from anyio.abc import Listener as AnyioListener
 
 from aiordma.anyio.attributes import Attributes, of_local_address
-from aiordma.anyio.checkpoints import owed_checkpoint
-from aiordma.anyio.errors import raise_as_anyio
+from aiordma.anyio.rules import owed_checkpoint, raise_as_anyio
 from aiordma.errors import ConnectError, ConnectionClosed, ProtocolError, RdmaError, VerbsError
-from aiordma.loop.awaitable_context_manager import Closable, Opening
+from aiordma.loop.context_managers import Closable, Opening
 
 logger = logging.getLogger(__name__)
 
