@@ -3,7 +3,7 @@
 from aiordma.rdmacm.address import SocketAddress, parse_address
 from aiordma.rdmacm.addrinfo import AddrInfo, getaddrinfo
 from aiordma.rdmacm.channel import EventChannel, OwnChannel
-from aiordma.rdmacm.cm_id import CmId
+from aiordma.rdmacm.cm_id import CmId, Segment
 from aiordma.rdmacm.contexts import device_contexts
 from aiordma.rdmacm.devices import (
     DeviceAddress,
@@ -12,7 +12,6 @@ from aiordma.rdmacm.devices import (
     interface_addresses,
 )
 from aiordma.rdmacm.event import CmEvent
-from aiordma.rdmacm.id_verbs import Segment
 from aiordma.rdmacm.own_objects import OwnObjects, OwnQueue
 from aiordma.rdmacm.parameters import ConnectionParameters, Ece
 from aiordma.rdmacm.route import PathRecord, Route, pack_path_data

@@ -2,41 +2,89 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
 from aiordma.enums import (
+    AccessFlags,
     AsyncEventType,
     CmEventType,
+    IbOption,
+    IdOption,
     JoinFlags,
     PortSpace,
+    QpState,
+    QpType,
+    SendFlags,
+    SrqType,
 )
 from aiordma.errors import check, last_error
-from aiordma.rdmacm.address import PackedAddress, SocketAddress
-from aiordma.rdmacm.addrinfo import AddrInfo, PackedAddrInfo, default_qp_type
+from aiordma.rdmacm.address import PackedAddress, SocketAddress, read_sockaddr
+from aiordma.rdmacm.addrinfo import AddrInfo, PackedAddrInfo, default_qp_type, read_addrinfos
 from aiordma.rdmacm.channel import EventChannel
-from aiordma.rdmacm.id_setup import IdSetup
-from aiordma.rdmacm.own_objects import OwnObjects
-from aiordma.rdmacm.parameters import ConnectionParameters, PackedParameters
-from aiordma.verbs import ProtectionDomain, QueuePair, QueuePairInit
+from aiordma.rdmacm.contexts import device_contexts
+from aiordma.rdmacm.event import CmEvent, read_event
+from aiordma.rdmacm.own_objects import OwnObjects, OwnQueue
+from aiordma.rdmacm.parameters import ConnectionParameters, Ece, PackedParameters
+from aiordma.rdmacm.route import Route
+from aiordma.verbs import (
+    AddressHandle,
+    Completion,
+    Device,
+    ProtectionDomain,
+    QueuePair,
+    QueuePairAttributes,
+    QueuePairInit,
+    Registration,
+    SharedReceiveQueue,
+    SharedReceiveQueueCaps,
+)
 from aiordma.verbs.queue_pair_init import read_caps
 
 if TYPE_CHECKING:
-    from aiordma._native._lib import CmIdPtr
+    from typing_extensions import Buffer
+
+    from aiordma._native._lib import CmIdPtr, IbvPd, SgeArray, VoidPtr
+
+Segment = tuple[Registration, int, int]
+"""A piece of registered memory: the registration, an offset, and a length in bytes."""
+
+_SIGNALED = SendFlags.SIGNALED
+
+# How each option's value is laid out in C: uint8_t or int.
+_OPTION_LAYOUT = {
+    IdOption.TOS: struct.Struct("=B"),
+    IdOption.REUSEADDR: struct.Struct("=i"),
+    IdOption.AFONLY: struct.Struct("=i"),
+    IdOption.ACK_TIMEOUT: struct.Struct("=B"),
+}
 
 
-class CmId(IdSetup):
+class CmId:
     """`struct rdma_cm_id`. Each method is the C call of that name.
 
     "Starts" below means that on an event channel the call returns at once, and an event tells the
     result. On a synchronous id, made without a channel, it blocks until then, and take_event()
     gives that event. All calls on one id are the caller's to serialise.
+
+    A work request's `wr_id` comes back in its completion. The memory that a request names belongs
+    to the device until then. An id has completion queues of its own only if none were given to
+    create_qp().
     """
 
-    __slots__ = ("_is_passive_ep", "_kept")
+    __slots__ = ("_is_passive_ep", "_kept", "_pointer", "context", "qp", "srq")
 
     def __init__(self, pointer: CmIdPtr) -> None:
-        super().__init__(pointer)
+        self._pointer: CmIdPtr | None = pointer
+        self.context: object = None
+        """The user's own; librdmacm's `context` field is not used."""
+        self.qp: QueuePair | None = None
+        """The queue pair made by create_qp(), or by get_request()."""
+        self.srq: SharedReceiveQueue | None = None
+        """The shared receive queue made by create_srq()."""
         self._is_passive_ep = False
         self._kept: tuple[ProtectionDomain | None, QueuePairInit | None] | None = None
 
@@ -94,6 +142,270 @@ class CmId(IdSetup):
     def from_address(cls, address: int) -> CmId:
         """The id that an event names by its address."""
         return cls(ffi.cast("struct rdma_cm_id *", address))
+
+    # --- the fields of struct rdma_cm_id ---
+
+    @property
+    def pointer(self) -> CmIdPtr:
+        """The C id.
+
+        Raises:
+            ValueError: it is destroyed.
+        """
+        if self._pointer is None:
+            raise ValueError("the id is destroyed")
+        return self._pointer
+
+    @property
+    def address(self) -> int:
+        """The address of the C id, as it stands in events. Unique while the id lives."""
+        return int(ffi.cast("uintptr_t", self.pointer))
+
+    @property
+    def channel_fd(self) -> int:
+        """The fd of its event channel; of a synchronous id, its private one's."""
+        return self.pointer.channel.fd
+
+    @property
+    def port_space(self) -> PortSpace:
+        """The port space it was made in."""
+        return PortSpace(self.pointer.ps)
+
+    @property
+    def qp_type(self) -> QpType:
+        """The type of queue pair that it carries."""
+        return QpType(self.pointer.qp_type)
+
+    @property
+    def is_datagram(self) -> bool:
+        """Whether it stands for datagrams, not for a connection."""
+        return self.qp_type is QpType.UD
+
+    @property
+    def has_device(self) -> bool:
+        """Whether the id is bound to a device: after an address of one is bound or resolved."""
+        return self.pointer.verbs != ffi.NULL
+
+    @property
+    def has_qp(self) -> bool:
+        """Whether it has a queue pair."""
+        return self.pointer.qp != ffi.NULL
+
+    @property
+    def qp_num(self) -> int:
+        """The number of its queue pair; 0 without one."""
+        return self.pointer.qp.qp_num if self.has_qp else 0
+
+    @property
+    def port_num(self) -> int:
+        """The port of the device, from 1; 0 before there is one."""
+        return self.pointer.port_num
+
+    def device(self) -> Device:
+        """The device that the id is bound to.
+
+        Raises:
+            ValueError: it is bound to none yet.
+        """
+        if not self.has_device:
+            raise ValueError("the id is not bound to a device yet")
+        return device_contexts.device_of(self.pointer.verbs)
+
+    # Both C functions return just this. A call of them would give up the GIL, and wait for it.
+
+    @property
+    def local_address(self) -> SocketAddress | None:
+        """The address the id is bound to, or None: rdma_get_local_addr(3)."""
+        return read_sockaddr(ffi.addressof(self.pointer.route.addr, "src_addr"))
+
+    @property
+    def peer_address(self) -> SocketAddress | None:
+        """The address of the peer, or None: rdma_get_peer_addr(3)."""
+        return read_sockaddr(ffi.addressof(self.pointer.route.addr, "dst_addr"))
+
+    @property
+    def src_port(self) -> int:
+        """The local port; 0 before there is one: rdma_get_src_port(3)."""
+        return socket.ntohs(lib.rdma_get_src_port(self.pointer))
+
+    @property
+    def dst_port(self) -> int:
+        """The peer's port; 0 before there is one: rdma_get_dst_port(3)."""
+        return socket.ntohs(lib.rdma_get_dst_port(self.pointer))
+
+    @property
+    def route(self) -> Route:
+        """The way to the peer, as far as it is known."""
+        return Route.read(self.pointer.route)
+
+    def take_event(self) -> CmEvent | None:
+        """The event that the last call on a synchronous id ended with, acknowledged; or None."""
+        copy = ffi.new("struct aiordma_cm_event *")
+        if not lib.aiordma_take_event(self.pointer, copy):
+            return None
+        return read_event(copy)
+
+    # --- options ---
+
+    def set_option(self, option: IdOption | IbOption, value: int | bytes) -> None:
+        """Set an option: rdma_set_option(3).
+
+        Those of level ID take a number, `IbOption.PATH` an array of `struct ibv_path_data` as
+        bytes; it takes the place of resolve_route(), and "starts".
+
+        Raises:
+            VerbsError: EINVAL (too late for it, or not on this kind of id), ENOSYS (unknown).
+        """
+        if isinstance(option, IdOption):
+            assert isinstance(value, int)
+            level, packed = lib.RDMA_OPTION_ID, _OPTION_LAYOUT[option].pack(value)
+        else:
+            assert isinstance(value, bytes)
+            level, packed = lib.RDMA_OPTION_IB, value
+        data = ffi.new("char[]", packed)
+        check(
+            lib.rdma_set_option(self.pointer, level, option, data, len(packed)), "rdma_set_option"
+        )
+
+    def set_local_ece(self, ece: Ece) -> None:
+        """Offer options to the peer's card, before the queue pair is made: rdma_set_local_ece(3).
+
+        Raises:
+            VerbsError: EINVAL (the id has a queue pair).
+        """
+        check(lib.rdma_set_local_ece(self.pointer, ece.write()), "rdma_set_local_ece")
+
+    def remote_ece(self) -> Ece:
+        """What the peer's card offered, before the queue pair is made: rdma_get_remote_ece(3).
+
+        Raises:
+            VerbsError: EINVAL (the id has a queue pair).
+        """
+        ece = ffi.new("struct ibv_ece *")
+        check(lib.rdma_get_remote_ece(self.pointer, ece), "rdma_get_remote_ece")
+        return Ece.read(ece)
+
+    # --- finding the way ---
+
+    def bind_addr(self, address: SocketAddress) -> None:
+        """Bind to a local address; port 0 picks one: rdma_bind_addr(3). Does not block.
+
+        Raises:
+            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken, or not local), ENODEV, EACCES.
+        """
+        packed = PackedAddress(address)
+        check(lib.rdma_bind_addr(self.pointer, packed.pointer), "rdma_bind_addr")
+
+    def resolve_addr(
+        self, source: SocketAddress | None, destination: SocketAddress, timeout_ms: int
+    ) -> None:
+        """Start to find the device for `destination`: rdma_resolve_addr(3).
+
+        Raises:
+            VerbsError: ENETUNREACH, ENODEV, EADDRNOTAVAIL, EINVAL.
+        """
+        src, dst = PackedAddress(source), PackedAddress(destination)
+        check(
+            lib.rdma_resolve_addr(self.pointer, src.pointer, dst.pointer, timeout_ms),
+            "rdma_resolve_addr",
+        )
+
+    def resolve_route(self, timeout_ms: int) -> None:
+        """Start to find the route: rdma_resolve_route(3). Can block, where ibacm runs.
+
+        Raises:
+            VerbsError: EINVAL (the address is not resolved), ENODEV.
+            ValueError: the id is not bound to a device yet (the C function would crash).
+        """
+        if not self.has_device:
+            raise ValueError("the address is not resolved yet")
+        check(lib.rdma_resolve_route(self.pointer, timeout_ms), "rdma_resolve_route")
+
+    def resolve_addrinfo(
+        self, node: str | None, service: str | None, hints: AddrInfo | None = None
+    ) -> None:
+        """Start to look a name up: rdma_resolve_addrinfo(3), of rdma-core 60 and Linux 6.18.
+
+        With the flag DNS it blocks for the resolver. ADDRINFO_RESOLVED or ADDRINFO_ERROR follows.
+
+        Raises:
+            VerbsError: ENOSYS (this rdma-core does not have it), EINVAL (this kernel), EBUSY.
+        """
+        packed = PackedAddrInfo(hints) if hints is not None else None
+        texts = [ffi.NULL if t is None else ffi.new("char[]", t.encode()) for t in (node, service)]
+        pointer = packed.pointer if packed is not None else ffi.NULL
+        result = lib.aiordma_resolve_addrinfo(self.pointer, texts[0], texts[1], pointer)
+        check(result, "rdma_resolve_addrinfo")
+
+    def query_addrinfo(self) -> list[AddrInfo]:
+        """What resolve_addrinfo() found: rdma_query_addrinfo(3), of rdma-core 60 and later.
+
+        Raises:
+            VerbsError: ENOSYS (this rdma-core does not have it), ENOENT (nothing was resolved).
+        """
+        out = ffi.new("struct rdma_addrinfo **")
+        check(lib.aiordma_query_addrinfo(self.pointer, out), "rdma_query_addrinfo")
+        try:
+            return read_addrinfos(out[0])
+        finally:
+            lib.rdma_freeaddrinfo(out[0])
+
+    # --- the queue pair ---
+
+    def create_qp(self, init: QueuePairInit, pd: ProtectionDomain | None = None) -> QueuePair:
+        """Make the id's queue pair: rdma_create_qp(3), or rdma_create_qp_ex(3) for create_flags.
+
+        In `pd`, or librdmacm's default one; where `init` names no completion queue, the id gets one
+        of its own. System calls.
+
+        Raises:
+            VerbsError: EINVAL (more than the device can, or it has one), ENOMEM (memory, or the
+                locked-memory limit), EOPNOTSUPP (not this type).
+            ValueError: an argument is closed, or the id is not bound to a device yet.
+        """
+        pd_pointer = self._pd_pointer(pd)
+        attr = ffi.new("struct ibv_qp_init_attr_ex *")
+        init.fill(attr, self.qp_type)
+        if init.create_flags:
+            attr.comp_mask = lib.IBV_QP_INIT_ATTR_PD | lib.IBV_QP_INIT_ATTR_CREATE_FLAGS
+            attr.pd, attr.create_flags = pd_pointer, init.create_flags
+            check(lib.rdma_create_qp_ex(self.pointer, attr), "rdma_create_qp_ex")
+        else:
+            plain = ffi.cast("struct ibv_qp_init_attr *", attr)  # the beginning of the other
+            check(lib.rdma_create_qp(self.pointer, pd_pointer, plain), "rdma_create_qp")
+        self.qp = QueuePair(self.pointer.qp, read_caps(attr.cap))
+        return self.qp
+
+    def destroy_qp(self) -> None:
+        """Destroy the queue pair and the id's own completion queues: rdma_destroy_qp(3).
+
+        Waits until their events are acknowledged. Idempotent.
+        """
+        qp, self.qp = self.qp, None
+        if self.has_qp:
+            lib.rdma_destroy_qp(self.pointer)
+        if qp is not None:
+            qp.forget()
+
+    def init_qp_attr(self, state: QpState) -> QueuePairAttributes:
+        """What a queue pair made by hand needs to go to `state`: rdma_init_qp_attr(3).
+
+        Raises:
+            VerbsError: EINVAL (the id is not so far).
+        """
+        attributes = QueuePairAttributes.to_state(state)
+        mask = ffi.new("int *")
+        check(lib.rdma_init_qp_attr(self.pointer, attributes.pointer, mask), "rdma_init_qp_attr")
+        attributes.mask = mask[0]
+        return attributes
+
+    def send_queue(self) -> OwnQueue:
+        """The completion queue for sending that create_qp() made. Raises: ValueError if none."""
+        return OwnQueue(self.pointer.send_cq, self.pointer.send_cq_channel)
+
+    def recv_queue(self) -> OwnQueue:
+        """The completion queue for receiving that create_qp() made. Raises: ValueError if none."""
+        return OwnQueue(self.pointer.recv_cq, self.pointer.recv_cq_channel)
 
     # --- connecting ---
 
@@ -264,6 +576,318 @@ class CmId(IdSetup):
         result = lib.aiordma_write_cm_event(self.pointer, CmEventType.USER, status, arg)
         check(result, "rdma_write_cm_event")
 
+    # --- rdma_verbs.h ---
+
+    # --- memory ---
+
+    def reg_msgs(self, buffer: Buffer) -> Registration:
+        """Register memory to send from and receive into: rdma_reg_msgs(3). Blocks, as all three do.
+
+        Raises:
+            VerbsError: ENOMEM (the locked-memory limit is reached).
+            ValueError: the id has no protection domain yet.
+        """
+        return self._register(buffer, AccessFlags.LOCAL_WRITE)
+
+    def reg_read(self, buffer: Buffer) -> Registration:
+        """Register memory that the peer may read: rdma_reg_read(3). Raises: as reg_msgs."""
+        return self._register(buffer, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ)
+
+    def reg_write(self, buffer: Buffer) -> Registration:
+        """Register memory that the peer may write: rdma_reg_write(3). Raises: as reg_msgs.
+
+        `Registration.close` is rdma_dereg_mr(3) for all of them.
+        """
+        return self._register(buffer, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE)
+
+    def _register(self, buffer: Buffer, access: AccessFlags) -> Registration:
+        return Registration(self.pd(), buffer, access)
+
+    def pd(self) -> ProtectionDomain:
+        """The protection domain of the id: the one given, or librdmacm's default of the device.
+
+        Not to be closed.
+
+        Raises:
+            ValueError: it has none yet.
+        """
+        pointer = self.pointer.pd
+        if pointer == ffi.NULL:
+            raise ValueError("the id has no protection domain before it is bound to a device")
+        return ProtectionDomain.borrow(self.device(), pointer)
+
+    # --- shared receive queues ---
+
+    def create_srq(
+        self, pd: ProtectionDomain | None, caps: SharedReceiveQueueCaps
+    ) -> SharedReceiveQueue:
+        """Make a shared receive queue for the id's queue pair: rdma_create_srq(3). A system call.
+
+        Raises:
+            VerbsError: EINVAL (more than the device can), ENOMEM, EOPNOTSUPP.
+            ValueError: the id is not bound to a device yet.
+        """
+        attr = ffi.new("struct ibv_srq_init_attr *")
+        caps.fill(attr.attr)
+        check(lib.rdma_create_srq(self.pointer, self._pd_pointer(pd), attr), "rdma_create_srq")
+        return self._made_srq(attr.attr.max_wr, attr.attr.max_sge)
+
+    def create_srq_ex(
+        self,
+        pd: ProtectionDomain | None,
+        caps: SharedReceiveQueueCaps,
+        srq_type: SrqType = SrqType.BASIC,
+    ) -> SharedReceiveQueue:
+        """Make one of a given type: rdma_create_srq_ex(3). XRC brings its domain and queue along.
+
+        Raises:
+            VerbsError: EOPNOTSUPP (the device has no such thing), EINVAL, ENOMEM.
+            ValueError: the id is not bound to a device yet.
+        """
+        attr = ffi.new("struct ibv_srq_init_attr_ex *")
+        caps.fill(attr.attr)
+        attr.srq_type = srq_type
+        attr.comp_mask = lib.IBV_SRQ_INIT_ATTR_TYPE | lib.IBV_SRQ_INIT_ATTR_PD
+        attr.pd = self._pd_pointer(pd)
+        check(lib.rdma_create_srq_ex(self.pointer, attr), "rdma_create_srq_ex")
+        return self._made_srq(attr.attr.max_wr, attr.attr.max_sge)
+
+    def _pd_pointer(self, pd: ProtectionDomain | None) -> IbvPd:
+        """For calls that would crash without a device."""
+        if not self.has_device:
+            raise ValueError("the id is not bound to a device yet")
+        return self.pd().open_pointer if pd is None else pd.open_pointer
+
+    def _made_srq(self, max_wr: int, max_sge: int) -> SharedReceiveQueue:
+        self.srq = SharedReceiveQueue(self.pointer.srq, SharedReceiveQueueCaps(max_wr, max_sge))
+        return self.srq
+
+    def destroy_srq(self) -> None:
+        """Destroy the shared receive queue, and what XRC brought along: rdma_destroy_srq(3).
+
+        Not if its own close() did so already; then, or without one, nothing happens.
+        """
+        srq, self.srq = self.srq, None
+        if srq is None or srq.pointer == ffi.NULL:
+            self.pointer.srq = ffi.NULL
+            return
+        lib.rdma_destroy_srq(self.pointer)
+        srq.forget()
+
+    # --- requests ---
+
+    def post_recv(self, wr_id: int, memory: Registration, offset: int, length: int) -> None:
+        """Post a receive into one piece of memory: rdma_post_recv(3). Does not block.
+
+        It goes to the id's shared receive queue if it has one.
+
+        Raises:
+            VerbsError: ENOMEM (the queue is full), EINVAL (no memory there, or wrong state).
+            ValueError: the id has no queue pair.
+        """
+        address = self._inside(memory, offset, length)
+        pointer = self._with_queue()
+        check(
+            lib.rdma_post_recv(pointer, _context(wr_id), address, length, memory.pointer),
+            "rdma_post_recv",
+        )
+
+    def post_send(
+        self,
+        wr_id: int,
+        memory: Registration,
+        offset: int,
+        length: int,
+        flags: SendFlags = _SIGNALED,
+    ) -> None:
+        """Send one piece of memory: rdma_post_send(3). Raises: as post_recv."""
+        address = self._inside(memory, offset, length)
+        check(
+            lib.rdma_post_send(
+                self._with_qp(), _context(wr_id), address, length, memory.pointer, flags
+            ),
+            "rdma_post_send",
+        )
+
+    def post_read(
+        self, wr_id: int, segment: Segment, remote: int, rkey: int, flags: SendFlags = _SIGNALED
+    ) -> None:
+        """Read the peer's memory at address `remote` into a piece of ours: rdma_post_read(3).
+
+        Raises: as post_recv.
+        """
+        memory, offset, length = segment
+        address = self._inside(memory, offset, length)
+        check(
+            lib.rdma_post_read(
+                self._with_qp(),
+                _context(wr_id),
+                address,
+                length,
+                memory.pointer,
+                flags,
+                remote,
+                rkey,
+            ),
+            "rdma_post_read",
+        )
+
+    def post_write(
+        self, wr_id: int, segment: Segment, remote: int, rkey: int, flags: SendFlags = _SIGNALED
+    ) -> None:
+        """Write a piece of our memory to the peer's at address `remote`: rdma_post_write(3).
+
+        Raises: as post_recv.
+        """
+        memory, offset, length = segment
+        address = self._inside(memory, offset, length)
+        check(
+            lib.rdma_post_write(
+                self._with_qp(),
+                _context(wr_id),
+                address,
+                length,
+                memory.pointer,
+                flags,
+                remote,
+                rkey,
+            ),
+            "rdma_post_write",
+        )
+
+    def post_ud_send(
+        self,
+        wr_id: int,
+        segment: Segment,
+        handle: AddressHandle,
+        remote_qpn: int,
+        flags: SendFlags = _SIGNALED,
+    ) -> None:
+        """Send a datagram with the queue key of port space UDP: rdma_post_ud_send(3).
+
+        `QueuePair.post_ud_send` sends with any key. Raises: as post_recv.
+        """
+        memory, offset, length = segment
+        address = self._inside(memory, offset, length)
+        check(
+            lib.rdma_post_ud_send(
+                self._with_qp(),
+                _context(wr_id),
+                address,
+                length,
+                memory.pointer,
+                flags,
+                handle.pointer,
+                remote_qpn,
+            ),
+            "rdma_post_ud_send",
+        )
+
+    def post_recvv(self, wr_id: int, segments: Sequence[Segment]) -> None:
+        """Post a receive into several pieces: rdma_post_recvv(3). Raises: as post_recv."""
+        sges = self._segments(segments)
+        check(
+            lib.rdma_post_recvv(self._with_queue(), _context(wr_id), sges, len(segments)),
+            "rdma_post_recvv",
+        )
+
+    def post_sendv(
+        self, wr_id: int, segments: Sequence[Segment], flags: SendFlags = _SIGNALED
+    ) -> None:
+        """Send several pieces as one message: rdma_post_sendv(3). Raises: as post_recv."""
+        sges = self._segments(segments)
+        check(
+            lib.rdma_post_sendv(self._with_qp(), _context(wr_id), sges, len(segments), flags),
+            "rdma_post_sendv",
+        )
+
+    def post_readv(
+        self,
+        wr_id: int,
+        segments: Sequence[Segment],
+        remote: int,
+        rkey: int,
+        flags: SendFlags = _SIGNALED,
+    ) -> None:
+        """Read into several pieces: rdma_post_readv(3). Raises: as post_recv."""
+        sges = self._segments(segments)
+        check(
+            lib.rdma_post_readv(
+                self._with_qp(), _context(wr_id), sges, len(segments), flags, remote, rkey
+            ),
+            "rdma_post_readv",
+        )
+
+    def post_writev(
+        self,
+        wr_id: int,
+        segments: Sequence[Segment],
+        remote: int,
+        rkey: int,
+        flags: SendFlags = _SIGNALED,
+    ) -> None:
+        """Write several pieces, one after the other: rdma_post_writev(3). Raises: as post_recv."""
+        sges = self._segments(segments)
+        check(
+            lib.rdma_post_writev(
+                self._with_qp(), _context(wr_id), sges, len(segments), flags, remote, rkey
+            ),
+            "rdma_post_writev",
+        )
+
+    def _segments(self, segments: Sequence[Segment]) -> SgeArray:
+        sges = ffi.new("struct ibv_sge[]", len(segments))
+        for index, (memory, offset, length) in enumerate(segments):
+            _check_inside(memory, offset, length)
+            sge = sges[index]
+            sge.addr, sge.length, sge.lkey = memory.address + offset, length, memory.lkey
+        return sges
+
+    def _inside(self, memory: Registration, offset: int, length: int) -> VoidPtr:
+        _check_inside(memory, offset, length)
+        return ffi.cast("void *", memory.address + offset)
+
+    def _with_qp(self) -> CmIdPtr:
+        """For calls that would crash without a queue pair."""
+        if not self.has_qp:
+            raise ValueError("the id has no queue pair")
+        return self.pointer
+
+    def _with_queue(self) -> CmIdPtr:
+        if self.pointer.srq == ffi.NULL:
+            return self._with_qp()
+        return self.pointer
+
+    # --- completions ---
+
+    def get_send_comp(self) -> Completion:
+        """Wait for the next completion of its own send queue: rdma_get_send_comp(3). Blocks.
+
+        Raises:
+            VerbsError: the device is gone.
+            ValueError: the id has no completion queue of its own for sending.
+        """
+        if self.pointer.send_cq_channel == ffi.NULL:
+            raise ValueError("the id has no completion queue of its own for sending")
+        wc = ffi.new("struct ibv_wc *")
+        if lib.rdma_get_send_comp(self.pointer, wc) < 0:
+            raise last_error("rdma_get_send_comp")
+        return Completion.read(wc)
+
+    def get_recv_comp(self) -> Completion:
+        """Wait for the next completion of its own receive queue: rdma_get_recv_comp(3). Blocks.
+
+        Raises:
+            VerbsError: the device is gone.
+            ValueError: the id has no completion queue of its own for receiving.
+        """
+        if self.pointer.recv_cq_channel == ffi.NULL:
+            raise ValueError("the id has no completion queue of its own for receiving")
+        wc = ffi.new("struct ibv_wc *")
+        if lib.rdma_get_recv_comp(self.pointer, wc) < 0:
+            raise last_error("rdma_get_recv_comp")
+        return Completion.read(wc)
+
     # --- the end ---
 
     def own_objects(self) -> OwnObjects:
@@ -288,3 +912,15 @@ class CmId(IdSetup):
             lib.rdma_destroy_ep(pointer)
         else:
             check(lib.rdma_destroy_id(pointer), "rdma_destroy_id")
+
+
+def _context(wr_id: int) -> VoidPtr:
+    return ffi.cast("void *", wr_id)
+
+
+def _check_inside(memory: Registration, offset: int, length: int) -> None:
+    """Where C has an assertion, or nothing."""
+    if offset < 0 or length < 0 or offset + length > memory.length or not memory.is_open:
+        raise ValueError(
+            f"bytes {offset} to {offset + length} are not within the {memory.length} registered"
+        )
