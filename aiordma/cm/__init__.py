@@ -1,8 +1,8 @@
 """The awaiting ids under connect() and listen()."""
 
 from aiordma.cm.async_id import AsyncCmId
+from aiordma.cm.base_id import RESOLVE_TIMEOUT
 from aiordma.cm.states import CmState
-from aiordma.cm.steps import RESOLVE_TIMEOUT
 from aiordma.cm.sync_id import SyncCmId
 
 __all__ = ["RESOLVE_TIMEOUT", "AsyncCmId", "CmState", "SyncCmId"]

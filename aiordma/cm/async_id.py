@@ -6,8 +6,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+from aiordma.cm.base_id import BaseCmId
 from aiordma.cm.handle import IdHandle
-from aiordma.cm.listening import CmListening
 from aiordma.cm.states import CmState
 from aiordma.cm.step import Place, Step
 from aiordma.dispatch import CmDispatcher
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class AsyncCmId(CmListening):
+class AsyncCmId(BaseCmId):
     """A communication identifier whose events come through the running loop.
 
     Make one with `await AsyncCmId.create()`; a listening one yields others from get_request(), or
@@ -68,13 +68,13 @@ class AsyncCmId(CmListening):
         if step.call is None:
             self._check_idle()
         else:
-            before = self._enter(step.call)
+            before = self._state.enter(step.call)
         expected = self.state
         try:
             await self._make_call(step)
         except Exception:
             if step.call is not None:
-                self._call_failed(step.call, before, expected)
+                self._state.call_failed(step.call, before, expected)
             raise
         while not is_done():
             self._check_idle()
@@ -137,7 +137,7 @@ class AsyncCmId(CmListening):
             DeviceRemoved: the device it was bound to went away.
         """
         while self._requests:
-            request = self._requests.popleft()
+            request = self._requests.pop()
             try:
                 request.handle.move_to(self.loop)
                 request.handle.move_to_loop(self._dispatcher)
@@ -178,10 +178,10 @@ class AsyncCmId(CmListening):
         """
         from aiordma.cm.sync_id import SyncCmId  # which imports this module
 
-        self._check_open()
+        self._state.check_open()
         await self.handle.call(lambda: None)  # behind those under way
         self._check_idle()
-        self._check_open()
+        self._state.check_open()
         self._leave_loop()
         heir = SyncCmId(self.handle, self.state, self.event)
         self._pass_on_to(heir)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aiordma.cm.async_id import AsyncCmId
+from aiordma.cm.base_id import BaseCmId
 from aiordma.cm.handle import IdHandle
-from aiordma.cm.listening import CmListening
 from aiordma.cm.states import CmState
 from aiordma.cm.step import Step
 from aiordma.dispatch import CmDispatcher, initialise
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.05
 
 
-class SyncCmId(CmListening):
+class SyncCmId(BaseCmId):
     """A communication identifier with an event channel of its own, as C makes them of a NULL one.
 
     To librdmacm it is an asynchronous id, so that a call starts the operation and does not block;
@@ -39,7 +39,6 @@ class SyncCmId(CmListening):
 
     def __init__(self, handle: IdHandle, state: CmState, event: CmEvent | None) -> None:
         """For the makers below; not to be called by others."""
-        self._is_closed = False
         super().__init__(handle, state, event)
         self._channel: OwnChannel | None = handle.channel
         self._busy = False
@@ -107,17 +106,6 @@ class SyncCmId(CmListening):
         state = CmState.ADDR_BOUND if info.is_passive else CmState.ROUTE_RESOLVED
         return cls(handle, state, event)
 
-    @property
-    def state(self) -> CmState:
-        """Where it stands."""
-        return CmState.CLOSED if self._is_closed else self._state
-
-    @state.setter
-    def state(self, state: CmState) -> None:
-        # A thread may be about to move it while it is closed: closed it stays.
-        self._state = state
-        self._is_closed |= state is CmState.CLOSED
-
     # --- waiting ---
 
     @contextmanager
@@ -143,13 +131,13 @@ class SyncCmId(CmListening):
 
     def _run_alone(self, step: Step, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         if step.call is not None:
-            before = self._enter(step.call)
+            before = self._state.enter(step.call)
         expected = self.state
         try:
             self._start(step)
         except Exception:
             if step.call is not None:
-                self._call_failed(step.call, before, expected)
+                self._state.call_failed(step.call, before, expected)
             raise
         self._wait_until(is_done, interrupt)
 
@@ -162,7 +150,7 @@ class SyncCmId(CmListening):
 
     def _wait_until(self, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         while not is_done():
-            if not interrupt.wait_readable(*self._event_fds()):
+            if not interrupt.wait_readable(*self.event_fds()):
                 raise LocalClosed("closed while waiting")
             self._read_events()
 
@@ -171,11 +159,11 @@ class SyncCmId(CmListening):
             for event in self._channel.get_events():
                 self.handle_event(event)
 
-    def _event_fds(self) -> list[int]:
+    def event_fds(self) -> list[int]:
         # After a migration the loop reads them, though a thread may still wait for completions.
         return [] if self._channel is None else [self._channel.fd]
 
-    def _look_for_events(self) -> None:
+    def read_events(self) -> None:
         # Should a step be under way, it sees to events itself.
         if self._reading.acquire(timeout=LOOK_SECONDS):
             try:
@@ -204,7 +192,7 @@ class SyncCmId(CmListening):
             await self.handle.wait(self._wait_for_request)
             if not self._requests:
                 self._check_listening()
-            request = self._requests.popleft()
+            request = self._requests.pop()
             return SyncCmId(request.handle, CmState.REQUESTED, request.event)
 
     def _wait_for_request(self, interrupt: Interrupt) -> None:
@@ -217,7 +205,7 @@ class SyncCmId(CmListening):
     def _prepare_request(self) -> None:
         """In a thread: give the first request what a synchronous id has. If cancelled, it stays."""
         try:
-            request = self._requests.popleft()
+            request = self._requests.pop()
         except IndexError:
             return
         try:
@@ -225,7 +213,7 @@ class SyncCmId(CmListening):
         except RdmaError:
             request.handle.destroy()
             raise
-        self._requests.appendleft(request)
+        self._requests.put_back(request)
         self._drop_requests_if_closed()
 
     def _prepare(self, handle: IdHandle) -> None:
@@ -265,9 +253,9 @@ class SyncCmId(CmListening):
         """
         dispatcher = await CmDispatcher.of(running_loop())
         with dispatcher.kept_open(), self._in_use():
-            self._check_open()
+            self._state.check_open()
             await self.handle.call(lambda: None)  # behind a call whose task was cancelled
-            self._check_open()
+            self._state.check_open()
             with self._reading:
                 return self._move_to(dispatcher)
 

@@ -14,6 +14,12 @@ import aiordma
 PACKAGE = Path(aiordma.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 400
+LONG = {
+    "aiordma.cm.base_id": "one class, whose operations are those of rdma_cm(7)",
+    "aiordma.messages.connection": "one class, and a docstring for each of its public methods",
+    "aiordma.rdmacm.cm_id": "one C struct: every call of rdma_cma.h and rdma_verbs.h on it",
+}
+"""Modules that are longer, and why. Neither splits nor joins are made for a count."""
 
 LAYERS = {
     0: ["_native"],
@@ -182,7 +188,8 @@ def test_optional_packages_are_imported_where_they_belong(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted_name)
 def test_modules_stay_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MAX_LINES
+    is_long = len(path.read_text().splitlines()) > MAX_LINES
+    assert is_long == (dotted_name(path) in LONG)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted_name)

@@ -41,7 +41,7 @@ def make(cm: FakeCm, state: CmState = CmState.IDLE) -> tuple[SyncCmId, FakeCmId,
 async def test_a_thread_that_is_late_does_not_reopen_it(cm: FakeCm) -> None:
     cm_id, _, _ = make(cm, CmState.CONNECTING)
     cm_id.abort()
-    cm_id.state = CmState.CONNECTED
+    cm_id._state.current = CmState.CONNECTED
     assert cm_id.state is CmState.CLOSED
     await cm_id.aclose()
 
@@ -52,7 +52,7 @@ async def test_a_request_that_comes_while_it_is_closed_is_rejected(
     listener, _, _ = make(cm, CmState.LISTENING)
     request = cm.request_event()
     racing = Racing(listener)
-    monkeypatch.setattr(listener, "_requests", racing)
+    monkeypatch.setattr(listener._requests, "_requests", racing)
     listener.handle_event(request)
     assert racing == []
     await asyncio.to_thread(cm.ids[request.id].destroyed.wait, PATIENCE)
@@ -135,8 +135,8 @@ async def test_a_listener_is_handed_to_the_loop_as_a_whole(
 
     moved = listener._move_to(cm.dispatcher)  # type: ignore[arg-type]
     assert listener.state is CmState.CLOSED
-    assert listener._event_fds() == []
-    listener._look_for_events()  # as who waits for completions does: the loop's events are not its
+    assert listener.event_fds() == []
+    listener.read_events()  # as who waits for completions does: the loop's events are not its
     assert raw.calls == []
     assert channel.holders == 3  # the id, the loop, and the request
     async with await moved.get_request() as taken:

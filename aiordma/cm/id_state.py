@@ -1,0 +1,135 @@
+"""IdState: the state of an id, and the events that moved it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiordma.cm.failures import error_for_event
+from aiordma.cm.states import FINAL, CmCall, CmState, after_call, after_event
+from aiordma.enums import CmEventType
+from aiordma.errors import LocalClosed, PeerClosed, RdmaError
+from aiordma.rdmacm import CmEvent
+
+_ANSWERS = frozenset({CmEventType.CONNECT_RESPONSE, CmEventType.ESTABLISHED})
+_QUERY_FAILURES = frozenset({CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR})
+
+
+class IdState:
+    """Calls and events move an id from state to state, as the table in `aiordma.cm.states` says.
+
+    A call moves the state before the C function is called. An event that arrives before that
+    function has returned then finds the state that it belongs to.
+    """
+
+    __slots__ = ("_failure", "_is_closed", "_state", "established", "event")
+
+    def __init__(self, state: CmState, event: CmEvent | None) -> None:
+        self._state = state
+        self._is_closed = False
+        self.event = event
+        """The last event. It holds the peer's private data until the next event arrives."""
+        self.established: CmEvent | None = None
+        """The event that reported the connection. It holds the peer's answer to connect()."""
+        self._failure: CmEvent | None = None
+
+    @property
+    def current(self) -> CmState:
+        """The state. CLOSED is final."""
+        return CmState.CLOSED if self._is_closed else self._state
+
+    @current.setter
+    def current(self, state: CmState) -> None:
+        # A worker thread may be about to move the state while the loop closes the id.
+        self._state = state
+        self._is_closed |= state is CmState.CLOSED
+
+    def on_event(self, event: CmEvent) -> None:
+        """Move to the state that `event` leads to, and keep the event."""
+        before, self.current = self.current, after_event(self.current, event.type)
+        self.event = event
+        if event.type in _ANSWERS:
+            self.established = event
+        if self._is_failure(event, before):
+            self._failure = event
+
+    def _is_failure(self, event: CmEvent, before: CmState) -> bool:
+        if self.current in FINAL:
+            return before not in FINAL
+        return self.current is CmState.DISCONNECTED or event.type in _QUERY_FAILURES
+
+    # --- calls ---
+
+    def check_allowed(self, call: CmCall) -> CmState:
+        """Return the state that `call` leads to.
+
+        Raises:
+            LocalClosed, PeerClosed, RdmaError: the call is not allowed in this state.
+        """
+        state = after_call(self.current, call)
+        if state is None:
+            raise self._misuse(call)
+        return state
+
+    def enter(self, call: CmCall) -> CmState:
+        """Move to the state that `call` leads to. Return the state before, for call_failed().
+
+        Raises: as check_allowed().
+        """
+        before, self.current = self.current, self.check_allowed(call)
+        return before
+
+    def call(self, call: CmCall, function: Callable[[], None]) -> None:
+        """Enter `call` and call `function`. An exception moves the state back."""
+        before = self.enter(call)
+        try:
+            function()
+        except BaseException:
+            self.current = before
+            raise
+
+    def call_failed(self, call: CmCall, before: CmState, expected: CmState) -> None:
+        """Move back to `before` after a failed C call, unless an event has moved the id since."""
+        if self.current is expected:
+            self.current = CmState.FAILED if call is CmCall.ACCEPT else before
+
+    # --- errors ---
+
+    def failure(self, peer: str) -> RdmaError | None:
+        """Return the reason why the id, or its last query, failed; None if neither did."""
+        return error_for_event(self._failure, peer) if self._failure is not None else None
+
+    def error(self, peer: str, wanted: CmState) -> RdmaError:
+        """Return the exception for an id that did not reach the state `wanted`."""
+        if self.current is CmState.CLOSED:
+            return LocalClosed("closed while waiting")
+        text = f"the id is {self.current.name}, not {wanted.name}"
+        return self.failure(peer) or RdmaError(text)
+
+    def _misuse(self, call: CmCall) -> RdmaError:
+        name = call.name.lower()
+        if self.current in (CmState.CLOSED, CmState.REFUSED):
+            return LocalClosed(f"{name}: the id is closed")
+        if self.current is CmState.DISCONNECTED:
+            return PeerClosed(f"{name}: the peer closed the connection")
+        return RdmaError(f"{name} is not possible in state {self.current.name}")
+
+    def check_open(self) -> None:
+        """Check that the id is not closed.
+
+        Raises:
+            LocalClosed: it is closed.
+        """
+        if self.current is CmState.CLOSED:
+            raise LocalClosed("the id is closed")
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Move to CLOSED, and forget the failure."""
+        self.current = CmState.CLOSED
+        self._failure = None
+
+    def copy_to(self, successor: IdState) -> None:
+        """Copy what `migrate()` takes along, apart from the state and the last event."""
+        successor.established = self.established
+        successor._failure = self._failure
