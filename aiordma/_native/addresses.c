@@ -36,8 +36,8 @@ int aiordma_ifaddrs(char *text, size_t size)
 		if (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6)
 			continue;
 		if (getnameinfo(entry->ifa_addr,
-				entry->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in)
-								      : sizeof(struct sockaddr_in6),
+				entry->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in) :
+									sizeof(struct sockaddr_in6),
 				host, sizeof(host), NULL, 0, NI_NUMERICHOST))
 			continue;
 		length = snprintf(text + used, size - used, "%s %s\n", entry->ifa_name, host);

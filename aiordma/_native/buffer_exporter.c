@@ -9,8 +9,7 @@
 #include <structmember.h>
 
 struct exporter {
-	PyObject_HEAD
-	PyObject *exported;
+	PyObject_HEAD PyObject *exported;
 	Py_ssize_t views;
 };
 
@@ -80,7 +79,8 @@ static PyMemberDef exporter_members[] = {
 };
 
 static PyType_Slot exporter_slots[] = {
-	{ Py_tp_doc, (void *)"A base for classes whose instances export the buffer of `_exported`." },
+	{ Py_tp_doc,
+	  (void *)"A base for classes whose instances export the buffer of `_exported`." },
 	{ Py_bf_getbuffer, exporter_getbuffer },
 	{ Py_bf_releasebuffer, exporter_releasebuffer },
 	{ Py_tp_traverse, exporter_traverse },

@@ -54,7 +54,8 @@ static void copy_param(struct aiordma_cm_event *out, const struct rdma_cm_event 
 	case RDMA_CM_EVENT_MULTICAST_JOIN:
 	case RDMA_CM_EVENT_MULTICAST_ERROR:
 		copy_ud_address(out, ud);
-		out->context = (uintptr_t)ud->private_data; /* no bytes here, in spite of its name */
+		out->context =
+			(uintptr_t)ud->private_data; /* no bytes here, in spite of its name */
 		return;
 	case AIORDMA_CM_EVENT_ADDRINFO_RESOLVED:
 	case AIORDMA_CM_EVENT_ADDRINFO_ERROR:

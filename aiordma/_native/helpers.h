@@ -27,9 +27,9 @@ struct aiordma_cm_event {
 	uintptr_t listen_id;
 	int event;
 	int status;
-	int error; /* errno behind a status of -1, else 0 */
-	uint64_t arg; /* of the events of rdma-core 60 and later */
-	uintptr_t context; /* what the call that joined a multicast group gave */
+	int error;		    /* errno behind a status of -1, else 0 */
+	uint64_t arg;		    /* of the events of rdma-core 60 and later */
+	uintptr_t context;	    /* what the call that joined a multicast group gave */
 	struct ibv_ah_attr ah_attr; /* datagrams and multicast only */
 	uint32_t qp_num;
 	uint32_t qkey; /* datagrams and multicast only */
@@ -71,19 +71,20 @@ void aiordma_await_posts(void);
 int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr);
 int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
 		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
-int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr, uint32_t length,
-		     uint32_t lkey, uint32_t flags, int64_t imm, uint64_t remote_addr,
-		     uint32_t rkey);
+int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr,
+		     uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+		     uint64_t remote_addr, uint32_t rkey);
 void aiordma_add_link(struct aiordma_chain *chain, uint64_t wr_id, int opcode, uint64_t addr,
 		      uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
 		      uint64_t remote_addr, uint32_t rkey);
 int aiordma_post_chain(struct ibv_qp **cell, struct aiordma_chain *chain);
 int aiordma_post_send_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
 			   uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm);
-int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,
-			     uint32_t flags, int64_t imm);
-int aiordma_post_write_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,
-			      uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
+int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data,
+			     uint32_t length, uint32_t flags, int64_t imm);
+int aiordma_post_write_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data,
+			      uint32_t length, uint32_t flags, int64_t imm, uint64_t remote_addr,
+			      uint32_t rkey);
 int aiordma_post_write_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
 			    uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
 			    uint64_t remote_addr, uint32_t rkey);

@@ -64,14 +64,16 @@ static int post(struct ibv_qp **cell, struct ibv_send_wr *wr, int64_t imm)
 int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
 		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
 {
-	struct ibv_send_wr wr = aiordma_request(wr_id, opcode, segments, count, flags, imm, remote_addr, rkey);
+	struct ibv_send_wr wr =
+		aiordma_request(wr_id, opcode, segments, count, flags, imm, remote_addr, rkey);
 
 	return aiordma_post_all(cell, &wr);
 }
 
 /* Likewise for memory in one piece. */
-int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr, uint32_t length,
-		     uint32_t lkey, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
+int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr,
+		     uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
+		     uint64_t remote_addr, uint32_t rkey)
 {
 	struct ibv_sge sge = { .addr = addr, .length = length, .lkey = lkey };
 
@@ -106,8 +108,8 @@ int aiordma_post_send_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr,
 }
 
 /* Send bytes that travel in the request itself: `data` may be reused on return. */
-int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,
-			     uint32_t flags, int64_t imm)
+int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data,
+			     uint32_t length, uint32_t flags, int64_t imm)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)data, .length = length };
 
@@ -116,14 +118,15 @@ int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *d
 }
 
 /* Write bytes that travel in the request itself. */
-int aiordma_post_write_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data, uint32_t length,
-			      uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
+int aiordma_post_write_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data,
+			      uint32_t length, uint32_t flags, int64_t imm, uint64_t remote_addr,
+			      uint32_t rkey)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)data, .length = length };
 	int opcode = imm < 0 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM;
 
-	return aiordma_post_list(cell, wr_id, opcode, &sge, length ? 1 : 0, flags | IBV_SEND_INLINE, imm,
-				 remote_addr, rkey);
+	return aiordma_post_list(cell, wr_id, opcode, &sge, length ? 1 : 0, flags | IBV_SEND_INLINE,
+				 imm, remote_addr, rkey);
 }
 
 /* Copy `data` into registered memory and write that. */
@@ -135,7 +138,8 @@ int aiordma_post_write_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr
 	int opcode = imm < 0 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM;
 
 	memcpy((void *)addr, data, length);
-	return aiordma_post_list(cell, wr_id, opcode, &sge, length ? 1 : 0, flags, imm, remote_addr, rkey);
+	return aiordma_post_list(cell, wr_id, opcode, &sge, length ? 1 : 0, flags, imm, remote_addr,
+				 rkey);
 }
 
 /* An atomic operation on 8 bytes of the peer's memory; what was there before comes to `addr`. */

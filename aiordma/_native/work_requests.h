@@ -33,8 +33,8 @@ static inline void aiordma_fill_imm(struct ibv_send_wr *wr, int64_t imm)
  */
 static inline struct ibv_send_wr aiordma_request(uint64_t wr_id, int opcode,
 						 struct ibv_sge *segments, int count,
-						 uint32_t flags, int64_t imm,
-						 uint64_t remote_addr, uint32_t rkey)
+						 uint32_t flags, int64_t imm, uint64_t remote_addr,
+						 uint32_t rkey)
 {
 	struct ibv_send_wr wr = {
 		.wr_id = wr_id,

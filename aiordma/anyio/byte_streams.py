@@ -9,10 +9,10 @@ from anyio.abc import ByteStream as AnyioByteStream
 
 import aiordma
 from aiordma.anyio.attributes import Attributes, of_stream
-from aiordma.anyio.listener_base import Serving
-from aiordma.anyio.rules import owed_checkpoint, raise_as_anyio
+from aiordma.anyio.listener_base import BaseListener
+from aiordma.anyio.rules import adapter_checkpoint, raise_as_anyio
 from aiordma.errors import RdmaError
-from aiordma.loop.context_managers import AbortableBlock, Opening
+from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
 from aiordma.streams import ByteStream, StreamListener, StreamOptions
 from aiordma.streams.options import DEFAULT_OPTIONS
 from aiordma.streams.stream import DEFAULT_READ
@@ -26,7 +26,7 @@ RECEIVING = "receiving from"
 SENDING = "sending to"
 
 
-class RdmaByteStream(AbortableBlock, AnyioByteStream):
+class RdmaByteStream(AbortingContextManagerMixin, AnyioByteStream):
     """A reliable stream of bytes to whoever speaks rsocket: a byte stream of anyio's.
 
     From `aiordma.anyio.connect_stream()` or an RdmaByteListener. It is closed by `aclose()`, or by
@@ -40,7 +40,7 @@ class RdmaByteStream(AbortableBlock, AnyioByteStream):
         self._stream = stream
         self._receiving = ResourceGuard(RECEIVING)
         self._sending = ResourceGuard(SENDING)
-        self._checkpoint = owed_checkpoint()
+        self._checkpoint = adapter_checkpoint()
 
     async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
         """Wait for bytes, and return at most `max_bytes` of those that are there.
@@ -120,7 +120,7 @@ class RdmaByteStream(AbortableBlock, AnyioByteStream):
         return f"<RdmaByteStream of {self._stream!r}>"
 
 
-class RdmaByteListener(Serving[ByteStream, RdmaByteStream]):
+class RdmaByteListener(BaseListener[ByteStream, RdmaByteStream]):
     """Accepts peers. From `aiordma.anyio.listen_stream()`.
 
     Closing it rejects the peers that nobody has taken, and leaves the streams that were accepted
@@ -153,7 +153,7 @@ def connect_stream(
     *,
     local_address: tuple[str, int] | None = None,
     options: StreamOptions = DEFAULT_OPTIONS,
-) -> Opening[RdmaByteStream]:
+) -> AwaitableContextManager[RdmaByteStream]:
     """Connect to whoever speaks rsocket: `await connect_stream(...)`, or `async with`.
 
     As aiordma.connect_stream(), with its arguments, its exceptions and what cancelling does.
@@ -164,7 +164,7 @@ def connect_stream(
             await aiordma.connect_stream(host, port, local_address=local_address, options=options)
         )
 
-    return Opening(connecting())
+    return AwaitableContextManager(connecting())
 
 
 def listen_stream(
@@ -173,7 +173,7 @@ def listen_stream(
     *,
     backlog: int = 0,
     options: StreamOptions = DEFAULT_OPTIONS,
-) -> Opening[RdmaByteListener]:
+) -> AwaitableContextManager[RdmaByteListener]:
     """Listen for whoever speaks rsocket: `await listen_stream(...)`, or `async with`.
 
     As aiordma.listen_stream(), with its arguments, its exceptions and what cancelling does.
@@ -184,4 +184,4 @@ def listen_stream(
             await aiordma.listen_stream(host, port, backlog=backlog, options=options)
         )
 
-    return Opening(listening())
+    return AwaitableContextManager(listening())

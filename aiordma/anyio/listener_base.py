@@ -11,9 +11,9 @@ from anyio.abc import AsyncResource, TaskGroup
 from anyio.abc import Listener as AnyioListener
 
 from aiordma.anyio.attributes import Attributes, of_local_address
-from aiordma.anyio.rules import owed_checkpoint, raise_as_anyio
+from aiordma.anyio.rules import adapter_checkpoint, raise_as_anyio
 from aiordma.errors import ConnectError, ConnectionClosed, ProtocolError, RdmaError, VerbsError
-from aiordma.loop.context_managers import Closable, Opening
+from aiordma.loop.context_managers import AwaitableContextManager, Closable
 
 logger = logging.getLogger(__name__)
 
@@ -23,21 +23,21 @@ C = TypeVar("C", bound=Closable)
 S = TypeVar("S", bound=AsyncResource)
 
 
-class Acceptable(Protocol[C]):
+class CoreRequest(Protocol[C]):
     """A peer that wants to connect."""
 
-    def accept(self) -> Opening[C]:
+    def accept(self) -> AwaitableContextManager[C]:
         """Let it."""
 
 
-class Listening(Protocol[C]):
+class CoreListener(Protocol[C]):
     """A listener of the core's."""
 
     @property
     def local_address(self) -> tuple[str, int]:
         """Where."""
 
-    async def get_request(self) -> Acceptable[C]:
+    async def get_request(self) -> CoreRequest[C]:
         """Wait for a peer."""
 
     async def aclose(self) -> None:
@@ -47,14 +47,14 @@ class Listening(Protocol[C]):
         """Stop listening, without waiting."""
 
 
-class Serving(AnyioListener[S], Generic[C, S]):
+class BaseListener(AnyioListener[S], Generic[C, S]):
     """A listener of anyio's, of one of the core's."""
 
-    def __init__(self, listener: Listening[C], present: Callable[[C], S]) -> None:
+    def __init__(self, listener: CoreListener[C], present: Callable[[C], S]) -> None:
         """Own `listener` from now on; `present` makes a stream of anyio's of what it accepts."""
         self._listener = listener
         self._present = present
-        self._checkpoint = owed_checkpoint()
+        self._checkpoint = adapter_checkpoint()
 
     async def _accept(self, accept: Callable[[], Awaitable[C]]) -> S:
         await self._checkpoint()
@@ -93,7 +93,7 @@ class Serving(AnyioListener[S], Generic[C, S]):
             request = await self._get_request()
             task_group.start_soon(self._serve_one, request, handler)
 
-    async def _get_request(self) -> Acceptable[C]:
+    async def _get_request(self) -> CoreRequest[C]:
         await self._checkpoint()
         try:
             return await self._listener.get_request()
@@ -101,7 +101,7 @@ class Serving(AnyioListener[S], Generic[C, S]):
             _raise(error)
 
     async def _serve_one(
-        self, request: Acceptable[C], handler: Callable[[S], Awaitable[object]]
+        self, request: CoreRequest[C], handler: Callable[[S], Awaitable[object]]
     ) -> None:
         try:
             stream = self._present(await request.accept())

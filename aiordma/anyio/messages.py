@@ -10,10 +10,10 @@ from anyio.abc import ObjectStream
 
 import aiordma
 from aiordma.anyio.attributes import Attributes, of_connection
-from aiordma.anyio.listener_base import Serving
-from aiordma.anyio.rules import owed_checkpoint, raise_as_anyio
+from aiordma.anyio.listener_base import BaseListener
+from aiordma.anyio.rules import adapter_checkpoint, raise_as_anyio
 from aiordma.errors import PeerClosed, RdmaError
-from aiordma.loop.context_managers import AbortableBlock, Opening
+from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
 from aiordma.messages.connection import Connection
 from aiordma.messages.listener import Listener
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
@@ -29,7 +29,7 @@ NO_HALF_CLOSE = (
 )
 
 
-class MessageStream(AbortableBlock, ObjectStream[bytes]):
+class MessageStream(AbortingContextManagerMixin, ObjectStream[bytes]):
     """A reliable connection that carries whole messages, in order: an object stream of bytes.
 
     From `aiordma.anyio.connect()` or a MessageListener. It is closed by `aclose()`, or by leaving
@@ -42,7 +42,7 @@ class MessageStream(AbortableBlock, ObjectStream[bytes]):
         """Present a connection of this loop's as a stream, which owns it from now on."""
         self._connection = connection
         self._receiving = ResourceGuard(RECEIVING)
-        self._checkpoint = owed_checkpoint()
+        self._checkpoint = adapter_checkpoint()
 
     async def receive(self) -> bytes:
         """Wait for the next message and return it; b"" is a message too.
@@ -121,7 +121,7 @@ class MessageStream(AbortableBlock, ObjectStream[bytes]):
         return f"<MessageStream of {self._connection!r}>"
 
 
-class MessageListener(Serving[Connection, MessageStream]):
+class MessageListener(BaseListener[Connection, MessageStream]):
     """Accepts peers. From `aiordma.anyio.listen()`.
 
     Closing it rejects the peers that nobody has taken, and leaves the streams that were accepted
@@ -156,7 +156,7 @@ def connect(
     local_address: tuple[str, int] | None = None,
     private_data: bytes = b"",
     options: ConnectionOptions = DEFAULT_OPTIONS,
-) -> Opening[MessageStream]:
+) -> AwaitableContextManager[MessageStream]:
     """Connect to a listening peer: `await connect(...)` or `async with connect(...) as stream`.
 
     As aiordma.connect(), with its arguments, its exceptions (a ConnectError is an OSError, as
@@ -169,7 +169,7 @@ def connect(
         )
         return MessageStream(connection)
 
-    return Opening(connecting())
+    return AwaitableContextManager(connecting())
 
 
 def listen(
@@ -178,7 +178,7 @@ def listen(
     *,
     backlog: int = 0,
     options: ConnectionOptions = DEFAULT_OPTIONS,
-) -> Opening[MessageListener]:
+) -> AwaitableContextManager[MessageListener]:
     """Listen for peers: `await listen(...)` or `async with listen(...) as listener`.
 
     As aiordma.listen(), with its arguments, its exceptions and what cancelling does.
@@ -188,4 +188,4 @@ def listen(
         listener = await aiordma.listen(host, port, backlog=backlog, options=options)
         return MessageListener(listener)
 
-    return Opening(listening())
+    return AwaitableContextManager(listening())

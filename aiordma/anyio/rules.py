@@ -26,7 +26,7 @@ def raise_as_anyio(error: RdmaError, action: str, *, is_over: bool) -> NoReturn:
     raise error
 
 
-def owed_checkpoint() -> Checkpoint:
+def adapter_checkpoint() -> Checkpoint:
     """What to await besides the core's own call, on the running loop.
 
     On trio the core passes a checkpoint itself; on asyncio it does not, where everything is ready.

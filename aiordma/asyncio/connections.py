@@ -8,11 +8,11 @@ from ssl import SSLContext
 from typing import TypeVar
 
 from aiordma.asyncio.server import StreamServer
-from aiordma.asyncio.tls import begin_secure, check_tls
-from aiordma.asyncio.transport import transport_of
+from aiordma.asyncio.tls import check_tls, start_tls
+from aiordma.asyncio.transport import create_transport
 from aiordma.streams import listen_stream
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
-from aiordma.streams.stream_core import dial_pipe
+from aiordma.streams.stream_core import connect_stream_core
 
 # asyncio's own default: the longest line that readline() takes is about twice as much.
 LIMIT = 1 << 16
@@ -43,11 +43,11 @@ async def create_connection(
     """
     loop = asyncio.get_running_loop()
     check_tls(loop, ssl)
-    pipe = await dial_pipe(host, port, local_addr, options)
-    transport, protocol = transport_of(pipe, loop, protocol_factory)
+    core = await connect_stream_core(host, port, local_addr, options)
+    transport, protocol = create_transport(core, loop, protocol_factory)
     if ssl is not None:
         name = host if server_hostname is None else server_hostname
-        return await begin_secure(transport, protocol, ssl, name), protocol
+        return await start_tls(transport, protocol, ssl, name), protocol
     transport.begin()
     return transport, protocol
 

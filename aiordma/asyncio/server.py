@@ -8,10 +8,10 @@ from collections.abc import Callable
 from socket import AddressFamily
 from ssl import SSLContext
 
-from aiordma.asyncio.tls import begin_secure
-from aiordma.asyncio.transport import StreamTransport, transport_of
+from aiordma.asyncio.tls import start_tls
+from aiordma.asyncio.transport import StreamTransport, create_transport
 from aiordma.errors import DeviceRemoved, LocalClosed, RdmaError, VerbsError
-from aiordma.streams.listener import StreamListener, StreamRequest, accepted_pipe
+from aiordma.streams.listener import StreamListener, StreamRequest, accept_stream_core
 
 logger = logging.getLogger(__name__)
 
@@ -106,14 +106,16 @@ class StreamServer(asyncio.AbstractServer):
 
     async def _accept(self, request: StreamRequest) -> None:
         try:
-            pipe = await accepted_pipe(request)
-            transport, protocol = transport_of(pipe, self._loop, self._factory, self._lost)
+            core = await accept_stream_core(request)
+            transport, protocol = create_transport(
+                core, self._loop, self._factory, self._connection_lost
+            )
             self._transports.add(transport)
             self._idle.clear()
             if self._ssl is None:
                 transport.begin()
             else:
-                await begin_secure(transport, protocol, self._ssl, None)
+                await start_tls(transport, protocol, self._ssl, None)
         except VerbsError as error:
             logger.error("%r could not be accepted: %s", request, error)
         except (DeviceRemoved, OSError) as error:  # the peer's doing, or the network's
@@ -121,7 +123,7 @@ class StreamServer(asyncio.AbstractServer):
         except Exception:
             logger.exception("accepting %r failed", request)
 
-    def _lost(self, transport: StreamTransport) -> None:
+    def _connection_lost(self, transport: StreamTransport) -> None:
         self._transports.discard(transport)
         if not self._transports:
             self._idle.set()

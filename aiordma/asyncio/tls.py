@@ -32,7 +32,7 @@ class _Silent(asyncio.Protocol):
     """Until there is TLS, nobody hears of the connection."""
 
 
-async def begin_secure(
+async def start_tls(
     transport: StreamTransport,
     protocol: asyncio.BaseProtocol,
     ssl: SSLContext,

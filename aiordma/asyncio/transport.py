@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from aiordma.asyncio.errors import as_os_error
 from aiordma.asyncio.write_buffer import WriteBuffer
 from aiordma.errors import RdmaError
-from aiordma.memory import flat
-from aiordma.streams.stream_core import Pipe
+from aiordma.memory import byte_view
+from aiordma.streams.stream_core import StreamCore
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -34,21 +34,21 @@ class StreamTransport(asyncio.Transport):
 
     def __init__(
         self,
-        pipe: Pipe,
+        core: StreamCore,
         loop: asyncio.AbstractEventLoop,
         protocol: asyncio.BaseProtocol,
         on_lost: Callable[[StreamTransport], None] | None = None,
     ) -> None:
-        """Present `pipe` to `protocol` once begin() is called; `on_lost` is called at the end."""
-        cm = pipe.endpoint.cm
+        """Present `core` to `protocol` once begin() is called; `on_lost` is called at the end."""
+        cm = core.endpoint.cm
         super().__init__(
             {
                 "peername": cm.peer_address,
                 "sockname": cm.local_address,
-                "rdma_device": pipe.endpoint.device.name,
+                "rdma_device": core.endpoint.device.name,
             }
         )
-        self._pipe = pipe
+        self._core = core
         self._loop = loop
         self._on_lost = on_lost
         self._context = contextvars.copy_context()
@@ -69,7 +69,7 @@ class StreamTransport(asyncio.Transport):
     def begin(self) -> None:
         """Tell the protocol that it is connected, and start reading."""
         self._reading = True
-        self._pipe.on_change = self._schedule
+        self._core.on_change = self._schedule
         try:
             self._protocol.connection_made(self)
         except Exception as error:
@@ -92,9 +92,9 @@ class StreamTransport(asyncio.Transport):
         """See what can be done, in a turn of the loop's own: not while completions are taken."""
         if not self._scheduled and not self._lost:
             self._scheduled = True
-            self._loop.call_soon(self._take_turn, context=self._context)
+            self._loop.call_soon(self._on_loop, context=self._context)
 
-    def _take_turn(self) -> None:
+    def _on_loop(self) -> None:
         self._scheduled = False
         if not self._lost:
             self._read()
@@ -120,7 +120,7 @@ class StreamTransport(asyncio.Transport):
         self._schedule()
 
     def _read(self) -> None:
-        if not self.is_reading() or not self._pipe.is_readable:
+        if not self.is_reading() or not self._core.is_readable:
             return
         try:
             protocol = self._protocol
@@ -136,21 +136,21 @@ class StreamTransport(asyncio.Transport):
             return
         if not count:
             self._end_reading()
-        elif self._pipe.is_readable:
+        elif self._core.is_readable:
             self._schedule()
 
     def _read_for(self, protocol: asyncio.BaseProtocol) -> int:
-        data = self._pipe.read(MAX_READ)
+        data = self._core.read(MAX_READ)
         if data:
             cast(asyncio.Protocol, protocol).data_received(data)
         return len(data)
 
     def _read_into(self, protocol: asyncio.BufferedProtocol) -> int:
         buffer = protocol.get_buffer(-1)
-        with memoryview(buffer) as view, flat(view) as memory:
+        with memoryview(buffer) as view, byte_view(view) as memory:
             if not len(memory):
                 raise RuntimeError("get_buffer() returned an empty buffer")
-            count = self._pipe.read_into(memory)
+            count = self._core.read_into(memory)
         if count:
             protocol.buffer_updated(count)
         return count
@@ -171,13 +171,13 @@ class StreamTransport(asyncio.Transport):
         """Send, or keep to be sent. Never blocks; see set_write_buffer_limits()."""
         if self._eof_wanted:
             raise RuntimeError("Cannot call write() after write_eof()")
-        with memoryview(data) as view, flat(view) as memory:
+        with memoryview(data) as view, byte_view(view) as memory:
             if self._lost or self._closing or self._cannot_send or not memory.nbytes:
                 return  # a transport that is closed takes no more, as asyncio's own
             taken = 0
             if not self._buffer.size:
                 try:
-                    taken = self._pipe.write(memory)
+                    taken = self._core.write(memory)
                 except RdmaError as error:
                     self._stop_sending(error)
                     return
@@ -215,23 +215,23 @@ class StreamTransport(asyncio.Transport):
     def _flush(self) -> None:
         try:
             if self._buffer.size:
-                self._buffer.drain(self._pipe.write)
+                self._buffer.drain(self._core.write)
             if not self._buffer.size and self._eof_wanted and not self._eof_sent:
                 self._eof_sent = True
-                self._pipe.finish()
+                self._core.finish()
         except RdmaError as error:
             self._stop_sending(error)
             return
         self._buffer.resume_if_low(self._protocol)
         if not self._buffer.size and self._closing:
-            self._start_finale()
+            self._start_closing()
 
     def _stop_sending(self, error: RdmaError) -> None:
         """Nothing can be sent any more; but what has come is still to be read, if somebody reads,
         and tells in the end what happened."""
         self._cannot_send = True
         self._buffer.clear()
-        if self.is_reading() and self._pipe.is_readable:
+        if self.is_reading() and self._core.is_readable:
             self._schedule()
         else:
             self._lose(error)
@@ -251,15 +251,15 @@ class StreamTransport(asyncio.Transport):
             return
         self._closing = True
         if not self._buffer.size:
-            self._start_finale()
+            self._start_closing()
 
-    def _start_finale(self) -> None:
+    def _start_closing(self) -> None:
         if self._finale is None:
-            self._finale = self._loop.create_task(self._close_pipe())
+            self._finale = self._loop.create_task(self._close_core())
 
-    async def _close_pipe(self) -> None:
+    async def _close_core(self) -> None:
         try:
-            await self._pipe.aclose()
+            await self._core.aclose()
         finally:
             self._end(None)
 
@@ -289,7 +289,7 @@ class StreamTransport(asyncio.Transport):
         self._loop.call_exception_handler(context)
 
     def _end_soon(self, error: Exception | None) -> None:
-        self._pipe.abort()
+        self._core.abort()
         if not self._lost:
             self._loop.call_soon(self._end, error)
         self._lost = True
@@ -298,7 +298,7 @@ class StreamTransport(asyncio.Transport):
         if self._ended:
             return
         self._ended = self._lost = True
-        self._pipe.on_change = _nothing
+        self._core.on_change = _nothing
         self._buffer.clear()
         try:
             self._protocol.connection_lost(error)
@@ -307,33 +307,33 @@ class StreamTransport(asyncio.Transport):
                 self._on_lost(self)
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        pipe = getattr(self, "_pipe", None)
-        if pipe is not None and not pipe.endpoint.released:
+        core = getattr(self, "_core", None)
+        if core is not None and not core.endpoint.released:
             _warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
-            pipe.endpoint.abandon()
+            core.endpoint.abandon()
 
     def __repr__(self) -> str:
-        host, port = self._pipe.endpoint.peer_address
+        host, port = self._core.endpoint.peer_address
         state = "closed" if self._lost else "closing" if self._closing else "open"
         return f"<StreamTransport to {host} port {port}, {state}>"
 
 
-def transport_of(
-    pipe: Pipe,
+def create_transport(
+    core: StreamCore,
     loop: asyncio.AbstractEventLoop,
     protocol_factory: Callable[[], P],
     on_lost: Callable[[StreamTransport], None] | None = None,
 ) -> tuple[StreamTransport, P]:
-    """A transport of `pipe`, and the protocol that it is for. If there is none, `pipe` is aborted.
+    """A transport of `core`, and the protocol that it is for. If there is none, `core` is aborted.
 
     Raises: what the factory does.
     """
     try:
         protocol = protocol_factory()
     except BaseException:
-        pipe.abort()
+        core.abort()
         raise
-    return StreamTransport(pipe, loop, protocol, on_lost), protocol
+    return StreamTransport(core, loop, protocol, on_lost), protocol
 
 
 def _nothing() -> None:

@@ -18,7 +18,11 @@ from aiordma.errors import (
     WorkRequestError,
 )
 from aiordma.loop import WaitQueue, checkpoint, task_group
-from aiordma.loop.context_managers import AsyncBlock, Closable, Opening
+from aiordma.loop.context_managers import (
+    AsyncContextManagerMixin,
+    AwaitableContextManager,
+    Closable,
+)
 from aiordma.options import PrivateDataLimits, check_private_data
 
 logger = logging.getLogger(__name__)
@@ -27,10 +31,10 @@ C = TypeVar("C", bound=Closable)
 R = TypeVar("R")
 
 # What a peer does, and not the one who serves it.
-_PEERS_DOING = (ConnectError, ConnectionClosed, ProtocolError, WorkRequestError)
+_PEER_ERRORS = (ConnectError, ConnectionClosed, ProtocolError, WorkRequestError)
 
 
-class Request:
+class BaseRequest:
     """A peer that wants to connect, whatever it wants to exchange."""
 
     def __init__(self, cm: AsyncCmId) -> None:
@@ -49,7 +53,7 @@ class Request:
         """`(host, port)` of the peer."""
         return self._peer_address
 
-    async def _refuse(self, private_data: bytes = b"") -> None:
+    async def _reject(self, private_data: bytes = b"") -> None:
         try:
             self._cm.check_unanswered()
         except ConnectError as error:
@@ -65,7 +69,7 @@ class Request:
         return f"<{type(self).__name__} from {host} port {port}>"
 
 
-class Serving(AsyncBlock, Generic[R, C]):
+class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
     """What every listener does, whatever its peers want to exchange."""
 
     def __init__(self, cms: list[AsyncCmId], request: Callable[[AsyncCmId], R]) -> None:
@@ -107,7 +111,7 @@ class Serving(AsyncBlock, Generic[R, C]):
         if len(self._arrived):
             raise BusyError("another task is waiting for requests on this listener")
 
-    async def _accept_next(self, accept: Callable[[R], Opening[C]]) -> C:
+    async def _accept_next(self, accept: Callable[[R], AwaitableContextManager[C]]) -> C:
         while True:
             request = await self.get_request()
             try:
@@ -116,7 +120,9 @@ class Serving(AsyncBlock, Generic[R, C]):
                 logger.info("%r went away: %s", request, error)  # of several devices one may have
 
     async def _serve(
-        self, accept: Callable[[R], Opening[C]], handler: Callable[[C], Awaitable[object]]
+        self,
+        accept: Callable[[R], AwaitableContextManager[C]],
+        handler: Callable[[C], Awaitable[object]],
     ) -> None:
         self._check_idle()
         failure: RdmaError | None = None
@@ -134,13 +140,13 @@ class Serving(AsyncBlock, Generic[R, C]):
     async def _serve_one(
         self,
         request: R,
-        accept: Callable[[R], Opening[C]],
+        accept: Callable[[R], AwaitableContextManager[C]],
         handler: Callable[[C], Awaitable[object]],
     ) -> None:
         try:
             async with accept(request) as accepted:
                 await handler(accepted)
-        except _PEERS_DOING as error:
+        except _PEER_ERRORS as error:
             logger.info("%r went away: %s", request, error)
         except Exception:
             logger.exception("serving %r failed", request)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aiordma.cm.base_id import BaseCmId
 from aiordma.cm.handle import IdHandle
 from aiordma.cm.states import CmState
-from aiordma.cm.step import Place, Step
+from aiordma.cm.step import Executor, Step
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, VerbsError
@@ -41,7 +41,7 @@ class AsyncCmId(BaseCmId):
         self._dispatcher = dispatcher
         self._stop_watching: Callable[[], None] | None = None
         dispatcher.register(handle.cm_id, self)
-        handle.on_released(dispatcher.release)
+        handle.add_released_callback(dispatcher.release)
         if handle.channel is not None:
             self._watch(handle.channel)
 
@@ -57,13 +57,13 @@ class AsyncCmId(BaseCmId):
         loop = running_loop()
         await checkpoint()
         dispatcher = await CmDispatcher.of(loop)
-        with dispatcher.kept_open():
+        with dispatcher.referenced():
             handle = IdHandle(loop, dispatcher.create_id(port_space))
             return cls(handle, dispatcher, CmState.IDLE, None)
 
     # --- waiting ---
 
-    async def _take(self, step: Step, is_done: Callable[[], bool]) -> None:
+    async def _perform(self, step: Step, is_done: Callable[[], bool]) -> None:
         await checkpoint_if_cancelled()
         if step.call is None:
             self._check_idle()
@@ -85,10 +85,12 @@ class AsyncCmId(BaseCmId):
             raise BusyError("another task is waiting for this id")
 
     async def _make_call(self, step: Step) -> None:
-        if step.place is Place.LOOP:
+        if step.executor is Executor.LOOP:
             _call(step)
         else:
-            await self.handle.call(lambda: _call(step), parked=step.place is Place.PARKED)
+            await self.handle.call(
+                lambda: _call(step), blocking=step.executor is Executor.BLOCKING_POOL
+            )
 
     def handle_event(self, event: CmEvent) -> None:
         """Take an event from the dispatcher."""
@@ -110,7 +112,7 @@ class AsyncCmId(BaseCmId):
     def _watch(self, channel: OwnChannel) -> None:
         """Have the loop read the channel, too, until everything is destroyed, or migrates."""
         self._stop_watching = self._dispatcher.watch(self.cm_id, channel)
-        self.handle.on_released(self._stop_watching)
+        self.handle.add_released_callback(self._stop_watching)
 
     async def get_request(self) -> AsyncCmId:
         """Wait for a connection request: an id in state REQUESTED, to be accepted or rejected.
@@ -183,18 +185,18 @@ class AsyncCmId(BaseCmId):
         self._check_idle()
         self._state.check_open()
         self._leave_loop()
-        heir = SyncCmId(self.handle, self.state, self.event)
-        self._pass_on_to(heir)
-        return heir
+        successor = SyncCmId(self.handle, self.state, self.event)
+        self._transfer_to(successor)
+        return successor
 
     def _leave_loop(self) -> None:
         handle = self.handle
         if self._stop_watching is None:
             handle.move_to_own_channel()
         else:
-            handle.not_on_released(self._stop_watching)
+            handle.remove_released_callback(self._stop_watching)
             self._stop_watching()
-        handle.not_on_released(self._dispatcher.release)
+        handle.remove_released_callback(self._dispatcher.release)
         self._dispatcher.forget(self.cm_id)
         self._dispatcher.release()
 

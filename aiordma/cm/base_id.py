@@ -20,11 +20,11 @@ from aiordma.cm.id_state import IdState
 from aiordma.cm.own_completions import OwnCompletions
 from aiordma.cm.pending_requests import MAX_BACKLOG, PendingRequests
 from aiordma.cm.states import FINAL, WAITING, CmCall, CmState, after_call
-from aiordma.cm.step import Place, Step
+from aiordma.cm.step import Executor, Step
 from aiordma.enums import CmEventType, IbOption, IdOption, JoinFlags, QpState, SrqType
 from aiordma.errors import ConnectError, LocalClosed, RdmaError, VerbsError
 from aiordma.loop import Loop, checkpoint
-from aiordma.loop.context_managers import AsyncBlock
+from aiordma.loop.context_managers import AsyncContextManagerMixin
 from aiordma.rdmacm import (
     CmEvent,
     CmId,
@@ -61,7 +61,7 @@ _tokens = itertools.count(1)
 _CONNECTED = (CmState.CONNECTED, CmState.DISCONNECTED, CmState.RESPONDED)
 
 
-class BaseCmId(AsyncBlock, ABC):
+class BaseCmId(AsyncContextManagerMixin, ABC):
     """A communication identifier whose operations are awaited, in either mode.
 
     Every await may be cancelled. The id then stands in the middle of the operation, and can only be
@@ -163,16 +163,16 @@ class BaseCmId(AsyncBlock, ABC):
         self._completions.on_event()
 
     @abstractmethod
-    async def _take(self, step: Step, is_done: Callable[[], bool]) -> None:
+    async def _perform(self, step: Step, is_done: Callable[[], bool]) -> None:
         """Make the call of `step`, and wait for events until `is_done()`."""
 
-    async def _move(self, step: Step, peer: str, *wanted: CmState) -> None:
+    async def _perform_to(self, step: Step, peer: str, *wanted: CmState) -> None:
         """Take a step until nothing is under way.
 
         Raises:
             RdmaError: the id is then in none of the states `wanted`.
         """
-        await self._take(step, lambda: self.state not in WAITING)
+        await self._perform(step, lambda: self.state not in WAITING)
         if self.state not in wanted:
             raise self._state.error(peer, wanted[0])
 
@@ -237,10 +237,10 @@ class BaseCmId(AsyncBlock, ABC):
         step = Step(
             CmCall.RESOLVE_ADDR,
             lambda: self.cm_id.resolve_addr(source, destination, _milliseconds(timeout)),
-            Place.LOOP,
+            Executor.LOOP,
             translate=lambda error: _query_error(CmEventType.ADDR_ERROR, error, peer),
         )
-        await self._move(step, peer, CmState.ADDR_RESOLVED)
+        await self._perform_to(step, peer, CmState.ADDR_RESOLVED)
 
     async def resolve_route(self, *, timeout: float = RESOLVE_TIMEOUT) -> None:
         """Find the route to the resolved address: rdma_resolve_route(3), in a worker thread.
@@ -251,7 +251,7 @@ class BaseCmId(AsyncBlock, ABC):
             RouteError: there is none.
         """
         await self._find_route(
-            lambda: self.cm_id.resolve_route(_milliseconds(timeout)), Place.PARKED
+            lambda: self.cm_id.resolve_route(_milliseconds(timeout)), Executor.BLOCKING_POOL
         )
 
     async def set_path(self, path: bytes) -> None:
@@ -262,17 +262,17 @@ class BaseCmId(AsyncBlock, ABC):
         Raises:
             RouteError: it is not accepted (EINVAL: no such path, or no InfiniBand or RoCE).
         """
-        await self._find_route(lambda: self.cm_id.set_option(IbOption.PATH, path), Place.LOOP)
+        await self._find_route(lambda: self.cm_id.set_option(IbOption.PATH, path), Executor.LOOP)
 
-    async def _find_route(self, start: Callable[[], None], place: Place) -> None:
+    async def _find_route(self, start: Callable[[], None], executor: Executor) -> None:
         peer = self.peer_address[0]
         step = Step(
             CmCall.RESOLVE_ROUTE,
             start,
-            place,
+            executor,
             translate=lambda error: _query_error(CmEventType.ROUTE_ERROR, error, peer),
         )
-        await self._move(step, peer, CmState.ROUTE_RESOLVED)
+        await self._perform_to(step, peer, CmState.ROUTE_RESOLVED)
 
     # --- connecting ---
 
@@ -297,15 +297,15 @@ class BaseCmId(AsyncBlock, ABC):
         """
         self._state.check_allowed(CmCall.CONNECT)
         peer = format_address(self.peer_address)
-        self.handle.slow = iwarp = self.device().is_iwarp
+        self.handle.is_slow_to_destroy = iwarp = self.device().is_iwarp
         step = Step(
             CmCall.CONNECT,
             lambda: self.cm_id.connect(parameters),
-            Place.PARKED if iwarp else Place.WORKER,
+            Executor.BLOCKING_POOL if iwarp else Executor.WORKER_POOL,
             prepare,
             lambda error: error_for_iwarp_connect(error, peer) if iwarp else error,
         )
-        await self._move(step, peer, *_CONNECTED)
+        await self._perform_to(step, peer, *_CONNECTED)
 
     def establish(self) -> None:
         """Confirm the connection of a queue pair that was moved by hand: rdma_establish(3).
@@ -343,16 +343,16 @@ class BaseCmId(AsyncBlock, ABC):
         step = Step(
             CmCall.ACCEPT,
             lambda: self.cm_id.accept(parameters),
-            Place.WORKER,
+            Executor.WORKER_POOL,
             lambda: self._prepare_answer(prepare, peer),
             lambda error: ConnectError(f"{peer} could not be accepted: {error}"),
         )
         if is_datagram:
-            await self._take(step, lambda: True)
+            await self._perform(step, lambda: True)
             if self.state is CmState.ACCEPTING:
                 self._state.current = CmState.CONNECTED  # no event will say so
         else:
-            await self._move(step, peer, *_CONNECTED)
+            await self._perform_to(step, peer, *_CONNECTED)
 
     def _prepare_answer(self, prepare: Callable[[], None], peer: str) -> None:
         """Prepare to accept. Of a peer that gave up meanwhile, nothing tells but that it fails."""
@@ -445,7 +445,7 @@ class BaseCmId(AsyncBlock, ABC):
     def make_qp(self, init: QueuePairInit, pd: ProtectionDomain | None = None) -> QueuePair:
         """What create_qp() does. Blocks, so call it in a worker thread: inside `prepare`."""
         if pd is None:
-            self.handle.keep_device()
+            self.handle.acquire_context()
         with self.handle.channel_lock:
             return self.cm_id.create_qp(init, pd)
 
@@ -478,7 +478,7 @@ class BaseCmId(AsyncBlock, ABC):
 
         def create() -> SharedReceiveQueue:
             if pd is None:
-                self.handle.keep_device()
+                self.handle.acquire_context()
             if srq_type is SrqType.BASIC:
                 return self.cm_id.create_srq(pd, caps)
             return self.cm_id.create_srq_ex(pd, caps, srq_type)
@@ -512,9 +512,9 @@ class BaseCmId(AsyncBlock, ABC):
         self._state.check_open()
 
         def call() -> Registration:
-            self.handle.keep_device()
+            self.handle.acquire_context()
             registration = register()
-            self.handle.on_destroyed(registration.close)
+            self.handle.add_destroyed_callback(registration.close)
             return registration
 
         return await self.handle.call(call)
@@ -571,9 +571,11 @@ class BaseCmId(AsyncBlock, ABC):
         self._state.check_open()
         token = next(_tokens)
         self._joining[token] = None
-        step = Step(None, lambda: self._join(group, token, flags), Place.LOOP)
+        step = Step(None, lambda: self._join(group, token, flags), Executor.LOOP)
         try:
-            await self._take(step, lambda: self._joining[token] is not None or self.state in FINAL)
+            await self._perform(
+                step, lambda: self._joining[token] is not None or self.state in FINAL
+            )
             event = self._joining[token]
         finally:
             del self._joining[token]
@@ -587,7 +589,7 @@ class BaseCmId(AsyncBlock, ABC):
         cm_id = self.cm_id
         # A queue pair that is attached to a group cannot be destroyed, and librdmacm keeps a record
         # of each group until it is left. The lambda must not hold this object.
-        self.handle.before_destroyed(group, lambda: cm_id.leave_multicast(group))
+        self.handle.add_pre_destroy_hook(group, lambda: cm_id.leave_multicast(group))
         cm_id.join_multicast(group, token, flags)
 
     async def leave_multicast(self, group: SocketAddress) -> None:
@@ -597,7 +599,7 @@ class BaseCmId(AsyncBlock, ABC):
             VerbsError: EADDRNOTAVAIL (not joined).
         """
         self._state.check_open()
-        self.handle.not_before_destroyed(group)
+        self.handle.remove_pre_destroy_hook(group)
 
         def leave() -> None:
             with self.handle.channel_lock:
@@ -623,8 +625,8 @@ class BaseCmId(AsyncBlock, ABC):
             self.start_disconnect()
             await checkpoint()
             return
-        step = Step(CmCall.DISCONNECT, self._disconnect, Place.WORKER)
-        await self._take(step, lambda: self.state is not CmState.DISCONNECTING)
+        step = Step(CmCall.DISCONNECT, self._disconnect, Executor.WORKER_POOL)
+        await self._perform(step, lambda: self.state is not CmState.DISCONNECTING)
 
     def _disconnect(self) -> None:
         try:
@@ -660,12 +662,12 @@ class BaseCmId(AsyncBlock, ABC):
         self._last_addresses = self.local_address, self.peer_address
         self._state.close()
 
-    def _pass_on_to(self, heir: BaseCmId) -> None:
-        """Hand over to `heir`, which migrate() has made for the same C id."""
-        heir.context = self.context
-        self._state.copy_to(heir._state)
-        self._requests.move_to(heir._requests)
-        heir._has_listened = self._has_listened
+    def _transfer_to(self, successor: BaseCmId) -> None:
+        """Hand over to `successor`, which migrate() has made for the same C id."""
+        successor.context = self.context
+        self._state.copy_to(successor._state)
+        self._requests.move_to(successor._requests)
+        successor._has_listened = self._has_listened
         self._leave()
         self._is_moved = True
 

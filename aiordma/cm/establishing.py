@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from aiordma.cm import AsyncCmId
-from aiordma.cm.resolving import first_that_answers, is_loopback, resolve_host
+from aiordma.cm.resolving import is_loopback, resolve_host, try_addresses
 from aiordma.enums import IdOption
 from aiordma.errors import AddressError, VerbsError
 from aiordma.loop import running_loop
@@ -20,7 +20,7 @@ PORT_ATTEMPTS = 10
 T = TypeVar("T")
 
 
-async def dial(
+async def establish(
     host: str,
     port: int,
     local_address: tuple[str, int] | None,
@@ -39,7 +39,7 @@ async def dial(
     async def attempt(address: SocketAddress) -> T:
         return await finish(await _routed(address, source_of.get(address.family), options))
 
-    return await first_that_answers(
+    return await try_addresses(
         [address for address in found if not sources or address.family in source_of],
         attempt,
         (host, port),
@@ -66,7 +66,7 @@ def _set_options(cm: AsyncCmId, options: ConnectionOptions) -> None:
         cm.set_option(IdOption.REUSEADDR, 1)
 
 
-async def listening_ids(
+async def create_listening_ids(
     host: str | None, port: int, backlog: int, options: ConnectionOptions
 ) -> list[AsyncCmId]:
     """Ids that listen, all on one port: two where `host` stands for all addresses.

@@ -8,19 +8,19 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from aiordma.dispatch import CmDispatcher, destroy_quietly
+from aiordma.dispatch import CmDispatcher, destroy_and_log
 from aiordma.errors import BusyError, LocalClosed, RdmaError
 from aiordma.loop import (
     Interrupt,
     Loop,
     SerialJobs,
     WaitQueue,
+    blocking_pool,
     checkpoint,
-    hand_over,
+    ensure_called,
     is_forked_child,
-    parking,
     run_in_worker,
-    workers,
+    worker_pool,
 )
 from aiordma.rdmacm import CmId, OwnChannel, OwnObjects, device_contexts
 from aiordma.verbs import Device, QueuePair
@@ -44,13 +44,13 @@ class IdHandle:
         """The channel that it has to itself, and holds; None: it is on one that ids share."""
         self.channel_lock = threading.Lock()
         """Held by a worker thread in a call that uses the channel and may come at any time."""
-        self.slow = False
+        self.is_slow_to_destroy = False
         """Whether destroying can take seconds, as it can on iWARP."""
         self._jobs = SerialJobs()
         self._waits: set[Interrupt] = set()
         self._wait_ended = threading.Condition()
         self._device: Device | None = None
-        self._farewells: dict[Hashable, Callable[[], None]] = {}
+        self._pre_destroy_hooks: dict[Hashable, Callable[[], None]] = {}
         self._cleanups: list[Callable[[], None]] = []
         self._released: list[Callable[[], None]] = []
         self._started = False
@@ -68,27 +68,27 @@ class IdHandle:
             self.loop = loop
             self._waiters = WaitQueue(loop)
 
-    def before_destroyed(self, key: Hashable, farewell: Callable[[], None]) -> None:
-        """Have a worker thread call `farewell` before anything is destroyed."""
-        self._farewells[key] = farewell
+    def add_pre_destroy_hook(self, key: Hashable, hook: Callable[[], None]) -> None:
+        """Have a worker thread call `hook` before anything is destroyed."""
+        self._pre_destroy_hooks[key] = hook
 
-    def not_before_destroyed(self, key: Hashable) -> Callable[[], None] | None:
+    def remove_pre_destroy_hook(self, key: Hashable) -> Callable[[], None] | None:
         """Take that back, and return it if there was one."""
-        return self._farewells.pop(key, None)
+        return self._pre_destroy_hooks.pop(key, None)
 
-    def on_destroyed(self, cleanup: Callable[[], None]) -> None:
+    def add_destroyed_callback(self, callback: Callable[[], None]) -> None:
         """Have a worker thread call `cleanup` once the device can touch no memory any more."""
-        self._cleanups.append(cleanup)
+        self._cleanups.append(callback)
 
-    def on_released(self, callback: Callable[[], None]) -> None:
+    def add_released_callback(self, callback: Callable[[], None]) -> None:
         """Have the loop call `callback` when everything is destroyed."""
         self._released.append(callback)
 
-    def not_on_released(self, callback: Callable[[], None]) -> None:
+    def remove_released_callback(self, callback: Callable[[], None]) -> None:
         """Take that back."""
         self._released.remove(callback)
 
-    def keep_device(self) -> None:
+    def acquire_context(self) -> None:
         """Keep the device's context open until everything is destroyed.
 
         To be called before anything is made in librdmacm's default protection domain, which goes
@@ -99,7 +99,7 @@ class IdHandle:
         """
         if self._device is None:
             device = self.cm_id.device()
-            device_contexts.hold(device)
+            device_contexts.acquire(device)
             self._device = device
 
     # --- channels ---
@@ -118,7 +118,7 @@ class IdHandle:
             try:
                 self.cm_id.migrate(channel)
             except BaseException:
-                channel.let_go()
+                channel.release()
                 raise
             self._change_channel(channel)
             return channel
@@ -129,13 +129,13 @@ class IdHandle:
         As move_to_own_channel() otherwise, but it needs no descriptor.
         """
         with self._changing_channel():
-            dispatcher.adopt_id(self.cm_id)
+            dispatcher.migrate_id(self.cm_id)
             self._change_channel(None)
 
     def _change_channel(self, channel: OwnChannel | None) -> None:
         left, self.channel = self.channel, channel
         if left is not None:
-            left.let_go()
+            left.release()
 
     @contextmanager
     def _changing_channel(self) -> Iterator[None]:
@@ -148,7 +148,7 @@ class IdHandle:
 
     # --- calls ---
 
-    async def call(self, function: Callable[[], T], *, parked: bool = False) -> T:
+    async def call(self, function: Callable[[], T], *, blocking: bool = False) -> T:
         """Await a call on the id in a worker thread; `parked`: one that may take minutes.
 
         Cancelling returns at once; a call under way goes on, and destruction waits for it.
@@ -158,10 +158,10 @@ class IdHandle:
         """
         if self._started:
             raise LocalClosed("closed on this side")
-        pool = parking if parked else workers
+        pool = blocking_pool if blocking else worker_pool
         return await run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
 
-    async def wait(self, function: Callable[[Interrupt], T], *, in_turn: bool = True) -> T:
+    async def wait(self, function: Callable[[Interrupt], T], *, serialized: bool = True) -> T:
         """Await `function(interrupt)`, which waits in a worker thread for as long as it takes.
 
         Cancelling, and destroying the id, set the interrupt, whereupon the function has to return.
@@ -185,9 +185,9 @@ class IdHandle:
                     self._wait_ended.notify_all()
 
         try:
-            if in_turn:
-                return await self.call(run, parked=True)
-            return await run_in_worker(self.loop, run, parking.submit)
+            if serialized:
+                return await self.call(run, blocking=True)
+            return await run_in_worker(self.loop, run, blocking_pool.submit)
         except BaseException:
             interrupt.set()
             raise
@@ -225,7 +225,7 @@ class IdHandle:
             self._finished = True  # it is the parent's
             return
         self.interrupt_waits()
-        self._jobs.submit(self._destroy, parking if self.slow else workers)
+        self._jobs.submit(self._destroy, blocking_pool if self.is_slow_to_destroy else worker_pool)
 
     async def wait_destroyed(self) -> None:
         """Wait until it is done. Cancelling does not stop it."""
@@ -236,26 +236,26 @@ class IdHandle:
     def _destroy(self) -> None:
         with self._wait_ended:
             self._wait_ended.wait_for(lambda: not self._waits)
-        self._say_farewell()
+        self._run_pre_destroy_hooks()
         own = self.cm_id.own_objects()
         # The id first: afterwards rdma_get_cm_event(), on the loop's thread, can no longer be at
         # work on its queue pair.
-        destroy_quietly(self.cm_id)
+        destroy_and_log(self.cm_id)
         if self.channel is not None:
-            self.channel.let_go()
+            self.channel.release()
         if self._destroy_own(own):
             self._clean_up()
         else:
             # What the queue pair's requests name is never freed: the device may still use it.
             _undestroyed.append((own, self._cleanups, self._released))
             self._released = []
-        hand_over(self.loop, self._finish)
+        ensure_called(self.loop, self._finish)
 
-    def _say_farewell(self) -> None:
-        while self._farewells:
-            _, farewell = self._farewells.popitem()
+    def _run_pre_destroy_hooks(self) -> None:
+        while self._pre_destroy_hooks:
+            _, hook = self._pre_destroy_hooks.popitem()
             try:
-                farewell()
+                hook()
             except RdmaError as error:
                 logger.debug("ignored: %s", error)
 
@@ -274,7 +274,7 @@ class IdHandle:
             except RdmaError:
                 logger.exception("%r failed", cleanup)
         if self._device is not None:
-            self._device.let_go()
+            self._device.release()
 
     def _finish(self) -> None:
         for callback in self._released:

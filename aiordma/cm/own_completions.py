@@ -75,7 +75,7 @@ class OwnCompletions:
                 self._check_waitable()
                 await self._handle.wait(
                     lambda interrupt: self._read_one(completions, queue, source, interrupt),
-                    in_turn=False,
+                    serialized=False,
                 )
             return completions.unread.popleft()
 

@@ -50,7 +50,7 @@ class PendingRequests:
         """Append the request of `event`. It is rejected instead if there are too many."""
         channel = listener.channel
         assert channel is not None, "a listening id has its own channel"
-        handle = IdHandle(listener.loop, CmId.from_address(event.id), channel.hold())
+        handle = IdHandle(listener.loop, CmId.from_address(event.id), channel.acquire())
         if is_listening and len(self._requests) < self.backlog:
             self._requests.append(PendingRequest(handle, event))
         else:

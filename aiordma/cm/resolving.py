@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from aiordma import rdmacm
 from aiordma.errors import AddressError, ConnectError
-from aiordma.loop import Loop, parking, run_in_worker, running_loop
+from aiordma.loop import Loop, blocking_pool, run_in_worker, running_loop
 from aiordma.rdmacm import AddrInfo, SocketAddress, parse_address
 from aiordma.rdmacm.address import format_address
 
@@ -33,10 +33,10 @@ async def resolve_host(loop: Loop, host: str | None, port: int) -> list[SocketAd
     except ValueError:
         if not 0 <= port <= 65535:
             raise
-    return await run_in_worker(loop, lambda: _look_up(host, port), parking.submit)
+    return await run_in_worker(loop, lambda: _look_up(host, port), blocking_pool.submit)
 
 
-async def first_that_answers(
+async def try_addresses(
     candidates: list[SocketAddress],
     attempt: Callable[[SocketAddress], Awaitable[T]],
     wanted: tuple[str, int],
@@ -78,7 +78,7 @@ async def getaddrinfo(
         ValueError: neither node, nor service, nor an address in the hints was given.
     """
     return await run_in_worker(
-        running_loop(), lambda: rdmacm.getaddrinfo(node, service, hints), parking.submit
+        running_loop(), lambda: rdmacm.getaddrinfo(node, service, hints), blocking_pool.submit
     )
 
 

@@ -10,14 +10,14 @@ from aiordma.cm.states import CmCall
 from aiordma.errors import VerbsError
 
 
-class Place(Enum):
+class Executor(Enum):
     """Where a call is made."""
 
     LOOP = auto()
     """On the loop's thread: it does not block."""
-    WORKER = auto()
+    WORKER_POOL = auto()
     """In a worker thread: it takes milliseconds."""
-    PARKED = auto()
+    BLOCKING_POOL = auto()
     """In a worker thread of those that may take minutes."""
 
 
@@ -28,7 +28,7 @@ class Step:
     call: CmCall | None
     """How it moves the state, if it does."""
     start: Callable[[], None]
-    place: Place
+    executor: Executor
     prepare: Callable[[], None] = lambda: None
     """What is done before it, in the same thread. Its errors are its own."""
     translate: Callable[[VerbsError], Exception] = lambda error: error

@@ -15,7 +15,7 @@ from aiordma.cm.step import Step
 from aiordma.dispatch import CmDispatcher, initialise
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, RdmaError, VerbsError
-from aiordma.loop import Interrupt, checkpoint, make_in_worker, parking, running_loop
+from aiordma.loop import Interrupt, blocking_pool, checkpoint, make_in_worker, running_loop
 from aiordma.rdmacm import AddrInfo, CmEvent, CmId, OwnChannel
 from aiordma.verbs import ProtectionDomain, QueuePairInit
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # How long a thread that waits for completions lets a step have the channel, before it looks again.
-LOOK_SECONDS = 0.05
+READ_LOCK_SECONDS = 0.05
 
 
 class SyncCmId(BaseCmId):
@@ -60,7 +60,7 @@ class SyncCmId(BaseCmId):
         try:
             cm_id = CmId.create(channel, port_space)
         except BaseException:
-            channel.let_go()
+            channel.release()
             raise
         return cls(IdHandle(loop, cm_id, channel), CmState.IDLE, None)
 
@@ -94,14 +94,14 @@ class SyncCmId(BaseCmId):
                 event = handle.cm_id.take_event()
                 handle.move_to_own_channel()  # it has one already, but that is librdmacm's
                 if handle.cm_id.has_qp and pd is None:
-                    handle.keep_device()
+                    handle.acquire_context()
             except RdmaError:
                 handle.destroy()
                 raise
             return handle, event
 
         handle, event = await make_in_worker(
-            loop, make, lambda made: made[0].destroy(), parking.submit
+            loop, make, lambda made: made[0].destroy(), blocking_pool.submit
         )
         state = CmState.ADDR_BOUND if info.is_passive else CmState.ROUTE_RESOLVED
         return cls(handle, state, event)
@@ -120,7 +120,7 @@ class SyncCmId(BaseCmId):
         finally:
             self._busy = False
 
-    async def _take(self, step: Step, is_done: Callable[[], bool]) -> None:
+    async def _perform(self, step: Step, is_done: Callable[[], bool]) -> None:
         with self._in_use():
             await self.handle.wait(lambda interrupt: self._run(step, is_done, interrupt))
 
@@ -165,7 +165,7 @@ class SyncCmId(BaseCmId):
 
     def read_events(self) -> None:
         # Should a step be under way, it sees to events itself.
-        if self._reading.acquire(timeout=LOOK_SECONDS):
+        if self._reading.acquire(timeout=READ_LOCK_SECONDS):
             try:
                 self._read_events()
             finally:
@@ -222,7 +222,7 @@ class SyncCmId(BaseCmId):
         if self.cm_id.for_requests is not None and not handle.cm_id.has_qp:
             pd, init = self.cm_id.for_requests
             if pd is None:
-                handle.keep_device()
+                handle.acquire_context()
             handle.cm_id.create_qp(init, pd)
 
     def __aiter__(self) -> AsyncIterator[SyncCmId]:
@@ -252,7 +252,7 @@ class SyncCmId(BaseCmId):
             LocalClosed: it is closed.
         """
         dispatcher = await CmDispatcher.of(running_loop())
-        with dispatcher.kept_open(), self._in_use():
+        with dispatcher.referenced(), self._in_use():
             self._state.check_open()
             await self.handle.call(lambda: None)  # behind a call whose task was cancelled
             self._state.check_open()
@@ -264,12 +264,12 @@ class SyncCmId(BaseCmId):
         if not self._has_listened:
             self.handle.move_to_loop(dispatcher)
         self._channel = None
-        heir = AsyncCmId(self.handle, dispatcher, self.state, self.event)
-        self._pass_on_to(heir)
-        if not heir._has_listened:
+        successor = AsyncCmId(self.handle, dispatcher, self.state, self.event)
+        self._transfer_to(successor)
+        if not successor._has_listened:
             # The kernel moves events without waking those who watch the descriptor.
             dispatcher.read_all()
-        return heir
+        return successor
 
     # --- the end ---
 

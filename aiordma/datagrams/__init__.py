@@ -1,6 +1,6 @@
 """Datagrams: a queue pair that sends to anybody, its peers and its multicast groups."""
 
-from aiordma.datagrams.datagram_queue_pair import DatagramEngine
+from aiordma.datagrams.datagram_queue_pair import DatagramQueuePair
 from aiordma.datagrams.datagram_receive_ring import Datagram
 from aiordma.datagrams.multicast_groups import MulticastGroup
 from aiordma.datagrams.options import DatagramOptions
@@ -9,9 +9,9 @@ from aiordma.datagrams.sidr import DatagramRequest
 
 __all__ = [
     "Datagram",
-    "DatagramEngine",
     "DatagramOptions",
     "DatagramPeer",
+    "DatagramQueuePair",
     "DatagramRequest",
     "MulticastGroup",
 ]

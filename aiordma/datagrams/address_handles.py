@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from aiordma.cm.handle import IdHandle
-from aiordma.datagrams.peer import Way
+from aiordma.datagrams.peer import AddressKey
 from aiordma.loop import Interrupt, WaitQueue
 from aiordma.verbs import AddressHandle
 
@@ -14,13 +14,13 @@ from aiordma.verbs import AddressHandle
 MAX_HANDLES = 1024
 
 
-class Borrowed:
+class AddressHandleReference:
     """An address handle that the device may be using, or is about to use."""
 
-    __slots__ = ("_book", "evicted", "handle", "uses")
+    __slots__ = ("_cache", "evicted", "handle", "uses")
 
-    def __init__(self, book: AddressBook, handle: AddressHandle) -> None:
-        self._book = book
+    def __init__(self, cache: AddressHandleCache, handle: AddressHandle) -> None:
+        self._cache = cache
         self.handle = handle
         self.uses = 0
         self.evicted = False
@@ -29,31 +29,31 @@ class Borrowed:
         """One use less."""
         self.uses -= 1
         if self.evicted and not self.uses:
-            self._book.discard(self.handle)
+            self._cache.discard(self.handle)
 
 
-class AddressBook:
+class AddressHandleCache:
     """Where each peer and group is, as address handles; the one not used for longest goes first.
 
     A handle outlives the sends that name it, and all are destroyed after the queue pair.
     """
 
-    def __init__(self, owner: IdHandle, make: Callable[[Way], AddressHandle]) -> None:
+    def __init__(self, handle: IdHandle, make: Callable[[AddressKey], AddressHandle]) -> None:
         """`make` is called in a worker thread."""
-        self._owner = owner
+        self._owner = handle
         self._make = make
-        self._known: OrderedDict[Way, Borrowed] = OrderedDict()
+        self._cached: OrderedDict[AddressKey, AddressHandleReference] = OrderedDict()
         self._undestroyed: set[AddressHandle] = set()
-        self._being_made: set[Way] = set()
-        self._made = WaitQueue(owner.loop)
-        owner.on_destroyed(self._close)
+        self._being_made: set[AddressKey] = set()
+        self._made = WaitQueue(handle.loop)
+        handle.add_destroyed_callback(self._close)
 
     def __len__(self) -> int:
         """Handles that are known."""
-        return len(self._known)
+        return len(self._cached)
 
-    async def borrow(self, way: Way) -> Borrowed:
-        """The handle for `way`, to be released when the device is done with it.
+    async def acquire(self, key: AddressKey) -> AddressHandleReference:
+        """The handle for `key`, to be released when the device is done with it.
 
         Made in a worker thread, which can take seconds, if it is not known yet. Cancelling borrows
         none.
@@ -62,33 +62,33 @@ class AddressBook:
             VerbsError: there is no such way, or nobody has the address (ENOENT, ETIMEDOUT, ...).
             LocalClosed: the endpoint is closed.
         """
-        while (known := self._known.get(way)) is None:
-            if way in self._being_made:
+        while (known := self._cached.get(key)) is None:
+            if key in self._being_made:
                 await self._made.wait()
             else:
-                await self._add(way)
-        self._known.move_to_end(way)
+                await self._add(key)
+        self._cached.move_to_end(key)
         known.uses += 1
         return known
 
-    async def _add(self, way: Way) -> None:
-        self._being_made.add(way)
+    async def _add(self, key: AddressKey) -> None:
+        self._being_made.add(key)
         try:
             # Not in turn: one peer that is slow to be found must not hold up what the others need.
-            handle = await self._owner.wait(lambda wait: self._create(way, wait), in_turn=False)
+            handle = await self._owner.wait(lambda wait: self._create(key, wait), serialized=False)
         finally:
-            self._being_made.discard(way)
+            self._being_made.discard(key)
             self._made.wake_all()
-        self._known[way] = Borrowed(self, handle)
-        if len(self._known) > MAX_HANDLES:
-            _, oldest = self._known.popitem(last=False)
+        self._cached[key] = AddressHandleReference(self, handle)
+        if len(self._cached) > MAX_HANDLES:
+            _, oldest = self._cached.popitem(last=False)
             oldest.evicted = True
             if not oldest.uses:
                 self.discard(oldest.handle)
 
-    def _create(self, way: Way, interrupt: Interrupt) -> AddressHandle:
+    def _create(self, key: AddressKey, interrupt: Interrupt) -> AddressHandle:
         """In a thread. Nobody takes the handle if the interrupt is set by then."""
-        handle = self._make(way)
+        handle = self._make(key)
         self._undestroyed.add(handle)
         if interrupt.is_set:
             self._destroy(handle)

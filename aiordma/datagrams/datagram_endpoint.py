@@ -10,21 +10,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId
-from aiordma.cm.resolving import first_that_answers, is_loopback, resolve_host
+from aiordma.cm.resolving import is_loopback, resolve_host, try_addresses
 from aiordma.datagrams import (
     Datagram,
-    DatagramEngine,
     DatagramOptions,
     DatagramPeer,
+    DatagramQueuePair,
     DatagramRequest,
     MulticastGroup,
 )
-from aiordma.datagrams.multicast_groups import Groups
+from aiordma.datagrams.multicast_groups import MulticastGroups
 from aiordma.datagrams.sidr import resolve_peer
 from aiordma.enums import PortSpace
 from aiordma.errors import AddressError, ConnectError, LocalClosed, VerbsError
 from aiordma.loop import running_loop
-from aiordma.loop.context_managers import AbortableBlock, Opening
+from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
 from aiordma.options import DATAGRAM_LIMITS, check_private_data
 from aiordma.rdmacm import SocketAddress, parse_address
 from aiordma.verbs.queue_pair import NO_IMMEDIATE, checked_immediate
@@ -39,7 +39,7 @@ DEFAULT_OPTIONS = DatagramOptions()
 
 def open_datagram(
     local_address: tuple[str, int], *, options: DatagramOptions = DEFAULT_OPTIONS
-) -> Opening[DatagramEndpoint]:
+) -> AwaitableContextManager[DatagramEndpoint]:
     """Open an endpoint: `await open_datagram(...)` or `async with open_datagram(...) as endpoint`.
 
     `local_address` is `(host, port)`: a name or address of an RDMA device of this machine, and the
@@ -55,7 +55,7 @@ def open_datagram(
             datagrams; ENOMEM when no more memory can be locked.
         ValueError: an option is more than the device can do.
     """
-    return Opening(_open(local_address, options))
+    return AwaitableContextManager(_open(local_address, options))
 
 
 async def _open(local_address: tuple[str, int], options: DatagramOptions) -> DatagramEndpoint:
@@ -75,12 +75,12 @@ async def _open_at(address: SocketAddress, options: DatagramOptions) -> Datagram
     cm = await AsyncCmId.create(PortSpace.UDP)
     async with cm.closed_on_failure():
         cm.bind_addr(address)
-        engine = DatagramEngine(cm, options)
-        await engine.open()
-    return DatagramEndpoint(engine)
+        queue_pair = DatagramQueuePair(cm, options)
+        await queue_pair.open()
+    return DatagramEndpoint(queue_pair)
 
 
-class DatagramEndpoint(AbortableBlock):
+class DatagramEndpoint(AbortingContextManagerMixin):
     """Sends datagrams to peers and groups, and receives them (RDMA's UD queue pair).
 
     From `open_datagram()`. Datagrams arrive whole or not at all; they may be lost, doubled or
@@ -90,11 +90,11 @@ class DatagramEndpoint(AbortableBlock):
     One task may receive at a time; any number may send. Belongs to the event loop it was made on.
     """
 
-    def __init__(self, engine: DatagramEngine) -> None:
+    def __init__(self, queue_pair: DatagramQueuePair) -> None:
         """For open_datagram(); not to be called by others."""
-        self._engine = engine
-        self._groups = Groups(engine)
-        self._local_address = engine.cm.local_address
+        self._queue_pair = queue_pair
+        self._groups = MulticastGroups(queue_pair)
+        self._local_address = queue_pair.cm.local_address
 
     @property
     def local_address(self) -> tuple[str, int]:
@@ -104,17 +104,17 @@ class DatagramEndpoint(AbortableBlock):
     @property
     def qp_num(self) -> int:
         """The number of its queue pair, which peers send to."""
-        return self._engine.qp.number
+        return self._queue_pair.qp.number
 
     @property
     def max_message_size(self) -> int:
         """The largest datagram in bytes that send_to() takes."""
-        return self._engine.max_message_size
+        return self._queue_pair.max_message_size
 
     @property
     def closed(self) -> bool:
         """Whether it ended. What came before can still be received if it was not ended here."""
-        return self._engine.closed
+        return self._queue_pair.closed
 
     # --- peers ---
 
@@ -135,13 +135,13 @@ class DatagramEndpoint(AbortableBlock):
             LocalClosed, DeviceRemoved, WorkRequestError: the endpoint has ended.
             ValueError: the private data is too long.
         """
-        self._engine.check_open()
+        self._queue_pair.check_open()
         check_private_data(private_data, DATAGRAM_LIMITS.connect)
-        family = self._engine.source.family
+        family = self._queue_pair.source.family
         found = await resolve_host(running_loop(), host, port)
-        return await first_that_answers(
+        return await try_addresses(
             [address for address in found if address.family == family],
-            lambda address: resolve_peer(self._engine, address, private_data),
+            lambda address: resolve_peer(self._queue_pair, address, private_data),
             (host, port),
         )
 
@@ -156,7 +156,7 @@ class DatagramEndpoint(AbortableBlock):
             RdmaError: it listens already.
             LocalClosed, DeviceRemoved, WorkRequestError: the endpoint has ended.
         """
-        self._engine.listen(backlog)
+        self._queue_pair.listen(backlog)
 
     async def get_request(self) -> DatagramRequest:
         """Wait for the next peer that asks, after listen().
@@ -168,7 +168,7 @@ class DatagramEndpoint(AbortableBlock):
             BusyError: another task is waiting for requests.
             LocalClosed, DeviceRemoved, WorkRequestError: the endpoint has ended.
         """
-        return DatagramRequest(await self._engine.get_request(), self._engine)
+        return DatagramRequest(await self._queue_pair.get_request(), self._queue_pair)
 
     async def serve(self, private_data: bytes = b"") -> None:
         """Accept every peer that asks, with `private_data`, until the endpoint is closed.
@@ -179,8 +179,8 @@ class DatagramEndpoint(AbortableBlock):
         """
         check_private_data(private_data, DATAGRAM_LIMITS.accept)
         with suppress(LocalClosed):
-            if not self._engine.is_listening:
-                self._engine.listen(0)
+            if not self._queue_pair.is_listening:
+                self._queue_pair.listen(0)
             while True:
                 request = await self.get_request()
                 try:
@@ -243,13 +243,13 @@ class DatagramEndpoint(AbortableBlock):
             LocalClosed: the endpoint is closed, or the group was left.
             DeviceRemoved, WorkRequestError: the endpoint has ended.
         """
-        self._engine.check_open()
+        self._queue_pair.check_open()
         if isinstance(target, MulticastGroup):
             target.check_joined()
         destination = (target.qp_num, target.qkey)
         number = NO_IMMEDIATE if imm is None else checked_immediate(imm)
         payload = data if type(data) is bytes else _joined(data)
-        await self._engine.send_to(target.way, destination, payload, number)
+        await self._queue_pair.send_to(target.address_key, destination, payload, number)
 
     async def recv_from(self) -> Datagram:
         """Wait for the next datagram: what was sent, who sent it, and the number beside it if any.
@@ -262,7 +262,7 @@ class DatagramEndpoint(AbortableBlock):
             WorkRequestError: the device reported a failure.
             BusyError: another task is receiving.
         """
-        return await self._engine.recv_from()
+        return await self._queue_pair.recv_from()
 
     def __aiter__(self) -> AsyncIterator[Datagram]:
         """Iterate over datagrams until the endpoint is closed; other ends raise."""
@@ -270,7 +270,7 @@ class DatagramEndpoint(AbortableBlock):
 
     async def __anext__(self) -> Datagram:
         try:
-            return await self._engine.recv_from()
+            return await self._queue_pair.recv_from()
         except LocalClosed:
             raise StopAsyncIteration from None
 
@@ -282,20 +282,20 @@ class DatagramEndpoint(AbortableBlock):
         Takes at most `close_timeout` seconds until what is left is ended by force. Tasks that wait
         get LocalClosed. Cancelling ends it by force: everything is destroyed all the same.
         """
-        await self._engine.aclose()
+        await self._queue_pair.aclose()
 
     def abort(self) -> None:
         """End it at once, without letting posted datagrams be sent. Idempotent.
 
         Everything is destroyed in the background.
         """
-        self._engine.abort()
+        self._queue_pair.abort()
 
     def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)
-        if engine is not None and not engine.released:
+        queue_pair = getattr(self, "_queue_pair", None)
+        if queue_pair is not None and not queue_pair.released:
             name = repr(self)
-            engine.abandon()
+            queue_pair.abandon()
             warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId, CmState
-from aiordma.datagrams.address_handles import AddressBook
-from aiordma.datagrams.datagram_receive_ring import Datagram, Inbox
-from aiordma.datagrams.datagram_send_queue import DatagramSends, Parcel
+from aiordma.datagrams.address_handles import AddressHandleCache
+from aiordma.datagrams.datagram_receive_ring import Datagram, DatagramReceiveRing
+from aiordma.datagrams.datagram_send_queue import DatagramSend, DatagramSendQueue
 from aiordma.datagrams.options import DatagramOptions
-from aiordma.datagrams.peer import Way
+from aiordma.datagrams.peer import AddressKey
 from aiordma.dispatch import failure_of
 from aiordma.enums import IdOption, PortSpace, WcOpcode, WcStatus
 from aiordma.errors import (
@@ -31,7 +31,7 @@ from aiordma.errors import (
     WorkRequestError,
 )
 from aiordma.loop import Deadline, WaitQueue, checkpoint_of, refuse_forked_child
-from aiordma.qp import NUMBER_MASK, RECEIVE, Berth, removal
+from aiordma.qp import NUMBER_MASK, RECEIVE, QueuePairResources, translate_removal
 from aiordma.rdmacm import SocketAddress
 from aiordma.rdmacm.address import format_address
 from aiordma.verbs import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class DatagramEngine:
+class DatagramQueuePair:
     """One end of no connection. All methods are for the loop's thread, but for abandon()."""
 
     def __init__(self, cm: AsyncCmId, options: DatagramOptions) -> None:
@@ -67,14 +67,14 @@ class DatagramEngine:
         self._port_num = cm.port_num
         self._gid = cm.cm_id.route.sgid
         self._qp: QueuePair
-        self.inbox: Inbox
-        self._sends = DatagramSends(cm.loop, options.send_depth, selective=False)
-        self._book = AddressBook(cm.handle, self._make_handle)
-        self._receivers = WaitQueue(cm.loop)
-        self._askers = WaitQueue(cm.loop)
+        self.receive_ring: DatagramReceiveRing
+        self._sends = DatagramSendQueue(cm.loop, options.send_depth, selective=False)
+        self._handles = AddressHandleCache(cm.handle, self._make_handle)
+        self._receive_waiters = WaitQueue(cm.loop)
+        self._request_waiters = WaitQueue(cm.loop)
         self._checkpoint = checkpoint_of(cm.loop)
         self._changed = WaitQueue(cm.loop)
-        self._others: set[AsyncCmId] = set()
+        self._other_ids: set[AsyncCmId] = set()
         self._end: RdmaError | None = None
         self._closing = False
         caps = QueuePairCaps(
@@ -82,9 +82,9 @@ class DatagramEngine:
             max_recv_wr=options.recv_depth,
             max_inline_data=options.max_inline,
         )
-        self._berth = Berth(cm, self, caps)
+        self._resources = QueuePairResources(cm, self, caps)
         cm.on_change = self._on_cm_change
-        cm.handle.on_released(self._release)
+        cm.handle.add_released_callback(self._release)
 
     async def open(self) -> None:
         """Make the queue pair, and receive from now on.
@@ -102,9 +102,9 @@ class DatagramEngine:
         if wanted is not None and wanted > mtu:
             raise ValueError(f"max_message_size is {wanted}; the port's MTU carries {mtu} bytes")
         self.max_message_size = wanted or mtu
-        self.inbox = Inbox(options.recv_depth, mtu)
-        self._qp = self._berth.make_qp(self.inbox, self._sends)
-        self._berth.watch(self._qp, self._on_queue_pair_event)
+        self.receive_ring = DatagramReceiveRing(options.recv_depth, mtu)
+        self._qp = self._resources.make_qp(self.receive_ring, self._sends)
+        self._resources.watch(self._qp, self._on_queue_pair_event)
 
     @property
     def qp(self) -> QueuePair:
@@ -118,8 +118,8 @@ class DatagramEngine:
             LocalClosed, or why the endpoint ended.
         """
         cm = await AsyncCmId.create(PortSpace.UDP)
-        self._others.add(cm)
-        cm.handle.on_released(lambda: self._others.discard(cm))
+        self._other_ids.add(cm)
+        cm.handle.add_released_callback(lambda: self._other_ids.discard(cm))
         try:
             self.check_open()
             if self.options.tos is not None:
@@ -131,7 +131,9 @@ class DatagramEngine:
 
     # --- sending ---
 
-    async def send_to(self, way: Way, destination: tuple[int, int], data: bytes, imm: int) -> None:
+    async def send_to(
+        self, key: AddressKey, destination: tuple[int, int], data: bytes, imm: int
+    ) -> None:
         """Copy and post one datagram. See DatagramEndpoint.send_to."""
         self.check_open()
         if len(data) > self.max_message_size:
@@ -139,51 +141,51 @@ class DatagramEngine:
             raise ValueError(f"a datagram of {len(data)} bytes; at most {limit} are allowed (MTU)")
         if self._checkpoint is not None:
             await self._checkpoint()
-        parcel = Parcel(await self._book.borrow(way))
+        datagram_send = DatagramSend(await self._handles.acquire(key))
         try:
             if not self._sends.try_reserve():
                 await self._sends.reserve()
             try:
-                await self._post(parcel, destination, data, imm)
+                await self._post(datagram_send, destination, data, imm)
             except BaseException:
                 self._sends.unreserve()
                 raise
         except BaseException:
-            parcel.release()
+            datagram_send.release()
             raise
 
     async def _post(
-        self, parcel: Parcel, destination: tuple[int, int], data: bytes, imm: int
+        self, datagram_send: DatagramSend, destination: tuple[int, int], data: bytes, imm: int
     ) -> None:
         if len(data) > self.options.max_inline:
-            parcel.buffer = self._sends.try_buffer(len(data))
-            if parcel.buffer is None:
-                parcel.buffer = await self._sends.buffer(len(data), self.cm.handle.call)
+            datagram_send.buffer = self._sends.try_buffer(len(data))
+            if datagram_send.buffer is None:
+                datagram_send.buffer = await self._sends.buffer(len(data), self.cm.handle.call)
         self.check_open()
         try:
-            self._sends.post_to(parcel, data, imm, destination)
+            self._sends.post_to(datagram_send, data, imm, destination)
         except VerbsError as error:
-            self._break(error)
+            self._fail(error)
             raise
 
-    def _make_handle(self, way: Way) -> AddressHandle:
+    def _make_handle(self, key: AddressKey) -> AddressHandle:
         """In a worker thread."""
-        if not isinstance(way, AddressHandleAttributes):
-            way = way.attributes(self.cm.device(), self._port_num, self._gid)
-        return AddressHandle(self._berth.shared.pd, way)
+        if not isinstance(key, AddressHandleAttributes):
+            key = key.attributes(self.cm.device(), self._port_num, self._gid)
+        return AddressHandle(self._resources.loop_device.pd, key)
 
     # --- receiving ---
 
     async def recv_from(self) -> Datagram:
         """Take one datagram. See DatagramEndpoint.recv_from."""
-        self._check_idle(self._receivers, "receiving")
+        self._check_idle(self._receive_waiters, "receiving")
         if self._checkpoint is not None:
             await self._checkpoint()
-            self._check_idle(self._receivers, "receiving")
-        while self._closing or not len(self.inbox):
+            self._check_idle(self._receive_waiters, "receiving")
+        while self._closing or not len(self.receive_ring):
             self.check_open()
-            await self._receivers.wait()
-        slot, datagram = self.inbox.take_datagram()
+            await self._receive_waiters.wait()
+        slot, datagram = self.receive_ring.take_datagram()
         if self._end is None:
             self._repost(slot)
         return datagram
@@ -194,9 +196,9 @@ class DatagramEngine:
 
     def _repost(self, slot: int) -> None:
         try:
-            self.inbox.post(slot)
+            self.receive_ring.post(slot)
         except VerbsError as error:
-            self._break(error)
+            self._fail(error)
 
     # --- completions ---
 
@@ -208,19 +210,19 @@ class DatagramEngine:
             self._sent(number, wc)
 
     def _received(self, slot: int, wc: IbvWc) -> None:
-        self.inbox.completed()
+        self.receive_ring.completed()
         if wc.status != WcStatus.SUCCESS:
             self._request_failed(WcOpcode.RECV, wc)
         elif self._is_unwanted(slot, wc):
             self._repost(slot)
         else:
-            self.inbox.arrived(slot, wc)
-            self._receivers.wake_all()
+            self.receive_ring.arrived(slot, wc)
+            self._receive_waiters.wake_all()
 
     def _is_unwanted(self, slot: int, wc: IbvWc) -> bool:
         if self.options.multicast_loopback or wc.src_qp != self._qp.number:
             return False
-        return self.inbox.is_copy(slot, wc, self._gid)
+        return self.receive_ring.is_copy(slot, wc, self._gid)
 
     def _sent(self, number: int, wc: IbvWc) -> None:
         self._sends.completed(number)
@@ -230,16 +232,16 @@ class DatagramEngine:
             self._changed.wake_all()
 
     def _request_failed(self, opcode: WcOpcode, wc: IbvWc) -> None:
-        self._break(WorkRequestError(WcStatus(wc.status), opcode, wc.vendor_err))
+        self._fail(WorkRequestError(WcStatus(wc.status), opcode, wc.vendor_err))
 
     def device_failed(self, error: VerbsError) -> None:
         """The device is gone: no completion will come any more."""
-        self._break(removal(error))
+        self._fail(translate_removal(error))
 
     def _on_queue_pair_event(self, event: AsyncEvent) -> None:
         failure = failure_of(event)
         if failure is not None:
-            self._break(failure)
+            self._fail(failure)
 
     # --- being asked ---
 
@@ -255,10 +257,10 @@ class DatagramEngine:
 
     async def get_request(self) -> AsyncCmId:
         """Wait for a peer that asks. See DatagramEndpoint.get_request."""
-        self._check_idle(self._askers, "waiting for requests")
+        self._check_idle(self._request_waiters, "waiting for requests")
         if self._checkpoint is not None:
             await self._checkpoint()
-            self._check_idle(self._askers, "waiting for requests")
+            self._check_idle(self._request_waiters, "waiting for requests")
         while True:
             self.check_open()
             if not self.is_listening:
@@ -266,7 +268,7 @@ class DatagramEngine:
             request = self.cm.take_request()
             if request is not None:
                 return request
-            await self._askers.wait()
+            await self._request_waiters.wait()
 
     # --- the end ---
 
@@ -291,10 +293,10 @@ class DatagramEngine:
     def _on_cm_change(self) -> None:
         if self.cm.state in (CmState.FAILED, CmState.REMOVED):
             failure = self.cm.failure(format_address(self.cm.local_address))
-            self._break(failure or RdmaError("the endpoint failed"))
-        self._askers.wake_all()
+            self._fail(failure or RdmaError("the endpoint failed"))
+        self._request_waiters.wake_all()
 
-    def _break(self, cause: RdmaError) -> None:
+    def _fail(self, cause: RdmaError) -> None:
         """The endpoint is of no use any more, for this cause if there was none before."""
         if self.closed:
             return
@@ -304,8 +306,8 @@ class DatagramEngine:
 
     def _wake_all(self) -> None:
         self._sends.wake_senders()
-        self._receivers.wake_all()
-        self._askers.wake_all()
+        self._receive_waiters.wake_all()
+        self._request_waiters.wake_all()
         self._changed.wake_all()
 
     async def aclose(self) -> None:
@@ -314,14 +316,14 @@ class DatagramEngine:
             self._closing = True
             self._wake_all()
             try:
-                await self._wind_down()
+                await self._close_gracefully()
             finally:
                 self.abort()
-        for cm in [*self._others]:
+        for cm in [*self._other_ids]:
             await cm.aclose()
         await self.cm.handle.wait_destroyed()
 
-    async def _wind_down(self) -> None:
+    async def _close_gracefully(self) -> None:
         deadline = Deadline(self.cm.loop, self.options.close_timeout, self._changed.wake_all)
         try:
             while self._end is None and len(self._sends) and not deadline.expired:
@@ -333,14 +335,14 @@ class DatagramEngine:
         """End it at once; everything is destroyed in the background. Idempotent."""
         self._closing = True
         self._wake_all()
-        for cm in [*self._others]:
+        for cm in [*self._other_ids]:
             cm.abort()
         self.cm.abort()
 
     def abandon(self) -> None:
         """abort() from any thread, when nobody can be waiting any more."""
         self._closing = True
-        for cm in [*self._others]:
+        for cm in [*self._other_ids]:
             cm.abandon()
         self.cm.abandon()
 
@@ -348,4 +350,4 @@ class DatagramEngine:
         """The queue pair is destroyed: let go of what is shared."""
         self.cm.on_change = None
         self._sends.abandon()
-        self._berth.release()
+        self._resources.release()

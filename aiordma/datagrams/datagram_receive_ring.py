@@ -40,7 +40,7 @@ _Arrival = tuple[int, int, int, _Link, int | None]
 MAX_SENDERS = 4096
 
 
-class Inbox(ReceiveRing):
+class DatagramReceiveRing(ReceiveRing):
     """A ReceiveRing in whose slots the 40 bytes of an Origin precede each message."""
 
     def __init__(self, slots: int, max_message_size: int) -> None:

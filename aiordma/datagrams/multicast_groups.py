@@ -10,8 +10,8 @@ from typing import Self
 
 from aiordma.cm import AsyncCmId
 from aiordma.cm.failures import error_for_event
-from aiordma.datagrams.datagram_queue_pair import DatagramEngine
-from aiordma.datagrams.peer import Way
+from aiordma.datagrams.datagram_queue_pair import DatagramQueuePair
+from aiordma.datagrams.peer import AddressKey
 from aiordma.enums import CmEventType, JoinFlags
 from aiordma.errors import LocalClosed, RdmaError
 from aiordma.rdmacm import CmEvent, SocketAddress
@@ -26,10 +26,12 @@ class MulticastGroup:
     with the endpoint.
     """
 
-    def __init__(self, groups: Groups, cm: AsyncCmId, address: str, event: CmEvent) -> None:
+    def __init__(
+        self, groups: MulticastGroups, cm: AsyncCmId, address: str, event: CmEvent
+    ) -> None:
         """For join(); not to be called by others."""
         assert event.ah_attr is not None
-        self.way: Way = event.ah_attr
+        self.address_key: AddressKey = event.ah_attr
         """How to get there."""
         self.gid = event.ah_attr.dgid
         """The group's 16-byte address in RDMA."""
@@ -108,16 +110,16 @@ class MulticastGroup:
         return f"<MulticastGroup {self._address}, {state}>"
 
 
-class Groups:
+class MulticastGroups:
     """The groups of one endpoint. Each has an id of its own; the queue pair is attached here."""
 
-    def __init__(self, engine: DatagramEngine) -> None:
-        self._engine = engine
+    def __init__(self, queue_pair: DatagramQueuePair) -> None:
+        self._queue_pair = queue_pair
         self._joined: dict[str, MulticastGroup | None] = {}
 
     def has(self, group: MulticastGroup) -> bool:
         """Whether the endpoint is open, and in the group."""
-        return self._joined.get(group.address) is group and not self._engine.closed
+        return self._joined.get(group.address) is group and not self._queue_pair.closed
 
     def find(self, address: str) -> MulticastGroup:
         """The group of that address.
@@ -144,25 +146,25 @@ class Groups:
         return group
 
     async def _join(self, address: SocketAddress, send_only: bool) -> MulticastGroup:
-        cm = await self._engine.other_id()
+        cm = await self._queue_pair.other_id()
         flags = JoinFlags.SENDONLY_FULLMEMBER if send_only else JoinFlags.FULLMEMBER
         async with cm.closed_on_failure():
-            cm.bind_addr(self._engine.source)
+            cm.bind_addr(self._queue_pair.source)
             group = MulticastGroup(self, cm, address.host, await cm.join_multicast(address, flags))
             if not send_only:
                 await self._attach(group)
         return group
 
     async def _attach(self, group: MulticastGroup) -> None:
-        handle, qp = self._engine.cm.handle, self._engine.qp
+        handle, qp = self._queue_pair.cm.handle, self._queue_pair.qp
         gid, lid = group.gid, group.lid
 
         def attach() -> None:
             qp.attach_mcast(gid, lid)
             # A queue pair that is attached cannot be destroyed.
-            handle.before_destroyed(gid, lambda: qp.detach_mcast(gid, lid))
+            handle.add_pre_destroy_hook(gid, lambda: qp.detach_mcast(gid, lid))
 
-        self._engine.inbox.group_names[gid] = group.address
+        self._queue_pair.receive_ring.group_names[gid] = group.address
         try:
             await handle.call(attach)
         except BaseException:
@@ -171,13 +173,13 @@ class Groups:
 
     def _detach(self, group: MulticastGroup) -> None:
         """In a worker thread, also if this task is cancelled."""
-        handle, gid = self._engine.cm.handle, group.gid
-        self._engine.inbox.group_names.pop(gid, None)
+        handle, gid = self._queue_pair.cm.handle, group.gid
+        self._queue_pair.receive_ring.group_names.pop(gid, None)
 
         def detach() -> None:
-            farewell = handle.not_before_destroyed(gid)
-            if farewell is not None:
-                farewell()
+            hook = handle.remove_pre_destroy_hook(gid)
+            if hook is not None:
+                hook()
 
         handle.submit(detach)
 
@@ -188,5 +190,5 @@ class Groups:
             group.cm.abort()
             del self._joined[group.address]
         with suppress(LocalClosed):  # with the endpoint, everything is left
-            await self._engine.cm.handle.call(lambda: None)  # behind the detaching
+            await self._queue_pair.cm.handle.call(lambda: None)  # behind the detaching
         await group.cm.aclose()

@@ -11,7 +11,7 @@ from aiordma.rdmacm import CmEvent
 from aiordma.verbs import AddressHandleAttributes
 
 # What an address handle is made of.
-Way: TypeAlias = AddressHandleAttributes | Origin
+AddressKey: TypeAlias = AddressHandleAttributes | Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class DatagramPeer:
     """What it sent along when it accepted: padded with zeros to 136 bytes. b"" of a sender."""
     node: bytes | int = field(repr=False)
     """Its port's gid, or local identifier."""
-    way: Way = field(compare=False, repr=False)
+    address_key: AddressKey = field(compare=False, repr=False)
     """How to get there."""
 
     @classmethod
     def answering(cls, address: tuple[str, int], event: CmEvent) -> DatagramPeer:
         """Who answered a request, in the ESTABLISHED event of a datagram id."""
-        way = event.ah_attr
-        assert way is not None
-        node = way.dgid if way.is_global else way.dlid
-        return cls(address, event.qp_num, event.qkey, event.private_data, node, way)
+        key = event.ah_attr
+        assert key is not None
+        node = key.dgid if key.is_global else key.dlid
+        return cls(address, event.qp_num, event.qkey, event.private_data, node, key)
 
     @classmethod
     def sending(cls, origin: Origin, qp_num: int) -> DatagramPeer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from aiordma.cm import AsyncCmId
-from aiordma.datagrams.datagram_queue_pair import DatagramEngine
+from aiordma.datagrams.datagram_queue_pair import DatagramQueuePair
 from aiordma.datagrams.peer import DatagramPeer
 from aiordma.errors import ConnectError
 from aiordma.loop import checkpoint
@@ -22,10 +22,10 @@ class DatagramRequest:
     One that is just dropped is rejected, with a ResourceWarning.
     """
 
-    def __init__(self, cm: AsyncCmId, engine: DatagramEngine) -> None:
+    def __init__(self, cm: AsyncCmId, queue_pair: DatagramQueuePair) -> None:
         """For DatagramEndpoint; not to be called by others."""
         self._cm = cm
-        self._engine = engine
+        self._queue_pair = queue_pair
         self._private_data = cm.event.private_data if cm.event is not None else b""
         self._peer_address = cm.peer_address
 
@@ -52,7 +52,7 @@ class DatagramRequest:
         """
         self._cm.check_unanswered()
         check_private_data(private_data, DATAGRAM_LIMITS.accept)
-        qp_num = self._engine.qp.number
+        qp_num = self._queue_pair.qp.number
         try:
             await self._cm.accept(ConnectionParameters(private_data, qp_num=qp_num))
         finally:
@@ -84,12 +84,12 @@ class DatagramRequest:
 
 
 async def resolve_peer(
-    engine: DatagramEngine, destination: SocketAddress, private_data: bytes
+    queue_pair: DatagramQueuePair, destination: SocketAddress, private_data: bytes
 ) -> DatagramPeer:
     """The peer that serves at `destination`, as it answers. See DatagramEndpoint.resolve."""
-    cm = await engine.other_id()
+    cm = await queue_pair.other_id()
     try:
-        peer = await _ask(cm, engine, destination, private_data)
+        peer = await _exchange(cm, queue_pair, destination, private_data)
     except Exception:
         await cm.aclose()  # nothing of a failed attempt is left when its error arrives
         raise
@@ -98,13 +98,13 @@ async def resolve_peer(
     return peer
 
 
-async def _ask(
-    cm: AsyncCmId, engine: DatagramEngine, destination: SocketAddress, private_data: bytes
+async def _exchange(
+    cm: AsyncCmId, queue_pair: DatagramQueuePair, destination: SocketAddress, private_data: bytes
 ) -> DatagramPeer:
-    timeout = engine.options.resolve_timeout
-    await cm.resolve_addr(destination, source=engine.source, timeout=timeout)
+    timeout = queue_pair.options.resolve_timeout
+    await cm.resolve_addr(destination, source=queue_pair.source, timeout=timeout)
     await cm.resolve_route(timeout=timeout)
     # Without a queue pair of its own, the id speaks for the number given here.
-    await cm.connect(ConnectionParameters(private_data, qp_num=engine.qp.number))
+    await cm.connect(ConnectionParameters(private_data, qp_num=queue_pair.qp.number))
     assert cm.established is not None
     return DatagramPeer.answering(destination.pair, cm.established)

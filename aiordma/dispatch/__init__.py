@@ -1,13 +1,13 @@
 """Readers of file descriptors: cm events go to their ids, completions to their owners."""
 
 from aiordma.dispatch.busy_poll import BusyPoll
-from aiordma.dispatch.cm_events import CmDispatcher, destroy_quietly, initialise
+from aiordma.dispatch.cm_events import CmDispatcher, destroy_and_log, initialise
 from aiordma.dispatch.device_events import DeviceSubscription
 from aiordma.dispatch.loop_device import (
     KEY_SHIFT,
-    CompletionSink,
+    CompletionHandler,
     LoopDevice,
-    SharedQueue,
+    SharedCompletionQueue,
 )
 from aiordma.dispatch.queue_pair_events import failure_of
 
@@ -15,11 +15,11 @@ __all__ = [
     "KEY_SHIFT",
     "BusyPoll",
     "CmDispatcher",
-    "CompletionSink",
+    "CompletionHandler",
     "DeviceSubscription",
     "LoopDevice",
-    "SharedQueue",
-    "destroy_quietly",
+    "SharedCompletionQueue",
+    "destroy_and_log",
     "failure_of",
     "initialise",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, promptly
+from aiordma.loop import Loop, run_with_inline_wakeups
 from aiordma.rdmacm import CmEvent, EventChannel
 from aiordma.rdmacm.channel import EVENT_BATCH
 
@@ -44,7 +44,7 @@ class ChannelReader:
             pass
 
     def _on_readable(self) -> None:
-        promptly(self._read)
+        run_with_inline_wakeups(self._read)
 
     def _read(self) -> int:
         try:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from aiordma.dispatch.channel_reader import ChannelReader
 from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, refuse_forked_child, run_in_worker, workers
+from aiordma.loop import Loop, refuse_forked_child, run_in_worker, worker_pool
 from aiordma.rdmacm import CmEvent, CmId, DeviceReference, EventChannel, OwnChannel
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class CmDispatcher:
             self._close()
 
     @contextmanager
-    def kept_open(self) -> Iterator[None]:
+    def referenced(self) -> Iterator[None]:
         """Be a user for a while."""
         self._users += 1
         try:
@@ -102,7 +102,7 @@ class CmDispatcher:
         """
         return CmId.create(self._channel, port_space)
 
-    def adopt_id(self, cm_id: CmId) -> None:
+    def migrate_id(self, cm_id: CmId) -> None:
         """Move an id to the channel. Events that come along wait for read_all().
 
         Raises:
@@ -115,7 +115,7 @@ class CmDispatcher:
         self._reader.read_all()
 
     def _dispatch(self, event: CmEvent) -> None:
-        _note(event)
+        _log_event(event)
         handler = self._handlers.get(event.id)
         if handler is not None:
             handler.handle_event(event)
@@ -139,25 +139,25 @@ class CmDispatcher:
 
         def stop() -> None:
             reader.stop()
-            channel.let_go()
+            channel.release()
 
         reader = ChannelReader(self._loop, channel, partial(self._dispatch_from, channel), fail)
-        channel.hold()
+        channel.acquire()
         return stop
 
     def _dispatch_from(self, channel: OwnChannel, event: CmEvent) -> None:
         if event.type is not CmEventType.CONNECT_REQUEST:
             self._dispatch(event)
             return
-        _note(event)
+        _log_event(event)
         handler = self._handlers.get(event.listen_id)
         if handler is not None:
             handler.handle_event(event)
         else:
-            _refuse(CmId.from_address(event.id), channel)
+            _reject(CmId.from_address(event.id), channel)
 
 
-def _note(event: CmEvent) -> None:
+def _log_event(event: CmEvent) -> None:
     logger.debug("%s (status %d) for id %#x", event.type.name, event.status, event.id)
 
 
@@ -166,18 +166,18 @@ def _removal(address: int, error: VerbsError) -> CmEvent:
     return CmEvent(CmEventType.DEVICE_REMOVAL, address, status=-(error.errno or 1))
 
 
-def _refuse(child: CmId, channel: OwnChannel) -> None:
+def _reject(child: CmId, channel: OwnChannel) -> None:
     """Destroy the id of a request whose listener is being closed, which rejects it."""
-    channel.hold()
+    channel.acquire()
 
     def destroy() -> None:
-        destroy_quietly(child)
-        channel.let_go()
+        destroy_and_log(child)
+        channel.release()
 
-    workers.submit(destroy)
+    worker_pool.submit(destroy)
 
 
-def destroy_quietly(cm_id: CmId) -> None:
+def destroy_and_log(cm_id: CmId) -> None:
     """Destroy an id whose owner has no more use for an error."""
     try:
         cm_id.destroy()

@@ -20,16 +20,16 @@ POLL_BATCH = fast_path.BATCH
 class CompletionReader:
     """Takes completions in batches. Most are done with in C: see fast_path/.
 
-    Whenever something is left of a batch, or somebody is to look, `deliver` is called.
+    Whenever something is left of a batch, or somebody is to look, `on_pending` is called.
     """
 
-    def __init__(self, deliver: Callable[[], None]) -> None:
-        self.lanes = fast_path.Completions(deliver)
+    def __init__(self, on_pending: Callable[[], None]) -> None:
+        self.dispatcher = fast_path.CompletionDispatcher(on_pending)
         """The C half: it may be polled from there, too."""
-        self._batch = ffi.cast("struct ibv_wc *", self.lanes.batch)
-        self.attach = self.lanes.attach
+        self._batch = ffi.cast("struct ibv_wc *", self.dispatcher.batch)
+        self.attach = self.dispatcher.attach
         """attach(key, sends, arrivals): most completions with this key are for these."""
-        self.detach = self.lanes.detach
+        self.detach = self.dispatcher.detach
         """Undo that."""
 
     def event(self, channel: CompletionChannel) -> int:
@@ -40,7 +40,7 @@ class CompletionReader:
         Raises:
             VerbsError: EIO after the device was removed; the fd then stays readable for ever.
         """
-        address = self.lanes.event(channel.address)
+        address = self.dispatcher.event(channel.address)
         if address < 0:
             raise VerbsError(-address, "ibv_get_cq_event")
         return address
@@ -51,7 +51,7 @@ class CompletionReader:
         Raises:
             VerbsError: the device is gone.
         """
-        error = self.lanes.arm(cq.address)
+        error = self.dispatcher.arm(cq.address)
         if error:
             raise VerbsError(error, "ibv_req_notify_cq")
 
@@ -61,27 +61,27 @@ class CompletionReader:
         Raises:
             VerbsError: the queue is broken (it overran, or the device is gone).
         """
-        return _checked(self.lanes.poll(cq.address))
+        return _checked(self.dispatcher.poll(cq.address))
 
-    def spin(self, cq: CompletionQueue, nanoseconds: int) -> int:
+    def poll_for(self, cq: CompletionQueue, nanoseconds: int) -> int:
         """poll(), again and again until there is a completion, or so long. Keeps its thread busy.
 
         Raises:
             VerbsError: as poll().
         """
-        return _checked(self.lanes.spin(cq.address, nanoseconds))
+        return _checked(self.dispatcher.poll_for(cq.address, nanoseconds))
 
-    def left(self) -> Iterable[IbvWc]:
+    def pending(self) -> Iterable[IbvWc]:
         """Completions of the batch that are for Python. The next poll() overwrites them."""
-        count = self.lanes.left
+        count = self.dispatcher.pending
         if not count:
             return ()
         batch = self._batch
         return (batch[0],) if count == 1 else [batch[index] for index in range(count)]
 
-    def told(self) -> Iterable[int]:
+    def notified(self) -> Iterable[int]:
         """Keys of those whom something was done for in C that they are to hear of."""
-        told = self.lanes.told
+        told = self.dispatcher.notified
         if not told:
             return ()
         keys = told[:]

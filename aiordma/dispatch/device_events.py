@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from aiordma.enums import AsyncEventType
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, post
+from aiordma.loop import Loop, call_threadsafe
 from aiordma.rdmacm import device_contexts
 from aiordma.verbs import AsyncEvent, Device
 
@@ -41,7 +41,7 @@ class DeviceSubscription:
             VerbsError: the device is closed already.
         """
         self.device.watch_async_events()
-        self.device.hold()
+        self.device.acquire()
         self._active = True
         with _lock:
             reader = _readers.get((self.device, self.loop))
@@ -50,7 +50,7 @@ class DeviceSubscription:
             reader.subscriptions.append(self)
         reader.watch()
         if device_contexts.is_gone(self.device):  # it went meanwhile, and that was told already
-            post(self.loop, reader.tell_removal)
+            call_threadsafe(self.loop, reader.dispatch_removal)
 
     def stop(self) -> None:
         """Hear no more. On the loop's thread, or on any once the loop is closed. Idempotent."""
@@ -64,7 +64,7 @@ class DeviceSubscription:
                 del _readers[self.device, self.loop]
         if not reader.subscriptions:
             reader.unwatch()
-        self.device.let_go()  # from here on the fd may be closed
+        self.device.release()  # from here on the fd may be closed
 
     def handle(self, event: AsyncEvent) -> None:
         """For the reader."""
@@ -97,14 +97,14 @@ class _Reader:
             with suppress(RuntimeError):  # a closed loop watches nothing any more
                 self._loop.remove_reader(self._device.async_fd)
 
-    def tell(self, event: AsyncEvent) -> None:
+    def dispatch(self, event: AsyncEvent) -> None:
         if event.type is AsyncEventType.DEVICE_FATAL:
-            self.tell_removal()
+            self.dispatch_removal()
             return
         for subscription in list(self.subscriptions):
             subscription.handle(event)
 
-    def tell_removal(self) -> None:
+    def dispatch_removal(self) -> None:
         self.unwatch()  # the fd may stay readable for ever
         if self._removed:
             return
@@ -122,11 +122,11 @@ class _Reader:
             device_contexts.check_soon()
         for event in events:
             logger.debug("%s", event)
-            _tell_others(self._device, event, self)
-            self.tell(event)
+            _dispatch_to_others(self._device, event, self)
+            self.dispatch(event)
 
 
-def _tell_others(device: Device, event: AsyncEvent, but: _Reader | None) -> None:
+def _dispatch_to_others(device: Device, event: AsyncEvent, but: _Reader | None) -> None:
     """Have the readers of all other loops tell of the event."""
     with _lock:
         others = [
@@ -135,12 +135,12 @@ def _tell_others(device: Device, event: AsyncEvent, but: _Reader | None) -> None
             if of == device and reader is not but
         ]
     for loop, reader in others:
-        post(loop, lambda reader=reader: reader.tell(event))  # type: ignore[misc]
+        call_threadsafe(loop, lambda reader=reader: reader.dispatch(event))  # type: ignore[misc]
 
 
 def _device_removed(device: Device) -> None:
     """In the thread that looks for devices."""
-    _tell_others(device, AsyncEvent(device.name, AsyncEventType.DEVICE_FATAL), None)
+    _dispatch_to_others(device, AsyncEvent(device.name, AsyncEventType.DEVICE_FATAL), None)
 
 
 _lock = threading.Lock()

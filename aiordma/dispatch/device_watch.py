@@ -10,7 +10,7 @@ from typing import Self
 from aiordma.dispatch import DeviceSubscription, initialise
 from aiordma.enums import AsyncEventType
 from aiordma.errors import BusyError, LocalClosed, VerbsError
-from aiordma.loop import Loop, WaitQueue, checkpoint, make_in_worker, running_loop, workers
+from aiordma.loop import Loop, WaitQueue, checkpoint, make_in_worker, running_loop, worker_pool
 from aiordma.rdmacm import DeviceReference
 from aiordma.verbs import AsyncEvent, Device
 
@@ -65,7 +65,7 @@ class DeviceWatch:
             self._stop()
             raise
         finally:
-            workers.submit(reference.close)
+            worker_pool.submit(reference.close)
         return self
 
     def _watch(self, loop: Loop, device: Device) -> None:

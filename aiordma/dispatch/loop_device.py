@@ -14,16 +14,16 @@ from weakref import WeakKeyDictionary
 from aiordma._native import fast_path
 from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionReader
 from aiordma.dispatch.device_events import DeviceSubscription
-from aiordma.dispatch.queue_pair_events import QueuePairs
+from aiordma.dispatch.queue_pair_events import QueuePairEvents
 from aiordma.enums import AsyncEventType
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, Turn, post, promptly, workers
+from aiordma.loop import Loop, LoopTimeBudget, call_threadsafe, run_with_inline_wakeups, worker_pool
 from aiordma.memory import BufferPool
 from aiordma.rdmacm import device_contexts
 from aiordma.verbs import AsyncEvent, CompletionChannel, CompletionQueue, Device, ProtectionDomain
 
 if TYPE_CHECKING:
-    from aiordma._native._fast_path import Arrivals, SendLane
+    from aiordma._native._fast_path import ReceiveQueue, SendQueueCore
     from aiordma._native._lib import IbvWc
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ KEY_SHIFT = fast_path.KEY_SHIFT
 LOW_BITS = (1 << KEY_SHIFT) - 1
 
 
-class CompletionSink(Protocol):
+class CompletionHandler(Protocol):
     """The owner of work requests."""
 
     def complete(self, number: int, wc: IbvWc) -> None:
@@ -50,7 +50,7 @@ class CompletionSink(Protocol):
         """No completion will come any more: the device is gone."""
 
 
-class SharedQueue:
+class SharedCompletionQueue:
     """A completion queue and how many of its entries are promised to queue pairs.
 
     No more are promised than it has, so it cannot overflow, which would break all of them.
@@ -63,7 +63,7 @@ class SharedQueue:
         """Whether the next completion raises an event."""
         self.pollers = 0
         """Tasks that poll, and need no event."""
-        self.is_to_be_armed = False
+        self.is_arming_scheduled = False
         """Whether the loop will look at that in its next turn."""
 
     def close(self) -> None:
@@ -83,17 +83,17 @@ class LoopDevice:
         self.pool: BufferPool
         self._loop = loop
         self._lock = threading.Lock()  # guards what worker threads make: all but sinks and users
-        self.queue_pairs = QueuePairs()
+        self.queue_pairs = QueuePairEvents()
         self._events: DeviceSubscription | None = None
-        self._is_held = False
+        self._has_context = False
         self._channel: CompletionChannel | None = None
-        self._reader = CompletionReader(self._deliver)
-        self.lanes = self._reader.lanes
+        self._reader = CompletionReader(self._dispatch_pending)
+        self.dispatcher = self._reader.dispatcher
         """What the connections poll themselves."""
-        self.turn = Turn(loop, self.lanes)
-        self._queues: dict[int, SharedQueue] = {}
-        self._sinks: dict[int, CompletionSink] = {}
-        self._looks: dict[int, Callable[[], None]] = {}
+        self.budget = LoopTimeBudget(loop, self.dispatcher)
+        self._queues: dict[int, SharedCompletionQueue] = {}
+        self._sinks: dict[int, CompletionHandler] = {}
+        self._on_notified: dict[int, Callable[[], None]] = {}
         self._keys = itertools.count(1)
         self._users = 0
         self._reading = False
@@ -111,7 +111,7 @@ class LoopDevice:
 
     # --- in a worker thread ---
 
-    def reserve(self, entries: int) -> SharedQueue:
+    def reserve(self, entries: int) -> SharedCompletionQueue:
         """A completion queue with `entries` entries promised to the caller. Makes system calls.
 
         Raises:
@@ -131,16 +131,16 @@ class LoopDevice:
 
     def _open(self) -> None:
         # Should a step fail, those before it are not repeated: close() finds what there is.
-        if not self._is_held:
-            device_contexts.hold(self.device)
-            self._is_held = True
+        if not self._has_context:
+            device_contexts.acquire(self.device)
+            self._has_context = True
         self._events = DeviceSubscription(self._loop, self.device, self._on_device_event)
         if not hasattr(self, "pd"):
             self.pd = ProtectionDomain(self.device)
             self.pool = BufferPool(self._loop, self.pd)
         self._channel = CompletionChannel(self.device)
 
-    def _add_queue(self, entries: int) -> SharedQueue:
+    def _add_queue(self, entries: int) -> SharedCompletionQueue:
         assert self._channel is not None
         limit = self.device.attributes.max_cqe
         if entries > limit:
@@ -148,7 +148,7 @@ class LoopDevice:
             raise ValueError(f"{name} allows a send_depth and recv_depth of {limit} together")
         usual = IWARP_CQ_ENTRIES if self.device.is_iwarp else CQ_ENTRIES
         wanted = min(max(entries, usual), limit)
-        queue = SharedQueue(self._channel, wanted)
+        queue = SharedCompletionQueue(self._channel, wanted)
         self._queues[queue.cq.address] = queue
         queue.cq.request_notify()
         queue.is_armed = True
@@ -166,30 +166,34 @@ class LoopDevice:
                     step()
                 except VerbsError:
                     logger.exception("%s was not cleaned up whole", self.device.name)
-            if self._is_held:
-                device_contexts.let_go([self.device])
+            if self._has_context:
+                device_contexts.release([self.device])
 
     # --- on the loop's thread ---
 
-    def attach(self, sink: CompletionSink) -> int:
-        """The key for the wr_ids of `sink`'s work requests, whose completions it gets from now on.
+    def attach(self, handler: CompletionHandler) -> int:
+        """The key for the wr_ids of `handler`'s work requests, whose completions it gets from now on.
 
         It is held, and all it owns, until detach(): the device may be writing there.
         """
         key = next(self._keys)
-        self._sinks[key] = sink
+        self._sinks[key] = handler
         return key
 
-    def take_lanes(
-        self, key: int, sends: SendLane, arrivals: Arrivals, look: Callable[[], None]
+    def attach_fast_path(
+        self,
+        key: int,
+        sends: SendQueueCore,
+        receives: ReceiveQueue,
+        on_notified: Callable[[], None],
     ) -> None:
         """What the requests with this key say goes there first, in C, until detach().
 
-        The sink gets what is left; `look` is called when the lanes have something to tell. It must
+        The sink gets what is left; `on_notified` is called when the lanes have something to tell. It must
         not block. From any thread.
         """
-        self._looks[key] = look
-        self._reader.attach(key, sends, arrivals)
+        self._on_notified[key] = on_notified
+        self._reader.attach(key, sends, receives)
 
     def start_reading(self) -> None:
         """Have the loop watch for completions; after the first reserve()."""
@@ -203,10 +207,10 @@ class LoopDevice:
         """No more completions for this sink: its queue pair is destroyed."""
         self._sinks.pop(key, None)
         self._reader.detach(key)
-        self._looks.pop(key, None)
+        self._on_notified.pop(key, None)
         self.queue_pairs.remove(key)
 
-    def unreserve(self, queue: SharedQueue, entries: int) -> None:
+    def unreserve(self, queue: SharedCompletionQueue, entries: int) -> None:
         """Take a promise back: the queue pair is destroyed.
 
         What it left in the queue is polled first, or else the queue could still overflow.
@@ -232,7 +236,7 @@ class LoopDevice:
         self._stop_reading()
         if self._events is not None:
             self._events.stop()
-        workers.submit(self._close)
+        worker_pool.submit(self._close)
 
     def _stop_reading(self) -> None:
         if self._reading and self._channel is not None:
@@ -252,10 +256,10 @@ class LoopDevice:
         if queue is not None:
             queue.is_armed = False
             # What is there first, and the tasks that it is for: arming can wait until they sleep.
-            promptly(self._poll_some, queue)
-            promptly(self._arm_again, queue)
+            run_with_inline_wakeups(self._poll_batch, queue)
+            run_with_inline_wakeups(self._arm_again, queue)
 
-    def _arm_and_drain(self, queue: SharedQueue) -> None:
+    def _arm_and_drain(self, queue: SharedCompletionQueue) -> None:
         """Armed before polled: what comes between the two raises a new event, and none is missed.
 
         Not armed while a task polls: an event is a system call for each message, and one more to
@@ -268,35 +272,35 @@ class LoopDevice:
                 self._fail(error)
                 return
             queue.is_armed = True
-        if self._poll_some(queue) >= POLL_BATCH:
+        if self._poll_batch(queue) >= POLL_BATCH:
             self.drain(queue)
 
-    def polled(self, queue: SharedQueue) -> None:
+    def stop_polling(self, queue: SharedCompletionQueue) -> None:
         """A task polls no more. If nobody else does, the queue is armed before the loop sleeps."""
         queue.pollers -= 1
-        if not (queue.pollers or queue.is_armed or queue.is_to_be_armed):
-            queue.is_to_be_armed = True
+        if not (queue.pollers or queue.is_armed or queue.is_arming_scheduled):
+            queue.is_arming_scheduled = True
             with suppress(RuntimeError):  # on a closed loop nobody waits for an event
-                self._loop.call_soon(lambda: promptly(self._arm_again, queue))
+                self._loop.call_soon(lambda: run_with_inline_wakeups(self._arm_again, queue))
 
-    def _arm_again(self, queue: SharedQueue) -> None:
-        queue.is_to_be_armed = False
+    def _arm_again(self, queue: SharedCompletionQueue) -> None:
+        queue.is_arming_scheduled = False
         if self._reading and not (queue.pollers or queue.is_armed):
             self._arm_and_drain(queue)
 
-    def drain(self, queue: SharedQueue, then: Callable[[], None] = lambda: None) -> None:
+    def drain(self, queue: SharedCompletionQueue, then: Callable[[], None] = lambda: None) -> None:
         """Poll until empty: the queue is armed, so that what comes later raises an event.
 
         Calls `then` when it is empty, which may be after a turn of the loop. Not to be called from
         a sink's complete().
         """
         for _ in range(MAX_BATCHES):
-            if self._poll_some(queue) < POLL_BATCH:
+            if self._poll_batch(queue) < POLL_BATCH:
                 then()
                 return
-        post(self._loop, lambda: promptly(self._drain_on, queue, then))
+        call_threadsafe(self._loop, lambda: run_with_inline_wakeups(self._drain_on, queue, then))
 
-    def _poll_some(self, queue: SharedQueue) -> int:
+    def _poll_batch(self, queue: SharedCompletionQueue) -> int:
         """Take a batch, and say how many there were."""
         if self._failed:
             return 0
@@ -306,7 +310,7 @@ class LoopDevice:
             self._fail(error)
             return 0
 
-    def spin(self, queue: SharedQueue, nanoseconds: int) -> None:
+    def poll_for(self, queue: SharedCompletionQueue, nanoseconds: int) -> None:
         """Take the next completions as they come, for so long at most; the thread does no other.
 
         Not to be called from a sink's complete().
@@ -314,24 +318,24 @@ class LoopDevice:
         if self._failed:
             return
         try:
-            self._reader.spin(queue.cq, nanoseconds)
+            self._reader.poll_for(queue.cq, nanoseconds)
         except VerbsError as error:
             self._fail(error)
 
-    def _deliver(self) -> None:
+    def _dispatch_pending(self) -> None:
         """Pass on what is for Python of a batch. Called in the middle of polling."""
         sinks = self._sinks
-        for wc in self._reader.left():
+        for wc in self._reader.pending():
             wr_id = wc.wr_id
-            sink = sinks.get(wr_id >> KEY_SHIFT)
-            if sink is not None:
-                sink.complete(wr_id & LOW_BITS, wc)
-        for key in self._reader.told():
-            look = self._looks.get(key)
-            if look is not None:
-                look()
+            handler = sinks.get(wr_id >> KEY_SHIFT)
+            if handler is not None:
+                handler.complete(wr_id & LOW_BITS, wc)
+        for key in self._reader.notified():
+            on_notified = self._on_notified.get(key)
+            if on_notified is not None:
+                on_notified()
 
-    def _drain_on(self, queue: SharedQueue, then: Callable[[], None]) -> None:
+    def _drain_on(self, queue: SharedCompletionQueue, then: Callable[[], None]) -> None:
         if self._reading:
             self.drain(queue, then)
         else:
@@ -339,7 +343,7 @@ class LoopDevice:
 
     def _on_device_event(self, event: AsyncEvent) -> None:
         if event.type is not AsyncEventType.DEVICE_FATAL:
-            self.queue_pairs.tell(event)
+            self.queue_pairs.dispatch(event)
         elif not self._failed:
             self._fail(VerbsError(errno.ENODEV, "ibv_get_async_event"))
 
@@ -348,9 +352,9 @@ class LoopDevice:
         logger.warning("%s: %s", self.device.name, error)
         self._failed = True
         self._stop_reading()
-        for sink in list(self._sinks.values()):
+        for handler in list(self._sinks.values()):
             try:
-                sink.device_failed(error)
+                handler.device_failed(error)
             except Exception:  # the others must hear of it too
                 logger.exception("could not handle the failure of %s", self.device.name)
 

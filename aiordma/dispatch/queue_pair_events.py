@@ -18,7 +18,7 @@ _FAILURES = {
 }
 
 
-class QueuePairs:
+class QueuePairEvents:
     """The queue pairs of a LoopDevice, and who is to be told what happens to them."""
 
     def __init__(self) -> None:
@@ -26,17 +26,17 @@ class QueuePairs:
         self._owners: dict[int, tuple[set[int], Callable[[AsyncEvent], None]]] = {}
 
     def add(
-        self, key: int, qp: QueuePair, cq: CompletionQueue, tell: Callable[[AsyncEvent], None]
+        self, key: int, qp: QueuePair, cq: CompletionQueue, handler: Callable[[AsyncEvent], None]
     ) -> None:
         """Have the loop call `tell` with what happens to the queue pair, and to its queue."""
         addresses = {ffi.cast("uintptr_t", pointer) for pointer in (qp.pointer, cq.open_pointer)}
-        self._owners[key] = {int(address) for address in addresses}, tell
+        self._owners[key] = {int(address) for address in addresses}, handler
 
     def remove(self, key: int) -> None:
         """It is destroyed."""
         self._owners.pop(key, None)
 
-    def tell(self, event: AsyncEvent) -> None:
+    def dispatch(self, event: AsyncEvent) -> None:
         """Pass an event on: to one owner, or to all that share a completion queue."""
         for addresses, tell in list(self._owners.values()):
             if event.element in addresses:

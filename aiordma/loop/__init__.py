@@ -9,50 +9,55 @@ from aiordma.loop.checkpoints import (
 )
 from aiordma.loop.current import running_loop
 from aiordma.loop.forked import is_forked_child, refuse_forked_child
-from aiordma.loop.inline_wakeup import after_all, future_of, futures_of, promptly
+from aiordma.loop.inline_wakeup import (
+    after_batch,
+    future_factory,
+    make_future,
+    run_with_inline_wakeups,
+)
 from aiordma.loop.interrupt import Interrupt
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
 from aiordma.loop.task_groups import task_group
-from aiordma.loop.threadsafe_call import hand_over
-from aiordma.loop.time_budget import Turn
-from aiordma.loop.waiting import Deadline, Slots, WaitQueue, wake
+from aiordma.loop.threadsafe_call import ensure_called
+from aiordma.loop.time_budget import LoopTimeBudget
+from aiordma.loop.waiting import Deadline, FairSemaphore, WaitQueue, wake
 from aiordma.loop.workers import (
     SerialJobs,
+    blocking_pool,
+    call_threadsafe,
     make_in_worker,
-    parking,
-    post,
     run_in_worker,
-    workers,
+    worker_pool,
 )
 
 __all__ = [
     "Checkpoint",
     "Deadline",
+    "FairSemaphore",
     "Interrupt",
     "Loop",
     "LoopFuture",
+    "LoopTimeBudget",
     "LoopTimer",
     "SerialJobs",
-    "Slots",
-    "Turn",
     "WaitQueue",
-    "after_all",
+    "after_batch",
+    "blocking_pool",
+    "call_threadsafe",
     "cancellation_of",
     "checkpoint",
     "checkpoint_if_cancelled",
     "checkpoint_of",
-    "future_of",
-    "futures_of",
-    "hand_over",
+    "ensure_called",
+    "future_factory",
     "is_forked_child",
+    "make_future",
     "make_in_worker",
-    "parking",
-    "post",
-    "promptly",
     "refuse_forked_child",
     "run_in_worker",
+    "run_with_inline_wakeups",
     "running_loop",
     "task_group",
     "wake",
-    "workers",
+    "worker_pool",
 ]

@@ -22,7 +22,7 @@ class _Abortable(_AsyncClosable, Protocol):
 T = TypeVar("T")
 
 
-class Block:
+class ContextManagerMixin:
     """A base for what has close(): `with` closes it."""
 
     __slots__ = ()
@@ -39,7 +39,7 @@ class Block:
         self.close()
 
 
-class AsyncBlock:
+class AsyncContextManagerMixin:
     """A base for what has aclose(): `async with` closes it."""
 
     __slots__ = ()
@@ -56,7 +56,7 @@ class AsyncBlock:
         await self.aclose()
 
 
-class AbortableBlock:
+class AbortingContextManagerMixin:
     """Likewise; a block that is cancelled aborts it: nobody has time for a farewell then."""
 
     __slots__ = ()
@@ -88,7 +88,7 @@ class Closable(Protocol):
 C = TypeVar("C", bound=Closable)
 
 
-class Opening(Coroutine[object, None, C]):
+class AwaitableContextManager(Coroutine[object, None, C]):
     """`x = await opening`, or `async with opening as x`, which closes x at the end of the block.
 
     A block that is cancelled aborts what it opened instead: nobody has time for a farewell then.

@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 Ts = TypeVarTuple("Ts")
 
 
-class _Woken(threading.local):
+class _InlineBatch(threading.local):
     """Per thread, and so per running loop: whom a callback has woken so far."""
 
-    futures: deque[PromptFuture] | None = None
+    futures: deque[InlineFuture] | None = None
     """None: no such callback is running."""
-    afterwards: dict[Callable[[], None], None] | None = None
+    callbacks: dict[Callable[[], None], None] | None = None
     """What is to be done when the tasks that it woke have had their go. None: it woke only one."""
 
 
-_woken = _Woken()
+_batch = _InlineBatch()
 
 
-class PromptFuture(asyncio.Future[None]):
+class InlineFuture(asyncio.Future[None]):
     """A wake-up for one task of an asyncio loop."""
 
     __slots__ = ("_context_of_waiter", "_waiter")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
-        self._waiter: Callable[[PromptFuture], object] | None = None
+        self._waiter: Callable[[InlineFuture], object] | None = None
         self._context_of_waiter: Context | None = None
 
     def add_done_callback(
-        self, fn: Callable[[PromptFuture], object], /, *, context: Context | None = None
+        self, fn: Callable[[InlineFuture], object], /, *, context: Context | None = None
     ) -> None:
         """What the task that awaits this calls, with how to go on."""
         if self._waiter is None and context is not None and not self.done():
@@ -55,7 +55,7 @@ class PromptFuture(asyncio.Future[None]):
         else:
             super().add_done_callback(fn, context=context)
 
-    def remove_done_callback(self, fn: Callable[[PromptFuture], object], /) -> int:
+    def remove_done_callback(self, fn: Callable[[InlineFuture], object], /) -> int:
         """Likewise when it goes on for another reason."""
         if self._waiter == fn:
             self._waiter = None
@@ -66,7 +66,7 @@ class PromptFuture(asyncio.Future[None]):
         """Wake the task: at the end of the callback that does it, or else in the next turn."""
         super().set_result(None)
         if self._waiter is not None:
-            futures = _woken.futures
+            futures = _batch.futures
             if futures is None:
                 self.wake_later()
             else:
@@ -94,61 +94,61 @@ class PromptFuture(asyncio.Future[None]):
             self.get_loop().call_soon(waiter, self, context=context)
 
 
-def future_of(loop: Loop) -> LoopFuture:
+def make_future(loop: Loop) -> LoopFuture:
     """A wake-up for one waiting task, prompt where the loop can have that."""
     return (
-        PromptFuture(loop) if isinstance(loop, asyncio.AbstractEventLoop) else loop.create_future()
+        InlineFuture(loop) if isinstance(loop, asyncio.AbstractEventLoop) else loop.create_future()
     )
 
 
-def futures_of(loop: Loop) -> Callable[[], LoopFuture]:
+def future_factory(loop: Loop) -> Callable[[], LoopFuture]:
     """What makes them, for those who need many: see future_of()."""
     if isinstance(loop, asyncio.AbstractEventLoop):
-        return partial(PromptFuture, loop)
+        return partial(InlineFuture, loop)
     return loop.create_future
 
 
-def promptly(callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
+def run_with_inline_wakeups(callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
     """Call it, and then run the tasks that it has woken. Only for what the loop itself calls.
 
     Raises:
         BaseException: what ends a task and the loop with it, such as KeyboardInterrupt.
     """
-    if _woken.futures is not None:
+    if _batch.futures is not None:
         callback(*arguments)
         return
-    futures: deque[PromptFuture] = deque()
-    _woken.futures = futures
+    futures: deque[InlineFuture] = deque()
+    _batch.futures = futures
     try:
         callback(*arguments)
     finally:
-        _woken.futures = None
+        _batch.futures = None
         if futures:
             _run(futures)
 
 
-def after_all(callback: Callable[[], None]) -> bool:
+def after_batch(callback: Callable[[], None]) -> bool:
     """Have `callback` called, once, when all tasks that were woken together have had their go.
 
     False, and nothing is called, unless this is such a task, and others were woken with it.
     """
-    if _woken.afterwards is None:
+    if _batch.callbacks is None:
         return False
-    _woken.afterwards.setdefault(callback)
+    _batch.callbacks.setdefault(callback)
     return True
 
 
-def _run(futures: deque[PromptFuture]) -> None:
+def _run(futures: deque[InlineFuture]) -> None:
     if len(futures) == 1:
         futures.popleft().wake_now()
         return
     afterwards: dict[Callable[[], None], None] = {}
-    _woken.afterwards = afterwards
+    _batch.callbacks = afterwards
     try:
         while futures:
             futures.popleft().wake_now()
     finally:
-        _woken.afterwards = None
+        _batch.callbacks = None
         for future in futures:  # the loop is about to end: should it run again, so do they
             future.wake_later()
         _call_all(afterwards)

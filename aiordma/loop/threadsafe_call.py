@@ -23,7 +23,7 @@ WATCH_SECONDS = 0.05
 IDLE_ROUNDS = 20
 
 
-def hand_over(loop: Loop, callback: Callable[[], None]) -> None:
+def ensure_called(loop: Loop, callback: Callable[[], None]) -> None:
     """Have the loop call `callback` soon; once the loop is closed, have it called all the same.
 
     Callable from any thread; does not wait.
@@ -45,7 +45,7 @@ class _Once:
         self._claim = threading.Lock()
 
     @property
-    def claimed(self) -> bool:
+    def is_claimed(self) -> bool:
         """Whether somebody has come."""
         return self._claim.locked()
 
@@ -88,7 +88,7 @@ class _Watcher:
 
     def _goes_on(self, idle: int) -> bool:
         with self._lock:
-            self._watched = [entry for entry in self._watched if not entry[1].claimed]
+            self._watched = [entry for entry in self._watched if not entry[1].is_claimed]
             self._running = bool(self._watched) or idle < IDLE_ROUNDS
             return self._running
 

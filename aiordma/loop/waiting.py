@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma.loop.inline_wakeup import future_of
+from aiordma.loop.inline_wakeup import make_future
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop, LoopFuture
@@ -38,7 +38,7 @@ class WaitQueue:
 
     async def wait(self) -> None:
         """Wait for a wake-up. Cancelling leaves the queue."""
-        future = future_of(self._loop)
+        future = make_future(self._loop)
         self._futures.append(future)
         try:
             await future
@@ -54,19 +54,19 @@ class WaitQueue:
                 wake(future)
 
 
-class Slots:
+class FairSemaphore:
     """So many slots, taken one at a time, given back in numbers; waiting tasks are served in order.
 
     A slot that was handed to a task whose wait is then cancelled goes to the next.
     """
 
-    __slots__ = ("_handed", "_loop", "_waiting", "free")
+    __slots__ = ("_granted", "_loop", "_waiting", "free")
 
     def __init__(self, loop: Loop, free: int) -> None:
         self._loop = loop
         self.free = free
         self._waiting: deque[LoopFuture] = deque()
-        self._handed: set[LoopFuture] = set()
+        self._granted: set[LoopFuture] = set()
 
     def try_acquire(self) -> bool:
         """Take a slot if one is free, which none is while anybody waits."""
@@ -79,18 +79,18 @@ class Slots:
         """Take a slot, waiting for it if need be. Cancelling takes none."""
         if self.try_acquire():
             return
-        future = future_of(self._loop)
+        future = make_future(self._loop)
         self._waiting.append(future)
         try:
             await future
         except BaseException:
             if future in self._waiting:
                 self._waiting.remove(future)
-            elif future in self._handed:
+            elif future in self._granted:
                 self.release()
             raise
         finally:
-            self._handed.discard(future)
+            self._granted.discard(future)
 
     def release(self, count: int = 1) -> None:
         """Give back `count` slots."""
@@ -99,7 +99,7 @@ class Slots:
             future = self._waiting.popleft()
             if not future.done():
                 self.free -= 1
-                self._handed.add(future)
+                self._granted.add(future)
                 wake(future)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aiordma.loop.checkpoints import cancellation_of
 from aiordma.loop.forked import is_forked_child, note_use, refuse_forked_child
-from aiordma.loop.inline_wakeup import future_of, promptly
+from aiordma.loop.inline_wakeup import make_future, run_with_inline_wakeups
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
@@ -27,9 +27,9 @@ MAX_THREADS = 64
 IDLE_SECONDS = 10.0
 # While one thread gets on with the jobs, more would only take the interpreter's lock from it and
 # from the loop. One that waits in the kernel does not get on: then another takes the next job.
-PATIENCE_SECONDS = 0.02
+STALL_SECONDS = 0.02
 # So long the next thread waits for one that was started and is not there yet.
-COMING_SECONDS = 0.1
+STARTUP_SECONDS = 0.1
 
 
 class WorkerPool:
@@ -39,17 +39,17 @@ class WorkerPool:
         self,
         max_threads: int = MAX_THREADS,
         idle_seconds: float = IDLE_SECONDS,
-        patience: float = PATIENCE_SECONDS,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         self._max_threads = max_threads
         self._idle_seconds = idle_seconds
-        self._patience = patience
+        self._stall_seconds = stall_seconds
         self._jobs: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._threads = 0
         self._idle = 0
-        self._at_work = 0
-        self._coming_until = 0.0
+        self._busy = 0
+        self._starting_until = 0.0
         self._is_watched = False
         """Whether an idle thread watches how those at work get on."""
         self._last_taken = 0.0
@@ -78,10 +78,10 @@ class WorkerPool:
             self._changed.notify()
             return False
         now = time.monotonic()
-        if self._threads >= self._max_threads or now < self._coming_until:
+        if self._threads >= self._max_threads or now < self._starting_until:
             return False
         self._threads += 1
-        self._coming_until = now + COMING_SECONDS
+        self._starting_until = now + STARTUP_SECONDS
         return True
 
     def _start(self) -> None:
@@ -94,7 +94,7 @@ class WorkerPool:
         """The system gave no thread: leave the work to those there are, or else to this one."""
         with self._changed:
             self._threads -= 1
-            self._coming_until = 0.0
+            self._starting_until = 0.0
             if self._threads:
                 return
             orphaned, self._jobs = self._jobs, deque()
@@ -104,7 +104,7 @@ class WorkerPool:
     def _work(self) -> None:
         with self._changed:
             self._idle += 1
-            self._coming_until = 0.0
+            self._starting_until = 0.0
         while (job := self._first_job()) is not None:
             while job is not None:
                 job()
@@ -122,7 +122,7 @@ class WorkerPool:
             if not self._jobs:
                 self._threads -= 1
                 return None
-            self._at_work += 1
+            self._busy += 1
             job = self._take()
             needs_thread = bool(self._jobs) and self._needs_thread()
         if needs_thread:
@@ -134,11 +134,11 @@ class WorkerPool:
         now = time.monotonic()
         if not self._jobs:
             return leave_at - now
-        if not self._at_work:
+        if not self._busy:
             return 0.0
         if self._is_watched:
             return self._idle_seconds
-        wait = self._last_taken + self._patience - now
+        wait = self._last_taken + self._stall_seconds - now
         self._is_watched = wait > 0
         return wait
 
@@ -147,7 +147,7 @@ class WorkerPool:
         with self._changed:
             if self._jobs:
                 return self._take()
-            self._at_work -= 1
+            self._busy -= 1
             self._idle += 1
             return None
 
@@ -158,8 +158,8 @@ class WorkerPool:
 
 # For calls that take milliseconds, and for those that may sit in the kernel for minutes: these must
 # not keep the others waiting.
-workers = WorkerPool()
-parking = WorkerPool(max_threads=1024, patience=0.005)
+worker_pool = WorkerPool()
+blocking_pool = WorkerPool(max_threads=1024, stall_seconds=0.005)
 
 
 class SerialJobs:
@@ -170,7 +170,7 @@ class SerialJobs:
         self._lock = threading.Lock()
         self._busy = False
 
-    def submit(self, job: Callable[[], None], pool: WorkerPool = workers) -> None:
+    def submit(self, job: Callable[[], None], pool: WorkerPool = worker_pool) -> None:
         """Have a thread of `pool` run `job` after those before it. It must not raise."""
         with self._lock:
             self._jobs.append((pool, job))
@@ -191,7 +191,7 @@ class SerialJobs:
         pool.submit(self._run)
 
 
-def post(loop: Loop, callback: Callable[[], None]) -> None:
+def call_threadsafe(loop: Loop, callback: Callable[[], None]) -> None:
     """Have the loop call `callback` soon; on a closed loop nobody needs it any more."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)
@@ -205,7 +205,7 @@ class _Call(Generic[T]):
         self._function = function
         self._result: T
         self._error: BaseException | None = None
-        self.future = future_of(loop)
+        self.future = make_future(loop)
         self.abandoned = False
 
     def run(self) -> None:
@@ -215,7 +215,7 @@ class _Call(Generic[T]):
             self._result = self._function()
         except BaseException as error:
             self._error = error
-        post(self._loop, lambda: promptly(self._deliver))
+        call_threadsafe(self._loop, lambda: run_with_inline_wakeups(self._deliver))
 
     def _deliver(self) -> None:
         if not self.future.done():
@@ -233,7 +233,7 @@ class _Call(Generic[T]):
 async def run_in_worker(
     loop: Loop,
     function: Callable[[], T],
-    submit: Callable[[Callable[[], None]], None] = workers.submit,
+    submit: Callable[[Callable[[], None]], None] = worker_pool.submit,
 ) -> T:
     """Await `function()` called by a worker thread, to which `submit` hands it.
 
@@ -261,7 +261,7 @@ async def make_in_worker(
     loop: Loop,
     make: Callable[[], T],
     discard: Callable[[T], None],
-    submit: Callable[[Callable[[], None]], None] = workers.submit,
+    submit: Callable[[Callable[[], None]], None] = worker_pool.submit,
 ) -> T:
     """Await what `make()` makes in a worker thread.
 
@@ -280,6 +280,6 @@ async def make_in_worker(
         await run_in_worker(loop, make_or_discard, submit)
     except BaseException:
         if not claim.acquire(blocking=False) and made:
-            workers.submit(lambda: discard(made[0]))
+            worker_pool.submit(lambda: discard(made[0]))
         raise
     return made[0]

@@ -1,7 +1,7 @@
 """Registered memory: regions of the user's, of the peer's, and a pool of buffers of our own."""
 
 from aiordma.memory.buffer_pool import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer
-from aiordma.memory.byte_views import bounds, exporting, flat
+from aiordma.memory.byte_views import address_and_length, as_exporter, byte_view
 from aiordma.memory.region import MemoryRegion, MemorySlice
 from aiordma.memory.remote import RemoteBuffer
 
@@ -13,7 +13,7 @@ __all__ = [
     "MemorySlice",
     "PooledBuffer",
     "RemoteBuffer",
-    "bounds",
-    "exporting",
-    "flat",
+    "address_and_length",
+    "as_exporter",
+    "byte_view",
 ]

@@ -45,19 +45,19 @@ class AllocatedRegion:
 class PooledBuffer:
     """A piece of a registered slab, on loan from a BufferPool."""
 
-    __slots__ = ("_home", "address", "lkey", "view")
+    __slots__ = ("_free_list", "address", "lkey", "view")
 
     def __init__(
         self, home: deque[PooledBuffer], address: int, lkey: int, view: memoryview
     ) -> None:
-        self._home = home
+        self._free_list = home
         self.address = address
         self.lkey = lkey
         self.view = view
 
     def release(self) -> None:
         """Give it back. The device must be done with it."""
-        self._home.append(self)
+        self._free_list.append(self)
 
 
 class BufferPool:

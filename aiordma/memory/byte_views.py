@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _FIELD_NAME = re.compile(":[^:]*:")
 
 
-def exporting(buffer: Buffer) -> Buffer:
+def as_exporter(buffer: Buffer) -> Buffer:
     """The buffer itself, or the same memory as bytes if its items have no name in the protocol.
 
     numpy, for one, exports no arrays of dates, but views of them as bytes.
@@ -38,7 +38,7 @@ def exporting(buffer: Buffer) -> Buffer:
     return buffer
 
 
-def bounds(buffer: Buffer) -> tuple[int, int]:
+def address_and_length(buffer: Buffer) -> tuple[int, int]:
     """The address of a buffer, and its length in bytes.
 
     Raises:
@@ -48,7 +48,7 @@ def bounds(buffer: Buffer) -> tuple[int, int]:
     return int(ffi.cast("uintptr_t", data)), len(data)
 
 
-def flat(buffer: Buffer) -> memoryview:
+def byte_view(buffer: Buffer) -> memoryview:
     """The bytes of a buffer, copied only if they do not lie in a row. Holds the buffer."""
     view = memoryview(buffer)
     if not view.c_contiguous or not view.nbytes:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from aiordma._native import BufferExporter, fast_path
 from aiordma.enums import AccessFlags
 from aiordma.loop import WaitQueue, checkpoint, refuse_forked_child, running_loop
-from aiordma.loop.context_managers import AsyncBlock, Block
-from aiordma.memory.byte_views import flat
+from aiordma.loop.context_managers import AsyncContextManagerMixin, ContextManagerMixin
+from aiordma.memory.byte_views import byte_view
 from aiordma.memory.remote import RemoteBuffer, bounds_of
 from aiordma.verbs import ProtectionDomain, Registration
 from aiordma.verbs.queue_pair import Segment
@@ -22,7 +22,7 @@ Dispose = Callable[[Registration, Callable[[], None]], None]
 """Unpins, without blocking; calls the second on the loop's thread when that is done."""
 
 
-class MemoryRegion(BufferExporter, Block, AsyncBlock):
+class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin):
     """A buffer whose pages are pinned, so that the device can reach them. See ibv_reg_mr(3).
 
     From `Connection.register()` or `allocate()`; good for every connection of the same loop on
@@ -34,12 +34,12 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
     """
 
     __slots__ = (
+        "_close_waiters",
         "_dispose",
-        "_is_over",
+        "_is_unregistered",
         "_registration",
-        "_waiting",
         "access",
-        "pin",
+        "references",
         "segment",
     )
 
@@ -55,10 +55,10 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
             self._exported = buffer
         self._registration = registration
         self._dispose = dispose
-        self._is_over = False
-        self._waiting: WaitQueue | None = None
+        self._is_unregistered = False
+        self._close_waiters: WaitQueue | None = None
         self.access = access
-        self.pin = fast_path.Pin(registration.pd, access)
+        self.references = fast_path.ReferenceCount(registration.pd, access)
         """Counts the requests that use it."""
         self.segment: Segment = (
             registration.address,
@@ -90,7 +90,7 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
     @property
     def closed(self) -> bool:
         """Whether it was given up."""
-        return self.pin.closed
+        return self.references.closed
 
     @property
     def remote(self) -> RemoteBuffer:
@@ -111,19 +111,19 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
 
     # --- use by the device ---
 
-    def take(self, pd: ProtectionDomain | None) -> None:
+    def acquire(self, pd: ProtectionDomain | None) -> None:
         """The device begins to use it, in `pd`.
 
         Raises:
             ValueError: it is closed, or belongs elsewhere.
         """
-        self.pin.take(pd)
+        self.references.acquire(pd)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """The device has ended one use."""
-        self.pin.give_back()
+        self.references.release()
 
-    def lease(self, on_end: Callable[[], None]) -> MemoryRegion:
+    def alias(self, on_release: Callable[[], None]) -> MemoryRegion:
         """The same memory and keys as another region, which does not unpin them when it is closed.
 
         `on_end` is called instead, when the device has ended its last use through the lease.
@@ -131,7 +131,7 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
         exported = getattr(self, "_exported", None)
 
         def end(_: Registration, over: Callable[[], None]) -> None:
-            on_end()
+            on_release()
             over()
 
         return MemoryRegion(self._registration, exported, self.access, end)
@@ -141,8 +141,8 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
 
         On the loop's thread.
         """
-        if not self.pin.closed:
-            self.pin.close(self._end)
+        if not self.references.closed:
+            self.references.close(self._end)
 
     async def aclose(self) -> None:
         """close(), and wait until the buffer may be freed and resized again.
@@ -152,23 +152,23 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
         refuse_forked_child()
         self.close()
         await checkpoint()
-        if self._waiting is None:
-            self._waiting = WaitQueue(running_loop())
-        while not self._is_over:
-            await self._waiting.wait()
+        if self._close_waiters is None:
+            self._close_waiters = WaitQueue(running_loop())
+        while not self._is_unregistered:
+            await self._close_waiters.wait()
 
-    def _over(self) -> None:
-        self._is_over = True
-        if self._waiting is not None:
-            self._waiting.wake_all()
+    def _unregistered(self) -> None:
+        self._is_unregistered = True
+        if self._close_waiters is not None:
+            self._close_waiters.wake_all()
 
     def _end(self) -> None:
         if hasattr(self, "_exported"):
             del self._exported
-        self._dispose(self._registration, self._over)
+        self._dispose(self._registration, self._unregistered)
 
     def __del__(self) -> None:
-        if hasattr(self, "pin"):
+        if hasattr(self, "references"):
             self.close()
 
     def __repr__(self) -> str:
@@ -179,7 +179,7 @@ class MemoryRegion(BufferExporter, Block, AsyncBlock):
 class MemorySlice:
     """A part of a MemoryRegion, to send from or to read into without a copy."""
 
-    __slots__ = ("length", "pin", "region", "segment", "start")
+    __slots__ = ("length", "references", "region", "segment", "start")
 
     def __init__(self, region: MemoryRegion, start: int, length: int) -> None:
         """For MemoryRegion; slice one instead."""
@@ -187,7 +187,7 @@ class MemorySlice:
         self.region = region
         self.start = start
         self.length = length
-        self.pin = region.pin
+        self.references = region.references
         """Counts the requests that use the region."""
         self.segment: Segment = (address + start, length, lkey)
         """Address, length and local key, as a request names them."""
@@ -209,7 +209,7 @@ class MemorySlice:
         Raises:
             BufferError: the region is closed, or a dma-buf.
         """
-        return flat(self.region)[self.start : self.start + self.length]
+        return byte_view(self.region)[self.start : self.start + self.length]
 
     @property
     def remote(self) -> RemoteBuffer:

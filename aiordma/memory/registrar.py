@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiordma.enums import AccessFlags
 from aiordma.errors import RdmaError
-from aiordma.loop import Loop, hand_over, make_in_worker, workers
-from aiordma.memory.byte_views import exporting
+from aiordma.loop import Loop, ensure_called, make_in_worker, worker_pool
+from aiordma.memory.byte_views import as_exporter
 from aiordma.memory.region import MemoryRegion
 from aiordma.verbs import Device, ProtectionDomain, Registration
 
@@ -112,7 +112,7 @@ class Registrar:
 async def register(scope: RegistrationScope, buffer: Buffer, access: AccessFlags) -> MemoryRegion:
     """Register `buffer` with the device of the loop's connections. See Connection.register."""
     _check_access(scope.device, access)
-    buffer = exporting(buffer)
+    buffer = as_exporter(buffer)
     with memoryview(buffer) as view:
         if not view.nbytes:
             raise ValueError("an empty buffer cannot be registered")
@@ -159,11 +159,11 @@ async def _register(
             registration.close()
         except RdmaError:
             logger.exception("memory could not be unregistered")
-        hand_over(loop, over)
-        hand_over(loop, domain.release)
+        ensure_called(loop, over)
+        ensure_called(loop, domain.release)
 
     def dispose(registration: Registration, over: Callable[[], None]) -> None:
-        workers.submit(lambda: unpin(registration, over))
+        worker_pool.submit(lambda: unpin(registration, over))
 
     try:
         registration = await make_in_worker(loop, lambda: make(domain.pd), Registration.close)

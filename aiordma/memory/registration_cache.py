@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from aiordma.enums import AccessFlags
 from aiordma.errors import LocalClosed
 from aiordma.loop import checkpoint
-from aiordma.loop.context_managers import Block
-from aiordma.memory import MemoryRegion, bounds, exporting
+from aiordma.loop.context_managers import ContextManagerMixin
+from aiordma.memory import MemoryRegion, address_and_length, as_exporter
 from aiordma.memory.registrar import DEFAULT_ACCESS, Registrar
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ _Key = tuple[int, int, AccessFlags]
 class _Entry:
     """A registered buffer, and how many regions of it are in use."""
 
-    __slots__ = ("leases", "region", "wanted")
+    __slots__ = ("is_cached", "region", "users")
 
     def __init__(self, region: MemoryRegion) -> None:
         self.region = region
-        self.leases = 0
-        self.wanted = True
+        self.users = 0
+        self.is_cached = True
 
 
-class RegistrationCache(Block):
+class RegistrationCache(ContextManagerMixin):
     """Registers buffers for the connections of one loop and device, and keeps them registered.
 
     Closing a region from here leaves its buffer pinned, and exported: it can be neither freed nor
@@ -80,15 +80,15 @@ class RegistrationCache(Block):
         if self._closed:
             raise LocalClosed("the registration cache is closed")
         await checkpoint()
-        buffer = exporting(buffer)
-        key = _key_of(buffer, access)
+        buffer = as_exporter(buffer)
+        key = _key(buffer, access)
         entry = self._entries.get(key)
         if entry is None:
             entry = self._added(key, await self._connection.register(buffer, access))
         self._entries.move_to_end(key)
-        entry.leases += 1
+        entry.users += 1
         self._evict()
-        return entry.region.lease(lambda: self._ended(entry))
+        return entry.region.alias(lambda: self._ended(entry))
 
     def _added(self, key: _Key, region: MemoryRegion) -> _Entry:
         if self._closed:
@@ -103,14 +103,14 @@ class RegistrationCache(Block):
         return entry
 
     def _ended(self, entry: _Entry) -> None:
-        entry.leases -= 1
-        if not entry.wanted and not entry.leases:
+        entry.users -= 1
+        if not entry.is_cached and not entry.users:
             entry.region.close()
         self._evict()
 
     def _evict(self) -> None:
         """While there is too much, drop what is not in use, the oldest first."""
-        for key in [key for key, entry in self._entries.items() if not entry.leases]:
+        for key in [key for key, entry in self._entries.items() if not entry.users]:
             if self.nbytes <= self._max_bytes:
                 break
             self._drop(key)
@@ -118,8 +118,8 @@ class RegistrationCache(Block):
     def _drop(self, key: _Key) -> None:
         entry = self._entries.pop(key)
         self.nbytes -= len(entry.region)
-        entry.wanted = False
-        if not entry.leases:
+        entry.is_cached = False
+        if not entry.users:
             entry.region.close()
 
     def discard(self, buffer: Buffer) -> None:
@@ -127,7 +127,7 @@ class RegistrationCache(Block):
 
         Not at once, as a worker thread unpins it. One that is not here is no error.
         """
-        address, length, _ = _key_of(exporting(buffer), AccessFlags(0))
+        address, length, _ = _key(as_exporter(buffer), AccessFlags(0))
         for key in [key for key in self._entries if key[:2] == (address, length)]:
             self._drop(key)
 
@@ -138,5 +138,5 @@ class RegistrationCache(Block):
             self._drop(key)
 
 
-def _key_of(buffer: Buffer, access: AccessFlags) -> _Key:
-    return *bounds(buffer), access
+def _key(buffer: Buffer, access: AccessFlags) -> _Key:
+    return *address_and_length(buffer), access

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aiordma.cm import AsyncCmId
-from aiordma.cm.establishing import dial, listening_ids
-from aiordma.loop.context_managers import Opening
+from aiordma.cm.establishing import create_listening_ids, establish
+from aiordma.loop.context_managers import AwaitableContextManager
 from aiordma.messages.connection import Connection
 from aiordma.messages.listener import Listener
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
@@ -17,7 +17,7 @@ def connect(
     local_address: tuple[str, int] | None = None,
     private_data: bytes = b"",
     options: ConnectionOptions = DEFAULT_OPTIONS,
-) -> Opening[Connection]:
+) -> AwaitableContextManager[Connection]:
     """Connect to a listening peer: `await connect(...)` or `async with connect(...) as connection`.
 
     `host` is a name or an IPv4 or IPv6 address; the addresses of a name are tried in turn.
@@ -35,7 +35,7 @@ def connect(
         VerbsError: no RDMA device, a local address that is taken, or not enough locked memory.
         ValueError: the private data is too long, or an option is more than the device can do.
     """
-    return Opening(_connect(host, port, local_address, private_data, options))
+    return AwaitableContextManager(_connect(host, port, local_address, private_data, options))
 
 
 async def _connect(
@@ -51,7 +51,7 @@ async def _connect(
     async def finish(cm: AsyncCmId) -> Connection:
         return await Connection.from_id(cm, private_data=private_data, options=options)
 
-    return await dial(host, port, local_address, options, finish)
+    return await establish(host, port, local_address, options, finish)
 
 
 def listen(
@@ -60,7 +60,7 @@ def listen(
     *,
     backlog: int = 0,
     options: ConnectionOptions = DEFAULT_OPTIONS,
-) -> Opening[Listener]:
+) -> AwaitableContextManager[Listener]:
     """Listen for peers: `await listen(...)` or `async with listen(...) as listener`.
 
     `host` is a name or address of this machine; None or "" stands for all of them, "::" for all
@@ -77,10 +77,10 @@ def listen(
         VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is taken or the address is not this
             machine's; ENODEV when there is no RDMA device.
     """
-    return Opening(_listen(host, port, backlog, options))
+    return AwaitableContextManager(_listen(host, port, backlog, options))
 
 
 async def _listen(
     host: str | None, port: int, backlog: int, options: ConnectionOptions
 ) -> Listener:
-    return Listener(await listening_ids(host, port, backlog, options), options)
+    return Listener(await create_listening_ids(host, port, backlog, options), options)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.enums import AccessFlags, WrOpcode
 from aiordma.errors import PeerClosed, RdmaError
-from aiordma.loop.context_managers import AbortableBlock, Opening
-from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer, flat
+from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
+from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer, byte_view
 from aiordma.memory.registrar import Registrar
 from aiordma.messages.memory_windows import MemoryWindow
 from aiordma.messages.message import Message
-from aiordma.messages.message_data_path import Traffic
+from aiordma.messages.message_data_path import MessageDataPath
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
-from aiordma.qp import ConnectionStats, SharedReceives, is_registered, joined
+from aiordma.qp import ConnectionStats, SharedReceives, is_registered, join_buffers
 from aiordma.qp.endpoint import Endpoint
 from aiordma.verbs import Device
 from aiordma.verbs.queue_pair import NO_IMMEDIATE, checked_immediate
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from aiordma.qp.scatter_gather import Sink, Source
 
-MessageEndpoint = Endpoint[Traffic]
+MessageEndpoint = Endpoint[MessageDataPath]
 # Plain numbers, for C.
 SEND = int(WrOpcode.SEND)
 READ = int(WrOpcode.RDMA_READ)
@@ -40,10 +40,12 @@ def message_endpoint(
 
     Raises: see Endpoint.
     """
-    return Endpoint(cm, options, lambda owner: Traffic(cm, owner, options, receives))
+    return Endpoint(
+        cm, options, lambda callbacks: MessageDataPath(cm, callbacks, options, receives)
+    )
 
 
-def checked_for(device: Device, imm: int | None) -> int:
+def checked_imm(device: Device, imm: int | None) -> int:
     """Immediate data for a request, NO_IMMEDIATE if None.
 
     Raises:
@@ -57,7 +59,7 @@ def checked_for(device: Device, imm: int | None) -> int:
     return number
 
 
-class Connection(Registrar, AbortableBlock):
+class Connection(Registrar, AbortingContextManagerMixin):
     """A reliable connection that carries whole messages, in order (RDMA's RC queue pair).
 
     From `connect()`, or from accepting a ConnectRequest. It is closed by `aclose()`, or by leaving
@@ -73,11 +75,11 @@ class Connection(Registrar, AbortableBlock):
         self._local_address = endpoint.local_address
         self._peer_address = endpoint.peer_address
         # Looked up once: most messages need no more than these.
-        self._post_now = endpoint.traffic.sender.post_now
-        self._take = endpoint.traffic.receiver.take
-        self._recv = endpoint.traffic.receiver.recv
-        self._transfer = endpoint.traffic.transfer
-        self._finish = endpoint.traffic.finish
+        self._post_now = endpoint.data_path.sender.post_now
+        self._take_message = endpoint.data_path.receiver.take
+        self._recv = endpoint.data_path.receiver.recv
+        self._start_transfer = endpoint.data_path.start_transfer
+        self._finish = endpoint.data_path.finish
 
     @classmethod
     def from_id(
@@ -86,7 +88,7 @@ class Connection(Registrar, AbortableBlock):
         *,
         private_data: bytes = b"",
         options: ConnectionOptions = DEFAULT_OPTIONS,
-    ) -> Opening[Connection]:
+    ) -> AwaitableContextManager[Connection]:
         """Make one from an id: `await Connection.from_id(cm)`, or `async with`.
 
         An id whose route is resolved, as SyncCmId.create_ep makes it, connects; a request is
@@ -99,7 +101,7 @@ class Connection(Registrar, AbortableBlock):
             RdmaError: the id is in another state; it is left as it is.
             Others: as connect(), and as ConnectRequest.accept().
         """
-        return Opening(cls._from_id(cm, private_data, options))
+        return AwaitableContextManager(cls._from_id(cm, private_data, options))
 
     @classmethod
     async def _from_id(
@@ -158,7 +160,7 @@ class Connection(Registrar, AbortableBlock):
     @property
     def stats(self) -> ConnectionStats:
         """What it has carried, and how full its queues are: the numbers of this moment."""
-        return self._endpoint.traffic.snapshot()
+        return self._endpoint.data_path.snapshot()
 
     # --- sending ---
 
@@ -197,22 +199,22 @@ class Connection(Registrar, AbortableBlock):
             if not error:
                 return
             if error > 0:
-                raise self._endpoint.traffic.sender.refused(error)
-            transfer = self._transfer(SEND, data, None)
+                raise self._endpoint.data_path.sender.post_error(error)
+            transfer = self._start_transfer(SEND, data, None)
             if transfer is not None:
                 await self._finish(transfer)
                 return
-        number = checked_for(self._endpoint.device, imm)
-        sender = self._endpoint.traffic.sender
+        number = checked_imm(self._endpoint.device, imm)
+        sender = self._endpoint.data_path.sender
         if type(data) is bytes and invalidate is None:
-            await sender.copy(data, len(data), number)
+            await sender.send_copy(data, len(data), number)
         elif invalidate is not None or is_registered(data):
             if invalidate is not None and imm is not None:
                 raise ValueError("a message carries immediate data or invalidates a key, not both")
-            await sender.lend(data, number, invalidate)
+            await sender.send_registered(data, number, invalidate)
         else:
-            with joined(data) as view:  # held, so that nobody resizes it while it waits
-                await sender.copy(view, len(view), number)
+            with join_buffers(data) as view:  # held, so that nobody resizes it while it waits
+                await sender.send_copy(view, len(view), number)
 
     # --- receiving ---
 
@@ -231,7 +233,7 @@ class Connection(Registrar, AbortableBlock):
             ReceiveOverrun: the peer sent too much, where it cannot be held back (iWARP).
             BusyError: another task is receiving.
         """
-        take = self._take  # see send()
+        take = self._take_message  # see send()
         message = take()
         return await self._recv() if message is None else message
 
@@ -246,8 +248,8 @@ class Connection(Registrar, AbortableBlock):
         with buffer.view if isinstance(buffer, MemorySlice) else memoryview(buffer) as view:
             if view.readonly or not view.c_contiguous:
                 raise BufferError("a message needs a contiguous buffer that can be written to")
-            with flat(view) as memory:
-                return await self._endpoint.traffic.receiver.recv_into(memory)
+            with byte_view(view) as memory:
+                return await self._endpoint.data_path.receiver.recv_into(memory)
 
     async def recv_message(self) -> Message:
         """Wait for the next message and get it where the device put it, with what came beside it.
@@ -258,14 +260,14 @@ class Connection(Registrar, AbortableBlock):
 
         Cancelling loses no message. Raises: as recv().
         """
-        return await self._endpoint.traffic.receiver.recv_message()
+        return await self._endpoint.data_path.receiver.recv_message()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over messages until the peer disconnects; other ends raise, as from recv()."""
         return self
 
     async def __anext__(self) -> bytes:
-        take = self._take  # see send()
+        take = self._take_message  # see send()
         message = take()
         if message is not None:
             return message
@@ -294,7 +296,7 @@ class Connection(Registrar, AbortableBlock):
             PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
         """
         self._endpoint.check_open()
-        return await self._endpoint.traffic.windows.bind(part[:], access)
+        return await self._endpoint.data_path.windows.bind(part[:], access)
 
     # --- one-sided operations ---
 
@@ -316,11 +318,11 @@ class Connection(Registrar, AbortableBlock):
                 has ended then.
             PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
         """
-        transfer = self._transfer(READ, into, remote)
+        transfer = self._start_transfer(READ, into, remote)
         if transfer is not None:
             await self._finish(transfer)
         else:
-            await self._endpoint.traffic.remote.read(remote, into)
+            await self._endpoint.data_path.remote.read(remote, into)
 
     async def write(self, source: Source, remote: RemoteBuffer, *, imm: int | None = None) -> None:
         """Write `source` to the beginning of `remote`, memory of the peer's: RDMA WRITE.
@@ -338,12 +340,12 @@ class Connection(Registrar, AbortableBlock):
             WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
         """
         if imm is None:
-            transfer = self._transfer(WRITE, source, remote)
+            transfer = self._start_transfer(WRITE, source, remote)
             if transfer is not None:
                 await self._finish(transfer)
                 return
-        number = checked_for(self._endpoint.device, imm)
-        await self._endpoint.traffic.remote.write(source, remote, number)
+        number = checked_imm(self._endpoint.device, imm)
+        await self._endpoint.data_path.remote.write(source, remote, number)
 
     async def fetch_and_add(self, remote: RemoteBuffer, value: int) -> int:
         """Add `value` to the 8 bytes at `remote`, at one go; what was there before is returned.
@@ -370,7 +372,7 @@ class Connection(Registrar, AbortableBlock):
     async def _atomic(
         self, opcode: WrOpcode, remote: RemoteBuffer, operands: tuple[int, int]
     ) -> int:
-        return await self._endpoint.traffic.remote.atomic(opcode, remote, operands)
+        return await self._endpoint.data_path.remote.atomic(opcode, remote, operands)
 
     # --- the end ---
 

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
-from aiordma.cm.accepting import Request, Serving
+from aiordma.cm.accepting import BaseListener, BaseRequest
 from aiordma.errors import (
     RdmaError,
     VerbsError,
 )
-from aiordma.loop.context_managers import Opening
+from aiordma.loop.context_managers import AwaitableContextManager
 from aiordma.messages.connection import Connection, message_endpoint
 from aiordma.options import (
     DEFAULT_OPTIONS,
@@ -25,7 +25,7 @@ from aiordma.verbs import Device
 logger = logging.getLogger(__name__)
 
 
-class Sharing:
+class SharedReceivesByDevice:
     """The receive buffers that a listener's connections share, one set for each device."""
 
     def __init__(self, options: ConnectionOptions) -> None:
@@ -61,17 +61,19 @@ class Sharing:
             self._receives.popitem()[1].release()
 
 
-class ConnectRequest(Request):
+class ConnectRequest(BaseRequest):
     """A peer that wants to connect: accept it or reject it.
 
     One that is just dropped is rejected, with a ResourceWarning.
     """
 
-    def __init__(self, cm: AsyncCmId, options: ConnectionOptions, sharing: Sharing) -> None:
+    def __init__(
+        self, cm: AsyncCmId, options: ConnectionOptions, sharing: SharedReceivesByDevice
+    ) -> None:
         """For Listener; not to be called by others."""
         super().__init__(cm)
         self._options = options
-        self._sharing = sharing
+        self._shared_receives = sharing
         self._private_data = cm.event.private_data if cm.event is not None else b""
 
     @property
@@ -81,7 +83,7 @@ class ConnectRequest(Request):
 
     def accept(
         self, private_data: bytes = b"", options: ConnectionOptions | None = None
-    ) -> Opening[Connection]:
+    ) -> AwaitableContextManager[Connection]:
         """Accept: `await request.accept()`, or `async with request.accept() as connection`.
 
         `private_data` reaches the peer with the answer: up to 196 bytes on InfiniBand and RoCE
@@ -97,14 +99,14 @@ class ConnectRequest(Request):
             ValueError: the private data is too long, or the options are more than the device can
                 do; the request can still be answered.
         """
-        return Opening(self._accept(private_data, options or self._options))
+        return AwaitableContextManager(self._accept(private_data, options or self._options))
 
     async def _accept(self, private_data: bytes, options: ConnectionOptions) -> Connection:
         self._cm.check_unanswered()
         device = self._cm.device()
         check_private_data(private_data, PrivateDataLimits.of(device).accept)
         options.check_device(device)
-        receives = self._sharing.receives(self._cm, options)
+        receives = self._shared_receives.receives(self._cm, options)
         try:
             endpoint = message_endpoint(self._cm, options, receives)
             await endpoint.accept(private_data)
@@ -124,10 +126,10 @@ class ConnectRequest(Request):
             LocalClosed: the request was answered already.
             ValueError: the private data is too long; the request can still be answered.
         """
-        await self._refuse(private_data)
+        await self._reject(private_data)
 
 
-class Listener(Serving[ConnectRequest, Connection]):
+class Listener(BaseListener[ConnectRequest, Connection]):
     """Connection requests, one after another: `async for request in listener`.
 
     From `listen()`. Closing it rejects the requests that nobody has taken, and leaves the
@@ -136,9 +138,9 @@ class Listener(Serving[ConnectRequest, Connection]):
 
     def __init__(self, cms: list[AsyncCmId], options: ConnectionOptions) -> None:
         """For listen(); not to be called by others. All `cms` listen on the same port."""
-        sharing = Sharing(options)
+        sharing = SharedReceivesByDevice(options)
         super().__init__(cms, lambda cm: ConnectRequest(cm, options, sharing))
-        self._sharing = sharing
+        self._shared_receives = sharing
 
     @classmethod
     def from_id(
@@ -147,7 +149,7 @@ class Listener(Serving[ConnectRequest, Connection]):
         *,
         backlog: int = 0,
         options: ConnectionOptions = DEFAULT_OPTIONS,
-    ) -> Opening[Listener]:
+    ) -> AwaitableContextManager[Listener]:
         """Make one from an id: `await Listener.from_id(cm)`, or `async with`.
 
         The id is bound to an address, as SyncCmId.create_ep makes a passive one, or listens
@@ -158,7 +160,7 @@ class Listener(Serving[ConnectRequest, Connection]):
             RdmaError: the id is in another state; it is left as it is.
             VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is taken.
         """
-        return Opening(cls._from_id(cm, backlog, options))
+        return AwaitableContextManager(cls._from_id(cm, backlog, options))
 
     @classmethod
     async def _from_id(
@@ -199,4 +201,4 @@ class Listener(Serving[ConnectRequest, Connection]):
     def abort(self) -> None:
         """Stop listening, without waiting. Idempotent."""
         super().abort()
-        self._sharing.close()
+        self._shared_receives.close()

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from aiordma.cm import AsyncCmId
 from aiordma.enums import AccessFlags, WcOpcode
-from aiordma.loop import hand_over, make_in_worker
-from aiordma.loop.context_managers import Block
+from aiordma.loop import ensure_called, make_in_worker
+from aiordma.loop.context_managers import ContextManagerMixin
 from aiordma.memory import MemorySlice, RemoteBuffer
 from aiordma.qp.operation import Operations
 from aiordma.verbs import MemoryWindow as RawWindow
 from aiordma.verbs import ProtectionDomain, QueuePair
 
 
-class MemoryWindow(Block):
+class MemoryWindow(ContextManagerMixin):
     """A key of its own for a part of a region, good on one connection. See ibv_alloc_mw(3).
 
     From `Connection.bind()`. The peer puts an end to it by a message that invalidates it
@@ -36,7 +36,7 @@ class MemoryWindow(Block):
         self._end()
 
 
-class Windows:
+class MemoryWindows:
     """Binds windows by requests on the queue pair, and ends them before it does."""
 
     def __init__(self, cm: AsyncCmId, operations: Operations) -> None:
@@ -48,11 +48,11 @@ class Windows:
     async def bind(self, part: MemorySlice, access: AccessFlags) -> MemoryWindow:
         """See Connection.bind."""
         self._check(part)
-        part.region.take(self.pd)
+        part.region.acquire(self.pd)
         try:
             raw = await make_in_worker(self._cm.loop, lambda: RawWindow(self.pd), RawWindow.close)
         except BaseException:
-            part.region.give_back()
+            part.region.release()
             raise
         end = self._ending(raw, part)
         bounds, registration = (part.addr, len(part)), part.region.registration
@@ -93,13 +93,13 @@ class Windows:
             try:
                 raw.close()
             finally:
-                hand_over(handle.loop, part.region.give_back)
+                ensure_called(handle.loop, part.region.release)
 
         def end_now() -> None:
-            pending = handle.not_before_destroyed(raw)
+            pending = handle.remove_pre_destroy_hook(raw)
             if pending is not None:
                 pending()
 
         # A queue pair cannot be destroyed under a bound window, nor a region unpinned.
-        handle.before_destroyed(raw, dispose)
+        handle.add_pre_destroy_hook(raw, dispose)
         return lambda: handle.submit(end_now)

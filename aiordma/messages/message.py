@@ -8,16 +8,16 @@ from typing import Protocol, Self
 
 from aiordma._native import BufferExporter
 
-STILL_LOOKED_AT = "the message is still looked at: let go of slices and arrays of its data first"
+STILL_EXPORTED = "the message is still looked at: let go of slices and arrays of its data first"
 
 
-class Lender(Protocol):
+class BufferOwner(Protocol):
     """Who owns the buffer."""
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """The message is not needed any more. On the loop's thread."""
 
-    def drop(self) -> None:
+    def release_threadsafe(self) -> None:
         """Likewise, from any thread."""
 
 
@@ -28,19 +28,19 @@ class Message(BufferExporter):
     block, and the garbage collector once nothing looks at the message any more.
     """
 
-    __slots__ = ("__weakref__", "_data", "_lender", "_length", "imm", "invalidated")
+    __slots__ = ("__weakref__", "_buffer_owner", "_data", "_length", "imm", "invalidated")
 
     def __init__(
         self,
         memory: memoryview,
         imm: int | None,
         invalidated: int | None,
-        lender: Lender,
+        buffer_owner: BufferOwner,
     ) -> None:
         """For Connection; not to be called by others."""
         self._exported = memory
         self._length = memory.nbytes
-        self._lender: Lender | None = lender
+        self._buffer_owner: BufferOwner | None = buffer_owner
         self._data: weakref.ref[memoryview] | None = None
         self.imm = imm
         """The number of 32 bits that came beside the data, or None."""
@@ -54,7 +54,7 @@ class Message(BufferExporter):
         Raises:
             ValueError: it is released.
         """
-        if self._lender is None:
+        if self._buffer_owner is None:
             raise ValueError("the message is released")
         view = self._data() if self._data is not None else None
         if view is None or _is_released(view):
@@ -65,7 +65,7 @@ class Message(BufferExporter):
     @property
     def released(self) -> bool:
         """Whether the buffer was given back."""
-        return self._lender is None
+        return self._buffer_owner is None
 
     def release(self) -> None:
         """Give the buffer back; `data` cannot be read any more. Idempotent. On the loop's thread.
@@ -74,12 +74,12 @@ class Message(BufferExporter):
             BufferError: something else still looks at the data, such as a slice of it or a numpy
                 array. The message is not released, but `data` has to be had anew.
         """
-        if self._lender is None:
+        if self._buffer_owner is None:
             return
         self._release_view()
-        lender, self._lender = self._lender, None
+        buffer_owner, self._buffer_owner = self._buffer_owner, None
         del self._exported
-        lender.give_back()
+        buffer_owner.release()
 
     def _release_view(self) -> None:
         view = self._data() if self._data is not None else None
@@ -87,10 +87,10 @@ class Message(BufferExporter):
             try:
                 view.release()
             except BufferError:
-                raise BufferError(STILL_LOOKED_AT) from None
+                raise BufferError(STILL_EXPORTED) from None
             self._data = None
         if self._views:  # a slice of `data` is no view of `data`, but one of the message
-            raise BufferError(STILL_LOOKED_AT)
+            raise BufferError(STILL_EXPORTED)
 
     def __len__(self) -> int:
         """Its length in bytes."""
@@ -108,9 +108,9 @@ class Message(BufferExporter):
         self.release()
 
     def __del__(self) -> None:
-        lender = getattr(self, "_lender", None)
-        if lender is not None:
-            lender.drop()
+        buffer_owner = getattr(self, "_buffer_owner", None)
+        if buffer_owner is not None:
+            buffer_owner.release_threadsafe()
 
     def __repr__(self) -> str:
         state = "released" if self.released else f"{len(self)} bytes"

@@ -14,12 +14,20 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from aiordma._native import fast_path
-from aiordma.dispatch.adaptive_polling import Outlook
+from aiordma.dispatch.adaptive_polling import AdaptivePolling
 from aiordma.enums import WcOpcode
 from aiordma.errors import BusyError, ReceiveOverrun, VerbsError
-from aiordma.loop import Checkpoint, Loop, checkpoint_of, future_of, post, refuse_forked_child, wake
+from aiordma.loop import (
+    Checkpoint,
+    Loop,
+    call_threadsafe,
+    checkpoint_of,
+    make_future,
+    refuse_forked_child,
+    wake,
+)
 from aiordma.messages.message import Message
-from aiordma.qp.data_path import Owner
+from aiordma.qp.data_path import EndpointCallbacks
 from aiordma.qp.receive_ring import ReceiveRing
 from aiordma.qp.stats import ConnectionStats
 from aiordma.verbs.completion import immediate_of, invalidated_of
@@ -29,8 +37,8 @@ if TYPE_CHECKING:
     from aiordma.dispatch import BusyPoll
     from aiordma.loop.protocol import LoopFuture
 
-WRITTEN_WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
-TOO_MANY = (
+WRITE_WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
+BACKLOG_EXCEEDED = (
     "more than {} messages (recv_backlog) waited to be received, and nothing holds the peer back "
     "on iWARP, or with a shared receive queue: take messages faster, or have the peer wait for "
     "answers"
@@ -47,52 +55,59 @@ class Receiver:
     """
 
     def __init__(
-        self, loop: Loop, ring: ReceiveRing, owner: Owner, stats: ConnectionStats, busy: BusyPoll
+        self,
+        loop: Loop,
+        ring: ReceiveRing,
+        callbacks: EndpointCallbacks,
+        stats: ConnectionStats,
+        busy: BusyPoll,
     ) -> None:
         self._loop = loop
         self._ring = ring
-        self._owner = owner
+        self._callbacks = callbacks
         self._stats = stats
         self._busy = busy
-        self.arrivals = arrivals = fast_path.Arrivals(ring)
+        self.queue = queue = fast_path.ReceiveQueue(ring)
         self._waiter: LoopFuture | None = None
         self._woken = 0
-        self.outlook = Outlook(arrivals)
+        self.polling = AdaptivePolling(queue)
         """How long take() looks for a message before it takes the long way."""
         self._checkpoint = checkpoint_of(loop)
         # What is there at once is no reason to skip the checkpoint that a loop is owed.
-        self.take: Callable[[], bytes | None] = arrivals.take if self._checkpoint is None else _none
+        self.take: Callable[[], bytes | None] = (
+            queue.take_bytes if self._checkpoint is None else _none
+        )
         """The next message, if nothing needs to be waited for, or decided, before: see recv()."""
 
-    def spill(self, backlog: int) -> None:
+    def set_backlog(self, backlog: int) -> None:
         """Copy messages away rather than let the buffers run out, up to so many."""
-        self.arrivals.backlog = backlog
+        self.queue.backlog = backlog
 
     def __len__(self) -> int:
         """Messages that have arrived and are not taken."""
-        return len(self.arrivals)
+        return len(self.queue)
 
     @property
     def is_waited_for(self) -> bool:
         """Whether a task waits for a message."""
-        return self.arrivals.waited
+        return self.queue.has_waiter
 
     # --- from the device ---
 
-    def arrived(self, slot: int, wc: IbvWc) -> None:
+    def message_received(self, slot: int, wc: IbvWc) -> None:
         """The device filled a slot with a message."""
         # The bytes of a write with immediate data went elsewhere: the message itself is empty.
-        length = 0 if wc.opcode == WRITTEN_WITH_IMM else wc.byte_len
-        self.arrivals.add(slot, length, wc.wc_flags, wc.imm_data)
-        self.look()
+        length = 0 if wc.opcode == WRITE_WITH_IMM else wc.byte_len
+        self.queue.append(slot, length, wc.wc_flags, wc.imm_data)
+        self.check_queue()
 
-    def look(self) -> None:
+    def check_queue(self) -> None:
         """Something has arrived, or a slot could not be given back."""
-        arrivals = self.arrivals
-        if arrivals.error:
-            self._owner.break_off(VerbsError(arrivals.error, "ibv_post_recv"))
-        if 0 <= arrivals.backlog < len(arrivals):
-            self._owner.break_off(ReceiveOverrun(TOO_MANY.format(arrivals.backlog)))
+        queue = self.queue
+        if queue.error:
+            self._callbacks.fail(VerbsError(queue.error, "ibv_post_recv"))
+        if 0 <= queue.backlog < len(queue):
+            self._callbacks.fail(ReceiveOverrun(BACKLOG_EXCEEDED.format(queue.backlog)))
         self.wake()
 
     def wake(self) -> None:
@@ -104,25 +119,25 @@ class Receiver:
 
     def stop(self) -> None:
         """It ended: messages that are there may still be taken, unless it was closed here."""
-        self.arrivals.closed = self._owner.closed_here
+        self.queue.closed = self._callbacks.closed_here
         self.wake()
 
     def abandon(self) -> None:
         """Nobody will take what is left."""
-        while (arrival := self.arrivals.look()) is not None:
+        while (arrival := self.queue.peek()) is not None:
             self._taken(arrival[0])
 
     # --- to the user ---
 
     async def recv(self) -> bytes:
         """See Connection.recv. Comes after `take`, which had nothing."""
-        if (wait := self._waiting(has_looked=True)) is not None:
+        if (wait := self._waiting(has_polled=True)) is not None:
             await wait
         self._check()
-        message = self.arrivals.take()
+        message = self.queue.take_bytes()
         assert message is not None
-        if self.arrivals.error:
-            self.look()
+        if self.queue.error:
+            self.check_queue()
         return message
 
     async def recv_into(self, memory: memoryview) -> int:
@@ -142,101 +157,101 @@ class Receiver:
         if (wait := self._waiting()) is not None:
             await wait
         slot, message, imm, invalidated = self._first()
-        self.arrivals.drop()
+        self.queue.drop_oldest()
         self._stats.messages_held += 1
-        return Message(message, imm, invalidated, _Loan(self, slot))
+        return Message(message, imm, invalidated, _ReceivedBuffer(self, slot))
 
-    def _waiting(self, *, has_looked: bool = False) -> Awaitable[None] | None:
+    def _waiting(self, *, has_polled: bool = False) -> Awaitable[None] | None:
         """What is to be awaited before a message can be taken, if anything is."""
         refuse_forked_child()
-        if self.arrivals.error:
-            self.look()
-        if self.arrivals.waited:
+        if self.queue.error:
+            self.check_queue()
+        if self.queue.has_waiter:
             raise BusyError("another task is receiving on this connection")
-        if not self._has_news():
-            return self._wait(has_looked)
+        if not self._is_ready():
+            return self._wait(has_polled)
         return None if self._checkpoint is None else self._pause(self._checkpoint)
 
     def _check(self) -> None:
         """Make sure that there is a message to be taken."""
-        if self._owner.closed_here or not self.arrivals:
-            raise self._owner.end_reason()
+        if self._callbacks.closed_here or not self.queue:
+            raise self._callbacks.end_reason()
 
     def _first(self) -> tuple[int, memoryview, int | None, int | None]:
         """The oldest message: its slot, the bytes, immediate data, the key that it invalidated."""
         self._check()
-        arrival = self.arrivals.look()
+        arrival = self.queue.peek()
         assert arrival is not None
         slot, length, flags, imm_data, copy = arrival
         message = self._ring.view(slot, length) if copy is None else memoryview(copy)
         return slot, message, immediate_of(flags, imm_data), invalidated_of(flags, imm_data)
 
-    async def _wait(self, has_looked: bool) -> None:
+    async def _wait(self, has_polled: bool) -> None:
         self._stats.recv_waits += 1
-        arrivals = self.arrivals
-        arrivals.waited = True
+        queue = self.queue
+        queue.has_waiter = True
         try:
             if self._checkpoint is not None:
                 if self._busy.is_on:
                     await self._checkpoint()  # what polling finds has waited for nothing
-                    await self._busy.until(self._has_news, self._busy.nanoseconds)
-            elif arrivals.patience > 0 and (arrivals.cut_short or not has_looked):
+                    await self._busy.until(self._is_ready, self._busy.nanoseconds)
+            elif queue.poll_budget > 0 and (queue.preempted or not has_polled):
                 gives_way = not self._busy.is_on
-                await self._busy.until(self._has_news, arrivals.patience, gives_way=gives_way)
-                if not self._has_news():
-                    arrivals.missed += 1
-            while not self._has_news():
-                arrivals.tell = True
-                self._waiter = waiter = future_of(self._loop)
+                await self._busy.until(self._is_ready, queue.poll_budget, preemptible=gives_way)
+                if not self._is_ready():
+                    queue.missed_polls += 1
+            while not self._is_ready():
+                queue.notify = True
+                self._waiter = waiter = make_future(self._loop)
                 began = time.monotonic_ns()
                 await waiter
-                self.outlook.parked(began, self._woken)
+                self.polling.parked(began, self._woken)
         finally:
-            arrivals.waited = False
+            queue.has_waiter = False
             self._waiter = None
 
     async def _pause(self, checkpoint: Checkpoint) -> None:
-        self.arrivals.waited = True
+        self.queue.has_waiter = True
         try:
             await checkpoint()
         finally:
-            self.arrivals.waited = False
+            self.queue.has_waiter = False
 
-    def _has_news(self) -> bool:
-        if self.arrivals:
+    def _is_ready(self) -> bool:
+        if self.queue:
             return True
-        owner = self._owner
-        return owner.closed_here or owner.is_drained
+        callbacks = self._callbacks
+        return callbacks.closed_here or callbacks.is_drained
 
     def _taken(self, slot: int) -> None:
         """The oldest message, in this slot, is not needed any more."""
-        self.arrivals.drop()
+        self.queue.drop_oldest()
         if slot != SPILLED:
-            self.give_back(slot)
+            self.repost(slot)
 
-    def give_back(self, slot: int) -> None:
+    def repost(self, slot: int) -> None:
         """A slot's message is not needed any more."""
         try:
             self._ring.post(slot)
         except VerbsError as error:
-            self._owner.break_off(error)
+            self._callbacks.fail(error)
 
-    def returned(self, slot: int) -> None:
+    def message_released(self, slot: int) -> None:
         """A message that the user held is released."""
         self._stats.messages_held -= 1
         if slot != SPILLED:
-            self.give_back(slot)
+            self.repost(slot)
 
-    def post_soon(self, loan: _Loan) -> None:
+    def release_threadsafe(self, loan: _ReceivedBuffer) -> None:
         """Have the loop take a loan back; from any thread."""
-        post(self._loop, loan.give_back)
+        call_threadsafe(self._loop, loan.release)
 
 
 def _none() -> None:
     return None
 
 
-class _Loan:
+class _ReceivedBuffer:
     """A slot that the user holds a message in."""
 
     __slots__ = ("_receiver", "_slot")
@@ -245,8 +260,8 @@ class _Loan:
         self._receiver = receiver
         self._slot = slot
 
-    def give_back(self) -> None:
-        self._receiver.returned(self._slot)
+    def release(self) -> None:
+        self._receiver.message_released(self._slot)
 
-    def drop(self) -> None:
-        self._receiver.post_soon(self)
+    def release_threadsafe(self) -> None:
+        self._receiver.release_threadsafe(self)

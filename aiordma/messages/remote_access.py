@@ -9,54 +9,61 @@ from typing import TYPE_CHECKING
 
 from aiordma.enums import AccessFlags, WcOpcode, WrOpcode
 from aiordma.errors import VerbsError
-from aiordma.loop import Slots, checkpoint
+from aiordma.loop import FairSemaphore, checkpoint
 from aiordma.memory import PooledBuffer, RemoteBuffer
-from aiordma.qp.operation import COMPLETION_OF, Operation, Operations
-from aiordma.qp.post_list import ListRequest
-from aiordma.qp.scatter_gather import Gathered, Gatherer, check_fits, is_one, is_registered, joined
+from aiordma.qp.operation import WC_OPCODE_OF, Operation, Operations
+from aiordma.qp.post_list import MemoryRequest
+from aiordma.qp.scatter_gather import (
+    ScatterGatherBuilder,
+    ScatterGatherList,
+    check_fits,
+    is_region,
+    is_registered,
+    join_buffers,
+)
 from aiordma.qp.send_queue import NUMBER_MASK, Post
 from aiordma.verbs import Device, QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
-    from aiordma._native._fast_path import SendLane
+    from aiordma._native._fast_path import SendQueueCore
     from aiordma.loop import Loop
     from aiordma.qp.scatter_gather import Sink, Source
 
 ATOMIC_SIZE = 8
 
 
-class _Turns(Slots):
+class _RdAtomicCredits(FairSemaphore):
     """The reads and atomics that may be under way, some of which a SendLane starts on its own."""
 
-    __slots__ = ("_lane",)
+    __slots__ = ("_core",)
 
-    def __init__(self, loop: Loop, lane: SendLane) -> None:
-        self._lane = lane
+    def __init__(self, loop: Loop, core: SendQueueCore) -> None:
+        self._core = core
         super().__init__(loop, 0)
-        lane.on_turn = partial(super().release, 0)
+        core.on_rd_atomic_credit = partial(super().release, 0)
 
     @property
     def free(self) -> int:
         """Turns that nobody has."""
-        return self._lane.turns
+        return self._core.rd_atomic_credits
 
     @free.setter
     def free(self, value: int) -> None:
-        self._lane.turns = value
+        self._core.rd_atomic_credits = value
 
     async def acquire(self) -> None:
         """As Slots does."""
-        self._lane.turn_waiters += 1
+        self._core.rd_atomic_waiters += 1
         try:
             await super().acquire()
         finally:
-            self._lane.turn_waiters -= 1
+            self._core.rd_atomic_waiters -= 1
 
     def release(self, count: int = 1) -> None:
         """Give back `count` turns, to whom waits here or in the lane."""
-        self._lane.turns += count
-        self._lane.hand_out_turns()
+        self._core.rd_atomic_credits += count
+        self._core.grant_rd_atomic_credits()
 
 
 class RemoteAccess:
@@ -67,18 +74,22 @@ class RemoteAccess:
     """
 
     def __init__(
-        self, device: Device, operations: Operations, gatherer: Gatherer, max_inline: int
+        self,
+        device: Device,
+        operations: Operations,
+        builder: ScatterGatherBuilder,
+        max_inline: int,
     ) -> None:
         self._device = device
         self._sends = operations.sends
-        self._owner = operations.owner
+        self._callbacks = operations.callbacks
         self._operations = operations
-        self._gatherer = gatherer
+        self._builder = builder
         self._max_inline = max_inline
-        self._turns = _Turns(operations.loop, self._sends.lane)
-        self._needed_to_read = AccessFlags.LOCAL_WRITE
+        self._rd_atomic_credits = _RdAtomicCredits(operations.loop, self._sends.core)
+        self._read_access = AccessFlags.LOCAL_WRITE
         if device.is_iwarp:
-            self._needed_to_read |= AccessFlags.REMOTE_WRITE
+            self._read_access |= AccessFlags.REMOTE_WRITE
         self.initiator_depth = 0
         """Reads and atomics that may be under way from here; 0 until it is negotiated."""
 
@@ -86,54 +97,54 @@ class RemoteAccess:
         """So many reads and atomics may be under way."""
         self.initiator_depth = initiator_depth
         if initiator_depth:
-            self._sends.lane.read_access = self._needed_to_read
-            self._turns.release(initiator_depth)
+            self._sends.core.read_access = self._read_access
+            self._rd_atomic_credits.release(initiator_depth)
 
-    def ended(self) -> None:
+    def stop(self) -> None:
         """Nothing will be posted any more: let those go who wait for their turn."""
-        self._turns.release(NUMBER_MASK)
+        self._rd_atomic_credits.release(NUMBER_MASK)
 
     async def read(self, remote: RemoteBuffer, into: Sink) -> None:
         """See Connection.read."""
         self._check_reads()
-        needed = self._needed_to_read
-        self._owner.check_open()
-        if is_one(into) and remote.length:
-            await self._read(self._gatherer.sink(into, remote.length, needed), remote)
+        needed = self._read_access
+        self._callbacks.check_open()
+        if is_region(into) and remote.length:
+            await self._read(self._builder.sink(into, remote.length, needed), remote)
             return
         at_once = self._device.attributes.max_sge_rd
-        requests = self._gatherer.sinks(into, len(remote), needed, at_once)
+        requests = self._builder.sinks(into, len(remote), needed, at_once)
         if not requests:  # nothing is to be read
             await checkpoint()
         try:
             while requests:
-                gathered = requests.popleft()
-                await self._read(gathered, remote[: gathered.nbytes])
-                remote = remote[gathered.nbytes :]
+                sgl = requests.popleft()
+                await self._read(sgl, remote[: sgl.nbytes])
+                remote = remote[sgl.nbytes :]
         finally:
-            for gathered in requests:
-                gathered.release()
+            for sgl in requests:
+                sgl.release()
 
-    async def _read(self, gathered: Gathered, remote: RemoteBuffer) -> None:
+    async def _read(self, sgl: ScatterGatherList, remote: RemoteBuffer) -> None:
         def count() -> None:
             stats = self._sends.stats
             stats.reads += 1
             stats.bytes_read += remote.length
 
         target = (remote.addr, remote.rkey)
-        request = ListRequest(WrOpcode.RDMA_READ, gathered.segments, target, count)
-        await self._in_turn(WcOpcode.RDMA_READ, request, gathered.release)
+        request = MemoryRequest(WrOpcode.RDMA_READ, sgl.segments, target, count)
+        await self._perform_with_credit(WcOpcode.RDMA_READ, request, sgl.release)
 
-    def knock(self) -> None:
+    def probe(self) -> None:
         """Read no bytes, if anything may be read: see SendQueue.knock."""
-        if self._turns.try_acquire():
-            give_back = self._turns.release
+        if self._rd_atomic_credits.try_acquire():
+            give_back = self._rd_atomic_credits.release
             knocking = Operation(self._operations.make_future(), WcOpcode.RDMA_READ, give_back)
             try:
-                if not self._sends.knock(knocking):
+                if not self._sends.probe(knocking):
                     give_back()
             except VerbsError as error:
-                self._owner.not_posted(error)
+                self._callbacks.post_failed(error)
 
     def _check_reads(self) -> None:
         if not self.initiator_depth:
@@ -141,23 +152,23 @@ class RemoteAccess:
 
     async def write(self, source: Source, remote: RemoteBuffer, imm: int) -> None:
         """See Connection.write."""
-        self._owner.check_open()
+        self._callbacks.check_open()
         room, where = remote.length, "the remote buffer"
-        if is_one(source):
-            gathered = self._gatherer.one(source, room, where)
+        if is_region(source):
+            sgl = self._builder.one(source, room, where)
         else:
             if not is_registered(source):
-                source = joined(source)
+                source = join_buffers(source)
                 if len(source) <= self._max_inline:
                     await self._write_inline(source, remote, imm)
                     return
-            gathered = await self._gatherer.sources(source, room, where)
+            sgl = await self._builder.sources(source, room, where)
             del source  # what was copied may be resized
         opcode = WrOpcode.RDMA_WRITE if imm == NO_IMMEDIATE else WrOpcode.RDMA_WRITE_WITH_IMM
         target = (remote.addr, remote.rkey)
-        count = partial(self._count_write, gathered.nbytes)
-        request = ListRequest(opcode, gathered.segments, target, count, imm)
-        await self._operations.perform(WcOpcode.RDMA_WRITE, request, gathered.release)
+        count = partial(self._count_write, sgl.nbytes)
+        request = MemoryRequest(opcode, sgl.segments, target, count, imm)
+        await self._operations.perform(WcOpcode.RDMA_WRITE, request, sgl.release)
 
     async def _write_inline(self, data: memoryview, remote: RemoteBuffer, imm: int) -> None:
         check_fits(len(data), len(remote), "the remote buffer")
@@ -181,7 +192,7 @@ class RemoteAccess:
         self._check_atomic(remote, operands)
         sends = self._sends
         buffer = sends.try_buffer(ATOMIC_SIZE) or await sends.buffer(
-            ATOMIC_SIZE, self._gatherer.call
+            ATOMIC_SIZE, self._builder.call_in_worker
         )
         local, target = (buffer.address, buffer.lkey), (remote.addr, remote.rkey)
         result = 0
@@ -195,7 +206,7 @@ class RemoteAccess:
             result = _read_int(buffer)
             buffer.release()
 
-        await self._in_turn(COMPLETION_OF[opcode], post, take)
+        await self._perform_with_credit(WC_OPCODE_OF[opcode], post, take)
         return result
 
     def _check_atomic(self, remote: RemoteBuffer, operands: tuple[int, int]) -> None:
@@ -209,19 +220,21 @@ class RemoteAccess:
             if not 0 <= operand < 1 << 64:
                 raise ValueError(f"{operand} is not a number of 64 bits")
 
-    async def _in_turn(self, opcode: WcOpcode, post: Post, give_back: Callable[[], None]) -> None:
-        turns = self._turns
+    async def _perform_with_credit(
+        self, opcode: WcOpcode, post: Post, give_back: Callable[[], None]
+    ) -> None:
+        credits = self._rd_atomic_credits
         try:
-            if not turns.try_acquire():
+            if not credits.try_acquire():
                 self._sends.stats.send_waits += 1
-                await turns.acquire()
+                await credits.acquire()
         except BaseException:
             give_back()
             raise
 
         def end() -> None:
             give_back()
-            turns.release()
+            credits.release()
 
         await self._operations.perform(opcode, post, end)
 

@@ -12,8 +12,8 @@ from aiordma.loop import checkpoint_of
 from aiordma.memory import RemoteBuffer
 from aiordma.options import ConnectionOptions
 from aiordma.qp.operation import Operations
-from aiordma.qp.post_list import ListRequest
-from aiordma.qp.scatter_gather import Gatherer, is_one
+from aiordma.qp.post_list import MemoryRequest
+from aiordma.qp.scatter_gather import ScatterGatherBuilder, is_region
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
@@ -24,42 +24,42 @@ class Sender:
     """Sends messages. Any number of tasks may send; those of one task arrive in their order."""
 
     def __init__(
-        self, operations: Operations, gatherer: Gatherer, options: ConnectionOptions
+        self, operations: Operations, builder: ScatterGatherBuilder, options: ConnectionOptions
     ) -> None:
         self._sends = operations.sends
-        self._owner = operations.owner
+        self._callbacks = operations.callbacks
         self._operations = operations
-        self._gatherer = gatherer
+        self._builder = builder
         self._max_inline = options.max_inline
         self._max_size = options.max_message_size
         self._checkpoint = checkpoint_of(operations.loop)
-        lane = self._sends.lane
+        core = self._sends.core
         # What is posted at once is no reason to skip the checkpoint that a loop is owed.
-        self.post_now: Callable[[object], int] = lane.send if self._checkpoint is None else _never
+        self.post_now: Callable[[object], int] = core.send if self._checkpoint is None else _never
         """Post a short message without further ado: 0, an errno, or -1: that takes copy()."""
 
-    async def copy(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
+    async def send_copy(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         """Copy and post one message. See Connection.send."""
-        self._owner.check_open()
+        self._callbacks.check_open()
         if nbytes > self._max_size:
             raise ValueError(f"a message of {nbytes} bytes; max_message_size is {self._max_size}")
         if self._checkpoint is not None:
             await self._checkpoint()
-            self._owner.check_open()
+            self._callbacks.check_open()
         sends = self._sends
         has_waited = not sends.try_reserve()
         if has_waited:
             await sends.reserve()
         try:
             if has_waited:
-                self._owner.check_open()
+                self._callbacks.check_open()
             if nbytes <= self._max_inline:
                 sends.post_inline(data, imm)
             else:
                 await self._copy_to_buffer(data, nbytes, imm)
         except VerbsError as error:
             sends.unreserve()
-            raise self._owner.not_posted(error) from None
+            raise self._callbacks.post_failed(error) from None
         except BaseException:
             sends.unreserve()
             raise
@@ -68,37 +68,39 @@ class Sender:
     async def _copy_to_buffer(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         buffer = self._sends.try_buffer(nbytes)
         if buffer is None:
-            buffer = await self._sends.buffer(nbytes, self._gatherer.call)
+            buffer = await self._sends.buffer(nbytes, self._builder.call_in_worker)
         try:
-            self._owner.check_open()
+            self._callbacks.check_open()
             self._sends.post_copy(buffer, data, imm)
         except VerbsError:
             # libsiw keeps a request that it reports as failed: the buffer is not given back yet.
-            self._sends.keep(buffer)
+            self._sends.keep_until_destroyed(buffer)
             raise
         except BaseException:
             buffer.release()
             raise
 
-    async def lend(self, data: Source, imm: int, invalidate: RemoteBuffer | None) -> None:
+    async def send_registered(
+        self, data: Source, imm: int, invalidate: RemoteBuffer | None
+    ) -> None:
         """Send registered memory as it is, and wait until it may be reused."""
-        self._owner.check_open()
-        gatherer, room, where = self._gatherer, self._max_size, "a max_message_size"
-        if is_one(data):
-            gathered = gatherer.one(data, room, where)
+        self._callbacks.check_open()
+        builder, room, where = self._builder, self._max_size, "a max_message_size"
+        if is_region(data):
+            sgl = builder.one(data, room, where)
         else:
-            gathered = await gatherer.sources(data, room, where)
+            sgl = await builder.sources(data, room, where)
         opcode = WrOpcode.SEND if imm == NO_IMMEDIATE else WrOpcode.SEND_WITH_IMM
         remote = (0, 0)
         if invalidate is not None:
             opcode, remote = WrOpcode.SEND_WITH_INV, (0, invalidate.rkey)
-        count = partial(self._count, gathered.nbytes)
-        request = ListRequest(opcode, gathered.segments, remote, count, imm)
-        await self._operations.perform(WcOpcode.SEND, request, gathered.release)
+        count = partial(self._count, sgl.nbytes)
+        request = MemoryRequest(opcode, sgl.segments, remote, count, imm)
+        await self._operations.perform(WcOpcode.SEND, request, sgl.release)
 
-    def refused(self, error: int) -> RdmaError:
+    def post_error(self, error: int) -> RdmaError:
         """What an errno of post_now() means."""
-        return self._owner.not_posted(VerbsError(error, "ibv_post_send"))
+        return self._callbacks.post_failed(VerbsError(error, "ibv_post_send"))
 
     def _count(self, nbytes: int) -> None:
         stats = self._sends.stats

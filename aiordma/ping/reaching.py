@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from aiordma.cm import AsyncCmId
-from aiordma.cm.resolving import first_that_answers, resolve_host
+from aiordma.cm.resolving import resolve_host, try_addresses
 from aiordma.errors import ConnectError, Unreachable
 from aiordma.loop import running_loop
 from aiordma.messages.connection import Connection
@@ -59,7 +59,7 @@ async def reach(plan: Plan) -> Reached:
     async def attempt(address: SocketAddress) -> Reached:
         return await _attempt(address, source_of.get(address.family), plan)
 
-    return await first_that_answers(
+    return await try_addresses(
         [address for address in _wanted(found, plan) if not sources or address.family in source_of],
         attempt,
         (plan.host, plan.port),

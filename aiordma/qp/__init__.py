@@ -1,46 +1,46 @@
 """One queue pair at work: its beginning and end, its send queue, its receives, memory in flight."""
 
-from aiordma.qp.data_path import Load, Owner
+from aiordma.qp.data_path import DataPath, EndpointCallbacks
 from aiordma.qp.endpoint import Endpoint
-from aiordma.qp.operation import COMPLETION_OF, Operation, Operations
-from aiordma.qp.post_list import ListRequest, Together
+from aiordma.qp.operation import WC_OPCODE_OF, Operation, Operations
+from aiordma.qp.post_list import MemoryRequest, PostList
 from aiordma.qp.receive_ring import ReceiveRing
-from aiordma.qp.resources import RECEIVE, Berth, removal
+from aiordma.qp.resources import RECEIVE, QueuePairResources, translate_removal
 from aiordma.qp.scatter_gather import (
-    Gathered,
-    Gatherer,
+    ScatterGatherBuilder,
+    ScatterGatherList,
     check_fits,
-    is_one,
+    is_region,
     is_registered,
-    joined,
+    join_buffers,
 )
-from aiordma.qp.send_queue import NUMBER_MASK, Lent, Post, SendQueue
+from aiordma.qp.send_queue import NUMBER_MASK, InFlightMemory, Post, SendQueue
 from aiordma.qp.shared_receives import SharedReceives
 from aiordma.qp.stats import ConnectionStats
 
 __all__ = [
-    "COMPLETION_OF",
     "NUMBER_MASK",
     "RECEIVE",
-    "Berth",
+    "WC_OPCODE_OF",
     "ConnectionStats",
+    "DataPath",
     "Endpoint",
-    "Gathered",
-    "Gatherer",
-    "Lent",
-    "ListRequest",
-    "Load",
+    "EndpointCallbacks",
+    "InFlightMemory",
+    "MemoryRequest",
     "Operation",
     "Operations",
-    "Owner",
     "Post",
+    "PostList",
+    "QueuePairResources",
     "ReceiveRing",
+    "ScatterGatherBuilder",
+    "ScatterGatherList",
     "SendQueue",
     "SharedReceives",
-    "Together",
     "check_fits",
-    "is_one",
+    "is_region",
     "is_registered",
-    "joined",
-    "removal",
+    "join_buffers",
+    "translate_removal",
 ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
 
 
-class Load(Protocol):
+class DataPath(Protocol):
     """Messages and one-sided operations, or a byte stream."""
 
     sends: SendQueue
@@ -26,7 +26,7 @@ class Load(Protocol):
         """Receives that the device has not ended yet."""
 
     @property
-    def ran_dry(self) -> bool:
+    def ran_out_of_receives(self) -> bool:
         """After the end: whether the device had no receive of its own left to give back."""
 
     def prepare(self) -> QueuePair:
@@ -35,10 +35,10 @@ class Load(Protocol):
     def negotiated(self, initiator_depth: int) -> None:
         """The connection is made: so many reads and atomics may be under way from here."""
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         """The peer is ready for the first requests, if they were held back."""
 
-    def knock(self) -> None:
+    def probe(self) -> None:
         """Have the peer's device say something, if reads were negotiated."""
 
     def wake(self) -> None:
@@ -54,7 +54,7 @@ class Load(Protocol):
         """The queue pair is destroyed: let go of what is shared."""
 
 
-class Owner(Protocol):
+class EndpointCallbacks(Protocol):
     """Knows whether the connection is open, and why not; is told of what ends it."""
 
     closed_here: bool
@@ -70,17 +70,17 @@ class Owner(Protocol):
     def end_reason(self) -> RdmaError:
         """Why it ended."""
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until it is known why a request that failed did, which is soon."""
 
     @property
     def released(self) -> bool:
         """Whether it is on its way to be destroyed: nothing is to be posted any more."""
 
-    def not_posted(self, error: VerbsError) -> RdmaError:
+    def post_failed(self, error: VerbsError) -> RdmaError:
         """What a refused request means."""
 
-    def break_off(self, cause: RdmaError) -> None:
+    def fail(self, cause: RdmaError) -> None:
         """End it, for this cause if there was none before."""
 
     def request_failed(self, opcode: WcOpcode, wc: IbvWc) -> None:
@@ -89,7 +89,7 @@ class Owner(Protocol):
     def message_arrived(self) -> None:
         """The peer has sent something: it has seen the connection made."""
 
-    def request_ended(self) -> None:
+    def request_completed(self) -> None:
         """One request less is on its way."""
 
     def queue_pair_event(self, event: AsyncEvent) -> None:

@@ -35,8 +35,8 @@ from aiordma.errors import (
 )
 from aiordma.loop import Deadline, Loop, WaitQueue, refuse_forked_child
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
-from aiordma.qp.data_path import Load, Owner
-from aiordma.qp.resources import removal
+from aiordma.qp.data_path import DataPath, EndpointCallbacks
+from aiordma.qp.resources import translate_removal
 from aiordma.rdmacm import ConnectionParameters
 from aiordma.rdmacm.address import format_address
 from aiordma.verbs import AsyncEvent
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 # 0.64 ms. librdmacm leaves 0, which makes a sender that was early by a hair wait for 655 ms.
 MIN_RNR_TIMER = 12
-TOO_FAST = (
+RAN_OUT_OF_RECEIVES = (
     "iWARP ended the connection, or the peer did, when no receive buffer was left ({}: recv_depth):"
     " messages came faster than this event loop took them, and some may be lost; have the peer "
     "wait for answers, or raise recv_depth"
@@ -57,21 +57,24 @@ TOO_FAST = (
 FLUSH_SECONDS = 10.0
 # On iWARP the connecting side has the first word: what comes before it is ready to hear, right
 # behind the answer to its request, ends the connection. If it says nothing, it is ready by then.
-FIRST_WORD_SECONDS = 0.05
+FIRST_MESSAGE_SECONDS = 0.05
 # iWARP may report the end of a connection a little before it has given the receive buffers back.
-LATE_SECONDS = 0.1
+LATE_FLUSH_SECONDS = 0.1
 # How long a queue pair that failed has for saying why, in the completion of a request.
-EXPLAINING_SECONDS = 0.5
+CAUSE_SECONDS = 0.5
 
 
-L_co = TypeVar("L_co", bound=Load, covariant=True)
+D_co = TypeVar("D_co", bound=DataPath, covariant=True)
 
 
-class Endpoint(Generic[L_co]):
+class Endpoint(Generic[D_co]):
     """One end of a connection. All methods are for the loop's thread, but for abandon()."""
 
     def __init__(
-        self, cm: AsyncCmId, options: ConnectionOptions, load: Callable[[Owner], L_co]
+        self,
+        cm: AsyncCmId,
+        options: ConnectionOptions,
+        make_data_path: Callable[[EndpointCallbacks], D_co],
     ) -> None:
         """Take over `cm`, which is bound to a device; abort() destroys it too.
 
@@ -90,15 +93,15 @@ class Endpoint(Generic[L_co]):
         self._end: RdmaError | None = None
         self.closed_here = False
         """Whether this side has closed it."""
-        self._nothing_to_come = False
-        self._flushing: Deadline | None = None
-        self._failing: Deadline | None = None
-        self._looking_again: Deadline | None = None
-        self._first_word: Deadline | None = None
-        self._has_heard = False
-        self.traffic = load(self)
+        self._is_complete = False
+        self._flush_timer: Deadline | None = None
+        self._failure_timer: Deadline | None = None
+        self._drain_timer: Deadline | None = None
+        self._first_message_timer: Deadline | None = None
+        self._has_received = False
+        self.data_path = make_data_path(self)
         cm.on_change = self._on_cm_change
-        cm.handle.on_released(self._release)
+        cm.handle.add_released_callback(self._release)
 
     # --- the beginning ---
 
@@ -136,10 +139,12 @@ class Endpoint(Generic[L_co]):
             resources = min(resources, options.responder_resources)
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
         if self.device.is_iwarp:
-            self.traffic.sends.hold()
+            self.data_path.sends.pause()
         await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
         if self.device.is_iwarp:
-            self._first_word = Deadline(self.cm.loop, FIRST_WORD_SECONDS, self._heard_nothing)
+            self._first_message_timer = Deadline(
+                self.cm.loop, FIRST_MESSAGE_SECONDS, self._no_first_message
+            )
         self._begin(depth)
 
     def _parameters(self, private_data: bytes, resources: int, depth: int) -> ConnectionParameters:
@@ -157,12 +162,12 @@ class Endpoint(Generic[L_co]):
         if ack_timeout is not None:
             self.cm.cm_id.set_option(IdOption.ACK_TIMEOUT, ack_timeout)
         self.cm.cm_id.destroy_qp()  # one that rdma_create_ep() made
-        self.traffic.prepare()
+        self.data_path.prepare()
 
     def _begin(self, initiator_depth: int) -> None:
         """Both sides have agreed."""
         logger.debug("connected to %s", format_address(self.peer_address))
-        self.traffic.negotiated(initiator_depth)
+        self.data_path.negotiated(initiator_depth)
         qp = self.cm.handle.qp
         if qp is not None and not self.device.is_iwarp:
             self.cm.handle.submit(lambda: qp.set_min_rnr_timer(MIN_RNR_TIMER))
@@ -194,12 +199,12 @@ class Endpoint(Generic[L_co]):
         if self.closed_here or self._end is not None:
             raise self.end_reason()
 
-    def not_posted(self, error: VerbsError) -> RdmaError:
+    def post_failed(self, error: VerbsError) -> RdmaError:
         """A request was refused, or memory for it: the first ends the connection."""
         if error.function != "ibv_post_send":
             return error
         gone = self.device.is_iwarp and error.errno == errno.ENOTCONN
-        self.break_off(PeerClosed(self._peer_closed()) if gone else error)
+        self.fail(PeerClosed(self._peer_closed()) if gone else error)
         return self.end_reason()
 
     def _peer_closed(self) -> str:
@@ -208,9 +213,9 @@ class Endpoint(Generic[L_co]):
     @property
     def is_drained(self) -> bool:
         """Whether it has ended, and every message that arrived before has been seen."""
-        if self._end is None or self._nothing_to_come:
+        if self._end is None or self._is_complete:
             return self._end is not None
-        return self.traffic.counts_flushes and not self.traffic.receives_posted
+        return self.data_path.counts_flushes and not self.data_path.receives_posted
 
     def end_reason(self) -> RdmaError:
         """Why the connection is of no use: each time a new exception, with its own traceback."""
@@ -222,14 +227,14 @@ class Endpoint(Generic[L_co]):
 
     def message_arrived(self) -> None:
         """The peer has sent something: it has seen the connection made."""
-        if self._has_heard or self.released:  # nothing more is to be posted then
+        if self._has_received or self.released:  # nothing more is to be posted then
             return
-        self._has_heard = True
-        self.traffic.let_go()
+        self._has_received = True
+        self.data_path.resume()
         if self.cm.state is CmState.ACCEPTING:
             self.cm.notify_established()
 
-    def _heard_nothing(self) -> None:
+    def _no_first_message(self) -> None:
         """The peer of an accepted iWARP connection has not said its first word in time.
 
         Or Linux's siw has not looked: what comes between its answer and its taking the connection
@@ -237,11 +242,11 @@ class Endpoint(Generic[L_co]):
         """
         if self.released:
             return
-        self.traffic.let_go()
-        if self.device.attributes.is_siw and not (self._has_heard or self.closed):
-            self.traffic.knock()
+        self.data_path.resume()
+        if self.device.attributes.is_siw and not (self._has_received or self.closed):
+            self.data_path.probe()
 
-    def request_ended(self) -> None:
+    def request_completed(self) -> None:
         """One request less is on its way."""
         if self.closed_here:
             self._changed.wake_all()
@@ -253,14 +258,14 @@ class Endpoint(Generic[L_co]):
         failure = WorkRequestError(WcStatus(wc.status), opcode, wc.vendor_err)
         # On iWARP the kernel flushes before it reports the disconnect, which is about to come.
         if wc.status == WcStatus.WR_FLUSH_ERR and self.device.is_iwarp:
-            self._break_off_soon(failure)
+            self._fail_soon(failure)
         else:
-            self.break_off(failure)
+            self.fail(failure)
 
     def device_failed(self, error: VerbsError) -> None:
         """The device is gone: no completion will come any more."""
-        self._expect_no_more()
-        self.break_off(removal(error))
+        self._expect_no_completions()
+        self.fail(translate_removal(error))
 
     def queue_pair_event(self, event: AsyncEvent) -> None:
         """The device says something about the queue pair."""
@@ -268,15 +273,15 @@ class Endpoint(Generic[L_co]):
         if event.type is AsyncEventType.COMM_EST and self.cm.state is CmState.ACCEPTING:
             self.cm.notify_established()
         elif failure is not None:
-            self._break_off_soon(failure)
+            self._fail_soon(failure)
 
-    def _break_off_soon(self, failure: RdmaError) -> None:
+    def _fail_soon(self, failure: RdmaError) -> None:
         """The completion of what failed, or the disconnect, say more, if they come."""
-        if self._failing is None:
-            give_up = partial(self.break_off, failure)
-            self._failing = Deadline(self.cm.loop, EXPLAINING_SECONDS, give_up)
+        if self._failure_timer is None:
+            give_up = partial(self.fail, failure)
+            self._failure_timer = Deadline(self.cm.loop, CAUSE_SECONDS, give_up)
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until it is known why a request that failed did, which is soon."""
         while not self.closed:
             await self._changed.wait()
@@ -286,63 +291,63 @@ class Endpoint(Generic[L_co]):
     def _on_cm_change(self) -> None:
         state = self.cm.state
         if state is CmState.DISCONNECTED:
-            self.break_off(PeerClosed(self._peer_closed()))
-            if not self.traffic.counts_flushes:
-                self.traffic.drain(self._seen_all)
+            self.fail(PeerClosed(self._peer_closed()))
+            if not self.data_path.counts_flushes:
+                self.data_path.drain(self._all_received)
         elif state in (CmState.FAILED, CmState.REMOVED):
-            self._expect_no_more()
+            self._expect_no_completions()
             failure = self.cm.failure(format_address(self.peer_address))
-            self.break_off(failure or RdmaError("the connection failed"))
+            self.fail(failure or RdmaError("the connection failed"))
         self._changed.wake_all()
 
-    def break_off(self, cause: RdmaError) -> None:
+    def fail(self, cause: RdmaError) -> None:
         """The connection is of no use any more, for this cause if there was none before."""
         if self._end is None:
             logger.debug("connection ended: %r", cause)
             self._end = cause
             self.cm.start_disconnect()
-            self.traffic.stop()
-            self._flushing = Deadline(self.cm.loop, FLUSH_SECONDS, self._expect_no_more)
-        self.traffic.wake()
+            self.data_path.stop()
+            self._flush_timer = Deadline(self.cm.loop, FLUSH_SECONDS, self._expect_no_completions)
+        self.data_path.wake()
         self._changed.wake_all()
 
-    def _seen_all(self) -> None:
+    def _all_received(self) -> None:
         """Every message that ever arrived has been seen."""
         if self.device.is_iwarp:
-            is_dry = isinstance(self._end, PeerClosed) and self.traffic.ran_dry
-            if is_dry and self._looking_again is None:
-                look = partial(self.traffic.drain, self._seen_all)
-                self._looking_again = Deadline(self.cm.loop, LATE_SECONDS, look)
+            is_dry = isinstance(self._end, PeerClosed) and self.data_path.ran_out_of_receives
+            if is_dry and self._drain_timer is None:
+                on_notified = partial(self.data_path.drain, self._all_received)
+                self._drain_timer = Deadline(self.cm.loop, LATE_FLUSH_SECONDS, on_notified)
                 return
             if is_dry:
                 # The device had no receive left: it was this side's that ended the connection.
-                self._end = ReceiveOverrun(TOO_FAST.format(self.options.recv_depth))
-            self._expect_no_more()
-        self._nothing_to_come = True
-        self.traffic.wake()
+                self._end = ReceiveOverrun(RAN_OUT_OF_RECEIVES.format(self.options.recv_depth))
+            self._expect_no_completions()
+        self._is_complete = True
+        self.data_path.wake()
 
-    def _expect_no_more(self) -> None:
+    def _expect_no_completions(self) -> None:
         """Whatever has not completed by now never will."""
-        self._nothing_to_come = True
-        self.traffic.sends.stop_waiting()
-        self.traffic.wake()
+        self._is_complete = True
+        self.data_path.sends.stop_waiting()
+        self.data_path.wake()
 
     async def aclose(self) -> None:
         """Let what is posted reach the peer, disconnect, and destroy everything."""
         if not self.closed_here:
             self._start_closing()
             try:
-                await self._wind_down()
+                await self._close_gracefully()
             finally:
                 self.abort()
         await self.cm.handle.wait_destroyed()
 
     def _start_closing(self) -> None:
         self.closed_here = True
-        self.traffic.stop()
+        self.data_path.stop()
         self._changed.wake_all()
 
-    async def _wind_down(self) -> None:
+    async def _close_gracefully(self) -> None:
         deadline = Deadline(self.cm.loop, self.options.close_timeout, self._changed.wake_all)
         try:
             await self._finish_sending(deadline)
@@ -354,12 +359,12 @@ class Endpoint(Generic[L_co]):
 
     async def _finish_sending(self, deadline: Deadline) -> None:
         """Wait until the peer's device has all that was posted."""
-        sends = self.traffic.sends
+        sends = self.data_path.sends
         while self._is_up() and len(sends) and not deadline.expired:
             try:
-                sends.close_tail()
+                sends.signal_tail()
             except VerbsError as error:
-                self.not_posted(error)
+                self.post_failed(error)
                 return
             await self._changed.wait()
 
@@ -379,8 +384,13 @@ class Endpoint(Generic[L_co]):
     def _release(self) -> None:
         """The queue pair is destroyed: let go of what is shared."""
         self.cm.on_change = None
-        deadlines = (self._flushing, self._failing, self._first_word, self._looking_again)
+        deadlines = (
+            self._flush_timer,
+            self._failure_timer,
+            self._first_message_timer,
+            self._drain_timer,
+        )
         for deadline in deadlines:
             if deadline is not None:
                 deadline.cancel()
-        self.traffic.release()
+        self.data_path.release()

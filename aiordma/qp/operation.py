@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from aiordma.enums import WcOpcode, WrOpcode
 from aiordma.errors import RdmaError, VerbsError
-from aiordma.loop import cancellation_of, futures_of, wake
-from aiordma.qp.data_path import Owner
-from aiordma.qp.post_list import ListRequest
+from aiordma.loop import cancellation_of, future_factory, wake
+from aiordma.qp.data_path import EndpointCallbacks
+from aiordma.qp.post_list import MemoryRequest
 from aiordma.qp.send_queue import Post, SendQueue
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiordma.loop import Loop
     from aiordma.loop.protocol import LoopFuture
 
-COMPLETION_OF = {
+WC_OPCODE_OF = {
     WrOpcode.SEND: WcOpcode.SEND,
     WrOpcode.RDMA_WRITE: WcOpcode.RDMA_WRITE,
     WrOpcode.RDMA_READ: WcOpcode.RDMA_READ,
@@ -27,35 +27,45 @@ COMPLETION_OF = {
 }
 
 # Other requests that are posted after these may overtake them at the peer.
-READING = {WcOpcode.RDMA_READ, WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD}
+READS_AND_ATOMICS = {WcOpcode.RDMA_READ, WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD}
 
 
 class Operation:
     """From its posting to its end the device has what was lent, whoever still waits for it."""
 
-    __slots__ = ("_give_back", "_over", "future", "on_stray_end", "opcode", "reads", "succeeded")
+    __slots__ = (
+        "_over",
+        "_release_memory",
+        "future",
+        "is_read",
+        "on_abandoned_end",
+        "opcode",
+        "succeeded",
+    )
 
     error = 0
     """Of a Transfer: why the device did not take it."""
 
-    def __init__(self, future: LoopFuture, opcode: WcOpcode, give_back: Callable[[], None]) -> None:
+    def __init__(
+        self, future: LoopFuture, opcode: WcOpcode, release_memory: Callable[[], None]
+    ) -> None:
         """`give_back` is called when the device is done with what was lent."""
         self.opcode = opcode
-        self.reads = opcode in READING
+        self.is_read = opcode in READS_AND_ATOMICS
         """Whether others that are posted after it may overtake it at the peer."""
         self.future = future
         """Set at the end. Cancelling leaves that to the device."""
-        self._give_back = give_back
+        self._release_memory = release_memory
         self._over = False
         self.succeeded = False
-        self.on_stray_end: Callable[[], None] | None = None
+        self.on_abandoned_end: Callable[[], None] | None = None
         """Called at the end of one that nobody waits for any more."""
 
     def release(self) -> None:
         """It ended, well or not."""
-        self._give_back()
-        if self.on_stray_end is not None:
-            self.on_stray_end()
+        self._release_memory()
+        if self.on_abandoned_end is not None:
+            self.on_abandoned_end()
         self._over = True  # as stop_waiting(), for each operation
         if not self.future.done():
             wake(self.future)
@@ -83,18 +93,24 @@ class Operations:
     ended in C, so that only the waiting is done here.
     """
 
-    def __init__(self, loop: Loop, sends: SendQueue, owner: Owner, busy: BusyPoll) -> None:
+    def __init__(
+        self, loop: Loop, sends: SendQueue, callbacks: EndpointCallbacks, busy: BusyPoll
+    ) -> None:
         self.loop = loop
         self.sends = sends
-        self.owner = owner
+        self.callbacks = callbacks
         self._busy = busy
-        self._if_cancelled = cancellation_of(loop)
-        self.make_future = futures_of(loop)
+        self._cancel_checkpoint = cancellation_of(loop)
+        self.make_future = future_factory(loop)
         """A wake-up for the waiter of an operation: see future_of()."""
-        if self._if_cancelled is None:  # else a checkpoint is owed, whatever can be done at once
-            sends.lane.make_future = self.make_future
+        if (
+            self._cancel_checkpoint is None
+        ):  # else a checkpoint is owed, whatever can be done at once
+            sends.core.make_future = self.make_future
 
-    async def perform(self, opcode: WcOpcode, post: Post, give_back: Callable[[], None]) -> None:
+    async def perform(
+        self, opcode: WcOpcode, post: Post, release_memory: Callable[[], None]
+    ) -> None:
         """Post one, and wait for its end. `give_back` is called when the device is done, always.
 
         Cancelling stops the waiting only. What is posted after a read that was given up is fenced
@@ -104,8 +120,8 @@ class Operations:
             WorkRequestError: it failed, and with it the connection.
             PeerClosed, DeviceRemoved, LocalClosed: the connection ended before.
         """
-        operation = Operation(self.make_future(), opcode, give_back)
-        if self._if_cancelled is None and self.sends.try_reserve():
+        operation = Operation(self.make_future(), opcode, release_memory)
+        if self._cancel_checkpoint is None and self.sends.try_reserve():
             self._post_reserved(post, operation)
         else:
             await self._post(post, operation)
@@ -124,26 +140,26 @@ class Operations:
             await operation.future
         except BaseException:
             if operation.error:
-                self._refused(operation)
-            elif operation.reads and not operation.withdraw() and not operation.is_over():
-                operation.on_stray_end = self.sends.fence()
+                self._post_error(operation)
+            elif operation.is_read and not operation.withdraw() and not operation.is_over():
+                operation.on_abandoned_end = self.sends.fence()
             raise
         if operation.succeeded:
             return
         if operation.error:
-            raise self._refused(operation)
-        await self.owner.ended()
-        raise self.owner.end_reason()
+            raise self._post_error(operation)
+        await self.callbacks.wait_ended()
+        raise self.callbacks.end_reason()
 
-    def _refused(self, operation: Operation | Transfer) -> RdmaError:
-        return self.owner.not_posted(VerbsError(operation.error, "ibv_post_send"))
+    def _post_error(self, operation: Operation | Transfer) -> RdmaError:
+        return self.callbacks.post_failed(VerbsError(operation.error, "ibv_post_send"))
 
     async def _post(self, post: Post, operation: Operation) -> None:
         sends = self.sends
         try:
-            if self._if_cancelled is not None:
-                await self._if_cancelled()
-            self.owner.check_open()
+            if self._cancel_checkpoint is not None:
+                await self._cancel_checkpoint()
+            self.callbacks.check_open()
             if not sends.try_reserve():
                 await sends.reserve()
         except BaseException:
@@ -154,18 +170,20 @@ class Operations:
     def _post_reserved(self, post: Post, operation: Operation) -> None:
         sends = self.sends
         try:
-            self.owner.check_open()
-            if isinstance(post, ListRequest):
-                sends.post_together(post, operation, operation.reads)
+            self.callbacks.check_open()
+            if isinstance(post, MemoryRequest):
+                sends.post_batched(post, operation, operation.is_read)
             else:
-                sends.post(post, operation, reads=operation.reads)
+                sends.post(post, operation, is_read=operation.is_read)
         except VerbsError as error:
             # libsiw keeps a request that it reports as failed.
             sends.unreserve()
-            sends.keep(operation)
-            raise self.owner.not_posted(error) from None
+            sends.keep_until_destroyed(operation)
+            raise self.callbacks.post_failed(error) from None
         except BaseException:
-            if not sends.holds(operation):  # if it does, a Ctrl-C came, and it is posted or will be
+            if not sends.is_in_flight(
+                operation
+            ):  # if it does, a Ctrl-C came, and it is posted or will be
                 sends.unreserve()
                 operation.release()
             raise

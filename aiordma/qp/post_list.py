@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiordma.enums import WrOpcode
 from aiordma.errors import VerbsError
-from aiordma.loop import after_all, is_forked_child
+from aiordma.loop import after_batch, is_forked_child
 from aiordma.verbs import QueuePair, RequestChain
 from aiordma.verbs.queue_pair import NO_IMMEDIATE, Segment
 
 if TYPE_CHECKING:
-    from aiordma._native._fast_path import Completions, SendLane
+    from aiordma._native._fast_path import CompletionDispatcher, SendQueueCore
 
 # As many as go in one call; with more of them the device has enough to do meanwhile.
-LONGEST = 32
+MAX_LENGTH = 32
 
 
 class Waiter(Protocol):
@@ -27,7 +27,7 @@ class Waiter(Protocol):
         """Go on: nobody will hear of its end."""
 
 
-class ListRequest:
+class MemoryRequest:
     """A send, write or read of registered memory, to be posted by calling it."""
 
     __slots__ = ("imm", "on_post", "opcode", "remote", "segments")
@@ -52,7 +52,7 @@ class ListRequest:
         self.on_post()
 
 
-class Together:
+class PostList:
     """Collects requests for one queue pair as long as more tasks are about to run that may post.
 
     Its SendLane adds its transfers itself, to the same chain.
@@ -64,29 +64,29 @@ class Together:
     def __init__(
         self,
         qp: QueuePair,
-        lane: SendLane,
-        clock: Completions,
+        core: SendQueueCore,
+        clock: CompletionDispatcher,
         refused: Callable[[VerbsError], object],
     ) -> None:
         """`refused` is told of what the device did not take."""
         self._qp = qp
-        self._lane = lane
-        self._clock = clock
-        self._refused = refused
+        self._core = core
+        self._dispatcher = clock
+        self._on_error = refused
         self._chain = RequestChain(0)  # until one is needed
         self._waiters: list[Waiter] = []
         self._is_open = False
         self._error: VerbsError | None = None
-        lane.join = self.is_open
+        core.should_batch = self.is_open
 
     def is_open(self) -> bool:
         """Whether requests can be added now: other tasks run before the loop goes on."""
-        if self._error is not None or not after_all(self._close):
+        if self._error is not None or not after_batch(self._close):
             return False
         if not self._is_open:
             self._is_open = True
-            self._clock.held += 1
-            self._lane.gathering = True  # short messages come in their turn, too
+            self._dispatcher.open_post_lists += 1
+            self._core.batching = True  # short messages come in their turn, too
         return True
 
     def make_room(self) -> None:
@@ -98,13 +98,13 @@ class Together:
         if self._chain.is_full:
             self.flush()
             if self._chain.is_full:
-                self._chain = RequestChain(LONGEST)
-                self._lane.use_chain(self._chain, self._chain.address)
+                self._chain = RequestChain(MAX_LENGTH)
+                self._core.set_chain(self._chain, self._chain.address)
 
-    def add(self, request: ListRequest, wr_id: int, flags: int, waiter: Waiter) -> None:
+    def add(self, request: MemoryRequest, wr_id: int, flags: int, waiter: Waiter) -> None:
         """Have it posted with the others, after make_room(). Only with memory in one piece."""
         self._waiters.append(waiter)
-        self._lane.is_due = True
+        self._core.has_unposted = True
         self._chain.add(
             wr_id, request.opcode, request.segments[0], request.remote, flags, request.imm
         )
@@ -126,23 +126,23 @@ class Together:
             try:
                 self._qp.post_chain(self._chain)
             except VerbsError as error:
-                self._give_up(error, count)
+                self._fail(error, count)
                 raise
         self._waiters = []
-        self._lane.is_due = False
+        self._core.has_unposted = False
 
-    def _give_up(self, error: VerbsError, count: int) -> None:
+    def _fail(self, error: VerbsError, count: int) -> None:
         self._error = error
-        self._refused(error)
-        self._lane.stop_waiting(count)
+        self._on_error(error)
+        self._core.stop_waiting(count)
         for waiter in self._waiters:
             waiter.stop_waiting()
 
     def _close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._clock.held -= 1
-            self._lane.gathering = False
+            self._dispatcher.open_post_lists -= 1
+            self._core.batching = False
             with suppress(VerbsError):  # the waiters have been told
                 self.flush()
-            self._lane.hand_out_turns()  # to reads that came meanwhile
+            self._core.grant_rd_atomic_credits()  # to reads that came meanwhile

@@ -11,7 +11,7 @@ from aiordma.memory import AllocatedRegion
 from aiordma.verbs import ProtectionDomain
 
 
-class ReceiveQueue(Protocol):
+class ReceivePoster(Protocol):
     """Where receives are posted: a queue pair, or a shared receive queue."""
 
     @property
@@ -25,7 +25,7 @@ class ReceiveQueue(Protocol):
         """Post one. Raises VerbsError."""
 
 
-class ReceiveRing(fast_path.SlotRing):
+class ReceiveRing(fast_path.ReceiveRingCore):
     """A ring of equal slots in registered memory. A slot belongs to the device, or to a message.
 
     A slot goes back to the device when its message is taken: a reader that falls behind holds the
@@ -43,14 +43,14 @@ class ReceiveRing(fast_path.SlotRing):
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
         size = self.slots * self.slot_size
-        self.lie_in(AllocatedRegion(pd, size, AccessFlags.LOCAL_WRITE))
+        self.use_region(AllocatedRegion(pd, size, AccessFlags.LOCAL_WRITE))
 
-    def lie_in(self, region: AllocatedRegion) -> None:
+    def use_region(self, region: AllocatedRegion) -> None:
         """The slots are there, from its beginning."""
         self._region = region
         self._use(region.view, region.address, region.lkey)
 
-    def post_all(self, queue: ReceiveQueue, first_wr_id: int) -> None:
+    def post_all(self, queue: ReceivePoster, first_wr_id: int) -> None:
         """Hand every slot to the device; slot n has the wr_id `first_wr_id` + n.
 
         Raises:

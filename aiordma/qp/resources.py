@@ -7,29 +7,29 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId
-from aiordma.dispatch import KEY_SHIFT, CompletionSink, LoopDevice, SharedQueue
+from aiordma.dispatch import KEY_SHIFT, CompletionHandler, LoopDevice, SharedCompletionQueue
 from aiordma.errors import DeviceRemoved, RdmaError, VerbsError
-from aiordma.loop import post
+from aiordma.loop import call_threadsafe
 from aiordma.qp.receive_ring import ReceiveRing
 from aiordma.qp.send_queue import NUMBER_MASK, SendQueue
 from aiordma.qp.shared_receives import SharedReceives
 from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps, QueuePairInit
 
 if TYPE_CHECKING:
-    from aiordma._native._fast_path import Arrivals, SendLane
+    from aiordma._native._fast_path import ReceiveQueue, SendQueueCore
 
 # In the lower half of a wr_id: set for receives, whose slot is in the other bits.
 RECEIVE = NUMBER_MASK + 1
 
 
-def removal(error: VerbsError) -> RdmaError:
+def translate_removal(error: VerbsError) -> RdmaError:
     """What ends an owner whose device gave this error: DeviceRemoved if that is what it means."""
     if error.errno in (errno.EIO, errno.ENODEV):
         return DeviceRemoved(f"the RDMA device was removed: {error}")
     return error
 
 
-class Berth:
+class QueuePairResources:
     """A key for the work requests of an id's queue pair, and room for them in a shared queue.
 
     Their owner is held by the device's table from the beginning until release(), so that no memory
@@ -37,18 +37,18 @@ class Berth:
     """
 
     def __init__(
-        self, cm: AsyncCmId, owner: CompletionSink, caps: QueuePairCaps, late: int = 0
+        self, cm: AsyncCmId, callbacks: CompletionHandler, caps: QueuePairCaps, late: int = 0
     ) -> None:
         """`late`: requests that may end when their places in the send queue are others' already."""
-        self.shared = LoopDevice.of(cm.loop, cm.device())
-        self.queue: SharedQueue
+        self.loop_device = LoopDevice.of(cm.loop, cm.device())
+        self.send_cq: SharedCompletionQueue
         """Where the requests complete, once the queue pair is made."""
-        self.receive_queue: SharedQueue
+        self.recv_cq: SharedCompletionQueue
         """Where the receives do."""
         self._cm = cm
         self._caps = caps
         self._entries = caps.max_send_wr + caps.max_recv_wr + late
-        self._key = self.shared.attach(owner)
+        self._key = self.loop_device.attach(callbacks)
 
     def open(self) -> LoopDevice:
         """Have room, and a protection domain, before the queue pair. Blocks: in a worker thread.
@@ -56,9 +56,9 @@ class Berth:
         Raises:
             VerbsError: the device or the locked-memory limit does not allow it.
         """
-        if not hasattr(self, "queue"):
-            self.queue = self.receive_queue = self.shared.reserve(self._entries)
-        return self.shared
+        if not hasattr(self, "send_cq"):
+            self.send_cq = self.recv_cq = self.loop_device.reserve(self._entries)
+        return self.loop_device
 
     def make_qp(self, ring: ReceiveRing, sends: SendQueue) -> QueuePair:
         """Make the queue pair and post all receives. Blocks: in a worker thread.
@@ -69,42 +69,44 @@ class Berth:
             VerbsError: the device or the locked-memory limit does not allow it.
         """
         ring.allocate(self.open().pd)
-        self._cm.handle.on_destroyed(ring.close)
-        cq = self.queue.cq
+        self._cm.handle.add_destroyed_callback(ring.close)
+        cq = self.send_cq.cq
         qp = self._make(QueuePairInit(self._caps, cq, cq), sends)
         ring.post_all(qp, self._key << KEY_SHIFT | RECEIVE)
         return qp
 
-    def make_sharing_qp(self, receives: SharedReceives, sends: SendQueue) -> QueuePair:
+    def make_srq_qp(self, receives: SharedReceives, sends: SendQueue) -> QueuePair:
         """Likewise, for a queue pair whose receives are those of a shared receive queue."""
-        self.queue = queue = self.shared.reserve(self._entries)
-        srq, self.receive_queue = receives.open()
-        return self._make(QueuePairInit(self._caps, queue.cq, self.receive_queue.cq, srq), sends)
+        self.send_cq = queue = self.loop_device.reserve(self._entries)
+        srq, self.recv_cq = receives.open()
+        return self._make(QueuePairInit(self._caps, queue.cq, self.recv_cq.cq, srq), sends)
 
     def _make(self, init: QueuePairInit, sends: SendQueue) -> QueuePair:
-        shared = self.shared
+        shared = self.loop_device
         qp = self._cm.make_qp(init, shared.pd)
         sends.open(qp, shared.pool, self._key << KEY_SHIFT)
         # From now on: data can come before a peer's confirmation, and in place of a lost one.
-        post(self._cm.loop, shared.start_reading)
+        call_threadsafe(self._cm.loop, shared.start_reading)
         return qp
 
-    def take_lanes(self, sends: SendLane, arrivals: Arrivals, look: Callable[[], None]) -> None:
+    def attach_fast_path(
+        self, sends: SendQueueCore, receives: ReceiveQueue, on_notified: Callable[[], None]
+    ) -> None:
         """What the requests say goes there first: see LoopDevice.take_lanes."""
-        self.shared.take_lanes(self._key, sends, arrivals, look)
+        self.loop_device.attach_fast_path(self._key, sends, receives, on_notified)
 
-    def watch(self, qp: QueuePair, tell: Callable[[AsyncEvent], None]) -> None:
+    def watch(self, qp: QueuePair, handler: Callable[[AsyncEvent], None]) -> None:
         """Have the loop call `tell` with the device's events of the queue pair, until release()."""
-        self.shared.queue_pairs.add(self._key, qp, self.queue.cq, tell)
+        self.loop_device.queue_pairs.add(self._key, qp, self.send_cq.cq, handler)
 
     def drain(self, then: Callable[[], None]) -> None:
         """Take all receives that have completed, then call `then`: see LoopDevice.drain."""
-        if hasattr(self, "receive_queue"):
-            self.shared.drain(self.receive_queue, then)
+        if hasattr(self, "recv_cq"):
+            self.loop_device.drain(self.recv_cq, then)
 
     def release(self) -> None:
         """The queue pair is destroyed: let go of what is shared."""
-        self.shared.detach(self._key)
-        if hasattr(self, "queue"):
-            self.shared.unreserve(self.queue, self._entries)
-        self.shared.release()
+        self.loop_device.detach(self._key)
+        if hasattr(self, "send_cq"):
+            self.loop_device.unreserve(self.send_cq, self._entries)
+        self.loop_device.release()

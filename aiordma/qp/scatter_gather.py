@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from aiordma.enums import AccessFlags
-from aiordma.memory import MemoryRegion, MemorySlice, PooledBuffer, flat
+from aiordma.memory import MemoryRegion, MemorySlice, PooledBuffer, byte_view
 from aiordma.qp.send_queue import SendQueue
 from aiordma.verbs import ProtectionDomain
 from aiordma.verbs.queue_pair import Segment
@@ -28,7 +28,7 @@ def is_list(data: Source) -> TypeIs[Sequence[Buffer | Registered]]:
     return isinstance(data, (list, tuple))
 
 
-def is_one(memory: Source | Sink) -> TypeIs[Registered]:
+def is_region(memory: Source | Sink) -> TypeIs[Registered]:
     """Whether it is registered memory in one piece."""
     return isinstance(memory, (MemorySlice, MemoryRegion))
 
@@ -36,19 +36,19 @@ def is_one(memory: Source | Sink) -> TypeIs[Registered]:
 def is_registered(data: Source) -> bool:
     """Whether it is registered memory, or a list in which some is."""
     if is_list(data):
-        return any(map(is_one, data))
-    return is_one(data)
+        return any(map(is_region, data))
+    return is_region(data)
 
 
-def joined(data: Source) -> memoryview:
+def join_buffers(data: Source) -> memoryview:
     """A message without registered memory as bytes in a row. Holds a buffer that is alone."""
     if is_list(data):
-        return memoryview(b"".join([flat(piece) for piece in data if not is_one(piece)]))
-    assert not is_one(data)
-    return flat(data)
+        return memoryview(b"".join([byte_view(piece) for piece in data if not is_region(piece)]))
+    assert not is_region(data)
+    return byte_view(data)
 
 
-class Gathered:
+class ScatterGatherList:
     """Memory that is lent to the device for one request, in pieces."""
 
     __slots__ = ("_buffer", "_regions", "nbytes", "segments")
@@ -66,24 +66,26 @@ class Gathered:
             ValueError: it is closed, or was registered elsewhere than in `pd`.
         """
         region = part.region
-        region.take(pd)
+        region.acquire(pd)
         self._regions.append(region)
         self._add_segment(part.addr, len(part), part.lkey)
 
-    def lend(self, memory: Registered, pd: ProtectionDomain | None, room: int, where: str) -> None:
+    def add_whole(
+        self, memory: Registered, pd: ProtectionDomain | None, room: int, where: str
+    ) -> None:
         """Lend all of one piece of registered memory, if that is no more than `room` bytes."""
         region = memory if isinstance(memory, MemoryRegion) else memory.region
         segment = memory.segment
         nbytes = segment[1]
         if nbytes > room:
             check_fits(nbytes, room, where)
-        region.take(pd)
+        region.acquire(pd)
         self._regions.append(region)
         self.nbytes = nbytes
         if nbytes:
             self.segments.append(segment)
 
-    def hold(self, buffer: PooledBuffer) -> None:
+    def use_buffer(self, buffer: PooledBuffer) -> None:
         """Lend a buffer for copies, of which add_copy() then takes its pieces."""
         self._buffer = buffer
 
@@ -107,13 +109,13 @@ class Gathered:
     def release(self) -> None:
         """The device is done with all of it."""
         while self._regions:
-            self._regions.pop().give_back()
+            self._regions.pop().release()
         if self._buffer is not None:
             self._buffer.release()
             self._buffer = None
 
 
-class Gatherer:
+class ScatterGatherBuilder:
     """Makes requests' segments of what users give: registered memory as it is, the rest copied."""
 
     def __init__(self, sends: SendQueue, max_sge: int, call: Call) -> None:
@@ -121,18 +123,18 @@ class Gatherer:
         """Where memory must be registered; None until the queue pair is made."""
         self._sends = sends
         self._max_sge = max_sge
-        self.call = call
+        self.call_in_worker = call
 
-    def one(self, memory: Registered, room: int, where: str) -> Gathered:
+    def one(self, memory: Registered, room: int, where: str) -> ScatterGatherList:
         """Registered memory in one piece, to be released by the caller, or by the device.
 
         Raises: ValueError as sources().
         """
-        gathered = Gathered()
-        gathered.lend(memory, self.pd, room, where)
-        return gathered
+        sgl = ScatterGatherList()
+        sgl.add_whole(memory, self.pd, room, where)
+        return sgl
 
-    async def sources(self, data: Source, room: int, where: str) -> Gathered:
+    async def sources(self, data: Source, room: int, where: str) -> ScatterGatherList:
         """What to send or to write, to be released by the caller, or by the device.
 
         Cancelling lends nothing.
@@ -143,43 +145,45 @@ class Gatherer:
             VerbsError: ENOMEM when no more memory can be registered for copies.
         """
         pieces = [
-            piece[:] if is_one(piece) else flat(piece)
+            piece[:] if is_region(piece) else byte_view(piece)
             for piece in (data if is_list(data) else [data])
         ]
         check_fits(sum(map(len, pieces)), room, where)
-        gathered = Gathered()
+        sgl = ScatterGatherList()
         try:
-            await self._lend(gathered, pieces)
-            _check_count(len(gathered.segments), self._max_sge)
+            await self._fill(sgl, pieces)
+            _check_count(len(sgl.segments), self._max_sge)
         except BaseException:
-            gathered.release()
+            sgl.release()
             raise
-        return gathered
+        return sgl
 
-    async def _lend(self, gathered: Gathered, pieces: list[MemorySlice | memoryview]) -> None:
+    async def _fill(self, sgl: ScatterGatherList, pieces: list[MemorySlice | memoryview]) -> None:
         copied = sum(len(piece) for piece in pieces if isinstance(piece, memoryview))
         if copied:
             buffer = self._sends.try_buffer(copied)
-            gathered.hold(buffer or await self._sends.buffer(copied, self.call))
+            sgl.use_buffer(buffer or await self._sends.buffer(copied, self.call_in_worker))
         start = 0
         for piece in pieces:
             if not isinstance(piece, memoryview):
-                gathered.add(piece, self.pd)
+                sgl.add(piece, self.pd)
             elif len(piece):
-                gathered.add_copy(piece, start)
+                sgl.add_copy(piece, start)
                 start += len(piece)
 
-    def sink(self, into: Registered, nbytes: int, access: AccessFlags) -> Gathered:
+    def sink(self, into: Registered, nbytes: int, access: AccessFlags) -> ScatterGatherList:
         """Where to read `nbytes` bytes into, in one piece: see sinks()."""
         if nbytes != len(into):
             check_fits(nbytes, len(into), "the memory to read into")
             into = into[:nbytes]
         _check_access(into if isinstance(into, MemoryRegion) else into.region, access)
-        gathered = Gathered()
-        gathered.lend(into, self.pd, nbytes, "it")
-        return gathered
+        sgl = ScatterGatherList()
+        sgl.add_whole(into, self.pd, nbytes, "it")
+        return sgl
 
-    def sinks(self, into: Sink, nbytes: int, access: AccessFlags, at_once: int) -> deque[Gathered]:
+    def sinks(
+        self, into: Sink, nbytes: int, access: AccessFlags, at_once: int
+    ) -> deque[ScatterGatherList]:
         """Where to read `nbytes` bytes into, in requests of `at_once` pieces at most.
 
         Each is to be released by the caller, or by the device.
@@ -188,20 +192,20 @@ class Gatherer:
             ValueError: it is too small, in too many pieces, or not registered with `access`, or not
                 for this connection.
         """
-        pieces = [piece[:] for piece in ([into] if is_one(into) else into)]
+        pieces = [piece[:] for piece in ([into] if is_region(into) else into)]
         check_fits(nbytes, sum(map(len, pieces)), "the memory to read into")
         wanted = list(_first(pieces, nbytes))
         _check_count(len(wanted), self._max_sge)
-        requests: deque[Gathered] = deque()
+        requests: deque[ScatterGatherList] = deque()
         try:
             for start in range(0, len(wanted), at_once):
-                requests.append(Gathered())
+                requests.append(ScatterGatherList())
                 for piece in wanted[start : start + at_once]:
                     _check_access(piece.region, access)
                     requests[-1].add(piece, self.pd)
         except BaseException:
-            for gathered in requests:
-                gathered.release()
+            for sgl in requests:
+                sgl.release()
             raise
         return requests
 

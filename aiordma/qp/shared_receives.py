@@ -6,9 +6,9 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from aiordma.dispatch import KEY_SHIFT, LoopDevice, SharedQueue
+from aiordma.dispatch import KEY_SHIFT, LoopDevice, SharedCompletionQueue
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, hand_over, workers
+from aiordma.loop import Loop, ensure_called, worker_pool
 from aiordma.qp.receive_ring import ReceiveRing
 from aiordma.qp.send_queue import NUMBER_MASK
 from aiordma.verbs import Device, SharedReceiveQueue, SharedReceiveQueueCaps
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Taker(Protocol):
+class ReceiveConsumer(Protocol):
     """A connection that takes from a shared receive queue."""
 
     def received(self, slot: int, wc: IbvWc) -> None:
@@ -39,18 +39,18 @@ class SharedReceives:
     def __init__(self, loop: Loop, device: Device, depth: int, slot_size: int) -> None:
         self.ring = ReceiveRing(depth, slot_size)
         self._loop = loop
-        self._shared = LoopDevice.of(loop, device)
-        self._key = self._shared.attach(self)
+        self._loop_device = LoopDevice.of(loop, device)
+        self._key = self._loop_device.attach(self)
         self._users = 1
-        self._takers: dict[int, Taker] = {}
+        self._consumers: dict[int, ReceiveConsumer] = {}
         # Connections are made in worker threads, several at once.
         self._lock = threading.Lock()
         self._srq: SharedReceiveQueue | None = None
-        self._queue: SharedQueue
+        self._queue: SharedCompletionQueue
 
     # --- in a worker thread ---
 
-    def open(self) -> tuple[SharedReceiveQueue, SharedQueue]:
+    def open(self) -> tuple[SharedReceiveQueue, SharedCompletionQueue]:
         """The shared receive queue, and the completion queue of all that take from it.
 
         Made when it is needed first.
@@ -64,7 +64,7 @@ class SharedReceives:
             return self._srq, self._queue
 
     def _make(self) -> SharedReceiveQueue:
-        shared, ring = self._shared, self.ring
+        shared, ring = self._loop_device, self.ring
         queue = shared.reserve(ring.slots)
         srq = None
         try:
@@ -75,37 +75,37 @@ class SharedReceives:
             if srq is not None:
                 srq.close()
             ring.close()
-            hand_over(self._loop, lambda: shared.unreserve(queue, ring.slots))
+            ensure_called(self._loop, lambda: shared.unreserve(queue, ring.slots))
             raise
         self._queue = queue
         return srq
 
-    def add(self, qp_num: int, taker: Taker) -> None:
+    def add(self, qp_num: int, consumer: ReceiveConsumer) -> None:
         """What this queue pair receives is `taker`'s, until remove()."""
-        self._takers[qp_num] = taker
+        self._consumers[qp_num] = consumer
 
     # --- on the loop's thread ---
 
-    def use(self) -> None:
+    def acquire(self) -> None:
         """One user more."""
         self._users += 1
 
-    def remove(self, qp_num: int, taker: Taker) -> None:
+    def remove(self, qp_num: int, consumer: ReceiveConsumer) -> None:
         """The queue pair is destroyed."""
-        if self._takers.get(qp_num) is taker:
-            del self._takers[qp_num]
+        if self._consumers.get(qp_num) is consumer:
+            del self._consumers[qp_num]
 
     def complete(self, number: int, wc: IbvWc) -> None:
         """Take a completion from the dispatcher."""
         slot = number & NUMBER_MASK
         self.ring.completed()
-        taker = self._takers.get(wc.qp_num)
+        taker = self._consumers.get(wc.qp_num)
         if taker is not None:
             taker.received(slot, wc)
         else:  # of one that is destroyed
-            self.give_back(slot)
+            self.repost(slot)
 
-    def give_back(self, slot: int) -> None:
+    def repost(self, slot: int) -> None:
         """A slot is free again."""
         try:
             self.ring.post(slot)
@@ -115,7 +115,7 @@ class SharedReceives:
     def device_failed(self, error: VerbsError) -> None:
         """The device is gone, or the queue is broken: no connection can receive any more."""
         self.ring.stop()
-        for taker in list(self._takers.values()):
+        for taker in list(self._consumers.values()):
             taker.device_failed(error)
 
     def release(self) -> None:
@@ -123,7 +123,7 @@ class SharedReceives:
         self._users -= 1
         if not self._users:
             self.ring.stop()
-            workers.submit(self._destroy)
+            worker_pool.submit(self._destroy)
 
     def _destroy(self) -> None:
         srq, self._srq = self._srq, None
@@ -133,10 +133,10 @@ class SharedReceives:
                 self.ring.close()
             except VerbsError:
                 logger.exception("a shared receive queue was not cleaned up whole")
-        hand_over(self._loop, lambda: self._let_go(srq is not None))
+        ensure_called(self._loop, lambda: self._release_queue(srq is not None))
 
-    def _let_go(self, was_open: bool) -> None:
-        self._shared.detach(self._key)
+    def _release_queue(self, was_open: bool) -> None:
+        self._loop_device.detach(self._key)
         if was_open:
-            self._shared.unreserve(self._queue, self.ring.slots)
-        self._shared.release()
+            self._loop_device.unreserve(self._queue, self.ring.slots)
+        self._loop_device.release()

@@ -91,13 +91,13 @@ class OwnChannel(EventChannel):
         # Reentrant: an object may be closed by the garbage collector, in the middle of this.
         self._lock = RLock()
 
-    def hold(self) -> OwnChannel:
+    def acquire(self) -> OwnChannel:
         """One holder more; itself. Whoever calls this must know of one that does not let go yet."""
         with self._lock:
             self._holders += 1
         return self
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """One holder less."""
         with self._lock:
             self._holders -= 1

@@ -614,7 +614,7 @@ class CmId:
         pointer = self.pointer.pd
         if pointer == ffi.NULL:
             raise ValueError("the id has no protection domain before it is bound to a device")
-        return ProtectionDomain.borrow(self.device(), pointer)
+        return ProtectionDomain.wrap(self.device(), pointer)
 
     # --- shared receive queues ---
 

@@ -32,7 +32,7 @@ from aiordma._native import ffi, lib
 from aiordma.errors import DeviceRemoved, VerbsError, last_error
 from aiordma.rdmacm.device_thread import DeviceThread
 from aiordma.verbs import Device
-from aiordma.verbs.context_references import Holds, holds
+from aiordma.verbs.context_references import ContextReferences, context_references
 
 if TYPE_CHECKING:
     from aiordma._native._lib import DeviceList, IbvContext
@@ -72,7 +72,7 @@ class ContextList:
 class DeviceContexts:
     """Every context of this process. What has no leading underscore is callable from any thread."""
 
-    def __init__(self, counts: Holds = holds) -> None:
+    def __init__(self, counts: ContextReferences = context_references) -> None:
         self.on_removed: Callable[[Device], None] = lambda device: None
         """Called with each device that is found gone, in the thread that looks for devices."""
         self._holds = counts
@@ -92,12 +92,12 @@ class DeviceContexts:
         """
         return self._thread.call(self._open)
 
-    def let_go(self, devices: list[Device]) -> None:
+    def release(self, devices: list[Device]) -> None:
         """Hold those devices no more."""
         for device in devices:
-            self._holds.give_back(device.context)
+            self._holds.release(device.context)
 
-    def hold(self, device: Device) -> None:
+    def acquire(self, device: Device) -> None:
         """Hold a device that an id is bound to. Blocks if it is not known here yet.
 
         An id alone does not keep the context of a removed device open for longer than itself, and
@@ -106,16 +106,16 @@ class DeviceContexts:
         Raises:
             DeviceRemoved: it is gone.
         """
-        if not self._try_hold(device.context):
+        if not self._try_acquire(device.context):
             self._thread.call(self._check)
-            if not self._try_hold(device.context):
+            if not self._try_acquire(device.context):
                 raise DeviceRemoved(f"the RDMA device {device.name} was removed")
 
-    def _try_hold(self, context: IbvContext) -> bool:
+    def _try_acquire(self, context: IbvContext) -> bool:
         with self._lock:
             if context in self._gone or context not in self._known():
                 return False
-            self._holds.take(context)
+            self._holds.acquire(context)
             return True
 
     def device_of(self, context: IbvContext) -> Device:
@@ -149,7 +149,7 @@ class DeviceContexts:
             raise error
         devices = [Device(context) for context in self._lists[-1].contexts]
         for device in devices:
-            self._holds.take(device.context)
+            self._holds.acquire(device.context)
         return devices
 
     def _check(self) -> None:

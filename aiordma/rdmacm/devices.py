@@ -37,7 +37,7 @@ class DeviceReference:
     def close(self) -> None:
         """Let go of the devices. Idempotent."""
         devices, self.devices = self.devices, []
-        device_contexts.let_go(devices)
+        device_contexts.release(devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from aiordma.errors import ProtocolError
 from aiordma.streams.wire import Segment
 
 
-class Grant(NamedTuple):
+class CreditUpdate(NamedTuple):
     """What the peer gets: a total of messages it may have sent, and perhaps a further buffer."""
 
     credits: int
@@ -29,7 +29,7 @@ class Inbound:
         self._ring = 2 * self._half
         self._messages = messages
         self._seen = 0
-        self._next_grant = messages // 2
+        self._next_update = messages // 2
         # The first half is announced by the connection data, the second is not yet.
         self._announced = self._half
         self._announce_at = self._half
@@ -57,7 +57,7 @@ class Inbound:
         self.available += nbytes
         self._seen += 1
 
-    def noted(self) -> None:
+    def count_message(self) -> None:
         """The peer used one of its messages for something that is no data."""
         self._seen += 1
 
@@ -74,23 +74,23 @@ class Inbound:
             self._start = 0
 
     @property
-    def grants(self) -> bool:
+    def has_update(self) -> bool:
         """Whether the peer is to be told of more."""
-        return self._read >= self._half or self._seen >= self._next_grant
+        return self._read >= self._half or self._seen >= self._next_update
 
     @property
     def has_buffer_to_announce(self) -> bool:
         """Whether that includes a buffer."""
         return self._read >= self._half
 
-    def grant(self) -> Grant:
+    def take_update(self) -> CreditUpdate:
         """What to tell it now."""
-        self._next_grant = self._seen + self._messages // 2
+        self._next_update = self._seen + self._messages // 2
         total = self._seen + self._messages
         if not self.has_buffer_to_announce:
-            return Grant(total, None)
+            return CreditUpdate(total, None)
         buffer = Segment(self._buffer.addr + self._announce_at, self._buffer.key, self._half)
         self._announce_at = (self._announce_at + self._half) % self._ring
         self._announced += self._half
         self._read -= self._half
-        return Grant(total, buffer)
+        return CreditUpdate(total, buffer)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from aiordma.cm import AsyncCmId
-from aiordma.cm.accepting import Request, Serving
-from aiordma.cm.establishing import listening_ids
-from aiordma.loop.context_managers import Opening
+from aiordma.cm.accepting import BaseListener, BaseRequest
+from aiordma.cm.establishing import create_listening_ids
+from aiordma.loop.context_managers import AwaitableContextManager
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
 from aiordma.streams.stream import ByteStream
-from aiordma.streams.stream_core import Pipe
+from aiordma.streams.stream_core import StreamCore
 
 
-class StreamRequest(Request):
+class StreamRequest(BaseRequest):
     """A peer that wants a byte stream: accept it or reject it.
 
     One that is just dropped is rejected, with a ResourceWarning.
@@ -24,7 +24,7 @@ class StreamRequest(Request):
         super().__init__(cm)
         self._options = options
 
-    def accept(self) -> Opening[ByteStream]:
+    def accept(self) -> AwaitableContextManager[ByteStream]:
         """Accept: `await request.accept()`, or `async with request.accept() as stream`.
 
         Cancelling ends the connection; nothing is left behind. See rdma_accept(3).
@@ -37,10 +37,10 @@ class StreamRequest(Request):
             VerbsError: not enough locked memory, for one; the peer is rejected.
             ValueError: the options are more than the device can do; the peer is rejected.
         """
-        return Opening(self._accept())
+        return AwaitableContextManager(self._accept())
 
     async def _accept(self) -> ByteStream:
-        return ByteStream(await accepted_pipe(self))
+        return ByteStream(await accept_stream_core(self))
 
     async def reject(self) -> None:
         """Refuse the peer, who gets Rejected. One that gave up already is no error.
@@ -50,16 +50,16 @@ class StreamRequest(Request):
         Raises:
             LocalClosed: the request was answered already.
         """
-        await self._refuse()
+        await self._reject()
 
 
-async def accepted_pipe(request: StreamRequest) -> Pipe:
+async def accept_stream_core(request: StreamRequest) -> StreamCore:
     """What a stream is made of, for other shells. Raises: as StreamRequest.accept()."""
     request._cm.check_unanswered()
-    return await Pipe.accepted(request._cm, request._options)
+    return await StreamCore.accept(request._cm, request._options)
 
 
-class StreamListener(Serving[StreamRequest, ByteStream]):
+class StreamListener(BaseListener[StreamRequest, ByteStream]):
     """Requests for streams, one after another: `async for request in listener`.
 
     From `listen_stream()`. Closing it rejects the requests that nobody has taken, and leaves the
@@ -99,7 +99,7 @@ def listen_stream(
     *,
     backlog: int = 0,
     options: StreamOptions = DEFAULT_OPTIONS,
-) -> Opening[StreamListener]:
+) -> AwaitableContextManager[StreamListener]:
     """Listen for whoever speaks rsocket: `await listen_stream(...)`, or `async with`.
 
     `host`, `port`, `backlog` and what is raised are those of listen(). `options` are those of the
@@ -110,7 +110,7 @@ def listen_stream(
 
     async def listening() -> StreamListener:
         return StreamListener(
-            await listening_ids(host, port, backlog, options.of_connection()), options
+            await create_listening_ids(host, port, backlog, options.of_connection()), options
         )
 
-    return Opening(listening())
+    return AwaitableContextManager(listening())

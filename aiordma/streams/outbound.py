@@ -21,17 +21,17 @@ _NOTHING = bytes(SEGMENT_SIZE)
 
 
 class Outbound:
-    """The peer's buffers and credits. The peer writes its buffers into `board`, memory of ours.
+    """The peer's buffers and credits. The peer writes its buffers into `remote_sgl`, memory of ours.
 
     Targets are taken off the board as soon as a message says that something has changed there,
     and each byte that is sent uses up one of theirs: nothing is ever written but where the peer
     has said that it may be.
     """
 
-    def __init__(self, board: memoryview, order: ByteOrder, reserve: int) -> None:
-        """`board` has room for TARGETS segments, and mappings behind. `reserve` credits are kept:
+    def __init__(self, remote_sgl: memoryview, order: ByteOrder, reserve: int) -> None:
+        """`remote_sgl` has room for TARGETS segments, and mappings behind. `reserve` credits are kept:
         on iWARP the peer's receives must do for messages that no credits count, too."""
-        self._board = board
+        self._remote_sgl = remote_sgl
         self._order = order
         self._reserve = reserve
         self._next_target = 0
@@ -59,7 +59,7 @@ class Outbound:
         """Bytes that one message may carry now; 0: none can be sent."""
         return self._targets[0].length if self._targets and self.credits else 0
 
-    def credited(self, total: int) -> None:
+    def update_credits(self, total: int) -> None:
         """The peer says how many messages may have been sent in all, and perhaps of a target.
 
         Raises:
@@ -73,7 +73,7 @@ class Outbound:
         # is there, whichever of two updates this message is about. So the length is read first.
         while True:
             at = self._next_target * SEGMENT_SIZE
-            entry = self._board[at : at + SEGMENT_SIZE]
+            entry = self._remote_sgl[at : at + SEGMENT_SIZE]
             length = unpack_segment(entry, self._order).length
             if not length or len(self._targets) >= TARGETS:
                 return
@@ -90,10 +90,10 @@ class Outbound:
             self._targets.popleft()
         else:
             self._targets[0] = target.after(nbytes)
-        self.spend()
+        self.spend_credit()
         return target._replace(length=nbytes)
 
-    def spend(self) -> None:
+    def spend_credit(self) -> None:
         """Use up one credit."""
         self._sent = self._sent + 1 & _SEQUENCE
 
@@ -104,14 +104,14 @@ class Outbound:
             ProtocolError: there is no such place, or the mapping is none.
         """
         start = TARGETS * SEGMENT_SIZE + index * MAPPING_SIZE
-        entry = self._board[start : start + MAPPING_SIZE]
+        entry = self._remote_sgl[start : start + MAPPING_SIZE]
         if len(entry) < MAPPING_SIZE:
             raise ProtocolError(f"the peer says it wrote mapping {index}, which there is not")
         mapping = unpack_mapping(entry, self._order)
         mapping.segment.check()
         self.mappings[index] = mapping
 
-    def place(self, offset: int, nbytes: int) -> Segment | None:
+    def find_mapped(self, offset: int, nbytes: int) -> Segment | None:
         """Where in the peer's memory these offsets are mapped, whole; None if they are not."""
         for first, segment in self.mappings.values():
             if first <= offset and offset + nbytes <= first + segment.length:

@@ -32,16 +32,16 @@ from aiordma.streams.wire import (
 )
 
 # Messages that no credits count, of which so many may be posted and not done at once.
-CONTROLS = 4
+MAX_CONTROLS = 4
 # So many of them may be done, and wait for a peer that does not look: one for each half of the
 # credits and of the buffer that it had, SHUTDOWN and DISCONNECT. Its receives, or on RoCE its
 # device's patience, must do for them on top of its credits.
-RESERVE = 6
+RESERVED_RECEIVES = 6
 
 _DATA, _CREDIT, _IOMAP, _CONTROL = Op.DATA, Op.CREDIT, Op.IOMAP, Op.CONTROL
 
 
-class Request(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message to post, behind or beside a write of `payload` to `target` in the peer's memory."""
 
     message: int
@@ -54,7 +54,7 @@ class Settings(NamedTuple):
 
     messages: int
     """Receives that are posted: so many messages may be on their way here."""
-    board: Segment
+    remote_sgl: Segment
     """Memory that the peer writes its targets and mappings to; see board_size()."""
     buffer: Segment
     """The receive buffer, which the peer writes data to."""
@@ -66,7 +66,7 @@ class Settings(NamedTuple):
     """Mappings that the peer may announce."""
 
 
-def board_size(mappings: int) -> int:
+def remote_sgl_size(mappings: int) -> int:
     """Bytes that targets and so many mappings take."""
     return TARGETS * SEGMENT_SIZE + mappings * MAPPING_SIZE
 
@@ -74,22 +74,22 @@ def board_size(mappings: int) -> int:
 class StreamProtocol:
     """One side of a stream. Nothing here waits, calls C or looks at a clock."""
 
-    def __init__(self, settings: Settings, board: memoryview) -> None:
-        """`board` is the memory of `settings.board`; what the peer writes appears there."""
+    def __init__(self, settings: Settings, remote_sgl: memoryview) -> None:
+        """`remote_sgl` is the memory of `settings.board`; what the peer writes appears there."""
         # RoCE's devices wait for a receive; iWARP's end the connection if there is none.
-        self._reserve = RESERVE if settings.sends_messages else 0
+        self._reserve = RESERVED_RECEIVES if settings.sends_messages else 0
         self._settings = settings
         self.inbound = Inbound(settings.buffer, settings.messages - self._reserve)
-        self.outbound = Outbound(board, settings.byte_order, self._reserve)
+        self.outbound = Outbound(remote_sgl, settings.byte_order, self._reserve)
         self.state = StreamState.OPEN
-        self.left = False
+        self.has_left = False
         """Whether this side has left: nothing is received any more."""
         self.peer_finished = False
         """Whether the peer has said that it sends nothing any more."""
         self.peer_left = False
         """Whether it has said that it does not receive either."""
-        self._controls = CONTROLS
-        self._words: deque[Control] = deque()
+        self._control_credits = MAX_CONTROLS
+        self._queued_controls: deque[Control] = deque()
         self._peer: ConnectionData | None = None
         self._early: list[int] = []
         self._next_peer_target = 1
@@ -103,7 +103,7 @@ class StreamProtocol:
         settings = self._settings
         return ConnectionData(
             settings.messages - self._reserve,
-            settings.board._replace(length=TARGETS),
+            settings.remote_sgl._replace(length=TARGETS),
             self.inbound.first_buffer,
             settings.byte_order,
             settings.mappings,
@@ -138,27 +138,27 @@ class StreamProtocol:
         if op == _DATA:
             if self.peer_finished:
                 raise ProtocolError("the peer sent data after it said that it had no more")
-            if not self.left:
+            if not self.has_left:
                 self.inbound.arrived(value)
         elif op == _CREDIT:
-            self.outbound.credited(value)
+            self.outbound.update_credits(value)
         elif op == _CONTROL:
-            self._hear(value)
+            self._control_received(value)
         elif op == _IOMAP:
-            self.inbound.noted()
+            self.inbound.count_message()
             self.outbound.mapped(value & 0xFFFF)
         else:
             raise ProtocolError(f"the peer sent {message:#010x}, which is no message of rsocket's")
 
-    def _hear(self, word: int) -> None:
-        if word == Control.SHUTDOWN:
+    def _control_received(self, control: int) -> None:
+        if control == Control.SHUTDOWN:
             self.peer_finished = True
             self._move(StreamEvent.PEER_FINISHED)
-        elif word == Control.DISCONNECT:
+        elif control == Control.DISCONNECT:
             self.peer_finished = self.peer_left = True
             self._move(StreamEvent.PEER_LEFT)
-        elif word != Control.KEEPALIVE:
-            raise ProtocolError(f"the peer sent control message {word}: rsocket has no such one")
+        elif control != Control.KEEPALIVE:
+            raise ProtocolError(f"the peer sent control message {control}: rsocket has no such one")
 
     # --- what this side wants ---
 
@@ -168,18 +168,18 @@ class StreamProtocol:
 
     def leave(self) -> None:
         """No more data will be sent or received. Idempotent."""
-        self.left = True
+        self.has_left = True
         self._move(StreamEvent.LEAVE)
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """The connection has ended. Idempotent."""
-        self._words.clear()
+        self._queued_controls.clear()
         self._move(StreamEvent.LOST)
 
     def _move(self, event: StreamEvent) -> None:
         self.state, word = move(self.state, event)
         if word is not None:
-            self._words.append(word)
+            self._queued_controls.append(word)
 
     # --- data ---
 
@@ -188,9 +188,9 @@ class StreamProtocol:
         """Bytes that may be sent with one message now."""
         return min(self.outbound.room, MAX_TRANSFER) if self.state.may_send else 0
 
-    def send(self, nbytes: int) -> Request:
+    def send(self, nbytes: int) -> OutgoingMessage:
         """Send so many bytes, from 1 to `room`: the payload is for the caller to fill in."""
-        return Request(pack_message(_DATA, nbytes), b"", self.outbound.send(nbytes))
+        return OutgoingMessage(pack_message(_DATA, nbytes), b"", self.outbound.send(nbytes))
 
     @property
     def peer_mappings(self) -> int:
@@ -201,7 +201,7 @@ class StreamProtocol:
         peer = self._peer
         return 0 if peer is None else min(peer.mappings, peer.credits // 4)
 
-    def announce(self, index: int, mapping: Mapping) -> Request:
+    def announce(self, index: int, mapping: Mapping) -> OutgoingMessage:
         """Let the peer write to memory of this side's at offsets. Takes a credit.
 
         Raises:
@@ -210,9 +210,9 @@ class StreamProtocol:
         peer = self._peer
         if peer is None or index >= peer.mappings:
             raise ProtocolError(f"the peer has no place for mapping {index}")
-        self.outbound.spend()
+        self.outbound.spend_credit()
         at = peer.targets.addr + peer.targets.length * SEGMENT_SIZE + index * MAPPING_SIZE
-        return Request(
+        return OutgoingMessage(
             pack_message(_IOMAP, index),
             pack_mapping(mapping, peer.byte_order),
             Segment(at, peer.targets.key, MAPPING_SIZE),
@@ -220,44 +220,44 @@ class StreamProtocol:
 
     # --- what is to be said ---
 
-    def next_request(self) -> Request | None:
+    def next_request(self) -> OutgoingMessage | None:
         """What is to be posted next, apart from data, if anything, and if it may be now.
 
         Each ends with a call of ended().
         """
-        if not self._controls:
+        if not self._control_credits:
             return None
-        if self._has_grant():
-            self._controls -= 1
-            return self._grant()
-        if self._words:
-            self._controls -= 1
-            return Request(pack_message(_CONTROL, self._words.popleft()))
+        if self._has_update():
+            self._control_credits -= 1
+            return self._credit_update()
+        if self._queued_controls:
+            self._control_credits -= 1
+            return OutgoingMessage(pack_message(_CONTROL, self._queued_controls.popleft()))
         return None
 
-    def _has_grant(self) -> bool:
-        return self.inbound.grants and self.state.may_receive and self._peer is not None
+    def _has_update(self) -> bool:
+        return self.inbound.has_update and self.state.may_receive and self._peer is not None
 
-    def _grant(self) -> Request:
+    def _credit_update(self) -> OutgoingMessage:
         peer = self._peer
         assert peer is not None
-        total, buffer = self.inbound.grant()
+        total, buffer = self.inbound.take_update()
         message = pack_message(_CREDIT, total)
         if buffer is None:
-            return Request(message)
+            return OutgoingMessage(message)
         at = peer.targets.addr + self._next_peer_target * SEGMENT_SIZE
         self._next_peer_target = (self._next_peer_target + 1) % peer.targets.length
         target = Segment(at, peer.targets.key, SEGMENT_SIZE)
-        return Request(message, pack_segment(buffer, peer.byte_order), target)
+        return OutgoingMessage(message, pack_segment(buffer, peer.byte_order), target)
 
-    def ended(self) -> None:
+    def control_completed(self) -> None:
         """The device has done one that next_request() gave."""
-        self._controls += 1
+        self._control_credits += 1
 
     @property
-    def has_said_all(self) -> bool:
+    def all_controls_completed(self) -> bool:
         """Whether every word was posted, and done."""
-        return not self._words and self._controls == CONTROLS
+        return not self._queued_controls and self._control_credits == MAX_CONTROLS
 
 
 def _swapped(message: int) -> int:

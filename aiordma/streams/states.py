@@ -59,7 +59,7 @@ class Move(NamedTuple):
     """Where an event leads, and what this side says about it."""
 
     state: StreamState
-    say: Control | None = None
+    control: Control | None = None
 
 
 _S, _E = StreamState, StreamEvent

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from operator import index
 from typing import TYPE_CHECKING
 
-from aiordma.loop.context_managers import AbortableBlock, Opening
-from aiordma.memory import MemoryRegion, MemorySlice, flat
+from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
+from aiordma.memory import MemoryRegion, MemorySlice, byte_view
 from aiordma.memory.registrar import Registrar
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
-from aiordma.streams.stream_core import Pipe, dial_pipe
+from aiordma.streams.stream_core import StreamCore, connect_stream_core
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_READ = 1 << 16
 
 
-class ByteStream(Registrar, AbortableBlock):
+class ByteStream(Registrar, AbortingContextManagerMixin):
     """A reliable stream of bytes over RDMA, as a TCP connection is one, on any event loop.
 
     From `connect_stream()` or a StreamListener. The other side may be aiordma's, any program that
@@ -29,13 +29,13 @@ class ByteStream(Registrar, AbortableBlock):
     One task may receive and one may send at a time.
     """
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, core: StreamCore) -> None:
         """For connect_stream() and StreamRequest.accept(); not to be called by others."""
-        super().__init__(pipe.endpoint)
-        self._endpoint = pipe.endpoint
-        self._pipe = pipe
-        self._local_address = pipe.endpoint.local_address
-        self._peer_address = pipe.endpoint.peer_address
+        super().__init__(core.endpoint)
+        self._endpoint = core.endpoint
+        self._core = core
+        self._local_address = core.endpoint.local_address
+        self._peer_address = core.endpoint.peer_address
 
     @property
     def local_address(self) -> tuple[str, int]:
@@ -61,7 +61,7 @@ class ByteStream(Registrar, AbortableBlock):
     @property
     def peer_mappings(self) -> int:
         """How many mappings the peer takes, which is its RDMA_IOMAPSIZE or `mappings`: iomap()."""
-        return self._pipe.peer_mappings
+        return self._core.peer_mappings
 
     async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
         """Wait for bytes, and return at most `max_bytes` of those that are there; b"" at the end.
@@ -82,8 +82,8 @@ class ByteStream(Registrar, AbortableBlock):
         """
         if index(max_bytes) < 1:
             raise ValueError(f"max_bytes is {max_bytes}, not at least 1")
-        await self._pipe.wait_readable()
-        return self._pipe.read(max_bytes)
+        await self._core.wait_readable()
+        return self._core.read(max_bytes)
 
     async def receive_into(self, buffer: Buffer | MemorySlice) -> int:
         """Likewise into the beginning of `buffer`, which is filled at most; how many; 0 at the end.
@@ -98,9 +98,9 @@ class ByteStream(Registrar, AbortableBlock):
                 raise BufferError("bytes need a contiguous buffer that can be written to")
             if not view.nbytes:
                 raise ValueError("the buffer is empty")
-            with flat(view) as memory:
-                await self._pipe.wait_readable()
-                return self._pipe.read_into(memory)
+            with byte_view(view) as memory:
+                await self._core.wait_readable()
+                return self._core.read_into(memory)
 
     async def send(self, data: Buffer | MemorySlice | MemoryRegion) -> None:
         """Send all of `data`: any bytes-like object, or registered memory.
@@ -119,17 +119,17 @@ class ByteStream(Registrar, AbortableBlock):
             ValueError: the memory is closed, or not registered for this stream's device.
         """
         if isinstance(data, (MemorySlice, MemoryRegion)):
-            await self._pipe.send_registered(data[:])
+            await self._core.send_registered(data[:])
         else:
-            with memoryview(data) as view, flat(view) as memory:
-                await self._pipe.send(memory)
+            with memoryview(data) as view, byte_view(view) as memory:
+                await self._core.send(memory)
 
     async def wait_sendable(self) -> None:
         """Wait until send() could post some bytes at once. Cancelling does nothing else.
 
         Raises: as send().
         """
-        await self._pipe.wait_writable()
+        await self._core.wait_writable()
 
     async def send_eof(self) -> None:
         """Finish sending: the peer reads what was sent, and then the end. Receiving goes on.
@@ -141,7 +141,7 @@ class ByteStream(Registrar, AbortableBlock):
             PeerClosed, ProtocolError, WorkRequestError, DeviceRemoved: the connection has ended.
             BusyError: another task is sending.
         """
-        await self._pipe.send_eof()
+        await self._core.send_eof()
 
     async def iomap(self, part: MemorySlice | MemoryRegion, offset: int) -> None:
         """Let the peer write to registered memory of this side's by riowrite(), or iowrite().
@@ -157,7 +157,7 @@ class ByteStream(Registrar, AbortableBlock):
                 (REMOTE_WRITE) or for this stream's device, or is closed.
             Others: as send().
         """
-        await self._pipe.iomap(part[:], offset)
+        await self._core.iomap(part[:], offset)
 
     async def iowrite(self, data: Buffer, offset: int) -> None:
         """Write `data` straight into memory that the peer has mapped: riowrite in rsocket(7).
@@ -171,8 +171,8 @@ class ByteStream(Registrar, AbortableBlock):
             ValueError: the peer has not mapped these offsets, as far as it has said.
             Others: as send().
         """
-        with memoryview(data) as view, flat(view) as memory:
-            await self._pipe.iowrite(memory, offset)
+        with memoryview(data) as view, byte_view(view) as memory:
+            await self._core.iowrite(memory, offset)
 
     async def aclose(self) -> None:
         """Close gracefully: what was sent reaches the peer, which then reads the end.
@@ -182,14 +182,14 @@ class ByteStream(Registrar, AbortableBlock):
 
         Cancelling ends it by force: everything is destroyed all the same.
         """
-        await self._pipe.aclose()
+        await self._core.aclose()
 
     def abort(self) -> None:
         """End it at once, without letting what was sent arrive. Idempotent.
 
         Everything is destroyed in the background.
         """
-        self._pipe.abort()
+        self._core.abort()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over what comes, in pieces of any size, until the end."""
@@ -220,7 +220,7 @@ def connect_stream(
     *,
     local_address: tuple[str, int] | None = None,
     options: StreamOptions = DEFAULT_OPTIONS,
-) -> Opening[ByteStream]:
+) -> AwaitableContextManager[ByteStream]:
     """Connect to whoever speaks rsocket: `await connect_stream(...)`, or `async with`.
 
     `host` is a name or an IPv4 or IPv6 address; the addresses of a name are tried in turn.
@@ -234,6 +234,6 @@ def connect_stream(
     """
 
     async def connecting() -> ByteStream:
-        return ByteStream(await dial_pipe(host, port, local_address, options))
+        return ByteStream(await connect_stream_core(host, port, local_address, options))
 
-    return Opening(connecting())
+    return AwaitableContextManager(connecting())

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from aiordma.cm import AsyncCmId
-from aiordma.cm.establishing import dial
+from aiordma.cm.establishing import establish
 from aiordma.enums import AccessFlags
 from aiordma.errors import BusyError, LocalClosed, PeerClosed
 from aiordma.loop import Deadline, WaitQueue, checkpoint_of, refuse_forked_child
@@ -18,12 +18,12 @@ from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.qp.endpoint import Endpoint
 from aiordma.rdmacm.address import format_address
 from aiordma.streams.options import StreamOptions
-from aiordma.streams.stream_data_path import StreamLoad
+from aiordma.streams.stream_data_path import StreamDataPath
 from aiordma.streams.wire import ConnectionData, Mapping, Segment
 from aiordma.verbs import ProtectionDomain
 
 
-class Pipe:
+class StreamCore:
     """One side of a stream. All methods are for the loop's thread."""
 
     def __init__(self, cm: AsyncCmId, options: StreamOptions) -> None:
@@ -32,13 +32,13 @@ class Pipe:
         """Called when more may have become possible, or impossible. Must not raise."""
         self.loop = cm.loop
         self.options = options
-        self._news = WaitQueue(cm.loop)
+        self._change = WaitQueue(cm.loop)
         self.endpoint = Endpoint(
             cm,
             options.of_connection(),
-            lambda owner: StreamLoad(cm, owner, options, self._changed),
+            lambda callbacks: StreamDataPath(cm, callbacks, options, self._changed),
         )
-        self.load = self.endpoint.traffic
+        self.data_path = self.endpoint.data_path
         self._is_open = False
         self._mapped = 0
         self._is_receiving = False
@@ -46,21 +46,21 @@ class Pipe:
         self._checkpoint = checkpoint_of(cm.loop)
 
     @classmethod
-    async def connected(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
+    async def connect(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
         """Connect along the id's route. The id is closed if this fails, or is cancelled.
 
         Raises: as AsyncCmId.connect(), and ProtocolError.
         """
         async with cm.closed_on_failure():
-            pipe = cls(cm, options)
-            await cm.handle.call(pipe.load.allocate)
-            endpoint = pipe.endpoint
-            await endpoint.connect(pipe.load.protocol.connection_data())
-            pipe._start(endpoint.peer_private_data)
-        return pipe
+            core = cls(cm, options)
+            await cm.handle.call(core.data_path.allocate)
+            endpoint = core.endpoint
+            await endpoint.connect(core.data_path.protocol.connection_data())
+            core._start(endpoint.peer_private_data)
+        return core
 
     @classmethod
-    async def accepted(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
+    async def accept(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
         """Accept the id's request; one that is no rsocket's is refused.
 
         Raises: as AsyncCmId.accept(), and ProtocolError.
@@ -68,23 +68,23 @@ class Pipe:
         async with cm.closed_on_failure():
             request = cm.event
             ConnectionData.unpack(request.private_data if request is not None else b"")
-            pipe = cls(cm, options)
-            await cm.handle.call(pipe.load.allocate)
-            await pipe.endpoint.accept(pipe.load.protocol.connection_data())
-            pipe._start(pipe.endpoint.peer_private_data)
-        return pipe
+            core = cls(cm, options)
+            await cm.handle.call(core.data_path.allocate)
+            await core.endpoint.accept(core.data_path.protocol.connection_data())
+            core._start(core.endpoint.peer_private_data)
+        return core
 
     def _start(self, peer_data: bytes) -> None:
-        self.load.protocol.start(peer_data)
+        self.data_path.protocol.start(peer_data)
         self._is_open = True
-        self.load.out.pump()
+        self.data_path.sender.post_controls()
 
     def _changed(self) -> None:
         if not self._is_open:
             return
         if self.endpoint.closed:
-            self.load.protocol.lost()
-        self._news.wake_all()
+            self.data_path.protocol.connection_lost()
+        self._change.wake_all()
         self.on_change()
 
     # --- in ---
@@ -92,7 +92,7 @@ class Pipe:
     @property
     def is_readable(self) -> bool:
         """Whether read() has something to give, or to say."""
-        endpoint, protocol = self.endpoint, self.load.protocol
+        endpoint, protocol = self.endpoint, self.data_path.protocol
         return bool(
             protocol.inbound.available
             or protocol.peer_finished
@@ -105,15 +105,15 @@ class Pipe:
 
         Raises: as receive().
         """
-        return self.load.read(limit) if self._has_bytes() else b""
+        return self.data_path.read(limit) if self._has_bytes() else b""
 
     def read_into(self, memory: memoryview) -> int:
         """Likewise into `memory`, of bytes: how many there were."""
-        return self.load.read_into(memory) if self._has_bytes() else 0
+        return self.data_path.read_into(memory) if self._has_bytes() else 0
 
     def _has_bytes(self) -> bool:
         refuse_forked_child()
-        endpoint, protocol = self.endpoint, self.load.protocol
+        endpoint, protocol = self.endpoint, self.data_path.protocol
         if endpoint.closed_here:
             raise endpoint.end_reason()
         if not protocol.inbound.available and not protocol.peer_finished:
@@ -139,10 +139,10 @@ class Pipe:
             self._is_receiving = False
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
-        if self.load.busy.is_on and not is_so():
-            await self.load.busy.until(is_so, self.load.busy.nanoseconds)
+        if self.data_path.busy.is_on and not is_so():
+            await self.data_path.busy.until(is_so, self.data_path.busy.nanoseconds)
         while not is_so():
-            await self._news.wait()
+            await self._change.wait()
 
     # --- out ---
 
@@ -154,7 +154,7 @@ class Pipe:
             PeerClosed: the peer receives nothing any more.
         """
         self.endpoint.check_open()
-        protocol = self.load.protocol
+        protocol = self.data_path.protocol
         if protocol.peer_left:
             peer = format_address(self.endpoint.peer_address)
             raise PeerClosed(f"{peer} closed the stream")
@@ -164,7 +164,7 @@ class Pipe:
     def write(self, data: memoryview) -> int:
         """Post as much of `data`, bytes, as may be now: how many. Raises: as check_sending()."""
         self.check_sending()
-        return self.load.out.write(data)
+        return self.data_path.sender.write(data)
 
     async def wait_writable(self) -> None:
         """See ByteStream.wait_sendable."""
@@ -189,18 +189,18 @@ class Pipe:
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()
-            load, loan = self.load, _Loan(part.region)
+            load, references = self.data_path, _RegionReferences(part.region)
             while len(part):
                 self.check_sending()
-                room = load.out.room
+                room = load.sender.room
                 if room:
-                    loan.take(load.pd)
-                    load.out.write_registered(part[:room], loan)
+                    references.acquire(load.pd)
+                    load.sender.write_registered(part[:room], references)
                     part = part[room:]
                 else:
-                    await self._until(lambda: bool(load.out.room) or self._is_finished())
-            await self._until(lambda: not loan.count or self.endpoint.closed)
-            if loan.count:
+                    await self._until(lambda: bool(load.sender.room) or self._is_finished())
+            await self._until(lambda: not references.count or self.endpoint.closed)
+            if references.count:
                 raise self.endpoint.end_reason()
 
     # --- mappings ---
@@ -208,11 +208,11 @@ class Pipe:
     @property
     def peer_mappings(self) -> int:
         """How many mappings the peer takes in all."""
-        return self.load.protocol.peer_mappings
+        return self.data_path.protocol.peer_mappings
 
     async def iomap(self, part: MemorySlice, offset: int) -> None:
         """See ByteStream.iomap."""
-        load, region = self.load, part.region
+        load, region = self.data_path, part.region
         if not region.access & AccessFlags.REMOTE_WRITE:
             raise ValueError("memory to be mapped must be registered with REMOTE_WRITE")
         with self._sending():
@@ -223,29 +223,29 @@ class Pipe:
                 raise ValueError(
                     f"the peer takes {places} mappings: its RDMA_IOMAPSIZE, `mappings`"
                 )
-            await self._until(lambda: load.out.may_announce or self._is_finished())
+            await self._until(lambda: load.sender.may_announce or self._is_finished())
             self.check_sending()
-            region.take(load.pd)
-            self.endpoint.cm.handle.on_released(region.give_back)
+            region.acquire(load.pd)
+            self.endpoint.cm.handle.add_released_callback(region.release)
             segment = Segment(part.addr, region.rkey, len(part))
-            load.out.announce(self._mapped, Mapping(offset, segment))
+            load.sender.announce(self._mapped, Mapping(offset, segment))
             self._mapped += 1
 
     async def iowrite(self, data: memoryview, offset: int) -> None:
         """See ByteStream.iowrite."""
-        load = self.load
+        load = self.data_path
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()
-            target = load.protocol.outbound.place(offset, len(data))
+            target = load.protocol.outbound.find_mapped(offset, len(data))
             if target is None:
                 raise ValueError(f"the peer has not mapped {len(data)} bytes at offset {offset}")
             taken = 0
             while taken < len(data):
                 self.check_sending()
-                taken += load.out.place(data[taken:], target.after(taken))
+                taken += load.sender.write_mapped(data[taken:], target.after(taken))
                 if taken < len(data):
-                    await self._until(lambda: load.out.may_place or self._is_finished())
+                    await self._until(lambda: load.sender.may_write_mapped or self._is_finished())
 
     @contextmanager
     def _sending(self) -> Iterator[None]:
@@ -259,10 +259,10 @@ class Pipe:
             self._is_sending = False
 
     def _is_finished(self) -> bool:
-        return self.endpoint.closed or not self.load.protocol.state.may_send
+        return self.endpoint.closed or not self.data_path.protocol.state.may_send
 
     def _may_write(self) -> bool:
-        return self.load.out.may_copy or self._is_finished()
+        return self.data_path.sender.may_copy or self._is_finished()
 
     async def send_eof(self) -> None:
         """See ByteStream.send_eof."""
@@ -279,21 +279,21 @@ class Pipe:
         Raises: as Endpoint.check_open().
         """
         self.endpoint.check_open()
-        self.load.protocol.finish()
-        self.load.out.pump()
+        self.data_path.protocol.finish()
+        self.data_path.sender.post_controls()
 
     # --- the end ---
 
     async def aclose(self) -> None:
         """Let what is posted reach the peer, say goodbye, disconnect, and destroy everything."""
-        endpoint, protocol = self.endpoint, self.load.protocol
+        endpoint, protocol = self.endpoint, self.data_path.protocol
         if not endpoint.closed:
             protocol.leave()
-            self.load.out.pump()
-            deadline = Deadline(self.loop, self.options.close_timeout, self._news.wake_all)
+            self.data_path.sender.post_controls()
+            deadline = Deadline(self.loop, self.options.close_timeout, self._change.wake_all)
             try:
-                while not (protocol.has_said_all or endpoint.closed or deadline.expired):
-                    await self._news.wait()
+                while not (protocol.all_controls_completed or endpoint.closed or deadline.expired):
+                    await self._change.wait()
             except BaseException:
                 endpoint.abort()
                 raise
@@ -306,32 +306,32 @@ class Pipe:
         self.endpoint.abort()
 
 
-class _Loan:
+class _RegionReferences:
     """Registered memory that the device uses, for so many requests."""
 
     def __init__(self, region: MemoryRegion) -> None:
         self._region = region
         self.count = 0
 
-    def take(self, pd: ProtectionDomain) -> None:
-        self._region.take(pd)
+    def acquire(self, pd: ProtectionDomain) -> None:
+        self._region.acquire(pd)
         self.count += 1
 
     def release(self) -> None:
         self.count -= 1
-        self._region.give_back()
+        self._region.release()
 
 
 def _nothing() -> None:
     """For a change that nobody wants to hear of."""
 
 
-async def dial_pipe(
+async def connect_stream_core(
     host: str, port: int, local_address: tuple[str, int] | None, options: StreamOptions
-) -> Pipe:
+) -> StreamCore:
     """What a stream is made of, for other shells. Raises: as connect_stream()."""
 
-    async def finish(cm: AsyncCmId) -> Pipe:
-        return await Pipe.connected(cm, options)
+    async def finish(cm: AsyncCmId) -> StreamCore:
+        return await StreamCore.connect(cm, options)
 
-    return await dial(host, port, local_address, options.of_connection(), finish)
+    return await establish(host, port, local_address, options.of_connection(), finish)

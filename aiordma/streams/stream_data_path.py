@@ -11,10 +11,17 @@ from aiordma.dispatch import BusyPoll
 from aiordma.enums import AccessFlags, WcOpcode, WcStatus
 from aiordma.errors import ProtocolError, VerbsError
 from aiordma.memory import AllocatedRegion
-from aiordma.qp import NUMBER_MASK, RECEIVE, Berth, Owner, ReceiveRing, SendQueue
+from aiordma.qp import (
+    NUMBER_MASK,
+    RECEIVE,
+    EndpointCallbacks,
+    QueuePairResources,
+    ReceiveRing,
+    SendQueue,
+)
 from aiordma.streams.options import MESSAGE_SIZE, StreamOptions
-from aiordma.streams.protocol import Settings, StreamProtocol, board_size
-from aiordma.streams.stream_sender import Outflow
+from aiordma.streams.protocol import Settings, StreamProtocol, remote_sgl_size
+from aiordma.streams.stream_sender import StreamSender
 from aiordma.streams.wire import MAPPING_SIZE, Segment
 from aiordma.verbs import ProtectionDomain, QueuePair, QueuePairCaps
 from aiordma.verbs.completion import immediate
@@ -26,20 +33,24 @@ SUCCESS = int(WcStatus.SUCCESS)
 CACHE_LINE = 64
 
 
-class StreamLoad:
+class StreamDataPath:
     """The memory and the queues of one stream. On the loop's thread but for what says otherwise."""
 
     def __init__(
-        self, cm: AsyncCmId, owner: Owner, options: StreamOptions, on_change: Callable[[], None]
+        self,
+        cm: AsyncCmId,
+        callbacks: EndpointCallbacks,
+        options: StreamOptions,
+        on_change: Callable[[], None],
     ) -> None:
         """`on_change` is called whenever something may have become possible, or impossible."""
         device = cm.device()
         self.is_iwarp = device.is_iwarp
         self._cm = cm
-        self._owner = owner
+        self._callbacks = callbacks
         self._options = options
         self._on_change = on_change
-        self._berth = Berth(
+        self._resources = QueuePairResources(
             cm,
             self,
             QueuePairCaps(
@@ -50,15 +61,15 @@ class StreamLoad:
                 max_inline_data=max(options.max_inline, MAPPING_SIZE),
             ),
         )
-        self.busy = BusyPoll(self._berth.shared, options.busy_poll)
+        self.busy = BusyPoll(self._resources.loop_device, options.busy_poll)
         self.sends = SendQueue(cm.loop, options.send_depth, selective=not device.is_iwarp)
         self.counts_flushes = not device.is_iwarp
         self._may_read = False
-        self.ran_dry = False  # the peer has fewer credits than there are receives
+        self.ran_out_of_receives = False  # the peer has fewer credits than there are receives
         self._receives = ReceiveRing(options.recv_depth, MESSAGE_SIZE)
         self._buffer: memoryview
         self.protocol: StreamProtocol
-        self.out: Outflow
+        self.sender: StreamSender
 
     # --- the beginning: in a worker thread ---
 
@@ -69,29 +80,29 @@ class StreamLoad:
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
         options, handle = self._options, self._cm.handle
-        pd = self._berth.open().pd
-        board = board_size(options.mappings)
+        pd = self._resources.open().pd
+        remote_sgl = remote_sgl_size(options.mappings)
         # Each begins where a cache line does: a device writes the entries of the board at one go.
-        start = -(-board // CACHE_LINE) * CACHE_LINE
+        start = -(-remote_sgl // CACHE_LINE) * CACHE_LINE
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
         inward = AllocatedRegion(pd, start + options.recv_buffer, access)
-        handle.on_destroyed(inward.close)
+        handle.add_destroyed_callback(inward.close)
         outward = AllocatedRegion(pd, options.send_buffer, AccessFlags.LOCAL_WRITE)
-        handle.on_destroyed(outward.close)
+        handle.add_destroyed_callback(outward.close)
         settings = Settings(
             options.recv_depth,
-            Segment(inward.address, inward.rkey, board),
+            Segment(inward.address, inward.rkey, remote_sgl),
             Segment(inward.address + start, inward.rkey, options.recv_buffer),
             sys.byteorder,
             self.is_iwarp,
             options.mappings,
         )
         self._buffer = inward.view[start:]
-        self.protocol = StreamProtocol(settings, inward.view[:board])
-        self.out = Outflow(
+        self.protocol = StreamProtocol(settings, inward.view[:remote_sgl])
+        self.sender = StreamSender(
             self.protocol,
             self.sends,
-            self._owner,
+            self._callbacks,
             outward,
             options.max_inline,
             is_iwarp=self.is_iwarp,
@@ -99,15 +110,15 @@ class StreamLoad:
 
     def prepare(self) -> QueuePair:
         """Make the queue pair, and get everything ready to receive."""
-        qp = self._berth.make_qp(self._receives, self.sends)
-        self.busy.open(self._berth.queue)
-        self._berth.watch(qp, self._owner.queue_pair_event)
+        qp = self._resources.make_qp(self._receives, self.sends)
+        self.busy.open(self._resources.send_cq)
+        self._resources.watch(qp, self._callbacks.queue_pair_event)
         return qp
 
     @property
     def pd(self) -> ProtectionDomain:
         """Where registered memory must be registered."""
-        return self._berth.shared.pd
+        return self._resources.loop_device.pd
 
     # --- in ---
 
@@ -130,8 +141,8 @@ class StreamLoad:
 
     def _consumed(self, nbytes: int) -> None:
         self.protocol.inbound.consume(nbytes)
-        if self.protocol.inbound.grants:
-            self.out.pump()
+        if self.protocol.inbound.has_update:
+            self.sender.post_controls()
 
     @property
     def receives_posted(self) -> int:
@@ -146,14 +157,14 @@ class StreamLoad:
         else:
             self.sends.completed(number)
             if wc.status != SUCCESS:
-                self._owner.request_failed(WcOpcode.RDMA_WRITE, wc)
-            self._owner.request_ended()
-        self.out.pump()
+                self._callbacks.request_failed(WcOpcode.RDMA_WRITE, wc)
+            self._callbacks.request_completed()
+        self.sender.post_controls()
         self._on_change()
 
     def _received(self, slot: int, wc: IbvWc) -> None:
         if wc.status != SUCCESS:
-            self._owner.request_failed(WcOpcode.RECV, wc)
+            self._callbacks.request_failed(WcOpcode.RECV, wc)
             return
         message = immediate(wc)
         if message is None:
@@ -163,9 +174,9 @@ class StreamLoad:
             self._receives.post(slot)
             self.protocol.received(message)
         except (ProtocolError, VerbsError) as error:
-            self._owner.break_off(error)
+            self._callbacks.fail(error)
             return
-        self._owner.message_arrived()
+        self._callbacks.message_arrived()
 
     # --- what the endpoint says ---
 
@@ -173,19 +184,19 @@ class StreamLoad:
         """The connection is made."""
         self._may_read = initiator_depth > 0
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         """The peer is ready for the first requests, if they were held back."""
-        self.sends.let_go()
-        self.out.pump()
+        self.sends.resume()
+        self.sender.post_controls()
         self._on_change()
 
-    def knock(self) -> None:
+    def probe(self) -> None:
         """Have the peer's device say something, if reads were negotiated."""
         try:
             if self._may_read:
-                self.sends.knock(None)
+                self.sends.probe(None)
         except VerbsError as error:
-            self._owner.not_posted(error)
+            self._callbacks.post_failed(error)
 
     def wake(self) -> None:
         """Have whoever waits look again."""
@@ -193,11 +204,11 @@ class StreamLoad:
 
     def drain(self, then: Callable[[], None]) -> None:
         """Take all receives that have completed, then call `then`."""
-        self._berth.drain(then)
+        self._resources.drain(then)
 
     def device_failed(self, error: VerbsError) -> None:
         """The device is gone: no completion will come any more."""
-        self._owner.device_failed(error)
+        self._callbacks.device_failed(error)
 
     def stop(self) -> None:
         """Nothing will be received any more."""
@@ -206,4 +217,4 @@ class StreamLoad:
     def release(self) -> None:
         """The queue pair is destroyed: let go of what is shared."""
         self.sends.abandon()
-        self._berth.release()
+        self._resources.release()

@@ -10,10 +10,10 @@ from typing import Protocol
 from aiordma.enums import WrOpcode
 from aiordma.errors import RdmaError, VerbsError
 from aiordma.memory import AllocatedRegion, MemorySlice
-from aiordma.qp import Owner, SendQueue
-from aiordma.qp.send_queue import Lent
+from aiordma.qp import EndpointCallbacks, SendQueue
+from aiordma.qp.send_queue import InFlightMemory
 from aiordma.streams.options import MESSAGE_SIZE
-from aiordma.streams.protocol import CONTROLS, Request, StreamProtocol
+from aiordma.streams.protocol import MAX_CONTROLS, OutgoingMessage, StreamProtocol
 from aiordma.streams.wire import Mapping, Segment
 from aiordma.verbs import QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
@@ -22,14 +22,14 @@ from aiordma.verbs.queue_pair import NO_IMMEDIATE
 MAX_CHUNK = 1 << 16
 
 
-class Outflow:
+class StreamSender:
     """What goes out on one stream. Nothing here waits: what cannot be posted now is not taken."""
 
     def __init__(
         self,
         protocol: StreamProtocol,
         sends: SendQueue,
-        owner: Owner,
+        callbacks: EndpointCallbacks,
         memory: AllocatedRegion,
         max_inline: int,
         *,
@@ -38,14 +38,14 @@ class Outflow:
         """`memory` is for copies. On iWARP each message needs a request of its own."""
         self._protocol = protocol
         self._sends = sends
-        self._owner = owner
+        self._callbacks = callbacks
         self._memory = memory
         self._ring = SendRing(len(memory.view))
         self._max_inline = max_inline
         self._is_iwarp = is_iwarp
         self._cost = 1 + is_iwarp
         # Data leaves places for what the protocol has to say.
-        self._kept_free = self._cost * CONTROLS
+        self._reserved_credits = self._cost * MAX_CONTROLS
 
     @property
     def may_copy(self) -> bool:
@@ -55,11 +55,11 @@ class Outflow:
     @property
     def room(self) -> int:
         """Bytes of registered memory that may be written with one request now."""
-        return self._protocol.room if self._has_places else 0
+        return self._protocol.room if self._has_credits else 0
 
     @property
-    def _has_places(self) -> bool:
-        return self._sends.places >= self._kept_free + self._cost
+    def _has_credits(self) -> bool:
+        return self._sends.credits >= self._reserved_credits + self._cost
 
     def write(self, data: memoryview) -> int:
         """Post as much of `data`, bytes, as may be now: how many were taken. It may be reused.
@@ -73,17 +73,17 @@ class Outflow:
             if len(chunk) <= self._max_inline:
                 self._post(self._inline(chunk), self._protocol.send(len(chunk)))
             else:
-                start, length = self._ring.take(len(chunk))
+                start, length = self._ring.reserve(len(chunk))
                 if not length:
                     break
                 chunk = chunk[:length]
                 request = self._protocol.send(length)
-                self._post(self._copied(chunk, start), request, _Place(self._ring, length))
+                self._post(self._copied(chunk, start), request, _RingSpace(self._ring, length))
             taken += len(chunk)
         return taken
 
-    def write_registered(self, part: MemorySlice, lent: Lent) -> None:
-        """Post registered memory of at most `room` bytes, without a copy. `lent` is released when
+    def write_registered(self, part: MemorySlice, memory: InFlightMemory) -> None:
+        """Post registered memory of at most `room` bytes, without a copy. `memory` is released when
         the device is done with it.
 
         Raises:
@@ -95,12 +95,12 @@ class Outflow:
             opcode = WrOpcode.RDMA_WRITE if imm == NO_IMMEDIATE else WrOpcode.RDMA_WRITE_WITH_IMM
             qp.post_list(wr_id, opcode, segments, target, flags=flags, imm=imm)
 
-        self._post(post, self._protocol.send(len(part)), lent)
+        self._post(post, self._protocol.send(len(part)), memory)
 
     @property
     def may_announce(self) -> bool:
         """Whether announce() may be called now."""
-        return self._has_places and self._protocol.outbound.credits > 0
+        return self._has_credits and self._protocol.outbound.credits > 0
 
     def announce(self, index: int, mapping: Mapping) -> None:
         """Tell the peer of memory of this side's.
@@ -112,25 +112,25 @@ class Outflow:
         self._post(self._inline(request.payload), request)
 
     @property
-    def may_place(self) -> bool:
+    def may_write_mapped(self) -> bool:
         """Whether place() would take anything."""
-        return bool(self._has_places and self._ring.free)
+        return bool(self._has_credits and self._ring.free)
 
-    def place(self, data: memoryview, target: Segment) -> int:
+    def write_mapped(self, data: memoryview, target: Segment) -> int:
         """Post as much of `data` as may be now, to memory that the peer has mapped: how many bytes.
 
         Raises:
             RdmaError: the device refused, which ends the connection.
         """
         taken = 0
-        while taken < len(data) and self.may_place:
-            start, length = self._ring.take(min(len(data) - taken, MAX_CHUNK))
+        while taken < len(data) and self.may_write_mapped:
+            start, length = self._ring.reserve(min(len(data) - taken, MAX_CHUNK))
             chunk, at = data[taken : taken + length], (target.addr + taken, target.key)
             write = partial(self._copied(chunk, start), target=at, imm=NO_IMMEDIATE)
             try:
-                self._post_one(write, _Place(self._ring, length))
+                self._post_one(write, _RingSpace(self._ring, length))
             except VerbsError as error:
-                raise self._owner.not_posted(error) from None
+                raise self._callbacks.post_failed(error) from None
             taken += length
         return taken
 
@@ -148,47 +148,49 @@ class Outflow:
 
         return post
 
-    def _post(self, write: Write, request: Request, lent: Lent | None = None) -> None:
+    def _post(
+        self, write: Write, request: OutgoingMessage, memory: InFlightMemory | None = None
+    ) -> None:
         """Post a write, and the message beside it or behind it."""
         message = request.message
         target = request.target.addr, request.target.key
         try:
             if not self._is_iwarp:
-                self._post_one(lambda qp, wr, flags: write(qp, wr, flags, target, message), lent)
+                self._post_one(lambda qp, wr, flags: write(qp, wr, flags, target, message), memory)
                 return
             if request.target.length:
                 self._post_one(lambda qp, wr, flags: write(qp, wr, flags, target, NO_IMMEDIATE))
             data = message.to_bytes(MESSAGE_SIZE, sys.byteorder)
-            self._post_one(lambda qp, wr, flags: qp.post_send_inline(wr, data, flags=flags), lent)
+            self._post_one(lambda qp, wr, flags: qp.post_send_inline(wr, data, flags=flags), memory)
         except VerbsError as error:
-            raise self._owner.not_posted(error) from None
+            raise self._callbacks.post_failed(error) from None
 
-    def _post_one(self, post: Post, lent: Lent | None = None) -> None:
+    def _post_one(self, post: Post, memory: InFlightMemory | None = None) -> None:
         sends = self._sends
         sends.try_reserve()
         try:
-            if lent is None:
-                sends.post_unlent(post)
+            if memory is None:
+                sends.post_without_memory(post)
             else:
-                sends.post(post, lent)
+                sends.post(post, memory)
         except BaseException:
             # libsiw keeps a request that it reports as failed.
             sends.unreserve()
-            if lent is not None:
-                sends.keep(lent)
+            if memory is not None:
+                sends.keep_until_destroyed(memory)
             raise
 
-    def pump(self) -> None:
+    def post_controls(self) -> None:
         """Post what the protocol has to say, as far as there are places."""
         protocol = self._protocol
-        if self._owner.released:  # whose last completions these are
+        if self._callbacks.released:  # whose last completions these are
             return
         try:
-            while self._sends.places >= self._cost:
+            while self._sends.credits >= self._cost:
                 request = protocol.next_request()
                 if request is None:
                     return
-                self._post(self._inline(request.payload), request, _Word(protocol))
+                self._post(self._inline(request.payload), request, _ControlInFlight(protocol))
         except RdmaError:
             return  # the owner knows
 
@@ -204,7 +206,7 @@ class Write(Protocol):
     ) -> None: ...
 
 
-class _Place:
+class _RingSpace:
     """A place in the send ring, until the device is done with it."""
 
     __slots__ = ("_nbytes", "_ring")
@@ -214,10 +216,10 @@ class _Place:
         self._nbytes = nbytes
 
     def release(self) -> None:
-        self._ring.give_back(self._nbytes)
+        self._ring.release(self._nbytes)
 
 
-class _Word:
+class _ControlInFlight:
     """Something that the protocol had to say, until it is said."""
 
     __slots__ = ("_protocol",)
@@ -226,7 +228,7 @@ class _Word:
         self._protocol = protocol
 
     def release(self) -> None:
-        self._protocol.ended()
+        self._protocol.control_completed()
 
 
 class SendRing:
@@ -238,7 +240,7 @@ class SendRing:
         self.free = size
         """Bytes that are not taken."""
 
-    def take(self, nbytes: int) -> tuple[int, int]:
+    def reserve(self, nbytes: int) -> tuple[int, int]:
         """A place for some of `nbytes`, in one piece: where it begins, and its length, perhaps 0.
 
         Shorter than that if less is free, or if the ring ends there.
@@ -249,6 +251,6 @@ class SendRing:
         self._next = (start + length) % self._size
         return start, length
 
-    def give_back(self, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
         """The oldest bytes that were taken are at the peer."""
         self.free += nbytes

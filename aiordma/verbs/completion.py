@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aiordma._native import ffi, lib
 from aiordma.enums import WcFlags, WcOpcode, WcStatus
 from aiordma.errors import VerbsError, WorkRequestError, check, check_errno, last_error
-from aiordma.verbs.context_references import holds
+from aiordma.verbs.context_references import context_references
 from aiordma.verbs.device import Device
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class CompletionChannel:
         self.fd = pointer.fd
         self._ready = ffi.new("struct ibv_cq *[]", EVENT_BATCH)
         check(lib.aiordma_set_nonblocking(self.fd), "fcntl")
-        holds.take(device.context)
+        context_references.acquire(device.context)
 
     def ready_queues(self) -> list[IbvCq]:
         """Read what events are pending: the queues they name, acknowledged and armed again.
@@ -136,7 +136,7 @@ class CompletionChannel:
             check_errno(lib.ibv_destroy_comp_channel(self.pointer), "ibv_destroy_comp_channel")
             self.pointer = None
             self.address = 0
-            holds.give_back(self.device.context)
+            context_references.release(self.device.context)
 
 
 class CompletionQueue:

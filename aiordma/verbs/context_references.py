@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvContext
 
 
-class Holds:
+class ContextReferences:
     """Counts, for each context, what was made from it and is not destroyed yet.
 
     A process that does not close its contexts of a removed device blocks the removal, and one that
@@ -25,12 +25,12 @@ class Holds:
         self._lock = RLock()
         self._counts: Counter[IbvContext] = Counter()
 
-    def take(self, context: IbvContext) -> None:
+    def acquire(self, context: IbvContext) -> None:
         """One holder more."""
         with self._lock:
             self._counts[context] += 1
 
-    def give_back(self, context: IbvContext) -> None:
+    def release(self, context: IbvContext) -> None:
         """One holder less."""
         with self._lock:
             self._counts[context] -= 1
@@ -45,4 +45,4 @@ class Holds:
             return self._counts[context] > 0
 
 
-holds = Holds()
+context_references = ContextReferences()

@@ -10,7 +10,7 @@ from aiordma._native import ffi, lib
 from aiordma.enums import AsyncEventType, PortState, TransportType
 from aiordma.errors import VerbsError, check, check_errno
 from aiordma.verbs.address_handle import read_gid
-from aiordma.verbs.context_references import holds
+from aiordma.verbs.context_references import context_references
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvContext
@@ -150,13 +150,13 @@ class Device:
         check(lib.aiordma_set_nonblocking(self.async_fd), "fcntl")
         return self.async_fd
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         """Keep the context open, also when the device is removed, until let_go()."""
-        holds.take(self.context)
+        context_references.acquire(self.context)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Take one hold() back."""
-        holds.give_back(self.context)
+        context_references.release(self.context)
 
     @property
     def is_iwarp(self) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
 from aiordma.errors import check_errno, last_error
-from aiordma.verbs.context_references import holds
+from aiordma.verbs.context_references import context_references
 from aiordma.verbs.device import Device
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ class ProtectionDomain:
         self.pointer: IbvPd | None = lib.ibv_alloc_pd(device.context)
         if self.pointer == ffi.NULL:
             raise last_error("ibv_alloc_pd")
-        holds.take(device.context)
+        context_references.acquire(device.context)
 
     @classmethod
-    def borrow(cls, device: Device, pointer: IbvPd) -> ProtectionDomain:
+    def wrap(cls, device: Device, pointer: IbvPd) -> ProtectionDomain:
         """One that belongs to somebody else, and is not to be closed."""
         borrowed = cls.__new__(cls)
         borrowed.device, borrowed.pointer = device, pointer
@@ -57,4 +57,4 @@ class ProtectionDomain:
         if self.pointer is not None:
             check_errno(lib.ibv_dealloc_pd(self.pointer), "ibv_dealloc_pd")
             self.pointer = None
-            holds.give_back(self.device.context)
+            context_references.release(self.device.context)

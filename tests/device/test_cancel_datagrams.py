@@ -56,7 +56,7 @@ async def test_asking_for_a_peer_leaves_nothing(address: DeviceAddress) -> None:
         assert asking.cancelled()
         assert await cancelled(lambda: one.resolve(*other.local_address), begun=False)
         await request.reject()
-        assert not [cm for cm in one._engine._others if cm.state.name != "CLOSED"]
+        assert not [cm for cm in one._queue_pair._other_ids if cm.state.name != "CLOSED"]
 
 
 @pytest.mark.awaits("DatagramEndpoint.get_request")
@@ -64,7 +64,7 @@ async def test_waiting_for_a_request_loses_none(address: DeviceAddress) -> None:
     async with two(address) as (one, other):
         await cancel(other.get_request)
         asking = loops.create_task(one.resolve(*other.local_address))
-        while not other._engine.cm._requests:
+        while not other._queue_pair.cm._requests:
             await loops.sleep(0.01)
         assert await cancelled(other.get_request, begun=False)
         await (await other.get_request()).accept()
@@ -113,7 +113,7 @@ async def test_receiving_loses_no_datagram(
         peer = await peer_of(one, other)
         await cancel(lambda: receive(other))
         await one.send_to(peer, b"kept")
-        while not len(other._engine.inbox):
+        while not len(other._queue_pair.receive_ring):
             await loops.sleep(0.001)
         assert await cancelled(lambda: receive(other), begun=False)
         assert (await receive(other)).data == b"kept"

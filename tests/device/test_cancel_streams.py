@@ -36,7 +36,7 @@ async def test_receiving_loses_no_byte(
     async with streaming(address) as pair, loops.timeout(PATIENCE):
         await cancel(lambda: receive(pair.server))
         await pair.client.send(b"kept")
-        while not pair.server._pipe.is_readable:
+        while not pair.server._core.is_readable:
             await loops.sleep(0.01)
         assert await cancelled(lambda: receive(pair.server), begun=False)
         assert await receive(pair.server) == b"kept"

@@ -201,10 +201,12 @@ def absent(host: str) -> str:
 
 async def test_a_way_that_leads_nowhere_costs_only_that_datagram(address: DeviceAddress) -> None:
     async with two(address) as (one, other, peer):
-        assert isinstance(peer.way, AddressHandleAttributes)
+        assert isinstance(peer.address_key, AddressHandleAttributes)
         packed = ipaddress.ip_address(absent(address.host)).packed
-        way = dataclasses.replace(peer.way, dgid=peer.way.dgid[: -len(packed)] + packed)
-        lost = loops.create_task(one.send_to(dataclasses.replace(peer, way=way), b"lost"))
+        key = dataclasses.replace(
+            peer.address_key, dgid=peer.address_key.dgid[: -len(packed)] + packed
+        )
+        lost = loops.create_task(one.send_to(dataclasses.replace(peer, address_key=key), b"lost"))
         await loops.sleep(0.05)
         await one.send_to(peer, b"not held up")
         assert (await within(PATIENCE, other)).data == b"not held up"
@@ -278,7 +280,7 @@ async def test_what_finds_no_buffer_is_lost_and_nothing_else(address: DeviceAddr
     async with two(address, far=DatagramOptions(recv_depth=4)) as (one, other, peer):
         for number in range(20):
             await one.send_to(peer, b"%d" % number)
-        while len(one._engine._sends):
+        while len(one._queue_pair._sends):
             await loops.sleep(0.01)
         first = [(await within(PATIENCE, other)).data for _ in range(4)]
         assert first == [b"0", b"1", b"2", b"3"]

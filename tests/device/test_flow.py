@@ -129,7 +129,7 @@ async def test_what_follows_a_read_that_was_given_up(address: DeviceAddress, siz
 
 def send_at_once(connection: aiordma.Connection, count: int) -> None:
     """Post them without a turn of the loop, which trio would have between any two."""
-    sends = connection._endpoint.traffic.sends
+    sends = connection._endpoint.data_path.sends
     for _ in range(count):
         assert sends.try_reserve()
         sends.post_inline(b"burst")

@@ -163,7 +163,7 @@ async def test_many_groups_joined_and_left_at_once(
             got = [await received(endpoint) for _ in names]
             assert sorted(datagram.data.decode() for datagram in got) == sorted(names)
             assert {datagram.group for datagram in got} == set(names)
-            assert len(endpoint._engine._book) <= 3
+            assert len(endpoint._queue_pair._handles) <= 3
         await loops.gather(*(group.leave() for group in groups[:6]))
 
 
@@ -195,7 +195,7 @@ async def test_a_cancelled_join_leaves_nothing(address: DeviceAddress) -> None:
             done = await loops.gather(joining, return_exceptions=True)
             if isinstance(done[0], MulticastGroup):
                 await done[0].leave()
-        await endpoint._engine.cm.handle.call(lambda: None)
+        await endpoint._queue_pair.cm.handle.call(lambda: None)
         await sender.send_to(group, b"not to you")
         assert (await received(sender)).data == b"not to you"
         await nothing_comes(endpoint)

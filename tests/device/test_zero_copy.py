@@ -55,7 +55,7 @@ async def test_memory_of_another_loop_is_refused(address: DeviceAddress) -> None
         async with connected(address) as other, loops.timeout(PATIENCE):
             with await other.client.register(bytearray(10)) as region:
                 with pytest.raises(ValueError, match="another event loop"):
-                    region.take(None)
+                    region.acquire(None)
                 regions.append(region)
                 await loops.to_thread(ready.set)
                 await loops.to_thread(done.wait)

@@ -101,12 +101,12 @@ class FakeOwnChannel:
         events, self._events = self._events, []
         return events
 
-    def hold(self) -> FakeOwnChannel:
+    def acquire(self) -> FakeOwnChannel:
         assert self.holders
         self.holders += 1
         return self
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         assert self.holders
         self.holders -= 1
         if not self.holders:
@@ -124,12 +124,12 @@ class FakeDispatcher:
         self.users += 1
         self.handlers[cm_id.address] = None  # as weak as the real one: it must keep nothing alive
 
-    def adopt_id(self, cm_id: FakeCmId) -> None:
+    def migrate_id(self, cm_id: FakeCmId) -> None:
         cm_id.migrate(None)
 
     def watch(self, cm_id: FakeCmId, channel: FakeOwnChannel) -> Callable[[], None]:
-        channel.hold()
-        return channel.let_go
+        channel.acquire()
+        return channel.release
 
     def forget(self, cm_id: FakeCmId) -> None:
         self.handlers.pop(cm_id.address, None)

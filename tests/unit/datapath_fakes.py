@@ -88,7 +88,7 @@ class FakePages:
         self.closed = True
 
 
-class FakeReceiveQueue:
+class FakeReceivePoster:
     """Fills the slots that are posted in the order in which they were, when told to."""
 
     def __init__(self, pages: FakePages, first_wr_id: int = RECV_WR_ID) -> None:
@@ -252,7 +252,7 @@ class SendRig:
 
     def begin_at(self, number: int) -> None:
         """Have the first request bear this number."""
-        self.queue.lane.number = self.queue.lane.ended = number
+        self.queue.core.next_number = self.queue.core.oldest_pending = number
 
     def send(self, data: bytes = b"x") -> None:
         assert self.queue.try_reserve()
@@ -289,7 +289,7 @@ class SendRig:
         self.queue.unreserve()
 
     @property
-    def signalled(self) -> list[bool]:
+    def signaled(self) -> list[bool]:
         """Of each request that was posted, in order, whether it was signalled."""
         return [self.qp.is_signalled(number) for number in self.qp.flags]
 
@@ -326,13 +326,13 @@ class FakeRegion(MemoryRegion):
 
     @property
     def uses(self) -> int:
-        return self.pin.uses
+        return self.references.count
 
 
 # --- whose it is ---
 
 
-class FakeOwner:
+class FakeCallbacks:
     """A connection that is open, until it is told otherwise."""
 
     def __init__(self) -> None:
@@ -358,14 +358,14 @@ class FakeOwner:
             return LocalClosed("closed here")
         return copy.copy(self.end)
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         await self.knows_why.wait()
 
-    def not_posted(self, error: VerbsError) -> RdmaError:
-        self.break_off(error)
+    def post_failed(self, error: VerbsError) -> RdmaError:
+        self.fail(error)
         return self.end_reason()
 
-    def break_off(self, cause: RdmaError) -> None:
+    def fail(self, cause: RdmaError) -> None:
         self.breaks.append(cause)
         if self.end is None:
             self.end = cause
@@ -376,7 +376,7 @@ class FakeOwner:
     def message_arrived(self) -> None:
         self.arrivals += 1
 
-    def request_ended(self) -> None:
+    def request_completed(self) -> None:
         self.requests_ended += 1
 
     def queue_pair_event(self, event: AsyncEvent) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 
 from stream_fakes import Side
 
-from aiordma.streams.protocol import Request, Settings
+from aiordma.streams.protocol import OutgoingMessage, Settings
 from aiordma.streams.states import StreamState
 from aiordma.streams.wire import Mapping, Segment
 
@@ -49,7 +49,7 @@ class Rsocket(Side):
     # --- connecting ---
 
     def connection_data(self) -> bytes:
-        board, buffer = self.settings.board, self.settings.buffer
+        board, buffer = self.settings.remote_sgl, self.settings.buffer
         flags = 2 | (self.settings.byte_order == "big")
         targets = board.addr, board.key, RS_SGL_SIZE
         half = buffer.addr, buffer.key, self.rbuf_size >> 1
@@ -124,7 +124,7 @@ class Rsocket(Side):
         for _ in range(1 + self.msg_send):
             self.sqe_avail -= 1
             self.completions.append(self._sqe_completed)
-        self._post(Request(message, b"", target), data)
+        self._post(OutgoingMessage(message, b"", target), data)
 
     def _sqe_completed(self) -> None:
         self.sqe_avail += 1
@@ -134,7 +134,7 @@ class Rsocket(Side):
             self.ctrl_seqno += 1
             self.completions.append(lambda: self._ctrl_completed(message))
         target = Segment(at, self.remote_sgl.key if data else 0, len(data))
-        self._post(Request(message, b"", target), data)
+        self._post(OutgoingMessage(message, b"", target), data)
 
     def _ctrl_completed(self, message: int) -> None:
         self.ctrl_max_seqno += 1

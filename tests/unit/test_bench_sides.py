@@ -106,7 +106,7 @@ class Network:
         near.peer, far.peer = far, near
         self.clients.append(near)
         self.requests.put_nowait(far)
-        return Opening(near)
+        return AwaitableContextManager(near)
 
     async def accept(self) -> End:
         end = await self.requests.get()
@@ -126,7 +126,7 @@ async def _run(handler: Callable[[End], Awaitable[None]], end: End) -> None:
     await handler(end)
 
 
-class Opening:
+class AwaitableContextManager:
     def __init__(self, end: End) -> None:
         self._end = end
 

@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 
 from aiordma.dispatch import BusyPoll, busy_poll
-from aiordma.dispatch.busy_poll import LONGEST_LOOK
-from aiordma.loop import Turn, running_loop
-from aiordma.loop.time_budget import BUSY_TURN, LONGEST_TURN, TIMES_A_TURN, TURN_NANOSECONDS
+from aiordma.dispatch.busy_poll import MAX_POLL_NS
+from aiordma.loop import LoopTimeBudget, running_loop
+from aiordma.loop.time_budget import (
+    BUDGET_FACTOR,
+    BUSY_ITERATION_FACTOR,
+    LOOP_BUDGET_NS,
+    MAX_LOOP_BUDGET_NS,
+)
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 
@@ -25,11 +30,11 @@ turn_module = importlib.import_module("aiordma.loop.time_budget")
 class Clock:
     """When the turn of the loop began, and how long it may be."""
 
-    def __init__(self, turn_began: int = 0) -> None:
-        self.turn_began = turn_began
-        self.turn_length = TURN_NANOSECONDS
-        self.told_at = 0
-        self.held = 0
+    def __init__(self, budget_start: int = 0) -> None:
+        self.budget_start = budget_start
+        self.budget = LOOP_BUDGET_NS
+        self.notified_at = 0
+        self.open_post_lists = 0
 
 
 class Rig:
@@ -47,22 +52,22 @@ class Rig:
         self.polled_last: list[int] = []
         """How many still polled whenever one had done so."""
         self.clock = Clock(self.now)
-        self.longest = LONGEST_LOOK
-        self.turn = Turn(running_loop(), self.clock)
+        self.longest = MAX_POLL_NS
+        self.budget = LoopTimeBudget(running_loop(), self.clock)
         clock = SimpleNamespace(monotonic_ns=lambda: self.now)
         monkeypatch.setattr(busy_poll, "time", clock)
         monkeypatch.setattr(turn_module, "time", clock)
         self.poll = BusyPoll(self, seconds)  # type: ignore[arg-type]
         self.poll.open(self.queue)  # type: ignore[arg-type]
 
-    def spin(self, queue: object, nanoseconds: int) -> None:
+    def poll_for(self, queue: object, nanoseconds: int) -> None:
         assert queue is self.queue
         assert self.queue.pollers
         self.spins.append(nanoseconds)
         self.now += min(nanoseconds, self.longest)
         self.on_spin()
 
-    def polled(self, queue: object) -> None:
+    def stop_polling(self, queue: object) -> None:
         assert queue is self.queue
         self.queue.pollers -= 1
         self.polled_last.append(self.queue.pollers)
@@ -112,11 +117,11 @@ async def test_nobody_looks_before_what_waits_to_be_posted_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = Rig(monkeypatch, 0.0005)
-    rig.clock.held = 1
+    rig.clock.open_post_lists = 1
     looking = asyncio.create_task(rig.until(never))
     await asyncio.sleep(0)
     assert rig.spins == []
-    rig.clock.held = 0  # as the end of the callback does, before the loop's next turn
+    rig.clock.open_post_lists = 0  # as the end of the callback does, before the loop's next turn
     await looking
     assert rig.spins
 
@@ -147,7 +152,7 @@ async def test_it_looks_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatc
 async def test_one_look_is_never_long(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch, 0.0105)
     await rig.until(never)
-    assert max(rig.spins) <= LONGEST_LOOK == MS
+    assert max(rig.spins) <= MAX_POLL_NS == MS
     assert sum(rig.spins) == 10 * MS + 500_000
     assert rig.now == 1000 + sum(rig.spins)
 
@@ -160,9 +165,9 @@ async def test_the_loop_gets_a_turn_every_millisecond(monkeypatch: pytest.Monkey
     await rig.until(never)
     task.cancel()
     spent: dict[int, int] = {}
-    for turn, nanoseconds in zip(turns_at, rig.spins, strict=True):
-        spent[turn] = spent.get(turn, 0) + nanoseconds
-    assert max(spent.values()) <= TURN_NANOSECONDS + LONGEST_LOOK
+    for budget, nanoseconds in zip(turns_at, rig.spins, strict=True):
+        spent[budget] = spent.get(budget, 0) + nanoseconds
+    assert max(spent.values()) <= LOOP_BUDGET_NS + MAX_POLL_NS
     assert len(spent) >= 10  # turns of the loop that it went on in
 
 
@@ -201,7 +206,7 @@ async def test_those_who_poll_at_once_share_the_turn(monkeypatch: pytest.MonkeyP
     await asyncio.gather(*(one.until(never, one.nanoseconds) for one in others))
     turns.cancel()
     # A look that has begun is ended, but no other begins in the same turn.
-    assert max(per_turn.values()) <= TURN_NANOSECONDS + LONGEST_LOOK
+    assert max(per_turn.values()) <= LOOP_BUDGET_NS + MAX_POLL_NS
 
 
 # --- who polls ---
@@ -246,23 +251,23 @@ async def test_a_look_that_fails_is_one_that_has_polled(monkeypatch: pytest.Monk
     assert rig.polled_last == [0]
 
 
-@pytest.mark.parametrize("gives_way", [False, True])
+@pytest.mark.parametrize("preemptible", [False, True])
 async def test_who_gives_way_stops_when_others_want_the_loop(
-    gives_way: bool, monkeypatch: pytest.MonkeyPatch
+    preemptible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(monkeypatch, 0.01)
 
     def tell() -> None:
         if len(rig.spins) == 2:
-            rig.clock.told_at = rig.now
+            rig.clock.notified_at = rig.now
 
     rig.on_spin = tell
     rig.longest = MS // 10
-    await rig.poll.until(never, 10 * MS, gives_way=gives_way)
-    assert (len(rig.spins) == 2) is gives_way
+    await rig.poll.until(never, 10 * MS, preemptible=preemptible)
+    assert (len(rig.spins) == 2) is preemptible
     assert rig.polled_last == [0]
-    if gives_way:
-        await rig.poll.until(never, 10 * MS, gives_way=True)
+    if preemptible:
+        await rig.poll.until(never, 10 * MS, preemptible=True)
         assert len(rig.spins) == 2  # they still do
 
 
@@ -276,7 +281,7 @@ async def test_who_comes_late_in_a_turn_lets_the_loop_have_its_own_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = Rig(monkeypatch, 0.0001)
-    rig.now += 2 * TURN_NANOSECONDS
+    rig.now += 2 * LOOP_BUDGET_NS
     seen: list[int] = []
     asyncio.get_running_loop().call_soon(lambda: seen.append(len(rig.spins)))
     await rig.until(never)
@@ -287,33 +292,33 @@ async def test_who_comes_late_in_a_turn_lets_the_loop_have_its_own_first(
 
 
 async def test_a_turn_is_used_up_after_a_while() -> None:
-    turn = Turn(running_loop(), Clock(5))
-    assert not turn.is_used_up(5)
-    assert not turn.is_used_up(5 + TURN_NANOSECONDS)
-    assert turn.is_used_up(6 + TURN_NANOSECONDS)
+    budget = LoopTimeBudget(running_loop(), Clock(5))
+    assert not budget.is_exhausted(5)
+    assert not budget.is_exhausted(5 + LOOP_BUDGET_NS)
+    assert budget.is_exhausted(6 + LOOP_BUDGET_NS)
 
 
 async def test_the_next_turn_of_the_loop_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(
-        turn_module, "time", SimpleNamespace(monotonic_ns=lambda: 4 * TURN_NANOSECONDS)
+        turn_module, "time", SimpleNamespace(monotonic_ns=lambda: 4 * LOOP_BUDGET_NS)
     )
-    turn = Turn(running_loop(), clock)
-    assert not turn.is_used_up(0)
-    assert turn.is_used_up(2 * TURN_NANOSECONDS)
-    await turn.end()
-    assert clock.turn_began == 4 * TURN_NANOSECONDS
-    assert not turn.is_used_up(4 * TURN_NANOSECONDS)
-    assert not turn.is_used_up(5 * TURN_NANOSECONDS)
-    assert turn.is_used_up(6 * TURN_NANOSECONDS)
+    budget = LoopTimeBudget(running_loop(), clock)
+    assert not budget.is_exhausted(0)
+    assert budget.is_exhausted(2 * LOOP_BUDGET_NS)
+    await budget.yield_to_loop()
+    assert clock.budget_start == 4 * LOOP_BUDGET_NS
+    assert not budget.is_exhausted(4 * LOOP_BUDGET_NS)
+    assert not budget.is_exhausted(5 * LOOP_BUDGET_NS)
+    assert budget.is_exhausted(6 * LOOP_BUDGET_NS)
 
 
 async def test_a_turn_begins_whenever_a_task_that_polls_says_so() -> None:
     clock = Clock()
-    turn = Turn(running_loop(), clock)
-    assert turn.is_used_up(2 * TURN_NANOSECONDS)
-    clock.turn_began = 2 * TURN_NANOSECONDS  # it was parked, and woken
-    assert not turn.is_used_up(3 * TURN_NANOSECONDS)
+    budget = LoopTimeBudget(running_loop(), clock)
+    assert budget.is_exhausted(2 * LOOP_BUDGET_NS)
+    clock.budget_start = 2 * LOOP_BUDGET_NS  # it was parked, and woken
+    assert not budget.is_exhausted(3 * LOOP_BUDGET_NS)
 
 
 async def test_who_comes_back_second_has_the_turn_of_the_first(
@@ -327,9 +332,9 @@ async def test_who_comes_back_second_has_the_turn_of_the_first(
         return now
 
     monkeypatch.setattr(turn_module, "time", SimpleNamespace(monotonic_ns=monotonic_ns))
-    turn = Turn(running_loop(), clock)
-    await asyncio.gather(*(turn.end() for _ in range(5)))
-    assert clock.turn_began == 106  # five went, and this is when the first came back
+    budget = LoopTimeBudget(running_loop(), clock)
+    await asyncio.gather(*(budget.yield_to_loop() for _ in range(5)))
+    assert clock.budget_start == 106  # five went, and this is when the first came back
 
 
 async def test_polling_takes_longer_where_turns_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,23 +351,23 @@ async def test_polling_takes_longer_where_turns_do(monkeypatch: pytest.MonkeyPat
 
     is_before = False
     monkeypatch.setattr(turn_module, "time", SimpleNamespace(monotonic_ns=monotonic_ns))
-    turn, lengths = Turn(running_loop(), clock), list[int]()
+    budget, lengths = LoopTimeBudget(running_loop(), clock), list[int]()
     for _ in range(10):
-        await turn.end()
-        lengths.append(clock.turn_length)
-    usual = TIMES_A_TURN * 50_000
-    assert usual < TURN_NANOSECONDS < TIMES_A_TURN * 100_000 < LONGEST_TURN
-    assert BUSY_TURN * 50_000 == 200_000
+        await budget.yield_to_loop()
+        lengths.append(clock.budget)
+    usual = BUDGET_FACTOR * 50_000
+    assert usual < LOOP_BUDGET_NS < BUDGET_FACTOR * 100_000 < MAX_LOOP_BUDGET_NS
+    assert BUSY_ITERATION_FACTOR * 50_000 == 200_000
     assert lengths == [
-        TIMES_A_TURN * 100_000,
-        TURN_NANOSECONDS,
-        TURN_NANOSECONDS,
+        BUDGET_FACTOR * 100_000,
+        LOOP_BUDGET_NS,
+        LOOP_BUDGET_NS,
         200_001,  # others had something to do, and get as much time as polling
-        TURN_NANOSECONDS,
-        TURN_NANOSECONDS,
-        TURN_NANOSECONDS,
-        TURN_NANOSECONDS,
-        TURN_NANOSECONDS,
+        LOOP_BUDGET_NS,
+        LOOP_BUDGET_NS,
+        LOOP_BUDGET_NS,
+        LOOP_BUDGET_NS,
+        LOOP_BUDGET_NS,
         5,
     ]
 
@@ -374,38 +379,38 @@ async def test_polling_has_an_end_where_turns_take_very_long(
 
     def monotonic_ns() -> int:
         nonlocal now
-        now += LONGEST_TURN
+        now += MAX_LOOP_BUDGET_NS
         return now
 
     monkeypatch.setattr(turn_module, "time", SimpleNamespace(monotonic_ns=monotonic_ns))
-    turn = Turn(running_loop(), clock)
-    await turn.end()
-    assert clock.turn_length == LONGEST_TURN
-    assert not turn.is_used_up(now + LONGEST_TURN)
-    assert turn.is_used_up(now + LONGEST_TURN + 1)
+    budget = LoopTimeBudget(running_loop(), clock)
+    await budget.yield_to_loop()
+    assert clock.budget == MAX_LOOP_BUDGET_NS
+    assert not budget.is_exhausted(now + MAX_LOOP_BUDGET_NS)
+    assert budget.is_exhausted(now + MAX_LOOP_BUDGET_NS + 1)
 
 
 async def test_the_end_of_a_turn_lets_the_others_go_on() -> None:
-    turn, seen = Turn(running_loop(), Clock()), list[str]()
+    budget, seen = LoopTimeBudget(running_loop(), Clock()), list[str]()
     loop = asyncio.get_running_loop()
     loop.call_soon(lambda: seen.append("callback"))
     task = asyncio.create_task(asyncio.sleep(0))
-    assert not turn.is_used_up(0)
-    await turn.end()
+    assert not budget.is_exhausted(0)
+    await budget.yield_to_loop()
     assert seen == ["callback"]
-    assert not turn.is_used_up(time.monotonic_ns())
+    assert not budget.is_exhausted(time.monotonic_ns())
     await task
 
 
 async def test_cancelling_the_end_of_a_turn_does_no_harm() -> None:
     clock = Clock()
-    turn = Turn(running_loop(), clock)
-    task = asyncio.create_task(turn.end())
+    budget = LoopTimeBudget(running_loop(), clock)
+    task = asyncio.create_task(budget.yield_to_loop())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert clock.turn_began == 0
+    assert clock.budget_start == 0
     await asyncio.sleep(0)
-    await turn.end()
-    assert clock.turn_began
+    await budget.yield_to_loop()
+    assert clock.budget_start

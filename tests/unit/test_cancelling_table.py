@@ -34,7 +34,7 @@ def is_await(name: str, thing: object) -> bool:
     if name.startswith("_") and name not in ("__aenter__", "__aexit__", "__anext__"):
         return False
     returns = getattr(thing, "__annotations__", {}).get("return", "")
-    return inspect.iscoroutinefunction(thing) or str(returns).startswith("Opening")
+    return inspect.iscoroutinefunction(thing) or str(returns).startswith("AwaitableContextManager")
 
 
 def in_the_table() -> set[str]:

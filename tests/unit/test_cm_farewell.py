@@ -26,12 +26,12 @@ async def test_farewells_come_before_the_destruction(monkeypatch: pytest.MonkeyP
             calls.append("fail")
             raise VerbsError(errno.EINVAL, "ibv_detach_mcast")
 
-        cm.handle.before_destroyed("one", lambda: calls.append("one"))
-        cm.handle.before_destroyed("two", fail)
-        cm.handle.before_destroyed("three", lambda: calls.append("three"))
-        taken_back = cm.handle.not_before_destroyed("one")
+        cm.handle.add_pre_destroy_hook("one", lambda: calls.append("one"))
+        cm.handle.add_pre_destroy_hook("two", fail)
+        cm.handle.add_pre_destroy_hook("three", lambda: calls.append("three"))
+        taken_back = cm.handle.remove_pre_destroy_hook("one")
         assert taken_back is not None
-        assert cm.handle.not_before_destroyed("one") is None
+        assert cm.handle.remove_pre_destroy_hook("one") is None
         await cm.aclose()
         assert calls == ["three", "fail", "destroy"]
 

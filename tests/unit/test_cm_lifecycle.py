@@ -27,7 +27,7 @@ from aiordma import (
 )
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.enums import CmEventType
-from aiordma.loop import SerialJobs, parking, running_loop
+from aiordma.loop import SerialJobs, blocking_pool, running_loop
 from aiordma.loop import threadsafe_call as handing
 from aiordma.loop.workers import WorkerPool
 from aiordma.rdmacm import CmEvent, ConnectionParameters
@@ -721,9 +721,9 @@ async def test_an_id_aborted_while_it_connects_tells_that_it_was(
 async def test_memory_is_freed_after_the_id_and_before_release(cm: FakeCm) -> None:
     cm_id, order = cm.make_id(), list[str]()
     raw_of(cm_id).during["destroy"] = lambda: order.append("id")
-    cm_id.handle.on_destroyed(lambda: order.append("first"))
-    cm_id.handle.on_destroyed(lambda: order.append("second"))
-    cm_id.handle.on_released(lambda: order.append("released"))
+    cm_id.handle.add_destroyed_callback(lambda: order.append("first"))
+    cm_id.handle.add_destroyed_callback(lambda: order.append("second"))
+    cm_id.handle.add_released_callback(lambda: order.append("released"))
     await cm_id.aclose()
     assert order == ["id", "second", "first", "released"]
 
@@ -734,19 +734,19 @@ async def test_what_can_take_long_does_not_keep_short_calls_waiting(
     cm: FakeCm, monkeypatch: pytest.MonkeyPatch, slow: bool
 ) -> None:
     parked: list[object] = []
-    submit = parking.submit
+    submit = blocking_pool.submit
 
     def park(job: Callable[[], None]) -> None:
         parked.append(job)
         submit(job)
 
-    monkeypatch.setattr(parking, "submit", park)
+    monkeypatch.setattr(blocking_pool, "submit", park)
     cm_id = cm.make_id(S.ADDR_RESOLVED)
     task = asyncio.create_task(cm_id.resolve_route())
     await begun(cm_id, "resolve_route", S.ROUTE_QUERY)
     assert len(parked) == 1
     await cancel(task)
-    cm_id.handle.slow = slow
+    cm_id.handle.is_slow_to_destroy = slow
     await cm_id.aclose()
     assert len(parked) == 1 + slow
 
@@ -767,7 +767,7 @@ async def test_memory_under_a_queue_pair_that_lives_on_is_never_freed(
 ) -> None:
     cm_id, freed = cm.make_id(), list[str]()
     qp = raw_of(cm_id).qp = FakeQp(failure=VerbsError(errno.EBUSY, "ibv_destroy_qp"))
-    cm_id.handle.on_destroyed(lambda: freed.append("memory"))
+    cm_id.handle.add_destroyed_callback(lambda: freed.append("memory"))
     await cm_id.aclose()
     assert (qp.destroyed, freed) == (False, [])
     assert "a queue pair or its queues could not be destroyed" in caplog.text

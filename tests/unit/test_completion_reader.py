@@ -29,8 +29,8 @@ class Rig:
         self.reader = CompletionReader(self.deliver)
 
     def deliver(self) -> None:
-        self.seen += [(wc.wr_id, wc.byte_len) for wc in self.reader.left()]
-        self.told += self.reader.told()
+        self.seen += [(wc.wr_id, wc.byte_len) for wc in self.reader.pending()]
+        self.told += self.reader.notified()
 
 
 @pytest.fixture
@@ -45,18 +45,18 @@ def test_batches_are_as_long_as_they_are_in_c(rig: Rig) -> None:
         rig.verbs.put(1 << 32 | number, number)
     assert [rig.reader.poll(rig.cq) for _ in range(3)] == [POLL_BATCH, 1, 0]
     assert rig.seen == [(1 << 32 | number, number) for number in range(POLL_BATCH + 1)]
-    assert list(rig.reader.left()) == []
+    assert list(rig.reader.pending()) == []
 
 
 def test_who_is_to_look_is_told_once(rig: Rig) -> None:
-    ring = fast_path.SlotRing(4, 16)
+    ring = fast_path.ReceiveRingCore(4, 16)
     ring._use(bytearray(64), 0, 0)
-    arrivals = fast_path.Arrivals(ring)
-    rig.reader.attach(7, fast_path.SendLane(4, 1, 0), arrivals)
+    arrivals = fast_path.ReceiveQueue(ring)
+    rig.reader.attach(7, fast_path.SendQueueCore(4, 1, 0), arrivals)
     rig.verbs.received(7, 2, 5)
-    assert rig.reader.spin(rig.cq, 1_000_000_000) == 1
+    assert rig.reader.poll_for(rig.cq, 1_000_000_000) == 1
     assert (rig.told, rig.seen, len(arrivals)) == ([7], [], 1)
-    assert list(rig.reader.told()) == []
+    assert list(rig.reader.notified()) == []
     rig.reader.detach(7)
     rig.verbs.received(7, 2, 5)
     rig.reader.poll(rig.cq)
@@ -66,7 +66,7 @@ def test_who_is_to_look_is_told_once(rig: Rig) -> None:
 @pytest.mark.parametrize("result", [-errno.EIO, -1])
 def test_a_broken_queue_raises(rig: Rig, result: int) -> None:
     rig.verbs.break_queue(poll=result)
-    for call in (rig.reader.poll, lambda cq: rig.reader.spin(cq, 1000)):
+    for call in (rig.reader.poll, lambda cq: rig.reader.poll_for(cq, 1000)):
         with pytest.raises(VerbsError, match="ibv_poll_cq") as caught:
             call(rig.cq)
         assert caught.value.errno == -result

@@ -10,7 +10,7 @@ from test_datagram_origin import MAPPED, ipv4, ipv6
 
 from aiordma import Datagram
 from aiordma.datagrams import datagram_receive_ring as inbox_module
-from aiordma.datagrams.datagram_receive_ring import Inbox
+from aiordma.datagrams.datagram_receive_ring import DatagramReceiveRing
 from aiordma.enums import WcFlags, WcStatus
 
 SLOT_SIZE = 40 + 256
@@ -19,7 +19,7 @@ GROUP = MAPPED + bytes([239, 1, 1, 1])
 
 class Rig:
     def __init__(self) -> None:
-        self.inbox = Inbox(4, 256)
+        self.inbox = DatagramReceiveRing(4, 256)
         self.memory = bytearray(4 * SLOT_SIZE)
         self.inbox._region = SimpleNamespace(view=memoryview(self.memory))  # type: ignore[assignment]
         self.slot = 0
@@ -81,7 +81,7 @@ def test_a_sender_is_remembered_and_told_from_others() -> None:
     assert [other.peer.host for other in others] == ["10.7.1.2", "10.7.1.3", "fd07::2", ""]
     other_way = rig.receive(ipv4("10.7.1.2", "10.7.1.9")).peer
     assert other_way == first
-    assert other_way.way != first.way
+    assert other_way.address_key != first.address_key
 
 
 def test_remains_of_another_header_do_not_confuse() -> None:

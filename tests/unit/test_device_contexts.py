@@ -16,7 +16,7 @@ from aiordma import DeviceRemoved, VerbsError
 from aiordma.rdmacm import contexts as contexts_module
 from aiordma.rdmacm.contexts import DeviceContexts, empty, has_node
 from aiordma.rdmacm.device_thread import SUBSYSTEM, DeviceThread, has_changes, open_uevents
-from aiordma.verbs.context_references import Holds
+from aiordma.verbs.context_references import ContextReferences
 
 RXE, SIW, NEW_RXE = "rxe0", "siw0", "rxe0 again"
 
@@ -47,7 +47,7 @@ class Librdmacm:
         self.lists: list[FakeList] = []
         self.emptied: list[str] = []
         self.removed: list[str] = []
-        self.holds = Holds()
+        self.holds = ContextReferences()
         self.table = DeviceContexts(self.holds)
         self.table.on_removed = lambda device: self.removed.append(device.name)
         self.table._thread.submit = lambda job: job()  # type: ignore[method-assign]
@@ -77,9 +77,9 @@ def lib(monkeypatch: pytest.MonkeyPatch) -> Librdmacm:
 def test_opened_devices_are_held_until_they_are_let_go(lib: Librdmacm) -> None:
     first, second = lib.table.open(), lib.table.open()
     assert {device.name for device in first} == {RXE, SIW}
-    lib.table.let_go(first)
+    lib.table.release(first)
     assert lib.holds.has(RXE)  # type: ignore[arg-type]
-    lib.table.let_go(second)
+    lib.table.release(second)
     assert not lib.holds.has(RXE)  # type: ignore[arg-type]
     assert lib.kept == [{RXE, SIW}]
 
@@ -91,7 +91,7 @@ def test_without_a_device_there_is_nothing_to_open(lib: Librdmacm) -> None:
 
 
 def test_a_device_that_goes_is_told_of_once_and_let_go(lib: Librdmacm) -> None:
-    lib.table.let_go(lib.table.open())
+    lib.table.release(lib.table.open())
     lib.there = {SIW}
     lib.table.check_soon()
     lib.table.check_soon()
@@ -108,7 +108,7 @@ def test_a_device_that_is_held_is_let_go_with_the_last_holder(lib: Librdmacm) ->
     lib.table.check_soon()
     assert lib.table.is_gone(rxe)
     assert {RXE, SIW} in lib.kept
-    lib.table.let_go(devices)
+    lib.table.release(devices)
     assert lib.kept == [{SIW}]
     assert not lib.table.is_gone(rxe)  # its address may be another's now
 
@@ -119,7 +119,7 @@ def test_the_last_device_is_emptied_as_librdmacm_does_not_close_it(lib: Librdmac
     lib.table.check_soon()
     assert set(lib.removed) == {RXE, SIW}
     assert lib.emptied == []
-    lib.table.let_go(devices)
+    lib.table.release(devices)
     assert sorted(lib.emptied) == [RXE, SIW]
     assert lib.kept == [{RXE, SIW}]
     lib.table.check_soon()
@@ -132,7 +132,7 @@ def test_the_last_device_is_emptied_as_librdmacm_does_not_close_it(lib: Librdmac
 
 def test_what_the_system_still_has_is_not_taken_for_gone(lib: Librdmacm) -> None:
     """Such as when there was no descriptor left to look for devices with: ENODEV again."""
-    lib.table.let_go(lib.table.open())
+    lib.table.release(lib.table.open())
     lib.there, lib.nodes = set(), {RXE, SIW}
     lib.table.check_soon()
     assert (lib.removed, lib.emptied) == ([], [])
@@ -142,13 +142,13 @@ def test_what_the_system_still_has_is_not_taken_for_gone(lib: Librdmacm) -> None
 
 
 def test_a_device_that_an_id_found_first_can_be_held(lib: Librdmacm) -> None:
-    lib.table.let_go(lib.table.open())
+    lib.table.release(lib.table.open())
     lib.there = {SIW, NEW_RXE}
     known: Any = FakeDevice(SIW)
-    lib.table.hold(known)
+    lib.table.acquire(known)
     assert len(lib.lists) == 1
     found: Any = FakeDevice(NEW_RXE)
-    lib.table.hold(found)
+    lib.table.acquire(found)
     assert lib.kept == [{SIW, NEW_RXE}]
     assert lib.holds.has(SIW)  # type: ignore[arg-type]
     assert lib.holds.has(NEW_RXE)  # type: ignore[arg-type]
@@ -160,11 +160,11 @@ def test_nothing_more_is_made_from_a_device_that_is_gone(lib: Librdmacm, held: b
     devices = lib.table.open()
     rxe = next(device for device in devices if device.name == RXE)
     if not held:
-        lib.table.let_go(devices)
+        lib.table.release(devices)
     lib.there = {SIW}
     lib.table.check_soon()
     with pytest.raises(DeviceRemoved, match=RXE):
-        lib.table.hold(rxe)
+        lib.table.acquire(rxe)
     assert lib.holds.has(RXE) is held  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ from aiordma import BusyError, ConnectionOptions, LocalClosed, PeerClosed, RdmaE
 from aiordma.cm import CmState
 from aiordma.dispatch import DeviceSubscription, LoopDevice, device_events, failure_of
 from aiordma.dispatch import device_watch as watching
-from aiordma.dispatch.queue_pair_events import QueuePairs
+from aiordma.dispatch.queue_pair_events import QueuePairEvents
 from aiordma.enums import AsyncEventType, CmEventType
 from aiordma.loop import running_loop
 from aiordma.messages.connection import MessageEndpoint, message_endpoint
@@ -78,10 +78,10 @@ class FakeDevice:
     def watch_async_events(self) -> int:
         return self.async_fd
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         self.holders += 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.holders -= 1
 
 
@@ -215,23 +215,23 @@ def test_a_subscription_outlives_its_loop(device: FakeDevice) -> None:
 
 
 def owned(
-    pairs: QueuePairs, key: int, qp: int, cq: int, tell: Callable[[AsyncEvent], None]
+    pairs: QueuePairEvents, key: int, qp: int, cq: int, tell: Callable[[AsyncEvent], None]
 ) -> None:
     pairs._owners[key] = {qp, cq}, tell
 
 
 def test_an_event_goes_to_the_owners_of_what_it_is_about() -> None:
-    pairs = QueuePairs()
+    pairs = QueuePairEvents()
     seen: dict[int, list[AsyncEvent]] = {1: [], 2: [], 3: []}
     for key, qp, cq in ((1, 0x10, 0xA0), (2, 0x20, 0xA0), (3, 0x30, 0xB0)):
         pairs._owners[key] = {qp, cq}, seen[key].append
-    pairs.tell(event(E.COMM_EST, 0x20))
+    pairs.dispatch(event(E.COMM_EST, 0x20))
     assert [len(one) for one in seen.values()] == [0, 1, 0]
-    pairs.tell(event(E.CQ_ERR, 0xA0))
+    pairs.dispatch(event(E.CQ_ERR, 0xA0))
     assert [len(one) for one in seen.values()] == [1, 2, 0]
     pairs.remove(1)
-    pairs.tell(event(E.CQ_ERR, 0xA0))
-    pairs.tell(event(E.PORT_ERR))
+    pairs.dispatch(event(E.CQ_ERR, 0xA0))
+    pairs.dispatch(event(E.PORT_ERR))
     assert [len(one) for one in seen.values()] == [1, 3, 0]
 
 
@@ -270,7 +270,7 @@ class ShallowDevice:
 async def endpoint(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[MessageEndpoint]:
-    monkeypatch.setattr(endpoint_module, "EXPLAINING_SECONDS", 0.05)
+    monkeypatch.setattr(endpoint_module, "CAUSE_SECONDS", 0.05)
     with fake_cm(running_loop(), monkeypatch) as made:
         cm_id = made.make_id(request.param)
         monkeypatch.setattr(raw_of(cm_id), "device", ShallowDevice, raising=False)
@@ -286,7 +286,7 @@ async def test_a_queue_pair_that_failed_ends_the_connection(endpoint: MessageEnd
     assert not endpoint.closed
     await eventually(lambda: endpoint.closed)
     with pytest.raises(RdmaError, match="QP_FATAL"):
-        await endpoint.traffic.receiver.recv()
+        await endpoint.data_path.receiver.recv()
 
 
 @pytest.mark.asyncio
@@ -294,9 +294,9 @@ async def test_what_says_more_than_the_event_is_the_cause(endpoint: MessageEndpo
     endpoint.queue_pair_event(event(E.QP_REQ_ERR, 0x10))
     endpoint.cm.handle_event(CmEvent(CmEventType.DISCONNECTED, 0))
     await asyncio.sleep(0.1)
-    endpoint._expect_no_more()
+    endpoint._expect_no_completions()
     with pytest.raises(PeerClosed):
-        await endpoint.traffic.receiver.recv()
+        await endpoint.data_path.receiver.recv()
 
 
 @pytest.mark.parametrize("endpoint", [CmState.ACCEPTING], indirect=True)

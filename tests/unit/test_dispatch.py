@@ -21,7 +21,7 @@ from aiordma import DeviceRemoved, Listener, LocalClosed, RdmaError, VerbsError
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.dispatch import KEY_SHIFT, CmDispatcher, LoopDevice, cm_events, loop_device
 from aiordma.enums import CmEventType
-from aiordma.loop import future_of, running_loop
+from aiordma.loop import make_future, running_loop
 from aiordma.options import ConnectionOptions
 from aiordma.rdmacm import CmEvent, CmId
 from aiordma.verbs.completion import POLL_BATCH
@@ -99,13 +99,13 @@ class FakeOwnChannel(FakeEventChannel):
         self.lock = threading.Lock()
         self.made.append(self)
 
-    def hold(self) -> FakeOwnChannel:
+    def acquire(self) -> FakeOwnChannel:
         assert not self.closed
         with self.lock:
             self.holders += 1
         return self
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """In any thread: the one that destroys the id of a request may be the last."""
         with self.lock:
             self.holders -= 1
@@ -159,7 +159,7 @@ async def cm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cm]:
     monkeypatch.setattr(CmId, "from_address", lambda address: made.raw[address])
     monkeypatch.setattr("aiordma.cm.handle.OwnChannel", FakeOwnChannel)
     FakeOwnChannel.made.clear()
-    with made.dispatcher.kept_open():
+    with made.dispatcher.referenced():
         yield made
         for cm_id in made.ids:
             await cm_id.aclose()
@@ -393,7 +393,7 @@ class FakeQueue:
 
     def __init__(self) -> None:
         self.is_armed = True
-        self.is_to_be_armed = False
+        self.is_arming_scheduled = False
         self.pollers = 0
         self.calls: list[str] = []
         self.arm_fails: VerbsError | None = None
@@ -426,8 +426,8 @@ class FakeReader:
     """A CompletionReader of fake queues. Nothing is done with in C: all is left for Python."""
 
     def __init__(self, shared: LoopDevice) -> None:
-        self.lanes = shared.lanes
-        self._deliver = shared._deliver
+        self.dispatcher = shared.dispatcher
+        self._on_pending = shared._dispatch_pending
         self._left: list[FakeWc] = []
         self.to_tell: list[int] = []
         """Keys of those who are to look when a batch has been taken."""
@@ -450,18 +450,18 @@ class FakeReader:
         self._left = queue.poll()
         count = len(self._left)
         if self._left or self.to_tell:
-            self._deliver()
+            self._on_pending()
         self._left = []
         return count
 
-    def spin(self, queue: FakeQueue, nanoseconds: int) -> int:
+    def poll_for(self, queue: FakeQueue, nanoseconds: int) -> int:
         self.spins.append(nanoseconds)
         return self.poll(queue)
 
-    def left(self) -> list[FakeWc]:
+    def pending(self) -> list[FakeWc]:
         return self._left
 
-    def told(self) -> list[int]:
+    def notified(self) -> list[int]:
         keys, self.to_tell = self.to_tell, []
         return keys
 
@@ -722,7 +722,7 @@ async def test_a_queue_is_armed_before_it_is_polled_for_the_last_time(rig: Rig) 
 
 
 async def test_whom_a_completion_is_for_goes_on_before_the_queue_is_armed(rig: Rig) -> None:
-    queue, future = rig.queues["a"], future_of(asyncio.get_running_loop())
+    queue, future = rig.queues["a"], make_future(asyncio.get_running_loop())
     seen: list[str] = []
 
     async def wait() -> None:
@@ -771,14 +771,14 @@ async def test_when_the_last_polls_no_more_the_queue_is_armed_and_polled(rig: Ri
     queue: Any = rig.queues["a"]
     queue.pollers, queue.is_armed = 2, False
     rig.complete("a", 0, 1)
-    rig.shared.polled(queue)
+    rig.shared.stop_polling(queue)
     await settle()
     assert (queue.pollers, queue.calls) == (1, [])
-    rig.shared.polled(queue)
+    rig.shared.stop_polling(queue)
     assert queue.calls == []  # not before the loop has its turn: it may poll again
     await settle()
     assert queue.calls == ["arm", "poll"]
-    assert (queue.is_armed, queue.is_to_be_armed) == (True, False)
+    assert (queue.is_armed, queue.is_arming_scheduled) == (True, False)
     assert rig.sinks[0].numbers == [1]
 
 
@@ -787,13 +787,13 @@ async def test_who_polls_again_at_once_has_the_queue_not_armed(rig: Rig) -> None
     queue.is_armed = False
     for _ in range(3):
         queue.pollers += 1
-        rig.shared.polled(queue)
+        rig.shared.stop_polling(queue)
     queue.pollers += 1
     await settle()
-    assert (queue.calls, queue.is_to_be_armed) == ([], False)
-    rig.shared.polled(queue)
+    assert (queue.calls, queue.is_arming_scheduled) == ([], False)
+    rig.shared.stop_polling(queue)
     queue.pollers += 1
-    rig.shared.polled(queue)
+    rig.shared.stop_polling(queue)
     await settle()
     assert queue.calls == ["arm", "poll"]  # once
 
@@ -803,7 +803,7 @@ async def test_arming_later_takes_no_system_call(rig: Rig, monkeypatch: pytest.M
     loop, queue = asyncio.get_running_loop(), rig.queues["a"]
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *_: pytest.fail("through a socket"))
     queue.pollers, queue.is_armed = 1, False
-    rig.shared.polled(queue)
+    rig.shared.stop_polling(queue)
     await settle()
     assert queue.is_armed
 
@@ -814,14 +814,14 @@ async def test_polling_may_end_with_the_loop(rig: Rig, monkeypatch: pytest.Monke
     closed = asyncio.new_event_loop()
     closed.close()
     monkeypatch.setattr(rig.shared, "_loop", closed)
-    rig.shared.polled(queue)
+    rig.shared.stop_polling(queue)
     assert queue.pollers == 0
 
 
 async def test_a_queue_that_is_armed_is_left_so(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     queue.pollers = 1
-    rig.shared.polled(queue)
+    rig.shared.stop_polling(queue)
     await settle()
     assert queue.calls == []
 
@@ -829,7 +829,7 @@ async def test_a_queue_that_is_armed_is_left_so(rig: Rig) -> None:
 async def test_a_queue_is_not_armed_when_nobody_reads_any_more(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     queue.pollers, queue.is_armed = 1, False
-    rig.shared.polled(queue)
+    rig.shared.stop_polling(queue)
     rig.shared._stop_reading()
     await settle()
     assert queue.calls == []
@@ -838,7 +838,7 @@ async def test_a_queue_is_not_armed_when_nobody_reads_any_more(rig: Rig) -> None
 async def test_spinning_takes_completions_to_their_owners(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     rig.complete("a", 1, 4)
-    rig.shared.spin(queue, 1000)
+    rig.shared.poll_for(queue, 1000)
     assert rig.sinks[1].numbers == [4]
     assert rig.reader.spins == [1000]
 
@@ -846,8 +846,8 @@ async def test_spinning_takes_completions_to_their_owners(rig: Rig) -> None:
 async def test_a_queue_that_fails_under_who_polls_fails_the_device(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     queue.fails = BROKEN
-    rig.shared.spin(queue, 1000)
-    rig.shared.spin(queue, 1000)
+    rig.shared.poll_for(queue, 1000)
+    rig.shared.poll_for(queue, 1000)
     assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
     assert rig.reader.spins == [1000]
     assert not rig.channel.stop_watching()
@@ -861,7 +861,7 @@ async def test_who_has_something_to_look_at_is_told(rig: Rig) -> None:
     sends: Any = object()
     arrivals: Any = object()
     for sink, key in enumerate(rig.keys):
-        rig.shared.take_lanes(key, sends, arrivals, lambda sink=sink: looks.append(sink))
+        rig.shared.attach_fast_path(key, sends, arrivals, lambda sink=sink: looks.append(sink))
     assert rig.reader.attached == dict.fromkeys(rig.keys, (sends, arrivals))
     rig.reader.to_tell = [rig.keys[1], 12345, rig.keys[0]]
     rig.complete("a", 0, 8)

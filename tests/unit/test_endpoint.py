@@ -65,7 +65,7 @@ async def connected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MessageEnd
         cm_id = made.make_id(CmState.CONNECTED)
         monkeypatch.setattr(raw_of(cm_id), "device", ShallowDevice, raising=False)
         endpoint = message_endpoint(cm_id, ConnectionOptions(send_depth=10, recv_depth=10))
-        endpoint.traffic._ring.posted = 10
+        endpoint.data_path._ring.posted = 10
         yield endpoint
         endpoint.abort()
         await cm_id.aclose()
@@ -73,8 +73,8 @@ async def connected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MessageEnd
 
 
 async def receiving(endpoint: MessageEndpoint) -> asyncio.Task[bytes]:
-    task = asyncio.create_task(endpoint.traffic.receiver.recv())
-    while not endpoint.traffic.receiver.is_waited_for:
+    task = asyncio.create_task(endpoint.data_path.receiver.recv())
+    while not endpoint.data_path.receiver.is_waited_for:
         await asyncio.sleep(0)
     return task
 
@@ -89,7 +89,7 @@ async def test_the_failure_of_the_device_is_what_receivers_get(
     with pytest.raises(DeviceRemoved, match=told):
         await task
     with pytest.raises(DeviceRemoved, match=told):
-        await connected.traffic.sender.copy(b"data", 4, 0)
+        await connected.data_path.sender.send_copy(b"data", 4, 0)
 
 
 @pytest.mark.asyncio
@@ -102,7 +102,7 @@ async def test_a_device_that_is_gone_was_removed(
 ) -> None:
     connected.device_failed(VerbsError(code, "ibv_poll_cq"))
     with pytest.raises(kind, match="ibv_poll_cq") as caught:
-        await connected.traffic.receiver.recv()
+        await connected.data_path.receiver.recv()
     assert type(caught.value) is kind
     if isinstance(caught.value, VerbsError):
         assert caught.value.errno == code
@@ -131,11 +131,11 @@ async def test_a_send_that_is_refused_ends_the_connection(
 ) -> None:
     home: deque[PooledBuffer] = deque()
     buffer = PooledBuffer(home, 0x1000, 99, memoryview(bytearray(1024)))
-    connected.traffic.sends._qp = Refusing(errno.EINVAL)  # type: ignore[assignment]
-    connected.traffic.sends.try_buffer = lambda nbytes: buffer  # type: ignore[method-assign]
+    connected.data_path.sends._qp = Refusing(errno.EINVAL)  # type: ignore[assignment]
+    connected.data_path.sends.try_buffer = lambda nbytes: buffer  # type: ignore[method-assign]
     for _ in range(2):
         with pytest.raises(VerbsError, match="ibv_post_send"):
-            await connected.traffic.sender.copy(bytes(nbytes), nbytes, -1)
+            await connected.data_path.sender.send_copy(bytes(nbytes), nbytes, -1)
     assert connected.closed
     assert not home  # the device may still read it
     connected.abort()
@@ -160,10 +160,10 @@ async def test_iwarp_refuses_a_send_when_the_peer_has_closed(
     kind: type[Exception],
 ) -> None:
     monkeypatch.setattr(ShallowDevice, "is_iwarp", iwarp)
-    connected.traffic.sends._qp = Refusing(code)  # type: ignore[assignment]
+    connected.data_path.sends._qp = Refusing(code)  # type: ignore[assignment]
     for _ in range(2):
         with pytest.raises(kind):
-            await connected.traffic.sender.copy(b"x", 1, -1)
+            await connected.data_path.sender.send_copy(b"x", 1, -1)
 
 
 @pytest.mark.asyncio
@@ -173,29 +173,29 @@ async def test_a_send_that_finds_no_memory_does_not_end_the_connection(
     async def fail(*args: object) -> PooledBuffer:
         raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
-    connected.traffic.sends.try_buffer = lambda nbytes: None  # type: ignore[method-assign]
-    connected.traffic.sends.buffer = fail  # type: ignore[method-assign, assignment]
+    connected.data_path.sends.try_buffer = lambda nbytes: None  # type: ignore[method-assign]
+    connected.data_path.sends.buffer = fail  # type: ignore[method-assign, assignment]
     async with asyncio.timeout(5):
         for _ in range(20):  # no place in the queue is lost either
             with pytest.raises(VerbsError, match="ibv_reg_mr"):
-                await connected.traffic.sender.copy(bytes(1000), 1000, -1)
+                await connected.data_path.sender.send_copy(bytes(1000), 1000, -1)
     assert not connected.closed
 
 
 @pytest.mark.asyncio
 async def test_a_message_whose_slot_is_refused_is_not_lost(connected: MessageEndpoint) -> None:
-    ring = connected.traffic._ring
+    ring = connected.data_path._ring
     pages: Any = FakePages(None, ring.slots * ring.slot_size, AccessFlags.LOCAL_WRITE)
     pages.memory[:5] = b"hello"
-    ring.lie_in(pages)
+    ring.use_region(pages)
     ring._open(Refusing(errno.EINVAL), (0, 0), 0)
     ring.posted = 10
-    connected.traffic.complete(RECEIVE, completion(5))
-    assert await connected.traffic.receiver.recv() == b"hello"
+    connected.data_path.complete(RECEIVE, completion(5))
+    assert await connected.data_path.receiver.recv() == b"hello"
     assert connected.closed
-    connected._expect_no_more()
+    connected._expect_no_completions()
     with pytest.raises(VerbsError, match="ibv_post_recv"):
-        await connected.traffic.receiver.recv()
+        await connected.data_path.receiver.recv()
 
 
 @pytest.mark.asyncio
@@ -203,7 +203,7 @@ async def test_the_first_cause_is_the_one_that_is_kept(connected: MessageEndpoin
     connected.cm.handle_event(event(CmEventType.DEVICE_REMOVAL, -errno.EIO))
     connected.device_failed(VerbsError(errno.ENODEV, "ibv_get_cq_event"))
     with pytest.raises(DeviceRemoved, match="device was removed: "):
-        await connected.traffic.receiver.recv()
+        await connected.data_path.receiver.recv()
 
 
 @pytest.mark.asyncio
@@ -232,16 +232,16 @@ async def test_only_siw_that_has_heard_nothing_is_knocked_at(
     knocks: int,
 ) -> None:
     knocked: list[None] = []
-    monkeypatch.setattr(connected.traffic, "knock", lambda: knocked.append(None))
+    monkeypatch.setattr(connected.data_path, "probe", lambda: knocked.append(None))
     attributes = replace(ShallowDevice.attributes, is_siw=is_siw)
     monkeypatch.setattr(ShallowDevice, "attributes", attributes)
-    connected.traffic.sends.hold()
+    connected.data_path.sends.pause()
     if has_heard:
         connected.message_arrived()
-    connected._heard_nothing()
+    connected._no_first_message()
     assert len(knocked) == knocks
-    assert connected.traffic.sends.try_reserve()
-    connected.traffic.sends.unreserve()
+    assert connected.data_path.sends.try_reserve()
+    connected.data_path.sends.unreserve()
 
 
 @pytest.mark.asyncio
@@ -249,23 +249,23 @@ async def test_once_it_is_aborted_nothing_is_let_go(
     connected: MessageEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first message, or the time for it, may come while the queue pair is being destroyed."""
-    let_go: list[None] = []
-    monkeypatch.setattr(connected.traffic, "let_go", lambda: let_go.append(None))
+    resumed: list[None] = []
+    monkeypatch.setattr(connected.data_path, "resume", lambda: resumed.append(None))
     connected.abort()
     connected.message_arrived()
-    connected._heard_nothing()
-    assert let_go == []
+    connected._no_first_message()
+    assert resumed == []
 
 
 @pytest.mark.asyncio
 async def test_the_first_message_lets_the_accepting_side_send(connected: MessageEndpoint) -> None:
-    sends = connected.traffic.sends
-    sends.hold()
+    sends = connected.data_path.sends
+    sends.pause()
     assert not sends.try_reserve()
     connected.message_arrived()
     assert sends.try_reserve()
     sends.unreserve()
-    sends.hold()
+    sends.pause()
     connected.message_arrived()  # not the first any more
     assert not sends.try_reserve()
-    sends.let_go()
+    sends.resume()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiordma.memory import bounds, exporting, flat
+from aiordma.memory import address_and_length, as_exporter, byte_view
 
 
 class Point(ctypes.Structure):
@@ -35,8 +35,8 @@ def grid(items: bytes = bytes(range(24))) -> memoryview:
 @pytest.mark.parametrize("code", "bBhHiIlLqQfd")
 def test_arrays_of_numbers_are_their_bytes(code: str) -> None:
     numbers = array.array(code, [1, 2, 3])
-    assert bytes(flat(numbers)) == numbers.tobytes()
-    assert flat(numbers).nbytes == len(flat(numbers)) == 3 * numbers.itemsize
+    assert bytes(byte_view(numbers)) == numbers.tobytes()
+    assert byte_view(numbers).nbytes == len(byte_view(numbers)) == 3 * numbers.itemsize
 
 
 @pytest.mark.parametrize(
@@ -59,17 +59,17 @@ def test_arrays_of_numbers_are_their_bytes(code: str) -> None:
 )
 def test_what_lies_in_a_row_is_not_copied(buffer: Any) -> None:
     expected = memoryview(buffer)
-    seen = flat(buffer)
+    seen = byte_view(buffer)
     assert (seen.format, seen.ndim, seen.itemsize) == ("B", 1, 1)
     assert seen.nbytes == expected.nbytes
     assert bytes(seen) == expected.tobytes()
     assert seen.readonly == expected.readonly
-    assert bounds(seen) == bounds(buffer)
+    assert address_and_length(seen) == address_and_length(buffer)
 
 
 def test_what_is_written_through_it_reaches_the_buffer() -> None:
     numbers = array.array("i", [0, 0])
-    seen = flat(numbers)
+    seen = byte_view(numbers)
     seen[:] = struct.pack("ii", 5, 6)
     assert list(numbers) == [5, 6]
 
@@ -78,7 +78,7 @@ def test_what_is_written_through_it_reaches_the_buffer() -> None:
 def test_what_is_read_only_stays_so(items: bytes) -> None:
     for view in (memoryview(items), memoryview(items).cast("h"), memoryview(items).cast("c")):
         with pytest.raises(TypeError, match="read-only"):
-            flat(view)[0] = 1
+            byte_view(view)[0] = 1
 
 
 @pytest.mark.parametrize(
@@ -91,20 +91,20 @@ def test_what_is_read_only_stays_so(items: bytes) -> None:
     ],
 )
 def test_what_does_not_lie_in_a_row_is_copied(view: memoryview, expected: bytes) -> None:
-    seen = flat(view)
+    seen = byte_view(view)
     assert bytes(seen) == expected
     assert (seen.format, seen.ndim) == ("B", 1)
 
 
 @pytest.mark.parametrize("empty", [b"", bytearray(), array.array("d"), memoryview(b"abc")[1:1]])
 def test_nothing_is_no_bytes(empty: bytes) -> None:
-    assert (bytes(flat(empty)), flat(empty).nbytes) == (b"", 0)
+    assert (bytes(byte_view(empty)), byte_view(empty).nbytes) == (b"", 0)
 
 
 @pytest.mark.parametrize("code", "Bd")
 def test_it_holds_the_buffer_until_it_is_dropped(code: str) -> None:
     numbers = array.array(code, [1])
-    seen = flat(numbers)
+    seen = byte_view(numbers)
     with pytest.raises(BufferError):
         numbers.append(2)
     seen.release()
@@ -113,7 +113,7 @@ def test_it_holds_the_buffer_until_it_is_dropped(code: str) -> None:
 
 def test_what_is_no_buffer_is_refused() -> None:
     with pytest.raises(TypeError):
-        flat("text")  # type: ignore[arg-type]
+        byte_view("text")  # type: ignore[arg-type]
 
 
 # --- to be registered ---
@@ -125,28 +125,28 @@ def test_what_is_no_buffer_is_refused() -> None:
     ids=lambda buffer: f"{type(buffer).__name__} {memoryview(buffer).format}",
 )
 def test_what_has_memory_is_registered_as_it_is(buffer: Any) -> None:
-    assert exporting(buffer) is buffer
+    assert as_exporter(buffer) is buffer
 
 
 def test_python_objects_are_refused() -> None:
     with pytest.raises(ValueError, match="Python objects"):
-        exporting((ctypes.py_object * 2)())
+        as_exporter((ctypes.py_object * 2)())
 
 
 def test_a_record_whose_field_is_only_called_so_holds_no_objects() -> None:
     record = Owned(1, 2)
-    assert exporting(record) is record
+    assert as_exporter(record) is record
 
 
 @pytest.mark.parametrize("thing", ["text", None, 5, [b"abc"]])
 def test_what_has_no_memory_is_refused(thing: Any) -> None:
     with pytest.raises(TypeError, match="bytes-like"):
-        exporting(thing)
+        as_exporter(thing)
 
 
 def test_nothing_is_held_afterwards() -> None:
     memory = bytearray(3)
-    exporting(memory)
+    as_exporter(memory)
     memory.append(1)
 
 
@@ -170,7 +170,7 @@ class Dates:
 
 def test_arrays_whose_items_have_no_name_are_seen_as_bytes() -> None:
     dates: Any = Dates()
-    seen = exporting(dates)
+    seen = as_exporter(dates)
     assert bytes(seen) == b"20260101"
     assert dates.views == ["u1"]
 
@@ -178,7 +178,7 @@ def test_arrays_whose_items_have_no_name_are_seen_as_bytes() -> None:
 def test_arrays_of_objects_are_not() -> None:
     objects: Any = Dates(hasobject=True)
     with pytest.raises(TypeError):
-        exporting(objects)
+        as_exporter(objects)
     assert objects.views == []
 
 
@@ -187,13 +187,13 @@ def test_arrays_of_objects_are_not() -> None:
 
 def test_bounds_are_an_address_and_bytes() -> None:
     memory = bytearray(100)
-    address, length = bounds(memory)
+    address, length = address_and_length(memory)
     assert length == 100
-    assert bounds(memoryview(memory)[10:30]) == (address + 10, 20)
+    assert address_and_length(memoryview(memory)[10:30]) == (address + 10, 20)
     assert ctypes.addressof(ctypes.c_char.from_buffer(memory)) == address
-    assert bounds(array.array("d", [1.0, 2.0]))[1] == 16
+    assert address_and_length(array.array("d", [1.0, 2.0]))[1] == 16
 
 
 def test_what_is_not_contiguous_has_no_bounds() -> None:
     with pytest.raises(BufferError):
-        bounds(memoryview(b"abcdef")[::2])
+        address_and_length(memoryview(b"abcdef")[::2])

@@ -9,11 +9,11 @@ PROLOGUE = """
 import asyncio, os, sys, threading, time
 from aiordma import RdmaError
 from aiordma.cm.handle import IdHandle
-from aiordma.loop import SerialJobs, is_forked_child, parking, run_in_worker, running_loop, workers
+from aiordma.loop import SerialJobs, is_forked_child, blocking_pool, run_in_worker, running_loop, worker_pool
 
 def use():
     begun = threading.Event()
-    workers.submit(begun.set)
+    worker_pool.submit(begun.set)
     assert begun.wait(10)
 
 def in_child(check):
@@ -133,7 +133,7 @@ assert asyncio.run(called()) == 42
 def test_a_forked_child_runs_no_jobs() -> None:
     run("""
 def check():
-    for submit in (workers.submit, parking.submit, SerialJobs().submit):
+    for submit in (worker_pool.submit, blocking_pool.submit, SerialJobs().submit):
         submit(lambda: os._exit(1))
     time.sleep(0.1)
     assert threading.active_count() == 1
@@ -165,8 +165,8 @@ class Own:
 loop = asyncio.new_event_loop()
 raw, calls = Id(), []
 handle = IdHandle(loop, raw)
-handle.on_destroyed(lambda: calls.append("destroyed"))
-handle.on_released(lambda: calls.append("released"))
+handle.add_destroyed_callback(lambda: calls.append("destroyed"))
+handle.add_released_callback(lambda: calls.append("released"))
 
 async def destroy():
     handle.destroy()

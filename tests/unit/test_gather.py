@@ -20,8 +20,8 @@ from datapath_fakes import (
 )
 
 from aiordma import AccessFlags, VerbsError
-from aiordma.qp import is_registered, joined
-from aiordma.qp.scatter_gather import Gathered, Gatherer
+from aiordma.qp import is_registered, join_buffers
+from aiordma.qp.scatter_gather import ScatterGatherBuilder, ScatterGatherList
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 
@@ -39,10 +39,10 @@ class Rig(SendRig):
 
     def __init__(self, free_buffers: int = 1, max_sge: int = 4) -> None:
         super().__init__(free_buffers)
-        self.gatherer = Gatherer(self.queue, max_sge, call_at_once)
+        self.gatherer = ScatterGatherBuilder(self.queue, max_sge, call_at_once)
         self.gatherer.pd = HERE
 
-    async def sources(self, data: Any, room: int = ROOM) -> Gathered:
+    async def sources(self, data: Any, room: int = ROOM) -> ScatterGatherList:
         return await self.gatherer.sources(data, room, "the room")
 
     async def copied(self, data: Any) -> bytes:
@@ -56,7 +56,7 @@ class Rig(SendRig):
         assert self.pool.is_whole
         return copy
 
-    def sinks(self, into: Any, nbytes: int, at_once: int = 30) -> list[Gathered]:
+    def sinks(self, into: Any, nbytes: int, at_once: int = 30) -> list[ScatterGatherList]:
         return [*self.gatherer.sinks(into, nbytes, WRITABLE, at_once)]
 
 
@@ -74,17 +74,17 @@ async def test_what_is_registered() -> None:
 async def test_a_message_of_pieces_is_joined() -> None:
     numbers = array.array("h", [1, 2])
     grid = memoryview(bytes(range(8))).cast("B", [2, 2, 2])
-    assert bytes(joined([])) == b""
-    assert bytes(joined([b"", b""])) == b""
-    assert bytes(joined([b"one", bytearray(b"two"), memoryview(b"three")])) == b"onetwothree"
-    assert bytes(joined((numbers, b"!"))) == numbers.tobytes() + b"!"
-    assert bytes(joined([grid, memoryview(b"abcdef")[::2]])) == bytes(range(8)) + b"ace"
-    assert len(joined(numbers)) == 4
+    assert bytes(join_buffers([])) == b""
+    assert bytes(join_buffers([b"", b""])) == b""
+    assert bytes(join_buffers([b"one", bytearray(b"two"), memoryview(b"three")])) == b"onetwothree"
+    assert bytes(join_buffers((numbers, b"!"))) == numbers.tobytes() + b"!"
+    assert bytes(join_buffers([grid, memoryview(b"abcdef")[::2]])) == bytes(range(8)) + b"ace"
+    assert len(join_buffers(numbers)) == 4
 
 
 async def test_a_buffer_that_is_alone_is_held_and_not_copied() -> None:
     memory = bytearray(b"hello")
-    view = joined(memory)
+    view = join_buffers(memory)
     memory[0] = ord("j")
     assert bytes(view) == b"jello"
     with pytest.raises(BufferError):
@@ -95,7 +95,7 @@ async def test_a_buffer_that_is_alone_is_held_and_not_copied() -> None:
 
 async def test_pieces_that_were_joined_are_not_held() -> None:
     memory = bytearray(b"hello")
-    assert bytes(joined([memory, b"!"])) == b"hello!"
+    assert bytes(join_buffers([memory, b"!"])) == b"hello!"
     memory.append(0)
 
 
@@ -297,7 +297,7 @@ async def test_copies_for_which_there_is_no_memory_lend_nothing() -> None:
         raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
     rig, region = Rig(free_buffers=0), FakeRegion()
-    rig.gatherer.call = fail
+    rig.gatherer.call_in_worker = fail
     with pytest.raises(VerbsError, match="ibv_reg_mr"):
         await rig.sources([region, b"copy"])
     assert region.uses == 0
@@ -317,7 +317,7 @@ async def test_cancelling_while_a_buffer_is_waited_for_lends_nothing() -> None:
         await asyncio.Event().wait()
 
     rig, region = Rig(free_buffers=0), FakeRegion()
-    rig.gatherer.call = never
+    rig.gatherer.call_in_worker = never
     task = asyncio.create_task(rig.sources([region, b"copy"]))
     await asyncio.sleep(0)
     task.cancel()

@@ -1,4 +1,4 @@
-"""hand_over: called once whatever becomes of the loop, and nobody waits for it."""
+"""ensure_called: called once whatever becomes of the loop, and nobody waits for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aiordma.loop import hand_over, running_loop
+from aiordma.loop import ensure_called, running_loop
 from aiordma.loop import threadsafe_call as handing
 
 PATIENCE = 10.0
@@ -111,7 +111,7 @@ MakeLoop = Callable[[], asyncio.AbstractEventLoop]
 @pytest.mark.asyncio
 async def test_a_running_loop_calls_it_on_its_own_thread(watchers: Watchers, calls: Calls) -> None:
     loop = running_loop()
-    threading.Thread(target=lambda: hand_over(loop, calls.number())).start()
+    threading.Thread(target=lambda: ensure_called(loop, calls.number())).start()
     async with asyncio.timeout(PATIENCE):
         while not calls:
             await asyncio.sleep(0.001)
@@ -122,7 +122,7 @@ async def test_a_running_loop_calls_it_on_its_own_thread(watchers: Watchers, cal
 
 @pytest.mark.asyncio
 async def test_handing_over_does_not_wait(watchers: Watchers, calls: Calls) -> None:
-    hand_over(running_loop(), calls.number())  # the loop could never get to it meanwhile
+    ensure_called(running_loop(), calls.number())  # the loop could never get to it meanwhile
     assert len(calls) == 0
     await asyncio.sleep(0)
     assert len(calls) == 1
@@ -131,14 +131,14 @@ async def test_handing_over_does_not_wait(watchers: Watchers, calls: Calls) -> N
 @pytest.mark.asyncio
 async def test_the_order_is_kept(watchers: Watchers, calls: Calls) -> None:
     for number in range(20):
-        hand_over(running_loop(), calls.number(number))
+        ensure_called(running_loop(), calls.number(number))
     await asyncio.sleep(0)
     assert calls.made == list(range(20))
 
 
 def test_a_loop_that_stands_still_is_left_its_time(loops: MakeLoop, calls: Calls) -> None:
     loop = loops()
-    hand_over(loop, calls.number())
+    ensure_called(loop, calls.number())
     time.sleep(0.03)  # the watcher looked many times
     assert len(calls) == 0
     loop.run_until_complete(asyncio.sleep(0))
@@ -153,7 +153,7 @@ def test_a_closed_loop_has_it_called_at_once(
 ) -> None:
     loop = loops()
     loop.close()
-    hand_over(loop, calls.number())
+    ensure_called(loop, calls.number())
     assert calls.threads == [threading.current_thread()]
     assert watchers.count == 0
 
@@ -163,7 +163,7 @@ def test_a_loop_closed_before_it_gets_to_it_has_it_called_all_the_same(
 ) -> None:
     loop = loops()
     for number in range(3):
-        hand_over(loop, calls.number(number))
+        ensure_called(loop, calls.number(number))
     loop.close()
     wait_until(lambda: len(calls) == 3 and watchers.count == 0)
     assert calls.made == [0, 1, 2]
@@ -174,8 +174,8 @@ def test_one_loop_closed_does_not_end_the_others_wait(
     loops: MakeLoop, watchers: Watchers, calls: Calls
 ) -> None:
     closing, staying = loops(), loops()
-    hand_over(staying, calls.number(1))
-    hand_over(closing, calls.number(2))
+    ensure_called(staying, calls.number(1))
+    ensure_called(closing, calls.number(2))
     closing.close()
     wait_until(lambda: calls.made == [2])
     time.sleep(0.02)
@@ -187,10 +187,10 @@ def test_a_callback_may_hand_over_more(loops: MakeLoop, watchers: Watchers, call
     first, second = loops(), loops()
 
     def more() -> None:
-        hand_over(first, calls.number(1))  # closed by now
-        hand_over(second, calls.number(2))
+        ensure_called(first, calls.number(1))  # closed by now
+        ensure_called(second, calls.number(2))
 
-    hand_over(first, more)
+    ensure_called(first, more)
     first.close()
     wait_until(lambda: calls.made == [1])
     second.close()
@@ -216,7 +216,7 @@ def test_a_loop_that_closes_meanwhile_has_it_called_exactly_once(
 
     def hand_all_over(loop: asyncio.AbstractEventLoop, start: int) -> None:
         for number in range(start, start + each):
-            hand_over(loop, calls.number(number))
+            ensure_called(loop, calls.number(number))
 
     for turn in range(rounds):
         loop = loops()
@@ -238,7 +238,7 @@ def test_the_loop_and_the_watcher_never_both_call_it(
     monkeypatch.setattr(handing, "WATCH_SECONDS", 0)
     loop, count = FakeLoop(closed=True), 3000
     for number in range(count):
-        hand_over(loop, calls.number(number))  # type: ignore[arg-type]
+        ensure_called(loop, calls.number(number))  # type: ignore[arg-type]
         if number % 3 == 0:
             loop.run()
     loop.run()
@@ -269,7 +269,7 @@ def test_of_many_who_come_at_once_only_one_calls_it(calls: Calls) -> None:
     for thread in threads:
         thread.join(PATIENCE)
     assert Counter(calls.made) == Counter(range(rounds))
-    assert all(once.claimed for once in onces)
+    assert all(once.is_claimed for once in onces)
 
 
 # --- the watcher ---
@@ -279,7 +279,7 @@ def test_one_thread_watches_over_all(loops: MakeLoop, watchers: Watchers, calls:
     made = [loops() for _ in range(5)]
     for loop in made:
         for _ in range(10):
-            hand_over(loop, calls.number())
+            ensure_called(loop, calls.number())
     assert watchers.count == 1
     time.sleep(0.01)
     assert watchers.count == 1
@@ -292,7 +292,7 @@ def test_one_thread_watches_over_all(loops: MakeLoop, watchers: Watchers, calls:
 def test_the_watcher_goes_away_and_comes_back(watchers: Watchers, calls: Calls) -> None:
     for count in (1, 2, 3):
         loop = FakeLoop()
-        hand_over(loop, calls.number())  # type: ignore[arg-type]
+        ensure_called(loop, calls.number())  # type: ignore[arg-type]
         assert watchers.count == 1
         time.sleep(0.02)
         assert watchers.count == 1  # something is outstanding
@@ -302,16 +302,16 @@ def test_the_watcher_goes_away_and_comes_back(watchers: Watchers, calls: Calls) 
 
 
 def test_nothing_is_held_once_it_was_called(watchers: Watchers) -> None:
-    class Owner:
+    class EndpointCallbacks:
         def finish(self) -> None:
             pass
 
     outstanding = FakeLoop()  # keeps the watcher at it
-    hand_over(outstanding, lambda: None)  # type: ignore[arg-type]
+    ensure_called(outstanding, lambda: None)  # type: ignore[arg-type]
     for closed in (False, True):
-        owner, loop = Owner(), FakeLoop(closed=closed)
+        owner, loop = EndpointCallbacks(), FakeLoop(closed=closed)
         gone = weakref.ref(owner), weakref.ref(loop)
-        hand_over(loop, owner.finish)  # type: ignore[arg-type]
+        ensure_called(loop, owner.finish)  # type: ignore[arg-type]
         if closed:
             loop.handed.clear()
         else:
@@ -324,9 +324,9 @@ def test_nothing_is_held_once_it_was_called(watchers: Watchers) -> None:
 
 def test_what_is_never_called_keeps_no_interpreter_from_exiting() -> None:
     code = (
-        "import asyncio; from aiordma.loop import hand_over\n"
+        "import asyncio; from aiordma.loop import ensure_called\n"
         "loop = asyncio.new_event_loop()\n"
-        "hand_over(loop, lambda: print('called'))\n"
+        "ensure_called(loop, lambda: print('called'))\n"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
     ended = subprocess.run(command, check=True, timeout=30, capture_output=True, text=True)
@@ -350,7 +350,7 @@ def test_nobody_waits_even_where_no_thread_is_to_be_had(
 
     loop = Watched()
     monkeypatch.setattr(threading.Thread, "start", start)
-    hand_over(loop, calls.number())  # type: ignore[arg-type]
+    ensure_called(loop, calls.number())  # type: ignore[arg-type]
     assert len(calls) == 0
     loop.run()
     assert len(calls) == 1
@@ -365,9 +365,9 @@ def test_what_found_no_thread_is_watched_over_with_the_next(
     loop = FakeLoop(closed=True)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        hand_over(loop, calls.number(1))  # type: ignore[arg-type]
+        ensure_called(loop, calls.number(1))  # type: ignore[arg-type]
     assert (len(calls), watchers.count) == (0, 0)
-    hand_over(loop, calls.number(2))  # type: ignore[arg-type]
+    ensure_called(loop, calls.number(2))  # type: ignore[arg-type]
     wait_until(lambda: calls.made == [1, 2])
 
 
@@ -379,12 +379,12 @@ def test_a_callback_that_raises_does_not_keep_others_from_being_called(
 
     calls = Calls()
     loop = FakeLoop()
-    hand_over(loop, fail)
-    hand_over(loop, calls.number(1))
+    ensure_called(loop, fail)
+    ensure_called(loop, calls.number(1))
     loop.closed = True
     wait_until(lambda: len(calls) == 1)
     later = FakeLoop()
-    hand_over(later, calls.number(2))
+    ensure_called(later, calls.number(2))
     later.closed = True
     wait_until(lambda: len(calls) == 2)
     assert "as asked" in caplog.text

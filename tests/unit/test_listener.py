@@ -21,7 +21,7 @@ from aiordma import (
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.enums import CmEventType
 from aiordma.loop import running_loop
-from aiordma.messages.listener import Sharing
+from aiordma.messages.listener import SharedReceivesByDevice
 
 pytestmark = pytest.mark.asyncio
 
@@ -250,7 +250,7 @@ async def test_private_data_that_does_not_fit_answers_nothing(
 
 async def test_a_peer_that_gave_up_while_it_waited_is_a_connect_error(cm: FakeCm) -> None:
     async with cm.make_request() as cm_id:
-        request = ConnectRequest(cm_id, OPTIONS, Sharing(OPTIONS))
+        request = ConnectRequest(cm_id, OPTIONS, SharedReceivesByDevice(OPTIONS))
         cm_id.handle_event(event(CmEventType.REJECTED, 4))
         with pytest.raises(ConnectError):
             await request.accept(bytes(1000))
@@ -262,7 +262,7 @@ async def test_a_peer_that_gave_up_while_it_waited_is_a_connect_error(cm: FakeCm
 @pytest.mark.parametrize("kind", [CmEventType.REJECTED, CmEventType.DEVICE_REMOVAL])
 async def test_refusing_a_peer_that_gave_up_closes_its_id(cm: FakeCm, kind: CmEventType) -> None:
     async with cm.make_request() as cm_id:
-        request = ConnectRequest(cm_id, OPTIONS, Sharing(OPTIONS))
+        request = ConnectRequest(cm_id, OPTIONS, SharedReceivesByDevice(OPTIONS))
         cm_id.handle_event(event(kind, 4))
         await request.reject(b"no")
         assert cm_id.state is CmState.CLOSED

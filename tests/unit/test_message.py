@@ -14,17 +14,17 @@ from aiordma import Message
 STILL = "still looked at"
 
 
-class Lender:
+class BufferOwner:
     """Counts what comes back, and how."""
 
     def __init__(self) -> None:
         self.given_back = 0
         self.dropped = 0
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self.given_back += 1
 
-    def drop(self) -> None:
+    def release_threadsafe(self) -> None:
         self.dropped += 1
 
     @property
@@ -33,17 +33,17 @@ class Lender:
 
 
 @pytest.fixture
-def lender() -> Lender:
-    return Lender()
+def lender() -> BufferOwner:
+    return BufferOwner()
 
 
 def message_of(
-    lender: Lender, memory: bytearray | bytes = b"hello", imm: int | None = None
+    lender: BufferOwner, memory: bytearray | bytes = b"hello", imm: int | None = None
 ) -> Message:
     return Message(memoryview(memory), imm, None, lender)
 
 
-def test_the_data_is_what_arrived(lender: Lender) -> None:
+def test_the_data_is_what_arrived(lender: BufferOwner) -> None:
     memory = bytearray(b"hello")
     message = message_of(lender, memory, 7)
     assert (bytes(message.data), len(message), message.imm) == (b"hello", 5, 7)
@@ -54,21 +54,21 @@ def test_the_data_is_what_arrived(lender: Lender) -> None:
     assert repr(message) == "<Message 5 bytes>"
 
 
-def test_the_data_is_the_same_view_each_time(lender: Lender) -> None:
+def test_the_data_is_the_same_view_each_time(lender: BufferOwner) -> None:
     message = message_of(lender)
     assert message.data is message.data
     view = message.data
     assert message.data is view
 
 
-def test_an_empty_message_has_data_too(lender: Lender) -> None:
+def test_an_empty_message_has_data_too(lender: BufferOwner) -> None:
     message = message_of(lender, b"", 0)
     assert (bytes(message.data), len(message), message.imm) == (b"", 0, 0)
     message.release()
     assert lender.returns == (1, 0)
 
 
-def test_a_released_message_has_no_data(lender: Lender) -> None:
+def test_a_released_message_has_no_data(lender: BufferOwner) -> None:
     message = message_of(lender)
     message.release()
     assert message.released
@@ -81,7 +81,7 @@ def test_a_released_message_has_no_data(lender: Lender) -> None:
     assert repr(message) == "<Message released>"
 
 
-def test_data_that_was_looked_at_can_be_read_no_more(lender: Lender) -> None:
+def test_data_that_was_looked_at_can_be_read_no_more(lender: BufferOwner) -> None:
     message = message_of(lender)
     view = message.data
     message.release()
@@ -90,7 +90,7 @@ def test_data_that_was_looked_at_can_be_read_no_more(lender: Lender) -> None:
     assert lender.returns == (1, 0)
 
 
-def test_it_is_released_once(lender: Lender) -> None:
+def test_it_is_released_once(lender: BufferOwner) -> None:
     message = message_of(lender)
     for _ in range(3):
         message.release()
@@ -99,7 +99,7 @@ def test_it_is_released_once(lender: Lender) -> None:
     assert lender.returns == (1, 0)
 
 
-def test_a_block_releases_it(lender: Lender) -> None:
+def test_a_block_releases_it(lender: BufferOwner) -> None:
     with message_of(lender) as message:
         assert bytes(message.data) == b"hello"
         assert lender.returns == (0, 0)
@@ -109,7 +109,7 @@ def test_a_block_releases_it(lender: Lender) -> None:
     assert lender.returns == (2, 0)
 
 
-def test_a_block_that_fails_releases_it(lender: Lender) -> None:
+def test_a_block_that_fails_releases_it(lender: BufferOwner) -> None:
     def fail() -> None:
         with message_of(lender):
             raise RuntimeError("mine")
@@ -162,7 +162,7 @@ def array_of_a_slice(message: Message) -> object:
     ],
 )
 def test_it_is_not_released_while_something_looks_at_the_data(
-    lender: Lender, look: object, is_kept: bool
+    lender: BufferOwner, look: object, is_kept: bool
 ) -> None:
     assert callable(look)
     message = message_of(lender, bytearray(b"hello"))
@@ -182,7 +182,7 @@ def test_it_is_not_released_while_something_looks_at_the_data(
     del kept
 
 
-def test_what_looks_at_the_data_still_reads_it_after_the_refusal(lender: Lender) -> None:
+def test_what_looks_at_the_data_still_reads_it_after_the_refusal(lender: BufferOwner) -> None:
     message = message_of(lender)
     part = message.data[1:3]
     with pytest.raises(BufferError, match=STILL):
@@ -192,7 +192,7 @@ def test_what_looks_at_the_data_still_reads_it_after_the_refusal(lender: Lender)
     message.release()
 
 
-def test_a_block_that_leaves_a_slice_behind_says_so(lender: Lender) -> None:
+def test_a_block_that_leaves_a_slice_behind_says_so(lender: BufferOwner) -> None:
     message = message_of(lender)
     with pytest.raises(BufferError, match=STILL), message:
         part = message.data[:2]
@@ -202,7 +202,7 @@ def test_a_block_that_leaves_a_slice_behind_says_so(lender: Lender) -> None:
     assert lender.returns == (1, 0)
 
 
-def test_a_dropped_message_goes_back_by_another_way(lender: Lender) -> None:
+def test_a_dropped_message_goes_back_by_another_way(lender: BufferOwner) -> None:
     message = message_of(lender)
     assert bytes(message.data) == b"hello"
     del message
@@ -210,7 +210,7 @@ def test_a_dropped_message_goes_back_by_another_way(lender: Lender) -> None:
     assert lender.returns == (0, 1)
 
 
-def test_a_message_in_a_cycle_goes_back_too(lender: Lender) -> None:
+def test_a_message_in_a_cycle_goes_back_too(lender: BufferOwner) -> None:
     holder: list[object] = [message_of(lender)]
     holder.append(holder)
     del holder
@@ -218,7 +218,7 @@ def test_a_message_in_a_cycle_goes_back_too(lender: Lender) -> None:
     assert lender.returns == (0, 1)
 
 
-def test_a_message_that_another_thread_drops_goes_back(lender: Lender) -> None:
+def test_a_message_that_another_thread_drops_goes_back(lender: BufferOwner) -> None:
     messages = [message_of(lender)]
     thread = threading.Thread(target=messages.clear)
     thread.start()
@@ -227,7 +227,7 @@ def test_a_message_that_another_thread_drops_goes_back(lender: Lender) -> None:
 
 
 @pytest.mark.parametrize("look", [slice_of, view_of_the_view, view_of_the_message, array_of])
-def test_what_looks_at_the_data_keeps_the_message(lender: Lender, look: object) -> None:
+def test_what_looks_at_the_data_keeps_the_message(lender: BufferOwner, look: object) -> None:
     assert callable(look)
     message = message_of(lender, bytearray(b"hello"))
     alive = weakref.ref(message)
@@ -243,7 +243,7 @@ def test_what_looks_at_the_data_keeps_the_message(lender: Lender, look: object) 
     assert lender.returns == (0, 1)
 
 
-def test_the_data_alone_keeps_the_message(lender: Lender) -> None:
+def test_the_data_alone_keeps_the_message(lender: BufferOwner) -> None:
     view = message_of(lender).data
     gc.collect()
     assert bytes(view) == b"hello"
@@ -253,7 +253,7 @@ def test_the_data_alone_keeps_the_message(lender: Lender) -> None:
     assert lender.returns == (0, 1)
 
 
-def test_data_that_the_user_released_can_be_had_again(lender: Lender) -> None:
+def test_data_that_the_user_released_can_be_had_again(lender: BufferOwner) -> None:
     message = message_of(lender)
     with message.data as view:
         assert bytes(view) == b"hello"
@@ -262,7 +262,7 @@ def test_data_that_the_user_released_can_be_had_again(lender: Lender) -> None:
     assert lender.returns == (1, 0)
 
 
-def test_the_memory_is_let_go_of(lender: Lender) -> None:
+def test_the_memory_is_let_go_of(lender: BufferOwner) -> None:
     memory = bytearray(b"hello")
     message = message_of(lender, memory)
     with pytest.raises(BufferError):

@@ -18,7 +18,7 @@ import pytest
 import aiordma
 from aiordma import ConnectError, ConnectionOptions, EventChannel, VerbsError
 from aiordma.cm import AsyncCmId
-from aiordma.loop.context_managers import Closable, Opening
+from aiordma.loop.context_managers import AwaitableContextManager, Closable
 from aiordma.rdmacm import DeviceReference, device_addresses
 
 # TEST-NET-1 of RFC 5737: no machine has it, and no way leads there.
@@ -101,7 +101,7 @@ def test_devices_are_found_or_said_to_be_missing(function: Callable[[], object])
         expect_no_device(caught.value)
 
 
-def openings() -> dict[str, Callable[[], Opening[Closable]]]:
+def openings() -> dict[str, Callable[[], AwaitableContextManager[Closable]]]:
     return {
         "connect": lambda: aiordma.connect(NOWHERE, 7471, options=IMPATIENT),  # type: ignore[return-value]
         "listen": lambda: aiordma.listen(NOWHERE, 0),  # type: ignore[return-value]

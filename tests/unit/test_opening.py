@@ -8,7 +8,7 @@ import gc
 import pytest
 
 import aiordma
-from aiordma.loop.context_managers import Opening
+from aiordma.loop.context_managers import AwaitableContextManager
 
 pytestmark = pytest.mark.asyncio
 
@@ -32,19 +32,19 @@ class Failing(Door):
         raise OSError("it is stuck")
 
 
-def opening(door: Door) -> Opening[Door]:
+def opening(door: Door) -> AwaitableContextManager[Door]:
     async def unlock() -> Door:
         await asyncio.sleep(0)
         return door
 
-    return Opening(unlock())
+    return AwaitableContextManager(unlock())
 
 
-def refusal() -> Opening[Door]:
+def refusal() -> AwaitableContextManager[Door]:
     async def refuse() -> Door:
         raise ConnectionError("locked")
 
-    return Opening(refuse())
+    return AwaitableContextManager(refuse())
 
 
 async def test_awaited_it_stays_open() -> None:
@@ -157,7 +157,7 @@ async def test_a_task_that_opens_it_can_be_cancelled() -> None:
             raise
         return Door()
 
-    task = asyncio.create_task(Opening(unlock()))
+    task = asyncio.create_task(AwaitableContextManager(unlock()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

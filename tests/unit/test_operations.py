@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from datapath_fakes import FakeOwner, SendRig, no_polling
+from datapath_fakes import FakeCallbacks, SendRig, no_polling
 
 from aiordma import LocalClosed, PeerClosed, RdmaError, VerbsError, WorkRequestError
 from aiordma.enums import SendFlags, WcOpcode, WcStatus, WrOpcode
 from aiordma.loop import running_loop
 from aiordma.qp import Operation
-from aiordma.qp.operation import READING, Operations
+from aiordma.qp.operation import READS_AND_ATOMICS, Operations
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 
@@ -24,7 +24,7 @@ class Rig(SendRig):
 
     def __init__(self, depth: int = 16) -> None:
         super().__init__(depth=depth)
-        self.owner = FakeOwner()
+        self.owner = FakeCallbacks()
         self.operations = Operations(running_loop(), self.queue, self.owner, no_polling())
         self.given_back = 0
 
@@ -50,7 +50,7 @@ class Rig(SendRig):
         if isinstance(lent, Operation):
             lent.succeeded = status is WcStatus.SUCCESS
             if status is not WcStatus.SUCCESS:
-                self.owner.break_off(WorkRequestError(status, lent.opcode))
+                self.owner.fail(WorkRequestError(status, lent.opcode))
 
     def next_is_fenced(self) -> bool:
         self.send()
@@ -136,7 +136,7 @@ async def test_one_that_succeeds_does_not_wait_for_an_end() -> None:
 async def test_one_that_nobody_hears_of_any_more_is_given_up_and_given_back_later() -> None:
     rig = Rig()
     task = await rig.under_way()
-    rig.owner.break_off(PeerClosed("closed there"))
+    rig.owner.fail(PeerClosed("closed there"))
     rig.queue.stop_waiting()
     with pytest.raises(PeerClosed):
         await task
@@ -163,7 +163,7 @@ async def test_a_connection_that_ends_while_one_waits_for_a_place() -> None:
     rig.send()
     task = rig.perform()
     await settle()
-    rig.owner.break_off(PeerClosed("closed there"))
+    rig.owner.fail(PeerClosed("closed there"))
     rig.queue.wake_senders()
     with pytest.raises(PeerClosed):
         await task
@@ -213,7 +213,7 @@ async def test_a_refused_request_ends_the_connection_and_keeps_what_was_lent() -
 async def test_the_reason_of_a_refusal_is_the_owners_to_say() -> None:
     rig = Rig()
     rig.owner.end = None
-    rig.owner.not_posted = lambda error: PeerClosed("closed there")  # type: ignore[method-assign]
+    rig.owner.post_failed = lambda error: PeerClosed("closed there")  # type: ignore[method-assign]
     rig.qp.refuses = True
     with pytest.raises(PeerClosed):
         await rig.perform()
@@ -232,7 +232,7 @@ async def test_what_cannot_be_posted_for_another_reason_is_given_back() -> None:
     assert rig.queue.try_reserve()
 
 
-@pytest.mark.parametrize("opcode", sorted(READING))
+@pytest.mark.parametrize("opcode", sorted(READS_AND_ATOMICS))
 async def test_after_a_read_that_was_given_up_all_waits_until_it_has_ended(
     opcode: WcOpcode,
 ) -> None:
@@ -247,7 +247,7 @@ async def test_after_a_read_that_was_given_up_all_waits_until_it_has_ended(
     assert not rig.next_is_fenced()
 
 
-@pytest.mark.parametrize("opcode", sorted(set(WcOpcode) - READING))
+@pytest.mark.parametrize("opcode", sorted(set(WcOpcode) - READS_AND_ATOMICS))
 async def test_after_others_that_were_given_up_nothing_waits(opcode: WcOpcode) -> None:
     rig = Rig()
     task = await rig.under_way(opcode)
@@ -291,7 +291,7 @@ async def test_a_read_that_was_given_up_comes_back_with_the_queue_pair() -> None
 async def test_a_completion_that_comes_after_the_waiting_has_stopped() -> None:
     rig = Rig()
     task = await rig.under_way()
-    rig.owner.break_off(RdmaError("the device forgot it"))
+    rig.owner.fail(RdmaError("the device forgot it"))
     rig.queue.stop_waiting()
     with pytest.raises(RdmaError, match="forgot"):
         await task

@@ -10,10 +10,16 @@ import pytest
 
 from aiordma._native import fast_path
 from aiordma.dispatch import adaptive_polling as outlook_module
-from aiordma.dispatch.adaptive_polling import LONGEST_SEEN, MOST_MISSES, SEEN, SHORT, Outlook
+from aiordma.dispatch.adaptive_polling import (
+    MAX_MISSES,
+    MAX_WAKEUP_NS,
+    PARKING_FACTOR,
+    SHORT_WAIT_FACTOR,
+    AdaptivePolling,
+)
 
 TURN = 10_000
-LONGEST = SHORT * SEEN * TURN
+LONGEST = SHORT_WAIT_FACTOR * PARKING_FACTOR * TURN
 """What a wait may take that is short, where what is seen of parking takes TURN."""
 
 
@@ -26,9 +32,9 @@ class Rig:
         self.now = 1_000_000_000
         clock = SimpleNamespace(monotonic_ns=lambda: self.now)
         monkeypatch.setattr(outlook_module, "time", clock)
-        self.arrivals = fast_path.Arrivals(fast_path.SlotRing(4, 64))
-        self.completions = fast_path.Completions(lambda: None)
-        self.outlook = Outlook(self.arrivals)
+        self.arrivals = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 64))
+        self.completions = fast_path.CompletionDispatcher(lambda: None)
+        self.outlook = AdaptivePolling(self.arrivals)
         cq: Any = SimpleNamespace(address=1)  # nobody takes, or polls
         self.outlook.open(self.completions, cq, busy, adaptive)
 
@@ -38,11 +44,11 @@ class Rig:
         woken = began + nanoseconds
         self.now = woken + turn
         self.outlook.parked(began, woken)
-        return self.arrivals.patience
+        return self.arrivals.poll_budget
 
     def miss(self) -> None:
         """It was looked in vain."""
-        self.arrivals.missed += 1
+        self.arrivals.missed_polls += 1
 
 
 @pytest.fixture
@@ -51,7 +57,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def test_at_first_nobody_looks_longer_than_once(rig: Rig) -> None:
-    assert rig.arrivals.patience == 0
+    assert rig.arrivals.poll_budget == 0
 
 
 @pytest.mark.parametrize("wait", [1000, 50_000, LONGEST // 2])
@@ -78,34 +84,37 @@ def test_a_slow_loop_makes_waits_short(rig: Rig) -> None:
 
 
 def test_one_slow_turn_is_not_believed_beyond_measure(rig: Rig) -> None:
-    longest = SHORT * SEEN * LONGEST_SEEN
+    longest = SHORT_WAIT_FACTOR * PARKING_FACTOR * MAX_WAKEUP_NS
     assert rig.wait(longest, 1_000_000_000) == 0
     assert rig.wait(longest - 1, 1_000_000_000) == longest
 
 
 def test_parking_is_seen_from_the_event_on(rig: Rig) -> None:
     rig.completions.event(0)
-    came = rig.completions.event_came
+    came = rig.completions.last_event_at
     rig.now = came + TURN
     rig.outlook.parked(came - 1000, rig.now)
-    assert rig.arrivals.patience == 1500
+    assert rig.arrivals.poll_budget == 1500
     rig.now += 100 * TURN  # this time others have polled: the event is an old one
     rig.outlook.parked(rig.now - 2000, rig.now - 1000)
-    assert rig.arrivals.patience == 1500
+    assert rig.arrivals.poll_budget == 1500
 
 
 def test_turns_are_averaged(rig: Rig) -> None:
     rig.wait(1000)
     # A quarter of it is the new one.
     average = (3 * TURN + 5 * TURN) // 4
-    assert rig.wait(SHORT * SEEN * average - 1, 5 * TURN) == SHORT * SEEN * average
+    assert (
+        rig.wait(SHORT_WAIT_FACTOR * PARKING_FACTOR * average - 1, 5 * TURN)
+        == SHORT_WAIT_FACTOR * PARKING_FACTOR * average
+    )
 
 
-@pytest.mark.parametrize("misses", range(MOST_MISSES + 4))
+@pytest.mark.parametrize("misses", range(MAX_MISSES + 4))
 def test_each_miss_doubles_how_many_short_waits_it_takes(rig: Rig, misses: int) -> None:
     for _ in range(misses):
         rig.miss()
-    needed = 1 << min(misses, MOST_MISSES)
+    needed = 1 << min(misses, MAX_MISSES)
     found = [rig.wait(1000) > 0 for _ in range(needed + 3)]
     assert found == [False] * (needed - 1) + [True] * 4
 
@@ -138,7 +147,7 @@ def test_a_message_that_came_in_time_makes_up_for_all_misses(rig: Rig) -> None:
     for _ in range(5):
         rig.miss()
     assert rig.wait(1000) == -1
-    rig.arrivals.missed = 0
+    rig.arrivals.missed_polls = 0
     assert rig.wait(1000) > 0
 
 
@@ -148,7 +157,7 @@ def test_what_is_not_adaptive_stays_as_it_is(
 ) -> None:
     rig = Rig(monkeypatch, **options)
     busy = options.get("busy", 0)
-    assert rig.arrivals.patience == busy
+    assert rig.arrivals.poll_budget == busy
     for wait in (1000, LONGEST, 1000, 1000):
         assert rig.wait(wait) == busy
     rig.miss()
@@ -162,23 +171,23 @@ def test_a_wait_that_goes_on_begins_a_turn(
     rig = Rig(monkeypatch, **options)
     for wait in (1000, 1_000_000):
         rig.wait(wait)
-        assert rig.completions.turn_began == rig.now
+        assert rig.completions.budget_start == rig.now
 
 
 def test_when_it_is_closed_nobody_looks(rig: Rig) -> None:
     rig.wait(1000)
-    began, count = rig.completions.turn_began, sys.getrefcount(rig.completions)
+    began, count = rig.completions.budget_start, sys.getrefcount(rig.completions)
     rig.outlook.close()
-    let_go = count - sys.getrefcount(rig.completions)
-    assert rig.arrivals.patience == -1
+    release = count - sys.getrefcount(rig.completions)
+    assert rig.arrivals.poll_budget == -1
     rig.now += 1_000_000
     rig.wait(1000)
-    assert rig.completions.turn_began == began
-    assert let_go == 2  # of the clock, and of where one looks
+    assert rig.completions.budget_start == began
+    assert release == 2  # of the clock, and of where one looks
     rig.outlook.close()
 
 
 def test_before_it_is_open_a_wait_does_no_harm() -> None:
-    arrivals = fast_path.Arrivals(fast_path.SlotRing(4, 64))
-    Outlook(arrivals).parked(0, 1000)
-    assert arrivals.patience == 0
+    arrivals = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 64))
+    AdaptivePolling(arrivals).parked(0, 1000)
+    assert arrivals.poll_budget == 0

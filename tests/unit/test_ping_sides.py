@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio
 NAMES = {"both": ["2001:db8::2", "10.7.1.2"], "here": ["10.7.1.1"]}
 
 
-class Way:
+class AddressKey:
     """Stands in for ids and for the resolver; keeps what was asked of them, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ class Way:
     async def _resolve(self, _: Loop, host: str, port: int) -> list[SocketAddress]:
         return [parse_address(numeric, port) for numeric in NAMES.get(host, [host])]
 
-    async def _create(self) -> Way:
+    async def _create(self) -> AddressKey:
         return self
 
     def _step(self, name: str) -> None:
@@ -67,7 +67,7 @@ class Way:
     def device(self) -> object:
         return SimpleNamespace(name="rxe0", transport=TransportType.IB)
 
-    async def _from_id(self, _: Way, *, private_data: bytes, options: object) -> object:
+    async def _from_id(self, _: AddressKey, *, private_data: bytes, options: object) -> object:
         self._step("connect")
         self.private_data = private_data
         if self.is_silent:
@@ -76,11 +76,11 @@ class Way:
 
 
 @pytest.fixture
-def way(monkeypatch: pytest.MonkeyPatch) -> Way:
-    return Way(monkeypatch)
+def way(monkeypatch: pytest.MonkeyPatch) -> AddressKey:
+    return AddressKey(monkeypatch)
 
 
-async def test_each_step_is_taken_and_timed(way: Way) -> None:
+async def test_each_step_is_taken_and_timed(way: AddressKey) -> None:
     reached = await reach(Plan("10.7.1.2", size=100, wait=3))
     assert way.steps == ["address 10.7.1.2 3", "route 3", "connect"]
     assert announced_size(way.private_data) == 100
@@ -88,7 +88,7 @@ async def test_each_step_is_taken_and_timed(way: Way) -> None:
     assert str(reached).startswith("rxe0 (IB) at 10.7.1.1 to 10.7.1.2 port 7473: address 0.")
 
 
-async def test_the_addresses_of_a_name_are_tried_in_turn(way: Way) -> None:
+async def test_the_addresses_of_a_name_are_tried_in_turn(way: AddressKey) -> None:
     way.failures["address 2001:db8::2 5"] = RouteError("no route")
     await reach(Plan("both"))
     assert way.steps == [
@@ -100,24 +100,24 @@ async def test_the_addresses_of_a_name_are_tried_in_turn(way: Way) -> None:
     ]
 
 
-async def test_only_those_of_the_family_that_was_asked_for(way: Way) -> None:
+async def test_only_those_of_the_family_that_was_asked_for(way: AddressKey) -> None:
     await reach(Plan("both", family=socket.AF_INET))
     assert way.steps[0] == "address 10.7.1.2 5"
 
 
-async def test_only_those_of_the_source_s_family(way: Way) -> None:
+async def test_only_those_of_the_source_s_family(way: AddressKey) -> None:
     await reach(Plan("both", source="here"))
     assert way.steps[:2] == ["from 10.7.1.1", "address 10.7.1.2 5"]
     with pytest.raises(ConnectError, match="no address of the local address's family"):
         await reach(Plan("2001:db8::2", source="here"))
 
 
-async def test_a_family_that_the_host_does_not_have(way: Way) -> None:
+async def test_a_family_that_the_host_does_not_have(way: AddressKey) -> None:
     with pytest.raises(ConnectError, match=r"10\.7\.1\.2 has no IPv6 address"):
         await reach(Plan("10.7.1.2", family=socket.AF_INET6))
 
 
-async def test_silence_is_not_waited_for_for_ever(way: Way) -> None:
+async def test_silence_is_not_waited_for_for_ever(way: AddressKey) -> None:
     way.is_silent = True
     with pytest.raises(Unreachable, match=r"10\.7\.1\.2 port 9 does not answer"):
         await reach(Plan("10.7.1.2", 9, wait=0.01))

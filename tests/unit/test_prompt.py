@@ -12,17 +12,17 @@ import pytest
 import uvloop
 from helpers import PATIENCE
 
-from aiordma.loop import future_of, promptly, running_loop
-from aiordma.loop.inline_wakeup import PromptFuture, after_all
+from aiordma.loop import make_future, run_with_inline_wakeups, running_loop
+from aiordma.loop.inline_wakeup import InlineFuture, after_batch
 
 pytestmark = pytest.mark.asyncio
 
 variable = contextvars.ContextVar("variable", default="outside")
 
 
-def make() -> PromptFuture:
-    future = future_of(running_loop())
-    assert isinstance(future, PromptFuture)
+def make() -> InlineFuture:
+    future = make_future(running_loop())
+    assert isinstance(future, InlineFuture)
     return future
 
 
@@ -68,7 +68,7 @@ async def test_whom_a_callback_wakes_goes_on_at_its_end() -> None:
     two = await waiters(2)
 
     def call() -> None:
-        promptly(lambda: [wake(two, number) for number in (1, 0)])
+        run_with_inline_wakeups(lambda: [wake(two, number) for number in (1, 0)])
         two.log.append("called")
 
     await called_by_the_loop(call)
@@ -85,7 +85,7 @@ def wake(waiting: Waiters, number: int) -> None:
 async def test_on_uvloop_too() -> None:
     async def body() -> list[str]:
         one = await waiters()
-        await called_by_the_loop(lambda: promptly(lambda: wake(one, 0)))
+        await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: wake(one, 0)))
         return one.log
 
     log = await asyncio.to_thread(uvloop.run, body())
@@ -110,7 +110,7 @@ async def test_what_a_woken_task_wakes_waits_for_the_loop() -> None:
 
     waiting = asyncio.create_task(wait())
     await asyncio.sleep(0)
-    await called_by_the_loop(lambda: promptly(lambda: one.set_result(None)))
+    await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: one.set_result(None)))
     await asyncio.gather(waiting, *other.tasks)
     assert other.log == ["woke 0", "goes on", "0 in task 0"]
 
@@ -119,16 +119,16 @@ async def test_one_within_another_is_one() -> None:
     one = await waiters()
 
     def outer() -> None:
-        promptly(lambda: wake(one, 0))
+        run_with_inline_wakeups(lambda: wake(one, 0))
         one.log.append("inner ended")
 
-    await called_by_the_loop(lambda: promptly(outer))
+    await called_by_the_loop(lambda: run_with_inline_wakeups(outer))
     assert one.log == ["woke 0", "inner ended", "0 in task 0"]
 
 
 async def test_one_that_was_set_before_is_not_waited_for() -> None:
     future = make()
-    promptly(lambda: future.set_result(None))
+    run_with_inline_wakeups(lambda: future.set_result(None))
     await asyncio.wait_for(future, PATIENCE)
     assert future.done()
 
@@ -157,7 +157,7 @@ async def test_a_task_that_is_cancelled_by_one_that_was_woken_with_it() -> None:
         first.set_result(None)
         wake(two, 0)
 
-    await called_by_the_loop(lambda: promptly(call))
+    await called_by_the_loop(lambda: run_with_inline_wakeups(call))
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(two.tasks[0], PATIENCE)
     assert two.log == ["woke 0", "0 cancelled"]
@@ -173,7 +173,7 @@ async def test_others_may_be_told_too() -> None:
     dropped: Callable[[object], None] = lambda _: told.append("never")  # noqa: E731
     one.futures[0].add_done_callback(dropped)
     assert one.futures[0].remove_done_callback(dropped) == 1
-    await called_by_the_loop(lambda: promptly(lambda: wake(one, 0)))
+    await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: wake(one, 0)))
     await asyncio.sleep(0)
     assert told == ["told"]
     assert one.log == ["woke 0", "0 in task 0"]
@@ -197,7 +197,7 @@ async def test_a_callback_that_fails_wakes_whom_it_has_woken() -> None:
 
     def call() -> None:
         with pytest.raises(ZeroDivisionError):
-            promptly(fail)
+            run_with_inline_wakeups(fail)
 
     await called_by_the_loop(call)
     assert one.log == ["woke 0", "0 in task 0"]
@@ -218,7 +218,7 @@ async def test_what_ends_the_loop_leaves_the_others_to_it() -> None:
 
     def call() -> None:
         with pytest.raises(End):
-            promptly(lambda: (wake(two, 0), first.set_result(None), wake(two, 1)))
+            run_with_inline_wakeups(lambda: (wake(two, 0), first.set_result(None), wake(two, 1)))
         two.log.append("over")
 
     await called_by_the_loop(call)
@@ -228,7 +228,7 @@ async def test_what_ends_the_loop_leaves_the_others_to_it() -> None:
 
 async def test_nothing_is_kept_of_a_task_that_went_on() -> None:
     one = await waiters()
-    await called_by_the_loop(lambda: promptly(lambda: wake(one, 0)))
+    await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: wake(one, 0)))
     await one.tasks[0]
     task = weakref.ref(one.tasks.pop())
     gc.collect()
@@ -238,18 +238,20 @@ async def test_nothing_is_kept_of_a_task_that_went_on() -> None:
 
 async def test_what_is_to_follow_comes_after_all_that_were_woken() -> None:
     three = await waiters(3)
-    assert not after_all(lambda: three.log.append("never: nobody was woken"))
+    assert not after_batch(lambda: three.log.append("never: nobody was woken"))
 
-    async def wait(future: PromptFuture) -> None:
+    async def wait(future: InlineFuture) -> None:
         await future
-        assert after_all(lambda: three.log.append("afterwards"))
+        assert after_batch(lambda: three.log.append("afterwards"))
 
     first = make()
     waiting = asyncio.create_task(wait(first))
     await asyncio.sleep(0)
 
     def call() -> None:
-        promptly(lambda: (first.set_result(None), *(wake(three, number) for number in range(3))))
+        run_with_inline_wakeups(
+            lambda: (first.set_result(None), *(wake(three, number) for number in range(3)))
+        )
         three.log.append("called")
 
     await called_by_the_loop(call)
@@ -260,13 +262,13 @@ async def test_what_is_to_follow_comes_after_all_that_were_woken() -> None:
 async def test_nothing_follows_one_that_is_alone() -> None:
     said: list[bool] = []
 
-    async def wait(future: PromptFuture) -> None:
+    async def wait(future: InlineFuture) -> None:
         await future
-        said.append(after_all(lambda: None))
+        said.append(after_batch(lambda: None))
 
     first = make()
     waiting = asyncio.create_task(wait(first))
     await asyncio.sleep(0)
-    await called_by_the_loop(lambda: promptly(lambda: first.set_result(None)))
+    await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: first.set_result(None)))
     await waiting
     assert said == [False]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from datapath_fakes import RECV_WR_ID, SLOT_SIZE, SLOTS, FakePages, FakeReceiveQueue
+from datapath_fakes import RECV_WR_ID, SLOT_SIZE, SLOTS, FakePages, FakeReceivePoster
 
 from aiordma import VerbsError
 from aiordma.enums import AccessFlags
@@ -21,8 +21,8 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> ReceiveRing:
 
 
 @pytest.fixture
-def queue(ring: ReceiveRing) -> FakeReceiveQueue:
-    queue = FakeReceiveQueue(pages_of(ring))
+def queue(ring: ReceiveRing) -> FakeReceivePoster:
+    queue = FakeReceivePoster(pages_of(ring))
     ring.post_all(queue, RECV_WR_ID)
     return queue
 
@@ -32,7 +32,7 @@ def pages_of(ring: ReceiveRing) -> FakePages:
     return ring._region
 
 
-def receive(ring: ReceiveRing, queue: FakeReceiveQueue, message: bytes) -> int:
+def receive(ring: ReceiveRing, queue: FakeReceivePoster, message: bytes) -> int:
     slot = queue.fill(message)
     ring.completed()
     return slot
@@ -44,12 +44,12 @@ def test_the_memory_is_for_the_device_to_write(ring: ReceiveRing) -> None:
     assert pages.access == AccessFlags.LOCAL_WRITE
 
 
-def test_every_slot_is_posted_at_first(ring: ReceiveRing, queue: FakeReceiveQueue) -> None:
+def test_every_slot_is_posted_at_first(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
     assert list(queue.posted) == list(range(SLOTS))
     assert ring.posted == SLOTS
 
 
-def test_a_message_is_seen_where_it_arrived(ring: ReceiveRing, queue: FakeReceiveQueue) -> None:
+def test_a_message_is_seen_where_it_arrived(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
     messages = [b"", b"one", bytes(range(SLOT_SIZE))]
     slots = [receive(ring, queue, message) for message in messages]
     assert ring.posted == SLOTS - 3
@@ -63,7 +63,7 @@ def test_a_message_is_seen_where_it_arrived(ring: ReceiveRing, queue: FakeReceiv
 
 
 def test_a_slot_that_comes_back_goes_to_the_end_of_the_queue(
-    ring: ReceiveRing, queue: FakeReceiveQueue
+    ring: ReceiveRing, queue: FakeReceivePoster
 ) -> None:
     slot = receive(ring, queue, b"one")
     assert list(queue.posted) == [1, 2, 3]
@@ -71,7 +71,7 @@ def test_a_slot_that_comes_back_goes_to_the_end_of_the_queue(
     assert list(queue.posted) == [1, 2, 3, 0]
 
 
-def test_after_the_end_slots_stay_here(ring: ReceiveRing, queue: FakeReceiveQueue) -> None:
+def test_after_the_end_slots_stay_here(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
     slot = receive(ring, queue, b"last")
     ring.stop()
     ring.post(slot)
@@ -79,7 +79,7 @@ def test_after_the_end_slots_stay_here(ring: ReceiveRing, queue: FakeReceiveQueu
     assert bytes(ring.view(slot, 4)) == b"last"
 
 
-def test_a_flushed_ring_has_nothing_posted(ring: ReceiveRing, queue: FakeReceiveQueue) -> None:
+def test_a_flushed_ring_has_nothing_posted(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
     slot = receive(ring, queue, b"last")
     for _ in range(SLOTS - 1):
         ring.completed()
@@ -88,7 +88,7 @@ def test_a_flushed_ring_has_nothing_posted(ring: ReceiveRing, queue: FakeReceive
 
 
 def test_a_slot_that_the_device_refuses_is_not_counted(
-    ring: ReceiveRing, queue: FakeReceiveQueue
+    ring: ReceiveRing, queue: FakeReceivePoster
 ) -> None:
     slot = receive(ring, queue, b"one")
     queue.refuses = True
@@ -98,7 +98,7 @@ def test_a_slot_that_the_device_refuses_is_not_counted(
 
 
 def test_a_slot_that_is_filled_as_it_is_posted_is_counted_already(
-    ring: ReceiveRing, queue: FakeReceiveQueue
+    ring: ReceiveRing, queue: FakeReceivePoster
 ) -> None:
     slot, counted = receive(ring, queue, b"one"), list[int]()
     queue.on_post = lambda: counted.append(ring.posted)
@@ -106,7 +106,7 @@ def test_a_slot_that_is_filled_as_it_is_posted_is_counted_already(
     assert counted == [SLOTS]
 
 
-def test_closing_unpins_the_memory(ring: ReceiveRing, queue: FakeReceiveQueue) -> None:
+def test_closing_unpins_the_memory(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
     slot = receive(ring, queue, b"one")
     ring.close()
     assert pages_of(ring).closed
@@ -120,7 +120,7 @@ def test_one_that_got_no_memory_can_be_closed() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_long_exchange_keeps_every_byte(
-    ring: ReceiveRing, queue: FakeReceiveQueue, seed: int
+    ring: ReceiveRing, queue: FakeReceivePoster, seed: int
 ) -> None:
     source = random.Random(seed)
     held: list[tuple[int, bytes]] = []

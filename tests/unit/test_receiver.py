@@ -14,9 +14,9 @@ from datapath_fakes import (
     RECV_WR_ID,
     SLOT_SIZE,
     SLOTS,
-    FakeOwner,
+    FakeCallbacks,
     FakePages,
-    FakeReceiveQueue,
+    FakeReceivePoster,
     completion,
     no_polling,
 )
@@ -42,11 +42,11 @@ class Rig:
     def __init__(self, slots: int = SLOTS, busy: BusyPoll | None = None) -> None:
         self.ring = ReceiveRing(slots, SLOT_SIZE)
         pages: Any = FakePages(None, slots * SLOT_SIZE, None)  # type: ignore[arg-type]
-        self.ring.lie_in(pages)
+        self.ring.use_region(pages)
         self.pages: FakePages = pages
-        self.queue = FakeReceiveQueue(pages)
+        self.queue = FakeReceivePoster(pages)
         self.ring.post_all(self.queue, RECV_WR_ID)
-        self.owner = FakeOwner()
+        self.owner = FakeCallbacks()
         self.stats = ConnectionStats()
         loop = running_loop()
         self.receiver = Receiver(loop, self.ring, self.owner, self.stats, busy or no_polling())
@@ -54,17 +54,17 @@ class Rig:
     def arrive(self, message: bytes = b"hello", **fields: Any) -> int:
         slot = self.queue.fill(message)
         self.ring.completed()
-        self.receiver.arrived(slot, completion(len(message), **fields))
+        self.receiver.message_received(slot, completion(len(message), **fields))
         return slot
 
     def use_up_the_turn(self) -> None:
         """Have take() look for a message, and find that the loop is due."""
-        completions = fast_path.Completions(lambda: None)
-        completions.turn_began = 0
+        completions = fast_path.CompletionDispatcher(lambda: None)
+        completions.budget_start = 0
         # There is no queue: in a turn that is used up nobody looks there.
-        self.receiver.arrivals.look_out(completions, 1, PATIENCE)
+        self.receiver.queue.set_polling(completions, 1, PATIENCE)
         assert self.receiver.take() is None
-        assert self.receiver.arrivals.cut_short
+        assert self.receiver.queue.preempted
 
     def owe_checkpoints(self) -> list[bool]:
         """Have a loop that is owed checkpoints: at each, whether somebody waits."""
@@ -160,11 +160,11 @@ async def test_a_write_with_immediate_data_is_an_empty_message() -> None:
     rig.ring.completed()
     # Its byte_len tells of what was written elsewhere.
     wc = completion(100_000, opcode=WcOpcode.RECV_RDMA_WITH_IMM, imm=0xFEEDBEEF)
-    rig.receiver.arrived(slot, wc)
+    rig.receiver.message_received(slot, wc)
     assert await rig.receiver.recv() == b""
     with await rig.receiver.recv_message() as message:
         assert (len(message), bytes(message.data), message.imm) == (0, b"", 0xFEEDBEEF)
-    assert rig.receiver.arrivals.nbytes == 0
+    assert rig.receiver.queue.nbytes == 0
     assert rig.posted == [2, 3, 0, 1]
 
 
@@ -329,7 +329,7 @@ async def test_a_failing_wait_leaves_the_place_free(owes_checkpoints: bool) -> N
 async def test_messages_that_came_before_the_end_come_first() -> None:
     rig = Rig()
     rig.arrive(b"last")
-    rig.owner.break_off(PeerClosed("closed there"))
+    rig.owner.fail(PeerClosed("closed there"))
     rig.flush()
     assert await rig.receiver.recv() == b"last"
     for _ in range(2):
@@ -340,7 +340,7 @@ async def test_messages_that_came_before_the_end_come_first() -> None:
 async def test_who_waits_hears_of_the_end_when_all_was_seen() -> None:
     rig = Rig()
     task = await receiving(rig)
-    rig.owner.break_off(PeerClosed("closed there"))
+    rig.owner.fail(PeerClosed("closed there"))
     rig.receiver.wake()
     await settle()
     assert not task.done()  # messages may still be among what is flushed
@@ -404,11 +404,11 @@ async def test_messages_are_copied_away_once_half_of_the_slots_are_full(
     slots: int, kept: int
 ) -> None:
     rig = Rig(slots)
-    rig.receiver.spill(100)
+    rig.receiver.set_backlog(100)
     messages = [b"message %d" % number for number in range(50)]
     for number, message in enumerate(messages, 1):
         rig.arrive(message)
-        assert rig.receiver.arrivals.spilled == max(0, number - kept)
+        assert rig.receiver.queue.spilled == max(0, number - kept)
         assert len(rig.posted) == slots - min(number, kept)
     rig.pages.memory[:] = bytes(len(rig.pages.memory))
     taken = [await rig.receiver.recv() for _ in messages]
@@ -422,17 +422,17 @@ async def test_without_spilling_the_slots_run_out() -> None:
     for _ in range(SLOTS):
         rig.arrive()
     assert rig.posted == []
-    assert rig.receiver.arrivals.spilled == 0
+    assert rig.receiver.queue.spilled == 0
 
 
 async def test_messages_that_are_held_count_as_full_slots() -> None:
     rig = Rig()
-    rig.receiver.spill(100)
+    rig.receiver.set_backlog(100)
     for _ in range(2):
         rig.arrive()
     held = [await rig.receiver.recv_message() for _ in range(2)]
     rig.arrive(b"spilled")
-    assert rig.receiver.arrivals.spilled == 1
+    assert rig.receiver.queue.spilled == 1
     with await rig.receiver.recv_message() as message:
         assert bytes(message.data) == b"spilled"
         assert rig.stats.messages_held == 3
@@ -445,7 +445,7 @@ async def test_messages_that_are_held_count_as_full_slots() -> None:
 
 async def test_more_than_the_backlog_is_an_overrun() -> None:
     rig = Rig()
-    rig.receiver.spill(10)
+    rig.receiver.set_backlog(10)
     for number in range(10):
         rig.arrive(b"%d" % number)
     assert rig.owner.breaks == []
@@ -460,7 +460,7 @@ async def test_more_than_the_backlog_is_an_overrun() -> None:
 
 async def test_a_reader_that_keeps_up_overruns_nothing() -> None:
     rig = Rig()
-    rig.receiver.spill(2)
+    rig.receiver.set_backlog(2)
     for number in range(100):
         rig.arrive(b"%d" % number)
         rig.arrive(b"again")
@@ -471,7 +471,7 @@ async def test_a_reader_that_keeps_up_overruns_nothing() -> None:
 
 async def test_a_spilled_message_that_does_not_fit_comes_next() -> None:
     rig = Rig(1)
-    rig.receiver.spill(10)
+    rig.receiver.set_backlog(10)
     rig.arrive(b"hello", imm=3)
     with pytest.raises(ValueError, match="does not fit"):
         await rig.receiver.recv_into(memoryview(bytearray(1)))
@@ -482,7 +482,7 @@ async def test_a_spilled_message_that_does_not_fit_comes_next() -> None:
 
 async def test_a_slot_refused_while_spilling_loses_no_message() -> None:
     rig = Rig(1)
-    rig.receiver.spill(10)
+    rig.receiver.set_backlog(10)
     rig.queue.refuses = True
     rig.arrive(b"hello")
     assert len(rig.owner.breaks) == 1
@@ -491,7 +491,7 @@ async def test_a_slot_refused_while_spilling_loses_no_message() -> None:
 
 async def test_what_was_copied_away_has_no_slot_to_go_back() -> None:
     rig = Rig()
-    rig.receiver.spill(10)
+    rig.receiver.set_backlog(10)
     for _ in range(6):
         rig.arrive()
     rig.receiver.abandon()
@@ -512,9 +512,9 @@ class Looking:
         self.looks: list[bool] = []
         self.waited_for: list[bool] = []
 
-    async def until(self, is_over: Any, nanoseconds: int, *, gives_way: bool = False) -> None:
+    async def until(self, is_over: Any, nanoseconds: int, *, preemptible: bool = False) -> None:
         assert self.rig is not None
-        assert (nanoseconds, gives_way) == (PATIENCE, not self.is_on)
+        assert (nanoseconds, preemptible) == (PATIENCE, not self.is_on)
         self.waited_for.append(self.rig.receiver.is_waited_for)
         self.looks.append(is_over())
         self.rig.arrive(b"polled")
@@ -613,7 +613,7 @@ async def test_a_slot_that_is_refused_as_its_message_is_taken_at_once_is_told_by
     rig.queue.refuses = True
     assert rig.receiver.take() == b"hello"
     assert rig.owner.breaks == []
-    assert rig.receiver.arrivals.tell  # the next that arrives is told, too
+    assert rig.receiver.queue.notify  # the next that arrives is told, too
     assert await rig.receiver.recv() == b"then"
     [cause, *_] = rig.owner.breaks
     assert isinstance(cause, VerbsError)
@@ -635,8 +635,8 @@ async def test_a_slot_that_is_refused_is_told_though_nothing_more_arrives() -> N
 async def test_who_receives_in_another_way_looks_too(how: str) -> None:
     busy = Looking()
     rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
-    completions = fast_path.Completions(lambda: None)
-    rig.receiver.arrivals.look_out(completions, 1, PATIENCE)  # as with busy_poll
+    completions = fast_path.CompletionDispatcher(lambda: None)
+    rig.receiver.queue.set_polling(completions, 1, PATIENCE)  # as with busy_poll
     receive = rig.receiver.recv_message()
     if how == "recv_into":
         receive.close()
@@ -650,21 +650,21 @@ async def test_who_receives_in_another_way_looks_too(how: str) -> None:
 
 async def test_to_look_has_the_waiting_task_go_on_and_asks_for_no_more_than_it_needs() -> None:
     rig = Rig()
-    arrivals = rig.receiver.arrivals
-    arrivals.tell = False
+    arrivals = rig.receiver.queue
+    arrivals.notify = False
     task = await receiving(rig)
-    assert arrivals.tell  # it waits
-    arrivals.add(rig.queue.fill(b"hello"), 5, 0, 0)
+    assert arrivals.notify  # it waits
+    arrivals.append(rig.queue.fill(b"hello"), 5, 0, 0)
     await settle()
     assert not task.done()
-    rig.receiver.look()
+    rig.receiver.check_queue()
     assert await task == b"hello"
     assert rig.owner.breaks == []
 
 
 async def test_the_numbers() -> None:
     rig = Rig()
-    arrivals = rig.receiver.arrivals
+    arrivals = rig.receiver.queue
     rig.arrive(b"12345")
     rig.arrive(b"123")
     assert (arrivals.messages, arrivals.nbytes) == (2, 8)
@@ -685,7 +685,7 @@ async def test_a_long_exchange_keeps_every_byte_and_every_slot(seed: int, spills
     sent: deque[bytes] = deque()
     held: list[tuple[Message, bytes]] = []
     if spills:
-        rig.receiver.spill(1000)
+        rig.receiver.set_backlog(1000)
     for _ in range(2000):
         if rig.queue.posted and source.random() < 0.5:
             sent.append(source.randbytes(source.randrange(SLOT_SIZE + 1)))
@@ -713,4 +713,4 @@ async def test_a_long_exchange_keeps_every_byte_and_every_slot(seed: int, spills
         message.release()
     rig.receiver.abandon()
     assert sorted(rig.posted) == list(range(SLOTS))
-    assert bool(rig.receiver.arrivals.spilled) is spills
+    assert bool(rig.receiver.queue.spilled) is spills

@@ -79,15 +79,15 @@ def test_slices(disposed: list[object]) -> None:
 def test_closing_waits_for_the_device(disposed: list[object]) -> None:
     memory = bytearray(10)
     region = region_of(memory, disposed)
-    region.take(HERE)
-    region.take(HERE)
+    region.acquire(HERE)
+    region.acquire(HERE)
     region.close()
     assert region.closed
     with pytest.raises(ValueError, match="closed"):
-        region.take(HERE)
-    region.give_back()
+        region.acquire(HERE)
+    region.release()
     assert disposed == []
-    region.give_back()
+    region.release()
     region.close()
     assert len(disposed) == 1
     with pytest.raises(BufferError, match="closed"):
@@ -99,7 +99,7 @@ def test_closing_waits_for_the_device(disposed: list[object]) -> None:
 def test_memory_that_is_registered_elsewhere_is_not_taken(pd: Any, disposed: list[object]) -> None:
     region = region_of(bytearray(10), disposed)
     with pytest.raises(ValueError, match="registered on another device, or by another event loop"):
-        region.take(pd)
+        region.acquire(pd)
     region.close()
     assert len(disposed) == 1  # nobody uses it
 
@@ -131,12 +131,12 @@ class Slow:
 async def test_aclose_waits_for_the_device_and_for_the_unpinning() -> None:
     slow = Slow()
     region = slow.region_of(bytearray(10))
-    region.take(HERE)
+    region.acquire(HERE)
     tasks = [asyncio.create_task(region.aclose()) for _ in range(2)]
     await asyncio.sleep(0.01)
     assert region.closed
     assert slow.calls == []
-    region.give_back()
+    region.release()
     await asyncio.sleep(0.01)
     assert len(slow.calls) == 1
     assert not any(task.done() for task in tasks)
@@ -172,27 +172,27 @@ async def test_cancelling_aclose_stops_the_waiting_only() -> None:
 def test_a_lease_ends_without_unpinning(disposed: list[object]) -> None:
     memory, ends = bytearray(b"0123456789"), list[str]()
     region = region_of(memory, disposed)
-    lease = region.lease(lambda: ends.append("end"))
+    lease = region.alias(lambda: ends.append("end"))
     assert (lease.addr, lease.lkey, lease.rkey, len(lease)) == (0x10000, 5, 6, 10)
     assert lease.access == region.access
     assert bytes(memoryview(lease)) == b"0123456789"
-    lease.take(HERE)
+    lease.acquire(HERE)
     lease.close()
     assert ends == []
-    lease.give_back()
+    lease.release()
     assert ends == ["end"]
     assert disposed == []
     assert not region.closed
     with pytest.raises(ValueError, match="closed"):
-        lease.take(HERE)
-    region.take(HERE)
-    region.give_back()
+        lease.acquire(HERE)
+    region.acquire(HERE)
+    region.release()
 
 
 @pytest.mark.asyncio
 async def test_the_end_of_a_lease_is_waited_for(disposed: list[object]) -> None:
     region, ends = region_of(bytearray(10), disposed), list[str]()
-    async with region.lease(lambda: ends.append("end")):
+    async with region.alias(lambda: ends.append("end")):
         assert ends == []
     assert ends == ["end"]
     assert disposed == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiordma import AccessFlags, LocalClosed, MemoryRegion, RegistrationCache, VerbsError
-from aiordma.memory import bounds
+from aiordma.memory import address_and_length
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 
@@ -20,7 +20,7 @@ READ, WRITE = AccessFlags.REMOTE_READ, AccessFlags.LOCAL_WRITE
 
 class FakeRegistration:
     def __init__(self, buffer: Any, number: int) -> None:
-        self.address, self.length = bounds(buffer)
+        self.address, self.length = address_and_length(buffer)
         self.lkey, self.rkey, self.pd = number, number + 100, None
 
 
@@ -70,7 +70,7 @@ async def test_the_same_buffer_is_registered_once() -> None:
     rig, memory = Rig(), bytearray(100)
     first = await rig.cache.register(memory, WRITE)
     second = await rig.cache.register(memory, WRITE)
-    assert (first.lkey, first.addr, len(first)) == (second.lkey, bounds(memory)[0], 100)
+    assert (first.lkey, first.addr, len(first)) == (second.lkey, address_and_length(memory)[0], 100)
     first.close()
     second.close()
     assert await rig.use(memory) == 1
@@ -153,10 +153,10 @@ async def test_without_room_nothing_is_kept() -> None:
 async def test_what_the_device_still_uses_does_not_go() -> None:
     rig, memory = Rig(0), bytearray(10)
     region = await rig.cache.register(memory, WRITE)
-    region.take(None)
+    region.acquire(None)
     region.close()
     assert rig.state == (1, 10, 1)
-    region.give_back()
+    region.release()
     assert rig.state == (0, 0, 0)
 
 

@@ -11,7 +11,7 @@ import pytest
 from datapath_fakes import (
     ELSEWHERE,
     HERE,
-    FakeOwner,
+    FakeCallbacks,
     FakeRegion,
     SendRig,
     call_at_once,
@@ -24,7 +24,7 @@ from aiordma.loop import running_loop
 from aiordma.messages.remote_access import RemoteAccess
 from aiordma.qp import Operation
 from aiordma.qp.operation import Operations
-from aiordma.qp.scatter_gather import Gatherer
+from aiordma.qp.scatter_gather import ScatterGatherBuilder
 from aiordma.verbs import DeviceAttributes
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
@@ -52,9 +52,9 @@ class Rig(SendRig):
     ) -> None:
         super().__init__(free_buffers=1, depth=depth)
         loop = running_loop()
-        self.owner = FakeOwner()
+        self.owner = FakeCallbacks()
         operations = Operations(loop, self.queue, self.owner, no_polling())
-        gatherer = Gatherer(self.queue, 4, call_at_once)
+        gatherer = ScatterGatherBuilder(self.queue, 4, call_at_once)
         gatherer.pd = HERE
         device: Any = FakeDevice(is_iwarp, **({"max_sge_rd": 30} | limits))
         self.remote = RemoteAccess(device, operations, gatherer, MAX_INLINE)
@@ -66,7 +66,7 @@ class Rig(SendRig):
         if isinstance(lent, Operation):
             lent.succeeded = status is WcStatus.SUCCESS
             if status is not WcStatus.SUCCESS:
-                self.owner.break_off(WorkRequestError(status, lent.opcode))
+                self.owner.fail(WorkRequestError(status, lent.opcode))
 
     async def done(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Have all requests of a call succeed."""
@@ -79,7 +79,7 @@ class Rig(SendRig):
 
     @property
     def free_turns(self) -> int:
-        return self.remote._turns.free
+        return self.remote._rd_atomic_credits.free
 
 
 async def settle() -> None:
@@ -290,10 +290,10 @@ async def test_without_turns_there_are_writes() -> None:
 
 async def test_a_knock_is_a_read_of_nothing_and_takes_its_turn() -> None:
     rig = Rig(1)
-    rig.remote.knock()
+    rig.remote.probe()
     assert rig.qp.requests == [(WrOpcode.RDMA_READ, [], (0, 0), NO_IMMEDIATE)]
     assert rig.free_turns == 0
-    rig.remote.knock()  # one is under way
+    rig.remote.probe()  # one is under way
     assert len(rig.qp.requests) == 1
     rig.end()
     assert rig.free_turns == 1
@@ -301,20 +301,20 @@ async def test_a_knock_is_a_read_of_nothing_and_takes_its_turn() -> None:
 
 async def test_without_turns_or_places_nobody_knocks() -> None:
     rig = Rig(0)
-    rig.remote.knock()
+    rig.remote.probe()
     assert rig.qp.requests == []
     rig = Rig(1)
-    rig.queue.hold()
-    rig.remote.knock()
+    rig.queue.pause()
+    rig.remote.probe()
     assert (rig.qp.requests, rig.free_turns) == ([], 1)
 
 
 async def test_a_knock_that_is_refused_ends_the_connection() -> None:
     rig = Rig(1)
     rig.qp.refuses = True
-    rig.remote.knock()
+    rig.remote.probe()
     assert isinstance(rig.owner.end, VerbsError)
-    assert (rig.queue.places, rig.free_turns) == (16, 0)
+    assert (rig.queue.credits, rig.free_turns) == (16, 0)
     rig.queue.abandon()
     assert rig.free_turns == 1
 
@@ -323,8 +323,8 @@ async def test_at_the_end_those_who_wait_for_their_turn_are_let_go() -> None:
     rig, regions = Rig(1), [FakeRegion(100, number) for number in range(1, 6)]
     tasks = [await started(rig.remote.read(REMOTE, region)) for region in regions]
     assert [region.uses for region in regions] == [1] * 5
-    rig.owner.break_off(PeerClosed("closed there"))
-    rig.remote.ended()
+    rig.owner.fail(PeerClosed("closed there"))
+    rig.remote.stop()
     for task in tasks[1:]:
         with pytest.raises(PeerClosed):
             await task

@@ -11,7 +11,7 @@ import pytest
 
 from aiordma import AddressError
 from aiordma.cm.resolving import is_loopback, resolve_host
-from aiordma.loop import parking, running_loop
+from aiordma.loop import blocking_pool, running_loop
 from aiordma.rdmacm import SocketAddress, parse_address
 
 pytestmark = pytest.mark.asyncio
@@ -80,13 +80,13 @@ async def test_a_slow_resolver_does_not_keep_short_calls_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parked: list[object] = []
-    submit = parking.submit
+    submit = blocking_pool.submit
 
     def park(job: Callable[[], None]) -> None:
         parked.append(job)
         submit(job)
 
-    monkeypatch.setattr(parking, "submit", park)
+    monkeypatch.setattr(blocking_pool, "submit", park)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: [found_v4("10.7.1.1")])
     assert await resolve("storage") == [SocketAddress("10.7.1.1", 7471)]
     assert len(parked) == 1

@@ -14,10 +14,10 @@ from datapath_fakes import SEND_WR_ID, Counted, FakePool, SendRig
 
 from aiordma import VerbsError
 from aiordma._native import ffi
-from aiordma.datagrams.datagram_send_queue import DatagramSends, Parcel
+from aiordma.datagrams.datagram_send_queue import DatagramSend, DatagramSendQueue
 from aiordma.enums import SendFlags, WrOpcode
 from aiordma.loop import running_loop
-from aiordma.memory import PooledBuffer, bounds
+from aiordma.memory import PooledBuffer, address_and_length
 from aiordma.qp import NUMBER_MASK
 from aiordma.verbs import QueuePair, QueuePairCaps, queue_pair
 
@@ -224,7 +224,7 @@ async def test_a_kept_buffer_comes_back_when_the_queue_pair_is_gone() -> None:
     rig = SendRig(free_buffers=2)
     buffer = rig.queue.try_buffer(100)
     assert buffer is not None
-    rig.queue.keep(buffer)
+    rig.queue.keep_until_destroyed(buffer)
     rig.send_copy()
     assert len(rig.queue) == 1
     rig.complete()
@@ -285,7 +285,7 @@ async def test_of_short_messages_every_so_many_is_signalled(depth: int, every: i
     rig = SendRig(depth=depth)
     for _ in range(depth):
         rig.send()
-    assert rig.signalled == [(number + 1) % every == 0 for number in range(depth)]
+    assert rig.signaled == [(number + 1) % every == 0 for number in range(depth)]
 
 
 async def test_what_lends_memory_is_always_signalled() -> None:
@@ -294,7 +294,7 @@ async def test_what_lends_memory_is_always_signalled() -> None:
         rig.send_copy()
     await rig.queue.reserve()
     rig.queue.post(post_something, Counted())
-    assert rig.signalled == [True] * 4
+    assert rig.signaled == [True] * 4
 
 
 async def test_counting_begins_again_after_what_was_signalled() -> None:
@@ -304,7 +304,7 @@ async def test_counting_begins_again_after_what_was_signalled() -> None:
     rig.send_copy()
     for _ in range(4):
         rig.send()
-    assert rig.signalled == [False] * 3 + [True] + [False] * 3 + [True]
+    assert rig.signaled == [False] * 3 + [True] + [False] * 3 + [True]
 
 
 async def test_a_refused_message_does_not_count() -> None:
@@ -319,14 +319,14 @@ async def test_a_refused_message_does_not_count() -> None:
     rig.qp.refuses = False
     for _ in range(2):
         rig.send()
-    assert rig.signalled == [False, False, False, True, False]
+    assert rig.signaled == [False, False, False, True, False]
 
 
 async def test_where_it_is_not_selective_every_message_is_signalled() -> None:
     rig = SendRig(depth=64, selective=False)
     for _ in range(64):
         rig.send()
-    assert rig.signalled == [True] * 64
+    assert rig.signaled == [True] * 64
 
 
 async def test_where_it_is_not_selective_a_read_may_end_after_a_later_write() -> None:
@@ -335,14 +335,14 @@ async def test_where_it_is_not_selective_a_read_may_end_after_a_later_write() ->
     read, write = Counted(), Counted()
     for lent, reads in ((read, True), (write, False)):
         assert rig.queue.try_reserve()
-        rig.queue.post(post_something, lent, reads=reads)
+        rig.queue.post(post_something, lent, is_read=reads)
     assert rig.queue.completed(1) is write
     assert (read.releases, write.releases) == (0, 1)
     rig.send()
     assert rig.queue.completed(2) is None
-    assert (read.releases, rig.queue.lane.lent, rig.queue.places) == (0, 1, 4)
+    assert (read.releases, rig.queue.core.in_flight, rig.queue.credits) == (0, 1, 4)
     assert rig.queue.completed(0) is read
-    assert (read.releases, rig.queue.lane.lent, rig.queue.places) == (1, 0, 4)
+    assert (read.releases, rig.queue.core.in_flight, rig.queue.credits) == (1, 0, 4)
     assert len(rig.queue) == 0
 
 
@@ -365,7 +365,7 @@ async def test_nobody_gets_stuck_when_only_the_signalled_are_reported(seed: int)
     kinds = [rig.send, rig.send, rig.send, rig.send_copy, rig.refused]
     lent: list[Counted] = []
     for _ in range(2000):
-        if rig.queue._slots.free and source.random() < 0.6:
+        if rig.queue._credits.free and source.random() < 0.6:
             if source.random() < 0.1:
                 lent.append(Counted())
                 assert rig.queue.try_reserve()
@@ -375,11 +375,11 @@ async def test_nobody_gets_stuck_when_only_the_signalled_are_reported(seed: int)
         else:
             rig.report()
         assert len(rig.queue) == len(rig.qp.posted)
-        if not rig.queue._slots.free:
+        if not rig.queue._credits.free:
             assert any(map(rig.qp.is_signalled, rig.qp.posted)), "nothing will empty the queue"
     while rig.report():
         pass
-    rig.queue.close_tail()
+    rig.queue.signal_tail()
     rig.report()
     assert len(rig.queue) == len(rig.qp.posted) == 0
     assert rig.pool.is_whole
@@ -413,10 +413,10 @@ async def test_a_tail_that_nobody_tells_of_is_closed() -> None:
     rig = SendRig(depth=16)
     for _ in range(6):
         rig.send()
-    rig.queue.close_tail()
+    rig.queue.signal_tail()
     assert rig.qp.requests == [(WrOpcode.RDMA_WRITE, [], (0, 0), -1)]
-    assert rig.signalled == [False, False, False, True, False, False, True]
-    rig.queue.close_tail()  # once is enough
+    assert rig.signaled == [False, False, False, True, False, False, True]
+    rig.queue.signal_tail()  # once is enough
     assert len(rig.qp.posted) == 7
     assert rig.report()
     assert rig.report()
@@ -428,7 +428,7 @@ async def test_a_tail_that_is_told_of_needs_no_closing(count: int) -> None:
     rig = SendRig(depth=16)
     for _ in range(count):
         rig.send()
-    rig.queue.close_tail()
+    rig.queue.signal_tail()
     assert rig.qp.requests == []
 
 
@@ -437,11 +437,11 @@ async def test_the_tail_of_a_full_queue_is_closed_when_there_is_room() -> None:
     rig.send_copy()
     for _ in range(9):
         rig.send()
-    assert rig.signalled == [True] + [False, True] * 4 + [False]
-    rig.queue.close_tail()
+    assert rig.signaled == [True] + [False, True] * 4 + [False]
+    rig.queue.signal_tail()
     assert rig.qp.requests == []  # the device would not take one more
     rig.report()
-    rig.queue.close_tail()
+    rig.queue.signal_tail()
     assert len(rig.qp.requests) == 1
     while rig.report():
         pass
@@ -453,7 +453,7 @@ async def test_a_tail_needs_no_place_of_its_own() -> None:
     rig.send()
     for _ in range(15):  # of those who wait for memory, for one
         assert rig.queue.try_reserve()
-    rig.queue.close_tail()
+    rig.queue.signal_tail()
     assert len(rig.qp.requests) == 1
 
 
@@ -462,10 +462,10 @@ async def test_a_tail_that_is_refused_says_so_and_is_closed_the_next_time() -> N
     rig.send()
     rig.qp.refuses = True
     with pytest.raises(VerbsError):
-        rig.queue.close_tail()
+        rig.queue.signal_tail()
     assert len(rig.queue) == 1
     rig.qp.refuses = False
-    rig.queue.close_tail()
+    rig.queue.signal_tail()
     assert len(rig.queue) == 2
 
 
@@ -484,7 +484,7 @@ async def test_what_is_posted_behind_a_fence_waits() -> None:
     rig.send()
     fences = [bool(flags & SendFlags.FENCE) for flags in rig.qp.flags.values()]
     assert fences == [False, True, True, True, False]
-    assert rig.signalled == [False, False, True, True, False]
+    assert rig.signaled == [False, False, True, True, False]
 
 
 async def test_the_last_that_is_fenced_off_takes_the_fence_away() -> None:
@@ -533,16 +533,16 @@ async def test_a_completion_tells_what_was_lent_for_its_own_request() -> None:
 
 async def test_those_who_wait_for_an_end_are_let_go_and_nothing_is_given_back() -> None:
     rig = SendRig(free_buffers=1, depth=16)
-    waited = Counted()
+    has_waiter = Counted()
     rig.send()
     rig.send_copy()
     await rig.queue.reserve()
-    rig.queue.post(post_something, waited)
+    rig.queue.post(post_something, has_waiter)
     rig.queue.stop_waiting()
-    assert (waited.stops, waited.releases) == (1, 0)
+    assert (has_waiter.stops, has_waiter.releases) == (1, 0)
     assert len(rig.pool.home) == 0
     rig.queue.abandon()
-    assert (waited.stops, waited.releases) == (1, 1)
+    assert (has_waiter.stops, has_waiter.releases) == (1, 1)
     assert rig.pool.is_whole
 
 
@@ -563,16 +563,16 @@ async def test_every_datagram_is_signalled(monkeypatch: pytest.MonkeyPatch) -> N
     fake_lib = SimpleNamespace(aiordma_post_ud_send=post_ud_send)
     monkeypatch.setattr(queue_pair, "lib", fake_lib)
     pointer = ffi.new("struct ibv_qp *")
-    sends = DatagramSends(running_loop(), 64, selective=False)
+    sends = DatagramSendQueue(running_loop(), 64, selective=False)
     memory = bytearray(1024)
     pool = FakePool()
-    address = bounds(memory)[0]
+    address = address_and_length(memory)[0]
     sends.open(QueuePair(pointer, QueuePairCaps(64, 0)), pool, SEND_WR_ID)  # type: ignore[arg-type]
     released: list[str] = []
     borrowed: Any = SimpleNamespace(handle=FakeHandle(), release=lambda: released.append("handle"))
     for number in range(32):
         assert sends.try_reserve()
-        parcel = Parcel(borrowed)
+        parcel = DatagramSend(borrowed)
         if number % 2:
             parcel.buffer = PooledBuffer(pool.home, address, 99, memoryview(memory))
         sends.post_to(parcel, b"data", -1, (1, 2))
@@ -586,13 +586,13 @@ async def test_every_datagram_is_signalled(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_a_queue_that_is_held_has_places_when_it_is_let_go() -> None:
     rig = SendRig()
-    rig.queue.hold()
+    rig.queue.pause()
     assert not rig.queue.try_reserve()
     waiting = asyncio.create_task(rig.queue.reserve())
     await settle()
     assert not waiting.done()
-    rig.queue.let_go()
-    rig.queue.let_go()
+    rig.queue.resume()
+    rig.queue.resume()
     await asyncio.wait_for(waiting, timeout=5)
     assert [rig.queue.try_reserve() for _ in range(DEPTH)] == [True] * (DEPTH - 1) + [False]
 
@@ -602,20 +602,20 @@ async def test_a_queue_that_is_held_has_places_when_it_is_let_go() -> None:
 
 async def test_the_lane_knows_what_is_lent() -> None:
     rig = SendRig(free_buffers=3, depth=16)
-    lane = rig.queue.lane
+    lane = rig.queue.core
     rig.send()
     rig.send_copy()
     rig.send_copy()
-    assert lane.lent == 2
+    assert lane.in_flight == 2
     rig.qp.refuses = True
     with pytest.raises(VerbsError):
         rig.send_copy()
-    assert lane.lent == 2
+    assert lane.in_flight == 2
     rig.qp.refuses = False
     rig.complete(2)
-    assert lane.lent == 1
+    assert lane.in_flight == 1
     rig.queue.abandon()
-    assert (lane.lent, len(rig.queue)) == (0, 0)
+    assert (lane.in_flight, len(rig.queue)) == (0, 0)
 
 
 async def test_the_lane_knows_who_waits_for_a_place() -> None:
@@ -624,13 +624,13 @@ async def test_the_lane_knows_who_waits_for_a_place() -> None:
         rig.send()
     tasks = [asyncio.create_task(rig.queue.reserve()) for _ in range(3)]
     await settle()
-    assert rig.queue.lane.waiting == 3
+    assert rig.queue.core.waiters == 3
     tasks[0].cancel()
     await settle()
-    assert rig.queue.lane.waiting == 2
+    assert rig.queue.core.waiters == 2
     rig.complete(2)
     await asyncio.gather(*tasks[1:])
-    assert (rig.queue.lane.waiting, rig.queue.places) == (0, 0)
+    assert (rig.queue.core.waiters, rig.queue.credits) == (0, 0)
 
 
 async def test_a_place_that_the_lane_has_freed_goes_to_who_waits() -> None:
@@ -639,39 +639,39 @@ async def test_a_place_that_the_lane_has_freed_goes_to_who_waits() -> None:
         rig.send()
     waiting = asyncio.create_task(rig.queue.reserve())
     await settle()
-    rig.queue.lane.completed(rig.qp.posted[1])  # by C, which then leaves it for Python
+    rig.queue.core.completed(rig.qp.posted[1])  # by C, which then leaves it for Python
     assert not waiting.done()
     rig.queue.completed(rig.qp.posted[1])
     await asyncio.wait_for(waiting, timeout=5)
-    assert rig.queue.places == 1
+    assert rig.queue.credits == 1
 
 
 async def test_what_lane_and_queue_post_is_numbered_together() -> None:
     rig = SendRig(depth=16)
     rig.send()
-    lane = rig.queue.lane
-    lane.number, lane.free, lane.unsignalled = lane.number + 2, lane.free - 2, 3
+    lane = rig.queue.core
+    lane.next_number, lane.credits, lane.unsignaled = lane.next_number + 2, lane.credits - 2, 3
     rig.send()
     assert list(rig.qp.posted) == [0, 3]
-    assert rig.signalled == [False, True]
-    assert (len(rig.queue), rig.queue.places) == (4, 12)
+    assert rig.signaled == [False, True]
+    assert (len(rig.queue), rig.queue.credits) == (4, 12)
 
 
 async def test_a_queue_on_fakes_takes_the_long_way() -> None:
     rig = SendRig()
-    assert rig.queue.lane.is_open
-    assert rig.queue.lane.send(b"x") == -1
+    assert rig.queue.core.is_open
+    assert rig.queue.core.send(b"x") == -1
 
 
 async def test_a_queue_that_is_stopped_posts_nothing_in_short_and_hears_of_every_end() -> None:
     rig = SendRig()
     rig.queue.stop()
-    assert (rig.queue.lane.is_open, rig.queue.lane.waiting) == (False, 1)
+    assert (rig.queue.core.is_open, rig.queue.core.waiters) == (False, 1)
 
 
 async def test_a_queue_that_is_held_has_no_place_for_the_lane_either() -> None:
     rig = SendRig()
-    rig.queue.hold()
-    assert rig.queue.lane.free == 0
-    rig.queue.let_go()
-    assert rig.queue.lane.free == DEPTH
+    rig.queue.pause()
+    assert rig.queue.core.credits == 0
+    rig.queue.resume()
+    assert rig.queue.core.credits == DEPTH

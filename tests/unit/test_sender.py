@@ -12,7 +12,7 @@ from datapath_fakes import (
     BUFFER_SIZE,
     ELSEWHERE,
     HERE,
-    FakeOwner,
+    FakeCallbacks,
     FakeRegion,
     SendRig,
     no_polling,
@@ -31,7 +31,7 @@ from aiordma.loop import running_loop
 from aiordma.messages.sender import Sender
 from aiordma.qp import Operation
 from aiordma.qp.operation import Operations
-from aiordma.qp.scatter_gather import Gatherer
+from aiordma.qp.scatter_gather import ScatterGatherBuilder
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
@@ -43,9 +43,9 @@ class Rig(SendRig):
     def __init__(self, free_buffers: int = 1, *, depth: int = 16) -> None:
         super().__init__(free_buffers, depth=depth)
         loop = running_loop()
-        self.owner = FakeOwner()
+        self.owner = FakeCallbacks()
         operations = Operations(loop, self.queue, self.owner, no_polling())
-        gatherer = Gatherer(self.queue, 4, self.call)
+        gatherer = ScatterGatherBuilder(self.queue, 4, self.call)
         gatherer.pd = HERE
         self.sender = Sender(operations, gatherer, OPTIONS)
 
@@ -53,19 +53,19 @@ class Rig(SendRig):
         function()
 
     async def copy(self, data: bytes, imm: int = NO_IMMEDIATE) -> None:
-        await self.sender.copy(data, len(data), imm)
+        await self.sender.send_copy(data, len(data), imm)
 
     def lend(
         self, data: Any, imm: int = NO_IMMEDIATE, invalidate: RemoteBuffer | None = None
     ) -> asyncio.Task[None]:
-        return asyncio.create_task(self.sender.lend(data, imm, invalidate))
+        return asyncio.create_task(self.sender.send_registered(data, imm, invalidate))
 
     def end(self, status: WcStatus = WcStatus.SUCCESS) -> None:
         lent = self.queue.completed(self.qp.posted.popleft())
         if isinstance(lent, Operation):
             lent.succeeded = status is WcStatus.SUCCESS
             if status is not WcStatus.SUCCESS:
-                self.owner.break_off(WorkRequestError(status, lent.opcode))
+                self.owner.fail(WorkRequestError(status, lent.opcode))
 
     @property
     def sent(self) -> tuple[int, int]:
@@ -86,7 +86,7 @@ async def test_short_messages_travel_in_the_request(nbytes: int, is_inline: bool
     await rig.copy(bytes(nbytes), 7)
     assert rig.qp.sent == [(bytes(nbytes), 7)]
     assert rig.pool.is_whole is is_inline
-    assert rig.signalled == [not is_inline]
+    assert rig.signaled == [not is_inline]
     assert rig.sent == (1, nbytes)
     rig.end()
     assert len(rig.pool.home) == 1
@@ -127,7 +127,7 @@ async def test_a_connection_that_ends_while_one_waits_for_a_place() -> None:
     await rig.copy(b"one")
     task = asyncio.create_task(rig.copy(b"two"))
     await settle()
-    rig.owner.break_off(PeerClosed("closed there"))
+    rig.owner.fail(PeerClosed("closed there"))
     rig.queue.wake_senders()
     with pytest.raises(PeerClosed):
         await task
@@ -164,9 +164,9 @@ async def test_a_connection_that_ends_while_memory_is_registered() -> None:
 
     async def call(function: Callable[[], None]) -> None:
         function()
-        rig.owner.break_off(PeerClosed("closed there"))
+        rig.owner.fail(PeerClosed("closed there"))
 
-    rig.sender._gatherer.call = call
+    rig.sender._builder.call_in_worker = call
     with pytest.raises(PeerClosed):
         await rig.copy(bytes(100))
     assert rig.pool.is_whole
@@ -178,7 +178,7 @@ async def test_cancelling_while_memory_is_registered_sends_nothing() -> None:
         await asyncio.Event().wait()
 
     rig = Rig(free_buffers=0, depth=1)
-    rig.sender._gatherer.call = never
+    rig.sender._builder.call_in_worker = never
     task = asyncio.create_task(rig.copy(bytes(100)))
     await settle()
     task.cancel()
@@ -193,7 +193,7 @@ async def test_memory_that_cannot_be_registered_is_told_as_it_is() -> None:
         raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
     rig = Rig(free_buffers=0, depth=1)
-    rig.sender._gatherer.call = fail
+    rig.sender._builder.call_in_worker = fail
     for _ in range(3):
         with pytest.raises(VerbsError):
             await rig.copy(bytes(100))
@@ -220,7 +220,7 @@ async def test_registered_memory_is_sent_as_it_is(
     await settle()
     segments = [(0x10000, 50, 11), (0x10000, 5, 11), (0x1000, 4, 99)]
     assert rig.qp.requests == [(opcode, segments, remote, imm)]
-    assert rig.signalled == [True]
+    assert rig.signaled == [True]
     assert (region.uses, rig.sent) == (2, (1, 59))
     assert not task.done()
     rig.end()
@@ -291,7 +291,7 @@ async def test_on_a_connection_that_has_ended_nothing_is_lent() -> None:
 
 async def test_what_is_posted_at_once_goes_by_the_lane() -> None:
     rig = Rig()
-    assert rig.sender.post_now == rig.queue.lane.send
+    assert rig.sender.post_now == rig.queue.core.send
     assert rig.sender.post_now(b"x") == -1  # on fakes: the long way
 
 
@@ -306,14 +306,14 @@ async def test_where_a_checkpoint_is_owed_nothing_is_posted_at_once() -> None:
     rig = Rig()
     loop: Any = Owing()
     operations = Operations(loop, rig.queue, rig.owner, no_polling())
-    sender = Sender(operations, Gatherer(rig.queue, 4, rig.call), OPTIONS)
-    assert sender.post_now is not rig.queue.lane.send
+    sender = Sender(operations, ScatterGatherBuilder(rig.queue, 4, rig.call), OPTIONS)
+    assert sender.post_now is not rig.queue.core.send
     assert sender.post_now(b"x") == -1
 
 
 async def test_an_errno_of_what_is_posted_at_once_ends_the_connection() -> None:
     rig = Rig()
-    error = rig.sender.refused(errno.EINVAL)
+    error = rig.sender.post_error(errno.EINVAL)
     assert isinstance(error, VerbsError)
     assert (error.errno, "ibv_post_send" in str(error)) == (errno.EINVAL, True)
     assert rig.owner.breaks == [rig.owner.end]

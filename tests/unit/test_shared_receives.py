@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from cm_fakes import fake_cm, raw_of
-from datapath_fakes import SLOT_SIZE, SLOTS, FakePages, FakeReceiveQueue, completion
+from datapath_fakes import SLOT_SIZE, SLOTS, FakePages, FakeReceivePoster, completion
 
 from aiordma import ConnectionOptions, VerbsError
 from aiordma.loop import running_loop
 from aiordma.messages import listener as listener_module
-from aiordma.messages.listener import Sharing
+from aiordma.messages.listener import SharedReceivesByDevice
 from aiordma.qp import SharedReceives, receive_ring, shared_receives
 from aiordma.verbs import DeviceAttributes, SharedReceiveQueueCaps
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 KEY = 9
 
 
-class FakeSrq(FakeReceiveQueue):
+class FakeSrq(FakeReceivePoster):
     """A shared receive queue of SLOTS slots."""
 
     def __init__(self, pages: FakePages) -> None:
@@ -69,7 +69,7 @@ class FakeDevice:
     """A device, of which nothing is asked but which one it is."""
 
 
-class Taker:
+class ReceiveConsumer:
     def __init__(self) -> None:
         self.got: list[tuple[int, object]] = []
         self.failures: list[VerbsError] = []
@@ -231,7 +231,7 @@ async def test_receives_that_were_posted_in_vain_do_not_count(
 
 async def test_a_message_goes_to_the_queue_pair_that_took_the_buffer(rig: Rig) -> None:
     rig.receives.open()
-    one, other = Taker(), Taker()
+    one, other = ReceiveConsumer(), ReceiveConsumer()
     rig.receives.add(17, one)
     rig.receives.add(18, other)
     first, second, third = rig.fill(18), rig.fill(17), rig.fill(18)
@@ -239,13 +239,13 @@ async def test_a_message_goes_to_the_queue_pair_that_took_the_buffer(rig: Rig) -
     assert [slot for slot, _ in one.got] == [second]
     assert rig.posted == [3]
     for slot in (third, first, second):
-        rig.receives.give_back(slot)
+        rig.receives.repost(slot)
     assert rig.posted == [3, third, first, second]
 
 
 async def test_what_a_queue_pair_took_that_is_gone_is_posted_again(rig: Rig) -> None:
     rig.receives.open()
-    taker = Taker()
+    taker = ReceiveConsumer()
     rig.receives.add(17, taker)
     slot = rig.fill(99)
     assert rig.posted == [1, 2, 3, slot]
@@ -257,7 +257,7 @@ async def test_what_a_queue_pair_took_that_is_gone_is_posted_again(rig: Rig) -> 
 
 async def test_a_number_that_another_has_by_now_stays_the_others(rig: Rig) -> None:
     rig.receives.open()
-    gone, taker = Taker(), Taker()
+    gone, taker = ReceiveConsumer(), ReceiveConsumer()
     rig.receives.add(17, gone)
     rig.receives.add(17, taker)
     rig.receives.remove(17, gone)
@@ -269,28 +269,28 @@ async def test_a_number_that_another_has_by_now_stays_the_others(rig: Rig) -> No
 
 async def test_a_queue_that_takes_no_more_ends_all_that_share_it(rig: Rig) -> None:
     rig.receives.open()
-    takers = [Taker() for _ in range(3)]
+    takers = [ReceiveConsumer() for _ in range(3)]
     for number, taker in enumerate(takers):
         rig.receives.add(number, taker)
     slots = [rig.fill(0), rig.fill(1)]
     rig.srq.refuses = True
-    rig.receives.give_back(slots[0])
+    rig.receives.repost(slots[0])
     assert [[error.errno for error in taker.failures] for taker in takers] == [[errno.ENOMEM]] * 3
-    rig.receives.give_back(slots[1])  # nothing is posted any more, and nobody told again
+    rig.receives.repost(slots[1])  # nothing is posted any more, and nobody told again
     assert [len(taker.failures) for taker in takers] == [1] * 3
     assert rig.posted == [2, 3]
 
 
 async def test_a_device_that_fails_ends_all_that_share_it(rig: Rig) -> None:
     rig.receives.open()
-    takers = [Taker() for _ in range(3)]
+    takers = [ReceiveConsumer() for _ in range(3)]
     for number, taker in enumerate(takers):
         rig.receives.add(number, taker)
     slot = rig.fill(0)
     error = VerbsError(errno.EIO, "ibv_poll_cq")
     rig.receives.device_failed(error)
     assert [taker.failures for taker in takers] == [[error]] * 3
-    rig.receives.give_back(slot)
+    rig.receives.repost(slot)
     assert rig.posted == [1, 2, 3]
 
 
@@ -300,7 +300,7 @@ async def test_a_device_that_fails_ends_all_that_share_it(rig: Rig) -> None:
 async def test_it_lives_as_long_as_it_has_users(rig: Rig) -> None:
     rig.receives.open()
     for _ in range(3):
-        rig.receives.use()
+        rig.receives.acquire()
     for _ in range(3):
         rig.receives.release()
         await stays_so()
@@ -324,13 +324,13 @@ async def test_one_that_nobody_opened_is_let_go_too(rig: Rig) -> None:
 
 async def test_a_message_that_is_released_after_the_end_is_not_posted(rig: Rig) -> None:
     rig.receives.open()
-    taker = Taker()
+    taker = ReceiveConsumer()
     rig.receives.add(17, taker)
     first, second = rig.fill(), rig.fill()
     rig.receives.release()
-    rig.receives.give_back(first)  # it is about to be destroyed
+    rig.receives.repost(first)  # it is about to be destroyed
     await eventually(lambda: rig.is_gone)
-    rig.receives.give_back(second)
+    rig.receives.repost(second)
     assert list(rig.srq.posted) == [2, 3]
 
 
@@ -386,14 +386,14 @@ FIRST: Any = FakeId("the first device")
 SECOND: Any = FakeId("the second device")
 
 
-def share(sharing: Sharing, cm: Any, options: ConnectionOptions) -> Any:
+def share(sharing: SharedReceivesByDevice, cm: Any, options: ConnectionOptions) -> Any:
     return sharing.receives(cm, options)
 
 
 async def test_connections_of_a_listener_share_what_is_on_their_device(
     made: list[Any],
 ) -> None:
-    sharing = Sharing(SHARED)
+    sharing = SharedReceivesByDevice(SHARED)
     assert made == []
     first = share(sharing, FIRST, SHARED)
     assert (made[0].device, made[0].depth, made[0].slot_size) == ("the first device", 50, 1000)
@@ -406,7 +406,7 @@ async def test_connections_of_a_listener_share_what_is_on_their_device(
 async def test_one_that_does_not_want_to_share_has_buffers_of_its_own(
     made: list[Any], own: ConnectionOptions
 ) -> None:
-    sharing = Sharing(own)
+    sharing = SharedReceivesByDevice(own)
     assert share(sharing, FIRST, ConnectionOptions(max_message_size=5000)) is None
     assert made == []
 
@@ -422,19 +422,19 @@ async def test_one_that_wants_more_than_is_shared_is_refused(
     made: list[Any], listens: ConnectionOptions, wants: ConnectionOptions
 ) -> None:
     with pytest.raises(ValueError, match="are for listen"):
-        share(Sharing(listens), FIRST, wants)
+        share(SharedReceivesByDevice(listens), FIRST, wants)
     assert made == []
 
 
 async def test_smaller_messages_may_be_wanted(made: list[Any]) -> None:
-    sharing = Sharing(SHARED)
+    sharing = SharedReceivesByDevice(SHARED)
     small = ConnectionOptions(shared_recv_depth=1, max_message_size=999)
     assert share(sharing, FIRST, small) is made[0]
     assert made[0].slot_size == 1000
 
 
 async def test_closing_gives_up_each_share_once(made: list[Any]) -> None:
-    sharing = Sharing(SHARED)
+    sharing = SharedReceivesByDevice(SHARED)
     share(sharing, FIRST, SHARED)
     share(sharing, SECOND, SHARED)
     sharing.close()
@@ -458,7 +458,7 @@ async def test_a_listener_that_is_closed_gives_up_what_it_shares(
             monkeypatch.setattr(raw_of(cm_id), "device", SharingDevice, raising=False)
             cm_id.listen()
             listener = listener_module.Listener([cm_id], SHARED)
-            share(listener._sharing, cm_id, SHARED)
+            share(listener._shared_receives, cm_id, SHARED)
             assert made[0].users == 1
             await listener.aclose()
             assert made[0].users == 0

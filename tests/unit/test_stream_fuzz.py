@@ -61,7 +61,7 @@ def lead(pair: Pair, schedule: list[tuple[int, str, int]], sources: list[bytes])
 def check_the_end(pair: Pair) -> None:
     for side in pair.sides:
         assert side.protocol.state is StreamState.ENDED
-        assert side.protocol.has_said_all
+        assert side.protocol.all_controls_completed
         assert not side.protocol.room
         assert not side.on_the_way
 

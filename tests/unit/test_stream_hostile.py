@@ -85,14 +85,14 @@ class Hostile:
                 self.announced += self.script.settings.buffer.length // 2
                 assert contains(self.list, request.target)
             if done:
-                self.protocol.ended()
+                self.protocol.control_completed()
 
     def check(self) -> None:
         inbound = self.protocol.inbound
         assert 0 <= inbound.available <= self.came <= self.announced
         assert inbound.available <= self.script.settings.buffer.length
         for mapping in self.protocol.outbound.mappings.values():
-            place = self.protocol.outbound.place(mapping.offset, mapping.segment.length)
+            place = self.protocol.outbound.find_mapped(mapping.offset, mapping.segment.length)
             assert place is not None
 
 
@@ -160,7 +160,7 @@ def suffer(hostile: Hostile, step: tuple[Any, ...]) -> None:
         case ("leave",):
             hostile.protocol.leave()
         case ("lost",):
-            hostile.protocol.lost()
+            hostile.protocol.connection_lost()
 
 
 @how(max_examples=300, deadline=None, derandomize=True)

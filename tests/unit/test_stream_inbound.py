@@ -8,7 +8,7 @@ import pytest
 from stream_fakes import BUFFER, BUFFER_KEY, Pair, Script, settings, started
 
 from aiordma import ProtocolError
-from aiordma.streams.protocol import Request
+from aiordma.streams.protocol import OutgoingMessage
 from aiordma.streams.wire import (
     MAX_TRANSFER,
     SEGMENT_SIZE,
@@ -76,7 +76,7 @@ def test_a_half_is_announced_again_when_it_is_consumed() -> None:
     script.protocol.inbound.consume(1)
     targets = script.peer.targets
     assert script.said() == [
-        Request(
+        OutgoingMessage(
             pack_message(Op.CREDIT, 101),
             pack_segment(Segment(BUFFER, BUFFER_KEY, 32), "little"),
             Segment(targets.addr, targets.key, SEGMENT_SIZE),
@@ -105,7 +105,7 @@ def test_credits_are_granted_after_half_of_the_messages() -> None:
     script = started(buffer=1 << 20, messages=16)
     for number in range(1, 25):
         script.hear(Op.DATA, 1)
-        grants = [Request(pack_message(Op.CREDIT, number + 16))] if number % 8 == 0 else []
+        grants = [OutgoingMessage(pack_message(Op.CREDIT, number + 16))] if number % 8 == 0 else []
         assert script.said() == grants
 
 
@@ -116,14 +116,14 @@ def test_a_buffer_comes_with_credits() -> None:
     for number in range(1, 9):
         assert script.said() == []
         script.hear(Op.DATA, 1)
-        assert script.protocol.inbound.grants == (number == 8)
+        assert script.protocol.inbound.has_update == (number == 8)
 
 
 def test_mappings_are_counted_like_data() -> None:
     script = started(buffer=64, messages=16, mappings=2)
     for _ in range(8):
         script.hear(Op.IOMAP, 1)
-    assert script.said() == [Request(pack_message(Op.CREDIT, 24))]
+    assert script.said() == [OutgoingMessage(pack_message(Op.CREDIT, 24))]
 
 
 @pytest.mark.parametrize("sends_messages", [False, True])

@@ -9,7 +9,7 @@ from stream_fakes import ORDERS, Script, settings, started
 
 from aiordma import ProtocolError
 from aiordma.streams import outbound
-from aiordma.streams.protocol import Request
+from aiordma.streams.protocol import OutgoingMessage
 from aiordma.streams.wire import (
     MAPPING_SIZE,
     MAX_TRANSFER,
@@ -29,7 +29,9 @@ from aiordma.streams.wire import (
 def test_data_fill_a_target_from_its_beginning() -> None:
     protocol = started().protocol
     assert protocol.room == 100
-    assert protocol.send(30) == Request(pack_message(Op.DATA, 30), b"", Segment(0x6000, 66, 30))
+    assert protocol.send(30) == OutgoingMessage(
+        pack_message(Op.DATA, 30), b"", Segment(0x6000, 66, 30)
+    )
     assert protocol.room == 70
     assert protocol.send(70).target == Segment(0x6000 + 30, 66, 70)
     assert protocol.room == 0
@@ -170,7 +172,7 @@ def test_a_mapping_is_written_behind_the_targets(order: ByteOrder) -> None:
     script.peer = dataclasses.replace(script.peer, byte_order=order)
     script.start()
     mapping = Mapping(1 << 40, Segment(0x9000, 99, 50))
-    assert script.protocol.announce(2, mapping) == Request(
+    assert script.protocol.announce(2, mapping) == OutgoingMessage(
         pack_message(Op.IOMAP, 2),
         pack_mapping(mapping, order),
         Segment(0x5000 + 3 * SEGMENT_SIZE + 2 * MAPPING_SIZE, 55, MAPPING_SIZE),
@@ -197,7 +199,7 @@ def test_a_place_is_where_all_of_it_is_mapped() -> None:
     script = started(mappings=2)
     mapped(script, 1, Mapping(1000, Segment(0x9000, 99, 50)))
     mapped(script, 0, Mapping(2000, Segment(0xA000, 88, 60)))
-    place = script.protocol.outbound.place
+    place = script.protocol.outbound.find_mapped
     assert place(1000, 50) == Segment(0x9000, 99, 50)
     assert place(1049, 1) == Segment(0x9000 + 49, 99, 1)
     assert place(2010, 20) == Segment(0xA000 + 10, 88, 20)
@@ -209,7 +211,7 @@ def test_a_mapping_can_be_replaced() -> None:
     script = started(mappings=1)
     mapped(script, 0, Mapping(1000, Segment(0x9000, 99, 50)))
     mapped(script, 0, Mapping(0, Segment(0xA000, 88, 60)))
-    assert script.protocol.outbound.place(1000, 1) is None
+    assert script.protocol.outbound.find_mapped(1000, 1) is None
     assert script.protocol.outbound.mappings == {0: (0, (0xA000, 88, 60))}
 
 

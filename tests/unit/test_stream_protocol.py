@@ -18,7 +18,7 @@ from stream_fakes import (
 )
 
 from aiordma import ProtocolError
-from aiordma.streams.protocol import CONTROLS, RESERVE, Request
+from aiordma.streams.protocol import MAX_CONTROLS, RESERVED_RECEIVES, OutgoingMessage
 from aiordma.streams.states import StreamState
 from aiordma.streams.wire import (
     MAX_TRANSFER,
@@ -55,7 +55,9 @@ def test_connection_data_show_the_board_and_the_first_half() -> None:
 
 def test_where_messages_travel_alone_receives_are_kept_for_control() -> None:
     script = Script(settings(messages=16, sends_messages=True))
-    assert ConnectionData.unpack(script.protocol.connection_data()).credits == 16 - RESERVE
+    assert (
+        ConnectionData.unpack(script.protocol.connection_data()).credits == 16 - RESERVED_RECEIVES
+    )
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -64,7 +66,7 @@ def test_the_second_half_is_announced_at_once(order: ByteOrder) -> None:
     script.peer = dataclasses.replace(script.peer, byte_order=order)
     targets = script.peer.targets
     assert script.start().said() == [
-        Request(
+        OutgoingMessage(
             pack_message(Op.CREDIT, 16),
             pack_segment(Segment(BUFFER + 32, BUFFER_KEY, 32), order),
             Segment(targets.addr + SEGMENT_SIZE, targets.key, SEGMENT_SIZE),
@@ -128,7 +130,7 @@ def test_a_message_that_travels_alone_has_its_senders_order(order: ByteOrder) ->
     script.protocol.received(early)
     script.start()
     (grant,) = script.said()
-    assert unpack_message(grant.message) == (Op.CREDIT, 1 + 16 - RESERVE)
+    assert unpack_message(grant.message) == (Op.CREDIT, 1 + 16 - RESERVED_RECEIVES)
     assert unpack_segment(grant.payload, other) == Segment(BUFFER + 32, BUFFER_KEY, 32)
     script.protocol.received(swapped(pack_message(Op.DATA, 4)))
     assert script.protocol.inbound.available == 7
@@ -164,14 +166,16 @@ def test_machines_of_different_orders_understand_each_other(sends_messages: bool
 def test_so_many_words_are_on_their_way_at_once() -> None:
     script = Script(settings(buffer=1 << 20, messages=16)).start()
     protocol = script.protocol
-    for _ in range(CONTROLS):
+    for _ in range(MAX_CONTROLS):
         assert protocol.next_request() is not None
         for _ in range(8):
             script.hear(Op.DATA, 1)
-    assert protocol.inbound.grants
+    assert protocol.inbound.has_update
     assert protocol.next_request() is None
-    protocol.ended()
-    assert protocol.next_request() == Request(pack_message(Op.CREDIT, 8 * CONTROLS + 16))
+    protocol.control_completed()
+    assert protocol.next_request() == OutgoingMessage(
+        pack_message(Op.CREDIT, 8 * MAX_CONTROLS + 16)
+    )
     assert protocol.next_request() is None
 
 
@@ -186,13 +190,13 @@ def test_grants_precede_words() -> None:
 
 def test_all_is_said_when_it_is_done() -> None:
     protocol = started().protocol
-    said_all = [protocol.has_said_all]
+    said_all = [protocol.all_controls_completed]
     protocol.finish()
-    said_all.append(protocol.has_said_all)
-    assert protocol.next_request() == Request(pack_message(Op.CONTROL, SHUTDOWN))
-    said_all.append(protocol.has_said_all)
-    protocol.ended()
-    said_all.append(protocol.has_said_all)
+    said_all.append(protocol.all_controls_completed)
+    assert protocol.next_request() == OutgoingMessage(pack_message(Op.CONTROL, SHUTDOWN))
+    said_all.append(protocol.all_controls_completed)
+    protocol.control_completed()
+    said_all.append(protocol.all_controls_completed)
     assert said_all == [True, False, False, True]
 
 
@@ -242,7 +246,7 @@ def test_after_the_end_no_data_come(word: Control) -> None:
 def test_who_leaves_takes_no_data_any_more() -> None:
     script = started()
     script.protocol.leave()
-    assert (script.words(), script.protocol.left) == ([DISCONNECT], True)
+    assert (script.words(), script.protocol.has_left) == ([DISCONNECT], True)
     for _ in range(100):
         script.hear(Op.DATA, 60)
     assert script.protocol.inbound.available == 0
@@ -265,10 +269,10 @@ def test_to_a_peer_that_left_nothing_is_sent_or_said() -> None:
 def test_a_lost_connection_ends_all_talk() -> None:
     script = started()
     script.protocol.finish()
-    script.protocol.lost()
+    script.protocol.connection_lost()
     assert script.words() == []
     assert (script.protocol.state, script.protocol.room) == (StreamState.BROKEN, 0)
-    script.protocol.lost()
+    script.protocol.connection_lost()
     script.protocol.leave()
     assert script.words() == []
     assert script.protocol.state is StreamState.BROKEN

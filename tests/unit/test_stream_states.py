@@ -130,13 +130,13 @@ def test_everything_happens_once(event: StreamEvent) -> None:
 
 def test_only_what_this_side_does_is_said() -> None:
     heard = [(state, event) for state, event in EVERYTHING if event not in OWN]
-    assert {move(*pair).say for pair in heard} == {None}
+    assert {move(*pair).control for pair in heard} == {None}
 
 
 def test_who_may_not_send_any_more_has_said_so() -> None:
     for state, event in itertools.product(StreamState, OWN):
         if state.may_send:
-            assert move(state, event).say in LAST_WORDS
+            assert move(state, event).control in LAST_WORDS
 
 
 def test_nothing_follows_the_last_word() -> None:

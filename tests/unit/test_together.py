@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 import waking
-from datapath_fakes import FakeOwner, FakePool, no_polling
+from datapath_fakes import FakeCallbacks, FakePool, no_polling
 from verbs_fakes import FakeVerbs
 
 from aiordma import VerbsError
 from aiordma._native import fast_path, ffi
 from aiordma.enums import SendFlags, WcOpcode, WrOpcode
-from aiordma.loop import future_of, promptly, running_loop
+from aiordma.loop import make_future, run_with_inline_wakeups, running_loop
 from aiordma.qp import SendQueue
 from aiordma.qp import post_list as together
 from aiordma.qp.operation import Operations
-from aiordma.qp.post_list import LONGEST, ListRequest, Together
+from aiordma.qp.post_list import MAX_LENGTH, MemoryRequest, PostList
 from aiordma.verbs import QueuePair, QueuePairCaps, RequestChain
 from aiordma.verbs.queue_pair import SIGNALED
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
 
 KEY = 5
-DEPTH = 4 * LONGEST
+DEPTH = 4 * MAX_LENGTH
 TARGET = (0x8000, 17)
 
 
@@ -41,23 +41,25 @@ class Rig:
         self.queue = SendQueue(running_loop(), DEPTH, max_inline=64)
         self.qp = QueuePair(ffi.cast("struct ibv_qp **", verbs.qp_cell)[0], QueuePairCaps(DEPTH, 0))
         self.queue.open(self.qp, FakePool(), KEY << 32)  # type: ignore[arg-type]
-        self.clock = fast_path.Completions(lambda: None)
-        self.owner = FakeOwner()
-        self.queue.together = Together(self.qp, self.queue.lane, self.clock, self.owner.not_posted)
+        self.clock = fast_path.CompletionDispatcher(lambda: None)
+        self.owner = FakeCallbacks()
+        self.queue.post_list = PostList(
+            self.qp, self.queue.core, self.clock, self.owner.post_failed
+        )
         self.operations = Operations(running_loop(), self.queue, self.owner, no_polling())
         self.counted = 0
         self.given_back: list[int] = []
 
-    def request(self, number: int, pieces: int = 1, imm: int = -1) -> ListRequest:
+    def request(self, number: int, pieces: int = 1, imm: int = -1) -> MemoryRequest:
         """A read of 64 KiB; its address is told by its number."""
         opcode = WrOpcode.RDMA_READ if imm < 0 else WrOpcode.RDMA_WRITE_WITH_IMM
         segments = [((number + 1) << 16, 1 << 16, 9)] * pieces
-        return ListRequest(opcode, segments, TARGET, self._count, imm)
+        return MemoryRequest(opcode, segments, TARGET, self._count, imm)
 
     def _count(self) -> None:
         self.counted += 1
 
-    async def perform(self, request: ListRequest, number: int = 0) -> None:
+    async def perform(self, request: MemoryRequest, number: int = 0) -> None:
         await self.operations.perform(
             WcOpcode.RDMA_READ, request, lambda: self.given_back.append(number)
         )
@@ -134,7 +136,7 @@ async def test_one_that_is_woken_alone_waits_for_nobody(verbs: FakeVerbs) -> Non
 
     await rig.woken(read)
     assert verbs.calls == 1
-    assert rig.clock.held == 0
+    assert rig.clock.open_post_lists == 0
     await asyncio.sleep(0)
     assert seen == [1]
 
@@ -150,10 +152,10 @@ async def test_what_no_event_has_woken_waits_for_nobody(verbs: FakeVerbs) -> Non
 
 async def test_many_are_several_calls(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
-    tasks = await rig.reads(2 * LONGEST + 1)
+    tasks = await rig.reads(2 * MAX_LENGTH + 1)
     assert verbs.calls == 3
-    assert rig.numbers == list(range(2 * LONGEST + 1))
-    rig.end(2 * LONGEST + 1)
+    assert rig.numbers == list(range(2 * MAX_LENGTH + 1))
+    rig.end(2 * MAX_LENGTH + 1)
     await asyncio.gather(*tasks)
 
 
@@ -162,7 +164,7 @@ async def test_a_message_does_not_overtake_them(verbs: FakeVerbs) -> None:
     lane_said: list[int] = []
 
     def send() -> None:
-        lane_said.append(rig.queue.lane.send(b"in short"))
+        lane_said.append(rig.queue.core.send(b"in short"))
         assert rig.queue.try_reserve()
         rig.queue.post_inline(b"hello")
 
@@ -176,7 +178,7 @@ async def test_a_message_does_not_overtake_them(verbs: FakeVerbs) -> None:
     assert rig.numbers == [0, 1, -1, 2]
     assert verbs.calls == 3
     assert [found.wr_id & 0xFF for found in verbs.posts] == [0, 1, 2, 3]
-    assert rig.queue.lane.send(b"in short") == 0
+    assert rig.queue.core.send(b"in short") == 0
 
 
 async def test_one_in_several_pieces_goes_alone_in_its_turn(verbs: FakeVerbs) -> None:
@@ -192,21 +194,21 @@ async def test_one_in_several_pieces_goes_alone_in_its_turn(verbs: FakeVerbs) ->
 
 async def test_nobody_polls_before_they_are_posted(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
-    rig.queue.lane.look_out(rig.clock, verbs.cq, 10**9)
+    rig.queue.core.set_polling(rig.clock, verbs.cq, 10**9)
     seen: list[tuple[int, int]] = []
 
     def look() -> None:
-        rig.queue.lane.free = 0
-        rig.queue.lane.waiting -= 1  # or it would not even look for a place
-        assert rig.queue.lane.send(b"x") == -1
-        rig.queue.lane.waiting += 1
-        rig.queue.lane.free = DEPTH
-        seen.append((rig.clock.held, verbs.polls))
+        rig.queue.core.credits = 0
+        rig.queue.core.waiters -= 1  # or it would not even look for a place
+        assert rig.queue.core.send(b"x") == -1
+        rig.queue.core.waiters += 1
+        rig.queue.core.credits = DEPTH
+        seen.append((rig.clock.open_post_lists, verbs.polls))
 
     await rig.woken(lambda: rig.perform(rig.request(0)), look)
     assert seen == [(1, 0)]
-    assert rig.clock.held == 0
-    assert rig.queue.lane.waiting == 0
+    assert rig.clock.open_post_lists == 0
+    assert rig.queue.core.waiters == 0
 
 
 @pytest.mark.parametrize("taken", [0, 2])
@@ -261,14 +263,14 @@ async def test_what_comes_when_a_full_chain_was_refused_is_not_posted(verbs: Fak
     rig = Rig(verbs)
     verbs.refuse(errno.ENOMEM)
     verbs.room(3)
-    tasks = await rig.reads(LONGEST + 2)
+    tasks = await rig.reads(MAX_LENGTH + 2)
     assert verbs.posted == 3
     for task in tasks:
         with pytest.raises(VerbsError):
             await task
     assert len(rig.owner.breaks) >= 1
     rig.queue.abandon()
-    assert sorted(rig.given_back) == list(range(LONGEST + 2))
+    assert sorted(rig.given_back) == list(range(MAX_LENGTH + 2))
 
 
 async def test_one_that_is_cancelled_before_it_is_posted_is_posted(verbs: FakeVerbs) -> None:
@@ -290,10 +292,10 @@ async def test_one_that_is_cancelled_before_it_is_posted_is_posted(verbs: FakeVe
         await tasks[0]
     assert verbs.posted == 1
     assert rig.given_back == []
-    assert rig.queue.lane.order == SendFlags.FENCE
+    assert rig.queue.core.fence_flags == SendFlags.FENCE
     rig.end(1)
     assert rig.given_back == [0]
-    assert rig.queue.lane.order == 0
+    assert rig.queue.core.fence_flags == 0
 
 
 async def test_they_are_posted_though_a_task_ends_the_loop(verbs: FakeVerbs) -> None:
@@ -302,7 +304,7 @@ async def test_they_are_posted_though_a_task_ends_the_loop(verbs: FakeVerbs) -> 
 
     rig = Rig(verbs)
 
-    first, second = future_of(running_loop()), future_of(running_loop())
+    first, second = make_future(running_loop()), make_future(running_loop())
 
     async def read() -> None:
         await first
@@ -318,12 +320,12 @@ async def test_they_are_posted_though_a_task_ends_the_loop(verbs: FakeVerbs) -> 
 
     def call() -> None:
         with pytest.raises(End):
-            promptly(lambda: (first.set_result(None), second.set_result(None)))
+            run_with_inline_wakeups(lambda: (first.set_result(None), second.set_result(None)))
 
     running_loop().call_soon(call)
     await asyncio.sleep(0)
     assert verbs.calls == 1
-    assert rig.clock.held == 0
+    assert rig.clock.open_post_lists == 0
     rig.end(1)
     await task
 
@@ -356,7 +358,7 @@ async def test_a_ctrl_c_as_they_are_posted_has_none_posted_twice(
     rig.queue.post_inline(b"x")
     await rig.reads(2)
     assert rig.numbers == [0, 1, 2, -1, 0, 1]
-    assert (rig.clock.held, rig.queue.lane.waiting) == (0, 0)
+    assert (rig.clock.open_post_lists, rig.queue.core.waiters) == (0, 0)
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
@@ -400,7 +402,7 @@ async def test_two_connections_are_posted_though_one_is_interrupted(
             lambda: rig.perform(rig.request(0)), lambda: other.perform(other.request(0))
         )
     assert (verbs.posted, other_verbs.posted) == (1, 1)
-    assert (rig.clock.held, other.clock.held) == (0, 0)
+    assert (rig.clock.open_post_lists, other.clock.open_post_lists) == (0, 0)
     other_verbs.close()
 
 

@@ -17,11 +17,11 @@ from datapath_fakes import (
     SEND_WR_ID,
     SLOT_SIZE,
     SLOTS,
-    FakeOwner,
+    FakeCallbacks,
     FakePages,
     FakePool,
     FakeQueuePair,
-    FakeReceiveQueue,
+    FakeReceivePoster,
     FakeRegion,
     completion,
 )
@@ -32,7 +32,7 @@ from aiordma.cm import CmState
 from aiordma.dispatch import loop_device
 from aiordma.enums import WcOpcode, WcStatus
 from aiordma.loop import running_loop
-from aiordma.messages.message_data_path import Traffic
+from aiordma.messages.message_data_path import MessageDataPath
 from aiordma.qp import RECEIVE, ReceiveRing
 from aiordma.verbs import DeviceAttributes
 
@@ -58,7 +58,7 @@ class FakeShares:
         self.users = 1
         self.takers: dict[int, object] = {}
 
-    def use(self) -> None:
+    def acquire(self) -> None:
         self.users += 1
 
     def release(self) -> None:
@@ -67,7 +67,7 @@ class FakeShares:
     def remove(self, qp_num: int, taker: object) -> None:
         assert self.takers.pop(qp_num) is taker
 
-    def give_back(self, slot: int) -> None:
+    def repost(self, slot: int) -> None:
         self.ring.post(slot)
 
 
@@ -75,15 +75,15 @@ class Rig:
     """A Traffic as if its queue pair were made."""
 
     def __init__(self, cm: AsyncCmId, shares: Any) -> None:
-        self.owner = FakeOwner()
+        self.owner = FakeCallbacks()
         self.shares = shares
-        self.traffic = Traffic(cm, self.owner, OPTIONS, shares)
+        self.traffic = MessageDataPath(cm, self.owner, OPTIONS, shares)
         self.qp, self.pool = FakeQueuePair(16), FakePool(2)
         self.traffic.sends.open(self.qp, self.pool, SEND_WR_ID)  # type: ignore[arg-type]
         self.ring = self.traffic._ring
         pages: Any = FakePages(None, self.ring.slots * SLOT_SIZE, None)  # type: ignore[arg-type]
-        self.ring.lie_in(pages)
-        self.queue = FakeReceiveQueue(pages)
+        self.ring.use_region(pages)
+        self.queue = FakeReceivePoster(pages)
         self.ring.post_all(self.queue, RECV_WR_ID)
         if shares is not None:
             self.traffic._qp = SimpleNamespace(number=17)  # type: ignore[assignment]
@@ -171,8 +171,8 @@ async def test_a_flushed_receive_has_the_waiting_task_look(rig: Rig) -> None:
 async def test_the_end_of_a_request_wakes_who_waits_for_it(rig: Rig) -> None:
     region = FakeRegion(50, pd=None)
     tasks = [
-        asyncio.create_task(rig.traffic.sender.lend(region, -1, None)),
-        asyncio.create_task(rig.traffic.sender.lend(region, -1, None)),
+        asyncio.create_task(rig.traffic.sender.send_registered(region, -1, None)),
+        asyncio.create_task(rig.traffic.sender.send_registered(region, -1, None)),
     ]
     await settle()
     rig.end()
@@ -222,10 +222,10 @@ async def test_stopping_lets_everybody_go(rig: Rig) -> None:
     for _ in range(16):
         assert sends.try_reserve()
     rig.traffic.remote.negotiated(1)
-    rig.traffic.remote._turns.try_acquire()
+    rig.traffic.remote._rd_atomic_credits.try_acquire()
     tasks = [
         asyncio.create_task(sends.reserve()),
-        asyncio.create_task(rig.traffic.remote._turns.acquire()),
+        asyncio.create_task(rig.traffic.remote._rd_atomic_credits.acquire()),
     ]
     receiving = asyncio.create_task(rig.traffic.receiver.recv())
     await settle()
@@ -244,7 +244,7 @@ async def test_stopping_lets_everybody_go(rig: Rig) -> None:
 async def test_what_was_lent_comes_back_at_the_end(cm: AsyncCmId) -> None:
     rig = Rig(cm, None)
     region = FakeRegion(50, pd=None)
-    task = asyncio.create_task(rig.traffic.sender.lend([region, b"copy"], -1, None))
+    task = asyncio.create_task(rig.traffic.sender.send_registered([region, b"copy"], -1, None))
     await settle()
     rig.traffic.sends.stop_waiting()
     with pytest.raises(Exception, match="closed here"):
@@ -279,7 +279,7 @@ async def test_signalling_is_selective_but_on_iwarp(
 ) -> None:
     monkeypatch.setattr(FakeDevice, "is_iwarp", is_iwarp)
     rig = Rig(cm, None)
-    await rig.traffic.sender.copy(b"x", 1, -1)
+    await rig.traffic.sender.send_copy(b"x", 1, -1)
     assert rig.qp.is_signalled(0) is is_iwarp
     rig.traffic.release()
 
@@ -296,7 +296,7 @@ async def test_each_connection_is_a_user_until_its_queue_pair_is_gone(sharing: R
 
 async def test_a_queue_pair_that_was_never_made_takes_from_nobody(cm: AsyncCmId) -> None:
     shares: Any = FakeShares()
-    traffic = Traffic(cm, FakeOwner(), OPTIONS, shares)
+    traffic = MessageDataPath(cm, FakeCallbacks(), OPTIONS, shares)
     assert shares.users == 2
     traffic.release()
     assert shares.users == 1
@@ -337,7 +337,7 @@ async def test_what_nobody_took_goes_back_to_the_others(sharing: Rig) -> None:
 
 async def test_what_the_lane_has_sent_counts_too(rig: Rig, library: Path) -> None:
     verbs = FakeVerbs(library)
-    lane = rig.traffic.sends.lane
+    lane = rig.traffic.sends.core
     lane.open(verbs, verbs.qp_cell, SEND_WR_ID)
     assert [lane.send(data) for data in (b"one", b"three")] == [0, 0]
     assert rig.traffic.sends.try_reserve()
@@ -347,7 +347,7 @@ async def test_what_the_lane_has_sent_counts_too(rig: Rig, library: Path) -> Non
     stats = rig.traffic.snapshot()
     assert (stats.messages_sent, stats.bytes_sent, stats.sends_posted) == (3, 9, 3)
     assert list(rig.qp.posted) == [2]
-    assert rig.traffic.sends.places == 13
+    assert rig.traffic.sends.credits == 13
     rig.traffic.stop()
     assert lane.send(b"x") == -1
     verbs.close()
@@ -358,10 +358,10 @@ async def test_to_look_tells_receiver_and_owner(rig: Rig) -> None:
     await settle()
     slot = rig.queue.fill(b"hello")
     rig.ring.completed()
-    rig.traffic.receiver.arrivals.add(slot, 5, 0, 0)
+    rig.traffic.receiver.queue.append(slot, 5, 0, 0)
     await settle()
     assert (rig.owner.arrivals, task.done()) == (0, False)
-    rig.traffic._look()
+    rig.traffic._on_notified()
     assert await task == b"hello"
     assert rig.owner.arrivals == 1
 
@@ -378,13 +378,13 @@ async def test_after_stopping_only_what_was_not_closed_here_is_taken(
 
 async def test_after_the_release_nobody_looks(cm: AsyncCmId) -> None:
     rig = Rig(cm, None)
-    completions: Any = rig.traffic._berth.shared.lanes
+    completions: Any = rig.traffic._resources.loop_device.dispatcher
     count = sys.getrefcount(completions)
     cq: Any = SimpleNamespace(address=1)
-    rig.traffic.receiver.outlook.open(completions, cq, 5, True)
-    rig.traffic.sends.lane.look_out(completions, 1, 5)
+    rig.traffic.receiver.polling.open(completions, cq, 5, True)
+    rig.traffic.sends.core.set_polling(completions, 1, 5)
     held = sys.getrefcount(completions)
     rig.traffic.release()
-    let_go = held - sys.getrefcount(completions)
-    assert (held - count, let_go) == (3, 3)
-    assert rig.traffic.receiver.arrivals.patience == -1
+    release = held - sys.getrefcount(completions)
+    assert (held - count, release) == (3, 3)
+    assert rig.traffic.receiver.queue.poll_budget == -1

@@ -16,7 +16,7 @@ import pytest
 from datapath_fakes import (
     ELSEWHERE,
     HERE,
-    FakeOwner,
+    FakeCallbacks,
     FakePool,
     FakeRegion,
     call_at_once,
@@ -28,13 +28,13 @@ from waking import woken
 from aiordma import AccessFlags, PeerClosed, RemoteBuffer, VerbsError, WorkRequestError
 from aiordma._native import fast_path, ffi
 from aiordma.enums import SendFlags, WcOpcode, WcStatus, WrOpcode
-from aiordma.loop import promptly, running_loop
+from aiordma.loop import run_with_inline_wakeups, running_loop
 from aiordma.memory import MemorySlice
 from aiordma.messages.remote_access import RemoteAccess
 from aiordma.qp import SendQueue
 from aiordma.qp.operation import Operation, Operations
-from aiordma.qp.post_list import LONGEST, Together
-from aiordma.qp.scatter_gather import Gatherer
+from aiordma.qp.post_list import MAX_LENGTH, PostList
+from aiordma.qp.scatter_gather import ScatterGatherBuilder
 from aiordma.verbs import DeviceAttributes, QueuePair, QueuePairCaps
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
@@ -57,14 +57,14 @@ class Rig:
         loop = running_loop()
         self.verbs = verbs
         self.queue = SendQueue(loop, depth, selective=not is_iwarp, max_inline=64)
-        self.lane = self.queue.lane
+        self.lane = self.queue.core
         self.qp = QueuePair(ffi.cast("struct ibv_qp **", verbs.qp_cell)[0], QueuePairCaps(depth, 0))
         self.queue.open(self.qp, FakePool(1), FIRST)  # type: ignore[arg-type]
-        self.owner = FakeOwner()
+        self.owner = FakeCallbacks()
         self.operations = Operations(loop, self.queue, self.owner, no_polling())
-        gatherer = Gatherer(self.queue, 4, call_at_once)
-        gatherer.pd = self.lane.domain = HERE
-        self.lane.max_message = MAX_MESSAGE
+        gatherer = ScatterGatherBuilder(self.queue, 4, call_at_once)
+        gatherer.pd = self.lane.pd = HERE
+        self.lane.max_message_size = MAX_MESSAGE
         attributes = DeviceAttributes(100, 30, 1000, 1 << 30, 16, 16, max_sge_rd=30)
         device: Any = SimpleNamespace(name="fake0", is_iwarp=is_iwarp, attributes=attributes)
         self.remote = RemoteAccess(device, self.operations, gatherer, 64)
@@ -72,15 +72,19 @@ class Rig:
             self.remote.negotiated(turns)
         self.delivered = 0
         self.failed: list[int] = []
-        self.completions = fast_path.Completions(self._deliver)
-        self.completions.attach(KEY, self.lane, fast_path.Arrivals(fast_path.SlotRing(4, 32)))
-        self.queue.together = Together(self.qp, self.lane, self.completions, self.owner.not_posted)
+        self.completions = fast_path.CompletionDispatcher(self._deliver)
+        self.completions.attach(
+            KEY, self.lane, fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 32))
+        )
+        self.queue.post_list = PostList(
+            self.qp, self.lane, self.completions, self.owner.post_failed
+        )
 
     def _deliver(self) -> None:
         """As Traffic takes what is left."""
         self.delivered += 1
         batch = ffi.cast("struct ibv_wc *", self.completions.batch)
-        for index in range(self.completions.left):
+        for index in range(self.completions.pending):
             wc = batch[index]
             failed = wc.status != WcStatus.SUCCESS
             number = wc.wr_id & fast_path.NUMBER_MASK
@@ -90,13 +94,13 @@ class Rig:
             if failed:
                 self.failed.append(number)
                 if isinstance(lent, fast_path.Transfer):
-                    opcode = WcOpcode.RDMA_READ if lent.reads else WcOpcode.RDMA_WRITE
-                    self.owner.break_off(WorkRequestError(WcStatus(wc.status), opcode))
+                    opcode = WcOpcode.RDMA_READ if lent.is_read else WcOpcode.RDMA_WRITE
+                    self.owner.fail(WorkRequestError(WcStatus(wc.status), opcode))
 
     def start(
         self, opcode: int, memory: object, remote: RemoteBuffer | None = REMOTE
     ) -> fast_path.Transfer:
-        transfer = self.lane.transfer(opcode, memory, remote)
+        transfer = self.lane.start_transfer(opcode, memory, remote)
         assert transfer is not None
         return transfer
 
@@ -114,7 +118,7 @@ class Rig:
         """The device has ended these, and the loop hears of them together."""
         for number in numbers:
             self.verbs.sent(KEY, number, status)
-        promptly(self.completions.poll, self.verbs.cq)
+        run_with_inline_wakeups(self.completions.poll, self.verbs.cq)
 
     async def heard(self, *numbers: int, status: WcStatus = WcStatus.SUCCESS) -> None:
         """Likewise, not in a task."""
@@ -129,7 +133,7 @@ class Rig:
     @property
     def free(self) -> tuple[int, int]:
         """Places and turns that nobody has."""
-        return self.queue.places, self.lane.turns
+        return self.queue.credits, self.lane.rd_atomic_credits
 
 
 async def settle() -> None:
@@ -154,9 +158,9 @@ async def test_a_write_is_posted_at_once(verbs: FakeVerbs) -> None:
     assert (post.address, post.length, post.lkey, post.num_sge) == (3 << 16, 70, 13, 1)
     assert post.remote == (REMOTE.addr, REMOTE.rkey)
     assert (rig.lane.writes, rig.lane.bytes_written) == (1, 70)
-    assert (region.uses, rig.free, rig.lane.under_way) == (1, (15, 4), 1)
+    assert (region.uses, rig.free, rig.lane.transfers_in_flight) == (1, (15, 4), 1)
     assert (transfer.is_over(), transfer.succeeded, transfer.error) == (False, False, 0)
-    assert not transfer.reads
+    assert not transfer.is_read
 
 
 async def test_a_read_fills_the_beginning(verbs: FakeVerbs) -> None:
@@ -167,7 +171,7 @@ async def test_a_read_fills_the_beginning(verbs: FakeVerbs) -> None:
     assert (post.address, post.length) == ((1 << 16) + 50, 100)
     assert post.remote == (REMOTE.addr, REMOTE.rkey)
     assert (rig.lane.reads, rig.lane.bytes_read, rig.free) == (1, 100, (15, 3))
-    assert transfer.reads
+    assert transfer.is_read
 
 
 async def test_a_message_of_registered_memory(verbs: FakeVerbs) -> None:
@@ -181,7 +185,7 @@ async def test_a_message_of_registered_memory(verbs: FakeVerbs) -> None:
 
 async def test_reads_need_no_fence_and_all_else_has_it(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
-    rig.lane.order = FENCE
+    rig.lane.fence_flags = FENCE
     rig.start(WRITE, region)
     rig.start(READ, region)
     assert [post.flags for post in verbs.posts] == [SIGNALED | FENCE, SIGNALED]
@@ -191,7 +195,7 @@ async def test_short_messages_before_it_need_no_signal_of_their_own(verbs: FakeV
     rig, region = Rig(verbs), FakeRegion()
     rig.lane.send(b"x")
     rig.start(WRITE, region)
-    assert rig.lane.unsignalled == 0
+    assert rig.lane.unsignaled == 0
     await rig.heard(1)
     assert (rig.free, len(rig.queue)) == ((16, 4), 0)
 
@@ -225,8 +229,8 @@ async def test_what_is_unusual_takes_the_long_way(
     monkeypatch.setattr("datapath_fakes.bytearray", lambda _: bytearray(8), raising=False)
     rig, what = Rig(verbs), memory()
     before = rig.free
-    assert rig.lane.transfer(opcode, what, remote) is None
-    assert (verbs.posted, rig.free, rig.lane.under_way) == (0, before, 0)
+    assert rig.lane.start_transfer(opcode, what, remote) is None
+    assert (verbs.posted, rig.free, rig.lane.transfers_in_flight) == (0, before, 0)
     if isinstance(what, FakeRegion):
         assert what.uses == 0
 
@@ -235,20 +239,20 @@ async def test_memory_that_is_closed_takes_the_long_way(verbs: FakeVerbs) -> Non
     rig, region = Rig(verbs), FakeRegion()
     part = region[:80]
     region.close()
-    assert rig.lane.transfer(WRITE, region, REMOTE) is None
-    assert rig.lane.transfer(WRITE, part, REMOTE) is None
+    assert rig.lane.start_transfer(WRITE, region, REMOTE) is None
+    assert rig.lane.start_transfer(WRITE, part, REMOTE) is None
 
 
 async def test_on_iwarp_the_peer_must_be_allowed_to_write_what_is_read(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, is_iwarp=True)
-    assert rig.lane.transfer(READ, FakeRegion(), REMOTE) is None
+    assert rig.lane.start_transfer(READ, FakeRegion(), REMOTE) is None
     rig.start(READ, FakeRegion(access=ACCESS | AccessFlags.REMOTE_WRITE))
 
 
 async def test_without_turns_nothing_is_read(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, turns=0)
-    assert rig.lane.transfer(READ, FakeRegion(), REMOTE) is None
-    assert rig.lane.queued == 0
+    assert rig.lane.start_transfer(READ, FakeRegion(), REMOTE) is None
+    assert rig.lane.queued_reads == 0
     rig.start(WRITE, FakeRegion())
 
 
@@ -256,10 +260,10 @@ async def test_without_turns_nothing_is_read(verbs: FakeVerbs) -> None:
     "prepare",
     [
         lambda rig: rig.queue.stop(),
-        lambda rig: rig.queue.hold(),
-        lambda rig: setattr(rig.lane, "free", 0),
-        lambda rig: setattr(rig.lane, "waiting", 1),
-        lambda rig: setattr(rig.lane, "is_due", True),
+        lambda rig: rig.queue.pause(),
+        lambda rig: setattr(rig.lane, "credits", 0),
+        lambda rig: setattr(rig.lane, "waiters", 1),
+        lambda rig: setattr(rig.lane, "has_unposted", True),
         lambda rig: rig.qp.forget(),
         lambda rig: rig.queue.abandon(),
         lambda rig: setattr(rig.lane, "make_future", None),
@@ -270,7 +274,7 @@ async def test_when_something_is_to_be_waited_for_it_takes_the_long_way(
 ) -> None:
     rig, region = Rig(verbs), FakeRegion()
     prepare(rig)
-    assert rig.lane.transfer(WRITE, region, REMOTE) is None
+    assert rig.lane.start_transfer(WRITE, region, REMOTE) is None
     assert (verbs.posted, region.uses) == (0, 0)
 
 
@@ -278,11 +282,11 @@ async def test_when_something_is_to_be_waited_for_it_takes_the_long_way(
 async def test_a_wrong_call(verbs: FakeVerbs, arguments: tuple[object, ...]) -> None:
     rig = Rig(verbs)
     with pytest.raises(TypeError, match="transfer"):
-        rig.lane.transfer(*arguments)  # type: ignore[call-arg]
+        rig.lane.start_transfer(*arguments)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        rig.lane.transfer("x", FakeRegion(), REMOTE)  # type: ignore[arg-type]
+        rig.lane.start_transfer("x", FakeRegion(), REMOTE)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
-        rig.lane.transfer(WRITE, FakeRegion(), "x")
+        rig.lane.start_transfer(WRITE, FakeRegion(), "x")
     with pytest.raises(TypeError):
         fast_path.Transfer()
     assert verbs.posted == 0
@@ -297,7 +301,7 @@ async def test_a_forked_child_starts_nothing(verbs: FakeVerbs) -> None:
     child = os.fork()
     if not child:
         fast_path.note_fork()
-        is_none = rig.lane.transfer(WRITE, region, REMOTE) is None
+        is_none = rig.lane.start_transfer(WRITE, region, REMOTE) is None
         os._exit(42 if is_none and not verbs.posted else 1)
     assert exit_code_of(child) == 42
 
@@ -311,7 +315,7 @@ async def test_who_waits_is_woken_when_the_device_is_done(verbs: FakeVerbs) -> N
     assert not task.done()
     await rig.heard(0)
     await task
-    assert (region.uses, rig.free, rig.lane.under_way) == (0, (16, 4), 0)
+    assert (region.uses, rig.free, rig.lane.transfers_in_flight) == (0, (16, 4), 0)
     assert rig.delivered == 0  # nothing was left for Python
 
 
@@ -388,24 +392,24 @@ async def test_one_that_failed_says_why_the_connection_ended(verbs: FakeVerbs) -
 async def test_one_that_will_not_be_heard_of_ends_and_keeps_its_memory(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     task = await rig.performing(WRITE, region)
-    rig.owner.break_off(PeerClosed("gone"))
+    rig.owner.fail(PeerClosed("gone"))
     rig.queue.stop_waiting()
     with pytest.raises(PeerClosed):
         await task
     assert region.uses == 1
     rig.queue.abandon()
-    assert (region.uses, rig.lane.under_way) == (0, 0)
+    assert (region.uses, rig.lane.transfers_in_flight) == (0, 0)
 
 
 async def test_the_end_of_the_queue_pair_ends_all(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs, turns=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(3)]
-    rig.owner.break_off(PeerClosed("gone"))
+    rig.owner.fail(PeerClosed("gone"))
     rig.queue.abandon()
     for task in tasks:
         with pytest.raises(PeerClosed):
             await task
-    assert (region.uses, rig.lane.under_way, rig.lane.queued) == (0, 0, 0)
+    assert (region.uses, rig.lane.transfers_in_flight, rig.lane.queued_reads) == (0, 0, 0)
 
 
 async def test_one_that_the_device_refuses(verbs: FakeVerbs) -> None:
@@ -420,9 +424,9 @@ async def test_one_that_the_device_refuses(verbs: FakeVerbs) -> None:
     assert [error.errno for error in rig.owner.breaks if isinstance(error, VerbsError)] == [
         errno.ENOMEM
     ] * 3
-    assert (region.uses, rig.queue.places) == (3, 15)
+    assert (region.uses, rig.queue.credits) == (3, 15)
     assert (rig.lane.writes, rig.lane.reads, rig.lane.messages) == (0, 0, 1)
-    assert (rig.lane.number, rig.lane.unsignalled) == (1, 1)
+    assert (rig.lane.next_number, rig.lane.unsignaled) == (1, 1)
     verbs.refuse(0)
     task = await rig.performing(WRITE, region)
     await rig.heard(1)
@@ -456,7 +460,7 @@ async def test_what_goes_wrong_at_the_end_of_one_leaves_the_others(verbs: FakeVe
     regions = [FakeRegion(number=number) for number in range(1, 4)]
     transfers = [rig.start(READ, region) for region in regions]
     message = rig.start(WRITE, regions[0])
-    transfers[1].on_stray_end = interrupted
+    transfers[1].on_abandoned_end = interrupted
     with pytest.raises(CtrlC):
         rig.end(0, 1, 2, 3)
     assert [transfer.is_over() for transfer in (*transfers, message)] == [True] * 4
@@ -491,9 +495,9 @@ async def test_cancelling_stops_the_waiting_only(verbs: FakeVerbs, opcode: int) 
     rig, region = Rig(verbs), FakeRegion()
     await cancel(await rig.performing(opcode, region))
     assert region.uses == 1
-    assert rig.lane.order == (FENCE if opcode == READ else 0)
+    assert rig.lane.fence_flags == (FENCE if opcode == READ else 0)
     await rig.heard(0)
-    assert (region.uses, rig.lane.order, rig.free) == (0, 0, (16, 4))
+    assert (region.uses, rig.lane.fence_flags, rig.free) == (0, 0, (16, 4))
 
 
 async def test_one_that_ended_as_it_was_cancelled_leaves_no_fence(verbs: FakeVerbs) -> None:
@@ -502,7 +506,7 @@ async def test_one_that_ended_as_it_was_cancelled_leaves_no_fence(verbs: FakeVer
     verbs.sent(KEY, 0)
     rig.completions.poll(verbs.cq)
     await cancel(task)
-    assert (rig.lane.order, region.uses) == (0, 0)
+    assert (rig.lane.fence_flags, region.uses) == (0, 0)
 
 
 # --- turns ---
@@ -512,7 +516,7 @@ async def test_so_many_reads_are_under_way_and_the_rest_are_queued(verbs: FakeVe
     rig = Rig(verbs, turns=2)
     regions = [FakeRegion(number=number) for number in range(1, 8)]
     tasks = [await rig.performing(READ, region) for region in regions]
-    assert (rig.numbers, rig.lane.queued, rig.free) == ([1, 2], 5, (14, 0))
+    assert (rig.numbers, rig.lane.queued_reads, rig.free) == ([1, 2], 5, (14, 0))
     assert [region.uses for region in regions] == [1] * 7
     await rig.heard(0)
     assert rig.numbers == [1, 2, 3]
@@ -541,19 +545,19 @@ async def test_more_reads_than_there_are_places(verbs: FakeVerbs) -> None:
     regions = [FakeRegion(number=number) for number in range(1, 5)]
     for region in regions:
         rig.start(READ, region)
-    assert rig.lane.transfer(READ, regions[0], REMOTE) is None  # a place is waited for
+    assert rig.lane.start_transfer(READ, regions[0], REMOTE) is None  # a place is waited for
     assert rig.free == (0, 36)
 
 
 async def test_many_turns_at_once_are_several_calls(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, turns=40, depth=64)
-    rig.lane.turns = 0
+    rig.lane.rd_atomic_credits = 0
     for number in range(1, 41):
         rig.start(READ, FakeRegion(number=number))
-    assert (verbs.calls, rig.lane.queued) == (0, 40)
-    rig.lane.turns = 40
-    rig.lane.hand_out_turns()
-    assert (verbs.calls, rig.lane.queued) == (3, 0)
+    assert (verbs.calls, rig.lane.queued_reads) == (0, 40)
+    rig.lane.rd_atomic_credits = 40
+    rig.lane.grant_rd_atomic_credits()
+    assert (verbs.calls, rig.lane.queued_reads) == (3, 0)
     assert rig.numbers == list(range(1, 41))
     assert rig.free == (24, 0)
 
@@ -562,13 +566,13 @@ async def test_a_queued_read_waits_for_a_place_too(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, turns=1, depth=4)
     for number in (1, 2):
         rig.start(READ, FakeRegion(number=number))
-    held, rig.lane.free = rig.lane.free, 0
-    rig.lane.ended = 1  # as if its place were another's
-    rig.lane.turns += 1
-    rig.lane.hand_out_turns()
+    held, rig.lane.credits = rig.lane.credits, 0
+    rig.lane.oldest_pending = 1  # as if its place were another's
+    rig.lane.rd_atomic_credits += 1
+    rig.lane.grant_rd_atomic_credits()
     assert rig.numbers == [1]
-    rig.lane.free = held
-    rig.lane.hand_out_turns()
+    rig.lane.credits = held
+    rig.lane.grant_rd_atomic_credits()
     assert rig.numbers == [1, 2]
 
 
@@ -576,7 +580,7 @@ async def test_a_queued_read_that_is_cancelled_is_never_posted(verbs: FakeVerbs)
     rig, regions = Rig(verbs, turns=1), [FakeRegion(number=number) for number in range(1, 4)]
     tasks = [await rig.performing(READ, region) for region in regions]
     await cancel(tasks[1])
-    assert (regions[1].uses, rig.lane.queued, rig.lane.order) == (0, 1, 0)
+    assert (regions[1].uses, rig.lane.queued_reads, rig.lane.fence_flags) == (0, 1, 0)
     await rig.heard(0)
     assert rig.numbers == [1, 3]
     await rig.heard(1)
@@ -587,9 +591,9 @@ async def test_a_queued_read_that_is_cancelled_is_never_posted(verbs: FakeVerbs)
 async def test_queued_reads_end_with_the_connection(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs, turns=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(3)]
-    rig.owner.break_off(PeerClosed("gone"))
+    rig.owner.fail(PeerClosed("gone"))
     rig.queue.stop()
-    rig.remote.ended()
+    rig.remote.stop()
     for task in tasks[1:]:
         with pytest.raises(PeerClosed):
             await task
@@ -599,10 +603,10 @@ async def test_queued_reads_end_with_the_connection(verbs: FakeVerbs) -> None:
 async def test_a_queued_read_that_is_dropped_and_then_cancelled(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs, turns=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(3)]
-    rig.owner.break_off(PeerClosed("gone"))
+    rig.owner.fail(PeerClosed("gone"))
     rig.queue.stop()
     await cancel(tasks[1])
-    assert (rig.lane.queued, rig.lane.under_way, region.uses) == (0, 1, 1)
+    assert (rig.lane.queued_reads, rig.lane.transfers_in_flight, region.uses) == (0, 1, 1)
     with pytest.raises(PeerClosed):
         await tasks[2]
 
@@ -626,18 +630,18 @@ async def test_a_queued_read_gets_the_place_that_nobody_used(verbs: FakeVerbs) -
     for number in (1, 2):
         rig.start(READ, FakeRegion(number=number))
     assert rig.queue.try_reserve()
-    rig.lane.free = -1  # as if the place of the read were another's already, which iWARP has
+    rig.lane.credits = -1  # as if the place of the read were another's already, which iWARP has
     rig.end(0)
-    assert (rig.numbers, rig.free, rig.lane.queued) == ([1], (0, 1), 1)
+    assert (rig.numbers, rig.free, rig.lane.queued_reads) == ([1], (0, 1), 1)
     rig.queue.unreserve()
-    assert (rig.numbers, rig.free, rig.lane.queued) == ([1, 2], (0, 0), 0)
+    assert (rig.numbers, rig.free, rig.lane.queued_reads) == ([1, 2], (0, 0), 0)
 
 
 async def test_a_read_that_waits_for_its_turn_is_counted(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, turns=1)
     for _ in range(3):
         rig.start(READ, FakeRegion())
-    assert rig.lane.turn_waits == 2
+    assert rig.lane.rd_atomic_waits == 2
 
 
 async def test_numbers_of_numpy_will_do(verbs: FakeVerbs) -> None:
@@ -661,7 +665,7 @@ async def test_queued_reads_that_the_device_refuses(verbs: FakeVerbs) -> None:
         with pytest.raises(VerbsError) as raised:
             await task
         assert raised.value.errno == errno.ENOMEM
-    assert (region.uses, rig.lane.queued) == (3, 1)
+    assert (region.uses, rig.lane.queued_reads) == (3, 1)
     rig.queue.abandon()
     assert region.uses == 0
     with pytest.raises(VerbsError):
@@ -688,10 +692,10 @@ async def test_reads_and_atomics_take_turns(verbs: FakeVerbs) -> None:
 
 async def test_a_turn_that_was_not_used_goes_to_a_queued_read(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, turns=1)
-    assert rig.remote._turns.try_acquire()
+    assert rig.remote._rd_atomic_credits.try_acquire()
     rig.start(READ, FakeRegion())
     assert verbs.posted == 0
-    rig.remote._turns.release()
+    rig.remote._rd_atomic_credits.release()
     assert (verbs.posted, rig.free) == (1, (15, 0))
 
 
@@ -705,7 +709,7 @@ async def use_long_way(rig: Rig, region: FakeRegion) -> None:
 
 async def write(rig: Rig, region: FakeRegion) -> None:
     """As Connection.write(), whichever way that takes."""
-    transfer = rig.lane.transfer(WRITE, region, REMOTE)
+    transfer = rig.lane.start_transfer(WRITE, region, REMOTE)
     if transfer is None:
         await use_long_way(rig, region)
     else:
@@ -726,7 +730,11 @@ async def test_what_tasks_start_that_are_woken_together_is_one_call(verbs: FakeV
     )
     assert (verbs.calls, rig.numbers) == (1, [1, 2, 3, 4, 5, 6])
     assert [post.wr_id - FIRST for post in verbs.posts] == list(range(6))
-    assert (rig.completions.held, rig.lane.gathering, rig.lane.is_due) == (0, False, False)
+    assert (rig.completions.open_post_lists, rig.lane.batching, rig.lane.has_unposted) == (
+        0,
+        False,
+        False,
+    )
     await rig.heard(*range(6))
     await asyncio.gather(*tasks)
     assert rig.free == (16, 4)
@@ -751,12 +759,12 @@ async def test_a_short_message_goes_behind_them(verbs: FakeVerbs) -> None:
 
 
 async def test_a_full_chain_is_posted_before_the_next(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, depth=4 * LONGEST)
+    rig = Rig(verbs, depth=4 * MAX_LENGTH)
     region = FakeRegion()
 
-    await woken(*[lambda: write(rig, region)] * (2 * LONGEST + 1))
+    await woken(*[lambda: write(rig, region)] * (2 * MAX_LENGTH + 1))
     assert verbs.calls == 3
-    assert [post.wr_id - FIRST for post in verbs.posts] == list(range(2 * LONGEST + 1))
+    assert [post.wr_id - FIRST for post in verbs.posts] == list(range(2 * MAX_LENGTH + 1))
 
 
 async def test_a_refused_chain_ends_all_in_it_but_no_earlier_one(verbs: FakeVerbs) -> None:
@@ -774,7 +782,7 @@ async def test_a_refused_chain_ends_all_in_it_but_no_earlier_one(verbs: FakeVerb
         with pytest.raises(VerbsError):
             await task
     assert (len(rig.owner.breaks), region.uses, earlier.done()) == (1, 4, False)
-    assert rig.lane.transfer(WRITE, region, REMOTE) is None  # nothing behind it
+    assert rig.lane.start_transfer(WRITE, region, REMOTE) is None  # nothing behind it
     await rig.heard(0)
     await earlier
     rig.queue.abandon()
@@ -782,12 +790,12 @@ async def test_a_refused_chain_ends_all_in_it_but_no_earlier_one(verbs: FakeVerb
 
 
 async def test_a_full_chain_that_is_refused_ends_all_in_it(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, depth=4 * LONGEST)
+    rig = Rig(verbs, depth=4 * MAX_LENGTH)
     region = FakeRegion()
     await woken(lambda: use_long_way(rig, region), lambda: use_long_way(rig, region))
 
     verbs.refuse(errno.ENOMEM)
-    for task in await woken(*[lambda: write(rig, region)] * (LONGEST + 1)):
+    for task in await woken(*[lambda: write(rig, region)] * (MAX_LENGTH + 1)):
         with pytest.raises(VerbsError):
             await task
 
@@ -797,11 +805,11 @@ async def test_a_read_that_is_queued_meanwhile_begins_when_they_are_posted(
 ) -> None:
     rig = Rig(verbs, turns=1)
     regions = [FakeRegion(number=number) for number in range(1, 4)]
-    assert rig.remote._turns.try_acquire()
+    assert rig.remote._rd_atomic_credits.try_acquire()
     await woken(
         lambda: use_long_way(rig, regions[0]),
         lambda: rig.perform(READ, regions[1]),
-        rig.remote._turns.release,
+        rig.remote._rd_atomic_credits.release,
         lambda: rig.perform(WRITE, regions[2]),
     )
     assert rig.numbers == [1, 3, 2]
@@ -814,9 +822,9 @@ async def test_polling_until_it_is_over(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     transfer = rig.start(WRITE, region)
     verbs.sent(KEY, 0)
-    assert rig.completions.spin(verbs.cq, 10**9) == 1
+    assert rig.completions.poll_for(verbs.cq, 10**9) == 1
     assert transfer.is_over()
-    assert rig.completions.told_at > 0
+    assert rig.completions.notified_at > 0
     with contextlib.suppress(asyncio.CancelledError):
         await transfer.future
 
@@ -825,23 +833,23 @@ async def test_polling_until_it_is_over(verbs: FakeVerbs) -> None:
 
 
 async def test_a_pin_counts_uses() -> None:
-    pin, ended = fast_path.Pin(HERE, int(ACCESS)), list[int]()
-    assert (pin.domain, pin.access, pin.uses, pin.closed) == (HERE, ACCESS, 0, False)
-    pin.take(HERE)
-    pin.take(HERE)
+    pin, ended = fast_path.ReferenceCount(HERE, int(ACCESS)), list[int]()
+    assert (pin.pd, pin.access, pin.count, pin.closed) == (HERE, ACCESS, 0, False)
+    pin.acquire(HERE)
+    pin.acquire(HERE)
     with pytest.raises(ValueError, match="another device"):
-        pin.take(ELSEWHERE)
-    pin.close(lambda: ended.append(pin.uses))
+        pin.acquire(ELSEWHERE)
+    pin.close(lambda: ended.append(pin.count))
     with pytest.raises(ValueError, match="closed"):
-        pin.take(HERE)
-    pin.give_back()
-    assert (pin.uses, pin.closed, ended) == (1, True, [])
-    pin.give_back()
+        pin.acquire(HERE)
+    pin.release()
+    assert (pin.count, pin.closed, ended) == (1, True, [])
+    pin.release()
     assert ended == [0]
 
 
 async def test_a_pin_that_nobody_uses_ends_at_once() -> None:
-    pin, ended = fast_path.Pin(HERE, 0), list[int]()
+    pin, ended = fast_path.ReferenceCount(HERE, 0), list[int]()
     pin.close(lambda: ended.append(1))
     assert ended == [1]
 
@@ -849,6 +857,6 @@ async def test_a_pin_that_nobody_uses_ends_at_once() -> None:
 async def test_a_slice_is_pinned_with_its_region() -> None:
     region = FakeRegion()
     part: MemorySlice = region[10:30][5:]
-    assert part.pin is region.pin
+    assert part.references is region.references
     assert part.segment == ((1 << 16) + 15, 15, 11)
     assert part.addr == (1 << 16) + 15

@@ -22,13 +22,13 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 from aiordma._native import fast_path
 from aiordma.loop import (
     Deadline,
-    Slots,
-    Turn,
+    FairSemaphore,
+    LoopTimeBudget,
     WaitQueue,
     cancellation_of,
     checkpoint,
     checkpoint_of,
-    hand_over,
+    ensure_called,
     run_in_worker,
     running_loop,
     task_group,
@@ -178,7 +178,7 @@ async def test_one_whose_waiter_was_cancelled_is_done() -> None:
 @on_trio
 async def test_a_wake_up_that_came_first_is_not_taken_back() -> None:
     """trio cancels nobody who was woken already: what he was woken for is his."""
-    slots = Slots(loop(), 0)
+    slots = FairSemaphore(loop(), 0)
     got = []
 
     async def acquire() -> None:
@@ -370,9 +370,9 @@ async def test_a_worker_thread_is_not_waited_for_when_cancelled() -> None:
 
 @on_trio
 async def test_polling_leaves_turns_to_others() -> None:
-    turn = Turn(loop(), fast_path.Completions(lambda: None))
+    turn = LoopTimeBudget(loop(), fast_path.CompletionDispatcher(lambda: None))
     with assert_checkpoints():
-        await turn.end()
+        await turn.yield_to_loop()
 
 
 # --- the end of a run ---
@@ -401,7 +401,7 @@ def test_what_is_handed_over_is_called_whatever_becomes_of_the_run() -> None:
     async def main() -> TrioLoop:
         return loop()
 
-    hand_over(trio.run(main), called.set)
+    ensure_called(trio.run(main), called.set)
     assert called.is_set()
 
 
@@ -468,9 +468,9 @@ def test_a_group_waits_for_its_tasks(run: Callable[[Any], Any]) -> None:
         async with task_group(running_loop()) as tasks:
             for number in range(3):
                 tasks.create_task(work(number))
-            turn = Turn(running_loop(), fast_path.Completions(lambda: None))
+            turn = LoopTimeBudget(running_loop(), fast_path.CompletionDispatcher(lambda: None))
             while len(queue) < 3:
-                await turn.end()
+                await turn.yield_to_loop()
             queue.wake_all()
         return sorted(done)
 

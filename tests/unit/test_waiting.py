@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiordma.loop import Deadline, Slots, WaitQueue, running_loop
+from aiordma.loop import Deadline, FairSemaphore, WaitQueue, running_loop
 
 pytestmark = pytest.mark.asyncio
 
@@ -133,7 +133,7 @@ def wait_begun(waiting: Coroutine[Any, Any, None]) -> None:
 
 async def test_waking_a_task_of_a_closed_loop_does_nothing() -> None:
     other = asyncio.new_event_loop()
-    queue, slots = WaitQueue(other), Slots(other, 0)
+    queue, slots = WaitQueue(other), FairSemaphore(other, 0)
     waiting = [queue.wait(), queue.wait(), slots.acquire()]
     for coroutine in waiting:
         wait_begun(coroutine)
@@ -152,7 +152,7 @@ class Holders:
     """Tasks that want a slot, what they got, and in which order."""
 
     def __init__(self, free: int) -> None:
-        self.slots = Slots(running_loop(), free)
+        self.slots = FairSemaphore(running_loop(), free)
         self.served: list[int] = []
 
     def start(self, number: int) -> asyncio.Task[None]:
@@ -164,7 +164,7 @@ class Holders:
 
 
 async def test_free_slots_are_taken_at_once() -> None:
-    slots = Slots(running_loop(), 2)
+    slots = FairSemaphore(running_loop(), 2)
     await slots.acquire()
     assert slots.try_acquire()
     assert not slots.try_acquire()
@@ -255,11 +255,11 @@ class SlotsModel:
     def __init__(self, seed: int, total: int) -> None:
         self.random = random.Random(seed)
         self.total = total
-        self.slots = Slots(running_loop(), total)
+        self.slots = FairSemaphore(running_loop(), total)
         self.held = 0
         self.tasks: set[asyncio.Task[None]] = set()
 
-    async def hold(self) -> None:
+    async def acquire(self) -> None:
         if not (self.random.random() < 0.3 and self.slots.try_acquire()):
             await self.slots.acquire()
         self.held += 1
@@ -274,7 +274,7 @@ class SlotsModel:
     async def run(self, steps: int) -> None:
         for _ in range(steps):
             if self.random.random() < 0.6:
-                self.tasks.add(asyncio.create_task(self.hold()))
+                self.tasks.add(asyncio.create_task(self.acquire()))
             for task in self.random.sample(sorted(self.tasks, key=id), min(2, len(self.tasks))):
                 if self.random.random() < 0.4:
                     task.cancel()
@@ -292,7 +292,7 @@ async def test_no_slot_is_lost_or_doubled(seed: int, total: int) -> None:
     model = SlotsModel(seed, total)
     await asyncio.wait_for(model.run(steps=500), timeout=10)
     assert (model.held, model.slots.free) == (0, total)
-    assert model.slots._handed == set()
+    assert model.slots._granted == set()
 
 
 # --- Deadline ---

@@ -15,14 +15,14 @@ import pytest
 
 from aiordma.loop import (
     SerialJobs,
+    blocking_pool,
+    call_threadsafe,
     make_in_worker,
-    parking,
-    post,
     run_in_worker,
     running_loop,
-    workers,
+    worker_pool,
 )
-from aiordma.loop.workers import COMING_SECONDS, WorkerPool
+from aiordma.loop.workers import STARTUP_SECONDS, WorkerPool
 
 PATIENCE = 10.0
 
@@ -203,7 +203,7 @@ def test_a_loop_that_was_closed_meanwhile_is_left_alone(gate: threading.Event) -
 @pytest.mark.asyncio
 async def test_what_is_posted_the_loop_calls_soon() -> None:
     called = list[threading.Thread]()
-    post(running_loop(), lambda: called.append(threading.current_thread()))
+    call_threadsafe(running_loop(), lambda: called.append(threading.current_thread()))
     assert called == []
     await asyncio.sleep(0)
     assert called == [threading.current_thread()]
@@ -212,7 +212,7 @@ async def test_what_is_posted_the_loop_calls_soon() -> None:
 def test_what_is_posted_to_a_closed_loop_is_dropped() -> None:
     loop, called = asyncio.new_event_loop(), list[None]()
     loop.close()
-    post(loop, lambda: called.append(None))
+    call_threadsafe(loop, lambda: called.append(None))
     assert called == []
 
 
@@ -262,7 +262,7 @@ def test_jobs_that_block_do_not_wait_for_each_other(gate: threading.Event) -> No
 
 
 def test_one_thread_does_what_it_gets_on_with(gate: threading.Event) -> None:
-    pool, crowd = WorkerPool(idle_seconds=0.05, patience=PATIENCE), Crowd(gate)
+    pool, crowd = WorkerPool(idle_seconds=0.05, stall_seconds=PATIENCE), Crowd(gate)
     pool.submit(crowd.job)
     wait_until(lambda: crowd.running == 1)
     for _ in range(20):
@@ -276,7 +276,11 @@ def test_one_thread_does_what_it_gets_on_with(gate: threading.Event) -> None:
 
 def test_a_job_that_blocks_holds_others_back_for_a_moment_only(gate: threading.Event) -> None:
     """Once that is known, not even so long."""
-    pool, crowd, done = WorkerPool(idle_seconds=PATIENCE, patience=0.2), Crowd(gate), list[float]()
+    pool, crowd, done = (
+        WorkerPool(idle_seconds=PATIENCE, stall_seconds=0.2),
+        Crowd(gate),
+        list[float](),
+    )
     pool.submit(crowd.job)
     wait_until(lambda: crowd.running == 1)
     taken = pool._last_taken
@@ -284,7 +288,7 @@ def test_a_job_that_blocks_holds_others_back_for_a_moment_only(gate: threading.E
     wait_until(lambda: bool(done))
     assert done[0] - taken >= 0.2
     wait_until(lambda: pool._idle == 1)
-    pool._patience = 10 * PATIENCE
+    pool._stall_seconds = 10 * PATIENCE
     pool._last_taken -= 10 * PATIENCE
     pool.submit(lambda: done.append(time.monotonic()))
     wait_until(lambda: len(done) == 2)
@@ -344,7 +348,7 @@ def test_a_thread_that_a_ctrl_c_kept_from_starting_is_replaced(
     with pytest.raises(KeyboardInterrupt):
         pool.submit(lambda: done.append(1))
     monkeypatch.undo()
-    time.sleep(COMING_SECONDS)
+    time.sleep(STARTUP_SECONDS)
     pool.submit(lambda: done.append(2))
     wait_until(lambda: done == [1, 2])
     pool.submit(lambda: done.append(3))
@@ -365,18 +369,20 @@ def test_an_idle_thread_holds_no_job() -> None:
 
 def test_a_job_that_hangs_keeps_no_interpreter_from_exiting() -> None:
     code = (
-        "import threading; from aiordma.loop import workers, parking; import time\n"
+        "import threading; from aiordma.loop import worker_pool, blocking_pool; import time\n"
         "begun = threading.Semaphore(0)\n"
         "def hang(): begun.release(); time.sleep(600)\n"
-        "workers.submit(hang); parking.submit(hang); begun.acquire(); begun.acquire()\n"
+        "worker_pool.submit(hang); blocking_pool.submit(hang); begun.acquire(); begun.acquire()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
-@pytest.mark.parametrize("submit", ["workers.submit", "parking.submit", "SerialJobs().submit"])
+@pytest.mark.parametrize(
+    "submit", ["worker_pool.submit", "blocking_pool.submit", "SerialJobs().submit"]
+)
 def test_a_job_submitted_as_the_interpreter_exits_does_not_keep_it(submit: str) -> None:
     code = (
-        "import sys; from aiordma.loop import SerialJobs, parking, workers\n"
+        "import sys; from aiordma.loop import SerialJobs, blocking_pool, worker_pool\n"
         "class Late:\n"
         f"    def __del__(self, submit={submit}, sys=sys, print=print):\n"
         "        submit(lambda: print('ran'))\n"
@@ -485,7 +491,7 @@ class Workshop:
             job()
             self.finished.set()
 
-        workers.submit(run)
+        worker_pool.submit(run)
 
 
 @pytest.mark.asyncio
@@ -556,7 +562,7 @@ async def test_whenever_one_cancels_what_is_made_is_discarded_once() -> None:
             return 1
 
         def submit(job: Callable[[], None], done: threading.Event = done) -> None:
-            workers.submit(lambda: (job(), done.set()))
+            worker_pool.submit(lambda: (job(), done.set()))
 
         task = asyncio.create_task(make_in_worker(running_loop(), make, discarded.append, submit))
         await asyncio.sleep(0)
@@ -615,7 +621,7 @@ def test_serial_jobs_run_in_order_and_never_two_at_once() -> None:
         order.append(number)
         inside.release()
 
-    pools = (workers, parking, WorkerPool(max_threads=2, idle_seconds=0.01))
+    pools = (worker_pool, blocking_pool, WorkerPool(max_threads=2, idle_seconds=0.01))
     for number in range(100):
         jobs.submit(lambda number=number: job(number), pools[number % 3])
     wait_until(lambda: len(order) == 100)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiordma.loop import future_of, promptly, running_loop
+from aiordma.loop import make_future, run_with_inline_wakeups, running_loop
 
 
 async def waiting(calls: Sequence[Callable[[], Any]]) -> tuple[list[Any], list[asyncio.Task[None]]]:
@@ -18,7 +18,7 @@ async def waiting(calls: Sequence[Callable[[], Any]]) -> tuple[list[Any], list[a
         if result is not None:
             await result
 
-    futures: list[Any] = [future_of(running_loop()) for _ in calls]
+    futures: list[Any] = [make_future(running_loop()) for _ in calls]
     tasks = [
         asyncio.create_task(go_on(future, call))
         for future, call in zip(futures, calls, strict=True)
@@ -30,7 +30,7 @@ async def waiting(calls: Sequence[Callable[[], Any]]) -> tuple[list[Any], list[a
 async def woken(*calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
     """The tasks, after they have gone on."""
     futures, tasks = await waiting(calls)
-    await called_by_the_loop(lambda: promptly(lambda: wake_all(futures)))
+    await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: wake_all(futures)))
     return tasks
 
 

@@ -1,137 +1,144 @@
-/* Completions: from the completion queues of a device to their owners. */
+/* CompletionDispatcher: takes completions from the queues of a device to their queue pairs. */
 #include "fast_path.h"
 
-static struct lane *find_lane(struct completions *self, uint32_t key)
+static struct dispatch_entry *find_entry(struct completion_dispatcher *self, uint32_t key)
 {
 	uint32_t index = key * 2654435769u;
 
 	while (self->capacity) {
-		struct lane *lane = &self->lanes[index++ & (self->capacity - 1)];
+		struct dispatch_entry *entry = &self->entries[index++ & (self->capacity - 1)];
 
-		if (lane->key == key || !lane->key)
-			return lane;
+		if (entry->key == key || !entry->key)
+			return entry;
 	}
 	return NULL;
 }
 
-static int resize(struct completions *self, uint32_t capacity)
+static int resize(struct completion_dispatcher *self, uint32_t capacity)
 {
-	struct lane *old = self->lanes, *end = old + self->capacity, *lane;
-	struct lane *lanes = PyMem_Calloc(capacity, sizeof(*lanes));
+	struct dispatch_entry *old = self->entries, *end = old + self->capacity, *entry;
+	struct dispatch_entry *entries = PyMem_Calloc(capacity, sizeof(*entries));
 
-	if (!lanes) {
+	if (!entries) {
 		PyErr_NoMemory();
 		return -1;
 	}
-	self->lanes = lanes;
+	self->entries = entries;
 	self->capacity = capacity;
-	for (lane = old; lane < end; lane++)
-		if (lane->key)
-			*find_lane(self, lane->key) = *lane;
+	for (entry = old; entry < end; entry++)
+		if (entry->key)
+			*find_entry(self, entry->key) = *entry;
 	PyMem_Free(old);
 	return 0;
 }
 
-static PyObject *completions_attach(PyObject *self, PyObject *args)
+static PyObject *completion_dispatcher_attach(PyObject *self, PyObject *args)
 {
-	struct completions *completions = (struct completions *)self;
-	PyObject *sends, *arrivals;
-	struct lane *lane;
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
+	PyObject *sends, *receives;
+	struct dispatch_entry *entry;
 	unsigned int key;
 
-	if (!PyArg_ParseTuple(args, "IOO", &key, &sends, &arrivals))
+	if (!PyArg_ParseTuple(args, "IOO", &key, &sends, &receives))
 		return NULL;
-	if (!is_instance(self, "SendLane", sends) || !is_instance(self, "Arrivals", arrivals))
+	if (!is_instance(self, "SendQueueCore", sends) ||
+	    !is_instance(self, "ReceiveQueue", receives))
 		return NULL;
 	if (!key) {
-		PyErr_SetString(PyExc_ValueError, "a key is not 0");
+		PyErr_SetString(PyExc_ValueError, "a key must not be 0");
 		return NULL;
 	}
-	if (2 * (completions->used + 1) > completions->capacity &&
-	    resize(completions, completions->capacity ? 2 * completions->capacity : 16))
+	if (2 * (dispatcher->used + 1) > dispatcher->capacity &&
+	    resize(dispatcher, dispatcher->capacity ? 2 * dispatcher->capacity : 16))
 		return NULL;
-	lane = find_lane(completions, key);
-	if (!lane->key)
-		completions->used++;
-	lane->key = key;
-	replace((PyObject **)&lane->sends, sends);
-	replace((PyObject **)&lane->arrivals, arrivals);
+	entry = find_entry(dispatcher, key);
+	if (!entry->key)
+		dispatcher->used++;
+	entry->key = key;
+	replace((PyObject **)&entry->sends, sends);
+	replace((PyObject **)&entry->receives, receives);
 	Py_RETURN_NONE;
 }
 
-/* What stands behind a gap, up to the next one, may have been meant to stand in it. */
-static void close_gap(struct completions *self, struct lane *gap)
+/* Move the entries behind the gap, up to the next free entry, if they belong nearer to their index.
+ */
+static void close_gap(struct completion_dispatcher *self, struct dispatch_entry *gap)
 {
 	uint32_t mask = self->capacity - 1;
-	uint32_t index = (uint32_t)(gap - self->lanes);
+	uint32_t index = (uint32_t)(gap - self->entries);
 
 	for (;;) {
-		struct lane moved = self->lanes[++index & mask];
+		struct dispatch_entry moved = self->entries[++index & mask];
 
 		if (!moved.key)
 			return;
-		self->lanes[index & mask] = (struct lane){ 0 };
-		*find_lane(self, moved.key) = moved;
+		self->entries[index & mask] = (struct dispatch_entry){ 0 };
+		*find_entry(self, moved.key) = moved;
 	}
 }
 
-static PyObject *completions_detach(PyObject *self, PyObject *number)
+static PyObject *completion_dispatcher_detach(PyObject *self, PyObject *number)
 {
-	struct completions *completions = (struct completions *)self;
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
 	unsigned long key = PyLong_AsUnsignedLong(number);
-	struct lane *lane;
-	struct lane gone;
+	struct dispatch_entry *entry;
+	struct dispatch_entry gone;
 
 	if (PyErr_Occurred())
 		return NULL;
-	lane = key ? find_lane(completions, (uint32_t)key) : NULL;
-	if (lane && lane->key) {
-		gone = *lane;
-		*lane = (struct lane){ 0 };
-		completions->used--;
-		close_gap(completions, lane);
+	entry = key ? find_entry(dispatcher, (uint32_t)key) : NULL;
+	if (entry && entry->key) {
+		gone = *entry;
+		*entry = (struct dispatch_entry){ 0 };
+		dispatcher->used--;
+		close_gap(dispatcher, entry);
 		Py_DECREF(gone.sends);
-		Py_DECREF(gone.arrivals);
+		Py_DECREF(gone.receives);
 	}
 	Py_RETURN_NONE;
 }
 
-/* Have the owner look, at the end of the batch. */
-static int tell(struct completions *self, uint32_t number)
+/* Note that a queue pair has pending work for Python. */
+static int notify(struct completion_dispatcher *self, uint32_t number)
 {
 	PyObject *key = PyLong_FromUnsignedLong(number);
-	int result = key ? PyList_Append(self->told, key) : -1;
+	int result = key ? PyList_Append(self->notified, key) : -1;
 
 	Py_XDECREF(key);
 	return result;
 }
 
-/* 1: done with; 0: for Python. */
-static int take_send(struct completions *self, struct lane *lane, const struct ibv_wc *wc)
+/* Returns 1 if the completion is done with, 0 if it is for Python. */
+static int take_send(struct completion_dispatcher *self, struct dispatch_entry *entry,
+		     const struct ibv_wc *wc)
 {
-	struct send_lane *sends = lane->sends;
+	struct send_queue_core *sends = entry->sends;
 	struct transfer *transfer;
 
-	sends_ended(sends, (uint32_t)wc->wr_id);
+	complete_sends(sends, (uint32_t)wc->wr_id);
 	if (wc->status != IBV_WC_SUCCESS)
 		return 0;
-	transfer = find_transfer(&sends->under_way, (uint32_t)wc->wr_id & NUMBER_MASK);
+	transfer = find_transfer(&sends->transfers_in_flight, (uint32_t)wc->wr_id & NUMBER_MASK);
 	if (transfer) {
 		transfer->succeeded = 1;
-		append_transfer(&self->ended, unlink_transfer(&sends->under_way, transfer));
+		append_transfer(&self->ended,
+				unlink_transfer(&sends->transfers_in_flight, transfer));
 		Py_DECREF((PyObject *)transfer);
 	}
-	return !sends->lent && !sends->waiting && !(sends->queued.first && sends->turns > 0);
+	return !sends->in_flight && !sends->waiters &&
+	       !(sends->queued_reads.first && sends->rd_atomic_credits > 0);
 }
 
-static int take_receive(struct completions *self, struct lane *lane, const struct ibv_wc *wc)
+/* Returns 1 if the completion is done with, 0 if it is for Python, -1 with an exception. */
+static int take_receive(struct completion_dispatcher *self, struct dispatch_entry *entry,
+			const struct ibv_wc *wc)
 {
-	struct arrivals *arrivals = lane->arrivals;
-	uint32_t key = lane->key;
+	struct receive_queue *receives = entry->receives;
+	uint32_t key = entry->key;
 	int result;
-	struct arrival arrival = {
+	struct received message = {
 		.slot = (uint32_t)wc->wr_id & NUMBER_MASK,
-		/* The bytes of a write with immediate data went elsewhere: the message is empty. */
+		/* A write with immediate data put its bytes elsewhere: the message is empty. */
 		.length = wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM ? 0 : wc->byte_len,
 		.flags = wc->wc_flags,
 		.imm_data = wc->imm_data,
@@ -139,60 +146,60 @@ static int take_receive(struct completions *self, struct lane *lane, const struc
 
 	if (wc->status != IBV_WC_SUCCESS)
 		return 0;
-	Py_INCREF((PyObject *)arrivals);
-	arrivals->ring->posted--;
-	result = add_arrival(arrivals, &arrival);
-	if (!result && arrivals->tell) {
-		arrivals->tell = 0;
-		result = tell(self, key);
+	Py_INCREF((PyObject *)receives);
+	receives->ring->posted--;
+	result = append_received(receives, &message);
+	if (!result && receives->notify) {
+		receives->notify = 0;
+		result = notify(self, key);
 	}
-	Py_DECREF((PyObject *)arrivals);
+	Py_DECREF((PyObject *)receives);
 	return result ? -1 : 1;
 }
 
-/* Take a batch. What is for Python moves to its beginning. */
-static int sort(struct completions *self, int count)
+/* Handle a batch. Move the completions that are for Python to its beginning. */
+static int handle_batch(struct completion_dispatcher *self, int count)
 {
 	int index;
 
-	self->left = 0;
+	self->pending = 0;
 	for (index = 0; index < count; index++) {
 		struct ibv_wc *wc = &self->batch[index];
-		struct lane *lane = find_lane(self, (uint32_t)(wc->wr_id >> KEY_SHIFT));
+		struct dispatch_entry *entry = find_entry(self, (uint32_t)(wc->wr_id >> KEY_SHIFT));
 		int done = 0;
 
-		if (lane && lane->key)
-			done = wc->wr_id & RECEIVE ? take_receive(self, lane, wc) :
-						     take_send(self, lane, wc);
+		if (entry && entry->key)
+			done = wc->wr_id & RECEIVE ? take_receive(self, entry, wc) :
+						     take_send(self, entry, wc);
 		if (done < 0)
 			return -1;
 		if (!done)
-			self->batch[self->left++] = *wc;
+			self->batch[self->pending++] = *wc;
 	}
 	return 0;
 }
 
-/* 1: somebody was told something; 0: nobody; -1 with an exception. */
-int take_batch(struct completions *self, int count)
+/* Returns 1 if a task has work to do now, 0 if none has, -1 with an exception. */
+int take_batch(struct completion_dispatcher *self, int count)
 {
 	struct failure failure = { NULL, NULL, NULL };
-	int told;
+	int notified;
 
-	if (count > 0 && sort(self, count))
+	if (count > 0 && handle_batch(self, count))
 		return -1;
-	told = self->ended.first != NULL;
+	notified = self->ended.first != NULL;
 	end_transfers(&self->ended);
 	note_failure(&failure);
-	if (self->left || PyList_Size(self->told)) {
-		told = 1;
-		Py_XDECREF(PyObject_CallNoArgs(self->deliver));
+	if (self->pending || PyList_Size(self->notified)) {
+		notified = 1;
+		Py_XDECREF(PyObject_CallNoArgs(self->on_pending));
 		note_failure(&failure);
-		self->left = 0;
+		self->pending = 0;
 	}
-	return restore_failure(&failure) ? -1 : told;
+	return restore_failure(&failure) ? -1 : notified;
 }
 
-static PyObject *taken(struct completions *self, int count)
+static PyObject *count_or_error(struct completion_dispatcher *self, int count)
 {
 	return take_batch(self, count) < 0 ? NULL : PyLong_FromLong(count);
 }
@@ -202,40 +209,39 @@ static struct ibv_cq *cq_of(PyObject *address)
 	return (struct ibv_cq *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
 }
 
-static PyObject *completions_poll(PyObject *self, PyObject *address)
+static PyObject *completion_dispatcher_poll(PyObject *self, PyObject *address)
 {
-	struct completions *completions = (struct completions *)self;
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
 	struct ibv_cq *cq = cq_of(address);
 
 	if (PyErr_Occurred())
 		return NULL;
 	if (!cq)
 		return PyLong_FromLong(0);
-	return taken(completions, ibv_poll_cq(cq, BATCH, completions->batch));
+	return count_or_error(dispatcher, ibv_poll_cq(cq, BATCH, dispatcher->batch));
 }
 
-static PyObject *completions_spin(PyObject *self, PyObject *args)
+static PyObject *completion_dispatcher_poll_for(PyObject *self, PyObject *args)
 {
-	struct completions *completions = (struct completions *)self;
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
 	unsigned long long address, nanoseconds;
-	int count, told;
+	int count, notified;
 
 	if (!PyArg_ParseTuple(args, "KK", &address, &nanoseconds))
 		return NULL;
 	if (!address)
 		return PyLong_FromLong(0);
-	count = spin_until(completions, (struct ibv_cq *)(uintptr_t)address,
-			   now_ns() + nanoseconds);
-	told = take_batch(completions, count);
-	if (told > 0)
-		completions->told_at = now_ns();
-	return told < 0 ? NULL : PyLong_FromLong(count);
+	count = poll_until(dispatcher, (struct ibv_cq *)(uintptr_t)address, now_ns() + nanoseconds);
+	notified = take_batch(dispatcher, count);
+	if (notified > 0)
+		dispatcher->notified_at = now_ns();
+	return notified < 0 ? NULL : PyLong_FromLong(count);
 }
 
-/* One event a call: a queue has no other until it is armed again. */
-static PyObject *completions_event(PyObject *self, PyObject *address)
+/* Reads one event a call: a queue raises no other event until it is armed again. */
+static PyObject *completion_dispatcher_event(PyObject *self, PyObject *address)
 {
-	struct completions *completions = (struct completions *)self;
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
 	struct ibv_comp_channel *channel =
 		(struct ibv_comp_channel *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
 	struct ibv_cq *cq;
@@ -243,7 +249,7 @@ static PyObject *completions_event(PyObject *self, PyObject *address)
 
 	if (PyErr_Occurred())
 		return NULL;
-	completions->event_came = now_ns();
+	dispatcher->last_event_at = now_ns();
 	if (!channel)
 		return PyLong_FromLong(0);
 	while (ibv_get_cq_event(channel, &cq, &context)) {
@@ -256,7 +262,7 @@ static PyObject *completions_event(PyObject *self, PyObject *address)
 	return PyLong_FromUnsignedLongLong((uintptr_t)cq);
 }
 
-static PyObject *completions_arm(PyObject *self, PyObject *address)
+static PyObject *completion_dispatcher_arm(PyObject *self, PyObject *address)
 {
 	struct ibv_cq *cq = cq_of(address);
 
@@ -267,122 +273,128 @@ static PyObject *completions_arm(PyObject *self, PyObject *address)
 	return PyLong_FromLong(abs(ibv_req_notify_cq(cq, 0)));
 }
 
-static int completions_init(PyObject *self, PyObject *args, PyObject *kwargs)
+static int completion_dispatcher_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-	struct completions *completions = (struct completions *)self;
-	PyObject *deliver;
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
+	PyObject *on_pending;
 
-	if (!PyArg_ParseTuple(args, "O", &deliver))
+	if (!PyArg_ParseTuple(args, "O", &on_pending))
 		return -1;
-	completions->turn_length = TURN_NANOSECONDS;
-	completions->deliver = Py_NewRef(deliver);
-	completions->told = PyList_New(0);
-	return completions->told ? 0 : -1;
+	dispatcher->budget = LOOP_BUDGET_NS;
+	dispatcher->on_pending = Py_NewRef(on_pending);
+	dispatcher->notified = PyList_New(0);
+	return dispatcher->notified ? 0 : -1;
 }
 
-static int completions_traverse(PyObject *self, visitproc visit, void *arg)
+static int completion_dispatcher_traverse(PyObject *self, visitproc visit, void *arg)
 {
-	struct completions *completions = (struct completions *)self;
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
 	uint32_t index;
 	int visited;
 
 	Py_VISIT(Py_TYPE(self));
-	Py_VISIT(completions->deliver);
-	Py_VISIT(completions->told);
-	if ((visited = visit_transfers(&completions->ended, visit, arg)))
+	Py_VISIT(dispatcher->on_pending);
+	Py_VISIT(dispatcher->notified);
+	if ((visited = visit_transfers(&dispatcher->ended, visit, arg)))
 		return visited;
-	for (index = 0; index < completions->capacity; index++) {
-		Py_VISIT(completions->lanes[index].sends);
-		Py_VISIT(completions->lanes[index].arrivals);
+	for (index = 0; index < dispatcher->capacity; index++) {
+		Py_VISIT(dispatcher->entries[index].sends);
+		Py_VISIT(dispatcher->entries[index].receives);
 	}
 	return 0;
 }
 
-static int completions_clear(PyObject *self)
+static int completion_dispatcher_clear(PyObject *self)
 {
-	struct completions *completions = (struct completions *)self;
-	struct lane *lanes = completions->lanes;
-	uint32_t index, capacity = completions->capacity;
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
+	struct dispatch_entry *entries = dispatcher->entries;
+	uint32_t index, capacity = dispatcher->capacity;
 
-	completions->lanes = NULL;
-	completions->capacity = completions->used = 0;
+	dispatcher->entries = NULL;
+	dispatcher->capacity = dispatcher->used = 0;
 	for (index = 0; index < capacity; index++) {
-		Py_XDECREF((PyObject *)lanes[index].sends);
-		Py_XDECREF((PyObject *)lanes[index].arrivals);
+		Py_XDECREF((PyObject *)entries[index].sends);
+		Py_XDECREF((PyObject *)entries[index].receives);
 	}
-	PyMem_Free(lanes);
-	clear_transfers(&completions->ended);
-	Py_CLEAR(completions->deliver);
+	PyMem_Free(entries);
+	clear_transfers(&dispatcher->ended);
+	Py_CLEAR(dispatcher->on_pending);
 	return 0;
 }
 
-static void completions_dealloc(PyObject *self)
+static void completion_dispatcher_dealloc(PyObject *self)
 {
 	PyObject_GC_UnTrack(self);
-	completions_clear(self);
-	Py_CLEAR(((struct completions *)self)->told);
+	completion_dispatcher_clear(self);
+	Py_CLEAR(((struct completion_dispatcher *)self)->notified);
 	simple_dealloc(self);
 }
 
-static PyObject *completions_address(PyObject *self, void *unused)
+static PyObject *completion_dispatcher_address(PyObject *self, void *unused)
 {
-	return PyLong_FromUnsignedLongLong((uintptr_t)((struct completions *)self)->batch);
+	return PyLong_FromUnsignedLongLong(
+		(uintptr_t)((struct completion_dispatcher *)self)->batch);
 }
 
-static PyMemberDef completions_members[] = {
-	{ "left", T_UINT, offsetof(struct completions, left), READONLY,
-	  "Completions of the last batch that are for Python, at its beginning." },
-	{ "told", T_OBJECT, offsetof(struct completions, told), READONLY,
-	  "Keys of those who are to look; whoever reads the list empties it." },
-	{ "turn_began", T_LONGLONG, offsetof(struct completions, turn_began), 0,
-	  "When a task that polls last came from the loop: time.monotonic_ns()." },
-	{ "turn_length", T_LONGLONG, offsetof(struct completions, turn_length), 0,
-	  "So many nanoseconds of a turn may be spent on polling." },
-	{ "told_at", T_LONGLONG, offsetof(struct completions, told_at), 0,
-	  "When a task that polls found something for others, which wait for the loop." },
-	{ "event_came", T_LONGLONG, offsetof(struct completions, event_came), READONLY,
-	  "When event() was called last: time.monotonic_ns()." },
-	{ "held", T_INT, offsetof(struct completions, held), 0,
-	  "Queue pairs with requests that are not posted yet: until they are, nobody polls." },
+static PyMemberDef completion_dispatcher_members[] = {
+	{ "pending", T_UINT, offsetof(struct completion_dispatcher, pending), READONLY,
+	  "Completions for Python, at the beginning of the last batch." },
+	{ "notified", T_OBJECT, offsetof(struct completion_dispatcher, notified), READONLY,
+	  "Keys of queue pairs with pending work. The reader empties the list." },
+	{ "budget_start", T_LONGLONG, offsetof(struct completion_dispatcher, budget_start), 0,
+	  "time.monotonic_ns() when a polling task last resumed from the event loop." },
+	{ "budget", T_LONGLONG, offsetof(struct completion_dispatcher, budget), 0,
+	  "Nanoseconds of polling per iteration of the event loop." },
+	{ "notified_at", T_LONGLONG, offsetof(struct completion_dispatcher, notified_at), 0,
+	  "time.monotonic_ns() when polling last produced work for other tasks." },
+	{ "last_event_at", T_LONGLONG, offsetof(struct completion_dispatcher, last_event_at),
+	  READONLY, "time.monotonic_ns() of the last call of event()." },
+	{ "open_post_lists", T_INT, offsetof(struct completion_dispatcher, open_post_lists), 0,
+	  "Queue pairs with batched requests that are not posted. Polling waits for them." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
-static PyGetSetDef completions_getset[] = {
-	{ "batch", completions_address, NULL, "The address of the batch.", NULL },
+static PyGetSetDef completion_dispatcher_getset[] = {
+	{ "batch", completion_dispatcher_address, NULL,
+	  "The address of the batch of struct ibv_wc.", NULL },
 	{ NULL, NULL, NULL, NULL, NULL },
 };
 
-static PyMethodDef completions_methods[] = {
-	{ "attach", completions_attach, METH_VARARGS,
-	  "attach(key, sends, arrivals): take the completions with this key, as far as possible." },
-	{ "detach", completions_detach, METH_O, "Take no more of this key." },
-	{ "event", completions_event, METH_O,
-	  "Read and acknowledge: the address of the queue, 0 (none), or a negative errno." },
-	{ "arm", completions_arm, METH_O,
-	  "Have the next completion of the queue at this address raise an event: 0, or an errno." },
-	{ "poll", completions_poll, METH_O,
-	  "Take a batch from the queue at this address: how many there were, negative on failure." },
-	{ "spin", completions_spin, METH_VARARGS,
-	  "spin(address, nanoseconds): poll() until there is one, or for so long." },
+static PyMethodDef completion_dispatcher_methods[] = {
+	{ "attach", completion_dispatcher_attach, METH_VARARGS,
+	  "attach(key, sends, receives): take the completions with this key, as far as possible." },
+	{ "detach", completion_dispatcher_detach, METH_O,
+	  "Handle no more completions with this key." },
+	{ "event", completion_dispatcher_event, METH_O,
+	  "Read and acknowledge an event. Return the address of its queue, 0 (no event), or "
+	  "a negative errno." },
+	{ "arm", completion_dispatcher_arm, METH_O,
+	  "Request an event for the next completion of the queue at this address. Return 0 or "
+	  "an errno." },
+	{ "poll", completion_dispatcher_poll, METH_O,
+	  "Take a batch from the queue at this address. Return its size; negative on failure." },
+	{ "poll_for", completion_dispatcher_poll_for, METH_VARARGS,
+	  "poll_for(address, nanoseconds): poll until there is a completion, or for this time." },
 	{ NULL, NULL, 0, NULL },
 };
 
-static PyType_Slot completions_slots[] = {
-	{ Py_tp_doc, (void *)"Completions(deliver): from the completion queues of a device to their owners." },
+static PyType_Slot completion_dispatcher_slots[] = {
+	{ Py_tp_doc, (void *)"Completions(on_pending): from the completion queues of a device to "
+			     "their owners." },
 	{ Py_tp_new, PyType_GenericNew },
-	{ Py_tp_init, completions_init },
-	{ Py_tp_traverse, completions_traverse },
-	{ Py_tp_clear, completions_clear },
-	{ Py_tp_dealloc, completions_dealloc },
-	{ Py_tp_members, completions_members },
-	{ Py_tp_getset, completions_getset },
-	{ Py_tp_methods, completions_methods },
+	{ Py_tp_init, completion_dispatcher_init },
+	{ Py_tp_traverse, completion_dispatcher_traverse },
+	{ Py_tp_clear, completion_dispatcher_clear },
+	{ Py_tp_dealloc, completion_dispatcher_dealloc },
+	{ Py_tp_members, completion_dispatcher_members },
+	{ Py_tp_getset, completion_dispatcher_getset },
+	{ Py_tp_methods, completion_dispatcher_methods },
 	{ 0, NULL },
 };
 
-PyType_Spec completions_spec = {
-	.name = "aiordma._native._fast_path.Completions",
-	.basicsize = sizeof(struct completions),
+PyType_Spec completion_dispatcher_spec = {
+	.name = "aiordma._native._fast_path.CompletionDispatcher",
+	.basicsize = sizeof(struct completion_dispatcher),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-	.slots = completions_slots,
+	.slots = completion_dispatcher_slots,
 };

@@ -1,15 +1,23 @@
 /*
- * What happens for each message, without a Python frame: posting short sends, taking completions,
- * keeping what has arrived until a task takes it, posting its slot again. All of it with the
- * interpreter's lock held, as none of it waits; only polling for a while lets go of it, and posting
- * what may be long.
+ * The fast path: the work for each message, without a Python frame. It posts small sends and
+ * transfers, takes completions, keeps received messages until a task takes them, and posts their
+ * slots again.
  *
- * The types are the bottom half of Python classes, which decide everything that is not for every
- * message: aiordma.datapath's SendQueue (SendLane), ReceiveRing (SlotRing) and Receiver (Arrivals),
- * aiordma.dispatch's CompletionReader (Completions), and aiordma.memory's MemoryRegion (Pin).
+ * All of it runs with the interpreter's lock held, because none of it waits. Only two things
+ * release the lock: polling for longer than HOT_POLL_NS, and posting a request that may be large.
  *
- * A queue pair is known by the cell that its QueuePair keeps its pointer in, which becomes NULL when
- * it is destroyed: nothing is posted any more from then on.
+ * Each type is the C half of a Python class, which decides everything that is not for every
+ * message:
+ *
+ *	SendQueueCore		aiordma.qp.SendQueue
+ *	ReceiveRingCore		aiordma.qp.ReceiveRing
+ *	ReceiveQueue		aiordma.messages.receiver.Receiver
+ *	CompletionDispatcher	aiordma.dispatch.completion_reader.CompletionReader
+ *	ReferenceCount		aiordma.memory.MemoryRegion
+ *	Transfer		(used by aiordma.qp.Operations)
+ *
+ * A queue pair is named by a cell: the memory where its QueuePair stores the C pointer. The cell
+ * becomes NULL when the queue pair is destroyed. Nothing is posted after that.
  */
 #ifndef AIORDMA_FAST_PATH_H
 #define AIORDMA_FAST_PATH_H
@@ -23,138 +31,139 @@
 #include <stdlib.h>
 #include <structmember.h>
 
-/* A wr_id: the key of its owner above, below it RECEIVE and a slot, or the number of a request. */
+/*
+ * A wr_id has two halves. The upper one is the key of the queue pair. The lower one is the number
+ * of a send request, or RECEIVE and the slot of a receive.
+ */
 #define KEY_SHIFT 32
 #define RECEIVE 0x80000000u
 #define NUMBER_MASK 0x7fffffffu
 #define BATCH 64
 /*
- * So long one turn of the loop may be spent on polling, timers and other tasks waiting meanwhile,
- * unless its owner says otherwise.
+ * The default time budget for polling in one iteration of the event loop. Timers and other tasks
+ * wait while a task polls.
  */
-#define TURN_NANOSECONDS 1000000
+#define LOOP_BUDGET_NS 1000000
 
-extern int lanes_is_forked_child;
+extern int is_forked_child;
 
-extern PyType_Spec send_lane_spec, slot_ring_spec, arrivals_spec, completions_spec, pin_spec,
-	transfer_spec;
-extern PyTypeObject *pin_type, *transfer_type;
+extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
+	completion_dispatcher_spec, reference_count_spec, transfer_spec;
+extern PyTypeObject *reference_count_type, *transfer_type;
 
 /* --- polling.c --- */
 
-struct send_lane;
-struct arrivals;
+struct send_queue_core;
+struct receive_queue;
 struct transfer;
 struct aiordma_chain;
 
-/* A list of transfers, each of which it has a reference to. */
+/* A linked list of transfers. The list has a reference to each of them. */
 struct transfers {
 	struct transfer *first;
 	struct transfer *last;
 	unsigned int count;
 };
 
-struct lane {
-	uint32_t key; /* 0: none */
-	struct send_lane *sends;
-	struct arrivals *arrivals;
+/* The queues of one queue pair, by the key in its wr_ids. */
+struct dispatch_entry {
+	uint32_t key; /* 0: the entry is free */
+	struct send_queue_core *sends;
+	struct receive_queue *receives;
 };
 
-struct completions {
-	PyObject_HEAD
-	struct lane *lanes; /* a hash table with linear probing */
-	uint32_t capacity; /* a power of two, or 0 */
+struct completion_dispatcher {
+	PyObject_HEAD struct dispatch_entry *entries; /* a hash table with linear probing */
+	uint32_t capacity;			      /* a power of two, or 0 */
 	uint32_t used;
 	struct ibv_wc batch[BATCH];
-	unsigned int left; /* of the batch: what is for Python */
-	PyObject *told; /* keys of those who are to look */
-	PyObject *deliver; /* called when there is either */
-	struct transfers ended; /* which those who wait for them do not know yet */
-	long long turn_began; /* of the loop, when a task that polls last came from there */
-	long long turn_length; /* what of it may be spent on polling, nanoseconds */
-	long long told_at; /* when polling by a task last gave somebody something to do */
-	long long event_came; /* when the last event was read */
-	int held; /* queue pairs with requests that wait to be posted together: nobody polls */
+	unsigned int pending;	 /* completions for Python, at the beginning of the batch */
+	PyObject *notified;	 /* a list: keys of queue pairs with pending work */
+	PyObject *on_pending;	 /* called if there are pending completions or notified keys */
+	struct transfers ended;	 /* transfers whose waiters are not woken yet */
+	long long budget_start;	 /* time when a polling task last resumed from the event loop */
+	long long budget;	 /* nanoseconds of polling per loop iteration */
+	long long notified_at;	 /* time when polling last produced work for other tasks */
+	long long last_event_at; /* time when the last channel event was read */
+	int open_post_lists; /* queue pairs with batched requests that are not posted: do not poll
+			      */
 };
 
-/* Where one waits for completions, and for how long before it takes the long way. */
-struct outlook {
-	struct completions *completions;
-	struct ibv_cq *cq; /* there as long as `completions` is set */
-	long long patience; /* nanoseconds */
-	char cut_short; /* by the end of the loop's turn, or by what others have to do */
+/* The completion queue that a task polls before it takes the slow path. */
+struct polling {
+	struct completion_dispatcher *dispatcher;
+	struct ibv_cq *cq; /* valid while `dispatcher` is set */
+	long long budget;  /* nanoseconds */
+	char preempted;	   /* polling ended early: the loop or another task has work to do */
 };
 
 uint64_t now_ns(void);
-int spin_until(struct completions *self, struct ibv_cq *cq, uint64_t end);
-int look_out(struct outlook *outlook, int (*is_there)(const void *), const void *what);
-void note_turn(struct outlook *outlook);
-PyObject *set_outlook(PyObject *self, struct outlook *outlook, PyObject *args);
+int poll_until(struct completion_dispatcher *self, struct ibv_cq *cq, uint64_t end);
+int poll_within_budget(struct polling *polling, int (*is_ready)(const void *), const void *subject);
+void start_budget(struct polling *polling);
+PyObject *set_polling(PyObject *self, struct polling *polling, PyObject *args);
 
-/* --- send_lane.c --- */
+/* --- send_queue_core.c --- */
 
-struct send_lane {
-	PyObject_HEAD
-	struct ibv_qp **qp;
-	PyObject *keeper; /* of the cell */
+struct send_queue_core {
+	PyObject_HEAD struct ibv_qp **qp;
+	PyObject *keeper; /* owns the cell */
 	uint64_t first_wr_id;
-	unsigned int number; /* of the next request */
-	unsigned int ended; /* of the first request that has not ended */
-	long long free;
-	int unsignalled;
-	int interval;
+	unsigned int next_number;    /* of the next request */
+	unsigned int oldest_pending; /* number of the oldest request that has not completed */
+	long long credits;	     /* free places in the send queue */
+	int unsignaled;		     /* requests since the last signaled one */
+	int signal_interval;	     /* one request in this many is signaled */
 	int max_inline;
-	int order;
-	int lent;
-	int waiting;
+	int fence_flags; /* added to the send flags of every request */
+	int in_flight;	 /* requests of Python that hold memory */
+	int waiters;	 /* tasks that need to be notified of every completion */
 	char is_open;
 	unsigned long long messages;
 	unsigned long long nbytes;
-	struct outlook outlook;
-	/* Transfers, which may begin if `make_future` is set. */
-	struct transfers under_way;
-	struct transfers queued; /* reads that wait for their turn */
-	PyObject *make_future; /* for who waits for one */
-	PyObject *domain; /* where their memory is to be registered */
-	PyObject *join; /* called: whether requests go together now */
-	PyObject *on_turn; /* called when there are turns for those who wait for one */
+	struct polling polling;
+	/* Transfers. They can start if `make_future` is set. */
+	struct transfers transfers_in_flight;
+	struct transfers queued_reads; /* reads that wait for an RD/atomic credit */
+	PyObject *make_future;	       /* makes the future that a task awaits */
+	PyObject *pd;		       /* the protection domain of usable memory */
+	PyObject *should_batch;	       /* returns whether requests are batched now */
+	PyObject *on_rd_atomic_credit; /* called when credits are free and other waiters exist */
 	PyObject *chain_keeper;
-	struct aiordma_chain *chain; /* of the requests that go together */
-	long long turns; /* reads that may begin */
-	int turn_waiters; /* elsewhere than in `queued` */
-	char others_first; /* the last time that there were such */
-	int read_access; /* needed of what is read into */
-	unsigned int max_message;
-	char gathering; /* requests go together now */
-	char is_due; /* some wait for that: nothing else may be posted */
-	unsigned long long reads, bytes_read, writes, bytes_written, turn_waits;
+	struct aiordma_chain *chain; /* the batched requests */
+	long long rd_atomic_credits; /* reads and atomics that can start */
+	int rd_atomic_waiters; /* tasks that wait for such a credit, apart from `queued_reads` */
+	char waiters_first;    /* those tasks came first the last time */
+	int read_access;       /* access flags that the target of a read needs */
+	unsigned int max_message_size;
+	char batching;	   /* requests are batched now */
+	char has_unposted; /* batched requests wait to be posted: post nothing else before them */
+	unsigned long long reads, bytes_read, writes, bytes_written, rd_atomic_waits;
 };
 
-void sends_ended(struct send_lane *lane, unsigned int number);
+void complete_sends(struct send_queue_core *core, unsigned int number);
 
-/* --- pin.c --- */
+/* --- reference_count.c --- */
 
-struct pin {
-	PyObject_HEAD
-	PyObject *domain;
-	PyObject *on_unused; /* called after the last use of one that is closed */
+struct reference_count {
+	PyObject_HEAD PyObject *pd;
+	PyObject *on_unused; /* called after the last use, once closed */
 	int access;
-	int uses;
+	int count;
 	char closed;
 };
 
-int unpin(struct pin *pin);
+int release_reference(struct reference_count *references);
 
 /* --- transfer.c --- */
 
 struct transfer {
-	PyObject_HEAD
-	struct transfer *next, *previous; /* in the list where it is */
-	struct send_lane *lane;
-	struct pin *pin; /* until the device is done with it */
-	PyObject *memory; /* likewise */
+	PyObject_HEAD struct transfer *next, *previous; /* in the list that contains it */
+	struct send_queue_core *core;
+	struct reference_count *references; /* acquired until the device is done */
+	PyObject *memory;		    /* kept alive until then */
 	PyObject *future;
-	PyObject *on_stray_end;
+	PyObject *on_abandoned_end;
 	uint64_t address;
 	uint64_t remote;
 	unsigned int length;
@@ -163,13 +172,13 @@ struct transfer {
 	unsigned int number;
 	int opcode; /* of the work request */
 	int error;
-	char reads;
+	char is_read;
 	char queued;
 	char over;
 	char succeeded;
 };
 
-/* What has gone wrong, while what is to be done after it is done all the same. */
+/* The first exception of several steps. It is raised after all steps have been done. */
 struct failure {
 	PyObject *type, *value, *traceback;
 };
@@ -189,17 +198,16 @@ int prepare_transfers(PyObject *module);
 
 /* --- start_transfer.c --- */
 
-PyObject *send_lane_transfer(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *lanes_post_by(PyObject *module, PyObject *address);
-int stop_waiting_for(struct send_lane *lane, unsigned int count, int error);
-int hand_out_turns(struct send_lane *lane);
+PyObject *send_queue_core_start_transfer(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *set_post_function(PyObject *module, PyObject *address);
+int stop_waiting_for(struct send_queue_core *core, unsigned int count, int error);
+int grant_rd_atomic_credits(struct send_queue_core *core);
 int prepare_starting(PyObject *module);
 
-/* --- slot_ring.c --- */
+/* --- receive_ring.c --- */
 
-struct slot_ring {
-	PyObject_HEAD
-	PyObject *queue;
+struct receive_ring {
+	PyObject_HEAD PyObject *queue;
 	struct ibv_qp **qp;
 	struct ibv_srq **srq;
 	uint64_t first_wr_id;
@@ -212,42 +220,41 @@ struct slot_ring {
 	char stopped;
 };
 
-int post_slot(struct slot_ring *ring, int slot);
+int post_slot(struct receive_ring *ring, int slot);
 
-/* --- arrivals.c --- */
+/* --- receive_queue.c --- */
 
-struct arrival {
-	int slot; /* -1: copied away */
+struct received {
+	int slot; /* -1: the message was copied out of its slot */
 	unsigned int length;
 	unsigned int flags;
-	unsigned int imm_data; /* as the device gave it */
+	unsigned int imm_data; /* in network byte order */
 	PyObject *copy;
 };
 
-struct arrivals {
-	PyObject_HEAD
-	struct slot_ring *ring;
-	struct arrival *fifo;
+struct receive_queue {
+	PyObject_HEAD struct receive_ring *ring;
+	struct received *fifo;
 	unsigned int capacity; /* a power of two */
 	unsigned int first;
 	unsigned int count;
-	int backlog; /* -1: nothing is copied away */
-	int error; /* why a slot could not be given back */
-	char tell;
-	char waited;
+	int backlog; /* -1: messages are never copied out */
+	int error;   /* errno of a slot that could not be posted again */
+	char notify;
+	char has_waiter;
 	char closed;
 	unsigned long long messages;
 	unsigned long long nbytes;
 	unsigned long long spilled;
-	struct outlook outlook;
-	unsigned int missed; /* times in a row that looking out was in vain */
+	struct polling polling;
+	unsigned int missed_polls; /* consecutive polls that found no message */
 };
 
-int add_arrival(struct arrivals *self, const struct arrival *what);
+int append_received(struct receive_queue *self, const struct received *message);
 
-/* --- completions.c --- */
+/* --- completion_dispatcher.c --- */
 
-int take_batch(struct completions *self, int count);
+int take_batch(struct completion_dispatcher *self, int count);
 
 /* --- module.c --- */
 

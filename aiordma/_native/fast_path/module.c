@@ -1,23 +1,26 @@
 /* The module aiordma._native._fast_path. */
 #include "fast_path.h"
 
-int lanes_is_forked_child;
+int is_forked_child;
 
 static PyObject *note_fork(PyObject *module, PyObject *unused)
 {
-	lanes_is_forked_child = 1;
+	is_forked_child = 1;
 	Py_RETURN_NONE;
 }
 
 static PyMethodDef module_methods[] = {
 	{ "note_fork", note_fork, METH_NOARGS,
-	  "This process is a forked child: post nothing, and take nothing." },
-	{ "post_by", lanes_post_by, METH_O,
-	  "post_by(function): the address of aiordma_post_all(), for transfers." },
+	  "This process is a forked child: post nothing, and take no completions." },
+	{ "set_post_function", set_post_function, METH_O,
+	  "set_post_function(address): the address of aiordma_post_all(), which posts transfers." },
 	{ NULL, NULL, 0, NULL },
 };
 
-/* Whether `object` is of this type, of the module that the type of `self` is of; or it is raised. */
+/*
+ * Return whether `object` has this type of the module that the type of `self` belongs to. If not,
+ * set TypeError.
+ */
 int is_instance(PyObject *self, const char *type, PyObject *object)
 {
 	PyObject *module = PyType_GetModule(Py_TYPE(self));
@@ -26,21 +29,23 @@ int is_instance(PyObject *self, const char *type, PyObject *object)
 
 	Py_XDECREF(wanted);
 	if (!is_one)
-		PyErr_Format(PyExc_TypeError, "needed: %s", type);
+		PyErr_Format(PyExc_TypeError, "%s expected", type);
 	return is_one > 0;
 }
 
 static int add_numbers(PyObject *module)
 {
-	return PyModule_AddIntMacro(module, KEY_SHIFT) || PyModule_AddIntMacro(module, NUMBER_MASK) ||
-	       PyModule_AddIntMacro(module, BATCH) || PyModule_AddIntMacro(module, TURN_NANOSECONDS);
+	return PyModule_AddIntMacro(module, KEY_SHIFT) ||
+	       PyModule_AddIntMacro(module, NUMBER_MASK) || PyModule_AddIntMacro(module, BATCH) ||
+	       PyModule_AddIntMacro(module, LOOP_BUDGET_NS);
 }
 
 static int add_types(PyObject *module)
 {
-	PyType_Spec *specs[] = { &send_lane_spec, &slot_ring_spec, &arrivals_spec,
-				 &completions_spec, &pin_spec, &transfer_spec };
-	PyTypeObject **kept[] = { NULL, NULL, NULL, NULL, &pin_type, &transfer_type };
+	PyType_Spec *specs[] = { &send_queue_core_spec, &receive_ring_spec,
+				 &receive_queue_spec,	&completion_dispatcher_spec,
+				 &reference_count_spec, &transfer_spec };
+	PyTypeObject **kept[] = { NULL, NULL, NULL, NULL, &reference_count_type, &transfer_type };
 	size_t index;
 
 	for (index = 0; index < sizeof(specs) / sizeof(*specs); index++) {

@@ -1,16 +1,16 @@
-/* Polling a completion queue for a while, before a wait takes the long way. */
+/* Polling a completion queue before a wait takes the slow path. */
 #include "fast_path.h"
 
 #include <sched.h>
 #include <time.h>
 
-#define POLLS_A_YIELD 8
+#define POLLS_PER_YIELD 8
 /*
- * So long a wait keeps all that it has: the processor, and the interpreter's lock. To give up either,
- * and to get it back, takes a good part of a short wait; and who gets the lock then may keep it a
- * hundred times longer.
+ * Polling keeps the processor and the interpreter's lock for this time. Releasing either of them
+ * and getting it back takes a large part of a short wait. Another thread that gets the lock might
+ * keep it a hundred times longer.
  */
-#define KEPT_NANOSECONDS 50000
+#define HOT_POLL_NS 50000
 
 uint64_t now_ns(void)
 {
@@ -20,14 +20,15 @@ uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* With yields, others get the processor now and then. */
-static int poll_until(struct completions *self, struct ibv_cq *cq, uint64_t end, int yields)
+/* With `yields`, other processes get the processor from time to time. */
+static int poll_loop(struct completion_dispatcher *self, struct ibv_cq *cq, uint64_t end,
+		     int yields)
 {
 	unsigned int polls = 0;
 	int count;
 
 	do {
-		if (yields && !(++polls % POLLS_A_YIELD))
+		if (yields && !(++polls % POLLS_PER_YIELD))
 			sched_yield();
 		count = ibv_poll_cq(cq, BATCH, self->batch);
 	} while (!count && now_ns() < end);
@@ -35,89 +36,89 @@ static int poll_until(struct completions *self, struct ibv_cq *cq, uint64_t end,
 }
 
 /*
- * Poll until there is something, or the time has come. As ibv_poll_cq().
+ * Poll until there are completions, or until the time `end`. Returns what ibv_poll_cq() returns.
  *
- * If that is not soon, others get the processor: a soft device does some of its work in a kernel
- * thread, perhaps on this very processor, and a peer on this machine may be waiting for it.
+ * After HOT_POLL_NS it yields the processor between polls. A soft device does some of its work in a
+ * kernel thread, perhaps on the same processor, and a peer on this machine might need it too.
  */
-int spin_until(struct completions *self, struct ibv_cq *cq, uint64_t end)
+int poll_until(struct completion_dispatcher *self, struct ibv_cq *cq, uint64_t end)
 {
 	int count = ibv_poll_cq(cq, BATCH, self->batch);
 	uint64_t now = count ? 0 : now_ns();
 
 	if (count || now >= end)
 		return count;
-	count = poll_until(self, cq, end - now > KEPT_NANOSECONDS ? now + KEPT_NANOSECONDS : end, 0);
+	count = poll_loop(self, cq, end - now > HOT_POLL_NS ? now + HOT_POLL_NS : end, 0);
 	if (count || now_ns() >= end)
 		return count;
 	Py_BEGIN_ALLOW_THREADS
-	count = poll_until(self, cq, end, 1);
+	count = poll_loop(self, cq, end, 1);
 	Py_END_ALLOW_THREADS
 	return count;
 }
 
 /*
- * Look out for what `is_there` says, as long as patience and the loop's turn allow, and as nobody
- * else gets something to do. What is wrong with the queue is not found here, but the next time that
- * the loop polls it. -1 with an exception.
+ * Poll until `is_ready(subject)`. Stops early when the polling budget or the loop's budget is used
+ * up, or when a completion produced work for another task. An error of the queue is not reported
+ * here: the event loop finds it the next time it polls. Returns 0, or -1 with an exception.
  */
-int look_out(struct outlook *outlook, int (*is_there)(const void *), const void *what)
+int poll_within_budget(struct polling *polling, int (*is_ready)(const void *), const void *subject)
 {
-	struct completions *completions = outlook->completions;
-	struct ibv_cq *cq = outlook->cq;
-	uint64_t now, end, last;
-	int count, told = 0;
+	struct completion_dispatcher *dispatcher = polling->dispatcher;
+	struct ibv_cq *cq = polling->cq;
+	uint64_t now, end, budget_end;
+	int count, notified = 0;
 
-	if (!completions || outlook->patience < 0)
+	if (!dispatcher || polling->budget < 0)
 		return 0;
-	if (completions->held > 0) {
-		outlook->cut_short = 1;
+	if (dispatcher->open_post_lists > 0) {
+		polling->preempted = 1;
 		return 0;
 	}
 	now = now_ns();
-	end = now + outlook->patience;
-	last = completions->turn_began + completions->turn_length;
-	if (completions->told_at > completions->turn_began)
-		last = now; /* they wait for the loop */
-	outlook->cut_short = last < end;
-	if (last <= now)
+	end = now + polling->budget;
+	budget_end = dispatcher->budget_start + dispatcher->budget;
+	if (dispatcher->notified_at > dispatcher->budget_start)
+		budget_end = now; /* other tasks wait for the loop */
+	polling->preempted = budget_end < end;
+	if (budget_end <= now)
 		return 0;
-	if (last < end)
-		end = last;
-	Py_INCREF((PyObject *)completions);
+	if (budget_end < end)
+		end = budget_end;
+	Py_INCREF((PyObject *)dispatcher);
 	do {
-		count = spin_until(completions, cq, end);
+		count = poll_until(dispatcher, cq, end);
 		if (count > 0)
-			told = take_batch(completions, count);
-	} while (count > 0 && !told && !is_there(what) && now_ns() < end);
-	if (told)
-		outlook->cut_short = 1;
-	if (told > 0 && !is_there(what))
-		completions->told_at = now_ns();
-	Py_DECREF((PyObject *)completions);
-	return told < 0 ? -1 : 0;
+			notified = take_batch(dispatcher, count);
+	} while (count > 0 && !notified && !is_ready(subject) && now_ns() < end);
+	if (notified)
+		polling->preempted = 1;
+	if (notified > 0 && !is_ready(subject))
+		dispatcher->notified_at = now_ns();
+	Py_DECREF((PyObject *)dispatcher);
+	return notified < 0 ? -1 : 0;
 }
 
-/* A task comes from the loop, which has had its turn. */
-void note_turn(struct outlook *outlook)
+/* A task has resumed from the event loop: a new budget begins. */
+void start_budget(struct polling *polling)
 {
-	if (outlook->completions)
-		outlook->completions->turn_began = now_ns();
+	if (polling->dispatcher)
+		polling->dispatcher->budget_start = now_ns();
 }
 
-PyObject *set_outlook(PyObject *self, struct outlook *outlook, PyObject *args)
+PyObject *set_polling(PyObject *self, struct polling *polling, PyObject *args)
 {
-	PyObject *before = (PyObject *)outlook->completions;
+	PyObject *before = (PyObject *)polling->dispatcher;
 	unsigned long long address;
-	PyObject *completions;
+	PyObject *dispatcher;
 
-	if (!PyArg_ParseTuple(args, "OKL", &completions, &address, &outlook->patience) ||
-	    (completions != Py_None && !is_instance(self, "Completions", completions)))
+	if (!PyArg_ParseTuple(args, "OKL", &dispatcher, &address, &polling->budget) ||
+	    (dispatcher != Py_None && !is_instance(self, "CompletionDispatcher", dispatcher)))
 		return NULL;
-	outlook->cq = (struct ibv_cq *)(uintptr_t)address;
-	outlook->completions = completions == Py_None || !address ?
-				       NULL :
-				       (struct completions *)Py_NewRef(completions);
+	polling->cq = (struct ibv_cq *)(uintptr_t)address;
+	polling->dispatcher = dispatcher == Py_None || !address ?
+				      NULL :
+				      (struct completion_dispatcher *)Py_NewRef(dispatcher);
 	Py_XDECREF(before);
 	Py_RETURN_NONE;
 }

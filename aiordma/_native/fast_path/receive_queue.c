@@ -1,66 +1,66 @@
-/* Arrivals: messages that have arrived and are not taken. */
+/* ReceiveQueue: messages that have arrived and that no task has taken. */
 #include "fast_path.h"
 
-static struct arrival *arrival_at(struct arrivals *self, unsigned int index)
+static struct received *received_at(struct receive_queue *self, unsigned int index)
 {
 	return &self->fifo[(self->first + index) & (self->capacity - 1)];
 }
 
-static int arrivals_init(PyObject *self, PyObject *args, PyObject *kwargs)
+static int receive_queue_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-	struct arrivals *arrivals = (struct arrivals *)self;
+	struct receive_queue *queue = (struct receive_queue *)self;
 	PyObject *ring;
 
-	if (!PyArg_ParseTuple(args, "O", &ring) || !is_instance(self, "SlotRing", ring))
+	if (!PyArg_ParseTuple(args, "O", &ring) || !is_instance(self, "ReceiveRingCore", ring))
 		return -1;
-	arrivals->ring = (struct slot_ring *)Py_NewRef(ring);
-	arrivals->backlog = -1;
-	arrivals->tell = 1;
+	queue->ring = (struct receive_ring *)Py_NewRef(ring);
+	queue->backlog = -1;
+	queue->notify = 1;
 	return 0;
 }
 
-static int arrivals_traverse(PyObject *self, visitproc visit, void *arg)
+static int receive_queue_traverse(PyObject *self, visitproc visit, void *arg)
 {
 	Py_VISIT(Py_TYPE(self));
-	Py_VISIT(((struct arrivals *)self)->ring);
-	Py_VISIT(((struct arrivals *)self)->outlook.completions);
+	Py_VISIT(((struct receive_queue *)self)->ring);
+	Py_VISIT(((struct receive_queue *)self)->polling.dispatcher);
 	return 0;
 }
 
-static int arrivals_clear(PyObject *self)
+static int receive_queue_clear(PyObject *self)
 {
-	Py_CLEAR(((struct arrivals *)self)->outlook.completions);
+	Py_CLEAR(((struct receive_queue *)self)->polling.dispatcher);
 	return 0;
 }
 
-static void arrivals_dealloc(PyObject *self)
+static void receive_queue_dealloc(PyObject *self)
 {
-	struct arrivals *arrivals = (struct arrivals *)self;
+	struct receive_queue *queue = (struct receive_queue *)self;
 	unsigned int index;
 
 	PyObject_GC_UnTrack(self);
-	for (index = 0; index < arrivals->count; index++)
-		Py_CLEAR(arrival_at(arrivals, index)->copy);
-	PyMem_Free(arrivals->fifo);
-	Py_CLEAR(arrivals->ring);
-	arrivals_clear(self);
+	for (index = 0; index < queue->count; index++)
+		Py_CLEAR(received_at(queue, index)->copy);
+	PyMem_Free(queue->fifo);
+	Py_CLEAR(queue->ring);
+	receive_queue_clear(self);
 	simple_dealloc(self);
 }
 
-static PyObject *arrivals_look_out(PyObject *self, PyObject *args)
+static PyObject *receive_queue_set_polling(PyObject *self, PyObject *args)
 {
-	return set_outlook(self, &((struct arrivals *)self)->outlook, args);
+	return set_polling(self, &((struct receive_queue *)self)->polling, args);
 }
 
-static int has_arrived(const void *arrivals)
+static int has_message(const void *queue)
 {
-	return ((const struct arrivals *)arrivals)->count > 0;
+	return ((const struct receive_queue *)queue)->count > 0;
 }
 
-static int make_room(struct arrivals *self)
+static int make_room(struct receive_queue *self)
 {
 	unsigned int capacity = self->capacity ? 2 * self->capacity : 8;
-	struct arrival *fifo;
+	struct received *fifo;
 	unsigned int index;
 
 	if (self->count < self->capacity)
@@ -71,7 +71,7 @@ static int make_room(struct arrivals *self)
 		return -1;
 	}
 	for (index = 0; index < self->count; index++)
-		fifo[index] = *arrival_at(self, index);
+		fifo[index] = *received_at(self, index);
 	PyMem_Free(self->fifo);
 	self->fifo = fifo;
 	self->capacity = capacity;
@@ -79,195 +79,209 @@ static int make_room(struct arrivals *self)
 	return 0;
 }
 
-static char *slot_memory(struct slot_ring *ring, int slot)
+static char *slot_memory(struct receive_ring *ring, int slot)
 {
 	return (char *)ring->memory.buf + (size_t)slot * ring->slot_size;
 }
 
-static PyObject *copied(struct arrivals *self, struct arrival *arrival)
+static PyObject *copied(struct receive_queue *self, struct received *message)
 {
-	if (arrival->copy)
-		return Py_NewRef(arrival->copy);
-	return PyBytes_FromStringAndSize(slot_memory(self->ring, arrival->slot), arrival->length);
+	if (message->copy)
+		return Py_NewRef(message->copy);
+	return PyBytes_FromStringAndSize(slot_memory(self->ring, message->slot), message->length);
 }
 
-/* Give a slot back; the owner is told of what the device says to that. -1 with an exception. */
-static int give_back(struct arrivals *self, int slot)
+/*
+ * Post a slot again, if there is one. The owner is notified of an errno that the device returns.
+ * Returns 0, or -1 with an exception.
+ */
+static int repost_slot(struct receive_queue *self, int slot)
 {
 	int error = slot < 0 ? 0 : post_slot(self->ring, slot);
 
 	if (error > 0 && !self->error) {
 		self->error = error;
-		self->tell = 1;
+		self->notify = 1;
 	}
 	return error < 0 ? -1 : 0;
 }
 
-/* A message is in a slot. -1 with an exception. */
-int add_arrival(struct arrivals *self, const struct arrival *what)
+/* Append a message. Returns 0, or -1 with an exception. */
+int append_received(struct receive_queue *self, const struct received *arrived)
 {
-	struct slot_ring *ring = self->ring;
-	struct arrival *arrival;
+	struct receive_ring *ring = self->ring;
+	struct received *message;
 	int slot;
 
-	if (what->slot < 0 || what->slot >= ring->slots ||
-	    what->length > (unsigned int)ring->slot_size || !ring->memory.obj) {
-		PyErr_SetString(PyExc_ValueError, "no such slot, or a message longer than that");
+	if (arrived->slot < 0 || arrived->slot >= ring->slots ||
+	    arrived->length > (unsigned int)ring->slot_size || !ring->memory.obj) {
+		PyErr_SetString(PyExc_ValueError,
+				"the slot does not exist, or the message is longer than a slot");
 		return -1;
 	}
 	if (make_room(self))
 		return -1;
-	arrival = arrival_at(self, self->count);
-	*arrival = *what;
+	message = received_at(self, self->count);
+	*message = *arrived;
 	self->messages++;
-	self->nbytes += what->length;
+	self->nbytes += arrived->length;
 	slot = -1;
 	if (self->backlog >= 0 && ring->posted < (ring->slots + 1) / 2) {
-		arrival->copy = copied(self, arrival);
-		if (!arrival->copy)
+		message->copy = copied(self, message);
+		if (!message->copy)
 			return -1;
-		slot = arrival->slot;
-		arrival->slot = -1;
+		slot = message->slot;
+		message->slot = -1;
 		self->spilled++;
 	}
 	self->count++;
-	if (give_back(self, slot))
+	if (repost_slot(self, slot))
 		return -1;
 	if (self->backlog >= 0 && self->count > (unsigned int)self->backlog)
-		self->tell = 1;
+		self->notify = 1;
 	return 0;
 }
 
-static PyObject *arrivals_add(PyObject *self, PyObject *args)
+static PyObject *receive_queue_append(PyObject *self, PyObject *args)
 {
-	struct arrival arrival = { 0 };
+	struct received message = { 0 };
 
-	if (!PyArg_ParseTuple(args, "iIII", &arrival.slot, &arrival.length, &arrival.flags,
-			      &arrival.imm_data))
+	if (!PyArg_ParseTuple(args, "iIII", &message.slot, &message.length, &message.flags,
+			      &message.imm_data))
 		return NULL;
-	if (add_arrival((struct arrivals *)self, &arrival))
+	if (append_received((struct receive_queue *)self, &message))
 		return NULL;
 	Py_RETURN_NONE;
 }
 
-static struct arrival remove_first(struct arrivals *self)
+static struct received remove_first(struct receive_queue *self)
 {
-	struct arrival arrival = *arrival_at(self, 0);
+	struct received message = *received_at(self, 0);
 
 	self->first = (self->first + 1) & (self->capacity - 1);
 	self->count--;
-	return arrival;
+	return message;
 }
 
-static PyObject *arrivals_take(PyObject *self, PyObject *unused)
+static PyObject *receive_queue_take_bytes(PyObject *self, PyObject *unused)
 {
-	struct arrivals *arrivals = (struct arrivals *)self;
-	struct arrival arrival;
+	struct receive_queue *queue = (struct receive_queue *)self;
+	struct received oldest;
 	PyObject *message;
 
-	if (arrivals->waited || arrivals->closed || lanes_is_forked_child)
+	if (queue->has_waiter || queue->closed || is_forked_child)
 		Py_RETURN_NONE;
-	if (!arrivals->count) {
-		if (look_out(&arrivals->outlook, has_arrived, arrivals))
+	if (!queue->count) {
+		if (poll_within_budget(&queue->polling, has_message, queue))
 			return NULL;
-		if (arrivals->count)
-			arrivals->missed = 0;
-		else if (arrivals->outlook.patience > 0 && !arrivals->outlook.cut_short)
-			arrivals->missed++;
+		if (queue->count)
+			queue->missed_polls = 0;
+		else if (queue->polling.budget > 0 && !queue->polling.preempted)
+			queue->missed_polls++;
 	}
-	if (!arrivals->count || arrivals->closed)
+	if (!queue->count || queue->closed)
 		Py_RETURN_NONE;
-	message = copied(arrivals, arrival_at(arrivals, 0));
+	message = copied(queue, received_at(queue, 0));
 	if (!message)
 		return NULL;
-	arrival = remove_first(arrivals);
-	Py_XDECREF(arrival.copy);
-	if (give_back(arrivals, arrival.slot)) {
+	oldest = remove_first(queue);
+	Py_XDECREF(oldest.copy);
+	if (repost_slot(queue, oldest.slot)) {
 		Py_DECREF(message);
 		return NULL;
 	}
 	return message;
 }
 
-static PyObject *arrivals_look(PyObject *self, PyObject *unused)
+static PyObject *receive_queue_peek(PyObject *self, PyObject *unused)
 {
-	struct arrivals *arrivals = (struct arrivals *)self;
-	struct arrival *arrival;
+	struct receive_queue *queue = (struct receive_queue *)self;
+	struct received *message;
 
-	if (!arrivals->count)
+	if (!queue->count)
 		Py_RETURN_NONE;
-	arrival = arrival_at(arrivals, 0);
-	return Py_BuildValue("iIIIO", arrival->slot, arrival->length, arrival->flags,
-			     arrival->imm_data, arrival->copy ? arrival->copy : Py_None);
+	message = received_at(queue, 0);
+	return Py_BuildValue("iIIIO", message->slot, message->length, message->flags,
+			     message->imm_data, message->copy ? message->copy : Py_None);
 }
 
-static PyObject *arrivals_drop(PyObject *self, PyObject *unused)
+static PyObject *receive_queue_drop_oldest(PyObject *self, PyObject *unused)
 {
-	struct arrivals *arrivals = (struct arrivals *)self;
+	struct receive_queue *queue = (struct receive_queue *)self;
 
-	if (arrivals->count) {
-		struct arrival arrival = remove_first(arrivals);
+	if (queue->count) {
+		struct received message = remove_first(queue);
 
-		Py_XDECREF(arrival.copy);
+		Py_XDECREF(message.copy);
 	}
 	Py_RETURN_NONE;
 }
 
-static Py_ssize_t arrivals_length(PyObject *self)
+static Py_ssize_t receive_queue_length(PyObject *self)
 {
-	return ((struct arrivals *)self)->count;
+	return ((struct receive_queue *)self)->count;
 }
 
-static PyMemberDef arrivals_members[] = {
-	{ "backlog", T_INT, offsetof(struct arrivals, backlog), 0,
-	  "So many may wait, copied away when half of the slots are full; -1: none is." },
-	{ "error", T_INT, offsetof(struct arrivals, error), READONLY,
-	  "The errno of a slot that could not be given back, or 0." },
-	{ "tell", T_BOOL, offsetof(struct arrivals, tell), 0,
-	  "Whether the owner is to be told of what arrives next." },
-	{ "waited", T_BOOL, offsetof(struct arrivals, waited), 0, "Whether a task waits." },
-	{ "closed", T_BOOL, offsetof(struct arrivals, closed), 0, "Whether take() has nothing." },
-	{ "patience", T_LONGLONG, offsetof(struct arrivals, outlook.patience), 0,
-	  "Nanoseconds for which take() polls for a message." },
-	{ "cut_short", T_BOOL, offsetof(struct arrivals, outlook.cut_short), READONLY,
-	  "Whether that ended early: the loop, or somebody else, has something to do." },
-	{ "missed", T_UINT, offsetof(struct arrivals, missed), 0,
-	  "How often in a row that was in vain." },
-	{ "messages", T_ULONGLONG, offsetof(struct arrivals, messages), READONLY, "That arrived." },
-	{ "nbytes", T_ULONGLONG, offsetof(struct arrivals, nbytes), READONLY, "In these." },
-	{ "spilled", T_ULONGLONG, offsetof(struct arrivals, spilled), READONLY, "Copied away." },
+static PyMemberDef receive_queue_members[] = {
+	{ "backlog", T_INT, offsetof(struct receive_queue, backlog), 0,
+	  "Messages that can wait. They are copied when half of the slots are full. -1: no "
+	  "copies." },
+	{ "error", T_INT, offsetof(struct receive_queue, error), READONLY,
+	  "The errno of a slot that could not be posted again, or 0." },
+	{ "notify", T_BOOL, offsetof(struct receive_queue, notify), 0,
+	  "The owner is notified of the next message." },
+	{ "has_waiter", T_BOOL, offsetof(struct receive_queue, has_waiter), 0,
+	  "A task waits for a message." },
+	{ "closed", T_BOOL, offsetof(struct receive_queue, closed), 0,
+	  "take_bytes() returns None." },
+	{ "poll_budget", T_LONGLONG, offsetof(struct receive_queue, polling.budget), 0,
+	  "Nanoseconds for which take_bytes() polls for a message." },
+	{ "preempted", T_BOOL, offsetof(struct receive_queue, polling.preempted), READONLY,
+	  "The last poll ended early: the loop or another task had work to do." },
+	{ "missed_polls", T_UINT, offsetof(struct receive_queue, missed_polls), 0,
+	  "Consecutive polls that found no message." },
+	{ "messages", T_ULONGLONG, offsetof(struct receive_queue, messages), READONLY,
+	  "Messages that have arrived." },
+	{ "nbytes", T_ULONGLONG, offsetof(struct receive_queue, nbytes), READONLY,
+	  "Bytes in these messages." },
+	{ "spilled", T_ULONGLONG, offsetof(struct receive_queue, spilled), READONLY,
+	  "Messages copied out of their slots." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
-static PyMethodDef arrivals_methods[] = {
-	{ "add", arrivals_add, METH_VARARGS,
-	  "add(slot, length, flags, imm_data): a message is in this slot." },
-	{ "take", arrivals_take, METH_NOARGS,
-	  "The oldest message as bytes, its slot given back; None: that needs the long way." },
-	{ "look_out", arrivals_look_out, METH_VARARGS,
-	  "look_out(completions, cq, patience): poll for so long when there is no message." },
-	{ "look", arrivals_look, METH_NOARGS,
-	  "The oldest: (slot, length, flags, imm_data, copy), slot -1 if copied away; or None." },
-	{ "drop", arrivals_drop, METH_NOARGS, "Forget the oldest; its slot is the caller's." },
+static PyMethodDef receive_queue_methods[] = {
+	{ "append", receive_queue_append, METH_VARARGS,
+	  "append(slot, length, flags, imm_data): append the message in this slot." },
+	{ "take_bytes", receive_queue_take_bytes, METH_NOARGS,
+	  "Return the oldest message as bytes, and post its slot again; None: take the slow "
+	  "path." },
+	{ "set_polling", receive_queue_set_polling, METH_VARARGS,
+	  "set_polling(dispatcher, cq, budget): poll this queue if there is no message." },
+	{ "peek", receive_queue_peek, METH_NOARGS,
+	  "Return (slot, length, flags, imm_data, copy) of the oldest message, or None. "
+	  "slot is -1 if the message was copied." },
+	{ "drop_oldest", receive_queue_drop_oldest, METH_NOARGS,
+	  "Remove the oldest message. The caller posts its slot." },
 	{ NULL, NULL, 0, NULL },
 };
 
-static PyType_Slot arrivals_slots[] = {
-	{ Py_tp_doc, (void *)"Arrivals(ring): messages that have arrived and are not taken." },
+static PyType_Slot receive_queue_slots[] = {
+	{ Py_tp_doc,
+	  (void *)"ReceiveQueue(ring): messages that have arrived and that no task has taken." },
 	{ Py_tp_new, PyType_GenericNew },
-	{ Py_tp_init, arrivals_init },
-	{ Py_tp_traverse, arrivals_traverse },
-	{ Py_tp_clear, arrivals_clear },
-	{ Py_tp_dealloc, arrivals_dealloc },
-	{ Py_sq_length, arrivals_length },
-	{ Py_tp_members, arrivals_members },
-	{ Py_tp_methods, arrivals_methods },
+	{ Py_tp_init, receive_queue_init },
+	{ Py_tp_traverse, receive_queue_traverse },
+	{ Py_tp_clear, receive_queue_clear },
+	{ Py_tp_dealloc, receive_queue_dealloc },
+	{ Py_sq_length, receive_queue_length },
+	{ Py_tp_members, receive_queue_members },
+	{ Py_tp_methods, receive_queue_methods },
 	{ 0, NULL },
 };
 
-PyType_Spec arrivals_spec = {
-	.name = "aiordma._native._fast_path.Arrivals",
-	.basicsize = sizeof(struct arrivals),
+PyType_Spec receive_queue_spec = {
+	.name = "aiordma._native._fast_path.ReceiveQueue",
+	.basicsize = sizeof(struct receive_queue),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-	.slots = arrivals_slots,
+	.slots = receive_queue_slots,
 };

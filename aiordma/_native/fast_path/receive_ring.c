@@ -1,30 +1,30 @@
-/* SlotRing: the buffers that messages arrive in. */
+/* ReceiveRingCore: the buffers that messages arrive in. */
 #include "fast_path.h"
 
-static int slot_ring_init(PyObject *self, PyObject *args, PyObject *kwargs)
+static int receive_ring_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-	struct slot_ring *ring = (struct slot_ring *)self;
+	struct receive_ring *ring = (struct receive_ring *)self;
 
 	if (!PyArg_ParseTuple(args, "ii", &ring->slots, &ring->slot_size))
 		return -1;
 	if (ring->slots >= 0 && ring->slot_size >= 0)
 		return 0;
-	PyErr_SetString(PyExc_ValueError, "a ring has no fewer than 0 slots of 0 bytes");
+	PyErr_SetString(PyExc_ValueError, "slots and slot_size must not be negative");
 	return -1;
 }
 
-static void slot_ring_dealloc(PyObject *self)
+static void receive_ring_dealloc(PyObject *self)
 {
-	struct slot_ring *ring = (struct slot_ring *)self;
+	struct receive_ring *ring = (struct receive_ring *)self;
 
 	Py_CLEAR(ring->queue);
 	PyBuffer_Release(&ring->memory);
 	simple_dealloc(self);
 }
 
-static PyObject *slot_ring_use(PyObject *self, PyObject *args)
+static PyObject *receive_ring_use(PyObject *self, PyObject *args)
 {
-	struct slot_ring *ring = (struct slot_ring *)self;
+	struct receive_ring *ring = (struct receive_ring *)self;
 	unsigned long long address;
 	unsigned int lkey;
 	PyObject *memory;
@@ -44,9 +44,9 @@ static PyObject *slot_ring_use(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static PyObject *slot_ring_open(PyObject *self, PyObject *args)
+static PyObject *receive_ring_open(PyObject *self, PyObject *args)
 {
-	struct slot_ring *ring = (struct slot_ring *)self;
+	struct receive_ring *ring = (struct receive_ring *)self;
 	unsigned long long qp, srq, first_wr_id;
 	PyObject *queue;
 
@@ -61,7 +61,7 @@ static PyObject *slot_ring_open(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* The errno of the OSError that is being raised, which is then raised no more; -1: it is another. */
+/* Clear an OSError and return its errno. Returns -1 if another exception is set, and keeps it. */
 static int caught_errno(void)
 {
 	PyObject *type, *value, *traceback, *number;
@@ -82,19 +82,18 @@ static int caught_errno(void)
 	return error > 0 ? (int)error : EINVAL;
 }
 
-/* By way of a Python method: 0, an errno, or -1 with an exception. */
-static int post_by_method(struct slot_ring *ring, int slot, uint64_t address)
+/* Post by calling a Python method. Returns 0, an errno, or -1 with an exception. */
+static int post_by_method(struct receive_ring *ring, int slot, uint64_t address)
 {
-	PyObject *result = PyObject_CallMethod(ring->queue, "post_recv", "KKiI",
-					       (unsigned long long)(ring->first_wr_id + slot),
-					       (unsigned long long)address, ring->slot_size,
-					       ring->lkey);
+	PyObject *result = PyObject_CallMethod(
+		ring->queue, "post_recv", "KKiI", (unsigned long long)(ring->first_wr_id + slot),
+		(unsigned long long)address, ring->slot_size, ring->lkey);
 
 	Py_XDECREF(result);
 	return result ? 0 : caught_errno();
 }
 
-static int post_receive(struct slot_ring *ring, int slot, uint64_t address)
+static int post_receive(struct receive_ring *ring, int slot, uint64_t address)
 {
 	struct ibv_sge sge = { .addr = address, .length = ring->slot_size, .lkey = ring->lkey };
 	struct ibv_recv_wr *bad, wr = {
@@ -111,16 +110,16 @@ static int post_receive(struct slot_ring *ring, int slot, uint64_t address)
 	return post_by_method(ring, slot, address);
 }
 
-/* Give a slot to the device, unless that is stopped: 0, an errno, or -1 with an exception. */
-int post_slot(struct slot_ring *ring, int slot)
+/* Post a slot, unless posting is stopped. Returns 0, an errno, or -1 with an exception. */
+int post_slot(struct receive_ring *ring, int slot)
 {
 	int error;
 
-	if (ring->stopped || lanes_is_forked_child)
+	if (ring->stopped || is_forked_child)
 		return 0;
 	if (slot < 0 || slot >= ring->slots || !ring->queue)
 		return EINVAL;
-	/* Counted first: in tests the device may give it back before this returns. */
+	/* Counted first: in tests a receive can complete before this returns. */
 	ring->posted++;
 	error = post_receive(ring, slot, ring->address + (uint64_t)slot * ring->slot_size);
 	if (error)
@@ -128,48 +127,51 @@ int post_slot(struct slot_ring *ring, int slot)
 	return error;
 }
 
-static PyObject *slot_ring_post_slot(PyObject *self, PyObject *number)
+static PyObject *receive_ring_post_slot(PyObject *self, PyObject *number)
 {
 	long slot = PyLong_AsLong(number);
 	int error;
 
 	if (slot == -1 && PyErr_Occurred())
 		return NULL;
-	error = post_slot((struct slot_ring *)self, slot == (int)slot ? (int)slot : -1);
+	error = post_slot((struct receive_ring *)self, slot == (int)slot ? (int)slot : -1);
 	return error < 0 ? NULL : PyLong_FromLong(error);
 }
 
-static PyMemberDef slot_ring_members[] = {
-	{ "slots", T_INT, offsetof(struct slot_ring, slots), READONLY, "How many there are." },
-	{ "slot_size", T_INT, offsetof(struct slot_ring, slot_size), READONLY, "Bytes in each." },
-	{ "posted", T_INT, offsetof(struct slot_ring, posted), 0,
-	  "Receives that the device has not completed, or flushed, yet." },
-	{ "stopped", T_BOOL, offsetof(struct slot_ring, stopped), 0,
-	  "Whether the device is given no more." },
+static PyMemberDef receive_ring_members[] = {
+	{ "slots", T_INT, offsetof(struct receive_ring, slots), READONLY, "The number of slots." },
+	{ "slot_size", T_INT, offsetof(struct receive_ring, slot_size), READONLY,
+	  "Bytes in each slot." },
+	{ "posted", T_INT, offsetof(struct receive_ring, posted), 0,
+	  "Receives that are posted and not completed or flushed." },
+	{ "stopped", T_BOOL, offsetof(struct receive_ring, stopped), 0,
+	  "Slots are not posted any more." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
-static PyMethodDef slot_ring_methods[] = {
-	{ "_use", slot_ring_use, METH_VARARGS, "_use(memory, address, lkey): the slots are there." },
-	{ "_open", slot_ring_open, METH_VARARGS,
-	  "_open(queue, cells, first_wr_id): post to this queue from now on." },
-	{ "_post", slot_ring_post_slot, METH_O, "Give a slot to the device: 0, or an errno." },
+static PyMethodDef receive_ring_methods[] = {
+	{ "_use", receive_ring_use, METH_VARARGS,
+	  "_use(memory, address, lkey): put the slots into this memory." },
+	{ "_open", receive_ring_open, METH_VARARGS,
+	  "_open(queue, cells, first_wr_id): post receives to this queue." },
+	{ "_post", receive_ring_post_slot, METH_O, "Post a slot. Return 0 or an errno." },
 	{ NULL, NULL, 0, NULL },
 };
 
-static PyType_Slot slot_ring_slots[] = {
-	{ Py_tp_doc, (void *)"SlotRing(slots, slot_size): the buffers that messages arrive in." },
+static PyType_Slot receive_ring_slots[] = {
+	{ Py_tp_doc,
+	  (void *)"ReceiveRingCore(slots, slot_size): the buffers that messages arrive in." },
 	{ Py_tp_new, PyType_GenericNew },
-	{ Py_tp_init, slot_ring_init },
-	{ Py_tp_dealloc, slot_ring_dealloc },
-	{ Py_tp_members, slot_ring_members },
-	{ Py_tp_methods, slot_ring_methods },
+	{ Py_tp_init, receive_ring_init },
+	{ Py_tp_dealloc, receive_ring_dealloc },
+	{ Py_tp_members, receive_ring_members },
+	{ Py_tp_methods, receive_ring_methods },
 	{ 0, NULL },
 };
 
-PyType_Spec slot_ring_spec = {
-	.name = "aiordma._native._fast_path.SlotRing",
-	.basicsize = sizeof(struct slot_ring),
+PyType_Spec receive_ring_spec = {
+	.name = "aiordma._native._fast_path.ReceiveRingCore",
+	.basicsize = sizeof(struct receive_ring),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-	.slots = slot_ring_slots,
+	.slots = receive_ring_slots,
 };

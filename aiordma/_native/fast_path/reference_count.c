@@ -1,124 +1,130 @@
-/* Pin: how many requests use a region of registered memory. */
+/* ReferenceCount: the number of requests that use a region of registered memory. */
 #include "fast_path.h"
 
-PyTypeObject *pin_type;
+PyTypeObject *reference_count_type;
 
-static int pin_init(PyObject *self, PyObject *args, PyObject *kwargs)
+static int reference_count_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-	struct pin *pin = (struct pin *)self;
-	PyObject *domain;
+	struct reference_count *references = (struct reference_count *)self;
+	PyObject *pd;
 
-	if (!PyArg_ParseTuple(args, "Oi", &domain, &pin->access))
+	if (!PyArg_ParseTuple(args, "Oi", &pd, &references->access))
 		return -1;
-	replace(&pin->domain, domain);
+	replace(&references->pd, pd);
 	return 0;
 }
 
-static int pin_traverse(PyObject *self, visitproc visit, void *arg)
+static int reference_count_traverse(PyObject *self, visitproc visit, void *arg)
 {
 	Py_VISIT(Py_TYPE(self));
-	Py_VISIT(((struct pin *)self)->domain);
-	Py_VISIT(((struct pin *)self)->on_unused);
+	Py_VISIT(((struct reference_count *)self)->pd);
+	Py_VISIT(((struct reference_count *)self)->on_unused);
 	return 0;
 }
 
-static int pin_clear(PyObject *self)
+static int reference_count_clear(PyObject *self)
 {
-	Py_CLEAR(((struct pin *)self)->domain);
-	Py_CLEAR(((struct pin *)self)->on_unused);
+	Py_CLEAR(((struct reference_count *)self)->pd);
+	Py_CLEAR(((struct reference_count *)self)->on_unused);
 	return 0;
 }
 
-static void pin_dealloc(PyObject *self)
+static void reference_count_dealloc(PyObject *self)
 {
 	PyObject_GC_UnTrack(self);
-	pin_clear(self);
+	reference_count_clear(self);
 	simple_dealloc(self);
 }
 
-static PyObject *pin_take(PyObject *self, PyObject *domain)
+static PyObject *reference_count_acquire(PyObject *self, PyObject *pd)
 {
-	struct pin *pin = (struct pin *)self;
+	struct reference_count *references = (struct reference_count *)self;
 
-	if (pin->closed) {
+	if (references->closed) {
 		PyErr_SetString(PyExc_ValueError, "the memory region is closed");
 		return NULL;
 	}
-	if (pin->domain != domain) {
+	if (references->pd != pd) {
 		PyErr_SetString(PyExc_ValueError, "the memory is registered on another device, "
 						  "or by another event loop");
 		return NULL;
 	}
-	pin->uses++;
+	references->count++;
 	Py_RETURN_NONE;
 }
 
-/* One use less. -1 with an exception, which comes from what is called after the last one. */
-int unpin(struct pin *pin)
+/*
+ * Drop one reference. Returns 0, or -1 with an exception of on_unused, which is called after the
+ * last one.
+ */
+int release_reference(struct reference_count *references)
 {
-	PyObject *on_unused = pin->on_unused;
+	PyObject *on_unused = references->on_unused;
 	PyObject *result;
 
-	if (--pin->uses || !on_unused)
+	if (--references->count || !on_unused)
 		return 0;
-	pin->on_unused = NULL;
+	references->on_unused = NULL;
 	result = PyObject_CallNoArgs(on_unused);
 	Py_DECREF(on_unused);
 	Py_XDECREF(result);
 	return result ? 0 : -1;
 }
 
-static PyObject *pin_give_back(PyObject *self, PyObject *unused)
+static PyObject *reference_count_release(PyObject *self, PyObject *unused)
 {
-	if (unpin((struct pin *)self))
+	if (release_reference((struct reference_count *)self))
 		return NULL;
 	Py_RETURN_NONE;
 }
 
-static PyObject *pin_close(PyObject *self, PyObject *on_unused)
+static PyObject *reference_count_close(PyObject *self, PyObject *on_unused)
 {
-	struct pin *pin = (struct pin *)self;
+	struct reference_count *references = (struct reference_count *)self;
 
-	pin->closed = 1;
-	if (!pin->uses)
+	references->closed = 1;
+	if (!references->count)
 		return PyObject_CallNoArgs(on_unused);
-	replace(&pin->on_unused, on_unused);
+	replace(&references->on_unused, on_unused);
 	Py_RETURN_NONE;
 }
 
-static PyMemberDef pin_members[] = {
-	{ "domain", T_OBJECT, offsetof(struct pin, domain), READONLY,
-	  "The protection domain it is registered in." },
-	{ "access", T_INT, offsetof(struct pin, access), READONLY, "AccessFlags." },
-	{ "uses", T_INT, offsetof(struct pin, uses), READONLY, "Requests that use it now." },
-	{ "closed", T_BOOL, offsetof(struct pin, closed), READONLY, "No request may any more." },
+static PyMemberDef reference_count_members[] = {
+	{ "pd", T_OBJECT, offsetof(struct reference_count, pd), READONLY,
+	  "The protection domain of the memory." },
+	{ "access", T_INT, offsetof(struct reference_count, access), READONLY, "AccessFlags." },
+	{ "count", T_INT, offsetof(struct reference_count, count), READONLY,
+	  "Requests that use the memory now." },
+	{ "closed", T_BOOL, offsetof(struct reference_count, closed), READONLY,
+	  "No request can acquire it any more." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
-static PyMethodDef pin_methods[] = {
-	{ "take", pin_take, METH_O,
-	  "take(domain): the device begins to use it. ValueError: it is closed, or of another domain." },
-	{ "give_back", pin_give_back, METH_NOARGS, "The device has ended one use." },
-	{ "close", pin_close, METH_O,
-	  "close(on_unused): let nobody take it any more, and call that after the last use." },
+static PyMethodDef reference_count_methods[] = {
+	{ "acquire", reference_count_acquire, METH_O,
+	  "acquire(pd): add a reference. ValueError: it is closed, or of another domain." },
+	{ "release", reference_count_release, METH_NOARGS, "Drop a reference." },
+	{ "close", reference_count_close, METH_O,
+	  "close(on_unused): refuse new references, and call on_unused after the last one." },
 	{ NULL, NULL, 0, NULL },
 };
 
-static PyType_Slot pin_slots[] = {
-	{ Py_tp_doc, (void *)"Pin(domain, access): how many requests use a region of memory." },
+static PyType_Slot reference_count_slots[] = {
+	{ Py_tp_doc,
+	  (void *)"ReferenceCount(pd, access): the number of requests that use a region." },
 	{ Py_tp_new, PyType_GenericNew },
-	{ Py_tp_init, pin_init },
-	{ Py_tp_traverse, pin_traverse },
-	{ Py_tp_clear, pin_clear },
-	{ Py_tp_dealloc, pin_dealloc },
-	{ Py_tp_members, pin_members },
-	{ Py_tp_methods, pin_methods },
+	{ Py_tp_init, reference_count_init },
+	{ Py_tp_traverse, reference_count_traverse },
+	{ Py_tp_clear, reference_count_clear },
+	{ Py_tp_dealloc, reference_count_dealloc },
+	{ Py_tp_members, reference_count_members },
+	{ Py_tp_methods, reference_count_methods },
 	{ 0, NULL },
 };
 
-PyType_Spec pin_spec = {
-	.name = "aiordma._native._fast_path.Pin",
-	.basicsize = sizeof(struct pin),
+PyType_Spec reference_count_spec = {
+	.name = "aiordma._native._fast_path.ReferenceCount",
+	.basicsize = sizeof(struct reference_count),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-	.slots = pin_slots,
+	.slots = reference_count_slots,
 };

@@ -1,26 +1,26 @@
-/* Starting transfers, at once or when their turn comes: what SendLane.transfer() does. */
+/* SendQueueCore.start_transfer(): starting a transfer, now or when an RD/atomic credit is free. */
 #include "fast_path.h"
 
 #include "../work_requests.h"
 
-/* So many that have waited for their turn go to the device in one call. */
-#define AT_ONCE 16
-/* Of a request that the device has refused. */
+/* The largest number of queued reads that are posted in one call. */
+#define MAX_QUEUED_POSTS 16
+/* The number of a request that the device refused. */
 #define NO_NUMBER (NUMBER_MASK + 1)
 
 static int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *wr);
 
-static PyObject *name_pin, *name_segment, *name_addr, *name_rkey, *name_length;
+static PyObject *name_references, *name_segment, *name_addr, *name_rkey, *name_length;
 
-/* --- what is to be done --- */
+/* --- reading the arguments --- */
 
-/* Members that Python code sets. */
+/* True for a member that Python code has set. */
 static int is_set(const PyObject *object)
 {
 	return object && object != Py_None;
 }
 
-/* 1, or 0 without an exception if there is no such attribute; -1 with one. */
+/* Returns 1, 0 if there is no such attribute, or -1 with another exception. */
 static int get(PyObject *owner, PyObject *name, PyObject **value)
 {
 	*value = PyObject_GetAttr(owner, name);
@@ -35,7 +35,7 @@ static int get(PyObject *owner, PyObject *name, PyObject **value)
 static int get_number(PyObject *owner, PyObject *name, uint64_t *number)
 {
 	PyObject *value = PyObject_GetAttr(owner, name);
-	PyObject *index = value ? PyNumber_Index(value) : NULL; /* it may be one of numpy's */
+	PyObject *index = value ? PyNumber_Index(value) : NULL; /* it may be a numpy integer */
 
 	Py_XDECREF(value);
 	if (!index)
@@ -68,46 +68,48 @@ static int get_remote(struct transfer *transfer, PyObject *remote, uint64_t *roo
 	return 0;
 }
 
-/* Whether it may be done without further ado. */
-static int is_plain(struct send_lane *lane, struct transfer *transfer, uint64_t nbytes, uint64_t room)
+/* Returns whether the transfer can be posted without the checks of the slow path. */
+static int is_plain(struct send_queue_core *core, struct transfer *transfer, uint64_t nbytes,
+		    uint64_t room)
 {
-	const struct pin *pin = transfer->pin;
+	const struct reference_count *references = transfer->references;
 
-	if (transfer->reads) {
-		if (room > nbytes || !lane->read_access ||
-		    (pin->access & lane->read_access) != lane->read_access)
+	if (transfer->is_read) {
+		if (room > nbytes || !core->read_access ||
+		    (references->access & core->read_access) != core->read_access)
 			return 0;
 		nbytes = room;
 	}
 	transfer->length = (uint32_t)nbytes;
-	return !pin->closed && pin->domain == lane->domain && nbytes && nbytes <= room;
+	return !references->closed && references->pd == core->pd && nbytes && nbytes <= room;
 }
 
-/* NULL without an exception if the memory is not registered, or if something is unusual. */
-static struct transfer *make(struct send_lane *lane, int opcode, PyObject *memory, PyObject *remote)
+/* Returns NULL without an exception if the memory is not registered, or if a check fails. */
+static struct transfer *make(struct send_queue_core *core, int opcode, PyObject *memory,
+			     PyObject *remote)
 {
 	struct transfer *transfer = NULL;
-	uint64_t nbytes, room = lane->max_message;
-	PyObject *pin;
+	uint64_t nbytes, room = core->max_message_size;
+	PyObject *references;
 
-	if (PyBytes_CheckExact(memory) || get(memory, name_pin, &pin) <= 0)
+	if (PyBytes_CheckExact(memory) || get(memory, name_references, &references) <= 0)
 		return NULL;
-	if (Py_TYPE(pin) == pin_type)
+	if (Py_TYPE(references) == reference_count_type)
 		transfer = (struct transfer *)PyType_GenericAlloc(transfer_type, 0);
 	if (!transfer) {
-		Py_DECREF(pin);
+		Py_DECREF(references);
 		return NULL;
 	}
-	transfer->pin = (struct pin *)pin;
+	transfer->references = (struct reference_count *)references;
 	transfer->memory = Py_NewRef(memory);
 	transfer->opcode = opcode;
-	transfer->reads = opcode == IBV_WR_RDMA_READ;
+	transfer->is_read = opcode == IBV_WR_RDMA_READ;
 	if (!get_segment(transfer, memory, &nbytes) &&
 	    (opcode == IBV_WR_SEND || !get_remote(transfer, remote, &room)) &&
-	    is_plain(lane, transfer, nbytes, room)) {
-		transfer->future = PyObject_CallNoArgs(lane->make_future);
+	    is_plain(core, transfer, nbytes, room)) {
+		transfer->future = PyObject_CallNoArgs(core->make_future);
 		if (transfer->future) {
-			transfer->lane = (struct send_lane *)Py_NewRef((PyObject *)lane);
+			transfer->core = (struct send_queue_core *)Py_NewRef((PyObject *)core);
 			return transfer;
 		}
 	}
@@ -117,31 +119,31 @@ static struct transfer *make(struct send_lane *lane, int opcode, PyObject *memor
 
 /* --- posting --- */
 
-static void enqueue(struct send_lane *lane, struct transfer *transfer)
+static void enqueue(struct send_queue_core *core, struct transfer *transfer)
 {
-	lane->free--;
-	lane->turns -= transfer->reads;
-	transfer->number = lane->number;
-	lane->number = (lane->number + 1) & NUMBER_MASK;
-	lane->unsignalled = 0;
-	append_transfer(&lane->under_way, transfer);
+	core->credits--;
+	core->rd_atomic_credits -= transfer->is_read;
+	transfer->number = core->next_number;
+	core->next_number = (core->next_number + 1) & NUMBER_MASK;
+	core->unsignaled = 0;
+	append_transfer(&core->transfers_in_flight, transfer);
 }
 
-static void count(struct send_lane *lane, const struct transfer *transfer)
+static void count(struct send_queue_core *core, const struct transfer *transfer)
 {
 	if (transfer->opcode == IBV_WR_SEND) {
-		lane->messages++;
-		lane->nbytes += transfer->length;
-	} else if (transfer->reads) {
-		lane->reads++;
-		lane->bytes_read += transfer->length;
+		core->messages++;
+		core->nbytes += transfer->length;
+	} else if (transfer->is_read) {
+		core->reads++;
+		core->bytes_read += transfer->length;
 	} else {
-		lane->writes++;
-		lane->bytes_written += transfer->length;
+		core->writes++;
+		core->bytes_written += transfer->length;
 	}
 }
 
-static void add_to(struct aiordma_chain *chain, const struct send_lane *lane,
+static void add_to(struct aiordma_chain *chain, const struct send_queue_core *core,
 		   const struct transfer *transfer)
 {
 	struct ibv_sge segment = {
@@ -149,62 +151,67 @@ static void add_to(struct aiordma_chain *chain, const struct send_lane *lane,
 		.length = transfer->length,
 		.lkey = transfer->lkey,
 	};
-	uint32_t flags = transfer->reads ? 0 : lane->order;
+	uint32_t flags = transfer->is_read ? 0 : core->fence_flags;
 
-	aiordma_append(chain, lane->first_wr_id + transfer->number, transfer->opcode, segment,
+	aiordma_append(chain, core->first_wr_id + transfer->number, transfer->opcode, segment,
 		       flags | IBV_SEND_SIGNALED, -1, transfer->remote, transfer->rkey);
 }
 
-/* A soft device may do all the work in here. */
-static int post_chain(struct send_lane *lane, struct aiordma_chain *chain)
+/* A soft device might do all of its work in this call. */
+static int post_chain(struct send_queue_core *core, struct aiordma_chain *chain)
 {
 	int error;
 
 	Py_BEGIN_ALLOW_THREADS
-	error = post_all(lane->qp, &chain->links->wr);
+	error = post_all(core->qp, &chain->links->wr);
 	Py_END_ALLOW_THREADS
 	return error;
 }
 
-static int is_usable(const struct send_lane *lane)
+static int is_usable(const struct send_queue_core *core)
 {
-	return lane->is_open && lane->qp && *lane->qp && !lanes_is_forked_child;
+	return core->is_open && core->qp && *core->qp && !is_forked_child;
 }
 
-static int can_post(const struct send_lane *lane)
+static int can_post(const struct send_queue_core *core)
 {
-	return is_usable(lane) && !lane->is_due;
+	return is_usable(core) && !core->has_unposted;
 }
 
-/* The device may use what it has refused as long as the queue pair is there: libsiw keeps it. */
-static int post_alone(struct send_lane *lane, struct transfer *transfer)
+/* The memory of a refused request stays acquired until the queue pair is destroyed: libsiw keeps
+ * it. */
+static int post_alone(struct send_queue_core *core, struct transfer *transfer)
 {
 	struct aiordma_link link;
 	struct aiordma_chain chain = { .links = &link };
-	int unsignalled = lane->unsignalled;
+	int unsignalled = core->unsignaled;
 
-	enqueue(lane, transfer);
-	add_to(&chain, lane, transfer);
-	transfer->error = post_chain(lane, &chain);
+	enqueue(core, transfer);
+	add_to(&chain, core, transfer);
+	transfer->error = post_chain(core, &chain);
 	if (!transfer->error) {
-		count(lane, transfer);
+		count(core, transfer);
 		return 0;
 	}
-	lane->unsignalled = unsignalled;
-	lane->number = transfer->number;
+	core->unsignaled = unsignalled;
+	core->next_number = transfer->number;
 	transfer->number = NO_NUMBER;
-	lane->free++;
+	core->credits++;
 	return stop_waiting(transfer);
 }
 
-/* Of the last `count` requests: nobody will hear of their ends. -1 with an exception. */
-int stop_waiting_for(struct send_lane *lane, unsigned int count, int error)
+/*
+ * Wake the waiters of the last `count` requests. Their completions will not be reported. Returns 0,
+ * or -1 with an exception.
+ */
+int stop_waiting_for(struct send_queue_core *core, unsigned int count, int error)
 {
 	struct failure failure = { NULL, NULL, NULL };
 	struct transfer *transfer;
 
-	for (transfer = lane->under_way.first; transfer; transfer = transfer->next) {
-		if (transfer->over || ((lane->number - 1 - transfer->number) & NUMBER_MASK) >= count)
+	for (transfer = core->transfers_in_flight.first; transfer; transfer = transfer->next) {
+		if (transfer->over ||
+		    ((core->next_number - 1 - transfer->number) & NUMBER_MASK) >= count)
 			continue;
 		transfer->error = error;
 		stop_waiting(transfer);
@@ -214,140 +221,144 @@ int stop_waiting_for(struct send_lane *lane, unsigned int count, int error)
 }
 
 /*
- * Post reads that have waited for their turn, and for a place: those of the reads that have ended,
- * before anybody else gets these. -1 with an exception.
+ * Post queued reads, as far as there are RD/atomic credits and send credits. They get the credits
+ * of the reads that have just completed before any task does. Returns 0, or -1 with an exception.
  */
-static int post_queued(struct send_lane *lane)
+static int post_queued(struct send_queue_core *core)
 {
-	struct aiordma_link links[AT_ONCE];
+	struct aiordma_link links[MAX_QUEUED_POSTS];
 	struct aiordma_chain chain;
 	int error;
 
 	do {
 		chain = (struct aiordma_chain){ .links = links };
-		while (lane->queued.first && lane->turns > 0 && lane->free > 0 && chain.count < AT_ONCE) {
-			struct transfer *transfer = unlink_transfer(&lane->queued, lane->queued.first);
+		while (core->queued_reads.first && core->rd_atomic_credits > 0 &&
+		       core->credits > 0 && chain.count < MAX_QUEUED_POSTS) {
+			struct transfer *transfer =
+				unlink_transfer(&core->queued_reads, core->queued_reads.first);
 
-			enqueue(lane, transfer);
-			add_to(&chain, lane, transfer);
-			count(lane, transfer);
-			Py_DECREF((PyObject *)transfer); /* it is in the other list */
+			enqueue(core, transfer);
+			add_to(&chain, core, transfer);
+			count(core, transfer);
+			Py_DECREF((PyObject *)transfer); /* the other list has a reference */
 		}
-		error = chain.count ? post_chain(lane, &chain) : 0;
-	} while (!error && chain.count == AT_ONCE && can_post(lane));
-	return error ? stop_waiting_for(lane, chain.count, error) : 0;
+		error = chain.count ? post_chain(core, &chain) : 0;
+	} while (!error && chain.count == MAX_QUEUED_POSTS && can_post(core));
+	return error ? stop_waiting_for(core, chain.count, error) : 0;
 }
 
-static int call_on_turn(struct send_lane *lane)
+static int call_on_rd_atomic_credit(struct send_queue_core *core)
 {
 	PyObject *result;
 
-	if (lane->turns <= 0 || !lane->turn_waiters || !is_set(lane->on_turn))
+	if (core->rd_atomic_credits <= 0 || !core->rd_atomic_waiters ||
+	    !is_set(core->on_rd_atomic_credit))
 		return 0;
-	result = PyObject_CallNoArgs(lane->on_turn);
+	result = PyObject_CallNoArgs(core->on_rd_atomic_credit);
 	Py_XDECREF(result);
 	return result ? 0 : -1;
 }
 
 /*
- * Turns were given back: others may have them, queued reads and those who wait elsewhere, who come
- * first by turns. -1 with an exception.
+ * Grant free RD/atomic credits to queued reads and to waiting tasks. The two come first
+ * alternately. Returns 0, or -1 with an exception.
  */
-int hand_out_turns(struct send_lane *lane)
+int grant_rd_atomic_credits(struct send_queue_core *core)
 {
 	struct failure failure = { NULL, NULL, NULL };
 
-	if (lane->turns <= 0)
+	if (core->rd_atomic_credits <= 0)
 		return 0;
-	if (lane->turn_waiters) {
-		lane->others_first = !lane->others_first;
-		if (lane->others_first) {
-			call_on_turn(lane);
+	if (core->rd_atomic_waiters) {
+		core->waiters_first = !core->waiters_first;
+		if (core->waiters_first) {
+			call_on_rd_atomic_credit(core);
 			note_failure(&failure);
 		}
 	}
-	if (lane->queued.first && can_post(lane)) {
-		post_queued(lane);
+	if (core->queued_reads.first && can_post(core)) {
+		post_queued(core);
 		note_failure(&failure);
 	}
-	call_on_turn(lane);
+	call_on_rd_atomic_credit(core);
 	note_failure(&failure);
 	return restore_failure(&failure);
 }
 
 /* --- for Python --- */
 
-/* Whether it goes with others that tasks post now; -1 with an exception. */
-static int joins_others(struct send_lane *lane)
+/* Returns whether the request is batched with those of other tasks; -1 with an exception. */
+static int is_batched(struct send_queue_core *core)
 {
 	PyObject *result;
-	int joins;
+	int batched;
 
-	if (lane->gathering || !is_set(lane->join))
-		return lane->gathering;
-	result = PyObject_CallNoArgs(lane->join);
-	joins = result ? PyObject_IsTrue(result) : -1;
+	if (core->batching || !is_set(core->should_batch))
+		return core->batching;
+	result = PyObject_CallNoArgs(core->should_batch);
+	batched = result ? PyObject_IsTrue(result) : -1;
 	Py_XDECREF(result);
-	return joins;
+	return batched;
 }
 
-/* 1: it is posted, or will be; 0: it cannot be now; -1 with an exception. */
-static int start(struct send_lane *lane, struct transfer *transfer)
+/* Returns 1 if it is posted or will be, 0 if it cannot be posted now, -1 with an exception. */
+static int start(struct send_queue_core *core, struct transfer *transfer)
 {
-	int is_queued = transfer->reads && lane->turns <= 0;
-	int joins = is_queued ? 0 : joins_others(lane);
+	int is_queued = transfer->is_read && core->rd_atomic_credits <= 0;
+	int batched = is_queued ? 0 : is_batched(core);
 
-	if (joins < 0)
+	if (batched < 0)
 		return -1;
-	if (!is_usable(lane))
+	if (!is_usable(core))
 		return 0;
 	if (is_queued) {
-		append_transfer(&lane->queued, transfer);
+		append_transfer(&core->queued_reads, transfer);
 		transfer->queued = 1;
-		lane->turn_waits++;
-	} else if (lane->free <= 0) {
+		core->rd_atomic_waits++;
+	} else if (core->credits <= 0) {
 		return 0;
-	} else if (!joins) {
-		transfer->pin->uses++;
-		return post_alone(lane, transfer) ? -1 : 1;
-	} else if (lane->chain && lane->chain->count < lane->chain->capacity) {
-		enqueue(lane, transfer);
-		add_to(lane->chain, lane, transfer);
-		count(lane, transfer);
-		lane->is_due = 1;
+	} else if (!batched) {
+		transfer->references->count++;
+		return post_alone(core, transfer) ? -1 : 1;
+	} else if (core->chain && core->chain->count < core->chain->capacity) {
+		enqueue(core, transfer);
+		add_to(core->chain, core, transfer);
+		count(core, transfer);
+		core->has_unposted = 1;
 	} else {
 		return 0;
 	}
-	transfer->pin->uses++;
+	transfer->references->count++;
 	return 1;
 }
 
-PyObject *send_lane_transfer(PyObject *self, PyObject *const *args, Py_ssize_t arguments)
+PyObject *send_queue_core_start_transfer(PyObject *self, PyObject *const *args,
+					 Py_ssize_t arguments)
 {
-	struct send_lane *lane = (struct send_lane *)self;
+	struct send_queue_core *core = (struct send_queue_core *)self;
 	struct transfer *transfer;
 	int opcode, result;
 
 	if (arguments != 3) {
-		PyErr_SetString(PyExc_TypeError, "transfer(opcode, memory, remote)");
+		PyErr_SetString(PyExc_TypeError, "start_transfer(opcode, memory, remote)");
 		return NULL;
 	}
 	opcode = (int)PyLong_AsLong(args[0]);
 	if (PyErr_Occurred())
 		return NULL;
-	if (!is_set(lane->make_future) || lane->waiting || (lane->is_due && !lane->gathering))
+	if (!is_set(core->make_future) || core->waiters || (core->has_unposted && !core->batching))
 		Py_RETURN_NONE;
-	transfer = make(lane, opcode, args[1], args[2]);
+	transfer = make(core, opcode, args[1], args[2]);
 	if (!transfer)
 		return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-	result = start(lane, transfer);
+	result = start(core, transfer);
 	if (result > 0)
 		return (PyObject *)transfer;
 	Py_DECREF((PyObject *)transfer);
 	return result ? NULL : Py_NewRef(Py_None);
 }
 
-PyObject *lanes_post_by(PyObject *module, PyObject *address)
+PyObject *set_post_function(PyObject *module, PyObject *address)
 {
 	uintptr_t function = PyLong_AsUnsignedLongLong(address);
 
@@ -359,10 +370,10 @@ PyObject *lanes_post_by(PyObject *module, PyObject *address)
 
 int prepare_starting(PyObject *module)
 {
-	name_pin = PyUnicode_InternFromString("pin");
+	name_references = PyUnicode_InternFromString("references");
 	name_segment = PyUnicode_InternFromString("segment");
 	name_addr = PyUnicode_InternFromString("addr");
 	name_rkey = PyUnicode_InternFromString("rkey");
 	name_length = PyUnicode_InternFromString("length");
-	return name_pin && name_segment && name_addr && name_rkey && name_length ? 0 : -1;
+	return name_references && name_segment && name_addr && name_rkey && name_length ? 0 : -1;
 }

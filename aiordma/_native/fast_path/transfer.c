@@ -1,4 +1,4 @@
-/* Transfer: a request on registered memory in one piece, until the device is done with it. */
+/* Transfer: a posted request on registered memory in one piece. */
 #include "fast_path.h"
 
 PyTypeObject *transfer_type;
@@ -7,7 +7,7 @@ static PyObject *name_done, *name_set_result;
 
 /* --- lists --- */
 
-/* The list has a reference of its own. */
+/* Append to the list, which takes a reference of its own. */
 void append_transfer(struct transfers *list, struct transfer *transfer)
 {
 	Py_INCREF((PyObject *)transfer);
@@ -21,7 +21,7 @@ void append_transfer(struct transfers *list, struct transfer *transfer)
 	list->count++;
 }
 
-/* It is the caller's now. */
+/* Remove from the list. The caller gets the list's reference. */
 struct transfer *unlink_transfer(struct transfers *list, struct transfer *transfer)
 {
 	if (transfer->previous)
@@ -62,9 +62,9 @@ void clear_transfers(struct transfers *list)
 		Py_DECREF((PyObject *)unlink_transfer(list, list->first));
 }
 
-/* --- ends --- */
+/* --- completion --- */
 
-/* If there is an exception: it is kept aside. The first one counts. */
+/* Store the current exception, if there is one. Only the first one is kept. */
 void note_failure(struct failure *failure)
 {
 	if (!PyErr_Occurred())
@@ -75,7 +75,7 @@ void note_failure(struct failure *failure)
 		PyErr_Fetch(&failure->type, &failure->value, &failure->traceback);
 }
 
-/* -1 if there was one. */
+/* Raise the stored exception. Returns -1 if there is one, else 0. */
 int restore_failure(struct failure *failure)
 {
 	if (!failure->type)
@@ -84,7 +84,7 @@ int restore_failure(struct failure *failure)
 	return -1;
 }
 
-/* As aiordma.loop.wake(): on a closed loop nobody waits any more. */
+/* As aiordma.loop.wake(): on a closed loop there is no waiter any more. */
 static void wake(PyObject *future)
 {
 	PyObject *done = PyObject_CallMethodObjArgs(future, name_done, NULL);
@@ -99,7 +99,7 @@ static void wake(PyObject *future)
 	Py_XDECREF(result);
 }
 
-/* Let the waiter go: nobody will hear of its end. -1 with an exception. */
+/* Wake the waiter. Returns 0, or -1 with an exception. */
 int stop_waiting(struct transfer *transfer)
 {
 	transfer->over = 1;
@@ -107,23 +107,26 @@ int stop_waiting(struct transfer *transfer)
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The device is done with it, or never got it. -1 with an exception. */
+/*
+ * Release the memory and wake the waiter: the device is done with the request, or never got it.
+ * Returns 0, or -1 with an exception.
+ */
 int release_transfer(struct transfer *transfer)
 {
 	struct failure failure = { NULL, NULL, NULL };
-	PyObject *call = transfer->on_stray_end;
+	PyObject *call = transfer->on_abandoned_end;
 
-	if (transfer->pin) {
-		struct pin *pin = transfer->pin;
+	if (transfer->references) {
+		struct reference_count *references = transfer->references;
 
-		transfer->pin = NULL;
-		unpin(pin);
+		transfer->references = NULL;
+		release_reference(references);
 		note_failure(&failure);
-		Py_DECREF((PyObject *)pin);
+		Py_DECREF((PyObject *)references);
 		Py_CLEAR(transfer->memory);
 	}
 	if (call) {
-		transfer->on_stray_end = NULL;
+		transfer->on_abandoned_end = NULL;
 		Py_XDECREF(PyObject_CallNoArgs(call));
 		note_failure(&failure);
 		Py_DECREF(call);
@@ -133,7 +136,7 @@ int release_transfer(struct transfer *transfer)
 	return restore_failure(&failure);
 }
 
-/* Likewise for a whole list, which is empty then. -1 with an exception. */
+/* Release all transfers of a list, and empty it. Returns 0, or -1 with an exception. */
 int release_transfers(struct transfers *list)
 {
 	struct failure failure = { NULL, NULL, NULL };
@@ -149,8 +152,8 @@ int release_transfers(struct transfers *list)
 }
 
 /*
- * Likewise for a list of those that the device has ended. Turns of one queue pair are handed out in
- * one go.
+ * Release a list of completed transfers. The RD/atomic credits of consecutive transfers of one
+ * queue pair are granted together.
  */
 int end_transfers(struct transfers *list)
 {
@@ -158,17 +161,18 @@ int end_transfers(struct transfers *list)
 
 	while (list->first) {
 		struct transfer *transfer = unlink_transfer(list, list->first);
-		struct send_lane *lane = (struct send_lane *)Py_NewRef((PyObject *)transfer->lane);
+		struct send_queue_core *core =
+			(struct send_queue_core *)Py_NewRef((PyObject *)transfer->core);
 
-		lane->turns += transfer->reads;
+		core->rd_atomic_credits += transfer->is_read;
 		release_transfer(transfer);
 		note_failure(&failure);
 		Py_DECREF((PyObject *)transfer);
-		if (!list->first || list->first->lane != lane) {
-			hand_out_turns(lane);
+		if (!list->first || list->first->core != core) {
+			grant_rd_atomic_credits(core);
 			note_failure(&failure);
 		}
-		Py_DECREF((PyObject *)lane);
+		Py_DECREF((PyObject *)core);
 	}
 	return restore_failure(&failure);
 }
@@ -180,11 +184,11 @@ static int transfer_traverse(PyObject *self, visitproc visit, void *arg)
 	struct transfer *transfer = (struct transfer *)self;
 
 	Py_VISIT(Py_TYPE(self));
-	Py_VISIT((PyObject *)transfer->lane);
-	Py_VISIT((PyObject *)transfer->pin);
+	Py_VISIT((PyObject *)transfer->core);
+	Py_VISIT((PyObject *)transfer->references);
 	Py_VISIT(transfer->memory);
 	Py_VISIT(transfer->future);
-	Py_VISIT(transfer->on_stray_end);
+	Py_VISIT(transfer->on_abandoned_end);
 	return 0;
 }
 
@@ -192,10 +196,10 @@ static int transfer_clear(PyObject *self)
 {
 	struct transfer *transfer = (struct transfer *)self;
 
-	Py_CLEAR(transfer->lane);
-	Py_CLEAR(transfer->pin);
+	Py_CLEAR(transfer->core);
+	Py_CLEAR(transfer->references);
 	Py_CLEAR(transfer->memory);
-	Py_CLEAR(transfer->on_stray_end);
+	Py_CLEAR(transfer->on_abandoned_end);
 	return 0;
 }
 
@@ -219,7 +223,7 @@ static PyObject *transfer_withdraw(PyObject *self, PyObject *unused)
 
 	if (!transfer->queued)
 		Py_RETURN_FALSE;
-	unlink_transfer(&transfer->lane->queued, transfer);
+	unlink_transfer(&transfer->core->queued_reads, transfer);
 	result = release_transfer(transfer);
 	Py_DECREF(self);
 	if (result)
@@ -229,28 +233,29 @@ static PyObject *transfer_withdraw(PyObject *self, PyObject *unused)
 
 static PyMemberDef transfer_members[] = {
 	{ "future", T_OBJECT_EX, offsetof(struct transfer, future), READONLY,
-	  "Set at the end. Cancelling leaves that to the device." },
+	  "Set when the transfer is over. Cancelling it does not stop the device." },
 	{ "opcode", T_INT, offsetof(struct transfer, opcode), READONLY, "WrOpcode." },
-	{ "reads", T_BOOL, offsetof(struct transfer, reads), READONLY,
-	  "Whether others that are posted after it may overtake it at the peer." },
+	{ "is_read", T_BOOL, offsetof(struct transfer, is_read), READONLY,
+	  "A read: later requests can overtake it at the peer." },
 	{ "succeeded", T_BOOL, offsetof(struct transfer, succeeded), READONLY,
-	  "Whether the device has ended it well." },
+	  "The device has completed it without an error." },
 	{ "error", T_INT, offsetof(struct transfer, error), READONLY,
-	  "Why the device did not take it, an errno; or 0." },
-	{ "on_stray_end", T_OBJECT, offsetof(struct transfer, on_stray_end), 0,
-	  "Called at the end of one that nobody waits for any more." },
+	  "The errno with which the device refused it, or 0." },
+	{ "on_abandoned_end", T_OBJECT, offsetof(struct transfer, on_abandoned_end), 0,
+	  "Called at the end of a transfer whose waiter was cancelled." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
 static PyMethodDef transfer_methods[] = {
-	{ "is_over", transfer_is_over, METH_NOARGS, "Whether nobody needs to wait any more." },
+	{ "is_over", transfer_is_over, METH_NOARGS, "Return whether the waiter can go on." },
 	{ "withdraw", transfer_withdraw, METH_NOARGS,
-	  "Give it up if it was not posted yet. Whether that was so." },
+	  "Drop the transfer if it is not posted yet. Return whether it was dropped." },
 	{ NULL, NULL, 0, NULL },
 };
 
 static PyType_Slot transfer_slots[] = {
-	{ Py_tp_doc, (void *)"A request on registered memory in one piece: see SendLane.transfer()." },
+	{ Py_tp_doc, (void *)"A request on registered memory in one piece: see "
+			     "SendQueueCore.start_transfer()." },
 	{ Py_tp_traverse, transfer_traverse },
 	{ Py_tp_clear, transfer_clear },
 	{ Py_tp_dealloc, transfer_dealloc },
