@@ -12,16 +12,16 @@ only add ways to be stale. It holds a static busybox, the modules, and three she
 
 import os
 import shlex
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from . import cpio
 from .devices import Device, setup_script
 from .kernel import Kernel
-from .modules import Module
+from .kernel_modules import Module
 
-__all__ = ["CORE_MODULES", "build", "probe"]
+__all__ = ["CORE_MODULES", "archive", "build", "probe"]
 
 # Enough to reach the host's files and to talk to the lab.
 CORE_MODULES = ("virtio_pci", "9p", "9pnet_virtio", "overlay", "virtio_console")
@@ -115,7 +115,7 @@ def build(kernel: Kernel, devices: Sequence[Device], cwd: str, busybox: Path) ->
     files = {"init": (0o755, init.encode()), "bin/busybox": (0o755, busybox.read_bytes())}
     files |= {path: (0o644, text.encode()) for path, text in scripts.items()}
     files |= {f"lab/{m.stem}.ko": (0o644, m.content()) for m in (*core, *rdma)}
-    return cpio.archive(files, directories=("bin", "lab"))
+    return archive(files, directories=("bin", "lab"))
 
 
 def probe(token: str, busybox: Path) -> bytes:
@@ -124,7 +124,7 @@ def probe(token: str, busybox: Path) -> bytes:
         "init": (0o755, _PROBE.format(token=token).encode()),
         "bin/busybox": (0o755, busybox.read_bytes()),
     }
-    return cpio.archive(files, directories=("bin",))
+    return archive(files, directories=("bin",))
 
 
 def _mounts(cwd: str) -> dict[str, str]:
@@ -153,3 +153,23 @@ def _agent() -> str:
     library = str(Path(__file__).parents[1])
     program = f"import sys; sys.path.append({library!r}); import lab.guest.agent as a; a.main()"
     return shlex.join([str(Path(sys.executable).resolve()), "-ISc", program])
+
+
+def archive(files: Mapping[str, tuple[int, bytes]], directories: Iterable[str] = ()) -> bytes:
+    """A "newc" cpio archive of `files` (path -> permissions, content) and `directories`."""
+    parts = [_entry(path, stat.S_IFDIR | 0o755, b"") for path in directories]
+    parts += [_entry(path, stat.S_IFREG | mode, data) for path, (mode, data) in files.items()]
+    parts.append(_entry("TRAILER!!!", 0, b""))
+    return b"".join(parts)
+
+
+def _entry(path: str, mode: int, data: bytes) -> bytes:
+    name = path.encode() + b"\0"
+    # inode, mode, uid, gid, links, mtime, size, device (2), rdev (2), name length, checksum
+    fields = (0, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name), 0)
+    header = b"070701" + b"".join(b"%08X" % value for value in fields)
+    return _aligned(header + name) + _aligned(data)
+
+
+def _aligned(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 4)

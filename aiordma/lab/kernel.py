@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 
 from .errors import LabError
-from .modules import Module, ModuleIndex
-from .paths import cache_dir
+from .files import cache_dir
+from .kernel_modules import Module, ModuleIndex
 
 __all__ = ["IMAGE", "Kernel", "find", "in_cache", "installed", "kernels_dir", "unpacked"]
 

@@ -10,10 +10,9 @@ import subprocess
 from pathlib import Path
 
 from . import initramfs, packages
+from .files import MemoryFile, cache_dir
 from .kernel import Kernel
-from .paths import cache_dir
 from .qemu import Machine
-from .scratch import MemoryFile
 
 __all__ = ["BOOT_TIMEOUT", "choose", "is_known", "works"]
 

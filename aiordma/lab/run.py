@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from . import initramfs, is_inside, job, kernel, kvm, packages, qemu
 from .devices import DEVICES, Device, addresses
 from .errors import LabError
+from .files import MemoryFile
 from .relay import GuestEnded, GuestFailed, Interrupted, Relay
-from .scratch import MemoryFile
 
 __all__ = ["Options", "run"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from . import debian, kernel, kvm, packages, qemu, siw
 from .errors import LabError
-from .paths import cache_dir
+from .files import cache_dir
 from .steps import say, step
 
 __all__ = ["setup"]

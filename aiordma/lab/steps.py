@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .errors import LabError
-from .paths import cache_dir
+from .files import cache_dir
 
 __all__ = ["command", "log_path", "pipeline", "say", "step"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from aiordma.lab import kernel, vmlinux
 from aiordma.lab.errors import LabError
-from aiordma.lab.modules import Module, ModuleIndex
+from aiordma.lab.kernel_modules import Module, ModuleIndex
 
 COMMON = [*kernel.REQUIRED, "ib_core", "libcrc32c"]
 

@@ -1,13 +1,23 @@
-"""Files for QEMU that have no name on any disk, so that nothing is left even after SIGKILL."""
+"""The lab's files: its directory in the user's cache, and files in memory for one run."""
 
 import os
+from pathlib import Path
 from types import TracebackType
 
-__all__ = ["MemoryFile"]
+__all__ = ["MemoryFile", "cache_dir"]
+
+
+def cache_dir() -> Path:
+    """The lab's directory in the user's cache; it may not exist yet, and is safe to delete."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "aiordma" / "lab"
 
 
 class MemoryFile:
-    """A file in memory, which a child process that inherits `fd` can open by `path`."""
+    """A file in memory, which a child process that inherits `fd` can open by `path`.
+
+    It has no name on any disk, so that nothing is left even after SIGKILL.
+    """
 
     def __init__(self, name: str, content: bytes = b"") -> None:
         self.fd = os.memfd_create(f"aiordma-lab-{name}")
