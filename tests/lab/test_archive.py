@@ -1,4 +1,4 @@
-"""The initramfs archive, read by the program that the lab installs."""
+"""The initramfs archive, unpacked by busybox."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from aiordma.lab import initramfs
 
 
-def test_the_archive_is_one_that_cpio_reads(tmp_path: Path) -> None:
+def test_busybox_cpio_unpacks_the_archive(tmp_path: Path) -> None:
     data = initramfs.archive({"bin/x": (0o755, b"abc"), "y": (0o644, b"")}, directories=("bin",))
     subprocess.run(["busybox", "cpio", "-i"], input=data, cwd=tmp_path, check=True)
     assert (tmp_path / "bin/x").read_bytes() == b"abc"
