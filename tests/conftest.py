@@ -46,7 +46,7 @@ def one_per_device() -> list[DeviceAddress]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Store bytecode in a temporary directory if PYTHONDONTWRITEBYTECODE is set.
+    """Store bytecode in a temporary directory if Python writes none (PYTHONDONTWRITEBYTECODE, -B).
 
     Otherwise each process that a test starts would compile all modules again.
     """

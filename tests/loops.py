@@ -92,7 +92,7 @@ async def _run_in_nursery(body: Callable[[], Awaitable[T]]) -> T:
 
 
 def runner_of_this_kind() -> Callable[[Callable[[], Coroutine[Any, Any, T]]], T]:
-    """Return a function that runs a body on a new loop of the current kind, in another thread."""
+    """Return a function for another thread. It runs a body on a new loop of the current kind."""
     return functools.partial(run, kind())
 
 
