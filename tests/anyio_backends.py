@@ -1,4 +1,4 @@
-"""Tests of aiordma.anyio: each runs on every back end of anyio's, and has two streams to use."""
+"""Helpers for tests of aiordma.anyio: run a test on every anyio backend, connect two streams."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from aiordma import ConnectionOptions
 from aiordma.anyio import MessageListener, MessageStream, RdmaAttribute
 from aiordma.rdmacm import DeviceAddress
 
-uvloop.new_event_loop().close()  # libuv keeps a pipe of its own from its first loop on
+uvloop.new_event_loop().close()  # libuv opens a pipe for its first loop, and never closes it
 
 
 class Backend(NamedTuple):
-    """What anyio.run() is told, and which package's loop then runs."""
+    """The arguments of anyio.run(), and the package of the loop that then runs."""
 
     library: str
     options: dict[str, Any]
     package: str
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Run `main()` there, and nowhere else; not longer than a test may take."""
+        """Run `main()` on this backend, and check that it is this one. The limit is PATIENCE."""
 
         async def checked() -> None:
             assert sniffio.current_async_library() == self.library
@@ -51,7 +51,10 @@ BACKENDS = {
 
 
 def on_every_backend(function: Callable[..., Coroutine[object, None, None]]) -> Callable[..., None]:
-    """Make a test of an `async def` that runs once on each back end; it may ask for `backend`."""
+    """Make a test of an `async def` that runs once on each backend.
+
+    It can have the argument `backend`, the name of the backend.
+    """
     signature = inspect.signature(function)
     names = list(signature.parameters)
 
@@ -70,7 +73,7 @@ def on_every_backend(function: Callable[..., Coroutine[object, None, None]]) -> 
 
 
 class Ends(NamedTuple):
-    """Two streams that are connected, and what accepted the second."""
+    """Two connected streams, and the listener that accepted the second."""
 
     near: MessageStream
     far: MessageStream
@@ -78,6 +81,7 @@ class Ends(NamedTuple):
 
 
 def address_of(listener: MessageListener) -> tuple[str, int]:
+    """Return host and port of a listener."""
     return listener.extra(RdmaAttribute.local_address)
 
 
@@ -87,7 +91,7 @@ async def connected(
     client: ConnectionOptions = DEFAULT,
     server: ConnectionOptions = DEFAULT,
 ) -> AsyncIterator[Ends]:
-    """Two ends on one device. Whatever the test left open is closed by force afterwards."""
+    """Connect two streams on one device. After the block, abort those that are still open."""
     async with aiordma.anyio.listen(address.host, 0, options=server) as listener:
         accepted: list[MessageStream] = []
 
@@ -108,9 +112,9 @@ async def connected(
 
 @contextlib.asynccontextmanager
 async def running(
-    call: Callable[..., Awaitable[object]], *arguments: object
+    call: Callable[..., Coroutine[object, None, object]], *arguments: object
 ) -> AsyncIterator[None]:
-    """Have a task run beside the block, which is cancelled at its end."""
+    """Run a call in a task during the block. Cancel the task at the block's end."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call, *arguments)
         yield
@@ -118,29 +122,30 @@ async def running(
 
 
 async def settle() -> None:
-    """Let whoever was started come to where it waits."""
+    """Wait until all other tasks are blocked."""
     await anyio.wait_all_tasks_blocked()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what the device does in its own time."""
+    """Wait until a condition is true that no event reports."""
     while not condition():
         await anyio.sleep(0.01)
 
 
 def unread(stream: MessageStream) -> int:
-    """Messages that have arrived at a stream and are not taken."""
+    """Return the number of messages that a stream has received and that were not read."""
     return stream.extra(RdmaAttribute.connection).stats.messages_unread
 
 
 class Caught:
-    """Runs calls in tasks, and keeps the exceptions that they end with."""
+    """A collector: it runs calls in tasks and stores the exceptions that they raise."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self._tasks = tasks
         self.errors: list[Exception] = []
 
     def start(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Run a call in a task of the group."""
         self._tasks.start_soon(self._run, call, *arguments)
 
     async def _run(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
@@ -151,4 +156,5 @@ class Caught:
 
     @property
     def types(self) -> list[type[Exception]]:
+        """The types of the stored exceptions."""
         return [type(error) for error in self.errors]

@@ -1,11 +1,14 @@
-"""Whether the thread of a loop was blocked: asleep anywhere but in the loop's own wait.
+"""Detect a blocked loop thread: a thread that sleeps anywhere but where the loop waits for events.
 
-A heart beats on the loop. Time between two beats that the thread neither used, nor spent waiting
-for a processor, it slept; a loop that works sleeps no longer than to the next beat. So a processor
-that is slow or shared makes no false alarm, and a call that blocks is seen wherever it is. Another
-thread looks where that is: if in the loop's own wait, the machine itself was late. It also looks
-whether that can have been one sleep: hundreds of calls in one turn of the loop, each of which waits
-a moment for a lock of the kernel, are no call that blocks.
+A task on the loop calls tick() at a short interval. Between two ticks the thread runs, waits for a
+processor, or sleeps. The kernel counts the first two; the rest is sleep. A loop that works sleeps
+only until the next tick. So a slow or shared processor gives no false alarm, and a blocking call is
+found wherever it is.
+
+A second thread, the watcher, notes where the loop's thread sleeps. If that is the loop's wait for
+events, the machine was late and no call has blocked. The watcher also checks that the thread can
+have slept once for that long. Hundreds of calls in one iteration of the loop that each wait shortly
+for a lock of the kernel are not a blocking call.
 """
 
 from __future__ import annotations
@@ -21,106 +24,115 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+# Seconds between two ticks.
 INTERVAL = 0.05
-# Timers of an emulated machine come late.
+# Seconds of sleep that count as blocked. Timers of an emulated machine expire late.
 LIMIT = 0.3
-# How much of that must have been possible in one sleep, as seen by one who looks now and then.
+# The least length of a single sleep, as the watcher measures it at its intervals.
 ONE_SLEEP = LIMIT * 2 / 3
 
-# Where a loop waits: asyncio's (in its selector), trio's, and uvloop's, which is not Python.
-OWN_WAITS = {("base_events.py", "_run_once"), ("_io_epoll.py", "get_events"), ("runners.py", "run")}
-WAITING = "in the loop's own wait"
+# The functions in which a loop waits for events: asyncio's (in its selector), trio's, and the
+# Python function that runs uvloop's loop.
+EVENT_WAITS = {
+    ("base_events.py", "_run_once"),
+    ("_io_epoll.py", "get_events"),
+    ("runners.py", "run"),
+}
+WAITING = "in the loop's wait for events"
 
 
-_excused = 0.0
+_allowed = 0.0
 
 
 @contextlib.contextmanager
-def excused() -> Iterator[None]:
-    """On the loop's thread: what blocks here is no fault. Starting a process is: whichever thread
-    does it, it holds the interpreter's lock until the program is loaded."""
-    global _excused
+def allowed() -> Iterator[None]:
+    """Allow the block to block the loop's thread.
+
+    Starting a process does so in any thread: the GIL is held until the program is loaded.
+    """
+    global _allowed
     begin = time.monotonic()
     try:
         yield
     finally:
-        _excused += time.monotonic() - begin
+        _allowed += time.monotonic() - begin
 
 
-class _Moment(NamedTuple):
+class _Times(NamedTuple):
     wall: float
     accounted: float
-    """Seconds this thread has run, has waited for a processor, or was excused."""
+    """Seconds that this thread has run, has waited for a processor, or was allowed to block."""
 
     @classmethod
-    def now(cls) -> _Moment:
+    def now(cls) -> _Times:
         ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
-        return cls(time.monotonic(), (int(ran) + int(queued)) / 1e9 + _excused)
+        return cls(time.monotonic(), (int(ran) + int(queued)) / 1e9 + _allowed)
 
 
-class Heart:
-    """Beats every INTERVAL seconds, on the thread of the loop, which is the one that makes it."""
+class BlockingDetector:
+    """A detector for the thread that creates it, which calls tick() every INTERVAL seconds."""
 
     def __init__(self) -> None:
-        self._last = _Moment.now()
+        self._last = _Times.now()
         self._longest = 0.0
+        self._longest_where = ""
         self._where = ""
-        self._looked = ""
         self._one_sleep = 0.0
-        self._last_look = self._last.wall
+        self._last_check = self._last.wall
         self._thread = threading.get_ident()
-        # Opened once: a test may leave no descriptors.
+        # Opened once and closed in stop(): the fixture no_leaks counts descriptors.
         path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
         self._schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._stopped = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
-    def beat(self) -> None:
-        """To be called again and again."""
-        now = _Moment.now()
-        # The machine may have been late for the one who looks, too.
-        limit = LIMIT if self._looked else 2 * LIMIT
+    def tick(self) -> None:
+        """Note if the thread was blocked since the last tick."""
+        now = _Times.now()
+        # If the watcher has not seen it, the machine can have been late for both threads.
+        limit = LIMIT if self._where else 2 * LIMIT
         asleep = (now.wall - self._last.wall) - (now.accounted - self._last.accounted) - INTERVAL
-        one_sleep = max(self._one_sleep, now.wall - self._last_look)
-        if asleep > max(limit, self._longest) and one_sleep > ONE_SLEEP and self._looked != WAITING:
+        one_sleep = max(self._one_sleep, now.wall - self._last_check)
+        if asleep > max(limit, self._longest) and one_sleep > ONE_SLEEP and self._where != WAITING:
             self._longest = asleep
-            self._where = self._looked
-        self._looked = ""
+            self._longest_where = self._where
+        self._where = ""
         self._one_sleep = 0.0
         self._last = now
 
     def _watch(self) -> None:
-        """In a thread: look where it is when a beat does not come."""
-        ran, since = b"", self._last_look
+        """Note where the loop's thread is if a tick is late. Runs in the watcher thread."""
+        ran, since = b"", self._last_check
         while not self._stopped.wait(INTERVAL):
             now = time.monotonic()
             last, ran = ran, os.pread(self._schedstat, 100, 0)
             if ran != last:
-                since = self._last_look  # it may have gone to sleep just after that
-            self._last_look = now
+                since = self._last_check  # it can have fallen asleep just after that
+            self._last_check = now
             self._one_sleep = max(self._one_sleep, now - max(since, self._last.wall))
-            if now - max(since, self._last.wall) > LIMIT / 2 + INTERVAL and not self._looked:
-                self._looked = _where(sys._current_frames()[self._thread])
+            if now - max(since, self._last.wall) > LIMIT / 2 + INTERVAL and not self._where:
+                self._where = _where(sys._current_frames()[self._thread])
 
     def stop(self) -> None:
-        """No beat comes any more."""
+        """Stop the watcher. No tick() follows."""
         self._stopped.set()
         self._watcher.join()
         os.close(self._schedstat)
 
-    def complaint(self) -> str | None:
-        """What is to be said about it, if the thread was blocked."""
+    def report(self) -> str | None:
+        """Return how long and where the thread was blocked; None if it was not."""
         if not self._longest:
             return None
-        where = self._where or "nobody could look: perhaps the interpreter's lock was held"
+        where = self._longest_where or "the place is unknown: perhaps the GIL was held"
         return f"the loop's thread was blocked for {self._longest:.2f} s:\n{where}"
 
 
 def _where(frame: FrameType) -> str:
+    """Return WAITING if the thread waits for events, else its stack."""
     inner = frame.f_back if frame.f_code.co_name == "select" else frame
     if inner is not None:
         code = inner.f_code
-        if (Path(code.co_filename).name, code.co_name) in OWN_WAITS:
+        if (Path(code.co_filename).name, code.co_name) in EVENT_WAITS:
             return WAITING
     return "".join(traceback.format_stack(frame, limit=12))

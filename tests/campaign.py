@@ -1,4 +1,4 @@
-"""What the long campaigns share: rounds until time is up, with figures printed as they go."""
+"""Helpers of the long campaigns: rounds until a time limit, and printed figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPORT_EVERY = 15.0
 
 
 def until_time_is_up(what: str, figures: Counter[str]) -> Iterator[int]:
-    """Count rounds until SECONDS have passed, printing the figures now and then."""
+    """Yield the number of each round until SECONDS have passed. Print the figures regularly."""
     begin = last = time.monotonic()
     number = 0
     while (now := time.monotonic()) - begin < SECONDS:
@@ -30,10 +30,10 @@ def until_time_is_up(what: str, figures: Counter[str]) -> Iterator[int]:
 
 
 async def finish(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Wait until all are done; if that takes too long, fail and say where every task stands."""
+    """Wait until all tasks are done. After PATIENCE seconds, fail with the stacks of all tasks."""
     _, pending = await asyncio.wait(tasks, timeout=PATIENCE)
     if pending:
-        places = io.StringIO()
+        stacks = io.StringIO()
         for task in asyncio.all_tasks():
-            task.print_stack(limit=8, file=places)
-        pytest.fail(f"{len(pending)} tasks do not end\n{places.getvalue()}")
+            task.print_stack(limit=8, file=stacks)
+        pytest.fail(f"{len(pending)} tasks have not ended\n{stacks.getvalue()}")

@@ -1,7 +1,7 @@
-"""Cancelling one await, at a known point.
+"""Helpers that cancel one await at a known point.
 
-A test that says what an await leaves behind is marked `awaits("Class.method", ...)`; a unit test
-compares these marks with the public awaits, and with the table in docs/cancelling.md.
+A test of the state after a cancelled await is marked `awaits("Class.method", ...)`. A unit test
+compares these marks with the public awaits and with the table in docs/cancelling.md.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import loops
 from aiordma.loop import Loop
 
 Start = Callable[[], Awaitable[Any]]
-# Long enough for a worker thread to make what it was asked to make.
-A_MOMENT = 0.01
+# Seconds in which a worker thread normally completes its work.
+WORKER_TIME = 0.01
 
 
 async def cancel(start: Start) -> None:
-    """Start an await, and cancel it once it waits, which it must still do.
+    """Start an await, and cancel it while it waits. It must not end before.
 
-    If it waits for a worker thread, that has done its work by then, as a rule, and its result is
-    on the way.
+    If it waits for a worker thread, the thread has normally completed its work by then, and its
+    result is delivered to the loop only afterwards.
     """
     with _results_held_back():
-        assert await cancelled(start, seconds=A_MOMENT), "it had nothing to wait for"
+        assert await cancelled(start, seconds=WORKER_TIME), "it ended before it was cancelled"
 
 
 async def cancelled(start: Start, *, seconds: float = 0.0, begun: bool = True) -> bool:
-    """Likewise, but it may also have come to its end; whether it was cancelled.
+    """Start an await, and cancel it after `seconds`. Return True if it was cancelled.
 
-    With `begun=False` it is cancelled before its first step: on trio, entered in a scope that is
-    cancelled already.
+    False: it ended before. With `begun=False` it is cancelled before its first step; on trio it
+    then starts in a scope that is cancelled already.
     """
     task = loops.create_task(start())
     if begun:
-        for _ in range(3):  # trio runs tasks in any order: one turn might not be enough
+        for _ in range(3):  # trio runs tasks in any order: one iteration might not be enough
             await loops.sleep(0)
         await loops.sleep(seconds)
     task.cancel()
@@ -50,9 +50,11 @@ async def cancelled(start: Start, *, seconds: float = 0.0, begun: bool = True) -
 
 @contextmanager
 def _results_held_back() -> Iterator[None]:
-    """What worker threads have done, the loop does not learn before the end of the block."""
+    """Deliver the results of worker threads to the loop only after the block."""
     held: list[tuple[Loop, Callable[[], None]]] = []
-    module: Any = sys.modules["aiordma.loop.workers"]  # the package has a `workers` of its own
+    module: Any = sys.modules[
+        "aiordma.loop.workers"
+    ]  # the package's attribute `workers` is not this module
     post = module.post
     module.post = lambda loop, callback: held.append((loop, callback))
     try:

@@ -1,7 +1,8 @@
-"""What every test sees: the versions it runs with, and the devices it runs on.
+"""Hooks and fixtures of all tests: the versions in pytest's header, and the RDMA devices.
 
-Tests that take `address` run once on each RDMA device of this machine, those that take
-`any_address` at each address of each device. Without a device they fail: run them in the lab.
+A test with the argument `address` runs once on each RDMA device of this machine. A test with the
+argument `any_address` runs once for each address of each device. Without a device they fail: run
+them in the lab.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ NO_DEVICE = "no RDMA device on this machine: `make test` runs the tests that nee
 
 
 def found_addresses() -> list[DeviceAddress]:
+    """Return the addresses of all RDMA devices; none if RDMA does not work here."""
     try:
         return device_addresses()
     except RdmaError:
@@ -30,12 +32,13 @@ def found_addresses() -> list[DeviceAddress]:
 
 ADDRESSES = found_addresses()
 
-# A shell has its background jobs ignore Ctrl-C, and their children too: tests interrupt themselves.
+# A shell makes its background jobs, and their children, ignore SIGINT. Some tests send it to
+# themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def one_per_device() -> list[DeviceAddress]:
-    """The first address of each device, an IPv4 one if there is one."""
+    """Return the first address of each device, an IPv4 address if it has one."""
     chosen: dict[str, DeviceAddress] = {}
     for address in sorted(ADDRESSES, key=lambda address: ":" in address.host):
         chosen.setdefault(address.device, address)
@@ -43,8 +46,10 @@ def one_per_device() -> list[DeviceAddress]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where Python is told to keep no bytecode, each process that a test starts would compile
-    everything anew: let them share it as long as the tests run."""
+    """Store bytecode in a temporary directory if Python writes none (PYTHONDONTWRITEBYTECODE, -B).
+
+    Otherwise each process that a test starts would compile all modules again.
+    """
     if sys.dont_write_bytecode:
         cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         config.add_cleanup(cache.cleanup)
@@ -67,18 +72,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--transport",
         choices=["IB", "IWARP"],
-        help="only devices of this transport: two machines can share the tests, each has both",
+        help="test devices of this transport only, so that two machines can share the tests",
     )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    asked = metafunc.config.getoption("--transport")
+    transport = metafunc.config.getoption("--transport")
     for fixture, choices in (("address", one_per_device()), ("any_address", ADDRESSES)):
         if fixture in metafunc.fixturenames:
             wanted = [
                 found
                 for found in choices
-                if _fits(metafunc, found) and asked in (None, found.transport.name)
+                if _is_for_device(metafunc, found) and transport in (None, found.transport.name)
             ]
             ids = [f"{found.device}-{found.host}" for found in wanted]
             if ADDRESSES:
@@ -88,25 +93,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that others stand for are not run, and not called skipped either."""
-    asked = config.getoption("--transport")
-    spared = {item for item in items if _is_others(item, asked) or _is_spared(item)}
-    if spared:
-        config.hook.pytest_deselected(items=list(spared))
-        items[:] = [item for item in items if item not in spared]
+    """Deselect redundant tests. They are not reported as skipped."""
+    transport = config.getoption("--transport")
+    deselected = {
+        item for item in items if _is_for_other_machine(item, transport) or _is_redundant(item)
+    }
+    if deselected:
+        config.hook.pytest_deselected(items=list(deselected))
+        items[:] = [item for item in items if item not in deselected]
 
 
-def _is_others(item: pytest.Item, asked: str | None) -> bool:
-    """Whether it is for the transport that another machine sees to."""
+def _is_for_other_machine(item: pytest.Item, transport: str | None) -> bool:
+    """Return True if a test is marked for another transport than `--transport`."""
     marker = item.get_closest_marker("transport")
-    return marker is not None and asked not in (None, marker.args[0])
+    return marker is not None and transport not in (None, marker.args[0])
 
 
-def _is_spared(item: pytest.Item) -> bool:
-    """Every test runs on every loop, and on every device, but not each on each.
+def _is_redundant(item: pytest.Item) -> bool:
+    """Return True for a combination of loop and address that tests nothing new.
 
-    uvloop is spared RoCE where there is iWARP too, and loops other than asyncio's are spared all
-    addresses of a device but one: what they would find there has nothing to do with both.
+    Every test runs on every loop and on every device, but not in every combination. uvloop is not
+    tested on RoCE if there is an iWARP device, too. Loops other than asyncio's are tested at one
+    address of each device. A failure there would not depend on the combination.
     """
     params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
     if not params:
@@ -122,8 +130,8 @@ def _is_spared(item: pytest.Item) -> bool:
     return kind == "uvloop" and is_ib and both and not item.get_closest_marker("transport")
 
 
-def _fits(metafunc: pytest.Metafunc, found: DeviceAddress) -> bool:
-    """Whether a test marked `transport("IB")` or `transport("IWARP")` is meant for this device."""
+def _is_for_device(metafunc: pytest.Metafunc, found: DeviceAddress) -> bool:
+    """Return False if a test is marked `transport("IB")` or `transport("IWARP")` for another."""
     marker = metafunc.definition.get_closest_marker("transport")
     return marker is None or marker.args[0] == found.transport.name
 

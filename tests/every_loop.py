@@ -1,8 +1,8 @@
-"""Runs a test on every loop: asyncio (in debug mode), asyncio with uvloop, and trio.
+"""Hooks that run tests on every loop: asyncio (in debug mode), asyncio with uvloop, and trio.
 
-Each `async def test_...` of a folder whose conftest has these hooks runs once on each. Those that
-are marked `loops("asyncio", ...)` run on these only. A test fails in which the loop's thread was
-blocked, unless it is marked `may_block`.
+If the conftest of a directory has these hooks, each of its `async def test_...` runs once on each
+loop. A test that is marked `loops("asyncio", ...)` runs on these loops only. A test fails if it
+blocks the thread of its loop, unless it is marked `may_block`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import linecache
 
 import loops
 import pytest
-from blocking import INTERVAL, Heart
+from blocking import INTERVAL, BlockingDetector
 
-# asyncio's debug mode asks for the age of every source file on the stack, again and again; they do
-# not change while tests run.
+# asyncio's debug mode often checks every source file on the stack for changes. They do not change
+# while tests run.
 linecache.checkcache = lambda filename=None: None
 
 
@@ -33,28 +33,28 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     kind = str(pyfuncitem.callspec.params["loop_kind"])
     names = inspect.signature(pyfuncitem.obj).parameters
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    complaint: str | None = None
+    report: str | None = None
 
     async def body() -> None:
-        nonlocal complaint
+        nonlocal report
         assert loops.kind() == kind
-        heart = Heart()
-        beating = loops.create_task(_beat(heart))
+        detector = BlockingDetector()
+        ticking = loops.create_task(_tick(detector))
         try:
             await pyfuncitem.obj(**arguments)
         finally:
-            heart.beat()
-            beating.cancel()
-            heart.stop()
-            complaint = heart.complaint()
+            detector.tick()
+            ticking.cancel()
+            detector.stop()
+            report = detector.report()
 
     loops.run(kind, body)
-    if complaint is not None and pyfuncitem.get_closest_marker("may_block") is None:
-        pytest.fail(complaint, pytrace=False)
+    if report is not None and pyfuncitem.get_closest_marker("may_block") is None:
+        pytest.fail(report, pytrace=False)
     return True
 
 
-async def _beat(heart: Heart) -> None:
+async def _tick(detector: BlockingDetector) -> None:
     while True:
         await loops.sleep(INTERVAL)
-        heart.beat()
+        detector.tick()

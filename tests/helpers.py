@@ -1,4 +1,4 @@
-"""What the tests on a device share: a connected pair, counts of what exists, and processes."""
+"""Helpers of the tests on a device: connected pairs, counts of resources, and processes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from aiordma import Connection, ConnectionOptions, Listener
 from aiordma.rdmacm import DeviceAddress
 
 DEFAULT = ConnectionOptions()
-# Everything here is ten times slower on an emulated processor, so nothing waits for less than this.
+# The time limit of waits, in seconds. On an emulated processor everything is ten times slower.
 PATIENCE = 150
 
 
 @dataclass(frozen=True)
 class Pair:
+    """Two connected ends, and the listener."""
+
     client: Connection
     server: Connection
     listener: Listener
@@ -41,7 +43,7 @@ async def connected(
     client: ConnectionOptions = DEFAULT,
     server: ConnectionOptions = DEFAULT,
 ) -> AsyncIterator[Pair]:
-    """Two connected ends on one device. Whatever the test left open is aborted afterwards."""
+    """Connect two ends on one device. After the block, abort those that are still open."""
     async with aiordma.listen(address.host, 0, options=server) as listener:
         accepting = loops.create_task(listener.accept())
         near = await aiordma.connect(*listener.local_address, options=client)
@@ -56,18 +58,19 @@ async def connected(
 
 
 @dataclass(frozen=True)
-class Census:
-    """What exists: RDMA objects in the whole machine, file descriptors in this process.
+class ResourceSnapshot:
+    """The number of RDMA objects on this machine and of file descriptors of this process.
 
-    Protection domains are left out: librdmacm keeps one of its own for each device, and frees it
-    only when it happens to put the last id of the device while nobody else uses the device.
+    Protection domains are not counted. librdmacm allocates one for each device. It frees that only
+    if its last id of the device is destroyed while the device has no other user.
     """
 
     rdma: dict[str, int]
     files: Counter[str]
 
     @classmethod
-    def take(cls) -> Census:
+    def take(cls) -> ResourceSnapshot:
+        """Count the resources that exist now."""
         counts = {
             f"{device} {kind}": count
             for device, kinds in rdma_resources().items()
@@ -78,18 +81,20 @@ class Census:
 
 
 def _open_files() -> Iterator[str]:
-    """What each file descriptor of this process is; a socket's or pipe's number does not matter."""
+    """Yield the target of each file descriptor, without the numbers of sockets and pipes."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of listdir() itself
             yield os.readlink(f"/proc/self/fd/{name}").partition(":[")[0]
 
 
-def wait_for_census(expected: Census, seconds: float = PATIENCE) -> Census:
-    """Take the census until it is as expected (what is destroyed in the background takes a while)
-    or time is up; returns the last one."""
+def wait_for_snapshot(expected: ResourceSnapshot, seconds: float = PATIENCE) -> ResourceSnapshot:
+    """Count resources until the counts are as expected, or until the timeout.
+
+    Some resources are destroyed in the background, which takes a while. Return the last snapshot.
+    """
     deadline = time.monotonic() + seconds
     gc.collect()
-    while (now := Census.take()) != expected and time.monotonic() < deadline:
+    while (now := ResourceSnapshot.take()) != expected and time.monotonic() < deadline:
         time.sleep(0.1)
     return now
 
@@ -97,23 +102,23 @@ def wait_for_census(expected: Census, seconds: float = PATIENCE) -> Census:
 def start_python(
     code: str, *arguments: str, under: tuple[str, ...] = (), stderr: int | None = None
 ) -> subprocess.Popen[str]:
-    """A process of this interpreter that runs `code`; its standard output is a pipe.
+    """Start a process of this interpreter that runs `code`. Its standard output is a pipe.
 
-    `under`: what to start it with, such as setpriv.
+    `under` is a command to start it with, such as setpriv.
     """
     command = [*under, sys.executable, "-c", code, *arguments]
-    with blocking.excused():
+    with blocking.allowed():
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 async def end(process: subprocess.Popen[str]) -> None:
-    """Kill it if it still runs. It ends when the kernel has cleared up after it."""
+    """Kill a process if it still runs. Return when the kernel has released its resources."""
     process.kill()
     await loops.to_thread(process.communicate)
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
-    """The next line that a process prints; "" when it ended."""
+    """Return the next line that a process prints; "" if it has ended."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -122,7 +127,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def give_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A name for an address: in the lab's own /etc/hosts, elsewhere from a resolver of ours."""
+    """Define a host name for an address, and return it.
+
+    In the lab it is added to /etc/hosts. Elsewhere getaddrinfo() is replaced.
+    """
     name = f"rdma.example-{address.device}"
     if "AIORDMA_LAB" in os.environ:
         with Path("/etc/hosts").open("a") as hosts:
@@ -133,8 +141,8 @@ def give_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-async def send_in_step(send: Callable[[bytes], Awaitable[None]], to: Connection) -> None:
-    """For ever, but not faster than the messages come out of the buffers at the other end."""
+async def send_one_at_a_time(send: Callable[[bytes], Awaitable[None]], to: Connection) -> None:
+    """Send messages for ever. Send the next one only after `to` has received the last."""
     arrived = to.stats.messages_received
     while True:
         await send(b"too fast")

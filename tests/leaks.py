@@ -1,4 +1,4 @@
-"""A fixture that fails a test which left anything behind: ids, queue pairs, memory, descriptors."""
+"""A fixture that fails a test that leaks ids, queue pairs, memory or file descriptors."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections.abc import Iterator
 
 import loops
 import pytest
-from helpers import Census, wait_for_census
+from helpers import ResourceSnapshot, wait_for_snapshot
 
 
 @functools.cache
 def freeze() -> None:
-    """What is there before the first test is no garbage: not to be looked at after each."""
-    loops.run("uvloop", loops.settle)  # libuv keeps a pipe of its own from its first loop on
+    """Exclude all objects that exist before the first test from garbage collection."""
+    loops.run("uvloop", loops.settle)  # libuv opens a pipe for its first loop, and never closes it
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
+    """Compare the resources after the test with those before it."""
     freeze()
-    before = Census.take()
+    before = ResourceSnapshot.take()
     yield
-    after = wait_for_census(before)
+    after = wait_for_snapshot(before)
     if after != before:
-        pytest.fail(f"left behind:\nbefore {before}\nafter  {after}")
+        pytest.fail(f"the test leaked resources:\nbefore {before}\nafter  {after}")

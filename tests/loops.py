@@ -1,7 +1,8 @@
-"""What test bodies say to the loop they run on: asyncio's words, and what they mean on trio.
+"""The functions of asyncio that tests use, for asyncio, uvloop and trio.
 
-On asyncio and uvloop these are asyncio's own functions. On trio they are small counterparts over
-nurseries and cancel scopes, so that cancelling there is trio's: of a level, not of a moment.
+On asyncio and uvloop they call asyncio's functions. On trio they use nurseries and cancel scopes.
+So cancelling works there as trio defines it: every await in a cancelled scope raises (level
+cancellation), not only the current one (edge cancellation).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import sys
+from asyncio import constants
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -27,47 +29,51 @@ import trio.testing
 import uvloop
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class TaskCancelled(BaseException):
-    """What awaiting a task of trio's raises that was cancelled."""
+    """Raised by awaiting a TrioTask that was cancelled."""
 
 
-# Of one's own task, or of one that is awaited.
+# Raised if the current task is cancelled, or by awaiting a task that was cancelled.
 CancelledError = (asyncio.CancelledError, trio.Cancelled, TaskCancelled)
 
 
 def on_trio() -> bool:
+    """Return True in a trio task."""
     return trio.lowlevel.in_trio_task()
 
 
 def kind() -> str:
-    """Which loop really runs: "asyncio", "uvloop" or "trio"."""
+    """Return the kind of the running loop: "asyncio", "uvloop" or "trio"."""
     if on_trio():
         return "trio"
     return "uvloop" if isinstance(asyncio.get_running_loop(), uvloop.Loop) else "asyncio"
 
 
 def run(kind: str, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What `body` returns, run on a new loop of that kind. asyncio's is in debug mode."""
+    """Run `body()` on a new loop of this kind. Return its result. asyncio runs in debug mode."""
     if kind == "trio":
-        return trio.run(_in_a_nursery, body, strict_exception_groups=True)
+        return trio.run(_run_in_nursery, body, strict_exception_groups=True)
     with _short_tracebacks(), _ASYNCIO[kind]() as runner:
         return runner.run(body())
 
 
 @contextlib.contextmanager
 def _short_tracebacks() -> Iterator[None]:
-    """In debug mode asyncio notes where each future and each callback was made: of no use here, and
-    with whole stacks it would take most of the time."""
+    """Shorten the stacks that asyncio's debug mode stores for each future and callback.
+
+    Tests do not use them, and storing whole stacks would take most of the time.
+    """
     sys.tracebacklimit = 1
     try:
         yield
     finally:
-        vars(sys).pop("tracebacklimit", None)  # another thread's loop may have been faster
+        vars(sys).pop("tracebacklimit", None)  # another thread can have removed it
 
 
-asyncio.constants.DEBUG_STACK_DEPTH = 1
+vars(constants)["DEBUG_STACK_DEPTH"] = 1  # for the same reason
 
 _ASYNCIO = {
     "asyncio": lambda: asyncio.Runner(debug=True),
@@ -76,33 +82,33 @@ _ASYNCIO = {
 KINDS = (*_ASYNCIO, "trio")
 
 
-async def _in_a_nursery(body: Callable[[], Awaitable[T]]) -> T:
+async def _run_in_nursery(body: Callable[[], Awaitable[T]]) -> T:
     task = TrioTask[T]()
     async with trio.open_nursery() as nursery:
         _nursery.set(nursery)
         await task.run(body())
         nursery.cancel_scope.cancel()
-    return task.result()  # its error as itself, not in a group
+    return task.result()  # raises the error itself, not an exception group
 
 
-def another_like_this() -> Callable[[Callable[[], Coroutine[Any, Any, T]]], T]:
-    """What runs something on another loop of the kind that runs now; for another thread."""
+def runner_of_this_kind() -> Callable[[Callable[[], Coroutine[Any, Any, T]]], T]:
+    """Return a function for another thread. It runs a body on a new loop of the current kind."""
     return functools.partial(run, kind())
 
 
-class Task(Protocol[T]):
-    """A coroutine that runs beside the test's own."""
+class Task(Protocol[T_co]):
+    """A task: asyncio.Task or TrioTask."""
 
     def cancel(self) -> bool: ...
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
     def exception(self) -> BaseException | None: ...
-    def result(self) -> T: ...
-    def __await__(self) -> Generator[Any, None, T]: ...
+    def result(self) -> T_co: ...
+    def __await__(self) -> Generator[Any, None, T_co]: ...
 
 
 class TrioTask(Generic[T]):
-    """A task of trio's with a result."""
+    """A trio task with a result, like asyncio.Task."""
 
     def __init__(self) -> None:
         self._scope = trio.CancelScope()
@@ -111,23 +117,28 @@ class TrioTask(Generic[T]):
         self._error: BaseException | None = None
 
     async def run(self, awaitable: Awaitable[T]) -> None:
+        """Await, and store the result or the error."""
         try:
             with self._scope:
                 self._result = await awaitable
             if self._scope.cancelled_caught:
                 self._error = TaskCancelled()
-        except trio.Cancelled:  # of the whole test
+        except trio.Cancelled:  # the whole test is cancelled
             self._error = TaskCancelled()
             raise
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # pytest's own among them
+        except BaseException as error:  # pytest.fail() raises one, too
             self._error = error
         finally:
             self._ended.set()
 
     def cancel(self) -> bool:
-        """What is about to go on with what it has waited for does so, other than on asyncio."""
+        """Cancel the task. Return False if it is done.
+
+        If its await has completed already, the task goes on with the result; asyncio would
+        cancel it even then.
+        """
         self._scope.cancel()
         return not self.done()
 
@@ -150,6 +161,7 @@ class TrioTask(Generic[T]):
         return self._result
 
     async def wait(self) -> None:
+        """Wait until the task has ended. Raises no error of the task."""
         await self._ended.wait()
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -161,7 +173,7 @@ _nursery: trio.lowlevel.RunVar[trio.Nursery] = trio.lowlevel.RunVar("the test's 
 
 
 def create_task(awaitable: Awaitable[T]) -> Task[T]:
-    """Run something beside the test, which need not be a coroutine."""
+    """Run an awaitable in a task of its own. It need not be a coroutine."""
     if not on_trio():
         return asyncio.ensure_future(awaitable)
     task = TrioTask[T]()
@@ -170,13 +182,13 @@ def create_task(awaitable: Awaitable[T]) -> Task[T]:
 
 
 async def wait(tasks: Iterable[Any]) -> None:
-    """Wait until all have ended, however."""
+    """Wait until all tasks have ended, with or without an error."""
     for task in tasks:
         await (task.wait() if isinstance(task, TrioTask) else asyncio.wait([task]))
 
 
 async def gather(*awaitables: Awaitable[Any], return_exceptions: bool = False) -> list[Any]:
-    """The results of all; the first that fails leaves the others alone."""
+    """Return the results of all. An error does not cancel the others."""
     if not on_trio():
         return await asyncio.gather(*awaitables, return_exceptions=return_exceptions)
     tasks = [
@@ -197,6 +209,7 @@ def _outcome(task: Task[Any]) -> Any:
 
 
 async def sleep(seconds: float) -> None:
+    """Sleep on the current loop."""
     if on_trio():
         await trio.sleep(seconds)
     else:
@@ -204,7 +217,7 @@ async def sleep(seconds: float) -> None:
 
 
 async def settle() -> None:
-    """Let the tasks that can run do so, those that were just made among them."""
+    """Let the tasks run that can run, including new ones."""
     if on_trio():
         await trio.testing.wait_all_tasks_blocked()
     else:
@@ -213,7 +226,7 @@ async def settle() -> None:
 
 @contextlib.asynccontextmanager
 async def timeout(seconds: float) -> AsyncIterator[None]:
-    """TimeoutError if the block takes longer."""
+    """Raise TimeoutError if the block takes longer than `seconds`."""
     if not on_trio():
         async with asyncio.timeout(seconds):
             yield
@@ -225,19 +238,20 @@ async def timeout(seconds: float) -> AsyncIterator[None]:
 
 
 async def wait_for(awaitable: Awaitable[T], seconds: float) -> T:
+    """Await. Raise TimeoutError after `seconds`."""
     async with timeout(seconds):
         return await awaitable
 
 
 async def to_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """What a function returns that blocks."""
+    """Call a blocking function in a thread. Return its result."""
     if on_trio():
         return await trio.to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
     return await asyncio.to_thread(function, *arguments)
 
 
 class TaskGroup:
-    """asyncio's task group, or trio's nursery: one task that fails ends all."""
+    """An asyncio task group or a trio nursery. If one task fails, the others are cancelled."""
 
     def __init__(self) -> None:
         self._group = trio.open_nursery() if on_trio() else asyncio.TaskGroup()
@@ -256,6 +270,7 @@ class TaskGroup:
         return await self._group.__aexit__(exc_type, exc, traceback)
 
     def create_task(self, coroutine: Coroutine[Any, Any, T]) -> Task[T]:
+        """Start a task in the group."""
         if isinstance(self._entered, asyncio.TaskGroup):
             return self._entered.create_task(coroutine)
         task = TrioTask[T]()
@@ -270,4 +285,5 @@ async def _run_or_fail(task: TrioTask[Any], coroutine: Coroutine[Any, Any, Any])
 
 
 def make_event() -> asyncio.Event | trio.Event:
+    """Return a new event of the current loop's library."""
     return trio.Event() if on_trio() else asyncio.Event()

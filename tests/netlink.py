@@ -1,6 +1,6 @@
-"""What `rdma resource show` shows, asked of the kernel itself: a process takes too long.
+"""The counts that `rdma resource show` prints, requested from the kernel over netlink.
 
-See linux/rdma/rdma_netlink.h.
+Starting a process for them takes too long. See linux/rdma/rdma_netlink.h.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HEADER = struct.Struct("=IHHII")
 
 
 def rdma_resources() -> dict[str, dict[str, int]]:
-    """How many objects of each kind there are on each device of this machine."""
+    """Return the number of objects of each kind on each device of this machine."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_RDMA) as kernel:
         kernel.send(_HEADER.pack(_HEADER.size, RES_GET, REQUEST_DUMP, 1, 0))
         return dict(_devices(kernel))

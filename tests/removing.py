@@ -1,4 +1,4 @@
-"""Soft RDMA devices that go and come back under the tests, and are put back in any case."""
+"""Soft RDMA devices that tests remove and add again. They are always restored after the test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRIVERS = {"IB": "rxe", "IWARP": "siw"}
 
 @dataclass
 class SoftDevice:
-    """A device made by `rdma link add`, which can be removed, and made again."""
+    """A device created by `rdma link add`, which a test can remove and add again."""
 
     name: str
     driver: str
@@ -32,7 +32,8 @@ class SoftDevice:
     removal: subprocess.Popen[bytes] | None = field(default=None)
 
     @classmethod
-    def behind(cls, address: DeviceAddress) -> SoftDevice:
+    def of_address(cls, address: DeviceAddress) -> SoftDevice:
+        """Return the device that has this address."""
         return cls(
             address.device,
             DRIVERS[address.transport.name],
@@ -42,20 +43,20 @@ class SoftDevice:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[SoftDevice]:
-        """Have it be there again after the block."""
+        """Restore the device after the block."""
         try:
             yield self
         finally:
             self.restore()
 
     def start_removing(self) -> subprocess.Popen[bytes]:
-        """`rdma link delete`, which waits until every process has let go of the device."""
-        with blocking.excused():
+        """Start `rdma link delete`, which waits until every process has closed the device."""
+        with blocking.allowed():
             self.removal = subprocess.Popen(["rdma", "link", "delete", self.name])
         return self.removal
 
-    async def removed(self) -> None:
-        """Wait until that is done."""
+    async def wait_removed(self) -> None:
+        """Wait until the removal is complete."""
         await loops.to_thread(self._wait_removed)
 
     def _wait_removed(self) -> None:
@@ -63,13 +64,14 @@ class SoftDevice:
         try:
             assert self.removal.wait(PATIENCE) == 0
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} is still held:\n{holders()}") from None
+            raise AssertionError(f"{self.name} is still in use:\n{users_of_devices()}") from None
 
-    async def comes_back(self) -> None:
+    async def add_again(self) -> None:
+        """Wait for the removal, and add the device again, with the same addresses."""
         await loops.to_thread(self.restore)
 
     def restore(self) -> None:
-        """Be there, at the same addresses, whatever has happened. Blocks."""
+        """Make the device exist again with its addresses. Blocks."""
         if self.removal is not None:
             self._wait_removed()
             self.removal = None
@@ -79,17 +81,17 @@ class SoftDevice:
             subprocess.run(command, check=True)
         deadline = time.monotonic() + PATIENCE
         while hosts_of(self.name) != self.hosts:
-            assert time.monotonic() < deadline, f"{self.name} did not come back"
+            assert time.monotonic() < deadline, f"{self.name} did not get its addresses again"
             time.sleep(0.1)
 
     def set_link(self, state: str) -> None:
-        """Take the interface under the device down, or up again; it keeps its addresses."""
+        """Set the device's network interface "up" or "down". It keeps its addresses."""
         Path(f"/proc/sys/net/ipv6/conf/{self.netdev}/keep_addr_on_down").write_text("1")
         subprocess.run(["ip", "link", "set", self.netdev, state], check=True)
 
 
-def holders() -> str:
-    """What the kernel knows of the use of devices, and which processes have one open."""
+def users_of_devices() -> str:
+    """Return the kernel's list of RDMA resources, and the processes that have a device open."""
     resources = [
         subprocess.run(["rdma", "resource", "show", *kind], capture_output=True, text=True).stdout
         for kind in ([], ["qp"], ["cm_id"], ["mr"], ["ctx"])
@@ -102,17 +104,19 @@ def holders() -> str:
 
 
 def links() -> dict[str, object]:
+    """Return what `rdma link` prints for each device, by its name."""
     shown = subprocess.run(["rdma", "-j", "link"], capture_output=True, check=True, text=True)
     return {link["ifname"]: link for link in json.loads(shown.stdout)}
 
 
 def hosts_of(device: str) -> frozenset[str]:
+    """Return the addresses of a device; none if it does not exist."""
     with contextlib.suppress(RdmaError):
         return frozenset(found.host for found in device_addresses() if found.device == device)
     return frozenset()
 
 
 def one_per_device() -> list[DeviceAddress]:
-    """An IPv4 address of each device that is there now."""
+    """Return an IPv4 address of each device that exists now."""
     found = {one.device: one for one in device_addresses() if ":" not in one.host}
     return list(found.values())

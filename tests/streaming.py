@@ -1,4 +1,4 @@
-"""Two connected ends of a byte stream, and bytes that tell when one is missing."""
+"""Helpers for byte streams: two connected ends, and data in which a lost byte is found."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ DEFAULT = StreamOptions()
 
 @dataclass(frozen=True)
 class StreamPair:
+    """Two connected ends, and the listener."""
+
     client: ByteStream
     server: ByteStream
     listener: StreamListener
@@ -25,7 +27,7 @@ class StreamPair:
 async def streaming(
     address: DeviceAddress, client: StreamOptions = DEFAULT, server: StreamOptions = DEFAULT
 ) -> AsyncIterator[StreamPair]:
-    """Two ends on one device. Whatever the test left open is aborted afterwards."""
+    """Connect two ends on one device. After the block, abort those that are still open."""
     async with listen_stream(address.host, 0, options=server) as listener:
         accepting = loops.create_task(listener.accept())
         near = await connect_stream(*listener.local_address, options=client)
@@ -40,19 +42,21 @@ async def streaming(
 
 
 def pattern(nbytes: int, seed: int = 0) -> bytes:
-    """Bytes of which no two stretches are alike, as far as a test would notice."""
+    """Return bytes that count up in 4-byte steps, so that lost or moved bytes are found."""
     block = b"".join((seed + number).to_bytes(4, "big") for number in range(nbytes // 4 + 1))
     return block[:nbytes]
 
 
 async def receive_exactly(stream: ByteStream, nbytes: int) -> bytes:
+    """Receive exactly `nbytes` bytes."""
     received = bytearray()
     while len(received) < nbytes:
         data = await stream.receive(nbytes - len(received))
-        assert data, f"the end came after {len(received)} of {nbytes} bytes"
+        assert data, f"the stream ended after {len(received)} of {nbytes} bytes"
         received += data
     return bytes(received)
 
 
 async def receive_all(stream: ByteStream) -> bytes:
+    """Receive until the end of the stream."""
     return b"".join([data async for data in stream])

@@ -1,4 +1,4 @@
-"""`aiordma lab`: a machine with a soft RDMA device, to run a command in."""
+"""`aiordma lab`: run a command in a virtual machine with a soft RDMA device."""
 
 import argparse
 import sys
@@ -8,42 +8,56 @@ from ..lab.errors import LabError
 FAILED = 125  # as with env, timeout and docker: the tool failed, not the command
 
 _DESCRIPTION = """\
-Run a command in a virtual machine that has a soft RDMA device, over this machine's own file system.
+Run a command in a virtual machine that has a soft RDMA device and the files of this machine.
 """
 _EPILOG = """\
-The exit code is the command's. 125: the lab itself failed (one sentence on standard error says
-why); 126: the command cannot be executed; 127: there is no such command.
+The exit code is the command's. 125: the lab itself failed, and standard error has the reason;
+126: the command cannot be executed; 127: the command does not exist.
 """
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Declare `lab run` and `lab setup`."""
+    """Add the parsers of `lab run` and `lab setup`."""
     lab = subparsers.add_parser("lab", help=_DESCRIPTION.strip(), description=_DESCRIPTION)
     actions = lab.add_subparsers(metavar="ACTION", required=True)
     _add_run(actions)
-    setup = actions.add_parser("setup", help="install what the lab needs, or name what is missing")
+    setup = actions.add_parser(
+        "setup", help="install the programs and the kernel that the lab needs"
+    )
     setup.set_defaults(handler=_setup)
 
 
 def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     run = actions.add_parser("run", help="run a command in the lab", epilog=_EPILOG)
-    run.add_argument("--device", choices=("rxe", "siw", "both"), default="rxe")
     run.add_argument(
-        "--cpus", type=_positive, metavar="N", help="default: this machine's, at most 4"
+        "--device",
+        choices=("rxe", "siw", "both"),
+        default="rxe",
+        help="rxe: soft RoCE; siw: soft iWARP (default: rxe)",
     )
-    run.add_argument("--memory", metavar="M", help="for example 512M or 4G (default: 2G)")
+    run.add_argument(
+        "--cpus",
+        type=_positive,
+        metavar="N",
+        help="number of processors (default: as this machine, at most 4)",
+    )
+    run.add_argument(
+        "--memory", metavar="M", help="size of its memory, for example 512M or 4G (default: 2G)"
+    )
     run.add_argument(
         "--boot-timeout",
         type=float,
         metavar="SECONDS",
-        help="how long to wait for the command to start (default: 60 with KVM, 120 without)",
+        help="limit for booting and starting the command (default: 60 with KVM, 120 without)",
     )
     run.add_argument(
         "--accel",
         choices=("kvm", "tcg"),
-        help="the processor: this machine's own, or emulated (default: KVM where it works)",
+        help="kvm: this machine's processor; tcg: an emulated one (default: KVM if it works)",
     )
-    run.add_argument("command", nargs="+", metavar="COMMAND", help="what to run, after `--`")
+    run.add_argument(
+        "command", nargs="+", metavar="COMMAND", help="the command and its arguments, after `--`"
+    )
     run.set_defaults(handler=_run)
 
 
@@ -69,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
         return run(args.command, options)
     except LabError as error:
         return _report(error)
-    except KeyboardInterrupt:  # before the machine was there to take it
+    except KeyboardInterrupt:  # before the virtual machine was started
         return 130
 
 
@@ -88,5 +102,5 @@ def _setup(args: argparse.Namespace) -> int:
 def _report(error: LabError) -> int:
     print(f"aiordma lab: {error}", file=sys.stderr)
     if error.log is not None:
-        print(f"aiordma lab: the whole log is in {error.log}", file=sys.stderr)
+        print(f"aiordma lab: the log is in {error.log}", file=sys.stderr)
     return FAILED

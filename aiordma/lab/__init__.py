@@ -1,10 +1,10 @@
-"""A machine with a soft RDMA device, to run a command in.
+"""A virtual machine with a soft RDMA device, which runs one command.
 
-`python -m aiordma lab run -- COMMAND...` boots a Linux kernel under QEMU over this machine's own
-file system, runs the command as if here, and leaves nothing behind. `docs/lab.md` is the guide.
+`python -m aiordma lab run -- COMMAND...` boots a Linux kernel under QEMU with the files of this
+machine, runs the command in it, and leaves nothing behind. See docs/lab.md.
 
-This package stands alone: it imports no other room of aiordma, so that it works before the native
-module is built, and so that its `guest` half can start in the guest without importing the library.
+This package imports no other package of aiordma. So it works before the native module is built, and
+its `guest` half can start in the virtual machine without importing the library.
 """
 
 import os
@@ -13,5 +13,5 @@ __all__ = ["is_inside"]
 
 
 def is_inside() -> bool:
-    """Whether this process runs in the lab's machine."""
+    """Return True if this process runs in the lab's virtual machine."""
     return os.environ.get("AIORDMA_LAB") == "1"

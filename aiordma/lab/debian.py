@@ -1,7 +1,7 @@
-"""Debian's kernel, unpacked into the cache instead of installed.
+"""Download Debian's kernel and unpack it into the cache.
 
-The packages are downloaded and taken apart: nothing appears in /boot, no boot loader hears of it,
-and removing the cache removes everything.
+The packages are not installed: nothing appears in /boot, the boot loader's configuration stays as
+it is, and deleting the cache removes everything.
 """
 
 import os
@@ -20,8 +20,8 @@ __all__ = ["VERSION_FILE", "download", "unpack_kernel"]
 
 VERSION_FILE = "version"
 
-# A soft RDMA machine has no use for these, and they are half of the modules.
-_LEFT_OUT = (
+# A machine with soft RDMA devices does not use these modules; they are half of all modules.
+_EXCLUDED = (
     "kernel/sound",
     "kernel/drivers/gpu",
     "kernel/drivers/media",
@@ -36,13 +36,14 @@ _LEFT_OUT = (
 
 
 def unpack_kernel() -> str:
-    """Download and unpack the kernel of this distribution; returns its release.
+    """Download and unpack the distribution's current kernel. Return its release.
 
-    Raises: LabError when it cannot be had.
+    Raises: LabError if apt is missing, or if the kernel cannot be downloaded or unpacked.
     """
     if not packages.has_apt():
         raise LabError(
-            "the lab needs a kernel with the modules rdma_rxe and siw: install one and its modules"
+            "the lab needs a kernel with the modules rdma_rxe and siw: "
+            "install a kernel and its modules"
         )
     release, version = current_kernel()
     kernels_dir().mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,7 @@ def _unpack(scratch: Path, release: str, version: str) -> None:
     top.mkdir()
     failure = f"the package of the kernel {release} could not be unpacked"
     for archive in download([f"linux-image-{release}={version}"], scratch):
-        exclude = [f"--exclude=./lib/modules/{release}/{part}" for part in _LEFT_OUT]
+        exclude = [f"--exclude=./lib/modules/{release}/{part}" for part in _EXCLUDED]
         unpack = ["tar", "-x", "-C", str(top), *exclude, "./lib", "./boot"]
         pipeline([["dpkg-deb", "--fsys-tarfile", str(archive)], unpack], failure)
     depmod = packages.program("depmod") or "depmod"
@@ -71,23 +72,27 @@ def _unpack(scratch: Path, release: str, version: str) -> None:
 
 
 def current_kernel() -> tuple[str, str]:
-    """Release and package version of the distribution's current kernel.
+    """Return the release and the package version of the distribution's current kernel.
 
-    Raises: LabError when apt knows none.
+    Raises: LabError if apt has no package linux-image-amd64.
     """
-    found = _depends("linux-image-amd64")
+    found = _kernel_of("linux-image-amd64")
     if found is None:
         packages.refresh()
-        found = _depends("linux-image-amd64")
+        found = _kernel_of("linux-image-amd64")
     if found is None:
         raise LabError(
-            "apt has no package linux-image-amd64: install a kernel with modules rdma_rxe and siw"
+            "apt has no package linux-image-amd64: "
+            "install a kernel with the modules rdma_rxe and siw"
         )
     return found
 
 
-def _depends(package: str) -> tuple[str, str] | None:
-    """The kernel the newest version of this meta-package stands for."""
+def _kernel_of(package: str) -> tuple[str, str] | None:
+    """Return the release and version of the kernel that a meta-package depends on.
+
+    None: apt does not have the package.
+    """
     argv = ["apt-cache", "show", "--no-all-versions", package]
     text = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
     match = re.search(r"^Depends: linux-image-(\S+) \(= ([^)]+)\)", text, re.MULTILINE)
@@ -95,9 +100,9 @@ def _depends(package: str) -> tuple[str, str] | None:
 
 
 def download(wanted: Sequence[str], into: Path) -> list[Path]:
-    """Download packages (`name=version`) into a directory; returns the files.
+    """Download packages (`name=version`) into a directory. Return the paths of the files.
 
-    Raises: LabError when one cannot be had, even after refreshing apt's lists.
+    Raises: LabError if a download fails even after the package lists were refreshed.
     """
     before = set(into.glob("*.deb"))
     argv = ["apt-get", "download", "-q", *wanted]

@@ -1,7 +1,7 @@
-"""The soft RDMA devices: their names, addresses, modules, and the script that creates them.
+"""The soft RDMA devices: names, addresses, kernel modules, and the script that creates them.
 
-Each device sits on one end of a veth pair of its own. Neither driver is content with `lo` (rxe
-finds no GID there, siw's route resolution fails), and so a test can pull one cable only.
+Each device uses one end of its own veth pair. Neither driver works on `lo`: rxe finds no GID there,
+and siw's route resolution fails. With two pairs, a test can take down the link of one device only.
 """
 
 from dataclasses import dataclass
@@ -11,32 +11,33 @@ __all__ = ["DEVICES", "Device", "addresses", "setup_script"]
 
 @dataclass(frozen=True)
 class Device:
-    """A soft RDMA device as the guest creates it."""
+    """A soft RDMA device that the guest creates."""
 
-    driver: str  # also the link type for `rdma link add`
+    driver: str  # "rxe" or "siw"; the link type of `rdma link add`
     ipv4: str
     ipv6: str
     modules: tuple[str, ...]
-    gids: tuple[str, ...]  # what must stand in the GID table before a command can use the device
+    gids: tuple[str, ...]  # the GID table must contain these before a command uses the device
 
     @property
     def name(self) -> str:
-        """The RDMA device, as `ibv_devices` shows it."""
+        """The name of the RDMA device that ibv_devices(1) prints."""
         return f"{self.driver}0"
 
     @property
     def netdev(self) -> str:
-        """The network interface under the RDMA device."""
+        """The name of the network interface that the RDMA device uses."""
         return f"{self.driver}-veth"
 
     @property
     def peer(self) -> str:
-        """The other end of the veth pair: taking it down pulls the cable."""
+        """The other end of the veth pair. Setting it down takes down the device's link."""
         return f"{self.driver}-peer"
 
 
-# rxe asks the crypto API for "crc32" when a link is added, siw for "crc32c": no dependency of
-# theirs says so, and without them `rdma link add` answers "No such file or directory".
+# When a link is added, rxe requests "crc32" from the crypto API, and siw requests "crc32c". Their
+# module dependencies do not list these. Without them `rdma link add` fails with "No such file or
+# directory".
 _RXE = Device(
     driver="rxe",
     ipv4="10.7.1.1",
@@ -52,19 +53,19 @@ _SIW = Device(
     ipv4="10.7.2.1",
     ipv6="fd07:2::1",
     modules=("libcrc32c", "siw"),
-    gids=(),  # iWARP's only GID is the MAC address
+    gids=(),  # the only GID of an iWARP device is the MAC address
 )
 DEVICES = {"rxe": (_RXE,), "siw": (_SIW,), "both": (_RXE, _SIW)}
 
 
 def addresses(devices: tuple[Device, ...]) -> dict[str, str]:
-    """The environment variables that tell a command where the devices are."""
-    found = {}
+    """Return the environment variables that hold the devices' addresses."""
+    variables = {}
     for device in devices:
         variable = f"AIORDMA_LAB_{device.driver.upper()}"
-        found[variable] = device.ipv4
-        found[f"{variable}6"] = device.ipv6
-    return found
+        variables[variable] = device.ipv4
+        variables[f"{variable}6"] = device.ipv6
+    return variables
 
 
 _DEVICE_SCRIPT = """\
@@ -84,7 +85,10 @@ wait_for "{gid}" /sys/class/infiniband/{name}/ports/1/gids || fail "{name} did n
 
 
 def setup_script(devices: tuple[Device, ...]) -> str:
-    """Shell lines that create the devices; they call `fail` and `wait_for` of the guest's init."""
+    """Return shell lines that create the devices.
+
+    They call the functions `fail` and `wait_for` of the script `lab/devices`.
+    """
     lines = []
     for device in devices:
         lines.append(

@@ -1,10 +1,10 @@
-"""The one way the lab fails: a sentence for the user."""
+"""The error that the lab raises."""
 
 
 class LabError(Exception):
-    """The lab could not do its part; `str()` is one clear sentence.
+    """The lab failed; `str()` is one sentence for the user.
 
-    `log` names a file with the whole story, when there is one.
+    `log` is the path of a file with the details, or None if there is none.
     """
 
     def __init__(self, sentence: str, *, log: str | None = None) -> None:

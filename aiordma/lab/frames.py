@@ -1,13 +1,13 @@
-"""What the lab and its guest say to each other, over one ordered byte channel.
+"""The frames that the host and the guest exchange over one ordered byte channel.
 
-Everything travels in frames on a single virtio-serial port: kind (1 byte), length (4 bytes), data.
-One channel, because only then is the exit code known to come after the last byte of output.
+All frames use a single virtio-serial port: kind (1 byte), length (4 bytes), data. With one channel
+the exit code always arrives after the last byte of output.
 
-Standard input is lockstep: the host reads and sends a chunk only after the guest's `WANT`. So
-nothing piles up in the guest for a command that does not read, a signal never queues behind data,
-and no frame from the host is larger than what the channel takes without blocking.
+The host reads a chunk of standard input, and sends it, only after a `STDIN_REQUEST` of the guest.
+So input does not accumulate in the guest if the command does not read it, a signal never waits
+behind input, and the host sends no frame that the channel cannot take without blocking.
 
-The guest imports this module on an emulated processor, hence plain integers and no `enum`.
+The guest imports this module on an emulated processor. Integers and no `enum` keep that fast.
 """
 
 import struct
@@ -20,34 +20,34 @@ CHUNK = 32 * 1024
 _HEADER = struct.Struct("!BI")
 
 # From host to guest.
-JOB = 1  # the command and its surroundings (see job.py)
-STDIN = 2  # a chunk of standard input; empty at its end
-SIGNAL = 3  # one byte: the signal for the command's foreground process group
+JOB = 1  # the command, its environment and its process settings (see job.py)
+STDIN = 2  # a chunk of standard input; an empty chunk means end of file
+SIGNAL = 3  # one byte: a signal to send to the command's foreground process group
 WINDOW = 4  # terminal size: rows, columns (2 bytes each)
-CLOSE = 5  # one byte: nobody reads this output stream (1 or 2) any more
+CLOSE = 5  # one byte: the output stream (1 or 2) whose reader has closed it
 
 # From guest to host.
-HELLO = 16  # the guest runs and waits for its JOB
-STARTED = 17  # the command runs
+READY = 16  # the guest runs and waits for its JOB
+STARTED = 17  # the command was started
 OUTPUT = 18  # one byte: the stream (1 or 2), then the data
-WANT = 19  # the next STDIN is welcome
-EXIT = 20  # one byte: the exit code; everything the command wrote is with the host by now
-FAILED = 21  # a sentence: the guest could not do its part
+STDIN_REQUEST = 19  # the host can send the next STDIN
+EXIT = 20  # one byte: the exit code; the host has received all output and all written files
+FAILED = 21  # one sentence: the reason why the guest failed
 
 
 def pack(kind: int, data: bytes = b"") -> bytes:
-    """One frame, ready to be written."""
+    """Return one encoded frame."""
     return _HEADER.pack(kind, len(data)) + data
 
 
 class FrameReader:
-    """Cuts a byte stream into frames."""
+    """A parser that splits a byte stream into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Take in bytes; yield the frames they complete."""
+        """Add bytes to the buffer; yield each frame that is complete."""
         self._buffer += data
         while len(self._buffer) >= _HEADER.size:
             kind, length = _HEADER.unpack_from(self._buffer)

@@ -1,29 +1,29 @@
-"""The guest's first programs, packed for the kernel.
+"""The initramfs: the guest's first programs, in an archive that the kernel unpacks.
 
-The archive is made anew for every run: it is a few megabytes, takes milliseconds, and a cache would
-only add ways to be stale. It holds a static busybox, the modules, and three shell scripts:
+It is built for every run. It has a few megabytes and building takes milliseconds, while a cached
+archive could be out of date. It contains a static busybox, kernel modules, and three shell scripts:
 
-    /init               mounts the host's file system, with an overlay on top, and switches into it
-    lab/start           runs there: starts lab/devices, and becomes the Python agent, PID 1
+    /init               mounts the host's file system below an overlay, and makes it the root
+    lab/start           runs in the new root: starts lab/devices, then executes the agent as PID 1
     lab/devices         loads the RDMA modules and creates the devices
 
-`/init` moves `lab` to /run of the new root, out of the way of the host's own files.
+`/init` moves `lab` to /run of the new root, where it hides none of the host's files.
 """
 
 import os
 import shlex
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from . import cpio
 from .devices import Device, setup_script
 from .kernel import Kernel
-from .modules import Module
+from .kernel_modules import Module
 
-__all__ = ["CORE_MODULES", "build", "probe"]
+__all__ = ["CORE_MODULES", "archive", "build", "probe"]
 
-# Enough to reach the host's files and to talk to the lab.
+# These modules give access to the host's files and to the channel to the host.
 CORE_MODULES = ("virtio_pci", "9p", "9pnet_virtio", "overlay", "virtio_console")
 _RDMA_MODULES = ("veth", "rdma_ucm")
 
@@ -49,8 +49,8 @@ busybox mv /lab /bin/busybox /new/run/
 exec /new/run/busybox switch_root /new /bin/sh /run/lab/start
 """
 
-# The host's root is read-only under an overlay; the working directory is mounted again, writable,
-# on top of that -- unless it is the root itself.
+# The host's root is mounted read-only below an overlay. The working directory is mounted again,
+# writable, on top. If the working directory is the root, there is one writable mount.
 _MOUNT_OVERLAY = """\
 busybox mount -t 9p -o ro,$options root /lower
 busybox mount -t tmpfs -o size=90% tmpfs /upper
@@ -67,7 +67,7 @@ if [ ! -e /lib/modules/{release}/modules.dep ]; then
     /run/busybox mkdir -p /lib/modules/{release}
     /run/busybox mount -o bind {module_dir} /lib/modules/{release}
 fi
-{libraries}
+{library_path}
 /bin/sh /run/lab/devices </dev/null >/dev/console 2>&1 &
 AIORDMA_LAB_DEVICES=$! exec {agent} </dev/null >/dev/console 2>&1
 """
@@ -98,7 +98,10 @@ echo {token} >/dev/ttyS0
 
 
 def build(kernel: Kernel, devices: Sequence[Device], cwd: str, busybox: Path) -> bytes:
-    """The initramfs that brings up `devices` and the agent, `cwd` writable."""
+    """Return an initramfs that creates `devices` and starts the agent, with `cwd` writable.
+
+    Raises: LabError if the kernel lacks a module.
+    """
     core = kernel.load_order(CORE_MODULES)
     wanted = [*_RDMA_MODULES, *(name for device in devices for name in device.modules)]
     rdma = [m for m in kernel.load_order(wanted) if m not in core]
@@ -107,24 +110,24 @@ def build(kernel: Kernel, devices: Sequence[Device], cwd: str, busybox: Path) ->
         "lab/start": _START.format(
             release=kernel.release,
             module_dir=shlex.quote(str(kernel.modules)),
-            libraries=_libraries(),
-            agent=_agent(),
+            library_path=_library_path(),
+            agent=_agent_command(),
         ),
         "lab/devices": _DEVICES.format(modules=_names(rdma), setup=setup_script(tuple(devices))),
     }
     files = {"init": (0o755, init.encode()), "bin/busybox": (0o755, busybox.read_bytes())}
     files |= {path: (0o644, text.encode()) for path, text in scripts.items()}
     files |= {f"lab/{m.stem}.ko": (0o644, m.content()) for m in (*core, *rdma)}
-    return cpio.archive(files, directories=("bin", "lab"))
+    return archive(files, directories=("bin", "lab"))
 
 
 def probe(token: str, busybox: Path) -> bytes:
-    """The initramfs that only says `token` on the console and ends."""
+    """Return an initramfs that prints `token` on the console and stops the machine."""
     files = {
         "init": (0o755, _PROBE.format(token=token).encode()),
         "bin/busybox": (0o755, busybox.read_bytes()),
     }
-    return cpio.archive(files, directories=("bin",))
+    return archive(files, directories=("bin",))
 
 
 def _mounts(cwd: str) -> dict[str, str]:
@@ -138,18 +141,41 @@ def _names(modules: Sequence[Module]) -> str:
     return " ".join(module.stem for module in modules)
 
 
-def _libraries() -> str:
-    """Some interpreters start only with the library path they were started with here."""
+def _library_path() -> str:
+    """Return a line that sets LD_LIBRARY_PATH as on the host: some interpreters need it."""
     path = os.environ.get("LD_LIBRARY_PATH")
     return f"export LD_LIBRARY_PATH={shlex.quote(path)}" if path else ""
 
 
-def _agent() -> str:
-    """The command that starts the guest's agent with the lab's own interpreter.
+def _agent_command() -> str:
+    """Return the command that starts the guest's agent with the interpreter that runs the lab.
 
-    `lab` is a top-level package there: importing `aiordma` would load the whole library.
-    The path goes last, so that no module of the library hides one of Python's own.
+    In the guest `lab` is a top-level package: importing `aiordma` would load the whole library. The
+    path is appended last, so that no module of the library hides a module of Python.
     """
     library = str(Path(__file__).parents[1])
     program = f"import sys; sys.path.append({library!r}); import lab.guest.agent as a; a.main()"
     return shlex.join([str(Path(sys.executable).resolve()), "-ISc", program])
+
+
+def archive(files: Mapping[str, tuple[int, bytes]], directories: Iterable[str] = ()) -> bytes:
+    """Return an archive in "newc" cpio format, the format of an initramfs.
+
+    `files` maps a path to permissions and content. `directories` lists parents before children.
+    """
+    parts = [_entry(path, stat.S_IFDIR | 0o755, b"") for path in directories]
+    parts += [_entry(path, stat.S_IFREG | mode, data) for path, (mode, data) in files.items()]
+    parts.append(_entry("TRAILER!!!", 0, b""))
+    return b"".join(parts)
+
+
+def _entry(path: str, mode: int, data: bytes) -> bytes:
+    name = path.encode() + b"\0"
+    # inode, mode, uid, gid, links, mtime, size, device (2), rdev (2), name length, checksum
+    fields = (0, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name), 0)
+    header = b"070701" + b"".join(b"%08X" % value for value in fields)
+    return _aligned(header + name) + _aligned(data)
+
+
+def _aligned(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 4)

@@ -1,4 +1,4 @@
-"""The command and everything that makes it run "as if here"."""
+"""The job: the command, and all settings of this process that the command gets in the guest."""
 
 import fcntl
 import marshal
@@ -11,7 +11,7 @@ from typing import TypedDict
 
 __all__ = ["Job", "closed_streams", "describe", "dump", "environment", "window_size"]
 
-# What names a thing of this machine or this session that the guest cannot reach: sockets of the
+# These variables name things of this machine or session that the guest cannot reach: sockets of the
 # desktop and of agents, descriptors of a job server or of socket activation.
 _NOT_PASSED = frozenset(
     {
@@ -34,23 +34,23 @@ _NOT_PASSED = frozenset(
 
 
 class Job(TypedDict):
-    """What the host tells the guest to run."""
+    """A command and its settings, sent from the host to the guest."""
 
     argv: list[str]
     cwd: str
     env: dict[str, str]
-    tty: list[int]  # which of 0, 1, 2 are terminals
-    closed: list[int]  # which of 0, 1, 2 were closed
-    merged: bool  # 1 and 2 are the same file: keep their order, too
+    tty: list[int]  # those of the streams 0, 1, 2 that are terminals
+    closed: list[int]  # those of the streams 0, 1, 2 that were closed
+    merged: bool  # 1 and 2 are the same file: the order of all output is preserved
     window: tuple[int, int]  # rows and columns of the terminal
     umask: int
     nofile: tuple[int, int]
     hostname: str
-    now: float  # the time of day
+    now: float  # the host's clock, in seconds since the epoch
 
 
 def describe(argv: list[str], env: dict[str, str], closed: list[int]) -> Job:
-    """The job to run `argv` in the surroundings of this process."""
+    """Return a job that runs `argv` with the settings of this process."""
     return Job(
         argv=argv,
         cwd=os.getcwd(),
@@ -67,22 +67,29 @@ def describe(argv: list[str], env: dict[str, str], closed: list[int]) -> Job:
 
 
 def environment(own: Mapping[str, str], addresses: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment as the command in the lab shall see it."""
-    kept = {
+    """Return the environment of the command in the lab, made from the caller's environment."""
+    passed = {
         k: v for k, v in own.items() if k not in _NOT_PASSED and not k.startswith("AIORDMA_LAB")
     }
-    return kept | _on_behalf_of(os.getuid(), os.getgid()) | {"AIORDMA_LAB": "1"} | dict(addresses)
+    return (
+        passed | _sudo_variables(os.getuid(), os.getgid()) | {"AIORDMA_LAB": "1"} | dict(addresses)
+    )
 
 
-def _on_behalf_of(uid: int, gid: int) -> dict[str, str]:
-    """What sudo says about its caller. Without it, git in the guest (where everybody is root) would
-    not trust a repository that belongs to the user.
+def _sudo_variables(uid: int, gid: int) -> dict[str, str]:
+    """Return the variables in which sudo stores its caller's ids; none if the caller is root.
+
+    In the guest every process is root. Without these variables git there would not trust a
+    repository that belongs to the user.
     """
     return {"SUDO_UID": str(uid), "SUDO_GID": str(gid)} if uid else {}
 
 
 def window_size() -> tuple[int, int]:
-    """Rows and columns of the first standard stream that is a terminal."""
+    """Return rows and columns of the first standard stream that is a terminal.
+
+    Without a terminal: 24 rows, 80 columns.
+    """
     for fd in (0, 1, 2):
         try:
             size = os.get_terminal_size(fd)
@@ -93,12 +100,15 @@ def window_size() -> tuple[int, int]:
 
 
 def dump(job: Job) -> bytes:
-    """For the wire. The same interpreter reads it, and marshal costs no import there."""
+    """Encode a job for the channel.
+
+    marshal is built in, so the guest imports nothing to decode it; both run the same interpreter.
+    """
     return marshal.dumps(dict(job))
 
 
 def closed_streams() -> list[int]:
-    """Which standard streams this process was started without."""
+    """Return the standard streams (0, 1, 2) that were closed when this process was started."""
     return [fd for fd in (0, 1, 2) if not _is_open(fd)]
 
 

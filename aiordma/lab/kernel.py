@@ -1,4 +1,4 @@
-"""A kernel to boot: one that the lab unpacked into its cache, or an installed one that will do."""
+"""The kernel to boot: unpacked into the cache by the lab, or installed with the needed modules."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from functools import cached_property
 from pathlib import Path
 
 from .errors import LabError
-from .modules import Module, ModuleIndex
-from .paths import cache_dir
+from .files import cache_dir
+from .kernel_modules import Module, ModuleIndex
 
 __all__ = ["IMAGE", "Kernel", "find", "in_cache", "installed", "kernels_dir", "unpacked"]
 
-IMAGE = "image"  # the kernel image in a directory of the cache
+IMAGE = "image"  # the name of the kernel image in a kernel's directory in the cache
 
-# A kernel without one of these cannot be the lab's, whatever the device.
+# The lab needs these modules for every device.
 REQUIRED = ("virtio_pci", "virtio_console", "9p", "9pnet_virtio", "overlay", "veth", "rdma_ucm")
 
 
@@ -23,32 +23,35 @@ class Kernel:
 
     release: str  # as `uname -r` prints it
     image: Path
-    modules: Path  # what is /lib/modules/<release> for it
-    siw: Path | None = None  # siw.ko, when it was built beside the kernel
+    modules: Path  # the directory of its modules, such as /lib/modules/<release>
+    siw: Path | None = None  # siw.ko, if the lab built it
 
     @cached_property
     def _index(self) -> ModuleIndex:
         index = ModuleIndex(self.modules)
         if self.siw is not None:
-            index.add(Module(self.siw), needs=["ib_core", "libcrc32c"])
+            index.add(Module(self.siw), dependencies=["ib_core", "libcrc32c"])
         return index
 
     def load_order(self, names: Iterable[str]) -> list[Module]:
-        """The modules to insert for `names`, in order."""
+        """Return the modules to insert for `names`: dependencies first, each module once.
+
+        Raises: LabError if the kernel does not have one of them.
+        """
         return self._index.load_order(names)
 
-    def lacks(self, names: Iterable[str]) -> list[str]:
-        """Which of these modules the kernel has not got."""
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return those of the modules `names` that the kernel does not have."""
         return [name for name in names if name not in self._index]
 
 
 def kernels_dir() -> Path:
-    """Where unpacked kernels are: one directory a release, like a root directory each."""
+    """Return the directory of unpacked kernels: one subdirectory per release, laid out like /."""
     return cache_dir() / "kernels"
 
 
 def unpacked(release: str) -> Kernel:
-    """The kernel of this release in the cache (whether it is there or not)."""
+    """Return the kernel of this release in the cache. Does not check that it exists."""
     top = kernels_dir() / release
     siw = top / "siw.ko"
     return Kernel(
@@ -60,35 +63,37 @@ def unpacked(release: str) -> Kernel:
 
 
 def find(drivers: Sequence[str]) -> Kernel:
-    """A kernel with these drivers (rxe, siw).
+    """Return a kernel that has these drivers ("rxe", "siw").
 
-    Raises: LabError when there is none.
+    Raises: LabError if there is none.
     """
     names = [*REQUIRED, *("rdma_rxe" if driver == "rxe" else driver for driver in drivers)]
-    lacking: list[str] = []
+    missing: list[str] = []
     for kernel in _candidates():
-        lacking = kernel.lacks(names)
-        if not lacking:
+        missing = kernel.missing(names)
+        if not missing:
             return kernel
-    if lacking:
-        raise LabError(f"the kernel {kernel.release} has no {lacking[0]}: run `aiordma lab setup`")
-    raise LabError("there is no kernel for the lab yet: run `aiordma lab setup`")
+    if missing:
+        raise LabError(
+            f"the kernel {kernel.release} has no module {missing[0]}: run `aiordma lab setup`"
+        )
+    raise LabError("the lab has no kernel yet: run `aiordma lab setup`")
 
 
 def _candidates() -> Iterator[Kernel]:
-    """Kernels on this machine, the lab's own first, newer ones first."""
+    """Yield the kernels on this machine: first those in the cache, then the installed ones."""
     yield from in_cache()
     yield from installed()
 
 
 def in_cache() -> Iterator[Kernel]:
-    """Kernels that the lab unpacked, the newest first."""
+    """Yield the kernels that the lab unpacked, the newest first."""
     for image in sorted(kernels_dir().glob(f"[!.]*/{IMAGE}"), key=_age):
         yield unpacked(image.parent.name)
 
 
 def installed(root: Path = Path("/")) -> Iterator[Kernel]:
-    """Kernels installed on this machine that it can read."""
+    """Yield the installed kernels whose image this user can read."""
     for modules in sorted((root / "lib/modules").glob("*"), reverse=True):
         release = modules.name
         for image in (root / f"boot/vmlinuz-{release}", modules / "vmlinuz"):

@@ -1,7 +1,8 @@
-"""Whether KVM really works here.
+"""Test whether KVM works on this machine.
 
-A /dev/kvm that opens proves little: nested virtualization can start the BIOS and then hang for
-ever. So a kernel is booted with it, once for each boot of this machine; the cache keeps the answer.
+Being able to open /dev/kvm is not enough: under nested virtualization a guest can start its BIOS
+and then hang. So the lab boots a kernel with KVM, once after each boot of this machine, and stores
+the result in the cache.
 """
 
 import contextlib
@@ -10,51 +11,51 @@ import subprocess
 from pathlib import Path
 
 from . import initramfs, packages
+from .files import MemoryFile, cache_dir
 from .kernel import Kernel
-from .paths import cache_dir
 from .qemu import Machine
-from .scratch import MemoryFile
 
-__all__ = ["BOOT_TIMEOUT", "choose", "is_known", "works"]
+__all__ = ["BOOT_TIMEOUT", "choose", "is_result_known", "works"]
 
 # Seconds until the command must have started.
 BOOT_TIMEOUT = {"kvm": 60.0, "tcg": 120.0}
 
-# A kernel that has not arrived in user space by then never will: with KVM it takes a second.
-PROBE_LIMIT = 8.0
+# Seconds until the kernel must have reached user space. With KVM it takes one second.
+PROBE_TIMEOUT = 8.0
 _TOKEN = "aiordma-lab-probe"
 
 
 def choose(qemu: str, kernel: Kernel) -> str:
-    """The accelerator to use here: "kvm" or "tcg"."""
+    """Return the accelerator to use on this machine: "kvm" or "tcg"."""
     return "kvm" if works(qemu, kernel) else "tcg"
 
 
 def works(qemu: str, kernel: Kernel) -> bool:
-    """Whether a machine boots with KVM here."""
+    """Return True if a virtual machine boots with KVM here. Boots one unless that is known."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
-    answer = _answer_file()
-    if not answer.exists():
+    result = _result_file()
+    if not result.exists():
         cache_dir().mkdir(parents=True, exist_ok=True)
         for stale in cache_dir().glob("kvm-*"):
             stale.unlink(missing_ok=True)
-        answer.write_text("yes" if _probe(qemu, kernel) else "no")
-    return answer.read_text() == "yes"
+        result.write_text("yes" if _probe(qemu, kernel) else "no")
+    return result.read_text() == "yes"
 
 
-def is_known() -> bool:
-    """Whether the answer needs no probe."""
-    return not os.access("/dev/kvm", os.R_OK | os.W_OK) or _answer_file().exists()
+def is_result_known() -> bool:
+    """Return True if `works()` need not boot a virtual machine."""
+    return not os.access("/dev/kvm", os.R_OK | os.W_OK) or _result_file().exists()
 
 
-def _answer_file() -> Path:
-    """The answer holds until this machine boots again."""
+def _result_file() -> Path:
+    """Return the path of the stored result, which is valid until this machine boots again."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return cache_dir() / f"kvm-{boot}"
 
 
 def _probe(qemu: str, kernel: Kernel) -> bool:
+    """Boot a kernel with KVM. Return True if it reaches user space within PROBE_TIMEOUT."""
     with (
         MemoryFile("initramfs", initramfs.probe(_TOKEN, packages.busybox())) as image,
         MemoryFile("console") as console,
@@ -69,7 +70,7 @@ def _probe(qemu: str, kernel: Kernel) -> bool:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[image.fd, console.fd],
-                timeout=PROBE_LIMIT,
+                timeout=PROBE_TIMEOUT,
                 check=False,
             )
         return _TOKEN in console.text()

@@ -1,4 +1,4 @@
-"""The programs the lab needs, and the distribution's packages they come from."""
+"""The programs that the lab needs, and the distribution's packages that contain them."""
 
 import os
 import shutil
@@ -10,31 +10,40 @@ from pathlib import Path
 from .errors import LabError
 from .steps import command, step
 
-__all__ = ["BUILD_NEEDS", "RUN_NEEDS", "Need", "busybox", "ensure", "has_apt", "missing", "program"]
+__all__ = [
+    "BUILD_REQUIREMENTS",
+    "RUN_REQUIREMENTS",
+    "Requirement",
+    "busybox",
+    "ensure",
+    "has_apt",
+    "missing",
+    "program",
+]
 
-# Debian keeps administrators' programs off the PATH of ordinary users.
+# On Debian the PATH of ordinary users does not contain these directories.
 _ADMINISTRATORS_PATH = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
 @dataclass(frozen=True)
-class Need:
-    """A program, the Debian package that has it, and how to see that it is there."""
+class Requirement:
+    """A program, the Debian package that contains it, and a check that it is installed."""
 
-    what: str
+    name: str  # for messages
     package: str
-    found: Callable[[], bool]
+    is_installed: Callable[[], bool]
 
 
 def program(name: str) -> str | None:
-    """Where this program is."""
+    """Return the path of a program; None if it is not installed."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_ADMINISTRATORS_PATH])
     return shutil.which(name, path=path)
 
 
 def busybox() -> Path:
-    """The statically linked busybox.
+    """Return the path of the statically linked busybox.
 
-    Raises: LabError when there is none.
+    Raises: LabError if there is none.
     """
     path = program("busybox")
     if path is None or not _is_static(Path(path)):
@@ -43,7 +52,7 @@ def busybox() -> Path:
 
 
 def _is_static(path: Path) -> bool:
-    """Whether an ELF program names no interpreter: in an initramfs there would be none."""
+    """Return True if an ELF program needs no dynamic linker: the initramfs contains none."""
     data = path.read_bytes()
     if data[:5] != b"\x7fELF\x02":
         return False
@@ -53,6 +62,7 @@ def _is_static(path: Path) -> bool:
 
 
 def _program_headers(data: bytes) -> tuple[int, int, int]:
+    """Return the offset, the size of one and the number of an ELF file's program headers."""
     offset = struct.unpack_from("<Q", data, 32)[0]
     size, count = struct.unpack_from("<HH", data, 54)
     return offset, size, count
@@ -70,54 +80,55 @@ def _has_busybox() -> bool:
     return True
 
 
-RUN_NEEDS = (
-    Need("QEMU (qemu-system-x86_64)", "qemu-system-x86", _has("qemu-system-x86_64")),
-    Need("a statically linked busybox", "busybox-static", _has_busybox),
-    Need("kmod (modprobe, depmod)", "kmod", _has("depmod")),
-    Need("iproute2 (ip)", "iproute2", _has("ip")),
-    Need("iproute2 (rdma)", "iproute2", _has("rdma")),
+RUN_REQUIREMENTS = (
+    Requirement("QEMU (qemu-system-x86_64)", "qemu-system-x86", _has("qemu-system-x86_64")),
+    Requirement("a statically linked busybox", "busybox-static", _has_busybox),
+    Requirement("kmod (modprobe, depmod)", "kmod", _has("depmod")),
+    Requirement("iproute2 (ip)", "iproute2", _has("ip")),
+    Requirement("iproute2 (rdma)", "iproute2", _has("rdma")),
 )
-BUILD_NEEDS = (
-    Need("a C compiler (gcc)", "gcc", _has("gcc")),
-    Need("make", "make", _has("make")),
-    Need("binutils (strip)", "binutils", _has("strip")),
-    Need("xz", "xz-utils", _has("xz")),
+BUILD_REQUIREMENTS = (
+    Requirement("a C compiler (gcc)", "gcc", _has("gcc")),
+    Requirement("make", "make", _has("make")),
+    Requirement("binutils (strip)", "binutils", _has("strip")),
+    Requirement("xz", "xz-utils", _has("xz")),
 )
 
 
-def missing(needs: Sequence[Need]) -> list[Need]:
-    """Which of these are not installed."""
-    return [need for need in needs if not need.found()]
+def missing(requirements: Sequence[Requirement]) -> list[Requirement]:
+    """Return those of the requirements that are not installed."""
+    return [requirement for requirement in requirements if not requirement.is_installed()]
 
 
 def has_apt() -> bool:
-    """Whether this is a Debian or one of its kin."""
+    """Return True if the system has apt, as Debian and its derivatives do."""
     return program("apt-get") is not None
 
 
-def ensure(needs: Sequence[Need]) -> None:
-    """Install what is missing.
+def ensure(requirements: Sequence[Requirement]) -> None:
+    """Install the requirements that are missing.
 
-    Raises: LabError naming what is missing when it cannot.
+    Raises: LabError that names the missing programs if they cannot be installed.
     """
-    lacking = missing(needs)
-    if not lacking:
+    needed = missing(requirements)
+    if not needed:
         return
-    names = ", ".join(need.what for need in lacking)
     if not has_apt():
+        names = ", ".join(requirement.name for requirement in needed)
         raise LabError(f"the lab needs {names}: install it with this system's package manager")
-    packages = sorted({need.package for need in lacking})
+    packages = sorted({requirement.package for requirement in needed})
     with step(f"installing {', '.join(packages)}"):
         _install(packages)
-    still = missing(needs)
-    if still:
-        raise LabError(f"{still[0].what} is missing even after installing {still[0].package}")
+    needed = missing(requirements)
+    if needed:
+        first = needed[0]
+        raise LabError(f"{first.name} is still missing after {first.package} was installed")
 
 
 def refresh() -> None:
-    """Bring apt's lists up to date.
+    """Update apt's package lists.
 
-    Raises: LabError when that fails.
+    Raises: LabError if that fails.
     """
     argv = [*_as_root(), "apt-get", "update", "-q"]
     command(argv, "apt could not refresh its package lists")
@@ -131,8 +142,9 @@ def _install(packages: Sequence[str]) -> None:
 
 
 def _as_root() -> list[str]:
+    """Return the words to put before a command so that it runs as root."""
     if os.geteuid() == 0:
         return []
     if program("sudo") is None:
-        raise LabError("installing packages needs root or sudo, and there is neither")
+        raise LabError("installing packages needs root or sudo, and neither is available")
     return ["sudo"]

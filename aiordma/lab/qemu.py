@@ -1,4 +1,4 @@
-"""QEMU: where it is and what it is told."""
+"""QEMU: its path and its command line."""
 
 import platform
 import shutil
@@ -10,10 +10,10 @@ from .frames import PORT_NAME
 
 __all__ = ["Machine", "check_machine", "find"]
 
-# What each parameter spares: most are self-tests and probes that take a tenth of a second or more
-# on an emulated processor. `tsc=reliable` keeps the clock in user space (the alternatives trap into
-# QEMU at every time.monotonic()); `rcu_expedited` makes creating devices immediate; `panic=-1`
-# with QEMU's -no-reboot turns a panic into the end of QEMU.
+# Most of these parameters turn off self-tests and probes. On an emulated processor each of those
+# takes a tenth of a second or more. With `tsc=reliable`, time.monotonic() reads the clock in user
+# space; with other clock sources every call traps into QEMU. `rcu_expedited` makes creating devices
+# immediate. With `panic=-1` and QEMU's -no-reboot, QEMU exits when the kernel panics.
 _PARAMETERS = (
     "console=ttyS0",
     "quiet",
@@ -32,8 +32,8 @@ _PARAMETERS = (
     "8250.nr_uarts=1",
 )
 
-# The devices are functions of one slot: the guest's kernel enables an interrupt line for each slot,
-# which is a quarter of a second of ACPI byte code on an emulated processor.
+# All PCI devices are functions of one slot. For each slot in use the guest's kernel enables an
+# interrupt line, which takes a quarter of a second of ACPI byte code on an emulated processor.
 _SLOT = "multifunction=on,addr=3"
 
 _ACCELERATORS = {
@@ -43,19 +43,19 @@ _ACCELERATORS = {
 
 
 def check_machine() -> None:
-    """Refuse what the lab cannot run on.
+    """Check that the lab can run on this machine.
 
-    Raises: LabError.
+    Raises: LabError if it cannot.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         here = f"{platform.system()} on {platform.machine()}"
-        raise LabError(f"the lab runs on Linux on x86_64, and this is {here}")
+        raise LabError(f"the lab needs Linux on x86_64, but this is {here}")
 
 
 def find() -> str:
-    """QEMU's path.
+    """Return the path of QEMU.
 
-    Raises: LabError when it is not installed.
+    Raises: LabError if it is not installed.
     """
     path = shutil.which("qemu-system-x86_64")
     if path is None:
@@ -65,7 +65,7 @@ def find() -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """One QEMU process to be. `cwd` is None for a machine without the host's files."""
+    """The settings of one virtual machine. If `cwd` is None, it does not get the host's files."""
 
     kernel: Path
     initramfs: str
@@ -76,7 +76,7 @@ class Machine:
     cwd: str | None = None
 
     def argv(self, qemu: str) -> list[str]:
-        """QEMU's command line."""
+        """Return QEMU's command line. `qemu` is the path of QEMU."""
         return [
             qemu,
             *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
@@ -95,7 +95,7 @@ class Machine:
         return [*_share(0, "root", "/", ",readonly=on"), *_share(1, "cwd", self.cwd, "")]
 
     def argv_with_channel(self, qemu: str, fd: int) -> list[str]:
-        """QEMU's command line with this socket as the channel to the guest's agent."""
+        """Return QEMU's command line, with the socket `fd` as the channel to the guest's agent."""
         return [
             *self.argv(qemu),
             *("-device", f"virtio-serial-pci,{_SLOT}.2"),
@@ -105,12 +105,15 @@ class Machine:
 
 
 def _share(function: int, tag: str, path: str, options: str) -> list[str]:
-    """A directory for the guest. `remap`: inode numbers stay unique across the host's mounts."""
+    """Return the options that share a directory of the host with the guest.
+
+    `remap` keeps inode numbers unique across the host's mounts.
+    """
     local = f"local,id={tag},path={_quoted(path)},security_model=none,multidevs=remap{options}"
     device = f"virtio-9p-pci,fsdev={tag},mount_tag={tag},{_SLOT}.{function}"
     return ["-fsdev", local, "-device", device]
 
 
 def _quoted(value: str) -> str:
-    """QEMU's option syntax doubles commas."""
+    """Escape a value for QEMU's option syntax: commas are doubled."""
     return value.replace(",", ",,")

@@ -1,4 +1,8 @@
-"""The host's side of a run: frames from the guest to our streams, our input and signals to it."""
+"""The host's side of a run.
+
+The relay writes the guest's output to this process's standard streams, and sends the guest this
+process's standard input and signals.
+"""
 
 import contextlib
 import os
@@ -16,21 +20,21 @@ from . import frames, job
 
 __all__ = ["GuestEnded", "GuestFailed", "Interrupted", "Relay"]
 
-# Two Ctrl-C within this many seconds mean: stop the machine, whatever the command makes of them.
-_IMPATIENCE = 2.0
+# A second Ctrl-C within this many seconds ends the machine, even if the command handles it.
+_SECOND_CTRL_C_LIMIT = 2.0
 _CTRL_C = b"\x03"
 
 
 class GuestEnded(Exception):
-    """The guest went away without an exit code."""
+    """The guest closed the channel without sending an exit code."""
 
 
 class GuestFailed(Exception):
-    """The guest could not do its part; `str()` is its sentence."""
+    """The guest reported a failure; `str()` is its sentence."""
 
 
 class Interrupted(Exception):
-    """The user or the system ends the run; `code` is the exit code that says so."""
+    """A signal ends the run; `code` is the exit code, 128 plus the signal's number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -38,19 +42,19 @@ class Interrupted(Exception):
 
 
 class Relay:
-    """Carries one job over the channel until its exit code comes."""
+    """The exchange of frames for one job, until its exit code arrives."""
 
     def __init__(self, channel: socket.socket, the_job: job.Job) -> None:
         self._channel = channel
         self._job = the_job
         self._reader = frames.FrameReader()
-        self._stdin_wanted = False
-        self._last_ctrl_c = -_IMPATIENCE
+        self._stdin_requested = False
+        self._last_ctrl_c = -_SECOND_CTRL_C_LIMIT
         self._exit_code: int | None = None
         self.started = False
 
     def boot(self, timeout: float) -> None:
-        """Wait for the guest and start the job.
+        """Wait until the guest has booted and has started the job. `timeout` is in seconds.
 
         Raises: TimeoutError; GuestEnded; GuestFailed; Interrupted.
         """
@@ -59,27 +63,31 @@ class Relay:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._channel], [], [], left)[0]:
                 raise TimeoutError
-            self._from_guest()
+            self._receive()
 
     def run(self) -> int:
-        """Relay until the command has ended; returns its exit code.
+        """Relay until the command has ended. Return its exit code.
 
         Raises: GuestEnded; GuestFailed; Interrupted.
         """
         with _raw_terminal(self._job):
             while self._exit_code is None:
                 channel = self._channel.fileno()
-                waiting = [channel, 0] if self._stdin_wanted else [channel]
+                waiting = [channel, 0] if self._stdin_requested else [channel]
                 ready = select.select(waiting, [], [])[0]
                 if channel in ready:
-                    self._from_guest()
+                    self._receive()
                 if 0 in ready:
                     self._read_stdin()
         return self._exit_code
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """While this is active, signals to this process are for the guest or for the machine."""
+        """Handle signals during the block: send them to the command, or end the run.
+
+        SIGINT and SIGQUIT go to the command, and SIGWINCH changes the size of its terminal. SIGTERM
+        and SIGHUP raise Interrupted, as does SIGINT before the start or twice in a short time.
+        """
         handlers = {
             signal.SIGINT: self._on_interrupt,
             signal.SIGQUIT: self._on_interrupt,
@@ -110,7 +118,7 @@ class Relay:
 
     def _count_ctrl_c(self) -> None:
         now = time.monotonic()
-        if now - self._last_ctrl_c < _IMPATIENCE:
+        if now - self._last_ctrl_c < _SECOND_CTRL_C_LIMIT:
             raise Interrupted(signal.SIGINT)
         self._last_ctrl_c = now
 
@@ -118,7 +126,7 @@ class Relay:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.sendall(frames.pack(kind, data))
 
-    def _from_guest(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self._channel.recv(4 * frames.CHUNK)
         except ConnectionResetError:
@@ -131,9 +139,9 @@ class Relay:
     def _on_frame(self, kind: int, body: bytes) -> None:
         if kind == frames.OUTPUT:
             self._write(body[0], body[1:])
-        elif kind == frames.WANT:
-            self._stdin_wanted = True
-        elif kind == frames.HELLO:
+        elif kind == frames.STDIN_REQUEST:
+            self._stdin_requested = True
+        elif kind == frames.READY:
             self._send(frames.JOB, job.dump(self._job))
         elif kind == frames.STARTED:
             self.started = True
@@ -143,7 +151,7 @@ class Relay:
             raise GuestFailed(body.decode(errors="replace"))
 
     def _write(self, stream: int, data: bytes) -> None:
-        """Write everything; a stream without a reader is closed in the guest, too."""
+        """Write all data. If the stream has no reader, have the guest close it too."""
         view = memoryview(data)
         try:
             while view:
@@ -155,12 +163,12 @@ class Relay:
         data = os.read(0, frames.CHUNK)
         if 0 in self._job["tty"] and _CTRL_C in data:
             self._count_ctrl_c()
-        self._stdin_wanted = False
+        self._stdin_requested = False
         self._send(frames.STDIN, data)
 
 
 def _write_some(fd: int, data: memoryview) -> int:
-    """One write that also copes with a descriptor somebody made non-blocking."""
+    """Write once and return the number of bytes; wait first if `fd` is non-blocking and full."""
     try:
         return os.write(fd, data)
     except BlockingIOError:
@@ -170,7 +178,7 @@ def _write_some(fd: int, data: memoryview) -> int:
 
 @contextlib.contextmanager
 def _raw_terminal(the_job: job.Job) -> Iterator[None]:
-    """The guest's terminal does all the work; ours only carries bytes."""
+    """Put this process's terminal into raw mode: the guest's terminal interprets the bytes."""
     if 0 not in the_job["tty"]:
         yield
         return

@@ -1,4 +1,4 @@
-"""Running a command in the lab: from nothing to an exit code, leaving nothing behind."""
+"""Run a command in the lab: start the virtual machine, relay, end the virtual machine."""
 
 import contextlib
 import ctypes
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from . import initramfs, is_inside, job, kernel, kvm, packages, qemu
 from .devices import DEVICES, Device, addresses
 from .errors import LabError
+from .files import MemoryFile
 from .relay import GuestEnded, GuestFailed, Interrupted, Relay
-from .scratch import MemoryFile
 
 __all__ = ["Options", "run"]
 
@@ -25,7 +25,10 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Options:
-    """What the user can choose. `boot_timeout` and `accelerator` None: whatever suits."""
+    """The user's choices.
+
+    `boot_timeout` (in seconds) and `accelerator` are chosen by the lab if they are None.
+    """
 
     device: str = "rxe"
     cpus: int = field(default_factory=lambda: min(os.cpu_count() or 1, 4))
@@ -35,17 +38,19 @@ class Options:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices asked for."""
+        """The devices that the guest creates."""
         return DEVICES[self.device]
 
 
 def run(argv: Sequence[str], options: Options) -> int:
-    """Run `argv` in the lab; returns its exit code.
+    """Run `argv` in the lab. Return its exit code.
 
-    Raises: LabError when the lab itself fails.
+    Raises: LabError if the lab itself fails.
     """
     if is_inside():
-        raise LabError("this is the lab's machine already: run the command itself")
+        raise LabError(
+            "this process runs in the lab already: run the command without `aiordma lab run`"
+        )
     qemu.check_machine()
     closed = _open_closed_streams()
     env = job.environment(os.environ, addresses(options.devices))
@@ -83,7 +88,7 @@ def run(argv: Sequence[str], options: Options) -> int:
 def _supervise(
     start: Callable[[], AbstractContextManager[None]], relay: Relay, timeout: float
 ) -> int | Exception:
-    """Start the machine and see it to its end: the exit code, or what went wrong."""
+    """Run the virtual machine. Return the command's exit code, or the error that ended the run."""
     with relay.signals():
         try:
             with start():
@@ -103,7 +108,7 @@ def _process(
     errors: MemoryFile,
     files: Sequence[int],
 ) -> Iterator[None]:
-    """QEMU, ended at the end by force: it holds nothing that is worth an orderly end."""
+    """Run QEMU during the block, then kill it: it holds no data that would be lost."""
     with channel:
         process = subprocess.Popen(
             machine.argv_with_channel(program, channel.fileno()),
@@ -111,7 +116,7 @@ def _process(
             stdout=errors.fd,
             stderr=errors.fd,
             pass_fds=[channel.fileno(), *files],
-            start_new_session=True,  # a terminal's Ctrl-C is for the guest
+            start_new_session=True,  # a terminal sends Ctrl-C to this process only
             preexec_fn=_die_with_parent,
         )
     try:
@@ -122,12 +127,15 @@ def _process(
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when the lab dies, even by SIGKILL."""
+    """Make the kernel kill this process when its parent ends, even by SIGKILL."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _open_closed_streams() -> list[int]:
-    """Fill closed standard streams, lest a file the lab opens becomes one of them."""
+    """Open /dev/null for closed standard streams. Return the streams that were closed.
+
+    Otherwise a file that the lab opens could become a standard stream.
+    """
     closed = job.closed_streams()
     for fd in closed:
         null = os.open(os.devnull, os.O_RDWR)
@@ -137,23 +145,23 @@ def _open_closed_streams() -> list[int]:
     return closed
 
 
-def _failure(error: Exception, timeout: float, qemu_said: str, console: str) -> LabError:
-    """The sentence for a run without an exit code, and a log to go with it."""
+def _failure(error: Exception, timeout: float, qemu_output: str, console: str) -> LabError:
+    """Return the error for a run without an exit code. Writes a log."""
     if isinstance(error, TimeoutError):
-        sentence = f"the lab's machine did not boot within {timeout:g} s"
+        sentence = f"the virtual machine did not boot within {timeout:g} s"
     elif isinstance(error, GuestFailed):
         sentence = str(error)
     else:
-        sentence = f"the lab's machine ended{_why(qemu_said, console)}"
+        sentence = f"the virtual machine ended{_reason(qemu_output, console)}"
     fd, name = tempfile.mkstemp(prefix="aiordma-lab-", suffix=".log")
     with open(fd, "w") as file:
-        file.write(qemu_said + console)
+        file.write(qemu_output + console)
     return LabError(sentence, log=name)
 
 
-def _why(qemu_said: str, console: str) -> str:
+def _reason(qemu_output: str, console: str) -> str:
     for line in console.splitlines():
         if "Kernel panic" in line:
             return f": {line.split('] ')[-1]}"
-    complaints = (line for line in qemu_said.splitlines() if line.startswith("qemu"))
-    return f" unexpectedly: {next(complaints, 'QEMU did not say why')}"
+    complaints = (line for line in qemu_output.splitlines() if line.startswith("qemu"))
+    return f" unexpectedly: {next(complaints, 'QEMU printed no error')}"

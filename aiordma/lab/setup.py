@@ -1,4 +1,4 @@
-"""Putting everything in place, once."""
+"""Prepare this machine for the lab: packages, the kernel, the siw driver, the KVM test."""
 
 import contextlib
 import fcntl
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from . import debian, kernel, kvm, packages, qemu, siw
 from .errors import LabError
-from .paths import cache_dir
-from .steps import say, step
+from .files import cache_dir
+from .steps import show, step
 
 __all__ = ["setup"]
 
@@ -15,37 +15,37 @@ _DRIVERS = ("rxe", "siw")
 
 
 def setup() -> None:
-    """Install, unpack and build what is missing; do nothing when nothing is.
+    """Install, unpack and build everything that is missing.
 
-    Raises: LabError naming what is missing and cannot be had.
+    Raises: LabError that names the first thing that is missing and cannot be installed.
     """
     qemu.check_machine()
-    packages.ensure(packages.RUN_NEEDS)
-    with _alone():
+    packages.ensure(packages.RUN_REQUIREMENTS)
+    with _setup_lock():
         _ensure_kernel()
         chosen = kernel.find(_DRIVERS)
         program = qemu.find()
-        if not kvm.is_known():
-            with step("trying KVM"):
+        if not kvm.is_result_known():
+            with step("testing KVM"):
                 kvm.works(program, chosen)
     accelerator = kvm.choose(program, chosen)
-    say(f"lab: ready (kernel {chosen.release}, {accelerator.upper()})\n")
+    show(f"lab: ready (kernel {chosen.release}, {accelerator.upper()})\n")
 
 
 def _ensure_kernel() -> None:
-    if _found(_DRIVERS):
+    if _has_kernel(_DRIVERS):
         return
     release = _unpacked_release() or debian.unpack_kernel()
-    if not _found(_DRIVERS):
+    if not _has_kernel(_DRIVERS):
         siw.build(release)
 
 
 def _unpacked_release() -> str | None:
-    """The newest kernel that an earlier call unpacked, perhaps without siw yet."""
+    """Return the release of the newest kernel in the cache, with or without siw; None if empty."""
     return next((found.release for found in kernel.in_cache()), None)
 
 
-def _found(drivers: tuple[str, ...]) -> bool:
+def _has_kernel(drivers: tuple[str, ...]) -> bool:
     try:
         kernel.find(drivers)
     except LabError:
@@ -54,8 +54,8 @@ def _found(drivers: tuple[str, ...]) -> bool:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Let a second `setup` wait for the first."""
+def _setup_lock() -> Iterator[None]:
+    """Hold the lock file: a second setup waits until the first has ended."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with (cache_dir() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,6 +1,7 @@
-"""The siw driver, built for a kernel that comes without it (Debian's does).
+"""Build the siw driver for a kernel that does not include it, as Debian's does not.
 
-Source and headers are of exactly the kernel's version, downloaded and taken apart like the kernel.
+Source and headers have exactly the kernel's version. They are downloaded and unpacked like the
+kernel.
 """
 
 import os
@@ -20,11 +21,11 @@ _DRIVER = "drivers/infiniband/sw/siw"
 
 
 def build(release: str) -> None:
-    """Build siw.ko for the unpacked kernel of this release and put it beside it.
+    """Build siw.ko for the unpacked kernel of this release, and put it in the kernel's directory.
 
-    Raises: LabError when it cannot be built.
+    Raises: LabError if it cannot be built.
     """
-    packages.ensure(packages.BUILD_NEEDS)
+    packages.ensure(packages.BUILD_REQUIREMENTS)
     top = kernels_dir() / release
     with tempfile.TemporaryDirectory(dir=kernels_dir(), prefix=".partial-") as name:
         scratch = Path(name)
@@ -41,7 +42,7 @@ def build(release: str) -> None:
 
 
 def _fetch(scratch: Path, release: str, version: str) -> tuple[Path, Path]:
-    """The driver's source and the kernel's build directory."""
+    """Return the directories of the driver's source and of the kernel's headers."""
     series, flavour = series_and_flavour(release)
     common = release.removesuffix(flavour) + "common"
     wanted = (f"linux-headers-{release}", f"linux-headers-{common}", f"linux-kbuild-{series}")
@@ -54,20 +55,25 @@ def _fetch(scratch: Path, release: str, version: str) -> tuple[Path, Path]:
 
 
 def series_and_flavour(release: str) -> tuple[str, str]:
-    """("6.1", "amd64") of "6.1.0-56-amd64"."""
+    """Split a kernel's release: "6.1.0-56-amd64" gives ("6.1", "amd64").
+
+    Raises: LabError if it does not have this form.
+    """
     match = re.match(r"(\d+\.\d+).*-(\w+)$", release)
     if match is None:
-        raise LabError(f"the kernel's name {release} does not say which source it is built from")
+        raise LabError(
+            f"cannot tell from the release {release} which source the kernel is built from"
+        )
     return match[1], match[2]
 
 
 def _relocate(makefile: Path, scratch: Path) -> None:
-    """The headers include one another by absolute path."""
+    """Correct the absolute paths by which the headers include each other."""
     makefile.write_text(makefile.read_text().replace("/usr/src/", f"{scratch}/usr/src/"))
 
 
 def _unpack_source(scratch: Path, series: str, version: str) -> Path:
-    """Only the driver's directory, out of the archive in the package."""
+    """Unpack the driver's directory from the archive in the source package. Return its path."""
     name = f"linux-source-{series}"
     for archive in download([f"{name}={version}"], scratch):
         pipeline(

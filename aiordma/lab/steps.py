@@ -1,4 +1,4 @@
-"""The long steps of setting up: one line each, with the time it took; their output in a log."""
+"""The long steps of setup: one printed line for each, and a log for the output of programs."""
 
 import contextlib
 import shlex
@@ -10,19 +10,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .errors import LabError
-from .paths import cache_dir
+from .files import cache_dir
 
-__all__ = ["command", "log_path", "pipeline", "say", "step"]
+__all__ = ["command", "log_path", "pipeline", "show", "step"]
 
 
 def log_path() -> Path:
-    """The file that takes the output of apt, tar and the compiler."""
+    """Return the path of the log, with the output of apt, tar and the compiler."""
     return cache_dir() / "setup.log"
 
 
 @contextlib.contextmanager
 def step(what: str) -> Iterator[None]:
-    """Say what is going on, and for how long; on a terminal the seconds count while it does."""
+    """Print a line with the block's result and duration. On a terminal, count the seconds."""
     started = time.monotonic()
     done = threading.Event()
     ticker = threading.Thread(target=_tick, args=(what, started, done), daemon=True)
@@ -38,11 +38,11 @@ def step(what: str) -> Iterator[None]:
             ticker.join()
         seconds = time.monotonic() - started
         start_of_line = "\r" if sys.stderr.isatty() else ""
-        say(f"{start_of_line}lab: {what}: {result} in {seconds:.0f} s\n")
+        show(f"{start_of_line}lab: {what}: {result} in {seconds:.0f} s\n")
 
 
-def say(text: str) -> None:
-    """Tell the user, at once."""
+def show(text: str) -> None:
+    """Print a text on standard error, and flush it."""
     sys.stderr.write(text)
     sys.stderr.flush()
 
@@ -50,21 +50,23 @@ def say(text: str) -> None:
 def _tick(what: str, started: float, done: threading.Event) -> None:
     while not done.wait(0.5):
         seconds = time.monotonic() - started
-        say(f"\rlab: {what} ... {seconds:.0f} s")
+        show(f"\rlab: {what} ... {seconds:.0f} s")
 
 
 def command(argv: Sequence[str], failure: str, *, cwd: Path | None = None) -> None:
-    """Run a program, its output to the log.
+    """Run a program. Its output goes to the log.
 
-    Raises: LabError with the sentence `failure` when it fails.
+    Raises: LabError with the sentence `failure` if it fails.
     """
     pipeline([argv], failure, cwd=cwd)
 
 
 def pipeline(commands: Sequence[Sequence[str]], failure: str, *, cwd: Path | None = None) -> None:
-    """Run programs, each reading the one before; the last one's output goes to the log.
+    """Run programs, each with the previous one's output as its input.
 
-    Raises: LabError with the sentence `failure` when one of them fails.
+    The output of the last one goes to the log, and so do all errors.
+
+    Raises: LabError with the sentence `failure` if one of them fails.
     """
     log_path().parent.mkdir(parents=True, exist_ok=True)
     with log_path().open("ab") as log:
@@ -88,7 +90,7 @@ def _start(
     log: int,
     cwd: Path | None,
 ) -> subprocess.Popen[bytes]:
-    """One program of a pipeline."""
+    """Start one program of a pipeline."""
     source = before[-1].stdout if before else None
     process = subprocess.Popen(
         argv,
@@ -98,5 +100,5 @@ def _start(
         cwd=cwd,
     )
     if source is not None:
-        source.close()  # so that the program before gets SIGPIPE if this one ends early
+        source.close()  # so that the previous program gets SIGPIPE if this one ends early
     return process

@@ -1,7 +1,7 @@
-"""Taking the kernel out of a bzImage.
+"""Extract the uncompressed kernel from a bzImage.
 
-QEMU starts an uncompressed kernel at its PVH entry point. Decompressing here takes under a second,
-once; an emulated processor would need four, at every boot.
+QEMU starts an uncompressed kernel at its PVH entry point. Decompressing it on the host takes less
+than one second, once. An emulated processor would need four seconds at every boot.
 """
 
 import gzip
@@ -17,7 +17,10 @@ _ELF = b"\x7fELF"
 
 
 def extract(image: bytes) -> bytes | None:
-    """The ELF kernel inside a bzImage; None if this is not one, or its compression is not known."""
+    """Return the ELF kernel in a bzImage.
+
+    None: the image is not a bzImage, or its compression is not supported.
+    """
     payload = _payload(image)
     for magic, decompress in _DECOMPRESS.items():
         if payload.startswith(magic):
@@ -27,7 +30,10 @@ def extract(image: bytes) -> bytes | None:
 
 
 def _payload(image: bytes) -> bytes:
-    """The compressed kernel: see "The Linux/x86 Boot Protocol", fields setup_sects, payload_*."""
+    """Return the compressed kernel; b"" if the image is not a bzImage.
+
+    See "The Linux/x86 Boot Protocol", fields setup_sects and payload_*.
+    """
     if len(image) < 0x250 or image[0x202:0x206] != b"HdrS":
         return b""
     sectors = image[0x1F1] or 4
@@ -37,7 +43,7 @@ def _payload(image: bytes) -> bytes:
 
 
 def _xz(payload: bytes) -> bytes:
-    # The payload ends with the kernel's size, which is no part of the compressed stream.
+    # The payload ends with the kernel's size, which is not part of the compressed stream.
     return lzma.LZMADecompressor().decompress(payload)
 
 

@@ -11,7 +11,7 @@ import pytest
 from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import Listener, ObjectStream, SocketAttribute
 from anyio_backends import Caught, address_of, connected, on_every_backend, settle, unread, until
-from helpers import PATIENCE, send_in_step
+from helpers import PATIENCE, send_one_at_a_time
 from removing import SoftDevice
 
 import aiordma.anyio
@@ -233,7 +233,7 @@ async def test_a_reader_that_is_too_slow(address: DeviceAddress) -> None:
     shared = ConnectionOptions(shared_recv_depth=16, recv_backlog=20, max_message_size=1024)
     async with connected(address, SMALL, shared) as (near, far, _):
         with pytest.raises(BrokenResourceError):
-            await send_in_step(near.send, far.extra(RdmaAttribute.connection))
+            await send_one_at_a_time(near.send, far.extra(RdmaAttribute.connection))
         for _ in range(20):
             assert await far.receive() == b"too fast"
         with pytest.raises(BrokenResourceError, match="recv_backlog") as caught:
@@ -244,7 +244,7 @@ async def test_a_reader_that_is_too_slow(address: DeviceAddress) -> None:
 @pytest.fixture
 def device(address: DeviceAddress) -> Iterator[SoftDevice]:
     """The device at `address`, which is there again after the test."""
-    with SoftDevice.behind(address).restored() as soft:
+    with SoftDevice.of_address(address).restored() as soft:
         yield soft
 
 

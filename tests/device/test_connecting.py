@@ -261,7 +261,7 @@ async def test_two_loops_in_two_threads(address: DeviceAddress) -> None:
             ready.put(listener.local_address)
             await answer_one(listener, b"from the other loop")
 
-    thread = threading.Thread(target=loops.another_like_this(), args=(serve,))
+    thread = threading.Thread(target=loops.runner_of_this_kind(), args=(serve,))
     thread.start()
     async with aiordma.connect(*await loops.to_thread(ready.get)) as connection:
         for number in range(20):
@@ -277,4 +277,4 @@ async def test_loops_made_and_closed_one_after_the_other(address: DeviceAddress)
             assert await pair.server.recv() == b"x"
 
     for _ in range(5):
-        await loops.to_thread(loops.another_like_this(), once)
+        await loops.to_thread(loops.runner_of_this_kind(), once)

@@ -23,7 +23,7 @@ GONE = AsyncEventType.DEVICE_FATAL
 @pytest.fixture
 def device(address: DeviceAddress) -> Iterator[SoftDevice]:
     """The device at `address`, which is there again, and up, after the test."""
-    with SoftDevice.behind(address).restored() as soft:
+    with SoftDevice.of_address(address).restored() as soft:
         yield soft
 
 
@@ -72,7 +72,7 @@ async def test_every_watch_is_told(address: DeviceAddress, device: SoftDevice) -
 
     watching: list[DeviceWatch] = []
     tasks = [loops.create_task(watch_one()) for _ in range(2)]
-    tasks.append(loops.create_task(loops.to_thread(loops.another_like_this(), watch_one)))
+    tasks.append(loops.create_task(loops.to_thread(loops.runner_of_this_kind(), watch_one)))
     async with loops.timeout(PATIENCE), connected(address):
         while len(watching) < 3:
             await loops.sleep(0.01)
@@ -114,14 +114,14 @@ async def test_a_device_is_removed_and_others_are_watched_on(
         device.start_removing()
         assert (await next_of(watch, address.device, GONE)).port_num == 0
         assert list(watch.devices) == others
-        await device.removed()
+        await device.wait_removed()
         if others:
             with pytest.raises(TimeoutError):
                 await loops.wait_for(anext(watch), 1)
         else:
             with pytest.raises(StopAsyncIteration):
                 await anext(watch)
-        await device.comes_back()
+        await device.add_again()
         assert list(watch.devices) == others
     async with aiordma.watch_devices() as watch:
         assert address.device in watch.devices

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import loops
 import pytest
-from helpers import PATIENCE, Pair, connected, send_in_step
+from helpers import PATIENCE, Pair, connected, send_one_at_a_time
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, ReceiveOverrun
@@ -165,7 +165,7 @@ async def test_a_reader_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress
     server = ConnectionOptions(recv_depth=16, recv_backlog=50)
     async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
         with pytest.raises(PeerClosed):
-            await send_in_step(pair.client.send, pair.server)
+            await send_one_at_a_time(pair.client.send, pair.server)
         for _ in range(51):
             assert await pair.server.recv() == b"too fast"
         with pytest.raises(ReceiveOverrun, match=r"50 messages \(recv_backlog"):
@@ -239,7 +239,7 @@ async def test_one_slow_reader_does_not_hold_the_others_up(address: DeviceAddres
             await loops.sleep(0.01)
         assert [int(await slow.server.recv()) for _ in range(80)] == list(range(80))
         with pytest.raises(PeerClosed):
-            await send_in_step(slow.client.send, slow.server)
+            await send_one_at_a_time(slow.client.send, slow.server)
         for _ in range(100):
             await slow.server.recv()
         with pytest.raises(ReceiveOverrun):

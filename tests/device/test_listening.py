@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import loops
 import pytest
-from helpers import PATIENCE, Census
+from helpers import PATIENCE, ResourceSnapshot
 
 from aiordma import AsyncCmId, Rejected, SyncCmId, VerbsError
 from aiordma.cm import CmState
@@ -53,7 +53,7 @@ async def moved(cm: AsyncCmId | SyncCmId) -> AsyncCmId | SyncCmId:
 
 
 def channels() -> int:
-    return Census.take().files["/dev/infiniband/rdma_cm"]
+    return ResourceSnapshot.take().files["/dev/infiniband/rdma_cm"]
 
 
 @contextmanager

@@ -162,7 +162,9 @@ async def test_from_one_loop_to_another_in_another_thread(address: DeviceAddress
         clients = [await resolved(address, listener.local_address[1]) for _ in range(5)]
         connecting = [loops.create_task(client.connect()) for client in clients[:3]]
         waiting = await listener.migrate(None)
-        thread = threading.Thread(target=loops.another_like_this(), args=(lambda: serve(waiting),))
+        thread = threading.Thread(
+            target=loops.runner_of_this_kind(), args=(lambda: serve(waiting),)
+        )
         thread.start()
         back = await loops.to_thread(handed.get)
         await loops.to_thread(thread.join)
@@ -229,7 +231,7 @@ async def test_moving_between_two_loops_under_load(address: DeviceAddress) -> No
         listener = await async_listener(address)
         port = listener.local_address[1]
         thread = threading.Thread(
-            target=loops.another_like_this(), args=(serve_there,), daemon=True
+            target=loops.runner_of_this_kind(), args=(serve_there,), daemon=True
         )
         thread.start()
         moved: list[int] = []

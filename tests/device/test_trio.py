@@ -310,7 +310,7 @@ async def test_runs_one_after_the_other(address: DeviceAddress) -> None:
             pass
 
     for _ in range(3):
-        await loops.to_thread(loops.another_like_this(), once)
+        await loops.to_thread(loops.runner_of_this_kind(), once)
 
 
 async def test_a_run_that_ends_with_everything_open(address: DeviceAddress) -> None:

@@ -62,7 +62,7 @@ async def test_memory_of_another_loop_is_refused(address: DeviceAddress) -> None
 
     regions: list[MemoryRegion] = []
     ready, done = threading.Event(), threading.Event()
-    thread = threading.Thread(target=loops.another_like_this(), args=(elsewhere,))
+    thread = threading.Thread(target=loops.runner_of_this_kind(), args=(elsewhere,))
     thread.start()
     try:
         async with loops.timeout(PATIENCE), connected(address) as pair:

@@ -35,7 +35,7 @@ asyncio.run(main())
 @pytest.fixture
 def device(address: DeviceAddress) -> Iterator[SoftDevice]:
     """The device at `address`, which is there again after the test."""
-    with SoftDevice.behind(address).restored() as soft:
+    with SoftDevice.of_address(address).restored() as soft:
         yield soft
 
 
@@ -63,8 +63,8 @@ async def test_everybody_who_waits_hears_of_the_removal(
             with pytest.raises(DeviceRemoved):
                 await late
         await endpoint.leave(group)
-    await device.removed()
-    await device.comes_back()
+    await device.wait_removed()
+    await device.add_again()
     async with (
         aiordma.open_datagram((address.host, 0)) as endpoint,
         await endpoint.join(GROUP) as again,

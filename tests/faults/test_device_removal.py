@@ -26,7 +26,7 @@ ROUNDS = 2
 @pytest.fixture
 def device(address: DeviceAddress) -> Iterator[SoftDevice]:
     """The device at `address`, which is there again after the test."""
-    with SoftDevice.behind(address).restored() as soft:
+    with SoftDevice.of_address(address).restored() as soft:
         yield soft
 
 
@@ -71,7 +71,7 @@ async def test_both_ends_of_a_connection(address: DeviceAddress, device: SoftDev
         for end in (pair.client, pair.server):
             assert await error_of(end.send(b"x")) in errors
             assert await error_of(end.recv()) in errors
-    await device.removed()
+    await device.wait_removed()
 
 
 @pytest.mark.loops("asyncio")  # another shape of the above
@@ -84,7 +84,7 @@ async def test_both_ends_of_a_stream(address: DeviceAddress, device: SoftDevice)
         assert errors <= {DeviceRemoved, PeerClosed}
         for end in (pair.client, pair.server):
             assert await error_of(end.send(b"x")) in (DeviceRemoved, PeerClosed)
-    await device.removed()
+    await device.wait_removed()
 
 
 @pytest.mark.transport("IB")  # iWARP does not hold a sender back
@@ -97,7 +97,7 @@ async def test_a_sender_that_is_held_back(address: DeviceAddress, device: SoftDe
         tasks = await start(flood(pair))
         device.start_removing()
         assert await tasks[0] in (DeviceRemoved, PeerClosed)
-    await device.removed()
+    await device.wait_removed()
 
 
 async def test_listeners_of_every_kind(address: DeviceAddress, device: SoftDevice) -> None:
@@ -122,7 +122,7 @@ async def test_listeners_of_every_kind(address: DeviceAddress, device: SoftDevic
         device.start_removing()
         assert set(await loops.gather(*tasks)) == {DeviceRemoved}
         assert await error_of(first.get_request()) is DeviceRemoved
-    await device.removed()
+    await device.wait_removed()
 
 
 @pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
@@ -143,7 +143,7 @@ async def test_a_listener_that_moves_afterwards(
         else:
             listener = await listener.migrate(None)
     await listener.aclose()
-    await device.removed()
+    await device.wait_removed()
 
 
 async def test_a_pending_connect(address: DeviceAddress, device: SoftDevice) -> None:
@@ -155,7 +155,7 @@ async def test_a_pending_connect(address: DeviceAddress, device: SoftDevice) -> 
         assert await tasks[0] is DeviceRemoved
         await request.reject()
         del request
-    await device.removed()
+    await device.wait_removed()
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -172,7 +172,7 @@ async def test_a_request_that_is_accepted_too_late(
         error = await error_of(request.accept())
         assert issubclass(error, (DeviceRemoved, aiordma.ConnectError))
         del request
-    await device.removed()
+    await device.wait_removed()
 
 
 async def test_a_connected_synchronous_id(address: DeviceAddress, device: SoftDevice) -> None:
@@ -183,7 +183,7 @@ async def test_a_connected_synchronous_id(address: DeviceAddress, device: SoftDe
         device.start_removing()
         assert await accepting is DeviceRemoved
         assert issubclass(await error_of(cm_id.connect()), aiordma.RdmaError)
-    await device.removed()
+    await device.wait_removed()
 
 
 @pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
@@ -201,7 +201,7 @@ async def test_completions_of_an_id(
             (task,) = await start(cm_id.get_recv_comp())
             device.start_removing()
             assert await task in (DeviceRemoved, PeerClosed)
-    await device.removed()
+    await device.wait_removed()
 
 
 @pytest.mark.transport("IB")
@@ -210,8 +210,8 @@ async def test_datagrams(address: DeviceAddress, device: SoftDevice) -> None:
         tasks = await start(endpoint.recv_from())
         device.start_removing()
         assert await tasks[0] is DeviceRemoved
-    await device.removed()
-    await device.comes_back()
+    await device.wait_removed()
+    await device.add_again()
     async with aiordma.open_datagram((address.host, 0)):
         pass
 
@@ -229,11 +229,11 @@ async def test_the_device_is_used_again_when_it_returns(
             tasks = await start(pair.client.recv(), pair.server.recv())
             device.start_removing()
             await loops.gather(*tasks)
-        await device.removed()
+        await device.wait_removed()
         async with loops.timeout(PATIENCE):
             with pytest.raises(aiordma.RdmaError):
                 await aiordma.listen(address.host, 0)
-        await device.comes_back()
+        await device.add_again()
         async with aiordma.listen(address.host, 0) as listener:
             await echo_at(listener, address.host)
 
@@ -246,9 +246,9 @@ async def test_a_listener_on_all_addresses_lives_on(
         waiting = loops.create_task(listener.get_request())
         for _ in range(ROUNDS):
             device.start_removing()
-            await device.removed()
+            await device.wait_removed()
             assert not waiting.done()
-            await device.comes_back()
+            await device.add_again()
         async with loops.timeout(PATIENCE):
             where = address.host, listener.local_address[1]
             connecting = loops.create_task(error_of(open_one(where)))
@@ -266,19 +266,19 @@ async def test_a_device_beside_it_does_not_notice(
         async with connected(other) as pair:
             for _ in range(ROUNDS):
                 device.start_removing()
-                await device.removed()
+                await device.wait_removed()
                 await pair.client.send(b"hello")
                 assert await pair.server.recv() == b"hello"
                 async with aiordma.listen(other.host, 0) as listener:
                     await echo_at(listener, other.host)
-                await device.comes_back()
+                await device.add_again()
 
 
 @pytest.fixture
 def devices() -> Iterator[list[SoftDevice]]:
     """All of the machine, which are there again after the test."""
     with ExitStack() as stack:
-        soft = [SoftDevice.behind(found).restored() for found in one_per_device()]
+        soft = [SoftDevice.of_address(found).restored() for found in one_per_device()]
         yield [stack.enter_context(one) for one in soft]
 
 
@@ -293,9 +293,9 @@ async def test_the_last_device_of_the_machine(
                 device.start_removing()
             await loops.gather(*tasks)
         for device in devices:
-            await device.removed()
+            await device.wait_removed()
         for device in devices:
-            await device.comes_back()
+            await device.add_again()
         async with aiordma.listen(address.host, 0) as listener:
             await echo_at(listener, address.host)
 
@@ -324,7 +324,7 @@ async def test_a_process_without_a_loop_lets_go(address: DeviceAddress, device: 
     try:
         assert await loops.to_thread(read_line, process) == "idle"
         device.start_removing()
-        await device.removed()
+        await device.wait_removed()
         assert process.poll() is None
     finally:
         await end(process)
@@ -338,4 +338,4 @@ async def test_a_process_that_never_closes_is_waited_for(
         device.start_removing()
         assert await error_of(pair.client.recv()) in (DeviceRemoved, PeerClosed)
         await loops.sleep(1)
-    await device.removed()
+    await device.wait_removed()

@@ -1,10 +1,11 @@
 /*
- * A plain TCP program: sends numbers in a row, and looks whether it gets the same, both at once.
+ * A TCP program. It sends numbers that count up, and at the same time checks that it receives the
+ * same numbers.
  *
  *     tcp_program connect|listen HOST PORT BYTES
  *
- * It has finished sending long before the last byte has come, as HTTP/1.0 clients have. With 0 bytes
- * it says hello, and then neither reads nor ends.
+ * It stops sending long before it has received the last byte, as HTTP/1.0 clients do. With 0 bytes
+ * it sends "hello", then never receives and never ends.
  */
 #include <arpa/inet.h>
 #include <netdb.h>

@@ -1,4 +1,4 @@
-"""aiohttp, an asyncio program of somebody else's, serves over RDMA what it serves over TCP."""
+"""aiohttp, an asyncio library that knows only TCP, as a server over RDMA."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ BODY = pattern(500_000)
 
 
 async def answer(request: web.BaseRequest) -> web.StreamResponse:
+    """Reply with the reversed body."""
     sent = await request.read()
     return web.Response(body=sent[::-1])
 
 
-async def test_its_server_is_a_protocol_factory(address: DeviceAddress) -> None:
+async def test_aiohttp_server_as_protocol_factory(address: DeviceAddress) -> None:
     async with asyncio.timeout(PATIENCE):
         factory = web.Server(answer)
         server = await create_server(factory, address.host, 0)
@@ -40,14 +41,14 @@ async def test_its_server_is_a_protocol_factory(address: DeviceAddress) -> None:
             await writer.drain()
             received = b""
             while True:
-                happened = client.next_event()
-                if happened is h11.NEED_DATA:
+                received_event = client.next_event()
+                if received_event is h11.NEED_DATA:
                     client.receive_data(await reader.read(1 << 16))
-                elif isinstance(happened, h11.Response):
-                    assert happened.status_code == 200
-                elif isinstance(happened, h11.Data):
-                    received += happened.data
-                elif isinstance(happened, h11.EndOfMessage):
+                elif isinstance(received_event, h11.Response):
+                    assert received_event.status_code == 200
+                elif isinstance(received_event, h11.Data):
+                    received += received_event.data
+                elif isinstance(received_event, h11.EndOfMessage):
                     break
             assert received == body[::-1]
         writer.close()

@@ -1,7 +1,7 @@
-"""The C program mckey of rdma-core, as a member of a multicast group in both roles.
+"""Multicast with the C program mckey of rdma-core, in both roles.
 
-The sender sends so many datagrams of 100 bytes, the number of its queue pair beside each, and
-leaves at once; the receiver waits for so many.
+The sender sends COUNT datagrams of 100 bytes, each with its queue pair number as immediate data,
+and leaves the group at once. The receiver waits for COUNT datagrams.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MCKEY = ("mckey", "-m", GROUP, "-C", str(COUNT), "-S", str(SIZE))
 
 
 @pytest.mark.parametrize("send_only", [False, True], ids=["member", "send-only"])
-async def test_our_sender_their_receiver(address: DeviceAddress, send_only: bool) -> None:
+async def test_aiordma_sends_to_mckey(address: DeviceAddress, send_only: bool) -> None:
     receiver = await start(*MCKEY, "-b", address.host)
     try:
         async with (
@@ -33,7 +33,7 @@ async def test_our_sender_their_receiver(address: DeviceAddress, send_only: bool
             await endpoint.join(GROUP, send_only=send_only) as group,
         ):
             reading = asyncio.create_task(receiver.communicate())
-            while not reading.done():  # it does not say when it is ready
+            while not reading.done():  # mckey prints nothing when it is ready
                 await endpoint.send_to(group, bytes(SIZE), imm=endpoint.qp_num)
                 await asyncio.sleep(0.02)
             output, _ = await reading
@@ -44,7 +44,7 @@ async def test_our_sender_their_receiver(address: DeviceAddress, send_only: bool
 
 
 @pytest.mark.parametrize("mode", [(), ("-o",)], ids=["member", "send-only"])
-async def test_their_sender_our_receiver(address: DeviceAddress, mode: tuple[str, ...]) -> None:
+async def test_mckey_sends_to_aiordma(address: DeviceAddress, mode: tuple[str, ...]) -> None:
     async with (
         asyncio.timeout(PATIENCE),
         aiordma.open_datagram((address.host, 0)) as endpoint,

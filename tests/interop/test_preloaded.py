@@ -1,6 +1,6 @@
-"""Plain TCP programs under librspreload, which know nothing of RDMA, in both roles.
+"""TCP programs that run over RDMA with librspreload, in both roles.
 
-One is tcp_program.c; the other is rstream, which can also use sockets of TCP.
+One is tcp_program.c. The other is rstream, which can use TCP sockets, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZE = 2_000_000
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tcp_program.c, compiled."""
+    """Compile tcp_program.c. Return the path of the program."""
     target = tmp_path_factory.mktemp("program") / "tcp_program"
     source = Path(__file__).with_name("tcp_program.c")
     subprocess.run(["gcc", "-pthread", "-o", target, source], check=True)
@@ -36,6 +36,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def start_preloaded(*command: object) -> asyncio.subprocess.Process:
+    """Start a program with librspreload. Its output and errors are one pipe."""
     return await asyncio.create_subprocess_exec(
         *map(str, command),
         env={**os.environ, "LD_PRELOAD": PRELOAD},
@@ -44,8 +45,8 @@ async def start_preloaded(*command: object) -> asyncio.subprocess.Process:
     )
 
 
-async def talk(stream: ByteStream) -> str:
-    """What the program does."""
+async def exchange(stream: ByteStream) -> str:
+    """Send and receive SIZE bytes, as the program does. Return the hash of those received."""
     data = pattern(SIZE)
 
     async def send() -> None:
@@ -62,6 +63,7 @@ async def talk(stream: ByteStream) -> str:
 
 
 async def check(program: asyncio.subprocess.Process, found: str) -> None:
+    """Check the program's exit code and output, and the hash of its bytes."""
     output, _ = await program.communicate()
     expected = hashlib.sha256(pattern(SIZE)).hexdigest()
     assert program.returncode == 0, output.decode()
@@ -69,17 +71,17 @@ async def check(program: asyncio.subprocess.Process, found: str) -> None:
     assert found == expected
 
 
-async def test_a_tcp_client_of_our_service(address: DeviceAddress, program: Path) -> None:
+async def test_tcp_program_connects_to_aiordma(address: DeviceAddress, program: Path) -> None:
     async with aiordma.listen_stream(address.host, 0) as listener:
         client = await start_preloaded(program, "connect", *listener.local_address, SIZE)
         try:
             async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
-                await check(client, await talk(stream))
+                await check(client, await exchange(stream))
         finally:
             await end(client)
 
 
-async def test_our_client_of_a_tcp_service(address: DeviceAddress, program: Path) -> None:
+async def test_aiordma_connects_to_tcp_program(address: DeviceAddress, program: Path) -> None:
     port = await free_port(address)
     server = await start_preloaded(program, "listen", address.host, port, SIZE)
     try:
@@ -87,14 +89,17 @@ async def test_our_client_of_a_tcp_service(address: DeviceAddress, program: Path
             assert server.stdout is not None
             assert await server.stdout.readline() == b"listening\n"
             async with aiordma.connect_stream(address.host, int(port)) as stream:
-                await check(server, await talk(stream))
+                await check(server, await exchange(stream))
     finally:
         await end(server)
 
 
-async def see_it_end(stream: ByteStream, program: asyncio.subprocess.Process) -> None:
-    """It says hello and never reads, which holds our writer back; then it is killed, of which both
-    who writes and who reads hear."""
+async def kill_and_check(stream: ByteStream, program: asyncio.subprocess.Process) -> None:
+    """Kill a program that sends "hello" and never receives.
+
+    Before, send() waits, since the program's buffer is full. Afterwards send() and receive() raise
+    PeerClosed.
+    """
     assert await stream.receive() == b"hello"
     sending = asyncio.create_task(stream.send(bytes(SIZE)))
     receiving = asyncio.create_task(stream.receive())
@@ -105,17 +110,17 @@ async def see_it_end(stream: ByteStream, program: asyncio.subprocess.Process) ->
     assert [type(end) for end in ends] == [PeerClosed, PeerClosed]
 
 
-async def test_a_client_that_is_slow_and_killed(address: DeviceAddress, program: Path) -> None:
+async def test_killed_client_that_does_not_receive(address: DeviceAddress, program: Path) -> None:
     async with aiordma.listen_stream(address.host, 0) as listener:
         client = await start_preloaded(program, "connect", *listener.local_address, 0)
         try:
             async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
-                await see_it_end(stream, client)
+                await kill_and_check(stream, client)
         finally:
             await end(client)
 
 
-async def test_a_server_that_is_slow_and_killed(address: DeviceAddress, program: Path) -> None:
+async def test_killed_server_that_does_not_receive(address: DeviceAddress, program: Path) -> None:
     port = await free_port(address)
     server = await start_preloaded(program, "listen", address.host, port, 0)
     try:
@@ -123,13 +128,13 @@ async def test_a_server_that_is_slow_and_killed(address: DeviceAddress, program:
             assert server.stdout is not None
             assert await server.stdout.readline() == b"listening\n"
             async with aiordma.connect_stream(address.host, int(port)) as stream:
-                await stream.send(b"on iWARP who connects has the first word")
-                await see_it_end(stream, server)
+                await stream.send(b"on iWARP the connecting side sends first")
+                await kill_and_check(stream, server)
     finally:
         await end(server)
 
 
-async def test_rstream_with_sockets_of_tcp(address: DeviceAddress) -> None:
+async def test_rstream_with_tcp_sockets_connects_to_aiordma(address: DeviceAddress) -> None:
     size, count = 5000, 40
     async with aiordma.listen_stream(address.host, 0) as listener:
         host, port = listener.local_address

@@ -1,6 +1,6 @@
-"""The C programs rdma_client and rdma_server of rdma-core, as peers in both directions.
+"""Messages with the C programs rdma_client and rdma_server of rdma-core.
 
-They speak 16-byte messages: the client sends one, the server answers with one, both disconnect.
+The client sends one message of 16 bytes, the server replies with one, and both disconnect.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from aiordma.rdmacm import DeviceAddress
 pytestmark = pytest.mark.asyncio
 
 SIZE = 16
-# They ask for no reads, and have one receive buffer of 16 bytes.
+# The programs request no RDMA reads, and post one receive buffer of 16 bytes.
 OPTIONS = ConnectionOptions(max_message_size=SIZE, responder_resources=0, initiator_depth=0)
 
 
-async def test_our_client_their_server(any_address: DeviceAddress) -> None:
+async def test_aiordma_connects_to_rdma_server(any_address: DeviceAddress) -> None:
     port = await free_port(any_address)
     server = await start("rdma_server", "-s", any_address.host, "-p", port)
     try:
@@ -39,7 +39,7 @@ async def test_our_client_their_server(any_address: DeviceAddress) -> None:
     assert "end 0" in output.decode()
 
 
-async def test_their_client_our_server(any_address: DeviceAddress) -> None:
+async def test_rdma_client_connects_to_aiordma(any_address: DeviceAddress) -> None:
     async with aiordma.listen(any_address.host, 0, options=OPTIONS) as listener:
         host, port = listener.local_address
         client = await start("rdma_client", "-s", host, "-p", str(port))

@@ -1,7 +1,7 @@
-"""The C programs rdma_xclient and rdma_xserver of rdma-core, as peers in both directions.
+"""Messages with the C programs rdma_xclient and rdma_xserver of rdma-core.
 
-With a reliable connection (-c r) the server's acceptance carries a queue number of 0; the client
-sends 16 bytes, and both disconnect.
+With a reliable connection (-c r) the private data of the server's accept is the queue number 0. The
+client sends 16 bytes, and both disconnect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_QUEUE = bytes(4)
 OPTIONS = ConnectionOptions(max_message_size=SIZE, responder_resources=0, initiator_depth=0)
 
 
-async def test_our_client_their_server(address: DeviceAddress) -> None:
+async def test_aiordma_connects_to_rdma_xserver(address: DeviceAddress) -> None:
     port = await free_port(address)
     server = await start("rdma_xserver", "-p", port, "-c", "r")
     try:
@@ -38,7 +38,7 @@ async def test_our_client_their_server(address: DeviceAddress) -> None:
     assert server.returncode == 0, output.decode()
 
 
-async def test_their_client_our_server(address: DeviceAddress) -> None:
+async def test_rdma_xclient_connects_to_aiordma(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0, options=OPTIONS) as listener:
         host, port = listener.local_address
         client = await start("rdma_xclient", "-s", host, "-p", str(port), "-c", "r")

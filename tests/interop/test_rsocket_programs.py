@@ -1,4 +1,4 @@
-"""rstream, riostream and rcopy of rdma-core, as peers in both directions: rsockets of C."""
+"""Byte streams with the rsocket programs rstream, riostream and rcopy of rdma-core."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from aiordma.rdmacm import DeviceAddress
 pytestmark = pytest.mark.asyncio
 
 SMALL = StreamOptions(send_buffer=4096, recv_buffer=4096, send_depth=16, recv_depth=16)
-# Of rstream: it verifies that the bytes it gets count on through all that it is sent.
+# The size of rstream's first message. The bytes count up through all messages; rstream checks them.
 SYNC = 16
-WAYS = {
+RSTREAM_OPTIONS = {
     "blocking": ["-T", "b"],
     "small buffers": ["-T", "b", "-B", "4096"],
     "not inline": ["-T", "b", "-i", "0"],
@@ -28,6 +28,7 @@ WAYS = {
 
 
 async def connect_when_it_listens(host: str, port: int, options: StreamOptions) -> ByteStream:
+    """Connect to a program that is still starting."""
     while True:
         try:
             return await aiordma.connect_stream(host, port, options=options)
@@ -36,16 +37,17 @@ async def connect_when_it_listens(host: str, port: int, options: StreamOptions) 
 
 
 def counting(nbytes: int) -> bytes:
+    """Return bytes that count up, modulo 256."""
     return (bytes(range(256)) * (nbytes // 256 + 1))[:nbytes]
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-async def test_their_rstream_our_server(address: DeviceAddress, way: list[str]) -> None:
+@pytest.mark.parametrize("arguments", RSTREAM_OPTIONS.values(), ids=RSTREAM_OPTIONS.keys())
+async def test_rstream_connects_to_aiordma(address: DeviceAddress, arguments: list[str]) -> None:
     size, count, rounds = 5000, 40, 3
-    options = SMALL if "-B" in way else StreamOptions()
+    options = SMALL if "-B" in arguments else StreamOptions()
     async with aiordma.listen_stream(address.host, 0, options=options) as listener:
         host, port = listener.local_address
-        test = ["-S", str(size), "-C", str(count), "-I", str(rounds), "-T", "v", *way]
+        test = ["-S", str(size), "-C", str(count), "-I", str(rounds), "-T", "v", *arguments]
         client = await start("rstream", "-s", host, "-p", str(port), *test)
         try:
             async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
@@ -59,13 +61,13 @@ async def test_their_rstream_our_server(address: DeviceAddress, way: list[str]) 
     assert "custom" in output.decode()
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-async def test_our_client_their_rstream(address: DeviceAddress, way: list[str]) -> None:
+@pytest.mark.parametrize("arguments", RSTREAM_OPTIONS.values(), ids=RSTREAM_OPTIONS.keys())
+async def test_aiordma_connects_to_rstream(address: DeviceAddress, arguments: list[str]) -> None:
     size, count, rounds = 100_000, 3, 2
     port = await free_port(address)
-    test = ["-S", str(size), "-C", str(count), "-I", str(rounds), "-T", "v", *way]
+    test = ["-S", str(size), "-C", str(count), "-I", str(rounds), "-T", "v", *arguments]
     server = await start("rstream", "-b", address.host, "-p", port, *test)
-    options = SMALL if "-B" in way else StreamOptions()
+    options = SMALL if "-B" in arguments else StreamOptions()
     data = counting(SYNC + size * count * rounds)
     try:
         async with asyncio.timeout(PATIENCE):
@@ -83,15 +85,16 @@ async def test_our_client_their_rstream(address: DeviceAddress, way: list[str]) 
     assert "custom" in output.decode()
 
 
-# --- riostream: both write into memory that the other has mapped, and look at its last byte ---
+# --- riostream: each end writes into memory of the other, and polls the last byte of its own ---
 
 IO_SIZE, IO_COUNT, IO_ROUNDS = 1000, 3, 2
-# riostream says how many mappings it takes when it listens already: who is faster gets none.
+# riostream sets its number of mappings after it has started to listen. An earlier client gets none.
 ATTEMPTS = 5
 IO_TEST = ["-S", str(IO_SIZE), "-C", str(IO_COUNT), "-I", str(IO_ROUNDS)]
 
 
 async def write_directly(stream: ByteStream, *, is_client: bool) -> None:
+    """Run riostream's test: both ends write into each other's memory in turns."""
     async with await stream.allocate(IO_SIZE) as region:
         memory = memoryview(region)
         memory[-1] = 255
@@ -113,7 +116,7 @@ async def write_directly(stream: ByteStream, *, is_client: bool) -> None:
         await stream.aclose()
 
 
-async def test_their_riostream_our_server(address: DeviceAddress) -> None:
+async def test_riostream_connects_to_aiordma(address: DeviceAddress) -> None:
     options = StreamOptions(mappings=1)
     async with aiordma.listen_stream(address.host, 0, options=options) as listener:
         host, port = listener.local_address
@@ -128,7 +131,7 @@ async def test_their_riostream_our_server(address: DeviceAddress) -> None:
     assert "custom" in output.decode()
 
 
-async def test_our_client_their_riostream(address: DeviceAddress) -> None:
+async def test_aiordma_connects_to_riostream(address: DeviceAddress) -> None:
     for _ in range(ATTEMPTS):
         port = await free_port(address)
         server = await start("riostream", "-b", address.host, "-p", port, *IO_TEST)
@@ -146,7 +149,7 @@ async def test_our_client_their_riostream(address: DeviceAddress) -> None:
         assert server.returncode == 0, output.decode()
         assert "custom" in output.decode()
         return
-    pytest.fail("riostream never took a mapping")
+    pytest.fail("riostream never allowed a mapping")
 
 
 # --- rcopy ---
@@ -155,7 +158,7 @@ HEADER = struct.Struct("=BBHIQ")  # version, command, length, data, id
 OPEN, CLOSE, WRITE, ANSWER = 1, 2, 3, 0x80
 
 
-async def test_their_rcopy_sends_a_file(address: DeviceAddress, tmp_path: Path) -> None:
+async def test_rcopy_sends_a_file_to_aiordma(address: DeviceAddress, tmp_path: Path) -> None:
     content = pattern(1_000_003)
     (tmp_path / "source").write_bytes(content)
     async with aiordma.listen_stream(address.host, 0) as listener:
@@ -181,7 +184,7 @@ async def test_their_rcopy_sends_a_file(address: DeviceAddress, tmp_path: Path) 
     assert client.returncode == 0, output.decode()
 
 
-async def test_their_rcopy_gets_a_file(address: DeviceAddress, tmp_path: Path) -> None:
+async def test_aiordma_sends_a_file_to_rcopy(address: DeviceAddress, tmp_path: Path) -> None:
     content = pattern(1_000_003)
     port = await free_port(address)
     server = await start("rcopy", "-p", port)

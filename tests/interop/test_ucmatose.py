@@ -1,7 +1,7 @@
-"""The C program ucmatose of rdma-core, as a peer in both directions.
+"""Messages with the C program ucmatose of rdma-core, in both roles.
 
-Its server speaks first, ten messages of 100 bytes; the client answers with as many; the server
-then disconnects. iWARP does not let the accepting side speak first.
+The server sends ten messages of 100 bytes first. The client replies with ten, and the server then
+disconnects. On iWARP the accepting side cannot send first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPTIONS = ConnectionOptions(max_message_size=SIZE, responder_resources=1, initia
 
 
 @pytest.mark.parametrize("migrate", [[], ["-m"]], ids=["stays", "migrates"])
-async def test_our_client_their_server(any_address: DeviceAddress, migrate: list[str]) -> None:
+async def test_aiordma_connects_to_ucmatose(any_address: DeviceAddress, migrate: list[str]) -> None:
     port = await free_port(any_address)
     server = await start("ucmatose", "-b", any_address.host, "-p", port, *migrate)
     try:
@@ -44,7 +44,7 @@ async def test_our_client_their_server(any_address: DeviceAddress, migrate: list
 
 
 @pytest.mark.parametrize("port_space", ["tcp", "ib"])
-async def test_their_client_our_server(any_address: DeviceAddress, port_space: str) -> None:
+async def test_ucmatose_connects_to_aiordma(any_address: DeviceAddress, port_space: str) -> None:
     space = aiordma.PortSpace[port_space.upper()]
     options = ConnectionOptions(max_message_size=SIZE, port_space=space)
     async with aiordma.listen(any_address.host, 0, options=options) as listener:

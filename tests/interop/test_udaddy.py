@@ -1,7 +1,8 @@
-"""The C program udaddy of rdma-core, as a datagram peer in both roles.
+"""Datagrams with the C program udaddy of rdma-core, in both roles.
 
-The client asks for the server at port 7174, sends ten datagrams of 100 bytes, the number of its
-queue pair beside each, and waits for ten answers. Nothing is repeated, so nothing may be lost.
+The client resolves the server at port 7174. It sends ten datagrams of 100 bytes, each with its
+queue pair number as immediate data, and waits for ten replies. No datagram is sent again, so none
+must be lost.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SIZE = 100
 
 
 async def resolve_when_it_serves(endpoint: DatagramEndpoint, host: str) -> DatagramPeer:
+    """Resolve a server that is still starting."""
     while True:
         try:
             return await endpoint.resolve(host, PORT)
@@ -32,6 +34,7 @@ async def resolve_when_it_serves(endpoint: DatagramEndpoint, host: str) -> Datag
 
 
 async def receive_all(endpoint: DatagramEndpoint) -> list[aiordma.Datagram]:
+    """Receive COUNT datagrams of one peer, and check each."""
     datagrams = [await endpoint.recv_from() for _ in range(COUNT)]
     for datagram in datagrams:
         assert len(datagram.data) == SIZE
@@ -40,7 +43,7 @@ async def receive_all(endpoint: DatagramEndpoint) -> list[aiordma.Datagram]:
     return datagrams
 
 
-async def test_our_client_their_server(any_address: DeviceAddress) -> None:
+async def test_aiordma_sends_to_udaddy(any_address: DeviceAddress) -> None:
     server = await start("udaddy", "-b", any_address.host)
     try:
         async with (
@@ -59,7 +62,7 @@ async def test_our_client_their_server(any_address: DeviceAddress) -> None:
     assert "return status 0" in output.decode()
 
 
-async def test_their_client_our_server(any_address: DeviceAddress) -> None:
+async def test_udaddy_sends_to_aiordma(any_address: DeviceAddress) -> None:
     async with aiordma.open_datagram((any_address.host, PORT)) as endpoint:
         serving = asyncio.create_task(endpoint.serve())
         client = await start("udaddy", "-s", any_address.host, "-b", any_address.host)

@@ -1,4 +1,7 @@
-"""The lab's tests boot real machines, on a host that `aiordma lab setup` has prepared."""
+"""Shared parts of the lab's tests.
+
+These tests boot virtual machines. `aiordma lab setup` must have prepared this machine.
+"""
 
 import os
 import subprocess
@@ -17,7 +20,7 @@ Start = Callable[..., Process]
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Ours, with the repository importable from any working directory."""
+    """Return the environment of this process, with aiordma importable from any directory."""
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), **extra}
 
 
@@ -28,7 +31,7 @@ def lab_run(
     stdin: bytes = b"",
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command in the lab, to its end."""
+    """Run a command in the lab and wait until it ends."""
     return subprocess.run(
         [*LAB_RUN, *options, "--", *command],
         input=stdin,
@@ -41,13 +44,13 @@ def lab_run(
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one started."""
+    """Return the process ids of the children of process `pid`."""
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(child) for child in text.split()]
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return True if a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -57,7 +60,10 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a command in the lab and go on; whatever is left at the end is killed."""
+    """Return a function that starts a command in the lab.
+
+    After the test, the processes that still run are killed.
+    """
     started: list[Process] = []
 
     def start_one(*command: str, **options: Any) -> Process:

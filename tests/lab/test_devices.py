@@ -1,10 +1,10 @@
-"""The devices are there, and real."""
+"""The soft RDMA devices in the virtual machine."""
 
 from pathlib import Path
 
 from .conftest import lab_run
 
-# A client that comes before its server may wait for ever, hence the limit and another attempt.
+# A client that connects before its server listens can wait for ever. So attempts have a time limit.
 RPING = """
 rdma link
 port=7174

@@ -1,4 +1,4 @@
-"""Ctrl-C, signals, and a lab that dies."""
+"""Ctrl-C and signals to the lab, and the lab's sudden end."""
 
 import contextlib
 import os
@@ -13,12 +13,12 @@ import pytest
 
 from .conftest import Start, children, environment, is_running, lab_run
 
-PATIENT = 'trap "echo interrupted; exit 5" INT; echo ready; while :; do sleep 0.1; done'
-STUBBORN = 'trap "echo interrupted" INT; echo ready; while :; do sleep 0.1; done'
+ENDS_ON_SIGINT = 'trap "echo interrupted; exit 5" INT; echo ready; while :; do sleep 0.1; done'
+IGNORES_SIGINT = 'trap "echo interrupted" INT; echo ready; while :; do sleep 0.1; done'
 
 
 def read_until(fd: int, wanted: bytes, limit: float = 150) -> bytes:
-    """Read until `wanted` has come; returns everything."""
+    """Read until `wanted` has arrived. Return all bytes read."""
     got = b""
     deadline = time.monotonic() + limit
     while wanted not in got:
@@ -29,10 +29,10 @@ def read_until(fd: int, wanted: bytes, limit: float = 150) -> bytes:
     return got
 
 
-def test_terminal_with_ctrl_c(start: Start) -> None:
+def test_ctrl_c_in_a_terminal_interrupts_the_command(start: Start) -> None:
     ours, theirs = pty.openpty()
     process = start(
-        "sh", "-c", "stty size; tty -s && echo terminal; " + PATIENT,
+        "sh", "-c", "stty size; tty -s && echo terminal; " + ENDS_ON_SIGINT,
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
@@ -43,24 +43,24 @@ def test_terminal_with_ctrl_c(start: Start) -> None:
     os.close(ours)
 
 
-def test_interrupt_without_a_terminal_and_an_impatient_one(start: Start) -> None:
-    process = start("sh", "-c", STUBBORN)
+def test_one_sigint_goes_to_the_command_and_two_in_a_row_end_the_lab(start: Start) -> None:
+    process = start("sh", "-c", IGNORES_SIGINT)
     assert process.stdout is not None
     read_until(process.stdout.fileno(), b"ready\n")
     (qemu,) = children(process.pid)
 
     process.send_signal(signal.SIGINT)
     read_until(process.stdout.fileno(), b"interrupted\n")
-    time.sleep(2.5)  # patience: this is a new first one
+    time.sleep(2.5)  # longer than the limit: the next SIGINT counts as a first one
     assert process.poll() is None
-    interrupt_again_and_again(process)
+    interrupt_until_it_ends(process)
 
     assert process.wait(60) == 128 + signal.SIGINT
     assert not is_running(qemu)
 
 
-def interrupt_again_and_again(process: subprocess.Popen[bytes]) -> None:
-    """As who has no patience. A single second one may come too late on a busy machine."""
+def interrupt_until_it_ends(process: subprocess.Popen[bytes]) -> None:
+    """Send SIGINT repeatedly. On a busy machine a single second one can arrive too late."""
     for _ in range(20):
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -69,8 +69,8 @@ def interrupt_again_and_again(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_end_by_signal_leaves_no_process(start: Start, number: signal.Signals) -> None:
-    process = start("sh", "-c", STUBBORN)
+def test_signal_to_the_lab_leaves_no_process(start: Start, number: signal.Signals) -> None:
+    process = start("sh", "-c", IGNORES_SIGINT)
     assert process.stdout is not None
     read_until(process.stdout.fileno(), b"ready\n")
     (qemu,) = children(process.pid)
@@ -89,7 +89,7 @@ def wait_until_gone(pid: int) -> None:
         time.sleep(0.05)
 
 
-def test_no_temporary_file_is_left(tmp_path: Path) -> None:
+def test_run_leaves_no_temporary_file(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     done = lab_run("true", cwd=tmp_path, env=environment(TMPDIR=str(scratch)))

@@ -1,4 +1,4 @@
-"""A command in the lab runs as if here."""
+"""A command in the lab: same directory, environment, streams and exit code as on the host."""
 
 import hashlib
 import json
@@ -11,8 +11,8 @@ import pytest
 
 from .conftest import LAB_RUN, environment, lab_run
 
-# Looks at everything around it and tells on standard output.
-LOOK_AROUND = """
+# This script prints its process settings as JSON on standard output.
+PRINT_SETTINGS = """
 import json, os, resource, socket, sys, time
 print(json.dumps({
     "cwd": os.getcwd(),
@@ -26,14 +26,14 @@ print(json.dumps({
     "tty": [os.isatty(fd) for fd in (0, 1, 2)],
 }))
 open("inside.txt", "w").write("written in the lab")
-open(os.path.join(sys.argv[1], "outside.txt"), "w").write("for nobody")
-open("/etc/aiordma-lab-test", "w").write("for nobody")
-print("a word on stderr", file=sys.stderr)
+open(os.path.join(sys.argv[1], "outside.txt"), "w").write("discarded")
+open("/etc/aiordma-lab-test", "w").write("discarded")
+print("a line on stderr", file=sys.stderr)
 sys.exit(7)
 """
 
 
-def test_surroundings_and_leavings(tmp_path: Path) -> None:
+def test_settings_are_passed_on_and_only_the_working_directory_changes(tmp_path: Path) -> None:
     here = tmp_path / "a directory, with a comma and 'quotes'"
     here.mkdir()
     beside = tmp_path / "beside"
@@ -42,10 +42,10 @@ def test_surroundings_and_leavings(tmp_path: Path) -> None:
     argv = [str(beside), "", "two words", "$HOME", "--", "'"]
 
     done = lab_run(
-        *(sys.executable, "-c", LOOK_AROUND, *argv), cwd=here, stdin=bytes(range(256)), env=env
+        *(sys.executable, "-c", PRINT_SETTINGS, *argv), cwd=here, stdin=bytes(range(256)), env=env
     )
 
-    assert done.stderr == b"a word on stderr\n"
+    assert done.stderr == b"a line on stderr\n"
     assert done.returncode == 7
     seen = json.loads(done.stdout)
     assert seen["cwd"] == str(here)
@@ -65,8 +65,8 @@ def test_surroundings_and_leavings(tmp_path: Path) -> None:
     assert not Path("/etc/aiordma-lab-test").exists()
 
 
-def test_streams_are_complete_and_apart(tmp_path: Path) -> None:
-    # 5 MB of every byte on both streams at once, and a last line without an end.
+def test_output_and_errors_are_complete_and_separate(tmp_path: Path) -> None:
+    # 5 MB with every byte value on both streams at once, and a last line without a newline.
     script = """
 import os, sys, threading
 data = bytes(range(256)) * 20000
@@ -85,7 +85,7 @@ os.kill(os.getpid(), 15)
 
 
 def digest(data: bytes) -> tuple[int, str]:
-    """Short enough to be shown by a failing test."""
+    """Return length and hash of data, so that a failed assertion prints little."""
     return len(data), hashlib.sha256(data).hexdigest()
 
 
@@ -111,7 +111,7 @@ def test_large_input_and_one_file_for_both_outputs(tmp_path: Path) -> None:
     assert code == 0
 
 
-def test_closed_streams_and_a_reader_that_leaves(tmp_path: Path) -> None:
+def test_closed_stdin_and_a_closed_output_pipe(tmp_path: Path) -> None:
     script = "test -e /proc/self/fd/0; echo stdin $? >seen; yes; echo yes $? >>seen"
     lab = " ".join([*LAB_RUN, "--", "bash", "-c", f"'{script}'"])
     piped = subprocess.run(
@@ -127,14 +127,16 @@ def test_closed_streams_and_a_reader_that_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "says"),
+    ("command", "code", "reason"),
     [
         ("./no-such-command", 127, b"No such file or directory"),
         ("/etc/passwd", 126, b"Permission denied"),
     ],
 )
-def test_what_cannot_run(tmp_path: Path, command: str, code: int, says: bytes) -> None:
+def test_command_that_cannot_be_executed(
+    tmp_path: Path, command: str, code: int, reason: bytes
+) -> None:
     done = lab_run(command, cwd=tmp_path)
     assert done.returncode == code
-    assert done.stderr == b"aiordma lab: " + command.encode() + b": " + says + b"\n"
+    assert done.stderr == b"aiordma lab: " + command.encode() + b": " + reason + b"\n"
     assert done.stdout == b""

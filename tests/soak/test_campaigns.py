@@ -1,6 +1,7 @@
-"""Long campaigns, run by `make soak`: minutes of one kind of trouble, then a count of what is left.
+"""Long campaigns, run by `make soak`: one kind of failure for minutes, then a check for leaks.
 
-AIORDMA_SOAK_SECONDS says how long each lasts (default 120). Each prints its figures as it goes.
+AIORDMA_SOAK_SECONDS is the duration of each campaign in seconds (default 120). Each campaign prints
+figures while it runs.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ SMALL = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=4096)
 
 
 async def echo(connection: Connection) -> None:
+    """Send each message back."""
     async for message in connection:
         await connection.send(message)
 
 
-async def talk(where: tuple[str, int], chance: random.Random, figures: Counter[str]) -> None:
+async def run_client(server: tuple[str, int], chance: random.Random, figures: Counter[str]) -> None:
+    """Send random messages to an echo server for ever, and check the replies."""
     async with asyncio.timeout(PATIENCE):
-        connection = await aiordma.connect(*where, options=SMALL)
+        connection = await aiordma.connect(*server, options=SMALL)
     async with connection:
         figures["connected"] += 1
         while True:
@@ -41,18 +44,18 @@ async def talk(where: tuple[str, int], chance: random.Random, figures: Counter[s
             figures["echoed"] += 1
 
 
-async def test_echo_clients_cancelled_anywhere(
+async def test_clients_cancelled_at_random_moments(
     address: DeviceAddress, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each wave of clients is cancelled at random moments; the echo of the rest stays right."""
+    """Cancel groups of clients at random moments. The others still receive correct replies."""
     chance = random.Random(1)
     figures: Counter[str] = Counter()
     with capsys.disabled():
         async with aiordma.listen(address.host, 0, options=SMALL) as listener:
             serving = asyncio.create_task(listener.serve(echo))
             for _ in until_time_is_up(f"cancelled on {address.device}", figures):
-                where = listener.local_address
-                tasks = [asyncio.create_task(talk(where, chance, figures)) for _ in range(8)]
+                server = listener.local_address
+                tasks = [asyncio.create_task(run_client(server, chance, figures)) for _ in range(8)]
                 for task in tasks:
                     await asyncio.sleep(chance.uniform(0, 0.1))
                     task.cancel()
@@ -67,7 +70,7 @@ async def test_echo_clients_cancelled_anywhere(
     assert figures["echoed"]
 
 
-FLOODER = """
+SENDER = """
 import asyncio, sys
 import aiordma
 
@@ -82,10 +85,10 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_peers_killed_at_any_moment(
+async def test_peers_killed_at_random_moments(
     address: DeviceAddress, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Peer processes are killed while they start, connect and flood; the server serves on."""
+    """Kill peer processes while they start, connect and send. The server keeps working."""
     chance = random.Random(2)
     figures: Counter[str] = Counter()
 
@@ -100,7 +103,7 @@ async def test_peers_killed_at_any_moment(
             serving = asyncio.create_task(listener.serve(count))
             host, port = listener.local_address
             for _ in until_time_is_up(f"killed on {address.device}", figures):
-                peer = start_python(FLOODER, host, str(port))
+                peer = start_python(SENDER, host, str(port))
                 if chance.random() < 0.7:
                     assert await asyncio.to_thread(read_line, peer) == "connected"
                     await asyncio.sleep(chance.uniform(0, 0.5))
@@ -115,14 +118,15 @@ async def test_peers_killed_at_any_moment(
     assert figures["messages"]
 
 
-async def test_connections_come_and_go(
+async def test_many_connections_one_after_another(
     address: DeviceAddress, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Connect, exchange one message, close; again and again."""
     figures: Counter[str] = Counter()
     with capsys.disabled():
         async with aiordma.listen(address.host, 0, options=SMALL) as listener:
             serving = asyncio.create_task(listener.serve(echo))
-            for number in until_time_is_up(f"come and go on {address.device}", figures):
+            for number in until_time_is_up(f"connections on {address.device}", figures):
                 async with asyncio.timeout(PATIENCE):
                     async with aiordma.connect(*listener.local_address, options=SMALL) as peer:
                         await peer.send(b"%d" % number)

@@ -1,7 +1,7 @@
-"""Every await of the data path, cancelled at random under load, while the peer keeps writing.
+"""All awaits of the data path, cancelled at random moments under load, while the peer writes.
 
-Whatever a cancelled operation was using is freed at once, and its memory put to another use, whose
-content must then stay as it is. What is not cancelled must be right, and no message lost.
+The memory of a cancelled operation is freed and reused at once. Its new content must not change.
+Operations that are not cancelled must give the right result, and no message is lost.
 """
 
 from __future__ import annotations
@@ -33,50 +33,55 @@ OPTIONS = ConnectionOptions(
     send_depth=16, recv_depth=64, max_message_size=8192, initiator_depth=4, responder_resources=4
 )
 SHARED = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
-LITTER = 0xAA
+PATTERN_BYTE = 0xAA
 AREA = 8192
-# iWARP has no flow control: so many messages may be on their way.
+# iWARP has no flow control: this is the limit of messages sent and not yet read.
 WINDOW = 24
 
 
 def seal(number: int, payload: bytes) -> bytes:
+    """Return a message with a checksum, a number and a payload."""
     body = number.to_bytes(8, "big") + payload
     return zlib.crc32(body).to_bytes(4, "big") + body
 
 
 def unseal(message: bytes) -> int:
+    """Check a message's checksum. Return its number."""
     assert zlib.crc32(message[4:]) == int.from_bytes(message[:4], "big"), "a message is corrupt"
     return int.from_bytes(message[4:12], "big")
 
 
-class Litter:
-    """Memory that takes the place of what was freed, and must not change any more."""
+class FreedMemory:
+    """Buffers that reuse freed memory. Their content must not change."""
 
     def __init__(self) -> None:
-        self._pieces: deque[bytearray] = deque(maxlen=200)
+        self._buffers: deque[bytearray] = deque(maxlen=200)
 
-    def drop(self, nbytes: int) -> None:
-        self._pieces.append(bytearray([LITTER]) * nbytes)
+    def reuse(self, nbytes: int) -> None:
+        """Allocate a buffer of the size of freed memory."""
+        self._buffers.append(bytearray([PATTERN_BYTE]) * nbytes)
 
     def check(self) -> None:
-        for piece in self._pieces:
-            assert piece.count(LITTER) == len(piece), "freed memory was written to"
+        """Fail if a buffer has changed."""
+        for buffer in self._buffers:
+            assert buffer.count(PATTERN_BYTE) == len(buffer), "freed memory was written to"
 
 
-class Load:
-    """The two ends of a connection at work."""
+class Workload:
+    """The operations on both ends of a connection."""
 
     def __init__(self, pair: Pair, chance: random.Random, figures: Counter[str]) -> None:
         self.pair = pair
         self.near, self.far = pair.client, pair.server
         self.chance = chance
         self.figures = figures
-        self.litter = Litter()
+        self.freed = FreedMemory()
         self.added = self.perhaps_added = 0
         self.expected = 0
         self.is_iwarp = self.near._endpoint.device.is_iwarp
 
     async def prepare(self) -> None:
+        """Allocate and register the memory of all operations."""
         self.constant = bytes(self.chance.randbytes(AREA))
         self.readable = await self.far.register(self.constant, AccessFlags.REMOTE_READ)
         self.writable = await self.far.allocate(AREA, SHARED)
@@ -88,15 +93,18 @@ class Load:
         self.cached = [bytearray(5000) for _ in range(6)]
 
     def regions(self) -> list[MemoryRegion]:
+        """Return the regions to close at the end."""
         counter = [] if self.is_iwarp else [self.counter]
         return [self.readable, self.writable, self.mailbox, *counter]
 
     def size(self) -> int:
+        """Return a random message size."""
         return self.chance.randrange(1, OPTIONS.max_message_size - 20)
 
-    # --- what is cancelled ---
+    # --- operations that are cancelled ---
 
-    async def may_send(self, sender: Connection, receiver: Connection) -> None:
+    async def wait_for_window(self, sender: Connection, receiver: Connection) -> None:
+        """Wait until fewer than WINDOW messages are sent and not yet read."""
         while True:
             stats = receiver.stats
             taken = stats.messages_received - stats.messages_unread
@@ -105,15 +113,15 @@ class Load:
             await asyncio.sleep(0.001)
 
     async def send_copy(self) -> None:
-        await self.may_send(self.near, self.far)
+        await self.wait_for_window(self.near, self.far)
         await self.near.send(seal(0, self.chance.randbytes(self.size())))
 
     async def send_small(self) -> None:
-        await self.may_send(self.near, self.far)
+        await self.wait_for_window(self.near, self.far)
         await self.near.send(seal(0, b"small"))
 
-    async def send_lent(self) -> None:
-        await self.may_send(self.near, self.far)
+    async def send_region(self) -> None:
+        await self.wait_for_window(self.near, self.far)
         buffer = bytearray(seal(0, self.chance.randbytes(self.size())))
         region = await self.near.register(buffer, AccessFlags(0))
         try:
@@ -123,7 +131,7 @@ class Load:
             del buffer
 
     async def send_pieces(self) -> None:
-        await self.may_send(self.near, self.far)
+        await self.wait_for_window(self.near, self.far)
         whole = seal(0, self.chance.randbytes(self.size()))
         middle = bytearray(whole[12:-3])
         region = await self.near.register(middle, AccessFlags(0)) if middle else None
@@ -142,12 +150,14 @@ class Load:
         region = await self.near.register(buffer, SHARED)
         try:
             await self.near.read(part, region)
-            assert buffer == self.constant[start : start + len(part)], "read something else"
+            assert buffer == self.constant[start : start + len(part)], (
+                "the read returned other bytes"
+            )
         finally:
             self.free(region, len(buffer))
             del buffer
 
-    async def write_lent(self) -> None:
+    async def write_region(self) -> None:
         buffer = bytearray([7]) * self.size()
         region = await self.near.register(buffer, AccessFlags(0))
         try:
@@ -174,7 +184,7 @@ class Load:
         finally:
             region.close()
 
-    async def from_the_cache(self) -> None:
+    async def write_from_cache(self) -> None:
         buffer = self.chance.choice(self.cached)
         region = await self.cache.register(buffer)
         try:
@@ -182,18 +192,19 @@ class Load:
         finally:
             region.close()
 
-    async def unpin(self) -> None:
+    async def deregister(self) -> None:
         buffer = bytearray(self.size())
         region = await self.near.register(buffer)
         await region.aclose()
         buffer.append(0)
 
     def free(self, region: MemoryRegion, nbytes: int) -> None:
+        """Close a region, and reuse the memory of its buffer."""
         region.close()
-        self.litter.drop(nbytes)
+        self.freed.reuse(nbytes)
 
-    async def take(self) -> None:
-        """Receive in one of the ways there are; a message that was taken is the next in order."""
+    async def receive(self) -> None:
+        """Receive by one of three methods. The message must be the next in order."""
         kind = self.chance.randrange(3)
         if kind == 0:
             message = await self.near.recv()
@@ -201,12 +212,12 @@ class Load:
             buffer = bytearray(8192)
             message = bytes(buffer[: await self.near.recv_into(buffer)])
         else:
-            with await self.near.recv_message() as held:
-                message = bytes(held.data)
-        assert unseal(message) == self.expected, "a message is lost, or comes twice"
+            with await self.near.recv_message() as received:
+                message = bytes(received.data)
+        assert unseal(message) == self.expected, "a message was lost or duplicated"
         self.expected += 1
 
-    # --- what goes on meanwhile ---
+    # --- tasks that run at the same time ---
 
     async def consume(self) -> None:
         async for message in self.far:
@@ -216,7 +227,7 @@ class Load:
     async def flood(self) -> None:
         number = 0
         while True:
-            await self.may_send(self.far, self.near)
+            await self.wait_for_window(self.far, self.near)
             await self.far.send(seal(number, b"x" * self.size()))
             number += 1
 
@@ -229,7 +240,7 @@ class Load:
             await asyncio.sleep(0)
 
     async def run(self, kinds: list[Callable[[], Awaitable[None]]]) -> None:
-        """One task: one operation after another, each perhaps cancelled."""
+        """Run random operations one after another, and cancel about half of them."""
         while True:
             kind = self.chance.choice(kinds)
             task = asyncio.ensure_future(kind())
@@ -237,7 +248,7 @@ class Load:
                 await asyncio.sleep(self.chance.choice([0, 0, 0.001, 0.01, 0.05]))
                 task.cancel()
             done, _ = await asyncio.wait([task], timeout=PATIENCE)
-            assert done, f"{kind.__name__} does not end"
+            assert done, f"{kind.__name__} has not ended"
             if task.cancelled():
                 self.figures["cancelled"] += 1
             else:
@@ -248,25 +259,40 @@ class Load:
 async def one_connection(
     address: DeviceAddress, chance: random.Random, figures: Counter[str]
 ) -> None:
+    """Connect, run all operations for some seconds, and close or abort."""
     async with connected(address, OPTIONS, OPTIONS) as pair:
-        load = Load(pair, chance, figures)
-        await load.prepare()
-        kinds = [load.send_copy, load.send_small, load.send_lent, load.send_pieces, load.read]
-        kinds += [load.write_lent, load.write_copy, load.from_the_cache, load.unpin]
-        if not load.is_iwarp:
-            kinds += [load.add, load.swap, load.bind]
-        # The peer's first message waits for one of this side's: iWARP wants it so.
+        workload = Workload(pair, chance, figures)
+        await workload.prepare()
+        kinds: list[Callable[[], Awaitable[None]]] = [
+            workload.send_copy,
+            workload.send_small,
+            workload.send_region,
+            workload.send_pieces,
+            workload.read,
+        ]
+        kinds += [
+            workload.write_region,
+            workload.write_copy,
+            workload.write_from_cache,
+            workload.deregister,
+        ]
+        if not workload.is_iwarp:
+            kinds += [workload.add, workload.swap, workload.bind]
+        # On iWARP the accepting side can send only after it has received a message.
         await pair.client.send(seal(0, b"first"))
-        consuming = asyncio.create_task(load.consume())
-        tasks = [asyncio.create_task(load.run(kinds)) for _ in range(5)]
-        tasks.append(asyncio.create_task(load.run([load.take])))
-        tasks += [asyncio.create_task(load.flood()), asyncio.create_task(load.keep_writing())]
+        consuming = asyncio.create_task(workload.consume())
+        tasks = [asyncio.create_task(workload.run(kinds)) for _ in range(5)]
+        tasks.append(asyncio.create_task(workload.run([workload.receive])))
+        tasks += [
+            asyncio.create_task(workload.flood()),
+            asyncio.create_task(workload.keep_writing()),
+        ]
         done, _ = await asyncio.wait(
             tasks, timeout=chance.uniform(2, 8), return_when=asyncio.FIRST_COMPLETED
         )
         for task in done:
             task.result()
-        load.litter.check()
+        workload.freed.check()
         if chance.random() < 0.5:
             chance.choice([pair.client, pair.server]).abort()
             figures["aborted"] += 1
@@ -280,18 +306,18 @@ async def one_connection(
             await pair.client.aclose()
             await asyncio.wait([consuming])
             await pair.server.aclose()
-        if not load.is_iwarp:
-            total = int.from_bytes(memoryview(load.counter), "little")
-            assert load.added <= total <= load.perhaps_added
-        load.litter.check()
-        load.cache.close()
-        for region in load.regions():
+        if not workload.is_iwarp:
+            total = int.from_bytes(memoryview(workload.counter), "little")
+            assert workload.added <= total <= workload.perhaps_added
+        workload.freed.check()
+        workload.cache.close()
+        for region in workload.regions():
             await region.aclose()
-        load.litter.check()
+        workload.freed.check()
         figures["connections"] += 1
 
 
-async def test_operations_cancelled_anywhere(
+async def test_operations_cancelled_at_random_moments(
     address: DeviceAddress, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance = random.Random(4)

@@ -1,4 +1,4 @@
-"""Long campaigns for the ids under a connection, run by `make soak`."""
+"""Long campaigns for AsyncCmId and SyncCmId, run by `make soak`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=Tr
 
 
 async def answer_all(listener: SyncCmId, figures: Counter[str]) -> None:
-    """Accept every request, take one message from it, and disconnect."""
+    """Accept every request, receive one message, and disconnect."""
     async for request in listener:
         try:
             async with asyncio.timeout(PATIENCE), request:
@@ -32,16 +32,17 @@ async def answer_all(listener: SyncCmId, figures: Counter[str]) -> None:
                 await request.get_recv_comp()
                 figures["answered"] += 1
         except RdmaError:
-            figures["gone before they were answered"] += 1
+            figures["peer disconnected before the accept"] += 1
 
 
-async def ask(where: tuple[str, int], chance: random.Random, figures: Counter[str]) -> None:
-    info = AddrInfo(destination=parse_address(*where))
+async def run_client(server: tuple[str, int], chance: random.Random, figures: Counter[str]) -> None:
+    """Connect by one of two methods, send one message, and disconnect."""
+    info = AddrInfo(destination=parse_address(*server))
     by_hand = chance.random() < 0.5
     cm = await SyncCmId.create() if by_hand else await SyncCmId.create_ep(info, init=SMALL)
     async with cm:
         if by_hand:
-            await cm.resolve_addr(parse_address(*where))
+            await cm.resolve_addr(parse_address(*server))
             await cm.resolve_route()
             await cm.create_qp(SMALL)
         region = await cm.reg_msgs(bytearray(64))
@@ -50,10 +51,10 @@ async def ask(where: tuple[str, int], chance: random.Random, figures: Counter[st
             cm.cm_id.post_send(1, region, 0, 64)
             await cm.get_send_comp()
             await cm.disconnect()
-            figures["asked"] += 1
+            figures["messages sent"] += 1
 
 
-async def test_synchronous_ids_cancelled_anywhere(
+async def test_synchronous_ids_cancelled_at_random_moments(
     address: DeviceAddress, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance = random.Random(3)
@@ -62,10 +63,10 @@ async def test_synchronous_ids_cancelled_anywhere(
         listener = await SyncCmId.create()
         listener.bind_addr(parse_address(address.host))
         listener.listen()
-        where = listener.local_address
+        server = listener.local_address
         answering = asyncio.create_task(answer_all(listener, figures))
         for _ in until_time_is_up(f"synchronous ids on {address.device}", figures):
-            tasks = [asyncio.create_task(ask(where, chance, figures)) for _ in range(4)]
+            tasks = [asyncio.create_task(run_client(server, chance, figures)) for _ in range(4)]
             for task in tasks:
                 await asyncio.sleep(chance.uniform(0, 0.1))
                 if chance.random() < 0.7:
@@ -80,17 +81,17 @@ async def test_synchronous_ids_cancelled_anywhere(
     assert figures["answered"]
 
 
-async def test_a_listener_that_keeps_moving(
+async def test_listener_that_migrates_repeatedly(
     address: DeviceAddress, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From loop to threads and back, while clients ask: every one of them is answered."""
+    """Migrate a listener between loop and threads while clients connect. None is lost."""
     chance = random.Random(4)
     figures: Counter[str] = Counter()
 
-    async def keep_asking(where: tuple[str, int], stop: asyncio.Event) -> None:
+    async def keep_connecting(server: tuple[str, int], stop: asyncio.Event) -> None:
         while not stop.is_set():
             async with await AsyncCmId.create() as cm:
-                await cm.resolve_addr(parse_address(*where))
+                await cm.resolve_addr(parse_address(*server))
                 await cm.resolve_route()
                 await cm.create_qp(SMALL)
                 answer = b""
@@ -100,36 +101,38 @@ async def test_a_listener_that_keeps_moving(
                 except Rejected as rejected:
                     answer = rejected.private_data
                 except (RdmaError, TimeoutError):
-                    pass  # nobody heard it
-                if answer.startswith(b"heard"):
+                    pass  # the request was not answered
+                if answer.startswith(b"rejected"):
                     figures["answered"] += 1
-                elif not stop.is_set():  # else the listener was closed, and said no
-                    figures["lost in a move"] += 1
+                elif not stop.is_set():  # otherwise the closing listener has rejected it
+                    figures["lost in a migration"] += 1
 
     async def reject_for_a_while(listener: AsyncCmId | SyncCmId) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(chance.uniform(0, 0.1)):
                 while True:
                     request = await listener.get_request()
-                    request.reject(b"heard")
+                    request.reject(b"rejected")
                     request.abort()
-                    figures["heard"] += 1
+                    figures["rejected"] += 1
 
     with capsys.disabled():
         listener = await AsyncCmId.create()
         listener.bind_addr(parse_address(address.host))
         listener.listen()
         stop = asyncio.Event()
-        clients = [asyncio.create_task(keep_asking(listener.local_address, stop)) for _ in range(3)]
+        clients = [
+            asyncio.create_task(keep_connecting(listener.local_address, stop)) for _ in range(3)
+        ]
         for _ in until_time_is_up(f"migrating on {address.device}", figures):
-            waiting = await listener.migrate(None)
-            await reject_for_a_while(waiting)
-            listener = await waiting.migrate()
+            synchronous = await listener.migrate(None)
+            await reject_for_a_while(synchronous)
+            listener = await synchronous.migrate()
             await reject_for_a_while(listener)
-            figures["moves"] += 2
+            figures["migrations"] += 2
         stop.set()
         await listener.aclose()
         async with asyncio.timeout(2 * PATIENCE):
             await asyncio.gather(*clients)
     assert figures["answered"]
-    assert not figures["lost in a move"]
+    assert not figures["lost in a migration"]

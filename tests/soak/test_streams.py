@@ -1,6 +1,8 @@
-"""Byte streams until time is up: random sizes and options, both ways at once, cancelled receives,
-half closes, and ends of every kind. What came must be the beginning of what was sent, and all of it
-where nobody was in a hurry."""
+"""Byte streams with random sizes and options, used in both directions at once, until a time limit.
+
+Receives are cancelled, and streams end by half close, close or abort. The received bytes must be a
+prefix of the bytes sent. They must be complete unless a stream was closed or aborted early.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.asyncio
 
 
 def some_options(chance: random.Random) -> StreamOptions:
+    """Return random options."""
     return StreamOptions(
         send_buffer=chance.choice([2048, 10_000, 1 << 18]),
         recv_buffer=chance.choice([2048, 10_001, 1 << 18]),
@@ -30,6 +33,7 @@ def some_options(chance: random.Random) -> StreamOptions:
 
 
 async def send(stream: ByteStream, data: bytes, chance: random.Random) -> None:
+    """Send data in pieces of random sizes, then the end of the stream."""
     at = 0
     while at < len(data):
         part = data[at : at + chance.choice([1, 63, 1000, 5000, 100_000])]
@@ -39,6 +43,7 @@ async def send(stream: ByteStream, data: bytes, chance: random.Random) -> None:
 
 
 async def receive(stream: ByteStream, into: bytearray, chance: random.Random) -> None:
+    """Receive until the end of the stream, and cancel some of the receives."""
     while True:
         receiving = asyncio.create_task(stream.receive(chance.choice([1, 100, 4096, 1 << 20])))
         if chance.random() < 0.05:
@@ -53,38 +58,38 @@ async def receive(stream: ByteStream, into: bytearray, chance: random.Random) ->
         into += data
 
 
-async def talk(pair: StreamPair, chance: random.Random, figures: Counter[str]) -> None:
-    """Both ways; now and then somebody leaves in the middle of it."""
+async def exchange(pair: StreamPair, chance: random.Random, figures: Counter[str]) -> None:
+    """Send in both directions. Sometimes one end closes or aborts before all is sent."""
     ends = [pair.client, pair.server]
     sent = [pattern(chance.choice([10, 1000, 300_000]), chance.randrange(1 << 20)) for _ in ends]
-    came = [bytearray(), bytearray()]
+    received = [bytearray(), bytearray()]
     tasks = [
         asyncio.create_task(send(end, data, chance)) for end, data in zip(ends, sent, strict=True)
     ]
     tasks += [
         asyncio.create_task(receive(end, into, chance))
-        for end, into in zip(ends, came, strict=True)
+        for end, into in zip(ends, received, strict=True)
     ]
-    leaves = chance.random() < 0.3
-    if leaves:
+    ends_early = chance.random() < 0.3
+    if ends_early:
         await asyncio.sleep(chance.random() * 0.1)
         end = chance.choice(ends)
         if chance.random() < 0.5:
             end.abort()
         else:
             await end.aclose()
-        figures["left"] += 1
+        figures["ended early"] += 1
     results = await asyncio.gather(*tasks, return_exceptions=True)
     for result in results:
-        if result is not None and not (leaves and isinstance(result, RdmaError)):
+        if result is not None and not (ends_early and isinstance(result, RdmaError)):
             raise result
-    for data, into in zip(sent, reversed(came), strict=True):
-        assert data.startswith(into), "other bytes came than were sent"
-        assert leaves or len(into) == len(data)
+    for data, into in zip(sent, reversed(received), strict=True):
+        assert data.startswith(into), "the received bytes differ from those sent"
+        assert ends_early or len(into) == len(data)
         figures["bytes"] += len(into)
 
 
-async def test_streams_of_every_kind(address: DeviceAddress) -> None:
+async def test_streams_with_random_options_and_ends(address: DeviceAddress) -> None:
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
     print(f"streams on {address.device}: seed {seed}", flush=True)
@@ -94,5 +99,5 @@ async def test_streams_of_every_kind(address: DeviceAddress) -> None:
             asyncio.timeout(PATIENCE),
             streaming(address, some_options(chance), some_options(chance)) as pair,
         ):
-            await talk(pair, chance, figures)
+            await exchange(pair, chance, figures)
         figures["streams"] += 1

@@ -9,7 +9,7 @@ import loops
 import pytest
 import trio
 import uvloop
-from blocking import LIMIT, Heart
+from blocking import LIMIT, BlockingDetector
 
 pytest_plugins = ["pytester"]
 
@@ -178,48 +178,48 @@ async def test_in_the_loop():
     assert "time.sleep(0.5)" in said  # and where
 
 
-def live(heart: Heart, turns: int = 4) -> None:
+def live(detector: BlockingDetector, turns: int = 4) -> None:
     """What the thread of a loop does that works."""
     for _ in range(turns):
         time.sleep(0.05)
-        heart.beat()
+        detector.tick()
 
 
-def test_a_thread_that_sleeps_between_two_beats_is_blocked() -> None:
-    heart = Heart()
-    live(heart)
+def test_a_thread_that_sleeps_between_two_ticks_is_blocked() -> None:
+    detector = BlockingDetector()
+    live(detector)
     time.sleep(2 * LIMIT)
-    live(heart)
-    heart.stop()
-    complaint = heart.complaint()
-    assert complaint is not None
-    assert "time.sleep(2 * LIMIT)" in complaint
+    live(detector)
+    detector.stop()
+    report = detector.report()
+    assert report is not None
+    assert "time.sleep(2 * LIMIT)" in report
 
 
 def test_a_thread_that_works_is_not_blocked() -> None:
-    heart = Heart()
-    live(heart)
+    detector = BlockingDetector()
+    live(detector)
     end = time.monotonic() + 2 * LIMIT
     while time.monotonic() < end:
         pass
-    heart.beat()
-    live(heart, turns=20)
-    heart.stop()
-    assert heart.complaint() is None
+    detector.tick()
+    live(detector, turns=20)
+    detector.stop()
+    assert detector.report() is None
 
 
 @pytest.mark.parametrize("kind", loops.KINDS)
 def test_a_loop_that_waits_too_long_was_woken_late(kind: str) -> None:
-    """Which no beat of this heart would have prevented: the machine is to blame."""
-    heart = Heart()
+    """No tick could have prevented this wait. The machine woke the loop late."""
+    detector = BlockingDetector()
 
     async def wait() -> None:
         await loops.sleep(3 * LIMIT)
-        heart.beat()
+        detector.tick()
 
     loops.run(kind, wait)
-    heart.stop()
-    assert heart.complaint() is None
+    detector.stop()
+    assert detector.report() is None
 
 
 # --- asyncio's words on every loop ---

@@ -1,4 +1,4 @@
-"""Which kernel is chosen, what is loaded in which order, and what is said if there is none."""
+"""The choice of a kernel, the load order of modules, and the errors without a kernel."""
 
 import gzip
 import lzma
@@ -9,7 +9,7 @@ import pytest
 
 from aiordma.lab import kernel, vmlinux
 from aiordma.lab.errors import LabError
-from aiordma.lab.modules import Module, ModuleIndex
+from aiordma.lab.kernel_modules import Module, ModuleIndex
 
 COMMON = [*kernel.REQUIRED, "ib_core", "libcrc32c"]
 
@@ -31,16 +31,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_no_kernel(cache: Path) -> None:
-    with pytest.raises(
-        LabError, match=r"^there is no kernel for the lab yet: run `aiordma lab set"
-    ):
+def test_find_without_a_kernel_raises(cache: Path) -> None:
+    with pytest.raises(LabError, match=r"^the lab has no kernel yet: run `aiordma lab setup`$"):
         kernel.find(["rxe"])
 
 
-def test_a_kernel_without_the_driver(cache: Path) -> None:
+def test_find_with_only_a_kernel_without_the_driver_raises(cache: Path) -> None:
     make_kernel(cache, "6.1.0-cloud", COMMON)
-    with pytest.raises(LabError, match=r"^the kernel 6.1.0-cloud has no rdma_rxe: run `aiordma la"):
+    with pytest.raises(
+        LabError, match=r"^the kernel 6.1.0-cloud has no module rdma_rxe: run `aiordma lab"
+    ):
         kernel.find(["rxe"])
 
 
@@ -53,17 +53,17 @@ def test_siw_is_found_beside_the_kernel(cache: Path) -> None:
     assert order == ["ib_core", "libcrc32c", "siw"]
 
 
-def test_an_installed_kernel(tmp_path: Path) -> None:
+def test_installed_kernel_with_an_image_is_found(tmp_path: Path) -> None:
     modules = tmp_path / "lib/modules/6.5"
     modules.mkdir(parents=True)
     assert list(kernel.installed(tmp_path)) == []
     (modules / "vmlinuz").write_bytes(b"")
     (found,) = kernel.installed(tmp_path)
     assert found.image == modules / "vmlinuz"
-    assert found.lacks(["rdma_rxe"]) == ["rdma_rxe"]
+    assert found.missing(["rdma_rxe"]) == ["rdma_rxe"]
 
 
-def test_modules_in_order_none_twice_and_no_builtin(tmp_path: Path) -> None:
+def test_load_order_has_each_module_once_and_no_builtin(tmp_path: Path) -> None:
     (tmp_path / "modules.dep").write_text(
         "kernel/a-b.ko.xz: kernel/c.ko.xz kernel/d.ko.xz\n"
         "kernel/c.ko.xz: kernel/d.ko.xz\n"
@@ -81,14 +81,14 @@ def test_modules_in_order_none_twice_and_no_builtin(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)]
 )
-def test_a_modules_content(tmp_path: Path, suffix: str, compress: type[bytes]) -> None:
+def test_module_content_is_decompressed(tmp_path: Path, suffix: str, compress: type[bytes]) -> None:
     path = tmp_path / f"m.ko{suffix}"
     path.write_bytes(compress(b"module"))
     assert Module(path).content() == b"module"
 
 
 def bzimage(payload: bytes) -> bytes:
-    """A kernel image with one sector of setup code."""
+    """Return a kernel image with one sector of setup code."""
     image = bytearray(1024)
     image[0x1F1] = 1
     image[0x202:0x206] = b"HdrS"
@@ -96,7 +96,7 @@ def bzimage(payload: bytes) -> bytes:
     return bytes(image) + payload
 
 
-def test_the_kernel_comes_out_of_its_image() -> None:
+def test_kernel_is_extracted_from_its_image() -> None:
     elf = b"\x7fELF and so on"
     size = struct.pack("<I", len(elf))
     assert vmlinux.extract(bzimage(lzma.compress(elf) + size)) == elf

@@ -1,4 +1,4 @@
-"""What QEMU and the guest's kernel are given, and what the command line means."""
+"""`aiordma lab run`: its command line, QEMU's command line, the device script and the relay."""
 
 import socket
 from pathlib import Path
@@ -14,20 +14,20 @@ from aiordma.lab.relay import GuestEnded, GuestFailed, Relay
 from aiordma.lab.run import Options, run
 
 
-def test_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_inside_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIORDMA_LAB", "1")
     assert is_inside()
     monkeypatch.delenv("AIORDMA_LAB")
     assert not is_inside()
 
 
-def test_no_lab_in_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_inside_the_lab_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIORDMA_LAB", "1")
-    with pytest.raises(LabError, match=r"^this is the lab's machine already"):
+    with pytest.raises(LabError, match=r"^this process runs in the lab already"):
         run(["true"], Options())
 
 
-def test_the_devices_and_their_variables() -> None:
+def test_devices_have_variables_and_setup_lines() -> None:
     assert addresses(DEVICES["siw"]) == {
         "AIORDMA_LAB_SIW": "10.7.2.1",
         "AIORDMA_LAB_SIW6": "fd07:2::1",
@@ -37,7 +37,7 @@ def test_the_devices_and_their_variables() -> None:
     assert "rdma link add siw0 type siw netdev siw-veth" in script
 
 
-def test_qemus_command_line() -> None:
+def test_qemu_command_line_escapes_commas() -> None:
     machine = qemu.Machine(Path("/k"), "/i", "/c,d", "tcg", cpus=2, memory="1G", cwd="/a,b")
     line = " ".join(machine.argv_with_channel("/qemu", 7))
     assert "path=/a,,b,security_model=none" in line
@@ -56,7 +56,7 @@ def test_kvm_is_probed_once_for_each_boot(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x15\0\0\0\x02no"])
-def test_a_guest_that_goes_away_or_fails(frame: bytes) -> None:
+def test_boot_raises_if_the_guest_ends_or_fails(frame: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         relay = Relay(ours, describe(["true"], {}, closed=[]))
@@ -66,13 +66,15 @@ def test_a_guest_that_goes_away_or_fails(frame: bytes) -> None:
             relay.boot(timeout=5)
 
 
-def test_a_guest_that_does_not_come() -> None:
+def test_boot_raises_after_the_timeout() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(TimeoutError):
         Relay(ours, describe(["true"], {}, closed=[])).boot(timeout=0.01)
 
 
-def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_options_and_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[tuple[list[str], Options]] = []
 
     def fake_run(argv: list[str], options: Options) -> int:
@@ -89,12 +91,14 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert (options.device, options.cpus, options.memory) == ("both", 1, "2G")
     assert main(["lab", "run", "fail"]) == 125
     assert capsys.readouterr().err == (
-        "aiordma lab: a sentence\naiordma lab: the whole log is in /a/log\n"
+        "aiordma lab: a sentence\naiordma lab: the log is in /a/log\n"
     )
 
 
 @pytest.mark.parametrize("argv", [["--cpus", "0", "ls"], ["--device", "mlx5", "ls"], []])
-def test_wrong_command_lines(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_command_line_exits_with_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["lab", "run", *argv])
     assert caught.value.code == 2

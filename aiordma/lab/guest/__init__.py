@@ -1,5 +1,6 @@
-"""The half of the lab that runs inside the guest.
+"""The part of the lab that runs in the guest.
 
-These modules start on an emulated processor before every command, so they import only what the
-interpreter has loaded anyway or what is written in C: no enum, dataclasses, typing or subprocess.
+These modules are loaded before every command, on an emulated processor. So they import only modules
+that the interpreter has loaded already or that are written in C: no enum, dataclasses, typing or
+subprocess.
 """

@@ -1,4 +1,7 @@
-"""PID 1 of the guest: takes the job from the host, runs it, relays its streams, reports its end."""
+"""The agent, PID 1 of the guest.
+
+It receives the job from the host, runs the command, relays its streams, and sends its exit code.
+"""
 
 import contextlib
 import errno
@@ -19,11 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_FAILED_NOTE = "/run/lab/failed"
+_FAILURE_FILE = "/run/lab/failed"
 
 
 def main() -> None:
-    """Run one job, then stop the machine. Whatever goes wrong is said to the host."""
+    """Run one job and report its exit code, or the error, to the host. Never returns."""
     port = os.open(find_port(), os.O_RDWR | os.O_NONBLOCK)
     channel = Channel(port)
     try:
@@ -33,7 +36,7 @@ def main() -> None:
     except Exception as error:
         channel.send(frames.FAILED, _sentence(error).encode())
     channel.flush()
-    # The host ends the machine when it has read the last frame.
+    # The host ends the virtual machine when it has read the last frame.
     while True:
         time.sleep(60)
 
@@ -45,7 +48,7 @@ def _sentence(error: Exception) -> str:
 
 
 class Agent:
-    """One job from HELLO to the exit code."""
+    """The agent for one job, from READY to the exit code."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -55,12 +58,12 @@ class Agent:
         self._stdin_ended = False
 
     def run(self) -> int:
-        """Run the job; returns its exit code."""
-        self._channel.send(frames.HELLO)
+        """Run the job. Return its exit code."""
+        self._channel.send(frames.READY)
         job: Job = marshal.loads(self._channel.wait_for(frames.JOB))
-        _settle(job)
+        _set_clock_and_hostname(job)
         _wait_for_devices()
-        wakeup = _wake_on_child()
+        wakeup = _child_wakeup_fd()
         try:
             self._command = commands.start(job)
         except OSError as error:
@@ -77,14 +80,14 @@ class Agent:
         return commands.NOT_FOUND if error.errno == errno.ENOENT else commands.NOT_RUNNABLE
 
     def _relay(self, wakeup: int) -> None:
-        """Carry bytes and signals until the command has ended and its output is drained."""
+        """Relay bytes and signals until the command has ended and all its output is sent."""
         if self._command.stdin is not None:
             os.set_blocking(self._command.stdin, False)
-            self._channel.send(frames.WANT)
+            self._channel.send(frames.STDIN_REQUEST)
         while self._exit_code is None:
             ready = dict(self._wait(wakeup))
             if self._channel.port in ready:
-                self._from_host(ready[self._channel.port])
+                self._on_channel(ready[self._channel.port])
             if wakeup in ready:
                 self._reap(wakeup)
             if self._command.stdin in ready:
@@ -107,9 +110,9 @@ class Agent:
             poll.register(fd, events)
         return poll.poll()
 
-    def _from_host(self, events: int) -> None:
+    def _on_channel(self, events: int) -> None:
         if events & select.POLLHUP:
-            raise SystemExit  # the host is gone; PID 1's end is the machine's end
+            raise SystemExit  # the host has closed the channel; the kernel panics when PID 1 ends
         if events & select.POLLOUT:
             self._channel.write()
         if not events & select.POLLIN:
@@ -130,7 +133,7 @@ class Agent:
             self._close_output(data[0])
 
     def _write_stdin(self) -> None:
-        """Pass on what the command's input takes; ask for more once it has taken all."""
+        """Write as much as the command's input takes. Once all is written, request more."""
         fd = self._command.stdin
         if fd is None:
             return
@@ -139,11 +142,11 @@ class Agent:
                 del self._stdin[: os.write(fd, self._stdin)]
         except BlockingIOError:
             return
-        except OSError:  # the command closed its input: what is left has no reader
+        except OSError:  # the command closed its input: the rest has no reader
             self._stdin.clear()
             self._stdin_ended = True
         if not self._stdin_ended:
-            self._channel.send(frames.WANT)
+            self._channel.send(frames.STDIN_REQUEST)
         else:
             self._end_stdin(fd)
 
@@ -153,10 +156,10 @@ class Agent:
             os.close(fd)
 
     def _read_output(self, fd: int) -> bool:
-        """Pass on a piece of output; False when there is none."""
+        """Read one piece of output and send it. Return False if there is no more."""
         try:
             data = os.read(fd, frames.CHUNK - 1)
-        except OSError:  # a terminal nobody holds open any more
+        except OSError:  # a terminal that no process has open any more
             data = b""
         if not data:
             del self._command.outputs[fd]
@@ -167,23 +170,24 @@ class Agent:
         return True
 
     def _close_output(self, stream: int) -> None:
-        """Nobody reads this stream: let the command have its SIGPIPE."""
-        for fd, its_stream in list(self._command.outputs.items()):
-            if its_stream == stream and fd != self._command.terminal:
+        """Close the stream, which has no reader on the host: the command then gets SIGPIPE."""
+        for fd, output_stream in list(self._command.outputs.items()):
+            if output_stream == stream and fd != self._command.terminal:
                 del self._command.outputs[fd]
                 os.close(fd)
 
     def _reap(self, wakeup: int) -> None:
-        """Collect every process that ended: PID 1 inherits the orphans."""
+        """Wait for every process that has ended: PID 1 inherits orphans, too."""
         os.read(wakeup, 64)
         for pid, status in _ended():
             if pid == self._command.pid:
                 self._exit_code = commands.exit_code(status)
 
     def _drain(self) -> None:
-        """Pass on what the command left in its pipes.
+        """Send the output that the command left in its pipes.
 
-        Whatever it left running goes first: it may hold the pipes open, or write for ever.
+        First kill the processes that it left running: they could hold the pipes open or write for
+        ever.
         """
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
@@ -193,26 +197,29 @@ class Agent:
                 self._channel.flush()
 
 
-def _settle(job: "Job") -> None:
-    """Give the machine the host's time and name."""
+def _set_clock_and_hostname(job: "Job") -> None:
+    """Set the clock and the hostname as on the host."""
     time.clock_settime(time.CLOCK_REALTIME, job["now"])
     socket.sethostname(job["hostname"])
 
 
 def _wait_for_devices() -> None:
-    """Wait for the script that creates the devices (it was started beside this program)."""
+    """Wait for the script that creates the devices, which lab/start has started.
+
+    Raises: GuestError if it failed.
+    """
     pid = int(os.environ["AIORDMA_LAB_DEVICES"])
     if os.waitpid(pid, 0)[1] == 0:
         return
     try:
-        with open(_FAILED_NOTE) as file:
+        with open(_FAILURE_FILE) as file:
             raise GuestError(file.read().strip())
     except FileNotFoundError:
         raise GuestError("the guest could not set up its RDMA devices") from None
 
 
-def _wake_on_child() -> int:
-    """A descriptor that becomes readable when a child ends."""
+def _child_wakeup_fd() -> int:
+    """Return a descriptor that becomes readable when a child process ends."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
@@ -221,6 +228,7 @@ def _wake_on_child() -> int:
 
 
 def _ended() -> list[tuple[int, int]]:
+    """Return process id and wait status of the children that have ended."""
     ended: list[tuple[int, int]] = []
     while True:
         try:

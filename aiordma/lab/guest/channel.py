@@ -9,24 +9,24 @@ __all__ = ["Channel", "GuestError", "find_port"]
 
 
 class GuestError(Exception):
-    """A sentence for the host."""
+    """A failure in the guest; `str()` is the sentence to send to the host."""
 
 
 def find_port() -> str:
-    """The device file of the port to the host.
+    """Return the path of the virtio-serial port to the host.
 
-    Raises: GuestError when there is none.
+    Raises: GuestError if there is none.
     """
     ports = "/sys/class/virtio-ports"
     for name in os.listdir(ports):
         with open(f"{ports}/{name}/name") as file:
             if file.read().strip() == frames.PORT_NAME:
                 return f"/dev/{name}"
-    raise GuestError("the guest found no channel to the host")
+    raise GuestError("the guest found no virtio-serial port to the host")
 
 
 class Channel:
-    """The port to the host: frames in, frames out, nothing blocks."""
+    """The port to the host: sends and receives frames. Only flush() and wait_for() block."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -35,21 +35,21 @@ class Channel:
 
     @property
     def full(self) -> bool:
-        """Output waits for the host; the commands's streams should not be read now."""
+        """True if much output waits for the host. The command's output is not read meanwhile."""
         return len(self._out) > frames.CHUNK
 
     @property
     def pending(self) -> bool:
-        """There is something to write."""
+        """True if there are bytes to write."""
         return bool(self._out)
 
     def send(self, kind: int, data: bytes = b"") -> None:
-        """Queue a frame and write what the port takes."""
+        """Queue a frame and write as much as the port takes."""
         self._out += frames.pack(kind, data)
         self.write()
 
     def write(self) -> None:
-        """Write what the port takes now."""
+        """Write as much as the port takes now."""
         while self._out:
             try:
                 written = os.write(self.port, self._out[: frames.CHUNK])
@@ -58,13 +58,13 @@ class Channel:
             del self._out[:written]
 
     def flush(self) -> None:
-        """Write everything."""
+        """Write all queued bytes. Blocks until the port has taken them."""
         while self._out:
             select.select([], [self.port], [])
             self.write()
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """The frames that arrived."""
+        """Return the frames that have arrived completely."""
         try:
             data = os.read(self.port, 2 * frames.CHUNK)
         except BlockingIOError:
@@ -72,7 +72,7 @@ class Channel:
         return list(self._reader.feed(data))
 
     def wait_for(self, kind: int) -> bytes:
-        """Wait for the one frame that can come now."""
+        """Wait for a frame of this kind. Return its data. Other frames are discarded."""
         while True:
             select.select([self.port], [], [])
             for got, data in self.receive():

@@ -1,4 +1,4 @@
-"""Starting the command: its standard streams, its session, its surroundings."""
+"""The command: its standard streams, its session and its process settings."""
 
 import contextlib
 import fcntl
@@ -19,10 +19,10 @@ NOT_FOUND = 127
 
 
 class Command:
-    """The running command and this side of its streams.
+    """The running command, and the agent's ends of its streams.
 
-    `outputs` maps a descriptor to read from to the stream (1 or 2) its bytes belong to. `terminal`
-    is the pseudo-terminal's master, `stdin` where standard input goes.
+    `outputs` maps each descriptor to read from to its stream, 1 or 2. `stdin` is the descriptor to
+    write standard input to. `terminal` is the master of the pseudo-terminal. Both can be None.
     """
 
     def __init__(self) -> None:
@@ -32,16 +32,16 @@ class Command:
         self.outputs: dict[int, int] = {}
 
     def send_signal(self, number: int) -> None:
-        """Signal the foreground process group, as a terminal would."""
+        """Send a signal to the foreground process group, as a terminal does."""
         group = self.pid
         if self.terminal is not None:
             group = os.tcgetpgrp(self.terminal) or self.pid
-        # If it ended in this moment, its exit code is on the way.
+        # The group can have ended just now; the agent then reports its exit code.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell the terminal its size; the kernel sends SIGWINCH."""
+        """Set the terminal's size. The kernel then sends SIGWINCH to the command."""
         if self.terminal is not None:
             _set_window(self.terminal, rows, columns)
 
@@ -49,29 +49,29 @@ class Command:
 def start(job: "Job") -> Command:
     """Start the job's command.
 
-    Raises: OSError when it cannot be executed.
+    Raises: OSError if it cannot be executed.
     """
     command = Command()
     child_side = _open_streams(job, command)
-    failed, failing = os.pipe()
+    error_reader, error_writer = os.pipe()
     command.pid = os.fork()
     if command.pid == 0:
-        _child(job, child_side, failing)
-    os.close(failing)
+        _child(job, child_side, error_writer)
+    os.close(error_writer)
     for fd in set(child_side.values()):
         os.close(fd)
-    _raise_reported(failed)
+    _raise_child_error(error_reader)
     return command
 
 
 def exit_code(status: int) -> int:
-    """The shell's rendering of a wait status."""
+    """Return the exit code that a shell reports for a wait status."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 def _open_streams(job: "Job", command: Command) -> dict[int, int]:
-    """Make the streams; returns the child's descriptor for each of 0, 1, 2 that is to be open."""
+    """Open the streams. Return the child's descriptors, by stream; closed streams are left out."""
     child_side = {}
     if job["tty"]:
         command.terminal, slave = os.openpty()
@@ -91,23 +91,23 @@ def _open_streams(job: "Job", command: Command) -> dict[int, int]:
     return child_side
 
 
-def _child(job: "Job", streams: dict[int, int], failing: int) -> None:
-    """What the forked child does; never returns."""
+def _child(job: "Job", streams: dict[int, int], error_writer: int) -> None:
+    """Execute the command in the forked child. Never returns."""
     try:
         os.setsid()
         if job["tty"]:
             fcntl.ioctl(streams[job["tty"][0]], termios.TIOCSCTTY, 0)
-        _place(streams)
-        _surround(job)
+        _move_streams(streams)
+        _apply_settings(job)
         os.execvpe(job["argv"][0], job["argv"], job["env"])
     except OSError as error:
-        os.write(failing, struct.pack("!i", error.errno or 0))
+        os.write(error_writer, struct.pack("!i", error.errno or 0))
     finally:
         os._exit(NOT_FOUND)
 
 
-def _place(streams: dict[int, int]) -> None:
-    """Move the streams to 0, 1 and 2. The originals are all above 2 (PID 1 keeps 0-2 open)."""
+def _move_streams(streams: dict[int, int]) -> None:
+    """Move the streams to 0, 1 and 2. The originals are above 2, since PID 1 has 0 to 2 open."""
     for fd in (0, 1, 2):
         if fd in streams:
             os.dup2(streams[fd], fd)
@@ -115,7 +115,8 @@ def _place(streams: dict[int, int]) -> None:
             os.close(fd)
 
 
-def _surround(job: "Job") -> None:
+def _apply_settings(job: "Job") -> None:
+    """Set umask, limits, signals and working directory of the command."""
     os.umask(job["umask"])
     resource.setrlimit(resource.RLIMIT_NOFILE, job["nofile"])
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (-1, -1))
@@ -125,10 +126,10 @@ def _surround(job: "Job") -> None:
     os.chdir(job["cwd"])
 
 
-def _raise_reported(failed: int) -> None:
-    """Raise the child's error, if exec did not close its end of the pipe first."""
-    report = os.read(failed, 4)
-    os.close(failed)
+def _raise_child_error(error_reader: int) -> None:
+    """Raise the error that the child reported. If its exec succeeded, the pipe is empty."""
+    report = os.read(error_reader, 4)
+    os.close(error_reader)
     if report:
         number = struct.unpack("!i", report)[0]
         raise OSError(number, os.strerror(number))

@@ -1,4 +1,4 @@
-"""Kernel modules: where they are, what they need, and what is in them."""
+"""Kernel modules: their files, their dependencies and their content."""
 
 import gzip
 import lzma
@@ -15,7 +15,7 @@ __all__ = ["Module", "ModuleIndex"]
 
 def _unzstd(data: bytes) -> bytes:
     if shutil.which("zstd") is None:
-        raise LabError("the kernel's modules are compressed and the program zstd is missing")
+        raise LabError("the kernel's modules are compressed with zstd: install the program zstd")
     return subprocess.run(["zstd", "-dc"], input=data, stdout=subprocess.PIPE, check=True).stdout
 
 
@@ -28,39 +28,47 @@ _DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 @dataclass(frozen=True)
 class Module:
-    """A module's file."""
+    """The file of a kernel module."""
 
     path: Path
 
     @property
     def stem(self) -> str:
-        """The module's name as `lsmod` shows it."""
+        """The module's name, in the form that lsmod(8) prints."""
         return self.path.name.split(".ko")[0].replace("-", "_")
 
     def content(self) -> bytes:
-        """The module, decompressed: busybox's insmod takes nothing else."""
+        """Return the module, decompressed. busybox's insmod cannot decompress it.
+
+        Raises: LabError if it is compressed with zstd and that program is missing.
+        """
         decompress = _DECOMPRESS.get(self.path.suffix, bytes)
         return decompress(self.path.read_bytes())
 
 
 class ModuleIndex:
-    """What depmod knows about a directory of modules."""
+    """The modules in a directory and their dependencies, read from the files of depmod(8)."""
 
     def __init__(self, directory: Path) -> None:
-        self._needs: dict[str, tuple[Module, list[str]]] = {}
+        self._modules: dict[str, tuple[Module, list[str]]] = {}
         self._builtin: set[str] = set()
         self._read_dependencies(directory)
         self._read_builtin(directory / "modules.builtin")
 
-    def add(self, module: Module, needs: list[str]) -> None:
-        """Add a module that lies elsewhere."""
-        self._needs[module.stem] = (module, needs)
+    def add(self, module: Module, dependencies: list[str]) -> None:
+        """Add a module that is outside the directory."""
+        self._modules[module.stem] = (module, dependencies)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._needs or name in self._builtin
+        return name in self._modules or name in self._builtin
 
     def load_order(self, names: Iterable[str]) -> list[Module]:
-        """The modules to insert for `names`, in order, none twice."""
+        """Return the modules to insert for `names`: dependencies first, each module once.
+
+        Modules that are built into the kernel are left out.
+
+        Raises: LabError if the kernel does not have one of them.
+        """
         order: dict[str, Module] = {}
         for name in names:
             self._visit(name, order)
@@ -69,11 +77,11 @@ class ModuleIndex:
     def _visit(self, name: str, order: dict[str, Module]) -> None:
         if name in order or name in self._builtin:
             return
-        if name not in self._needs:
+        if name not in self._modules:
             raise LabError(f"the kernel has no module {name}")
-        module, needs = self._needs[name]
-        for need in needs:
-            self._visit(need, order)
+        module, dependencies = self._modules[name]
+        for dependency in dependencies:
+            self._visit(dependency, order)
         order[name] = module
 
     def _read_dependencies(self, directory: Path) -> None:
@@ -82,10 +90,10 @@ class ModuleIndex:
         except FileNotFoundError:
             return
         for line in text.splitlines():
-            path, _, needs = line.partition(":")
-            stems = [Module(Path(need)).stem for need in needs.split()]
+            path, _, dependencies = line.partition(":")
+            stems = [Module(Path(dependency)).stem for dependency in dependencies.split()]
             module = Module(directory / path)
-            self._needs[module.stem] = (module, stems)
+            self._modules[module.stem] = (module, stems)
 
     def _read_builtin(self, path: Path) -> None:
         try:
