@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..ping.limits import DEFAULT_PORT, DEFAULT_SIZE, MAX_SIZE
 
 if TYPE_CHECKING:
-    from aiordma.ping.plan import Plan
+    from aiordma.ping.options import Plan
 
 _DESCRIPTION = "See whether RDMA works between two machines, through which device, and how fast."
 _EPILOG = """\
@@ -108,8 +108,8 @@ def _ping(args: argparse.Namespace) -> int:
 
 
 def _listen(args: argparse.Namespace) -> int:
-    from aiordma.ping.answering import listen
     from aiordma.ping.failures import explain_listening
+    from aiordma.ping.server import listen
 
     host = args.listen or _ALL[args.family]
     done = _run(listen(host, args.p, _say), lambda error: explain_listening(error, host, args.p))
@@ -117,9 +117,9 @@ def _listen(args: argparse.Namespace) -> int:
 
 
 def _send(args: argparse.Namespace) -> int:
+    from aiordma.ping.client import ping, ping_own
     from aiordma.ping.failures import explain
-    from aiordma.ping.pinging import ping, ping_own
-    from aiordma.ping.tally import Tally
+    from aiordma.ping.report import Tally
 
     plan, tally = _plan(args), Tally()
     begin = ping if plan.host else ping_own
@@ -130,7 +130,7 @@ def _send(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    from aiordma.ping.plan import Plan
+    from aiordma.ping.options import Plan
 
     return Plan(
         args.host or "",

@@ -14,9 +14,9 @@ from aiordma.errors import (
     VerbsError,
     WorkRequestError,
 )
-from aiordma.ping.greeting import refusal_reason
+from aiordma.ping.handshake import refusal_reason
 from aiordma.ping.limits import DEFAULT_PORT
-from aiordma.ping.plan import Plan
+from aiordma.ping.options import Plan
 from aiordma.rdmacm import interface_addresses
 
 _NO_WAY = (

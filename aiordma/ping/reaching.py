@@ -12,8 +12,8 @@ from aiordma.cm.resolving import first_that_answers, resolve_host
 from aiordma.errors import ConnectError, Unreachable
 from aiordma.loop import running_loop
 from aiordma.messages.connection import Connection
-from aiordma.ping.greeting import greeting, options_for
-from aiordma.ping.plan import Plan
+from aiordma.ping.handshake import greeting, options_for
+from aiordma.ping.options import Plan
 from aiordma.rdmacm import SocketAddress
 
 

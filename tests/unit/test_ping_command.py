@@ -13,10 +13,10 @@ import pytest
 
 from aiordma import Connection, ConnectionOptions, ConnectRequest, PeerClosed, VerbsError
 from aiordma.cli import main, parser
-from aiordma.ping import answering, pinging
-from aiordma.ping.greeting import announced_size, greeting, refusal_reason
+from aiordma.ping import client, server
+from aiordma.ping.handshake import announced_size, greeting, refusal_reason
 from aiordma.ping.limits import MAX_SIZE
-from aiordma.ping.plan import Plan
+from aiordma.ping.options import Plan
 from aiordma.ping.reaching import Reached
 
 PING = ["ping", "10.7.1.2", "-i", "0"]
@@ -64,7 +64,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> FakeConnection:
     async def fake_reach(_: Plan) -> Reached:
         return Reached(cast(Connection, made), "rxe0 (IB)", 0.001, 0.002, 0.003)
 
-    monkeypatch.setattr(pinging, "reach", fake_reach)
+    monkeypatch.setattr(client, "reach", fake_reach)
     return made
 
 
@@ -186,7 +186,7 @@ def no_devices() -> list[object]:
 def test_no_device(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(answering, "device_addresses", no_devices)
+    monkeypatch.setattr(server, "device_addresses", no_devices)
     assert main(["ping", *arguments]) == 1
     output, errors = capsys.readouterr()
     assert output == ""
@@ -195,7 +195,7 @@ def test_no_device(
 
 
 def test_no_address(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(answering, "device_addresses", list)
+    monkeypatch.setattr(server, "device_addresses", list)
     assert main(["ping", "-6"]) == 1
     assert "no RDMA device of this machine has such an IP address" in capsys.readouterr().err
 
@@ -220,7 +220,7 @@ class FakeRequest:
 
 async def answered(request: FakeRequest) -> list[str]:
     said: list[str] = []
-    await answering._answer(cast(ConnectRequest, request), said.append)
+    await server._answer(cast(ConnectRequest, request), said.append)
     return said
 
 

@@ -19,8 +19,8 @@ from aiordma.errors import (
 )
 from aiordma.ping import failures
 from aiordma.ping.failures import explain, explain_listening
-from aiordma.ping.greeting import refusal
-from aiordma.ping.plan import Plan
+from aiordma.ping.handshake import refusal
+from aiordma.ping.options import Plan
 from aiordma.rdmacm import SocketAddress
 
 PLAN = Plan("10.7.1.2")

@@ -13,9 +13,9 @@ import pytest
 from aiordma import ConnectError, Connection, DeviceRemoved, RouteError, Unreachable
 from aiordma.enums import TransportType
 from aiordma.loop import Loop
-from aiordma.ping import answering, reaching
-from aiordma.ping.greeting import announced_size
-from aiordma.ping.plan import Plan
+from aiordma.ping import reaching, server
+from aiordma.ping.handshake import announced_size
+from aiordma.ping.options import Plan
 from aiordma.ping.reaching import reach
 from aiordma.rdmacm import DeviceAddress, SocketAddress, parse_address
 
@@ -165,19 +165,19 @@ async def test_it_says_where_it_listens(
 ) -> None:
     listener = FakeListener(DeviceRemoved("the RDMA device was removed"))
     listener.local_address = (host or "::", 4711)
-    monkeypatch.setattr(answering, "device_addresses", lambda: [LINK_LOCAL, RXE])
-    monkeypatch.setattr(answering, "listen_for_peers", lambda *_: listener)
+    monkeypatch.setattr(server, "device_addresses", lambda: [LINK_LOCAL, RXE])
+    monkeypatch.setattr(server, "listen_for_peers", lambda *_: listener)
     said: list[str] = []
     with pytest.raises(DeviceRemoved):  # and not a group of exceptions
-        await answering.listen(host, 0, said.append)
+        await server.listen(host, 0, said.append)
     assert said == [f"listening on port 4711 at {places}; Ctrl-C ends it"]
     assert listener.closed
 
 
 async def test_the_first_address_is_rather_not_link_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "device_addresses", lambda: [LINK_LOCAL, RXE])
-    assert await answering.first_address(None) == RXE
-    assert await answering.first_address(socket.AF_INET6) == LINK_LOCAL
+    monkeypatch.setattr(server, "device_addresses", lambda: [LINK_LOCAL, RXE])
+    assert await server.first_address(None) == RXE
+    assert await server.first_address(socket.AF_INET6) == LINK_LOCAL
 
 
 @pytest.mark.parametrize("failure", [None, ConnectError("no")])
@@ -185,10 +185,10 @@ async def test_listening_here_ends_with_its_block(
     failure: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = FakeListener()
-    monkeypatch.setattr(answering, "listen_for_peers", lambda *_: listener)
+    monkeypatch.setattr(server, "listen_for_peers", lambda *_: listener)
     seen: Exception | None = None
     try:
-        async with answering.listening_here("10.7.1.1") as port:
+        async with server.listening_here("10.7.1.1") as port:
             assert port == 4711
             if failure is not None:
                 raise failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiordma.options import DEFAULT_OPTIONS
-from aiordma.ping.greeting import (
+from aiordma.ping.handshake import (
     announced_size,
     greeting,
     options_for,
@@ -14,7 +14,7 @@ from aiordma.ping.greeting import (
 )
 from aiordma.ping.limits import MAX_SIZE
 from aiordma.ping.messages import Messages, difference
-from aiordma.ping.tally import Tally
+from aiordma.ping.report import Tally
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 64, 255, 256, 257, 65536, MAX_SIZE])

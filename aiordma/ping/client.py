@@ -11,12 +11,12 @@ from dataclasses import replace
 from aiordma.errors import RdmaError
 from aiordma.messages.connection import Connection
 from aiordma.options import DEFAULT_OPTIONS
-from aiordma.ping.answering import first_address, listening_here
-from aiordma.ping.greeting import announced_size
+from aiordma.ping.handshake import announced_size
 from aiordma.ping.messages import Messages, difference
-from aiordma.ping.plan import Plan
+from aiordma.ping.options import Plan
 from aiordma.ping.reaching import reach
-from aiordma.ping.tally import Tally
+from aiordma.ping.report import Tally
+from aiordma.ping.server import first_address, listening_here
 
 
 class TooLarge(RdmaError):
