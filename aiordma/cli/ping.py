@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
-from ..ping.limits import DEFAULT_PORT, DEFAULT_SIZE, MAX_SIZE
+from ..ping.options import DEFAULT_PORT, DEFAULT_SIZE, MAX_SIZE
 
 if TYPE_CHECKING:
     from aiordma.ping.options import Plan

@@ -15,8 +15,7 @@ from aiordma.errors import (
     WorkRequestError,
 )
 from aiordma.ping.handshake import refusal_reason
-from aiordma.ping.limits import DEFAULT_PORT
-from aiordma.ping.options import Plan
+from aiordma.ping.options import DEFAULT_PORT, Plan
 from aiordma.rdmacm import interface_addresses
 
 _NO_WAY = (

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from aiordma.ping.limits import DEFAULT_PORT, DEFAULT_SIZE
+DEFAULT_PORT = 7473
+DEFAULT_SIZE = 64
+MAX_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from aiordma.messages.connect import listen as listen_for_peers
 from aiordma.messages.connection import Connection
 from aiordma.messages.listener import ConnectRequest, Listener
 from aiordma.ping.handshake import announced_size, greeting, options_for, refusal
-from aiordma.ping.limits import MAX_SIZE
+from aiordma.ping.options import MAX_SIZE
 from aiordma.rdmacm import DeviceAddress, device_addresses, parse_address
 
 Say = Callable[[str], None]

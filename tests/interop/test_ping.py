@@ -13,11 +13,9 @@ from example_runs import Done, interrupt, next_line, run_program, running, runni
 from helpers import PATIENCE
 
 import aiordma
-from aiordma.ping.client import ping
+from aiordma.ping.client import ping, reach
 from aiordma.ping.handshake import announced_size, greeting, refusal_reason
-from aiordma.ping.limits import MAX_SIZE
-from aiordma.ping.options import Plan
-from aiordma.ping.reaching import reach
+from aiordma.ping.options import MAX_SIZE, Plan
 from aiordma.ping.report import Tally
 from aiordma.ping.server import listen, listening_here
 from aiordma.rdmacm import DeviceAddress

@@ -14,10 +14,9 @@ import pytest
 from aiordma import Connection, ConnectionOptions, ConnectRequest, PeerClosed, VerbsError
 from aiordma.cli import main, parser
 from aiordma.ping import client, server
+from aiordma.ping.client import Reached
 from aiordma.ping.handshake import announced_size, greeting, refusal_reason
-from aiordma.ping.limits import MAX_SIZE
-from aiordma.ping.options import Plan
-from aiordma.ping.reaching import Reached
+from aiordma.ping.options import MAX_SIZE, Plan
 
 PING = ["ping", "10.7.1.2", "-i", "0"]
 

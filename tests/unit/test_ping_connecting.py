@@ -13,10 +13,10 @@ import pytest
 from aiordma import ConnectError, Connection, DeviceRemoved, RouteError, Unreachable
 from aiordma.enums import TransportType
 from aiordma.loop import Loop
-from aiordma.ping import reaching, server
+from aiordma.ping import client, server
+from aiordma.ping.client import reach
 from aiordma.ping.handshake import announced_size
 from aiordma.ping.options import Plan
-from aiordma.ping.reaching import reach
 from aiordma.rdmacm import DeviceAddress, SocketAddress, parse_address
 
 pytestmark = pytest.mark.asyncio
@@ -32,8 +32,8 @@ class Way:
         self.failures: dict[str, Exception] = {}
         self.is_silent = False
         self.private_data = b""
-        monkeypatch.setattr(reaching, "resolve_host", self._resolve)
-        monkeypatch.setattr(reaching, "AsyncCmId", SimpleNamespace(create=self._create))
+        monkeypatch.setattr(client, "resolve_host", self._resolve)
+        monkeypatch.setattr(client, "AsyncCmId", SimpleNamespace(create=self._create))
         monkeypatch.setattr(Connection, "from_id", self._from_id)
 
     async def _resolve(self, _: Loop, host: str, port: int) -> list[SocketAddress]:

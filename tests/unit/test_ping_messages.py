@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiordma.options import DEFAULT_OPTIONS
+from aiordma.ping.client import Messages, difference
 from aiordma.ping.handshake import (
     announced_size,
     greeting,
@@ -12,8 +13,7 @@ from aiordma.ping.handshake import (
     refusal,
     refusal_reason,
 )
-from aiordma.ping.limits import MAX_SIZE
-from aiordma.ping.messages import Messages, difference
+from aiordma.ping.options import MAX_SIZE
 from aiordma.ping.report import Tally
 
 
