@@ -1,18 +1,18 @@
-"""`aiordma lab`: a machine with a soft RDMA device, to run a command in."""
+"""`aiordma lab`: run a command in a virtual machine that has a soft RDMA device."""
 
 import argparse
 import sys
 
 from ..lab.errors import LabError
 
-FAILED = 125  # as with env, timeout and docker: the tool failed, not the command
+FAILED = 125  # as for env(1) and timeout(1): the lab failed, not the command
 
 _DESCRIPTION = """\
-Run a command in a virtual machine that has a soft RDMA device, over this machine's own file system.
+Run a command in a virtual machine that has a soft RDMA device and this machine's file system.
 """
 _EPILOG = """\
-The exit code is the command's. 125: the lab itself failed (one sentence on standard error says
-why); 126: the command cannot be executed; 127: there is no such command.
+The exit code is that of the command. 125: the lab itself failed, and a sentence on standard error
+gives the reason. 126: the command cannot be executed. 127: the command does not exist.
 """
 
 
@@ -21,7 +21,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     lab = subparsers.add_parser("lab", help=_DESCRIPTION.strip(), description=_DESCRIPTION)
     actions = lab.add_subparsers(metavar="ACTION", required=True)
     _add_run(actions)
-    setup = actions.add_parser("setup", help="install what the lab needs, or name what is missing")
+    setup = actions.add_parser(
+        "setup", help="install the software that the lab needs, or list what is missing"
+    )
     setup.set_defaults(handler=_setup)
 
 
@@ -29,21 +31,24 @@ def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     run = actions.add_parser("run", help="run a command in the lab", epilog=_EPILOG)
     run.add_argument("--device", choices=("rxe", "siw", "both"), default="rxe")
     run.add_argument(
-        "--cpus", type=_positive, metavar="N", help="default: this machine's, at most 4"
+        "--cpus",
+        type=_positive,
+        metavar="N",
+        help="default: as many as this machine has, at most 4",
     )
     run.add_argument("--memory", metavar="M", help="for example 512M or 4G (default: 2G)")
     run.add_argument(
         "--boot-timeout",
         type=float,
         metavar="SECONDS",
-        help="how long to wait for the command to start (default: 60 with KVM, 120 without)",
+        help="limit for starting the command (default: 60 with KVM, 120 without)",
     )
     run.add_argument(
         "--accel",
         choices=("kvm", "tcg"),
-        help="the processor: this machine's own, or emulated (default: KVM where it works)",
+        help="use the processor of this machine, or emulate one (default: kvm if it works)",
     )
-    run.add_argument("command", nargs="+", metavar="COMMAND", help="what to run, after `--`")
+    run.add_argument("command", nargs="+", metavar="COMMAND", help="the command to run, after `--`")
     run.set_defaults(handler=_run)
 
 
@@ -69,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
         return run(args.command, options)
     except LabError as error:
         return _report(error)
-    except KeyboardInterrupt:  # before the machine was there to take it
+    except KeyboardInterrupt:  # before the lab could pass Ctrl-C on to the command
         return 130
 
 

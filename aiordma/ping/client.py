@@ -1,4 +1,4 @@
-"""ping() and ping_own(): connect, send numbered messages, and see what comes back."""
+"""The client of a ping: connect, send numbered messages, and check the answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aiordma.cm import AsyncCmId
@@ -15,105 +14,59 @@ from aiordma.errors import ConnectError, RdmaError, Unreachable
 from aiordma.loop import running_loop
 from aiordma.messages.connection import Connection
 from aiordma.options import DEFAULT_OPTIONS
-from aiordma.ping.handshake import announced_size, greeting, options_for
-from aiordma.ping.options import Plan
-from aiordma.ping.report import Tally
-from aiordma.ping.server import first_address, listening_here
+from aiordma.ping.handshake import announced_size, announcement, options_for
+from aiordma.ping.options import PingOptions
+from aiordma.ping.report import PrintLine, Statistics
+from aiordma.ping.server import first_address, local_server
 from aiordma.rdmacm import SocketAddress
 
 
-class TooLarge(RdmaError):
-    """The connection broke, probably because the peer does not take messages of that size."""
+class MessageTooLarge(RdmaError):
+    """The connection failed, probably because the peer does not accept messages of that size."""
 
 
-async def ping(plan: Plan, tally: Tally, say: Callable[[str], None]) -> None:
-    """Ping as planned; what happens is said line by line, and counted in `tally`.
+async def ping(options: PingOptions, statistics: Statistics, print_line: PrintLine) -> None:
+    """Connect, and send the messages that the options ask for.
 
-    Returns when all messages of the plan were answered, rightly or wrongly.
+    Prints a line for the connection and for each answer, and counts the answers in `statistics`.
+    Returns when every message was answered, correctly or not.
 
     Raises:
-        RdmaError: the connection could not be made, or it broke.
+        RdmaError: connecting failed, or the connection failed.
         TimeoutError: an answer did not come in time.
-        ValueError: the device cannot do it.
+        ValueError: the device does not support the options.
     """
-    reached = await reach(plan)
-    async with reached.connection as connection:
+    timed = await timed_connect(options)
+    async with timed.connection as connection:
         host, port = connection.peer_address
-        tally.peer = f"{host} port {port}"
-        say(str(reached))
+        statistics.peer = f"{host} port {port}"
+        print_line(str(timed))
         try:
-            await _talk(connection, plan, tally, say)
+            await _send_all(connection, options, statistics, print_line)
         except TimeoutError:
-            connection.abort()  # a farewell would wait for an answer, too
+            connection.abort()  # aclose() would wait for the peer, too
             raise
         except RdmaError as error:
-            raise _with_size(error, connection, plan) from error
+            raise _explained(error, connection, options) from error
 
 
-async def ping_own(plan: Plan, tally: Tally, say: Callable[[str], None]) -> None:
-    """Ping this machine's own first RDMA address, which is answered right here.
+async def ping_self(options: PingOptions, statistics: Statistics, print_line: PrintLine) -> None:
+    """Ping the first RDMA address of this machine, and answer in this process.
 
     Raises: as ping().
     """
-    own = await first_address(plan.family)
-    say(f"no host was given: {own.host} ({own.device}) of this machine answers itself")
-    async with listening_here(own.host) as port:
-        await ping(replace(plan, host=own.host, port=port), tally, say)
+    own = await first_address(options.family)
+    print_line(f"no host was given: pinging {own.host} ({own.device}) of this machine")
+    async with local_server(own.host) as port:
+        await ping(replace(options, host=own.host, port=port), statistics, print_line)
 
 
-async def _talk(
-    connection: Connection, plan: Plan, tally: Tally, say: Callable[[str], None]
-) -> None:
-    messages = Messages(plan.size)
-    numbers = itertools.count(1) if plan.count is None else range(1, plan.count + 1)
-    due = time.monotonic()
-    for number in numbers:
-        await asyncio.sleep(max(0.0, due - time.monotonic()))
-        due = time.monotonic() + plan.interval
-        say(await _round_trip(connection, number, messages[number], plan.wait, tally))
-
-
-async def _round_trip(
-    connection: Connection, number: int, message: bytes, wait: float, tally: Tally
-) -> str:
-    """Send a message and wait for its answer; the line that says what came of it."""
-    begin = time.perf_counter()
-    try:
-        answer = await _echo(connection, message, wait)
-    except TimeoutError:
-        tally.lost += 1
-        raise TimeoutError(f"no answer to seq={number} within {wait:g} s") from None
-    except RdmaError:
-        tally.lost += 1
-        raise
-    seconds = time.perf_counter() - begin
-    tally.add(seconds)
-    line = f"{len(answer)} bytes from {tally.peer}: seq={number} time={seconds * 1e3:.3f} ms"
-    wrong = difference(message, answer)
-    tally.wrong += wrong is not None
-    return line if wrong is None else f"{line} WRONG: {wrong}"
-
-
-async def _echo(connection: Connection, message: bytes, wait: float) -> bytes:
-    async with asyncio.timeout(wait):
-        await connection.send(message)
-        return await connection.recv()
-
-
-def _with_size(error: RdmaError, connection: Connection, plan: Plan) -> RdmaError:
-    """A large message that breaks the connection to a program that never agreed to its size."""
-    agreed = announced_size(connection.private_data) is not None
-    if agreed or plan.size <= DEFAULT_OPTIONS.max_message_size:
-        return error
-    return TooLarge(f"the peer does not take {plan.size} bytes: {error}")
-
-
-# --- the connect steps ---
+# --- connecting ---
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """A connection, and how long it took to get there, in seconds."""
+class TimedConnection:
+    """A connection, its device, and the duration of each connect step in seconds."""
 
     connection: Connection
     device: str
@@ -122,12 +75,12 @@ class Reached:
     connect_time: float
 
     def __str__(self) -> str:
-        here, (there, port) = self.connection.local_address[0], self.connection.peer_address
+        local, (peer, port) = self.connection.local_address[0], self.connection.peer_address
         times = (
             f"address {self.address_time * 1e3:.2f} ms, route {self.route_time * 1e3:.2f} ms, "
             f"connection {self.connect_time * 1e3:.2f} ms"
         )
-        return f"{self.device} at {here} to {there} port {port}: {times}"
+        return f"{self.device} at {local} to {peer} port {port}: {times}"
 
 
 class _Stopwatch:
@@ -135,85 +88,140 @@ class _Stopwatch:
         self._last = time.perf_counter()
 
     def lap(self) -> float:
-        """Seconds since the last lap."""
+        """Return the seconds since the last call, or since the stopwatch was made."""
         before, self._last = self._last, time.perf_counter()
         return self._last - before
 
 
-async def reach(plan: Plan) -> Reached:
-    """Connect to the first address of the host that answers.
+async def timed_connect(options: PingOptions) -> TimedConnection:
+    """Connect to the first address of the host that answers, and time each step.
 
-    Raises: as aiordma.connect(); Unreachable also if the peer takes too long.
+    Raises: as aiordma.connect(); Unreachable also if the peer does not answer in time.
     """
     loop = running_loop()
-    sources = [] if plan.source is None else await resolve_host(loop, plan.source, 0)
+    sources = [] if options.source is None else await resolve_host(loop, options.source, 0)
     source_of = {own.family: own for own in reversed(sources)}
-    found = await resolve_host(loop, plan.host, plan.port)
+    found = _of_family(await resolve_host(loop, options.host, options.port), options)
 
-    async def attempt(address: SocketAddress) -> Reached:
-        return await _attempt(address, source_of.get(address.family), plan)
+    async def attempt(address: SocketAddress) -> TimedConnection:
+        return await _attempt(address, source_of.get(address.family), options)
 
     return await first_that_answers(
-        [address for address in _wanted(found, plan) if not sources or address.family in source_of],
+        [address for address in found if not sources or address.family in source_of],
         attempt,
-        (plan.host, plan.port),
+        (options.host, options.port),
     )
 
 
-def _wanted(found: list[SocketAddress], plan: Plan) -> list[SocketAddress]:
-    if plan.family is None:
+def _of_family(found: list[SocketAddress], options: PingOptions) -> list[SocketAddress]:
+    if options.family is None:
         return found
-    wanted = [address for address in found if address.family is plan.family]
-    if not wanted:
-        version = 4 if plan.family is socket.AF_INET else 6
-        raise ConnectError(f"{plan.host} has no IPv{version} address")
-    return wanted
+    matching = [address for address in found if address.family is options.family]
+    if not matching:
+        version = 4 if options.family is socket.AF_INET else 6
+        raise ConnectError(f"{options.host} has no IPv{version} address")
+    return matching
 
 
-async def _attempt(address: SocketAddress, source: SocketAddress | None, plan: Plan) -> Reached:
+async def _attempt(
+    address: SocketAddress, source: SocketAddress | None, options: PingOptions
+) -> TimedConnection:
     cm = await AsyncCmId.create()
     async with cm.closed_on_failure():
         if source is not None:
             cm.bind_addr(source)
-        watch = _Stopwatch()
-        await cm.resolve_addr(address, timeout=plan.wait)
-        address_time = watch.lap()
-        await cm.resolve_route(timeout=plan.wait)
-        route_time = watch.lap()
+        stopwatch = _Stopwatch()
+        await cm.resolve_addr(address, timeout=options.wait)
+        address_time = stopwatch.lap()
+        await cm.resolve_route(timeout=options.wait)
+        route_time = stopwatch.lap()
         device = f"{cm.device().name} ({cm.device().transport.name})"
-        connection = await _connect(cm, address, plan)
-    return Reached(connection, device, address_time, route_time, watch.lap())
+        connection = await _connect(cm, address, options)
+    return TimedConnection(connection, device, address_time, route_time, stopwatch.lap())
 
 
-async def _connect(cm: AsyncCmId, address: SocketAddress, plan: Plan) -> Connection:
-    """Left alone, the connection manager would ask for a minute or more."""
-    options = options_for(plan.size, plan.busy_poll)
+async def _connect(cm: AsyncCmId, address: SocketAddress, options: PingOptions) -> Connection:
+    """Connect within `options.wait` seconds: the connection manager retries for a minute or more.
+
+    Raises: as Connection.from_id(); Unreachable if the peer does not answer in time.
+    """
+    data = announcement(options.size)
+    connection_options = options_for(options.size, options.busy_poll)
     try:
-        async with asyncio.timeout(plan.wait):
-            return await Connection.from_id(cm, private_data=greeting(plan.size), options=options)
+        async with asyncio.timeout(options.wait):
+            return await Connection.from_id(cm, private_data=data, options=connection_options)
     except TimeoutError:
         host, port = address.pair
-        text = f"{host} port {port} does not answer: nothing came within {plan.wait:g} s"
+        text = f"{host} port {port} does not answer: no reply within {options.wait:g} s"
         raise Unreachable(text) from None
 
 
-# --- the messages ---
+# --- sending messages and checking the answers ---
+
+
+async def _send_all(
+    connection: Connection, options: PingOptions, statistics: Statistics, print_line: PrintLine
+) -> None:
+    messages = Messages(options.size)
+    numbers = itertools.count(1) if options.count is None else range(1, options.count + 1)
+    due = time.monotonic()
+    for number in numbers:
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        due = time.monotonic() + options.interval
+        message = messages[number]
+        print_line(await _round_trip(connection, number, message, options.wait, statistics))
+
+
+async def _round_trip(
+    connection: Connection, number: int, message: bytes, wait: float, statistics: Statistics
+) -> str:
+    """Send a message, wait for its answer and count it. Return the line that reports the answer."""
+    begin = time.perf_counter()
+    try:
+        answer = await _exchange(connection, message, wait)
+    except TimeoutError:
+        statistics.lost += 1
+        raise TimeoutError(f"no answer to seq={number} within {wait:g} s") from None
+    except RdmaError:
+        statistics.lost += 1
+        raise
+    seconds = time.perf_counter() - begin
+    statistics.add(seconds)
+    line = f"{len(answer)} bytes from {statistics.peer}: seq={number} time={seconds * 1e3:.3f} ms"
+    wrong = difference(message, answer)
+    statistics.wrong += wrong is not None
+    return line if wrong is None else f"{line} WRONG: {wrong}"
+
+
+async def _exchange(connection: Connection, message: bytes, wait: float) -> bytes:
+    async with asyncio.timeout(wait):
+        await connection.send(message)
+        return await connection.recv()
+
+
+def _explained(error: RdmaError, connection: Connection, options: PingOptions) -> RdmaError:
+    """Return MessageTooLarge if a large message was sent to a peer that did not accept its size."""
+    accepted = announced_size(connection.private_data) is not None
+    if accepted or options.size <= DEFAULT_OPTIONS.max_message_size:
+        return error
+    return MessageTooLarge(f"the peer does not accept messages of {options.size} bytes: {error}")
+
 
 _NUMBER_SIZE = 8
 _PATTERN = bytes(range(256))
 
 
 class Messages:
-    """Numbered messages of one size."""
+    """Numbered messages of one size. The number and the pattern make a wrong answer visible."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._pattern = _PATTERN * (size // len(_PATTERN) + 2)
 
     def __getitem__(self, number: int) -> bytes:
-        """The number in 8 bytes, then the pattern from another place on in each message.
+        """Return the number in 8 bytes, then a pattern that starts at a different byte each time.
 
-        A message of less than 8 bytes has the last bytes of the number.
+        A message of less than 8 bytes consists of the last bytes of the number.
         """
         head = number.to_bytes(_NUMBER_SIZE, "big")[-self._size :]
         begin = number % len(_PATTERN)
@@ -221,13 +229,13 @@ class Messages:
 
 
 def difference(sent: bytes, answer: bytes) -> str | None:
-    """What is wrong with an answer; None if nothing is."""
+    """Return a description of the first difference; None if the answer is correct."""
     if answer == sent:
         return None
     if len(answer) != len(sent):
-        return f"{len(answer)} bytes came back for {len(sent)}"
+        return f"{len(answer)} bytes instead of {len(sent)}"
     numbers = [int.from_bytes(message[:_NUMBER_SIZE], "big") for message in (sent, answer)]
     if numbers[0] != numbers[1]:
-        return f"number {numbers[1]} came back for number {numbers[0]}"
-    place = next(place for place, byte in enumerate(sent) if byte != answer[place])
-    return f"byte {place} came back as {answer[place]:#04x}, and was {sent[place]:#04x}"
+        return f"number {numbers[1]} instead of {numbers[0]}"
+    at = next(at for at, byte in enumerate(sent) if byte != answer[at])
+    return f"byte {at} is {answer[at]:#04x} instead of {sent[at]:#04x}"

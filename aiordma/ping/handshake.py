@@ -1,7 +1,7 @@
-"""What the two sides say in private data: how large the messages will be, or why there are none.
+"""The private data of a ping: the size of the messages, or the reason for a rejection.
 
-InfiniBand and RoCE pad private data with zeros, so each of these says where it ends. A peer that
-says nothing of the kind is welcome, too: it may be any program that sends, or any that echoes.
+InfiniBand and RoCE pad private data with zeros, so both formats mark where they end. The private
+data is optional: the peer can be any program that sends messages, or any that echoes them.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ import struct
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
 
 _MAGIC = b"RDMAping"
-_GREETING = struct.Struct(">8sI")
-_REFUSAL = b"aiordma ping: "
+_ANNOUNCEMENT = struct.Struct(">8sI")
+_REJECTION = b"aiordma ping: "
 
-# One message is under way at a time. Large ones are why there are so few receive buffers.
+# Only one message is in flight at a time. Messages can be large, so there are few buffers.
 _DEPTH = 4
 
 
-def greeting(size: int) -> bytes:
-    """Private data that announces messages of `size` bytes, or agrees to them."""
-    return _GREETING.pack(_MAGIC, size)
+def announcement(size: int) -> bytes:
+    """Return the private data that announces messages of `size` bytes, or accepts them."""
+    return _ANNOUNCEMENT.pack(_MAGIC, size)
 
 
 def announced_size(private_data: bytes) -> int | None:
-    """The size in a greeting; None if it is none."""
-    if len(private_data) < _GREETING.size:
+    """Return the size in an announcement; None if the private data is something else."""
+    if len(private_data) < _ANNOUNCEMENT.size:
         return None
-    magic, size = _GREETING.unpack_from(private_data)
+    magic, size = _ANNOUNCEMENT.unpack_from(private_data)
     return int(size) if magic == _MAGIC else None
 
 
-def refusal(reason: str) -> bytes:
-    """Private data of a reject that says why."""
-    return _REFUSAL + reason.encode()
+def rejection(reason: str) -> bytes:
+    """Return the private data of a reject, with its reason."""
+    return _REJECTION + reason.encode()
 
 
-def refusal_reason(private_data: bytes) -> str | None:
-    """The reason in a refusal; None if it is none."""
-    if not private_data.startswith(_REFUSAL):
+def rejection_reason(private_data: bytes) -> str | None:
+    """Return the reason in a rejection; None if the private data is something else."""
+    if not private_data.startswith(_REJECTION):
         return None
-    return private_data.removeprefix(_REFUSAL).rstrip(b"\0").decode(errors="replace")
+    return private_data.removeprefix(_REJECTION).rstrip(b"\0").decode(errors="replace")
 
 
 def options_for(size: int | None, busy_poll: float = 0.0) -> ConnectionOptions:
-    """Options that fit messages of a size; the defaults for a peer that announced none."""
+    """Return options for messages of `size` bytes; the defaults if no size was announced."""
     if size is None:
         return DEFAULT_OPTIONS
     return ConnectionOptions(

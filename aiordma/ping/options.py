@@ -1,4 +1,7 @@
-"""Plan: what a run of `aiordma ping` was asked to do."""
+"""The options of `aiordma ping`, with their defaults and limits.
+
+The command line imports this module for its help text, so it imports nothing of aiordma.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,19 @@ MAX_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Whom to ping, and how. Sizes are bytes, times are seconds."""
+class PingOptions:
+    """The options of a client. Sizes are in bytes, times in seconds."""
 
     host: str
     port: int = DEFAULT_PORT
     count: int | None = None
-    """So many messages; None: until somebody ends it."""
+    """The number of messages; None: send until Ctrl-C."""
     interval: float = 1.0
     size: int = DEFAULT_SIZE
     source: str | None = None
-    """The local address; None: what the route to the host says."""
+    """The local address; None: the one that the route to the host selects."""
     busy_poll: float = 0.0
     wait: float = 5.0
-    """How long resolving the address, resolving the route, connecting, and each answer may take."""
+    """The limit for resolving the address, resolving the route, connecting, and each answer."""
     family: socket.AddressFamily | None = None
-    """Only addresses of this family; None: of both."""
+    """Use only addresses of this family; None: of both."""

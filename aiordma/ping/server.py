@@ -1,98 +1,99 @@
-"""The other side of a ping: an echo for anybody, any number at once."""
+"""The server of a ping: it echoes the messages of any number of peers at the same time."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiordma.errors import ConnectError, RdmaError
-from aiordma.messages.connect import listen as listen_for_peers
+from aiordma.messages.connect import listen as listen_for_connections
 from aiordma.messages.connection import Connection
 from aiordma.messages.listener import ConnectRequest, Listener
-from aiordma.ping.handshake import announced_size, greeting, options_for, refusal
+from aiordma.ping.handshake import announced_size, announcement, options_for, rejection
 from aiordma.ping.options import MAX_SIZE
+from aiordma.ping.report import PrintLine
 from aiordma.rdmacm import DeviceAddress, device_addresses, parse_address
 
-Say = Callable[[str], None]
 
-
-async def listen(host: str | None, port: int, say: Say) -> None:
-    """Answer everybody until this is cancelled; who comes and who goes is said.
+async def listen(host: str | None, port: int, print_line: PrintLine) -> None:
+    """Serve all peers until cancelled. Print a line for each peer that connects or disconnects.
 
     Raises: as aiordma.listen(); DeviceRemoved.
     """
     devices = await asyncio.to_thread(device_addresses)
-    async with listen_for_peers(host, port) as listener:
+    async with listen_for_connections(host, port) as listener:
         own, port = listener.local_address
-        say(f"listening on port {port} at {_places(devices, host, own)}; Ctrl-C ends it")
-        await serve(listener, say)
+        reachable = _reachable_addresses(devices, host, own)
+        print_line(f"listening on port {port} at {reachable}; Ctrl-C ends it")
+        await serve(listener, print_line)
 
 
-def _places(devices: list[DeviceAddress], host: str | None, own: str) -> str:
-    """Where a listener that was asked for `host`, and is bound to `own`, can be reached."""
-    found = [at for at in devices if not host or _covers(own, at.host)]
+def _reachable_addresses(devices: list[DeviceAddress], host: str | None, own: str) -> str:
+    """Return the addresses that reach a listener for `host` that is bound to `own`."""
+    found = [at for at in devices if not host or _includes(own, at.host)]
     return ", ".join(f"{at.host} ({at.device})" for at in found) or own
 
 
-def _covers(own: str, host: str) -> bool:
+def _includes(own: str, host: str) -> bool:
+    """Return True if a listener bound to `own` accepts connections to `host`."""
     if own in ("::", "0.0.0.0"):
         return (":" in own) == (":" in host)
     return own == host
 
 
-async def serve(listener: Listener, say: Say) -> None:
-    """Answer everybody who comes to a listener, until it is closed.
+async def serve(listener: Listener, print_line: PrintLine) -> None:
+    """Serve all peers of a listener until the listener is closed.
 
     Raises:
-        DeviceRemoved: the device went away.
+        DeviceRemoved: the device was removed.
     """
     failure: RdmaError | None = None
     async with asyncio.TaskGroup() as tasks:
         try:
             async for request in listener:
-                tasks.create_task(_answer(request, say))
-        except RdmaError as error:  # raised below: in here it would be wrapped in a group
+                tasks.create_task(_serve_peer(request, print_line))
+        except RdmaError as error:  # raised below: the task group would wrap it in a group
             failure = error
     if failure is not None:
         raise failure
 
 
-async def _answer(request: ConnectRequest, say: Say) -> None:
-    """Accept one peer with what its messages need, and echo; no peer's failure is another's."""
+async def _serve_peer(request: ConnectRequest, print_line: PrintLine) -> None:
+    """Accept a peer with options for its messages, and echo them. A failure ends this peer only."""
     host, port = request.peer_address
-    who = f"{host} port {port}"
+    peer = f"{host} port {port}"
     size = announced_size(request.private_data)
     try:
         if size is not None and size > MAX_SIZE:
-            say(f"{who}: refused, its messages of {size} bytes are too large")
-            await request.reject(refusal(f"messages of at most {MAX_SIZE} bytes are answered"))
+            print_line(f"{peer}: rejected, its messages of {size} bytes are too large")
+            await request.reject(rejection(f"messages of at most {MAX_SIZE} bytes are answered"))
             return
-        agreed = b"" if size is None else greeting(size)
-        async with request.accept(agreed, options_for(size)) as connection:
-            await _echo(connection, who, say)
+        accepted = b"" if size is None else announcement(size)
+        async with request.accept(accepted, options_for(size)) as connection:
+            await _echo(connection, peer, print_line)
     except (RdmaError, ValueError) as error:
-        say(f"{who}: {error}")
+        print_line(f"{peer}: {error}")
 
 
-async def _echo(connection: Connection, who: str, say: Say) -> None:
-    say(f"{who}: connected, with messages of up to {connection.max_message_size} bytes")
+async def _echo(connection: Connection, peer: str, print_line: PrintLine) -> None:
+    print_line(f"{peer}: connected, with messages of up to {connection.max_message_size} bytes")
     answered = 0
     try:
         async for message in connection:
             await connection.send(message)
             answered += 1
     finally:
-        say(f"{who}: gone after {answered} messages")
+        print_line(f"{peer}: disconnected after {answered} messages")
 
 
 async def first_address(family: socket.AddressFamily | None) -> DeviceAddress:
-    """The first address of this machine that an RDMA device answers at; rather not link-local.
+    """Return this machine's first RDMA address; a link-local one only if there is no other.
 
     Raises:
         VerbsError: ENODEV when there is no RDMA device.
-        ConnectError: none has an address of that family.
+        ConnectError: no device has an address of that family.
     """
     found = [
         address
@@ -100,17 +101,18 @@ async def first_address(family: socket.AddressFamily | None) -> DeviceAddress:
         if family is None or parse_address(address.host).family is family
     ]
     if not found:
-        raise ConnectError("no RDMA device of this machine has such an IP address")
+        kind = {None: "IP", socket.AF_INET: "IPv4", socket.AF_INET6: "IPv6"}[family]
+        raise ConnectError(f"no RDMA device of this machine has an {kind} address")
     return min(found, key=lambda address: "%" in address.host)
 
 
 @asynccontextmanager
-async def listening_here(host: str) -> AsyncIterator[int]:
-    """Answer at one of this machine's own addresses while the block runs; the port."""
-    async with listen_for_peers(host, 0) as listener:
-        answering = asyncio.create_task(serve(listener, lambda _: None))
+async def local_server(host: str) -> AsyncIterator[int]:
+    """Serve at an address of this machine while the block runs; yield the port."""
+    async with listen_for_connections(host, 0) as listener:
+        serving = asyncio.create_task(serve(listener, lambda _: None))
         try:
             yield listener.local_address[1]
         finally:
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
