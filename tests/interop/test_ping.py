@@ -78,7 +78,7 @@ async def test_client_and_server_as_processes(address: DeviceAddress) -> None:
 
 
 async def test_without_a_host_the_command_answers_itself(address: DeviceAddress) -> None:
-    """It pings the first RDMA address of this machine, which can be that of another device."""
+    """The first RDMA address of this machine, which can be that of another device."""
     async with asyncio.timeout(PATIENCE):
         done = await run_program(*PING, "-c", "2", "-i", "0")
     check_answered(done, 2)
@@ -140,7 +140,7 @@ async def test_the_server_answers_any_program(address: DeviceAddress) -> None:
 
 
 async def test_the_echo_example_answers_small_messages(address: DeviceAddress) -> None:
-    """It does not accept an announced size."""
+    """The example does not accept an announced size, so large messages fail."""
     async with asyncio.timeout(PATIENCE), running("echo_server", address.host, "0") as server:
         line = await next_line(server.stdout)
         small = PingOptions(address.host, int(line.removeprefix("listening on port ")), 2, 0)

@@ -185,7 +185,7 @@ async def test_a_host_name_and_a_source_address(
 async def test_a_persistent_server_serves_many_clients(
     address: DeviceAddress, rping: InProcess
 ) -> None:
-    """It survives a client that fails, and serves three clients at the same time."""
+    """The server continues after a failed client, and serves three clients at the same time."""
     host = address.host
     async with asyncio.timeout(PATIENCE), rping.serving("-P", "-a", host) as (serving, port):
         async with aiordma.connect(host, int(port)) as bad:
