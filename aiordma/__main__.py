@@ -1,4 +1,4 @@
-"""`python -m aiordma` is the command `aiordma`."""
+"""Run the command `aiordma` as `python -m aiordma`."""
 
 import sys
 

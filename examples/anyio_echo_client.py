@@ -1,9 +1,9 @@
-"""echo_client.py through aiordma.anyio: the same program runs on asyncio and on trio.
+"""Send messages to an echo server through aiordma.anyio, on asyncio or on trio.
 
     python examples/anyio_echo_client.py [--backend asyncio|trio] HOST [PORT] [MESSAGE ...]
 
-The messages are text: anyio's own TextStream encodes and decodes them. Exits with 1 if an echo was
-wrong.
+The messages are text: the TextStream of anyio encodes and decodes them. The exit code is 1 if an
+echo was wrong.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import aiordma
 import aiordma.anyio
 
 
-async def talk(host: str, port: int, messages: list[str]) -> None:
+async def send_all(host: str, port: int, messages: list[str]) -> None:
     async with aiordma.anyio.connect(host, port) as stream:
         text = TextStream(stream)
         for message in messages:
@@ -34,9 +34,14 @@ def main() -> None:
     parser.add_argument("port", nargs="?", type=int, default=7471)
     parser.add_argument("messages", nargs="*", default=["hello", "over", "RDMA"])
     arguments = parser.parse_args()
-    call = talk, arguments.host, arguments.port, arguments.messages
     try:
-        anyio.run(*call, backend=arguments.backend)
+        anyio.run(
+            send_all,
+            arguments.host,
+            arguments.port,
+            arguments.messages,
+            backend=arguments.backend,
+        )
     except aiordma.RdmaError as error:
         sys.exit(f"anyio_echo_client: {error}")
 

@@ -1,8 +1,8 @@
-"""echo_server.py through aiordma.anyio: the same program runs on asyncio and on trio.
+"""Send every message back to its peer through aiordma.anyio, on asyncio or on trio.
 
     python examples/anyio_echo_server.py [--backend asyncio|trio] [HOST] [PORT]
 
-Without a host it listens on all RDMA addresses of this machine. Ctrl-C ends it.
+Without HOST it listens on all RDMA addresses of this machine. Ctrl-C ends it.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from aiordma.anyio import MessageStream
 
 
 async def echo(stream: MessageStream) -> None:
-    # What a handler raises ends the server, and that a peer breaks down is no reason for that.
+    # An exception in a handler would end the server, so a peer that fails must not raise one.
     with contextlib.suppress(anyio.BrokenResourceError):
         async for message in stream:
             await stream.send(message)
@@ -31,12 +31,12 @@ async def serve(host: str | None, port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=["asyncio", "trio"], default="asyncio")
-    parser.add_argument("host", nargs="?", help="address of an RDMA device here (default: all)")
-    parser.add_argument("port", nargs="?", type=int, default=7471, help="0 picks one")
+    parser.add_argument("host", nargs="?", help="an RDMA address of this machine (default: all)")
+    parser.add_argument("port", nargs="?", type=int, default=7471, help="0: any free port")
     arguments = parser.parse_args()
     try:
         anyio.run(serve, arguments.host, arguments.port, backend=arguments.backend)
-    except* KeyboardInterrupt:  # trio has it come out of a task group
+    except* KeyboardInterrupt:  # trio raises it from a task group
         pass
 
 

@@ -1,8 +1,8 @@
-"""Asynchronous ids, step by step: what connect() and listen() do inside.
+"""Connect two asynchronous ids step by step, as connect() and listen() do inside.
 
     python examples/async_id.py [ADDRESS]
 
-Both sides run in this process, at the address of an RDMA device of this machine.
+Both sides run in this process, at an RDMA address of this machine.
 """
 
 import asyncio
@@ -12,25 +12,25 @@ from aiordma import AsyncCmId
 from aiordma.rdmacm import device_addresses, parse_address
 from aiordma.verbs import QueuePairCaps, QueuePairInit
 
-# Without completion queues of the caller's, each id gets two of its own.
+# No completion queues are given, so create_qp() creates two for each id.
 QUEUES = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
 
 
-async def serve_one(listener: AsyncCmId) -> None:
+async def run_server(listener: AsyncCmId) -> None:
     request = await anext(listener)
     print("request from", request.peer_address[0])
     async with request as cm:
         await cm.create_qp(QUEUES)
         memory = bytearray(64)
         region = await cm.reg_msgs(memory)
-        cm.cm_id.post_recv(1, region, 0, 64)  # before accept(): the peer may send at once
+        cm.cm_id.post_recv(1, region, 0, 64)  # before accept(): the peer can send right after it
         await cm.accept()
         received = (await cm.get_recv_comp()).check()
         print("received:", memory[: received.byte_len].decode())
         await cm.disconnect()
 
 
-async def talk(host: str, port: int) -> None:
+async def run_client(host: str, port: int) -> None:
     async with await AsyncCmId.create() as cm:
         await cm.resolve_addr(parse_address(host, port))
         print("device:", cm.device().name, "port", cm.port_num)
@@ -48,7 +48,7 @@ async def main(host: str) -> None:
     async with await AsyncCmId.create() as listener:
         listener.bind_addr(parse_address(host))
         listener.listen()
-        await asyncio.gather(serve_one(listener), talk(*listener.local_address))
+        await asyncio.gather(run_server(listener), run_client(*listener.local_address))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Run the echo server and the echo client against each other, as two processes, on a device here.
+"""Run the echo server and the echo client as two processes, on an RDMA device of this machine.
 
     python examples/demo.py
 
-Exits with 0 only if the echo was right. `make demo` runs it, in the lab if this machine has no
-RDMA device.
+The exit code is 0 only if the echo was right. `make demo` runs this program, in the lab if this
+machine has no RDMA device.
 """
 
 import pathlib
@@ -19,18 +19,18 @@ TIMEOUT = 60
 
 
 def pick_address() -> DeviceAddress:
-    """The first address of a device, an IPv4 one if there is one."""
+    """Return the first RDMA address of this machine, an IPv4 address if possible."""
     try:
         addresses = device_addresses()
     except RdmaError as error:
         sys.exit(f"demo: {error}")
     if not addresses:
-        sys.exit("demo: there is an RDMA device, but none of its interfaces has an address")
+        sys.exit("demo: there is an RDMA device, but its interfaces have no IP address")
     return min(addresses, key=lambda address: ":" in address.host)
 
 
 def start_server(host: str) -> tuple["subprocess.Popen[str]", str]:
-    """The echo server's process, and the port it listens on."""
+    """Start the echo server; return its process and its port."""
     command = [sys.executable, str(HERE / "echo_server.py"), host, "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None

@@ -1,8 +1,8 @@
-"""Send messages to an echo server, check what comes back, and time it.
+"""Send messages to an echo server, check the echoes, and measure the round-trip time.
 
     python examples/echo_client.py HOST [PORT] [MESSAGE ...]
 
-Exits with 1 if an echo was wrong.
+The exit code is 1 if an echo was wrong.
 """
 
 import argparse
@@ -30,7 +30,7 @@ async def round_trip(connection: aiordma.Connection) -> float:
     return time.perf_counter() - begin
 
 
-async def talk(host: str, port: int, messages: list[str]) -> None:
+async def send_all(host: str, port: int, messages: list[str]) -> None:
     async with aiordma.connect(host, port) as connection:
         for message in messages:
             await echo(connection, message.encode())
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("messages", nargs="*", default=["hello", "over", "RDMA"])
     arguments = parser.parse_args()
     try:
-        asyncio.run(talk(arguments.host, arguments.port, arguments.messages))
+        asyncio.run(send_all(arguments.host, arguments.port, arguments.messages))
     except aiordma.RdmaError as error:
         sys.exit(f"echo_client: {error}")
 

@@ -1,8 +1,8 @@
-"""Send every message back to the peer it came from.
+"""Send every message back to its peer.
 
     python examples/echo_server.py [HOST] [PORT]
 
-Without a host it listens on all RDMA addresses of this machine. Ctrl-C ends it.
+Without HOST it listens on all RDMA addresses of this machine. Ctrl-C ends it.
 """
 
 import argparse
@@ -25,8 +25,8 @@ async def serve(host: str | None, port: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("host", nargs="?", help="address of an RDMA device here (default: all)")
-    parser.add_argument("port", nargs="?", type=int, default=7471, help="0 picks one")
+    parser.add_argument("host", nargs="?", help="an RDMA address of this machine (default: all)")
+    parser.add_argument("port", nargs="?", type=int, default=7471, help="0: any free port")
     arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(arguments.host, arguments.port))

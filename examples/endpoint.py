@@ -1,9 +1,9 @@
-"""Endpoints: getaddrinfo() and rdma_create_ep(), the short way to a synchronous id.
+"""Create synchronous ids as endpoints, with getaddrinfo() and rdma_create_ep(3).
 
     python examples/endpoint.py [ADDRESS]
 
-Ids of the passive endpoint's requests arrive with their queue pair; the active one has resolved
-everything when it is made. Both run in this process.
+Each request at the passive endpoint has an id with a queue pair. The active endpoint has resolved
+its address and its route when it is created. Both endpoints run in this process.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ PORT = "7474"
 QUEUES = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
 
 
-async def passive(host: str, listening: asyncio.Event) -> None:
+async def run_passive(host: str, listening: asyncio.Event) -> None:
     [info] = await aiordma.getaddrinfo(host, PORT, AddrInfo(flags=AddrInfoFlags.PASSIVE))
     async with await SyncCmId.create_ep(info, init=QUEUES) as listener:
         listener.listen()
@@ -34,7 +34,7 @@ async def passive(host: str, listening: asyncio.Event) -> None:
             await cm.disconnect()
 
 
-async def active(host: str) -> None:
+async def run_active(host: str) -> None:
     [info] = await aiordma.getaddrinfo(host, PORT)
     async with await SyncCmId.create_ep(info, init=QUEUES) as cm:
         region = await cm.reg_msgs(bytearray(b"hello from an endpoint"))
@@ -46,9 +46,9 @@ async def active(host: str) -> None:
 
 async def main(host: str) -> None:
     listening = asyncio.Event()
-    serving = asyncio.create_task(passive(host, listening))
+    serving = asyncio.create_task(run_passive(host, listening))
     await listening.wait()
-    await active(host)
+    await run_active(host)
     await serving
 
 

@@ -3,12 +3,12 @@
     python examples/file_transfer.py serve FILE [--host HOST] [--port PORT]
     python examples/file_transfer.py fetch HOST PORT TARGET
 
-The server reads the file into registered memory, piece by piece, and tells where that is; the
-client fetches each piece with several reads at once, and says when it has it. So a file may be
-larger than what can be registered.
+The server reads the file into registered memory, piece by piece, and sends the address of the
+memory. The client fetches each piece with several RDMA READs at once, and then requests the next
+one. So a file can be larger than the memory that can be registered.
 
-Why not register the mapped file itself? For writing, Linux 6.5 and later refuse that on most file
-systems, whose back it would go behind; and a mapping that is read-only, Linux 6.1 refuses.
+The mapped file itself is not registered. Linux 6.5 and later refuse that for writable mappings on
+most file systems, because RDMA bypasses the file system. Linux 6.1 refuses it for read-only ones.
 """
 
 import argparse
@@ -29,16 +29,16 @@ from typing import BinaryIO, Self
 import aiordma
 
 READ_SIZE = 256 * 1024
-PIECE = 16 * READ_SIZE  # a connection has 16 reads under way, if the devices can
+PIECE = 16 * READ_SIZE  # a connection has up to 16 reads in flight, if the devices support it
 HEADER = struct.Struct(">Q32s")
-# Each message is answered before the next: few buffers will do.
+# Each message is answered before the next one is sent, so few buffers are enough.
 OPTIONS = aiordma.ConnectionOptions(recv_depth=2, max_message_size=4096)
 NEXT = b""
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What the server says of its file; 8 bytes for the size, 32 for the SHA-256, then the name."""
+    """The description of a file: 8 bytes for the size, 32 for the SHA-256, then the name."""
 
     size: int
     digest: bytes
@@ -50,12 +50,12 @@ class Announcement:
     @classmethod
     def unpack(cls, message: bytes) -> Self:
         if len(message) < HEADER.size:
-            raise ValueError("this is no server of files")
+            raise ValueError("the peer is not a file_transfer server")
         size, digest = HEADER.unpack_from(message)
         return cls(size, digest, os.fsdecode(message[HEADER.size :]))
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Where each piece starts, and its length."""
+        """Yield the start and the length of each piece, in bytes."""
         for start in range(0, self.size, PIECE):
             yield start, min(PIECE, self.size - start)
 
@@ -68,11 +68,11 @@ def announce(file: BufferedReader) -> Announcement:
     return Announcement(file.tell(), digest, Path(file.name).name)
 
 
-async def offer(
+async def send_file(
     connection: aiordma.Connection, file: BufferedReader, announcement: Announcement
 ) -> None:
     with await connection.allocate(PIECE, aiordma.AccessFlags.REMOTE_READ) as memory:
-        await connection.recv()  # on iWARP, the connecting side speaks first
+        await connection.recv()  # on iWARP, the connecting side must send first
         await connection.send(announcement.pack())
         for start, length in announcement.pieces():
             await connection.recv()
@@ -87,7 +87,7 @@ async def serve_one(
     connection: aiordma.Connection, file: BufferedReader, announcement: Announcement
 ) -> None:
     try:
-        await offer(connection, file, announcement)
+        await send_file(connection, file, announcement)
     except (aiordma.RdmaError, OSError, ValueError) as error:
         print(f"file_transfer: {connection.peer_address[0]}: {error}", file=sys.stderr)
 
@@ -104,17 +104,17 @@ async def serve(path: Path, host: str | None, port: int) -> None:
 
 
 class Progress:
-    """A line on standard error: on a terminal it grows, elsewhere it comes when all is done."""
+    """A progress bar on standard error: each step if that is a terminal, otherwise only the end."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._done = 0
         self._began = time.perf_counter()
-        self._drawn = sys.stderr.isatty()
+        self._is_terminal = sys.stderr.isatty()
 
     def add(self, length: int) -> None:
         self._done += length
-        if self._drawn:
+        if self._is_terminal:
             print(f"\r{self}", end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
@@ -122,7 +122,7 @@ class Progress:
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        if self._drawn:
+        if self._is_terminal:
             print(file=sys.stderr)
         elif exc_type is None:
             print(self, file=sys.stderr)
@@ -136,7 +136,7 @@ class Progress:
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A new file, which becomes `target` at the end of the block, or goes if that fails."""
+    """Yield a new file. At the end of the block, rename it to `target`; at a failure, delete it."""
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     with partial.open("xb") as file:
         try:
@@ -151,7 +151,7 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
 async def read_piece(
     connection: aiordma.Connection, remote: aiordma.RemoteBuffer, into: aiordma.MemorySlice
 ) -> None:
-    """With several reads: the device works on as many at once as the peer's allows."""
+    """Read a piece with several RDMA READs. The peer's device limits how many are in flight."""
     parts = [slice(start, start + READ_SIZE) for start in range(0, len(remote), READ_SIZE)]
     await asyncio.gather(*(connection.read(remote[part], into[part]) for part in parts))
 
@@ -162,11 +162,11 @@ async def fetch_into(file: BinaryIO, connection: aiordma.Connection) -> None:
     print(f"fetching {announcement.name!a}, {announcement.size:,} bytes", flush=True)
     received = hashlib.sha256()
 
-    def keep(data: memoryview) -> None:
+    def store(data: memoryview) -> None:
         file.write(data)
         received.update(data)
 
-    # To be read into, memory is registered with REMOTE_WRITE on iWARP: the default has that.
+    # iWARP requires REMOTE_WRITE for memory that a read fills; allocate() has it by default.
     with await connection.allocate(PIECE) as memory, Progress(announcement.size) as progress:
         await connection.send(NEXT)
         for _, length in announcement.pieces():
@@ -174,11 +174,13 @@ async def fetch_into(file: BinaryIO, connection: aiordma.Connection) -> None:
             if len(remote) != length:
                 raise ValueError(f"the server sent {len(remote)} bytes instead of {length}")
             await read_piece(connection, remote, memory[:length])
-            await asyncio.to_thread(keep, memory[:length].view)
+            await asyncio.to_thread(store, memory[:length].view)
             await connection.send(NEXT)
             progress.add(length)
     if received.digest() != announcement.digest:
-        raise ValueError("the checksum is wrong: the file has changed, or was damaged on its way")
+        raise ValueError(
+            "the checksum is wrong: the file was changed during the transfer, or damaged"
+        )
 
 
 async def fetch(host: str, port: int, target: Path) -> None:
@@ -193,14 +195,16 @@ async def fetch(host: str, port: int, target: Path) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    serving = commands.add_parser("serve", help="let others fetch a file, until Ctrl-C")
+    serving = commands.add_parser("serve", help="serve a file until Ctrl-C")
     serving.add_argument("file", type=Path)
-    serving.add_argument("--host", help="address of an RDMA device here (default: all)")
-    serving.add_argument("--port", type=int, default=7475, help="default: %(default)s; 0 picks one")
-    fetching = commands.add_parser("fetch", help="fetch the file that a server has")
+    serving.add_argument("--host", help="an RDMA address of this machine (default: all)")
+    serving.add_argument(
+        "--port", type=int, default=7475, help="default: %(default)s; 0: any free port"
+    )
+    fetching = commands.add_parser("fetch", help="fetch the file of a server")
     fetching.add_argument("host")
     fetching.add_argument("port", type=int)
-    fetching.add_argument("target", type=Path, help="where to put it")
+    fetching.add_argument("target", type=Path, help="the file to write")
     return parser.parse_args()
 
 

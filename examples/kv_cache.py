@@ -1,13 +1,13 @@
-"""A key-value cache that clients read by RDMA READ: the server's processor takes no part in a get.
+"""Run a key-value cache whose clients read by RDMA READ, without the server's processor.
 
     python examples/kv_cache.py serve [--host HOST] [--port PORT] [--slots N]
     python examples/kv_cache.py put HOST PORT KEY VALUE
     python examples/kv_cache.py get HOST PORT KEY
     python examples/kv_cache.py delete HOST PORT KEY
 
-The server has a table of slots in registered memory, and changes it as the clients' messages say.
-A client finds a key's slot by itself, from a hash, and reads it while the server may be writing to
-it. What it has read is whole if the slot's version is even and its checksum is right.
+The server has a table of slots in registered memory, and changes the table when a client sends a
+message. A client computes the slot of a key from a hash, and reads that slot. The server can write
+to it at the same moment, so a read is valid only if the version is even and the checksum right.
 """
 
 import argparse
@@ -26,29 +26,29 @@ from typing import Self
 import aiordma
 
 SLOT_SIZE = 512
-PROBES = 8  # a key is in one of so many slots, beginning with the one that its hash says
+PROBES = 8  # a key is in one of this many slots, starting at the slot of its hash
 ATTEMPTS = 100
-GETS_AT_ONCE = 16
+CONCURRENT_GETS = 16
 OPTIONS = aiordma.ConnectionOptions(recv_depth=4, max_message_size=SLOT_SIZE)
 
-HEADER = struct.Struct(">QHHI")  # version, lengths of key and value, checksum of all the rest
+HEADER = struct.Struct(">QHHI")  # version, lengths of key and value, checksum of the rest
 SUMMED = struct.Struct(">QHH")
 VERSION = struct.Struct(">Q")
-REQUEST = struct.Struct(">cH")  # what to do, length of the key; key and value follow
+REQUEST = struct.Struct(">cH")  # operation, length of the key; then the key and the value
 PUT, DELETE = b"p", b"d"
 YES, NO = b"y", b"n"
 
 
 class TornRead(Exception):
-    """A slot was being written to each time that it was read."""
+    """The server was writing to the slot during every read."""
 
 
-# --- the table, as both sides know it ---
+# --- the table, for both sides ---
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What is in a slot: nothing yet (version 0), a key and its value, or no key any more."""
+    """The content of a slot: unused (version 0), a key and its value, or a deleted key (b"")."""
 
     version: int
     key: bytes = b""
@@ -62,7 +62,7 @@ class Slot:
 
     @classmethod
     def unpack(cls, memory: bytes | memoryview) -> Self | None:
-        """The slot in `memory`, or None if it was not whole at the moment."""
+        """Return the slot in `memory`; None if a write was in progress when it was read."""
         version, key_length, value_length, checksum = HEADER.unpack_from(memory)
         content = bytes(memory[HEADER.size : HEADER.size + key_length + value_length])
         summed = zlib.crc32(SUMMED.pack(version, key_length, value_length) + content)
@@ -72,15 +72,15 @@ class Slot:
 
 
 def check_fits(key: bytes, value: bytes) -> None:
-    room = SLOT_SIZE - HEADER.size
+    available = SLOT_SIZE - HEADER.size
     if not key:
         raise ValueError("the key is empty")
-    if len(key) + len(value) > room:
-        raise ValueError(f"key and value have more than {room} bytes together")
+    if len(key) + len(value) > available:
+        raise ValueError(f"key and value have more than {available} bytes together")
 
 
 def positions_of(key: bytes, slots: int) -> list[int]:
-    """Where to look for a key, in this order."""
+    """Return the slots that can have the key, in the order of the search."""
     first = zlib.crc32(key)
     return [(first + probe) % slots for probe in range(min(PROBES, slots))]
 
@@ -89,7 +89,7 @@ def positions_of(key: bytes, slots: int) -> list[int]:
 
 
 class Table:
-    """The slots, which one thread writes to, and any number of devices may read at any moment."""
+    """The slots. One thread writes to them, and any number of devices can read at any moment."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -98,17 +98,17 @@ class Table:
         self._version = 0
 
     def put(self, key: bytes, value: bytes) -> None:
-        """In the slot that has the key, or else a free one, or else that written longest ago."""
+        """Write to the slot that has the key, else to a free slot, else to the oldest one."""
 
-        def unfitness(position: int) -> tuple[bool, bool, int]:
+        def preference(position: int) -> tuple[bool, bool, int]:
             slot = self._slot(position)
             return slot.key != key, slot.key != b"", slot.version
 
         check_fits(key, value)
-        self._write(min(positions_of(key, self.slots), key=unfitness), key, value)
+        self._write(min(positions_of(key, self.slots), key=preference), key, value)
 
     def delete(self, key: bytes) -> bool:
-        """Returns whether it was there."""
+        """Delete the key. Return True if it existed."""
         for position in positions_of(key, self.slots):
             if self._slot(position).key == key:
                 self._write(position, b"", b"")
@@ -117,22 +117,22 @@ class Table:
 
     def _slot(self, position: int) -> Slot:
         slot = Slot.unpack(self.memory[position * SLOT_SIZE :])
-        assert slot is not None  # nobody else writes
+        assert slot is not None  # only this thread writes
         return slot
 
     def _write(self, position: int, key: bytes, value: bytes) -> None:
         self._version += 2
         packed = Slot(self._version, key, value).pack()
         slot = self.memory[position * SLOT_SIZE :][: len(packed)]
-        # The odd version warns readers. It does not keep those from harm that began before, or
-        # whose device reads the slot in an order of its own: for them there is the checksum.
+        # The odd version makes readers try again. It does not help a reader that has started
+        # before, or whose device reads the slot in another order: that one needs the checksum.
         VERSION.pack_into(slot, 0, self._version - 1)
         slot[HEADER.size :] = packed[HEADER.size :]
         slot[: HEADER.size] = packed[: HEADER.size]
 
 
 def apply(table: Table, request: bytes) -> bytes:
-    """Do what a client asks for, and return the answer."""
+    """Execute a request of a client and return the answer."""
     if len(request) < REQUEST.size:
         raise ValueError(f"a request of {len(request)} bytes")
     operation, key_length = REQUEST.unpack_from(request)
@@ -148,9 +148,9 @@ def apply(table: Table, request: bytes) -> bytes:
 
 async def serve_client(connection: aiordma.Connection, table: Table) -> None:
     try:
-        # For each client anew, as each may have come through another device.
+        # Register for each client, because each can have connected through another device.
         with await connection.register(table.memory, aiordma.AccessFlags.REMOTE_READ) as region:
-            await connection.recv()  # on iWARP, the connecting side speaks first
+            await connection.recv()  # on iWARP, the connecting side must send first
             await connection.send(region.remote.pack())
             async for request in connection:
                 await connection.send(apply(table, request))
@@ -169,7 +169,7 @@ async def serve(host: str | None, port: int, slots: int) -> None:
 
 
 class Cache:
-    """A client. Any number of tasks may use it. From open_cache()."""
+    """A client, created by open_cache(). Any number of tasks can use it."""
 
     def __init__(
         self,
@@ -180,30 +180,38 @@ class Cache:
         self._connection = connection
         self._table = table
         self._slots = len(table) // SLOT_SIZE
-        self._asking = asyncio.Lock()
+        self._request_lock = asyncio.Lock()
         self._free: asyncio.Queue[aiordma.MemorySlice] = asyncio.Queue()
         for start in range(0, len(memory), SLOT_SIZE):
             self._free.put_nowait(memory[start : start + SLOT_SIZE])
 
     async def get(self, key: bytes) -> bytes | None:
-        """The value, or None; raises TornRead."""
+        """Return the value; None if there is no such key.
+
+        Raises:
+            TornRead: the server was writing to the slot during every read.
+        """
         for position in positions_of(key, self._slots):
             slot = await self._read(position)
             if slot.key == key:
                 return slot.value
-            if not slot.version:  # the server would have used it before those that follow
+            if not slot.version:  # unused: put() would have used it before the next ones
                 break
         return None
 
     async def put(self, key: bytes, value: bytes) -> None:
-        """Raises ValueError if they are too long."""
+        """Set the value of a key.
+
+        Raises:
+            ValueError: the key is empty, or key and value are too long.
+        """
         check_fits(key, value)
-        await self._ask(PUT, key, value)
+        await self._request(PUT, key, value)
 
     async def delete(self, key: bytes) -> bool:
-        """Returns whether it was there."""
+        """Delete a key. Return True if it existed."""
         check_fits(key, b"")
-        return await self._ask(DELETE, key) == YES
+        return await self._request(DELETE, key) == YES
 
     async def _read(self, position: int) -> Slot:
         remote = self._table[position * SLOT_SIZE :][:SLOT_SIZE]
@@ -215,18 +223,18 @@ class Cache:
                 if slot is not None:
                     return slot
         finally:
-            # The device may still write there if this was cancelled. No harm is done: reads of a
-            # connection end in order, so it has done that before the next one here ends.
+            # After a cancellation the device can still write to this memory. That is safe: the
+            # reads of a connection complete in order, so that write precedes the next read here.
             self._free.put_nowait(into)
-        raise TornRead(f"slot {position} was not whole in any of {ATTEMPTS} reads")
+        raise TornRead(f"slot {position} was inconsistent in each of {ATTEMPTS} reads")
 
-    async def _ask(self, operation: bytes, key: bytes, value: bytes = b"") -> bytes:
-        # Shielded, so that whoever is cancelled leaves no answer behind for the next to take.
+    async def _request(self, operation: bytes, key: bytes, value: bytes = b"") -> bytes:
+        # Shielded: otherwise a cancelled task would leave its answer for the next task to receive.
         request = REQUEST.pack(operation, len(key)) + key + value
         return await asyncio.shield(self._exchange(request))
 
     async def _exchange(self, request: bytes) -> bytes:
-        async with self._asking:
+        async with self._request_lock:
             await self._connection.send(request)
             return await self._connection.recv()
 
@@ -238,15 +246,15 @@ async def open_cache(host: str, port: int) -> AsyncIterator[Cache]:
         table = aiordma.RemoteBuffer.unpack(await connection.recv())
         if not table or len(table) % SLOT_SIZE:
             raise ValueError(f"a table of {len(table)} bytes has no slots of {SLOT_SIZE}")
-        # To be read into, memory is registered with REMOTE_WRITE on iWARP: the default has that.
-        with await connection.allocate(GETS_AT_ONCE * SLOT_SIZE) as memory:
+        # iWARP requires REMOTE_WRITE for memory that a read fills; allocate() has it by default.
+        with await connection.allocate(CONCURRENT_GETS * SLOT_SIZE) as memory:
             yield Cache(connection, table, memory)
 
 
 # --- the command line ---
 
 
-async def ask(arguments: argparse.Namespace) -> None:
+async def run_client(arguments: argparse.Namespace) -> None:
     key = os.fsencode(arguments.key)
     async with open_cache(arguments.host, arguments.port) as cache:
         if arguments.command == "put":
@@ -263,7 +271,7 @@ async def ask(arguments: argparse.Namespace) -> None:
 
 def slot_count(text: str) -> int:
     number = int(text)
-    if not 0 < number * SLOT_SIZE < 1 << 32:  # a RemoteBuffer has no more
+    if not 0 < number * SLOT_SIZE < 1 << 32:  # the limit of a RemoteBuffer
         raise argparse.ArgumentTypeError(f"a table cannot have {number} slots")
     return number
 
@@ -271,21 +279,23 @@ def slot_count(text: str) -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    serving = commands.add_parser("serve", help="be the server")
-    serving.add_argument("--host", help="address of an RDMA device here (default: all)")
-    serving.add_argument("--port", type=int, default=7476, help="default: %(default)s; 0 picks one")
+    serving = commands.add_parser("serve", help="run the server")
+    serving.add_argument("--host", help="an RDMA address of this machine (default: all)")
+    serving.add_argument(
+        "--port", type=int, default=7476, help="default: %(default)s; 0: any free port"
+    )
     serving.add_argument("--slots", type=slot_count, default=4096, help="default: %(default)s")
     for name, help_text in (
         ("put", "set the value of a key"),
         ("get", "print the value of a key"),
-        ("delete", "forget a key"),
+        ("delete", "delete a key"),
     ):
-        asking = commands.add_parser(name, help=help_text)
-        asking.add_argument("host")
-        asking.add_argument("port", type=int)
-        asking.add_argument("key")
+        client = commands.add_parser(name, help=help_text)
+        client.add_argument("host")
+        client.add_argument("port", type=int)
+        client.add_argument("key")
         if name == "put":
-            asking.add_argument("value")
+            client.add_argument("value")
     return parser.parse_args()
 
 
@@ -296,7 +306,7 @@ def main() -> None:
             if arguments.command == "serve":
                 asyncio.run(serve(arguments.host, arguments.port, arguments.slots))
             else:
-                asyncio.run(ask(arguments))
+                asyncio.run(run_client(arguments))
     except KeyError as error:
         sys.exit(f"kv_cache: there is no key {error}")
     except (aiordma.RdmaError, TornRead, ValueError) as error:

@@ -1,9 +1,9 @@
-"""Migration: ids move between the event loop and threads, and on to a Connection.
+"""Move ids between the event loop and threads, and make Connections of them.
 
     python examples/migration.py [ADDRESS]
 
-A listener starts on the loop, takes a request synchronously, and serves the next on the loop again.
-Its clients are endpoints of rdma_create_ep(), carried on as Connections.
+A listener starts on the event loop, waits for one request in a thread, and serves the next one on
+the event loop again. Its clients are endpoints of rdma_create_ep(3) that become Connections.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ async def echo(connection: Connection) -> None:
         await connection.send(message)
 
 
-async def ask(host: str, port: int, message: bytes) -> None:
+async def send_one(host: str, port: int, message: bytes) -> None:
     info = AddrInfo(destination=parse_address(host, port))
     endpoint = await SyncCmId.create_ep(info)
-    async with Connection.from_id(endpoint) as connection:  # moves it to the loop
+    async with Connection.from_id(endpoint) as connection:  # moves the id to the loop
         await connection.send(message)
         print("echoed:", (await connection.recv()).decode())
 
@@ -30,19 +30,19 @@ async def main(host: str) -> None:
     on_loop = await AsyncCmId.create()
     on_loop.bind_addr(parse_address(host))
     on_loop.listen()
-    where = on_loop.local_address
+    server = on_loop.local_address
 
     in_threads = await on_loop.migrate(None)
-    asking = asyncio.create_task(ask(*where, b"a request that a thread has waited for"))
+    sending = asyncio.create_task(send_one(*server, b"a request that a thread waited for"))
     request = await in_threads.get_request()
     print("request from", request.peer_address[0])
     async with Connection.from_id(request) as connection:
         await echo(connection)
-    await asking
+    await sending
 
     async with Listener.from_id(in_threads) as listener:
         serving = asyncio.create_task(listener.serve(echo))
-        await ask(*where, b"a request that came through the loop")
+        await send_one(*server, b"a request that the event loop waited for")
         await listener.aclose()
         await serving
 

@@ -1,8 +1,8 @@
-"""Talk to everybody in a multicast group: each line that is typed is one datagram.
+"""Chat in a multicast group: each line of the standard input is sent as one datagram.
 
     python examples/multicast_chat.py HOST [GROUP] [--name NAME]
 
-HOST is an address of an RDMA device of this machine. The end of the input, or Ctrl-C, ends it.
+HOST is an RDMA address of this machine. The program ends at the end of the input, or by Ctrl-C.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator
 
 import aiordma
 
-# Who types a line knows it already.
+# The sender of a line does not receive it.
 OPTIONS = aiordma.DatagramOptions(multicast_loopback=False)
 
 
-async def typed_lines() -> AsyncIterator[str]:
+async def input_lines() -> AsyncIterator[str]:
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
@@ -34,20 +34,20 @@ async def show(endpoint: aiordma.DatagramEndpoint) -> None:
 async def chat(host: str, group: str, name: str) -> None:
     async with (
         aiordma.open_datagram((host, 0), options=OPTIONS) as endpoint,
-        await endpoint.join(group) as everybody,
+        await endpoint.join(group) as members,
     ):
         showing = asyncio.create_task(show(endpoint))
         print(f"in the group {group}", flush=True)
-        async for line in typed_lines():
+        async for line in input_lines():
             message = f"{name}: {line}".encode()
-            await endpoint.send_to(everybody, message[: endpoint.max_message_size])
+            await endpoint.send_to(members, message[: endpoint.max_message_size])
         await endpoint.aclose()
         await showing
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("host", help="address of an RDMA device here")
+    parser.add_argument("host", help="an RDMA address of this machine")
     parser.add_argument("group", nargs="?", default="239.17.18.19", help="default: %(default)s")
     parser.add_argument("--name", default=getpass.getuser(), help="default: %(default)s")
     arguments = parser.parse_args()

@@ -1,10 +1,11 @@
-"""Ping a peer by RDMA READ and WRITE, as the program rping of rdma-core does, or be the peer.
+"""Ping a peer by RDMA READ and WRITE, or answer the pings, as rping(1) of rdma-core does.
 
     python examples/rping.py -s [-a ADDRESS] [-p PORT] [-S SIZE] [-P] [-v]
     python examples/rping.py -c -a ADDRESS [-p PORT] [-S SIZE] [-C COUNT] [-I ADDRESS] [-v] [-V]
 
-The other side may be the C program. In each ping, the client tells where it has a text; the server
-reads it and says so; the client tells where it wants it back; the server writes it and says so.
+The other side can be the C program. A ping has four steps. The client sends the address of a text.
+The server reads the text and sends a reply. The client sends the address of a second buffer. The
+server writes the text to that buffer and sends a reply.
 """
 
 import argparse
@@ -19,9 +20,9 @@ import aiordma
 MIN_SIZE = 26  # "rdma-ping-2147483647: " and some text
 MAX_SIZE = 65535
 RECORD_SIZE = 16
-GO_AHEAD = bytes(RECORD_SIZE)  # the client looks at nothing but the size
+GO_AHEAD = bytes(RECORD_SIZE)  # the client checks only the size
 LETTERS = bytes(range(ord("A"), ord("z") + 1))
-# The C program has one of each, and would not let a peer ask for more.
+# The C program has one of each, and does not accept more from a peer.
 OPTIONS = aiordma.ConnectionOptions(responder_resources=1, initiator_depth=1)
 
 
@@ -39,12 +40,12 @@ def text_of(ping: bytes) -> str:
 
 
 async def answer_pings(connection: aiordma.Connection, arguments: argparse.Namespace) -> None:
-    # To be read into, memory is registered with REMOTE_WRITE on iWARP: the default has that.
+    # iWARP requires REMOTE_WRITE for memory that a read fills; allocate() has it by default.
     with await connection.allocate(arguments.S) as memory:
         async for record in connection:
             source = unpack(record)
             if len(source) > len(memory):
-                raise ValueError(f"a ping of {len(source)} bytes: -S allows for {len(memory)} here")
+                raise ValueError(f"a ping of {len(source)} bytes: -S allows {len(memory)} here")
             ping = memory[: len(source)]
             await connection.read(source, ping)
             if arguments.v:
@@ -77,7 +78,7 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 
 def make_ping(number: int, size: int) -> bytes:
-    """The number, and letters that begin one further with each ping; a C string."""
+    """Return a C string: the number, and letters that start one further in each ping."""
     start = number % len(LETTERS)
     letters = LETTERS[start:] + LETTERS * (size // len(LETTERS) + 1)
     return (b"rdma-ping-%d: " % number + letters)[: size - 1] + b"\0"
@@ -129,25 +130,33 @@ def ping_size(text: str) -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     role = parser.add_mutually_exclusive_group(required=True)
-    role.add_argument("-s", action="store_true", help="be the server")
-    role.add_argument("-c", action="store_true", help="be the client")
-    parser.add_argument("-a", metavar="ADDRESS", help="the server's; it needs none for all its own")
+    role.add_argument("-s", action="store_true", help="run the server")
+    role.add_argument("-c", action="store_true", help="run the client")
+    parser.add_argument(
+        "-a", metavar="ADDRESS", help="address of the server (default of -s: all addresses)"
+    )
     parser.add_argument("-p", metavar="PORT", type=int, default=7174, help="default: %(default)s")
     parser.add_argument(
         "-S",
         metavar="SIZE",
         type=ping_size,
         default=64,
-        help="of a ping, in bytes; default: %(default)s",
+        help="size of a ping in bytes; default: %(default)s",
     )
     parser.add_argument(
-        "-C", metavar="COUNT", type=ping_count, default=0, help="of pings; 0, the default: for ever"
+        "-C",
+        metavar="COUNT",
+        type=ping_count,
+        default=0,
+        help="number of pings; default: 0, no limit",
     )
-    parser.add_argument("-I", metavar="ADDRESS", help="the client's own")
-    parser.add_argument("-P", action="store_true", help="serve one client after another, for ever")
+    parser.add_argument("-I", metavar="ADDRESS", help="address that the client connects from")
+    parser.add_argument(
+        "-P", action="store_true", help="persistent: serve any number of clients, until Ctrl-C"
+    )
     parser.add_argument("-v", action="store_true", help="print the pings")
     parser.add_argument(
-        "-V", action="store_true", help="compare what comes back with what was sent"
+        "-V", action="store_true", help="validate: compare the data received with the data sent"
     )
     arguments = parser.parse_args()
     if arguments.c and not arguments.a:

@@ -1,10 +1,10 @@
-"""A service that ends gracefully: on SIGTERM it finishes what it has begun, and nothing is lost.
+"""Serve until SIGTERM, then finish the answers in progress, so that none is lost.
 
     python examples/service.py [HOST] [PORT] [--grace SECONDS] [--work SECONDS]
 
-It answers each message with its SHA-256 digest, slowly. When it is told to stop, by SIGTERM or
-Ctrl-C, it takes no new peers, closes the connections on which nothing is to be done, and gives the
-others time to send the answers that they work on. A second signal ends it at once.
+The service answers each message with its SHA-256 digest, slowly. At SIGTERM or Ctrl-C it stops
+accepting peers, closes the idle connections, and gives the others time to send their answers.
+A second signal ends the service immediately.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import aiordma
 
 
 class Service:
-    """Peers, each served by a task of one group."""
+    """A service that runs one task for each peer, in one task group."""
 
     def __init__(self, work_seconds: float) -> None:
         self.answered = 0
@@ -26,7 +26,7 @@ class Service:
         self._idle: set[aiordma.Connection] = set()
 
     async def run(self, listener: aiordma.Listener, stop: asyncio.Event, grace: float) -> None:
-        """Serve until `stop` is set, and at most `grace` seconds longer."""
+        """Serve until `stop` is set, then finish within `grace` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._accept_all(listener, tasks))
@@ -42,7 +42,7 @@ class Service:
             tasks.create_task(self._serve(request))
 
     async def _serve(self, request: aiordma.ConnectRequest) -> None:
-        # A peer that goes away, in whatever way, must not take the group with it.
+        # An exception would cancel the whole group, so a peer that fails must not raise one.
         with contextlib.suppress(aiordma.RdmaError):
             async with request.accept() as connection:
                 while not self._is_stopping:
@@ -55,7 +55,11 @@ class Service:
         return hashlib.sha256(message).digest()
 
     async def _next(self, connection: aiordma.Connection) -> bytes:
-        """The next message; LocalClosed if the service stops while there is none."""
+        """Return the next message.
+
+        Raises:
+            LocalClosed: the service stopped before a message came.
+        """
         self._idle.add(connection)
         try:
             return await connection.recv()
@@ -64,17 +68,17 @@ class Service:
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that the first signal sets; the second cancels the task that calls this."""
+    """Return an event that the first signal sets. The second signal cancels the calling task."""
     loop, stop, task = asyncio.get_running_loop(), asyncio.Event(), asyncio.current_task()
     assert task is not None
 
-    def signalled() -> None:
+    def on_signal() -> None:
         if stop.is_set():
             task.cancel()
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
+        loop.add_signal_handler(number, on_signal)
     return stop
 
 
@@ -89,10 +93,12 @@ async def serve(host: str | None, port: int, grace: float, work: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("host", nargs="?", help="address of an RDMA device here (default: all)")
-    parser.add_argument("port", nargs="?", type=int, default=7471, help="0 picks one")
+    parser.add_argument("host", nargs="?", help="an RDMA address of this machine (default: all)")
+    parser.add_argument("port", nargs="?", type=int, default=7471, help="0: any free port")
     parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS")
-    parser.add_argument("--work", type=float, default=0.5, metavar="SECONDS", help="each message")
+    parser.add_argument(
+        "--work", type=float, default=0.5, metavar="SECONDS", help="for each message"
+    )
     arguments = parser.parse_args()
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(serve(arguments.host, arguments.port, arguments.grace, arguments.work))

@@ -1,9 +1,9 @@
-"""Send messages to an echo service by asyncio's own reader and writer, over RDMA.
+"""Send messages to an echo server over RDMA, with a reader and a writer of asyncio.
 
     python examples/stream_echo_client.py HOST [PORT] [MESSAGE ...]
 
-But for one import it is a TCP program. The service speaks rsocket(7): stream_echo_server.py, or one
-for TCP that runs under librspreload. Exits with 1 if an echo was wrong.
+Only one import differs from a TCP program. The server uses the protocol of rsocket(7): it is
+stream_echo_server.py, or a TCP server under librspreload. The exit code is 1 if an echo was wrong.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 from aiordma.asyncio import open_connection
 
 
-async def talk(host: str, port: int, messages: list[str]) -> None:
+async def send_all(host: str, port: int, messages: list[str]) -> None:
     reader, writer = await open_connection(host, port)
     try:
         for message in messages:
@@ -26,7 +26,7 @@ async def talk(host: str, port: int, messages: list[str]) -> None:
             print(f"echoed: {message}")
         writer.write_eof()
         if rest := await reader.read():
-            sys.exit(f"got {rest!r} behind the echoes")
+            sys.exit(f"got {rest!r} after the echoes")
     finally:
         writer.close()
     await writer.wait_closed()
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("messages", nargs="*", default=["hello", "over", "RDMA"])
     arguments = parser.parse_args()
     try:
-        asyncio.run(talk(arguments.host, arguments.port, arguments.messages))
+        asyncio.run(send_all(arguments.host, arguments.port, arguments.messages))
     except (OSError, EOFError) as error:
         sys.exit(f"stream_echo_client: {error}")
 

@@ -1,10 +1,10 @@
-"""An echo service on asyncio's own readers and writers, over RDMA.
+"""Send all bytes back to the client over RDMA, with readers and writers of asyncio.
 
     python examples/stream_echo_server.py [HOST] [PORT]
 
-But for one import it is a TCP program. Its clients speak rsocket(7): stream_echo_client.py, or one
-for TCP that runs under librspreload. Without a host it listens on all RDMA addresses of this
-machine. Ctrl-C ends it, and tells the clients that are connected.
+Only one import differs from a TCP program. The clients use the protocol of rsocket(7): they are
+stream_echo_client.py, or TCP clients under librspreload. Without HOST it listens on all RDMA
+addresses of this machine. Ctrl-C closes the open streams and ends it.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from aiordma.asyncio import start_server
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):  # a client that was killed is no reason to complain
+    with contextlib.suppress(ConnectionError):  # a client can be killed at any time
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
@@ -32,14 +32,15 @@ async def serve(host: str | None, port: int) -> None:
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
     print(f"listening on port {server.sockets[0].getsockname()[1]}", flush=True)
-    with contextlib.suppress(asyncio.CancelledError):  # so it ends when it is closed
+    # close() makes serve_forever() raise CancelledError.
+    with contextlib.suppress(asyncio.CancelledError):
         await server.serve_forever()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("host", nargs="?", help="address of an RDMA device here (default: all)")
-    parser.add_argument("port", nargs="?", type=int, default=7472, help="0 picks one")
+    parser.add_argument("host", nargs="?", help="an RDMA address of this machine (default: all)")
+    parser.add_argument("port", nargs="?", type=int, default=7472, help="0: any free port")
     arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(arguments.host, arguments.port))

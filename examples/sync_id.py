@@ -1,8 +1,8 @@
-"""Synchronous ids: calls that block in C, each awaiting a thread, each cancellable.
+"""Connect two synchronous ids: each call blocks in C in a thread, and can be cancelled.
 
     python examples/sync_id.py [ADDRESS]
 
-Both sides run in this process, at the address of an RDMA device of this machine.
+Both sides run in this process, at an RDMA address of this machine.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from aiordma.verbs import QueuePairCaps, QueuePairInit
 QUEUES = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
 
 
-async def serve_one(listener: SyncCmId) -> None:
+async def run_server(listener: SyncCmId) -> None:
     try:
         async with asyncio.timeout(0.1):
             await listener.get_request()
     except TimeoutError:
-        print("nobody yet")  # the thread that waited is free again
+        print("no request yet")  # the thread is free again
     async with await listener.get_request() as cm:
         await cm.create_qp(QUEUES)
         memory = bytearray(64)
@@ -32,7 +32,7 @@ async def serve_one(listener: SyncCmId) -> None:
         await cm.disconnect()
 
 
-async def talk(host: str, port: int) -> None:
+async def run_client(host: str, port: int) -> None:
     await asyncio.sleep(0.2)
     async with await SyncCmId.create() as cm:
         await cm.resolve_addr(parse_address(host, port))
@@ -40,7 +40,7 @@ async def talk(host: str, port: int) -> None:
         await cm.create_qp(QUEUES)
         region = await cm.reg_msgs(bytearray(b"hello from a synchronous id"))
         await cm.connect()
-        # The event of the last call, until the next one.
+        # The event of the last call stays here until the next call.
         assert cm.event is not None
         print("accepted with:", cm.event.private_data.rstrip(b"\0").decode())
         cm.cm_id.post_send(1, region, 0, region.length)
@@ -52,7 +52,7 @@ async def main(host: str) -> None:
     async with await SyncCmId.create() as listener:
         listener.bind_addr(parse_address(host))
         listener.listen()
-        await asyncio.gather(serve_one(listener), talk(*listener.local_address))
+        await asyncio.gather(run_server(listener), run_client(*listener.local_address))
 
 
 if __name__ == "__main__":

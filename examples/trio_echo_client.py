@@ -1,8 +1,8 @@
-"""echo_client.py on trio: several connections at once, each with a deadline.
+"""Send messages to an echo server on trio: one connection for each, with a timeout.
 
     python examples/trio_echo_client.py HOST [PORT] [MESSAGE ...]
 
-Exits with 1 if an echo was wrong, or late.
+The exit code is 1 if an echo was wrong or late.
 """
 
 import argparse
@@ -12,12 +12,15 @@ import trio
 
 import aiordma
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 
 
-async def talk(host: str, port: int, message: bytes) -> None:
-    """Every await takes part in trio's deadlines, and leaves nothing behind when one passes."""
-    with trio.fail_after(PATIENCE):
+async def send_one(host: str, port: int, message: bytes) -> None:
+    """Send a message and check its echo.
+
+    The timeout cancels any of these awaits, and no connection is left behind.
+    """
+    with trio.fail_after(TIMEOUT):
         async with aiordma.connect(host, port) as connection:
             await connection.send(message)
             answer = await connection.recv()
@@ -26,10 +29,10 @@ async def talk(host: str, port: int, message: bytes) -> None:
     print(f"echoed: {message.decode()}")
 
 
-async def talk_all(host: str, port: int, messages: list[str]) -> None:
+async def send_all(host: str, port: int, messages: list[str]) -> None:
     async with trio.open_nursery() as nursery:
         for message in messages:
-            nursery.start_soon(talk, host, port, message.encode())
+            nursery.start_soon(send_one, host, port, message.encode())
 
 
 def main() -> None:
@@ -40,7 +43,7 @@ def main() -> None:
     arguments = parser.parse_args()
     failures: list[Exception] = []
     try:
-        trio.run(talk_all, arguments.host, arguments.port, arguments.messages)
+        trio.run(send_all, arguments.host, arguments.port, arguments.messages)
     except* (aiordma.RdmaError, trio.TooSlowError) as group:
         failures += group.exceptions
     if failures:

@@ -1,9 +1,9 @@
-"""The command `aiordma`: one module for each subcommand.
+"""The command `aiordma`, with one module for each subcommand.
 
-A subcommand's module has `add_parser(subparsers)`, which declares its arguments and sets the
-default `handler`, a function from the parsed arguments to the exit code. The modules are imported
-when the command runs, and they import the library inside their handlers: `aiordma lab` works
-before the native module is built.
+The module of a subcommand has `add_parser(subparsers)`, which declares its arguments and sets the
+default `handler`: a function that takes the parsed arguments and returns the exit code. The command
+imports these modules when it runs. They import the code of the subcommand inside the handler, so
+that a subcommand does not import the code of the others.
 """
 
 import argparse
@@ -13,18 +13,18 @@ from typing import Protocol
 
 __all__ = ["main"]
 
-# The subcommands in the order of `aiordma --help`; each is a module of this package.
+# The subcommands in the order of `aiordma --help`. Each is a module of this package.
 SUBCOMMANDS = ("devices", "ping", "bench", "lab")
 
 
 class Handler(Protocol):
-    """What a subcommand does with its arguments; returns the exit code."""
+    """A function that runs a subcommand and returns the exit code."""
 
     def __call__(self, args: argparse.Namespace) -> int: ...
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """Return the parser of the whole command line."""
     top = argparse.ArgumentParser(prog="aiordma", description="asyncio-native RDMA networking")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
     for name in SUBCOMMANDS:
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     args = parser().parse_args(argv)
     handler: Handler = args.handler
     return handler(args)

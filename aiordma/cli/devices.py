@@ -1,12 +1,12 @@
-"""`aiordma devices`: the RDMA devices of this machine and the addresses they answer at."""
+"""`aiordma devices`: list this machine's RDMA devices and their IP addresses."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-_DESCRIPTION = "List this machine's RDMA devices with the IP addresses they can be reached at."
-_EPILOG = "Exits with 0 if there is at least one address to use, else with 1."
+_DESCRIPTION = "List the RDMA devices of this machine, and the IP addresses that reach them."
+_EPILOG = "The exit code is 0 if there is at least one address to use, otherwise 1."
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,5 +29,5 @@ def _devices(_: argparse.Namespace) -> int:
     for found in addresses:
         print(f"{found.device}\t{found.transport.name}\t{found.interface}\t{found.host}")
     if not addresses:
-        print("aiordma devices: no device has an IP address", file=sys.stderr)
+        print("aiordma devices: no RDMA device has an IP address", file=sys.stderr)
     return 0 if addresses else 1

@@ -1,4 +1,4 @@
-"""`aiordma ping`: does RDMA work between here and there, through which device, and how fast."""
+"""`aiordma ping`: test whether RDMA works between two machines, and how fast it is."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING
 
-from ..ping.limits import DEFAULT_PORT, DEFAULT_SIZE, MAX_SIZE
+from ..ping.options import DEFAULT_PORT, DEFAULT_SIZE, MAX_SIZE, PingOptions
 
-if TYPE_CHECKING:
-    from aiordma.ping.plan import Plan
-
-_DESCRIPTION = "See whether RDMA works between two machines, through which device, and how fast."
+_DESCRIPTION = (
+    "Test whether RDMA works between two machines, with which device, and how fast it is."
+)
 _EPILOG = """\
-Run `aiordma ping --listen` there, and `aiordma ping HOST` here. Ctrl-C ends both. Exits with 0 if
-answers came and all were right, else with 1 and a sentence that says what is wrong.
+Run `aiordma ping --listen` on one machine, and `aiordma ping HOST` on the other. Ctrl-C ends both.
+The exit code is 0 if all answers came and were correct. Otherwise it is 1, and a sentence on
+standard error gives the reason.
 """
-# What to listen at if no address is given.
+# The addresses to listen at if --listen has no address.
 _ALL = {None: None, socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
@@ -30,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     ping = subparsers.add_parser(
         "ping", help=_DESCRIPTION, description=_DESCRIPTION, epilog=_EPILOG
     )
-    _add_sides(ping)
+    _add_roles(ping)
     _add_numbers(ping)
     ping.add_argument("--source", metavar="ADDRESS", help="the address to connect from")
     family = ping.add_mutually_exclusive_group()
@@ -45,31 +44,31 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     ping.set_defaults(handler=_ping)
 
 
-def _add_sides(ping: argparse.ArgumentParser) -> None:
-    side = ping.add_mutually_exclusive_group()
-    side.add_argument(
+def _add_roles(ping: argparse.ArgumentParser) -> None:
+    role = ping.add_mutually_exclusive_group()
+    role.add_argument(
         "host",
         nargs="?",
         metavar="HOST",
-        help="a name or address (default: this machine's first RDMA address, answered by itself)",
+        help="a name or an address (default: the first RDMA address of this machine)",
     )
-    side.add_argument(
+    role.add_argument(
         "--listen",
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="be the other side: answer whoever pings this address (default: all RDMA addresses)",
+        help="be the server: answer pings to this address (default: to all RDMA addresses)",
     )
 
 
 def _add_numbers(ping: argparse.ArgumentParser) -> None:
     for flag, metavar, kind, default, text in (
-        ("-p", "PORT", _integer(0, 65535), DEFAULT_PORT, f"default: {DEFAULT_PORT}"),
-        ("-c", "COUNT", _integer(1, 1 << 62), None, "so many messages (default: until Ctrl-C)"),
-        ("-i", "SECONDS", _seconds(0, 1e6), 1.0, "between messages (default: 1; 0: at once)"),
-        ("-s", "SIZE", _integer(1, MAX_SIZE), DEFAULT_SIZE, f"bytes (default: {DEFAULT_SIZE})"),
-        ("-w", "SECONDS", _seconds(0.001, 3600), 5.0, "to wait for each answer (default: 5)"),
-        ("--busy-poll", "SECONDS", _seconds(0, 10), 0.0, "to spin before sleeping (default: 0)"),
+        ("-p", "PORT", _integer(0, 65535), DEFAULT_PORT, "default: %(default)s"),
+        ("-c", "COUNT", _integer(1, 1 << 62), None, "number of messages (default: until Ctrl-C)"),
+        ("-i", "SECONDS", _seconds(0, 1e6), 1.0, "time between messages (default: 1; 0: no pause)"),
+        ("-s", "SIZE", _integer(1, MAX_SIZE), DEFAULT_SIZE, "size in bytes (default: %(default)s)"),
+        ("-w", "SECONDS", _seconds(0.001, 3600), 5.0, "limit for each answer (default: 5)"),
+        ("--busy-poll", "SECONDS", _seconds(0, 10), 0.0, "busy-poll before sleeping (default: 0)"),
     ):
         ping.add_argument(flag, metavar=metavar, type=kind, default=default, help=text)
 
@@ -97,42 +96,42 @@ def _seconds(low: float, high: float) -> Callable[[str], float]:
 
 
 def _ping(args: argparse.Namespace) -> int:
-    # As other programs, to end quietly when nobody reads any more what is printed.
+    # End silently when the reader of a pipe closes it, as other programs do.
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         return _listen(args) if args.listen is not None else _send(args)
-    except KeyboardInterrupt:  # before there was anything to end
+    except KeyboardInterrupt:  # before the ping has started
         return 1
     finally:
         signal.signal(signal.SIGPIPE, before)
 
 
 def _listen(args: argparse.Namespace) -> int:
-    from aiordma.ping.answering import listen
     from aiordma.ping.failures import explain_listening
+    from aiordma.ping.server import listen
 
     host = args.listen or _ALL[args.family]
-    done = _run(listen(host, args.p, _say), lambda error: explain_listening(error, host, args.p))
-    return 0 if done else 1
+    completed = _run(
+        listen(host, args.p, _print_line), lambda error: explain_listening(error, host, args.p)
+    )
+    return 0 if completed else 1
 
 
 def _send(args: argparse.Namespace) -> int:
+    from aiordma.ping.client import ping, ping_self
     from aiordma.ping.failures import explain
-    from aiordma.ping.pinging import ping, ping_own
-    from aiordma.ping.tally import Tally
+    from aiordma.ping.report import Statistics
 
-    plan, tally = _plan(args), Tally()
-    begin = ping if plan.host else ping_own
-    done = _run(begin(plan, tally, _say), lambda error: explain(error, plan))
-    for line in tally.lines():
-        _say(line)
-    return 0 if done and tally.good else 1
+    options, statistics = _options(args), Statistics()
+    start = ping if options.host else ping_self
+    completed = _run(start(options, statistics, _print_line), lambda error: explain(error, options))
+    for line in statistics.lines():
+        _print_line(line)
+    return 0 if completed and statistics.all_correct else 1
 
 
-def _plan(args: argparse.Namespace) -> Plan:
-    from aiordma.ping.plan import Plan
-
-    return Plan(
+def _options(args: argparse.Namespace) -> PingOptions:
+    return PingOptions(
         args.host or "",
         args.p,
         count=args.c,
@@ -146,7 +145,10 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _run(main: Coroutine[object, None, None], explain: Callable[[Exception], str]) -> bool:
-    """Whether it ended as it should, by itself or by Ctrl-C; else the reason is printed."""
+    """Run `main` in an event loop. Return False, and print the reason, if it failed.
+
+    Ctrl-C is not a failure.
+    """
     from aiordma.errors import RdmaError
 
     try:
@@ -159,5 +161,5 @@ def _run(main: Coroutine[object, None, None], explain: Callable[[Exception], str
     return True
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)

@@ -1,4 +1,4 @@
-"""What `aiordma ping` does: messages that come back, and what they tell of the way there.
+"""The two sides of `aiordma ping`: a client that sends numbered messages, and an echo server.
 
-Its modules are imported one by one: the command line needs only the limits.
+Nothing is imported here: the command line imports `options` alone, and the rest when it runs.
 """

@@ -1,4 +1,4 @@
-"""What went wrong, in one sentence, and what to do about it."""
+"""One sentence for each failure of a ping: the cause, and the next step for the user."""
 
 from __future__ import annotations
 
@@ -14,80 +14,80 @@ from aiordma.errors import (
     VerbsError,
     WorkRequestError,
 )
-from aiordma.ping.greeting import refusal_reason
-from aiordma.ping.limits import DEFAULT_PORT
-from aiordma.ping.plan import Plan
+from aiordma.ping.handshake import rejection_reason
+from aiordma.ping.options import DEFAULT_PORT, PingOptions
 from aiordma.rdmacm import interface_addresses
 
-_NO_WAY = (
-    "no RDMA device here leads there; `aiordma devices` lists what can be reached at this machine, "
-    "and 127.0.0.1 is never among it"
+_NO_ROUTE = (
+    "no RDMA device of this machine has a route to that address; `aiordma devices` lists this "
+    "machine's RDMA addresses, and 127.0.0.1 is never one of them"
 )
-# The InfiniBand CM's "invalid service id", and what TCP says under iWARP.
-_NOBODY_LISTENS = (8, -errno.ECONNREFUSED)
+# The status of a reject if no program listens: "invalid service ID" of the InfiniBand CM, and the
+# errno of TCP on iWARP.
+_NO_LISTENER = (8, -errno.ECONNREFUSED)
 
 
-def explain(error: Exception, plan: Plan) -> str:
-    """The sentence for what ended a ping."""
-    peer = plan.host or "this machine"
+def explain(error: Exception, options: PingOptions) -> str:
+    """Return the sentence for the error that ended a ping."""
+    peer = options.host or "this machine"
     match error:
         case AddressError() | RouteError():
-            return _no_way(error)
+            return _no_route(error)
         case Rejected():
-            return _rejected(error, plan)
+            return _rejected(error, options)
         case Unreachable():
-            return _silent(error, plan)
+            return _no_answer(error, options)
         case PeerClosed():
-            return f"{peer} went away: {error}"
+            return f"the connection to {peer} ended: {error}"
         case WorkRequestError(status=WcStatus.RETRY_EXC_ERR):
-            return f"{peer} stopped answering: its machine or the network went away ({error})"
+            return f"{peer} stopped answering: its machine or the network failed ({error})"
         case _:
             return str(error)
 
 
 def explain_listening(error: Exception, host: str | None, port: int) -> str:
-    """The sentence for what ended `aiordma ping --listen`."""
+    """Return the sentence for the error that ended `aiordma ping --listen`."""
     match error:
         case VerbsError(errno=errno.EADDRINUSE):
-            return f"port {port} is taken: somebody listens there already; choose another with -p"
+            return f"port {port} is in use: another program listens on it; choose another with -p"
         case VerbsError(errno=errno.EADDRNOTAVAIL):
-            return f"{host} is no address of this machine; `aiordma devices` lists those to use"
+            return f"{host} is not an address of this machine; `aiordma devices` lists those to use"
         case _:
             return str(error)
 
 
-def _no_way(error: AddressError | RouteError) -> str:
+def _no_route(error: AddressError | RouteError) -> str:
     cause = error.__cause__
     is_about_name = isinstance(cause, OSError) and not isinstance(cause, VerbsError)
-    if is_about_name or "aiordma devices" in str(error):  # says enough already
+    if is_about_name or "aiordma devices" in str(error):  # no more advice is needed
         return str(error)
-    return f"{error}: {_NO_WAY}"
+    return f"{error}: {_NO_ROUTE}"
 
 
-def _rejected(error: Rejected, plan: Plan) -> str:
-    reason = refusal_reason(error.private_data)
+def _rejected(error: Rejected, options: PingOptions) -> str:
+    reason = rejection_reason(error.private_data)
     if reason is not None:
-        return f"{plan.host} refused: {reason}"
-    if error.status not in _NOBODY_LISTENS:
-        return f"{plan.host} answers over RDMA, but refused: {error}"
+        return f"{options.host} rejected the connection: {reason}"
+    if error.status not in _NO_LISTENER:
+        return f"{options.host} answers over RDMA, but {error}"
     command = "aiordma ping --listen"
-    if plan.port != DEFAULT_PORT:
-        command += f" -p {plan.port}"
-    if _is_own(plan.host):
+    if options.port != DEFAULT_PORT:
+        command += f" -p {options.port}"
+    if _is_own(options.host):
         return (
-            f"{plan.host} is this machine, which RDMA reaches, but nobody listens on port "
-            f"{plan.port}: run `{command}` in another terminal, or `aiordma ping` without a host"
+            f"{options.host} is this machine and RDMA reaches it, but no program listens on port "
+            f"{options.port}: run `{command}` in another terminal, or `aiordma ping` without a host"
         )
     return (
-        f"{plan.host} answers over RDMA, but nobody listens on port {plan.port}: "
-        f"run `{command}` there"
+        f"{options.host} answers over RDMA, but no program listens on port {options.port}: "
+        f"run `{command}` on that machine"
     )
 
 
-def _silent(error: Unreachable, plan: Plan) -> str:
+def _no_answer(error: Unreachable, options: PingOptions) -> str:
     return (
-        f"{error}: is there an RDMA device with that address, and does no firewall stop "
-        f"UDP port 4791 (RoCE) or TCP port {plan.port} (iWARP)?"
+        f"{error}: check that an RDMA device has that address, and that no firewall blocks "
+        f"UDP port 4791 (RoCE) or TCP port {options.port} (iWARP)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The echo examples through aiordma.anyio: one at each end, each on a back end of its own."""
+"""The echo examples of aiordma.anyio, with client and server on different backends."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from aiordma.rdmacm import DeviceAddress
 
 SERVER, CLIENT = "anyio_echo_server", "anyio_echo_client"
 
-# What differs between devices is tested elsewhere: one is enough for what differs between loops.
+# Other tests cover the differences between devices. One device is enough for the backends.
 pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
 
 
 @pytest.mark.parametrize(("server", "client"), [("asyncio", "trio"), ("trio", "asyncio")])
-async def test_an_echo(address: DeviceAddress, server: str, client: str) -> None:
-    """For a client that is killed, and for one that comes after it. Ctrl-C ends the server."""
+async def test_echo_between_backends(address: DeviceAddress, server: str, client: str) -> None:
+    """One client is killed, and the next one gets its echoes. Ctrl-C ends the server."""
     async with (
         asyncio.timeout(3 * PATIENCE),
-        running(SERVER, "--backend", server, address.host, "0") as serving,
+        running(SERVER, "--backend", server, address.host, "0") as process,
     ):
-        port = (await next_line(serving.stdout)).removeprefix("listening on port ")
-        where = "--backend", client, address.host, port
-        async with running(CLIENT, *where, *["x" * 100] * 5000) as killed:
+        port = (await next_line(process.stdout)).removeprefix("listening on port ")
+        arguments = "--backend", client, address.host, port
+        async with running(CLIENT, *arguments, *["x" * 100] * 5000) as killed:
             assert await next_line(killed.stdout) == "echoed: " + "x" * 100
             killed.kill()
-        done = await run(CLIENT, *where, "grüße", "y" * 5000)
+        done = await run(CLIENT, *arguments, "grüße", "y" * 5000)
         assert done.output.splitlines() == ["echoed: grüße", "echoed: " + "y" * 5000]
         assert (done.status, done.errors) == (0, "")
-        done = await interrupt(serving)
+        done = await interrupt(process)
         assert (done.status, done.output, done.errors) == (0, "", "")
 
 

@@ -1,4 +1,4 @@
-"""The examples run, as a reader of the README would run them."""
+"""The examples, run as a reader of the README runs them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from helpers import PATIENCE, ROOT, start_python
 
 from aiordma.rdmacm import DeviceAddress
 
-# Starting Python takes long in the lab, and what differs between devices is tested elsewhere.
+# Starting Python takes long in the lab, and other tests cover the differences between devices.
 ONE_DEVICE = pytest.mark.transport("IB")
 
 
 @ONE_DEVICE
-def test_the_demo() -> None:
+def test_the_demo_echoes() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py")],
         capture_output=True,
@@ -34,13 +34,15 @@ def test_the_demo() -> None:
     ("name", "expected"),
     [
         ("async_id", ["device: ", "received: hello from an asynchronous id", "DISCONNECTED"]),
-        ("sync_id", ["nobody yet", "accepted with: welcome", "hello from a synchronous id"]),
+        ("sync_id", ["no request yet", "accepted with: welcome", "hello from a synchronous id"]),
         ("endpoint", ["received: hello from an endpoint"]),
-        ("migration", ["a request that a thread has waited for", "came through the loop"]),
+        ("migration", ["a request that a thread waited for", "that the event loop waited for"]),
     ],
 )
-def test_each_kind_of_id(name: str, expected: list[str], address: DeviceAddress) -> None:
-    """Asynchronous, synchronous, endpoints of both sides, and migration."""
+def test_the_examples_of_each_kind_of_id(
+    name: str, expected: list[str], address: DeviceAddress
+) -> None:
+    """Asynchronous ids, synchronous ids, endpoints, and ids that migrate."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py"), address.host],
         capture_output=True,
@@ -67,21 +69,20 @@ def test_the_client_fails_without_a_server(address: DeviceAddress) -> None:
     assert "rejected the connection" in done.stderr
 
 
-def test_the_readme(address: DeviceAddress) -> None:
-    """The two sides as they stand in the README, but for the address and the port."""
+def test_the_programs_of_the_readme(address: DeviceAddress) -> None:
+    """Run the client and the server of the README, with another address and another port."""
     client, server = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     port = "7489"
     announce = "        print('listening', flush=True)\n        await listener.serve(echo)"
     server = server.replace("        await listener.serve(echo)", announce)
     server = f"import asyncio, aiordma\n{server}\nasyncio.run(main())".replace("7471", port)
     client = client.replace("10.7.1.1", address.host).replace("7471", port)
-    serving = start_python(server)
+    server_process = start_python(server)
     try:
-        assert serving.stdout is not None
-        assert serving.stdout.readline() == "listening\n"
-        talking = start_python(client)
-        output, _ = talking.communicate(timeout=PATIENCE)
+        assert server_process.stdout is not None
+        assert server_process.stdout.readline() == "listening\n"
+        output, _ = start_python(client).communicate(timeout=PATIENCE)
     finally:
-        serving.kill()
-        serving.communicate()
+        server_process.kill()
+        server_process.communicate()
     assert output == "b'hello'\n"

@@ -1,4 +1,4 @@
-"""The example file_transfer.py: both sides as programs, and servers of the test's that do wrong."""
+"""The example file_transfer.py: its two programs, and servers of this test that fail."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from example_runs import finish, interrupt, load, next_line, run, running, running_program
+from example_runs import finish, interrupt, next_line, run, running, running_program
 from helpers import PATIENCE
 
 import aiordma
 from aiordma import Connection
 from aiordma.rdmacm import DeviceAddress
-
-file_transfer = load("file_transfer")
-PIECE, READ_SIZE = file_transfer.PIECE, file_transfer.READ_SIZE
+from examples import file_transfer
+from examples.file_transfer import PIECE, READ_SIZE
 
 Handler = Callable[[Connection], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def our_server(host: str, handler: Handler) -> AsyncIterator[int]:
-    """A server in this process, with the example's options; its port."""
+async def serving_with(host: str, handler: Handler) -> AsyncIterator[int]:
+    """Serve with `handler` and the options of the example, in this process. Yield the port."""
     async with aiordma.listen(host, 0, options=file_transfer.OPTIONS) as listener:
         task = asyncio.create_task(listener.serve(handler))
         yield listener.local_address[1]
@@ -38,11 +37,11 @@ async def our_server(host: str, handler: Handler) -> AsyncIterator[int]:
 
 @contextlib.asynccontextmanager
 async def serving(host: str, path: Path) -> AsyncIterator[int]:
-    """The example's server in this process; its port."""
+    """Run the server of the example in this process. Yield the port."""
     with path.open("rb") as file:
         announcement = file_transfer.announce(file)
         handler = functools.partial(file_transfer.serve_one, file=file, announcement=announcement)
-        async with our_server(host, handler) as port:
+        async with serving_with(host, handler) as port:
             yield port
 
 
@@ -53,8 +52,8 @@ def make_file(path: Path, size: int) -> bytes:
 
 
 @pytest.mark.asyncio
-async def test_the_programs(address: DeviceAddress, tmp_path: Path) -> None:
-    """Two fetch at the same time, and one after them, which replaces what was fetched."""
+async def test_fetching_with_the_programs(address: DeviceAddress, tmp_path: Path) -> None:
+    """Two clients fetch at the same time. A third one replaces a file that exists."""
     source, first, second = (tmp_path / name for name in ("source", "first", "second"))
     content = make_file(source, 2 * PIECE + 3 * READ_SIZE + 17)
     server = running("file_transfer", "serve", str(source), "--host", address.host, "--port", "0")
@@ -75,7 +74,7 @@ async def test_the_programs(address: DeviceAddress, tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_sizes(address: DeviceAddress, tmp_path: Path) -> None:
+async def test_files_of_each_size(address: DeviceAddress, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     for size in (0, 1, READ_SIZE - 1, READ_SIZE + 1, PIECE, PIECE + 1):
         content = make_file(source, size)
@@ -85,7 +84,7 @@ async def test_sizes(address: DeviceAddress, tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_on_a_terminal(
+async def test_the_progress_bar_on_a_terminal(
     address: DeviceAddress,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -105,14 +104,14 @@ async def test_on_a_terminal(
     assert shown.endswith(" MB/s\n")
 
 
-# --- what goes wrong ---
+# --- failures ---
 
 
 @pytest.mark.asyncio
-async def test_a_file_that_changes(
+async def test_a_file_that_changes_is_not_fetched(
     address: DeviceAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its server has summed it up already. What was at the target before stays."""
+    """The server has computed the checksum before the change. The old target file stays."""
     source, target = tmp_path / "source", tmp_path / "target"
     make_file(source, READ_SIZE)
     target.write_bytes(b"old")
@@ -126,16 +125,16 @@ async def test_a_file_that_changes(
         os.truncate(source, 5)
         with pytest.raises(aiordma.PeerClosed):
             await file_transfer.fetch(address.host, port, target)
-    complaint = f"file_transfer: {address.host}: source has become shorter\n"
-    assert capsys.readouterr().err == complaint
+    error = f"file_transfer: {address.host}: source has become shorter\n"
+    assert capsys.readouterr().err == error
     assert target.read_bytes() == b"old"
     assert sorted(tmp_path.iterdir()) == [source, target]
 
 
-def hands_out_one_piece(then: Handler, when: str) -> Handler:
-    """A server that announces two pieces and hands out one; then `then` is called."""
+def sends_one_piece(then: Handler, when: str) -> Handler:
+    """Return a handler that announces two pieces, sends one, and then calls `then`."""
 
-    async def play(connection: Connection) -> None:
+    async def handle(connection: Connection) -> None:
         content = bytes(2 * PIECE)
         digest = hashlib.sha256(content).digest()
         with await connection.register(content[:PIECE], aiordma.AccessFlags.REMOTE_READ) as piece:
@@ -147,18 +146,20 @@ def hands_out_one_piece(then: Handler, when: str) -> Handler:
                 await connection.recv()
             await then(connection)
 
-    return play
+    return handle
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("when", ["while it reads", "between pieces"])
-async def test_a_server_that_vanishes(address: DeviceAddress, tmp_path: Path, when: str) -> None:
-    async def vanish(connection: Connection) -> None:
+async def test_a_server_that_aborts_its_connection(
+    address: DeviceAddress, tmp_path: Path, when: str
+) -> None:
+    async def abort(connection: Connection) -> None:
         connection.abort()
 
     async with (
         asyncio.timeout(PATIENCE),
-        our_server(address.host, hands_out_one_piece(vanish, when)) as port,
+        serving_with(address.host, sends_one_piece(abort, when)) as port,
     ):
         with pytest.raises((aiordma.PeerClosed, aiordma.WorkRequestError)):
             await file_transfer.fetch(address.host, port, tmp_path / "target")
@@ -175,8 +176,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_is_killed(address: DeviceAddress, tmp_path: Path) -> None:
-    """Both are programs; the server never gets to the second piece."""
+async def test_a_killed_server_leaves_no_file(address: DeviceAddress, tmp_path: Path) -> None:
+    """Client and server are programs. The server never sends the second piece."""
     source, target = tmp_path / "source", tmp_path / "target"
     make_file(source, 2 * PIECE)
     serve = (file_transfer.__file__, "serve", source, "--host", address.host, "--port", "0")
@@ -196,8 +197,8 @@ async def test_a_server_that_is_killed(address: DeviceAddress, tmp_path: Path) -
 
 
 @pytest.mark.asyncio
-async def test_an_interrupt(address: DeviceAddress, tmp_path: Path) -> None:
-    """Ctrl-C while it waits for a piece that never comes."""
+async def test_ctrl_c_leaves_no_file(address: DeviceAddress, tmp_path: Path) -> None:
+    """The client is interrupted while it waits for a piece that never comes."""
     waiting = asyncio.Event()
 
     async def stall(connection: Connection) -> None:
@@ -205,8 +206,8 @@ async def test_an_interrupt(address: DeviceAddress, tmp_path: Path) -> None:
         with contextlib.suppress(aiordma.PeerClosed):
             await connection.recv()
 
-    stalling = hands_out_one_piece(stall, "between pieces")
-    async with asyncio.timeout(PATIENCE), our_server(address.host, stalling) as port:
+    handler = sends_one_piece(stall, "between pieces")
+    async with asyncio.timeout(PATIENCE), serving_with(address.host, handler) as port:
         command = ("fetch", address.host, str(port), str(tmp_path / "target"))
         async with running("file_transfer", *command) as client:
             await waiting.wait()
@@ -218,10 +219,10 @@ async def test_an_interrupt(address: DeviceAddress, tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_client_that_vanishes(
+async def test_a_client_that_aborts_its_connection(
     address: DeviceAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The server says so, and serves the next."""
+    """The server reports it, and serves the next client."""
     content = make_file(tmp_path / "source", READ_SIZE)
     async with asyncio.timeout(PATIENCE), serving(address.host, tmp_path / "source") as port:
         connection = await aiordma.connect(address.host, port)
@@ -237,30 +238,30 @@ async def test_a_client_that_vanishes(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("messages", "complaint"),
+    ("messages", "error"),
     [
-        ([b"hello"], "no server of files"),
+        ([b"hello"], "not a file_transfer server"),
         ([bytes(7) + b"\1" + bytes(32), b"five!"], "a RemoteBuffer has 16 bytes, not 5"),
         ([bytes(7) + b"\1" + bytes(32), bytes(16)], "sent 0 bytes instead of 1"),
     ],
 )
-async def test_a_server_of_something_else(
-    address: DeviceAddress, tmp_path: Path, messages: list[bytes], complaint: str
+async def test_a_server_of_another_protocol(
+    address: DeviceAddress, tmp_path: Path, messages: list[bytes], error: str
 ) -> None:
-    async def play(connection: Connection) -> None:
+    async def handle(connection: Connection) -> None:
         for message in messages:
             await connection.recv()
             await connection.send(message)
         assert [message async for message in connection] == []
 
-    async with asyncio.timeout(PATIENCE), our_server(address.host, play) as port:
-        with pytest.raises(ValueError, match=complaint):
+    async with asyncio.timeout(PATIENCE), serving_with(address.host, handle) as port:
+        with pytest.raises(ValueError, match=error):
             await file_transfer.fetch(address.host, port, tmp_path / "target")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "error"),
     [
         (("serve", "no such file"), "No such file or directory: 'no such file'"),
         (("serve", "."), "Is a directory"),
@@ -269,9 +270,9 @@ async def test_a_server_of_something_else(
         (("fetch", "no.such.name.invalid", "1", "target"), "no.such.name.invalid"),
     ],
 )
-def test_wrong_arguments(
+def test_arguments_that_fail(
     arguments: tuple[str, ...],
-    complaint: str,
+    error: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -280,5 +281,5 @@ def test_wrong_arguments(
     with pytest.raises(SystemExit) as ended:
         file_transfer.main()
     assert str(ended.value.code).startswith("file_transfer: ")
-    assert complaint in str(ended.value.code)
+    assert error in str(ended.value.code)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The example kv_cache.py: as programs, and with readers and writers at the same slots."""
+"""The example kv_cache.py: its programs, and readers and writers of the same slots."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import random
 import sys
 import threading
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-from example_runs import Done, interrupt, load, next_line, run, running
+from example_runs import Done, interrupt, next_line, run, running
 from helpers import PATIENCE
 
 import aiordma
 from aiordma.rdmacm import DeviceAddress
+from examples import kv_cache
+from examples.kv_cache import HEADER, SLOT_SIZE
 
-kv_cache = load("kv_cache")
-SLOT_SIZE, HEADER = kv_cache.SLOT_SIZE, kv_cache.HEADER
-ROOM = SLOT_SIZE - HEADER.size
+MAX_CONTENT = SLOT_SIZE - HEADER.size
+"""The limit for the bytes of a key and its value together."""
 
 
 @contextlib.asynccontextmanager
-async def serving(host: str, table: Any) -> AsyncIterator[int]:
-    """The example's server in this process; its port."""
+async def serving(host: str, table: kv_cache.Table) -> AsyncIterator[int]:
+    """Run the server of the example in this process. Yield the port."""
     async with aiordma.listen(host, 0, options=kv_cache.OPTIONS) as listener:
         handler = functools.partial(kv_cache.serve_client, table=table)
         task = asyncio.create_task(listener.serve(handler))
@@ -36,69 +36,69 @@ async def serving(host: str, table: Any) -> AsyncIterator[int]:
 
 
 @pytest.fixture
-def torn(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The slots that were found to be not whole."""
+def torn_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The headers of the slots that a client found inconsistent, so far."""
     found: list[bytes] = []
     unpack = kv_cache.Slot.unpack
 
-    def noting(memory: bytes | memoryview) -> Any:
+    def unpack_and_record(memory: bytes | memoryview) -> kv_cache.Slot | None:
         slot = unpack(memory)
         if slot is None:
             found.append(bytes(memory[: HEADER.size]))
         return slot
 
-    monkeypatch.setattr(kv_cache.Slot, "unpack", noting)
+    monkeypatch.setattr(kv_cache.Slot, "unpack", unpack_and_record)
     return found
 
 
 @pytest.mark.asyncio
-async def test_the_programs(address: DeviceAddress) -> None:
+async def test_put_get_and_delete_with_the_programs(address: DeviceAddress) -> None:
     async with (
         asyncio.timeout(3 * PATIENCE),
         running("kv_cache", "serve", "--host", address.host, "--port", "0") as server,
     ):
         port = (await next_line(server.stdout)).removeprefix("listening on port ")
-        where = (address.host, port)
-        assert await run("kv_cache", "put", *where, "colour", "grün") == Done(0, "", "")
-        assert await run("kv_cache", "get", *where, "colour") == Done(0, "grün\n", "")
-        done = await run("kv_cache", "delete", *where, "size")
+        server_address = (address.host, port)
+        assert await run("kv_cache", "put", *server_address, "colour", "grün") == Done(0, "", "")
+        assert await run("kv_cache", "get", *server_address, "colour") == Done(0, "grün\n", "")
+        done = await run("kv_cache", "delete", *server_address, "size")
         assert done == Done(1, "", "kv_cache: there is no key 'size'\n")
         assert await interrupt(server) == (0, "", "")
 
 
 @pytest.mark.asyncio
-async def test_the_commands(
+async def test_the_commands_in_this_process(
     address: DeviceAddress,
     monkeypatch: pytest.MonkeyPatch,
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    """As the programs, but in this process, which takes less time."""
+    """The same commands as those of the programs, without the time to start a process."""
     async with asyncio.timeout(PATIENCE), serving(address.host, kv_cache.Table(16)) as port:
 
-        async def ask(command: str, *words: str) -> bytes:
+        async def run_command(command: str, *words: str) -> bytes:
             command_line = ["kv_cache.py", command, address.host, str(port), *words]
             monkeypatch.setattr(sys, "argv", command_line)
-            await kv_cache.ask(kv_cache.parse_arguments())
+            await kv_cache.run_client(kv_cache.parse_arguments())
             return capsysbinary.readouterr().out
 
         with pytest.raises(KeyError, match="colour"):
-            await ask("get", "colour")
+            await run_command("get", "colour")
         for value in ("grün", "", "\udcff", "red\nand blue"):
-            assert await ask("put", "colour", value) == b""
-            assert await ask("get", "colour") == os.fsencode(value) + b"\n"
-        assert await ask("delete", "colour") == b""
+            assert await run_command("put", "colour", value) == b""
+            assert await run_command("get", "colour") == os.fsencode(value) + b"\n"
+        assert await run_command("delete", "colour") == b""
         for command in ("get", "delete"):
             with pytest.raises(KeyError, match="colour"):
-                await ask(command, "colour")
-        with pytest.raises(ValueError, match=f"more than {ROOM} bytes together"):
-            await ask("put", "colour", ROOM * "x")
+                await run_command(command, "colour")
+        with pytest.raises(ValueError, match=f"more than {MAX_CONTENT} bytes together"):
+            await run_command("put", "colour", MAX_CONTENT * "x")
     with pytest.raises(aiordma.Rejected):
-        await ask("get", "colour")
+        await run_command("get", "colour")
 
 
 @pytest.mark.asyncio
-async def test_against_a_dictionary(address: DeviceAddress) -> None:
-    """Puts and deletes of few keys, so that slots are used again."""
+async def test_the_cache_behaves_as_a_dictionary(address: DeviceAddress) -> None:
+    """Put and delete few keys, so that the slots are reused."""
     choose = random.Random(7)
     model: dict[bytes, bytes] = {}
     keys = [b"key %d" % number for number in range(40)]
@@ -110,35 +110,35 @@ async def test_against_a_dictionary(address: DeviceAddress) -> None:
         for _ in range(200):
             key = choose.choice(keys)
             if choose.random() < 0.6:
-                model[key] = choose.randbytes(choose.randrange(ROOM - len(key)))
+                model[key] = choose.randbytes(choose.randrange(MAX_CONTENT - len(key)))
                 await cache.put(key, model[key])
             else:
                 assert await cache.delete(key) == (model.pop(key, None) is not None)
-            asked = choose.choice(keys)
-            assert await cache.get(asked) == model.get(asked)
+            key = choose.choice(keys)
+            assert await cache.get(key) == model.get(key)
         values = await asyncio.gather(*(cache.get(key) for key in keys))
     assert values == [model.get(key) for key in keys]
 
 
 @pytest.mark.asyncio
-async def test_the_limits(address: DeviceAddress) -> None:
+async def test_the_largest_keys_and_values(address: DeviceAddress) -> None:
     async with (
         asyncio.timeout(PATIENCE),
         serving(address.host, kv_cache.Table(1)) as port,
         kv_cache.open_cache(address.host, port) as cache,
     ):
-        for key, value in ((b"k", bytes(ROOM - 1)), (bytes(ROOM), b""), (b"k", b"")):
+        for key, value in ((b"k", bytes(MAX_CONTENT - 1)), (bytes(MAX_CONTENT), b""), (b"k", b"")):
             await cache.put(key, value)
             assert await cache.get(key) == value
-        for key, value in ((b"", b"v"), (b"k", bytes(ROOM)), (bytes(ROOM + 1), b"")):
+        for key, value in ((b"", b"v"), (b"k", bytes(MAX_CONTENT)), (bytes(MAX_CONTENT + 1), b"")):
             with pytest.raises(ValueError, match=r"empty|more than"):
                 await cache.put(key, value)
         assert await cache.get(b"k") == b""
 
 
 @pytest.mark.asyncio
-async def test_what_was_written_longest_ago_goes(address: DeviceAddress) -> None:
-    """All keys compete for the same slots of a table that has no more than are probed."""
+async def test_the_oldest_key_is_replaced(address: DeviceAddress) -> None:
+    """The table has only the slots of one search, so all keys use the same slots."""
     keys = [b"%d" % number for number in range(kv_cache.PROBES + 2)]
     async with (
         asyncio.timeout(PATIENCE),
@@ -153,16 +153,16 @@ async def test_what_was_written_longest_ago_goes(address: DeviceAddress) -> None
         values = [await cache.get(key) for key in keys]
         assert values == [b"new", None, None, *([b"old"] * (kv_cache.PROBES - 3)), b"new", b"new"]
         await cache.delete(keys[4])
-        await cache.put(b"in its place", b"new")
+        await cache.put(b"replacement", b"new")
         assert await cache.get(keys[3]) == b"old"
         assert await cache.get(keys[4]) is None
 
 
-# --- readers beside writers ---
+# --- readers and writers at the same time ---
 
 
-def spoil(table: Any, position: int, how: str) -> bytes:
-    """Leave a slot as a reader may see it halfway through a put; returns how it was."""
+def spoil(table: kv_cache.Table, position: int, how: str) -> bytes:
+    """Make a slot look as in the middle of a put. Return its previous bytes."""
     slot = table.memory[position * SLOT_SIZE :][:SLOT_SIZE]
     before = bytes(slot)
     if how == "odd version":
@@ -180,10 +180,10 @@ def spoil(table: Any, position: int, how: str) -> bytes:
 @pytest.mark.parametrize(
     "how", ["odd version", "new value, old header", "new version, old value", "wild lengths"]
 )
-async def test_a_slot_that_is_not_whole(
-    address: DeviceAddress, how: str, torn: list[bytes]
+async def test_an_inconsistent_slot_is_read_again(
+    address: DeviceAddress, how: str, torn_reads: list[bytes]
 ) -> None:
-    """It is read again until it is whole, and no more often than that."""
+    """The client reads the slot again until it is consistent, at most ATTEMPTS times."""
     table = kv_cache.Table(1)
     table.put(b"key", b"a value of some length, to be written over")
     async with (
@@ -192,19 +192,21 @@ async def test_a_slot_that_is_not_whole(
         kv_cache.open_cache(address.host, port) as cache,
     ):
         before = spoil(table, 0, how)
-        with pytest.raises(kv_cache.TornRead, match=r"slot 0 was not whole in any of 100 reads"):
+        with pytest.raises(
+            kv_cache.TornRead, match=r"slot 0 was inconsistent in each of 100 reads"
+        ):
             await cache.get(b"key")
-        assert len(torn) == kv_cache.ATTEMPTS
+        assert len(torn_reads) == kv_cache.ATTEMPTS
         getting = asyncio.create_task(cache.get(b"key"))
-        while len(torn) == kv_cache.ATTEMPTS:
+        while len(torn_reads) == kv_cache.ATTEMPTS:
             await asyncio.sleep(0)
         assert not getting.done()
         table.memory[:SLOT_SIZE] = before
         assert await getting == b"a value of some length, to be written over"
 
 
-class RudeTable(kv_cache.Table):  # type: ignore[misc]
-    """Writes in pieces, and does not warn with an odd version: readers have the checksum alone."""
+class UnguardedTable(kv_cache.Table):
+    """A table that writes in pieces, without an odd version: readers have only the checksum."""
 
     def _write(self, position: int, key: bytes, value: bytes) -> None:
         self._version += 2
@@ -215,22 +217,25 @@ class RudeTable(kv_cache.Table):  # type: ignore[misc]
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", [kv_cache.Table, RudeTable])
-async def test_a_slot_that_never_rests(
-    address: DeviceAddress, kind: Any, torn: list[bytes], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [kv_cache.Table, UnguardedTable])
+async def test_a_slot_that_is_always_being_written(
+    address: DeviceAddress,
+    kind: type[kv_cache.Table],
+    torn_reads: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread writes all the time, and the device reads when it likes: no mixture is returned."""
+    """A thread writes all the time, and the device reads at any moment: no value is a mixture."""
     monkeypatch.setattr(kv_cache, "ATTEMPTS", 100_000)
     table, stop = kind(1), threading.Event()
-    table.put(b"key", bytes(ROOM - 3))
+    table.put(b"key", bytes(MAX_CONTENT - 3))
 
     def write() -> None:
         number = 0
         while not stop.is_set():
             number += 1
-            table.put(b"key", bytes([number % 256]) * (ROOM - 3))
+            table.put(b"key", bytes([number % 256]) * (MAX_CONTENT - 3))
 
-    values = set()
+    values: set[bytes] = set()
     async with (
         asyncio.timeout(2 * PATIENCE),
         serving(address.host, table) as port,
@@ -239,9 +244,10 @@ async def test_a_slot_that_never_rests(
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            while len(values) < 20 or not torn:
+            while len(values) < 20 or not torn_reads:
                 value = await cache.get(b"key")
-                assert len(value) == ROOM - 3
+                assert value is not None
+                assert len(value) == MAX_CONTENT - 3
                 assert len(set(value)) == 1
                 values.add(value)
         finally:
@@ -250,8 +256,8 @@ async def test_a_slot_that_never_rests(
 
 
 @pytest.mark.asyncio
-async def test_readers_and_writers(address: DeviceAddress) -> None:
-    """Each key has one writer: whoever reads it sees its values in the order they were written."""
+async def test_readers_get_the_values_in_order(address: DeviceAddress) -> None:
+    """Each key has one writer: a reader gets its values in the order of the writes."""
     keys, rounds = [b"key %d" % number for number in range(4)], 50
     table = kv_cache.Table(16)
 
@@ -268,9 +274,9 @@ async def test_readers_and_writers(address: DeviceAddress) -> None:
     async def read(port: int, writing: list[asyncio.Task[None]]) -> None:
         last = dict.fromkeys(keys, -1)
         async with kv_cache.open_cache(address.host, port) as cache:
-            over = False
-            while not over:
-                over = all(task.done() for task in writing)  # and then once more
+            finished = False
+            while not finished:
+                finished = all(task.done() for task in writing)  # then read once more
                 for key, value in zip(
                     keys, await asyncio.gather(*(cache.get(key) for key in keys)), strict=True
                 ):
@@ -293,8 +299,8 @@ async def test_readers_and_writers(address: DeviceAddress) -> None:
 
 
 @pytest.mark.asyncio
-async def test_many_tasks_at_one_client(address: DeviceAddress) -> None:
-    """More than it has receive buffers and memory to read into, some of them cancelled."""
+async def test_many_tasks_use_one_client(address: DeviceAddress) -> None:
+    """More tasks than receive buffers and read buffers; some of them are cancelled."""
     keys = [b"%d" % number for number in range(60)]
     async with (
         asyncio.timeout(PATIENCE),
@@ -312,33 +318,35 @@ async def test_many_tasks_at_one_client(address: DeviceAddress) -> None:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            # The answer is to this, and not to the delete that nobody waits for.
+            # This must be the answer to this delete, not to the cancelled one.
             assert await cache.delete(keys[number])
         values = await asyncio.gather(*(cache.get(key) for key in keys))
     assert values == [None] * 40 + keys[40:]
 
 
-# --- peers that do wrong ---
+# --- peers that fail ---
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("request_", "complaint"),
+    ("request_", "error"),
     [
         (b"", "a request of 0 bytes"),
         (b"x\0\1kv", "an unknown request b'x'"),
         (b"p\0\0v", "the key is empty"),
         (b"d\0\0", "an unknown request b'd'"),
-        (b"p\0\1k" + bytes(ROOM), f"key and value have more than {ROOM} bytes together"),
+        (
+            b"p\0\1k" + bytes(MAX_CONTENT),
+            f"key and value have more than {MAX_CONTENT} bytes together",
+        ),
     ],
 )
-async def test_a_bad_client(
+async def test_an_invalid_request_ends_only_its_client(
     address: DeviceAddress,
     request_: bytes,
-    complaint: str,
+    error: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is the only one that the server ends."""
     async with (
         asyncio.timeout(PATIENCE),
         serving(address.host, kv_cache.Table(16)) as port,
@@ -351,37 +359,37 @@ async def test_a_bad_client(
             assert [message async for message in bad] == []
         await cache.put(b"key", b"value")
         assert await cache.get(b"key") == b"value"
-    assert capsys.readouterr().err == f"kv_cache: {address.host}: {complaint}\n"
+    assert capsys.readouterr().err == f"kv_cache: {address.host}: {error}\n"
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("answer", "complaint"),
+    ("answer", "error"),
     [
         (b"hello", "a RemoteBuffer has 16 bytes, not 5"),
         (bytes(16), "a table of 0 bytes has no slots of 512"),
         (bytes(15) + b"\1", "a table of 1 bytes has no slots of 512"),
     ],
 )
-async def test_a_server_of_something_else(
-    address: DeviceAddress, answer: bytes, complaint: str
+async def test_a_server_of_another_protocol(
+    address: DeviceAddress, answer: bytes, error: str
 ) -> None:
-    async def play(connection: aiordma.Connection) -> None:
+    async def handle(connection: aiordma.Connection) -> None:
         await connection.recv()
         await connection.send(answer)
         assert [message async for message in connection] == []
 
     async with aiordma.listen(address.host, 0) as listener:
-        task = asyncio.create_task(listener.serve(play))
-        with pytest.raises(ValueError, match=complaint):
+        task = asyncio.create_task(listener.serve(handle))
+        with pytest.raises(ValueError, match=error):
             async with kv_cache.open_cache(*listener.local_address):
-                pytest.fail("that is no cache")
+                pytest.fail("the server is not a cache")
         await listener.aclose()
         await task
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_vanishes(address: DeviceAddress) -> None:
+async def test_a_server_that_ends_fails_its_clients(address: DeviceAddress) -> None:
     async with asyncio.timeout(PATIENCE):
         table = kv_cache.Table(16)
         async with aiordma.listen(address.host, 0, options=kv_cache.OPTIONS) as listener:
@@ -398,7 +406,7 @@ async def test_a_server_that_vanishes(address: DeviceAddress) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "error"),
     [
         (("serve", "--slots", "0"), "a table cannot have 0 slots"),
         (("serve", "--slots", "8388608"), "a table cannot have 8388608 slots"),
@@ -407,14 +415,14 @@ async def test_a_server_that_vanishes(address: DeviceAddress) -> None:
         (("get", "10.7.1.1", "1"), "required: key"),
     ],
 )
-def test_wrong_arguments(
+def test_arguments_that_fail(
     arguments: tuple[str, ...],
-    complaint: str,
+    error: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["kv_cache.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         kv_cache.main()
-    said = capsys.readouterr().err if ended.value.code == 2 else str(ended.value.code)
-    assert complaint in said
+    printed = capsys.readouterr().err if ended.value.code == 2 else str(ended.value.code)
+    assert error in printed

@@ -1,4 +1,4 @@
-"""The examples of each loop: echo pairs talk to each other, and the service ends gracefully."""
+"""The examples of each event loop: echoes between two loops, and the graceful service."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ import aiordma
 from aiordma import PeerClosed, Rejected
 from aiordma.rdmacm import DeviceAddress
 
-# What differs between devices is tested elsewhere: one is enough for what differs between loops.
+# Other tests cover the differences between devices. One device is enough for the event loops.
 pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IWARP")]
 
 
-class Running(NamedTuple):
+class Server(NamedTuple):
+    """The process of a server, and its address."""
+
     process: asyncio.subprocess.Process
-    where: tuple[str, int]
+    address: tuple[str, int]
 
 
 @asynccontextmanager
-async def serving(name: str, address: DeviceAddress, *options: str) -> AsyncIterator[Running]:
-    """An example that listens, and where it does."""
+async def serving(name: str, address: DeviceAddress, *options: str) -> AsyncIterator[Server]:
+    """Start an example that listens. Yield its process and its address."""
     async with example_runs.running(name, address.host, "0", *options) as process:
         line = await next_line(process.stdout)
         assert line.startswith("listening on port "), line
-        yield Running(process, (address.host, int(line.split()[-1])))
+        yield Server(process, (address.host, int(line.split()[-1])))
 
 
 @pytest.mark.parametrize(
     ("server", "client"),
     [("trio_echo_server", "echo_client"), ("echo_server", "trio_echo_client")],
 )
-async def test_echo_pairs(address: DeviceAddress, server: str, client: str) -> None:
-    """What loop a peer runs on is nobody's business."""
+async def test_echo_between_loops(address: DeviceAddress, server: str, client: str) -> None:
+    """A peer on another event loop makes no difference."""
     async with serving(server, address) as (process, (host, port)), asyncio.timeout(PATIENCE):
         done = await example_runs.run(client, host, str(port), "one", "two")
         assert done.status == 0, done.errors
@@ -50,23 +52,23 @@ async def test_echo_pairs(address: DeviceAddress, server: str, client: str) -> N
     assert (ended.status, ended.errors) == (0, "")
 
 
-async def test_a_trio_client_without_a_server(address: DeviceAddress) -> None:
+async def test_the_trio_client_fails_without_a_server(address: DeviceAddress) -> None:
     async with asyncio.timeout(PATIENCE):
         done = await example_runs.run("trio_echo_client", address.host, "1", "one", "two")
     assert done.status == 1
     assert done.errors.startswith("trio_echo_client: Rejected(")
 
 
-async def test_sigterm_loses_nothing(address: DeviceAddress) -> None:
-    """The answer that is worked on arrives, idle peers are told at once, new ones are refused."""
+async def test_sigterm_loses_no_answer(address: DeviceAddress) -> None:
+    """The answer in progress arrives, idle connections are closed, new peers are rejected."""
     async with (
         asyncio.timeout(PATIENCE),
-        serving("service", address) as (process, where),
-        aiordma.connect(*where) as idle,
-        aiordma.connect(*where) as busy,
+        serving("service", address) as (process, server),
+        aiordma.connect(*server) as idle,
+        aiordma.connect(*server) as busy,
     ):
         await busy.send(b"work")
-        await busy.send(b"more")  # is there when the first is answered, and taken at once
+        await busy.send(b"more")  # received as soon as the first is answered
         assert await asyncio.wait_for(busy.recv(), PATIENCE) == hashlib.sha256(b"work").digest()
         process.terminate()
         with pytest.raises(PeerClosed):
@@ -75,18 +77,18 @@ async def test_sigterm_loses_nothing(address: DeviceAddress) -> None:
         with pytest.raises(PeerClosed):
             await busy.recv()
         with pytest.raises(Rejected):
-            await aiordma.connect(*where)
+            await aiordma.connect(*server)
         ended = await finish(process)
     assert (ended.status, ended.output, ended.errors) == (0, "answered 2 messages\n", "")
 
 
-@pytest.mark.parametrize("end", ["the grace is over", "a second signal"])
-async def test_who_does_not_finish_is_cut_off(address: DeviceAddress, end: str) -> None:
-    grace = "0.1" if end == "the grace is over" else "60"
+@pytest.mark.parametrize("end", ["the grace period ends", "a second signal"])
+async def test_an_unfinished_answer_is_cancelled(address: DeviceAddress, end: str) -> None:
+    grace = "0.1" if end == "the grace period ends" else "60"
     async with (
         asyncio.timeout(PATIENCE),
-        serving("service", address, "--grace", grace, "--work", "3600") as (process, where),
-        aiordma.connect(*where) as busy,
+        serving("service", address, "--grace", grace, "--work", "3600") as (process, server),
+        aiordma.connect(*server) as busy,
     ):
         await busy.send(b"work")
         await asyncio.sleep(0.1)
@@ -102,7 +104,7 @@ async def test_who_does_not_finish_is_cut_off(address: DeviceAddress, end: str) 
 
 
 async def terminate_until_it_ends(process: asyncio.subprocess.Process) -> None:
-    """Two signals that a process had no time for are one."""
+    """Repeat SIGTERM: a process that has not handled the first one gets both as one."""
     while process.returncode is None:
         await asyncio.sleep(0.5)
         with contextlib.suppress(ProcessLookupError):

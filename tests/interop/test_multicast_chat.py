@@ -1,4 +1,4 @@
-"""The example multicast_chat.py, with three who talk."""
+"""The example multicast_chat.py, with three members in the group."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def start_chat(address: DeviceAddress, name: str) -> subprocess.Popen[str]:
     return process
 
 
-def say(process: subprocess.Popen[str], line: str) -> None:
+def type_line(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
 
 
 @pytest.mark.transport("IB")
-def test_everybody_hears_the_others(address: DeviceAddress) -> None:
+def test_each_member_receives_the_lines_of_the_others(address: DeviceAddress) -> None:
     with contextlib.ExitStack() as stack:
         chats = [stack.enter_context(start_chat(address, name)) for name in ("ann", "bob", "eve")]
         for process in chats:
             stack.callback(process.kill)
         ann, bob, eve = chats
-        say(ann, "hello")
+        type_line(ann, "hello")
         for other in (bob, eve):
             assert read_line(other) == f"{address.host}: ann: hello"
-        say(bob, "hi ann")
+        type_line(bob, "hi ann")
         for other in (ann, eve):
             assert read_line(other) == f"{address.host}: bob: hi ann"
         for process in chats:
@@ -48,7 +48,7 @@ def test_everybody_hears_the_others(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IWARP")
-def test_where_there_are_no_datagrams(address: DeviceAddress) -> None:
+def test_a_device_without_datagrams(address: DeviceAddress) -> None:
     done = subprocess.run(
         [*CHAT, address.host], capture_output=True, text=True, timeout=PATIENCE, check=False
     )

@@ -1,4 +1,4 @@
-"""`aiordma ping` on a device: against itself, against its other side, and against an example."""
+"""`aiordma ping` on a device: with its own server, in one process, and with an example."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from example_runs import Done, interrupt, next_line, run_program, running, runni
 from helpers import PATIENCE
 
 import aiordma
-from aiordma.ping.answering import listen, listening_here
-from aiordma.ping.greeting import announced_size, greeting, refusal_reason
-from aiordma.ping.limits import MAX_SIZE
-from aiordma.ping.pinging import ping
-from aiordma.ping.plan import Plan
-from aiordma.ping.reaching import reach
-from aiordma.ping.tally import Tally
+from aiordma.ping.client import ping, timed_connect
+from aiordma.ping.handshake import announced_size, announcement, rejection_reason
+from aiordma.ping.options import MAX_SIZE, PingOptions
+from aiordma.ping.report import Statistics
+from aiordma.ping.server import listen, local_server
 from aiordma.rdmacm import DeviceAddress
 
 PING = (sys.executable, "-m", "aiordma", "ping")
@@ -27,15 +25,15 @@ PING = (sys.executable, "-m", "aiordma", "ping")
 pytestmark = pytest.mark.asyncio
 
 
-def pinging(*arguments: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
-    """The command's process."""
+def running_ping(*arguments: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    """Start `aiordma ping`; the process is killed when the block ends."""
     return running_program(*PING, *arguments)
 
 
 @asynccontextmanager
-async def other_side(host: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-    """`aiordma ping --listen` in another process, and its port."""
-    async with pinging("--listen", host, "-p", "0") as process:
+async def running_server(host: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """Start `aiordma ping --listen`; yield the process and its port."""
+    async with running_ping("--listen", host, "-p", "0") as process:
         line = await next_line(process.stdout)
         found = re.fullmatch(r"listening on port (\d+) at (\S+) \((\S+)\); Ctrl-C ends it", line)
         assert found is not None, line
@@ -43,11 +41,14 @@ async def other_side(host: str) -> AsyncIterator[tuple[asyncio.subprocess.Proces
         yield process, int(found[1])
 
 
-async def pinged(plan: Plan) -> tuple[Tally, list[str]]:
-    """A ping from this process: starting another takes long in the lab."""
-    tally, said = Tally(), list[str]()
-    await ping(plan, tally, said.append)
-    return tally, said
+async def run_ping(options: PingOptions) -> tuple[Statistics, list[str]]:
+    """Ping from this process, because starting another takes long in the lab.
+
+    Return the statistics and the lines printed.
+    """
+    statistics, printed = Statistics(), list[str]()
+    await ping(options, statistics, printed.append)
+    return statistics, printed
 
 
 def check_answered(done: Done, count: int) -> None:
@@ -56,28 +57,28 @@ def check_answered(done: Done, count: int) -> None:
     assert "\nround trip min/avg/median/max/mdev = " in done.output
 
 
-async def test_both_sides(address: DeviceAddress) -> None:
-    """As processes, for who pings once, and for one who is ended by Ctrl-C in the middle."""
+async def test_client_and_server_as_processes(address: DeviceAddress) -> None:
+    """One client ends after three messages, another by Ctrl-C while it sends."""
     host = address.host
-    async with asyncio.timeout(PATIENCE), other_side(host) as (listener, port):
+    async with asyncio.timeout(PATIENCE), running_server(host) as (server, port):
         done = await run_program(*PING, host, "-p", str(port), "-c", "3", "-i", "0")
         check_answered(done, 3)
         assert done.output.startswith(f"{address.device} ({address.transport.name}) at ")
         assert f"64 bytes from {host} port {port}: seq=3 time=" in done.output
-        async with pinging(host, "-p", str(port), "-i", "0.01") as endless:
+        async with running_ping(host, "-p", str(port), "-i", "0.01") as endless:
             for _ in range(5):
                 await next_line(endless.stdout)
             ended = await interrupt(endless)
         assert (ended.status, ended.errors) == (0, "")
         assert ", 0 lost" in ended.output
-        said = await interrupt(listener)
-    assert (said.status, said.errors) == (0, "")
-    assert said.output.count(": connected, with messages of up to 64 bytes\n") == 2
-    assert ": gone after 3 messages\n" in said.output
+        served = await interrupt(server)
+    assert (served.status, served.errors) == (0, "")
+    assert served.output.count(": connected, with messages of up to 64 bytes\n") == 2
+    assert ": disconnected after 3 messages\n" in served.output
 
 
-async def test_alone(address: DeviceAddress) -> None:
-    """Without a host, this machine's first address answers itself: not always this device's."""
+async def test_without_a_host_the_command_answers_itself(address: DeviceAddress) -> None:
+    """The first RDMA address of this machine, which can be that of another device."""
     async with asyncio.timeout(PATIENCE):
         done = await run_program(*PING, "-c", "2", "-i", "0")
     check_answered(done, 2)
@@ -85,20 +86,20 @@ async def test_alone(address: DeviceAddress) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 64, 65536, MAX_SIZE])
-async def test_sizes(size: int, address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), listening_here(address.host) as port:
-        tally, said = await pinged(
-            Plan(address.host, port, count=3, interval=0, size=size, wait=PATIENCE)
+async def test_messages_of_each_size_are_answered(size: int, address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), local_server(address.host) as port:
+        statistics, printed = await run_ping(
+            PingOptions(address.host, port, count=3, interval=0, size=size, wait=PATIENCE)
         )
-    assert tally.good
-    assert tally.received == 3
-    assert said[3].startswith(f"{size} bytes from {address.host} port {port}: seq=3 time=")
+    assert statistics.all_correct
+    assert statistics.received == 3
+    assert printed[3].startswith(f"{size} bytes from {address.host} port {port}: seq=3 time=")
 
 
-async def test_a_source_and_a_spin(any_address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), listening_here(any_address.host) as port:
-        tally, said = await pinged(
-            Plan(
+async def test_a_source_address_and_busy_polling(any_address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), local_server(any_address.host) as port:
+        statistics, printed = await run_ping(
+            PingOptions(
                 *(any_address.host, port),
                 count=2,
                 interval=0,
@@ -106,31 +107,31 @@ async def test_a_source_and_a_spin(any_address: DeviceAddress) -> None:
                 busy_poll=0.001,
             )
         )
-    assert tally.good
-    assert f" at {any_address.host} to {any_address.host} port {port}: " in said[0]
+    assert statistics.all_correct
+    assert f" at {any_address.host} to {any_address.host} port {port}: " in printed[0]
 
 
-async def test_the_sides_agree_on_the_size(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), listening_here(address.host) as port:
-        reached = await reach(Plan(address.host, port, size=100_000))
-        async with reached.connection as connection:
+async def test_client_and_server_agree_on_the_size(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), local_server(address.host) as port:
+        timed = await timed_connect(PingOptions(address.host, port, size=100_000))
+        async with timed.connection as connection:
             assert announced_size(connection.private_data) == 100_000
             assert connection.max_message_size == 100_000
-            assert min(reached.address_time, reached.route_time, reached.connect_time) > 0
+            assert min(timed.address_time, timed.route_time, timed.connect_time) > 0
 
 
-async def test_larger_messages_are_refused(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), listening_here(address.host) as port:
+async def test_larger_messages_are_rejected(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), local_server(address.host) as port:
         with pytest.raises(aiordma.Rejected) as caught:
-            await aiordma.connect(address.host, port, private_data=greeting(MAX_SIZE + 1))
-    reason = refusal_reason(caught.value.private_data)
+            await aiordma.connect(address.host, port, private_data=announcement(MAX_SIZE + 1))
+    reason = rejection_reason(caught.value.private_data)
     assert reason == f"messages of at most {MAX_SIZE} bytes are answered"
 
 
-async def test_any_program_is_answered(address: DeviceAddress) -> None:
+async def test_the_server_answers_any_program(address: DeviceAddress) -> None:
     async with (
         asyncio.timeout(PATIENCE),
-        listening_here(address.host) as port,
+        local_server(address.host) as port,
         aiordma.connect(address.host, port) as connection,
     ):
         for message in (b"hello", b"", b"x" * 16384):
@@ -138,38 +139,39 @@ async def test_any_program_is_answered(address: DeviceAddress) -> None:
             assert await connection.recv() == message
 
 
-async def test_the_echo_example(address: DeviceAddress) -> None:
-    """It answers, but knows nothing of sizes."""
+async def test_the_echo_example_answers_small_messages(address: DeviceAddress) -> None:
+    """The example does not accept an announced size, so large messages fail."""
     async with asyncio.timeout(PATIENCE), running("echo_server", address.host, "0") as server:
         line = await next_line(server.stdout)
-        plan = Plan(address.host, int(line.removeprefix("listening on port ")), 2, 0)
-        tally, _ = await pinged(plan)
-        assert tally.good
-        large = Plan(plan.host, plan.port, 2, 0, size=65536)
-        with pytest.raises(aiordma.RdmaError, match="the peer does not take 65536 bytes: "):
-            await pinged(large)
+        small = PingOptions(address.host, int(line.removeprefix("listening on port ")), 2, 0)
+        statistics, _ = await run_ping(small)
+        assert statistics.all_correct
+        large = PingOptions(small.host, small.port, 2, 0, size=65536)
+        explained = "the peer does not accept messages of 65536 bytes: "
+        with pytest.raises(aiordma.RdmaError, match=explained):
+            await run_ping(large)
 
 
-async def test_nobody_listens(address: DeviceAddress) -> None:
+async def test_a_port_without_a_listener(address: DeviceAddress) -> None:
     async with asyncio.timeout(PATIENCE):
         done = await run_program(*PING, address.host, "-p", "1")
     assert (done.status, done.output) == (1, "")
     assert done.errors == (
-        f"aiordma ping: {address.host} is this machine, which RDMA reaches, but nobody listens on "
-        "port 1: run `aiordma ping --listen -p 1` in another terminal, or `aiordma ping` without "
-        "a host\n"
+        f"aiordma ping: {address.host} is this machine and RDMA reaches it, but no program "
+        "listens on port 1: run `aiordma ping --listen -p 1` in another terminal, or "
+        "`aiordma ping` without a host\n"
     )
 
 
-async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), aiordma.listen(address.host, 0) as taken:
-        port = taken.local_address[1]
+async def test_listening_on_a_port_in_use(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), aiordma.listen(address.host, 0) as listener:
+        port = listener.local_address[1]
         done = await run_program(*PING, "--listen", address.host, "-p", str(port))
     assert (done.status, done.output) == (1, "")
-    assert done.errors.startswith(f"aiordma ping: port {port} is taken: ")
+    assert done.errors.startswith(f"aiordma ping: port {port} is in use: ")
 
 
-async def test_the_loopback_address_is_none() -> None:
+async def test_the_loopback_address_is_not_an_rdma_address() -> None:
     async with asyncio.timeout(PATIENCE):
         done = await run_program(*PING, "127.0.0.1", "-c", "1")
     assert (done.status, done.output) == (1, "")
@@ -178,38 +180,38 @@ async def test_the_loopback_address_is_none() -> None:
     assert "Traceback" not in done.errors
 
 
-async def test_the_listener_is_killed(address: DeviceAddress) -> None:
-    """In the middle: one sentence, and the statistics all the same."""
-    tally, answered = Tally(), asyncio.Event()
-    async with asyncio.timeout(PATIENCE), other_side(address.host) as (listener, port):
-        plan = Plan(address.host, port, interval=0.01)
-        task = asyncio.create_task(ping(plan, tally, lambda _: answered.set()))
+async def test_a_killed_server_ends_the_ping(address: DeviceAddress) -> None:
+    """The ping ends with one error, and the statistics count one lost message."""
+    statistics, answered = Statistics(), asyncio.Event()
+    async with asyncio.timeout(PATIENCE), running_server(address.host) as (server, port):
+        options = PingOptions(address.host, port, interval=0.01)
+        task = asyncio.create_task(ping(options, statistics, lambda _: answered.set()))
         await answered.wait()
-        while tally.received < 3:
+        while statistics.received < 3:
             await asyncio.sleep(0.01)
-        listener.kill()
+        server.kill()
         with pytest.raises((aiordma.PeerClosed, aiordma.WorkRequestError, TimeoutError)):
             await task
-    assert tally.lost == 1
-    assert tally.lines()[2].endswith(" received, 1 lost")
+    assert statistics.lost == 1
+    assert statistics.lines()[2].endswith(" received, 1 lost")
 
 
-async def test_the_listener_listens_everywhere(address: DeviceAddress) -> None:
-    said: asyncio.Queue[str] = asyncio.Queue()
+async def test_the_server_listens_at_all_addresses(address: DeviceAddress) -> None:
+    printed: asyncio.Queue[str] = asyncio.Queue()
     async with asyncio.timeout(PATIENCE):
-        listening = asyncio.create_task(listen(None, 0, said.put_nowait))
-        line = await said.get()
+        listening = asyncio.create_task(listen(None, 0, printed.put_nowait))
+        line = await printed.get()
         assert f"{address.host} ({address.device})" in line
         port = int(line.split()[3])
-        tally, _ = await pinged(Plan(address.host, port, 1))
+        statistics, _ = await run_ping(PingOptions(address.host, port, 1))
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-    assert tally.good
+    assert statistics.all_correct
 
 
-async def test_several_at_once(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), listening_here(address.host) as port:
-        plans = [Plan(address.host, port, 3, 0, size) for size in (1, 1000, 20_000)]
-        results = await asyncio.gather(*(pinged(plan) for plan in plans))
-    assert [tally.received for tally, _ in results] == [3, 3, 3]
-    assert all(tally.good for tally, _ in results)
+async def test_the_server_answers_several_clients_at_once(address: DeviceAddress) -> None:
+    async with asyncio.timeout(PATIENCE), local_server(address.host) as port:
+        each = [PingOptions(address.host, port, 3, 0, size) for size in (1, 1000, 20_000)]
+        results = await asyncio.gather(*(run_ping(options) for options in each))
+    assert [statistics.received for statistics, _ in results] == [3, 3, 3]
+    assert all(statistics.all_correct for statistics, _ in results)

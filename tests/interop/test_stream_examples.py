@@ -1,4 +1,4 @@
-"""The echo examples on aiordma.asyncio: one at each end, and a TCP program under librspreload."""
+"""The echo examples of aiordma.asyncio, and a TCP program under librspreload as the client."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ pytestmark = pytest.mark.asyncio
 
 @asynccontextmanager
 async def serving(address: DeviceAddress) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """The server, and the port that it listens on."""
+    """Start the server. Yield its process and its port."""
     async with running(SERVER, address.host, "0") as process:
         line = await next_line(process.stdout)
         assert line.startswith("listening on port "), line
         yield process, line.removeprefix("listening on port ")
 
 
-async def end_by_ctrl_c(server: asyncio.subprocess.Process) -> None:
-    """Ctrl-C ends it, and it has nothing to complain about."""
+async def check_ctrl_c_ends(server: asyncio.subprocess.Process) -> None:
+    """Check that Ctrl-C ends the server without an error."""
     done = await interrupt(server)
     assert (done.status, done.output, done.errors) == (0, "", "")
 
 
-async def test_an_echo(address: DeviceAddress) -> None:
-    """For a client that is killed, and for one that comes after it."""
+async def test_echo_after_a_client_was_killed(address: DeviceAddress) -> None:
     host = address.host
     async with asyncio.timeout(3 * PATIENCE), serving(address) as (server, port):
         async with running(CLIENT, host, port, *["x" * 100] * 5000) as killed:
@@ -46,10 +45,10 @@ async def test_an_echo(address: DeviceAddress) -> None:
         done = await run(CLIENT, host, port, "grüße", "y" * 100_000)
         assert done.output.splitlines() == ["echoed: grüße", "echoed: " + "y" * 100_000]
         assert (done.status, done.errors) == (0, "")
-        await end_by_ctrl_c(server)
+        await check_ctrl_c_ends(server)
 
 
-async def test_the_server_says_goodbye_to_who_is_connected(address: DeviceAddress) -> None:
+async def test_ctrl_c_closes_the_streams_of_connected_clients(address: DeviceAddress) -> None:
     async with (
         asyncio.timeout(PATIENCE),
         serving(address) as (server, port),
@@ -57,12 +56,12 @@ async def test_the_server_says_goodbye_to_who_is_connected(address: DeviceAddres
     ):
         await idle.send(b"hello")
         assert await idle.receive() == b"hello"
-        await end_by_ctrl_c(server)
+        await check_ctrl_c_ends(server)
         assert await idle.receive() == b""
 
 
 async def test_a_tcp_program_as_the_client(address: DeviceAddress) -> None:
-    """As docs/streams.md shows it."""
+    """Run rstream under librspreload, as in docs/streams.md."""
     test = ["-T", "s", "-T", "b", "-T", "v", "-S", "1000", "-C", "10", "-I", "1"]
     async with asyncio.timeout(PATIENCE), serving(address) as (server, port):
         client = await asyncio.create_subprocess_exec(
@@ -76,10 +75,10 @@ async def test_a_tcp_program_as_the_client(address: DeviceAddress) -> None:
         finally:
             await end(client)
         assert client.returncode == 0, output.decode()
-        await end_by_ctrl_c(server)
+        await check_ctrl_c_ends(server)
 
 
-@pytest.mark.transport("IWARP")  # one device is enough for that
+@pytest.mark.transport("IWARP")  # one device is enough for this
 async def test_the_client_fails_without_a_server(address: DeviceAddress) -> None:
     async with asyncio.timeout(PATIENCE):
         done = await run(CLIENT, address.host, "1")

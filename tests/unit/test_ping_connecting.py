@@ -1,4 +1,4 @@
-"""The way to the peer, step by step, and who is at the other side; no device is there."""
+"""The connect steps of a ping, and its server, without a device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from aiordma import ConnectError, Connection, DeviceRemoved, RouteError, Unreachable
 from aiordma.enums import TransportType
 from aiordma.loop import Loop
-from aiordma.ping import answering, reaching
-from aiordma.ping.greeting import announced_size
-from aiordma.ping.plan import Plan
-from aiordma.ping.reaching import reach
+from aiordma.ping import client, server
+from aiordma.ping.client import timed_connect
+from aiordma.ping.handshake import announced_size
+from aiordma.ping.options import PingOptions
 from aiordma.rdmacm import DeviceAddress, SocketAddress, parse_address
 
 pytestmark = pytest.mark.asyncio
@@ -24,22 +24,22 @@ pytestmark = pytest.mark.asyncio
 NAMES = {"both": ["2001:db8::2", "10.7.1.2"], "here": ["10.7.1.1"]}
 
 
-class AddressKey:
-    """Stands in for ids and for the resolver; keeps what was asked of them, in order."""
+class FakeId:
+    """Replace AsyncCmId and the resolver, and record the calls in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[str] = []
         self.failures: dict[str, Exception] = {}
-        self.is_silent = False
+        self.never_answers = False
         self.private_data = b""
-        monkeypatch.setattr(reaching, "resolve_host", self._resolve)
-        monkeypatch.setattr(reaching, "AsyncCmId", SimpleNamespace(create=self._create))
+        monkeypatch.setattr(client, "resolve_host", self._resolve)
+        monkeypatch.setattr(client, "AsyncCmId", SimpleNamespace(create=self._create))
         monkeypatch.setattr(Connection, "from_id", self._from_id)
 
     async def _resolve(self, _: Loop, host: str, port: int) -> list[SocketAddress]:
         return [parse_address(numeric, port) for numeric in NAMES.get(host, [host])]
 
-    async def _create(self) -> AddressKey:
+    async def _create(self) -> FakeId:
         return self
 
     def _step(self, name: str) -> None:
@@ -67,31 +67,31 @@ class AddressKey:
     def device(self) -> object:
         return SimpleNamespace(name="rxe0", transport=TransportType.IB)
 
-    async def _from_id(self, _: AddressKey, *, private_data: bytes, options: object) -> object:
+    async def _from_id(self, _: FakeId, *, private_data: bytes, options: object) -> object:
         self._step("connect")
         self.private_data = private_data
-        if self.is_silent:
+        if self.never_answers:
             await asyncio.Event().wait()
         return SimpleNamespace(local_address=("10.7.1.1", 4711), peer_address=("10.7.1.2", 7473))
 
 
 @pytest.fixture
-def way(monkeypatch: pytest.MonkeyPatch) -> AddressKey:
-    return AddressKey(monkeypatch)
+def fake_id(monkeypatch: pytest.MonkeyPatch) -> FakeId:
+    return FakeId(monkeypatch)
 
 
-async def test_each_step_is_taken_and_timed(way: AddressKey) -> None:
-    reached = await reach(Plan("10.7.1.2", size=100, wait=3))
-    assert way.steps == ["address 10.7.1.2 3", "route 3", "connect"]
-    assert announced_size(way.private_data) == 100
-    assert reached.device == "rxe0 (IB)"
-    assert str(reached).startswith("rxe0 (IB) at 10.7.1.1 to 10.7.1.2 port 7473: address 0.")
+async def test_each_connect_step_is_timed(fake_id: FakeId) -> None:
+    timed = await timed_connect(PingOptions("10.7.1.2", size=100, wait=3))
+    assert fake_id.steps == ["address 10.7.1.2 3", "route 3", "connect"]
+    assert announced_size(fake_id.private_data) == 100
+    assert timed.device == "rxe0 (IB)"
+    assert str(timed).startswith("rxe0 (IB) at 10.7.1.1 to 10.7.1.2 port 7473: address 0.")
 
 
-async def test_the_addresses_of_a_name_are_tried_in_turn(way: AddressKey) -> None:
-    way.failures["address 2001:db8::2 5"] = RouteError("no route")
-    await reach(Plan("both"))
-    assert way.steps == [
+async def test_the_addresses_of_a_name_are_tried_in_order(fake_id: FakeId) -> None:
+    fake_id.failures["address 2001:db8::2 5"] = RouteError("no route")
+    await timed_connect(PingOptions("both"))
+    assert fake_id.steps == [
         "address 2001:db8::2 5",
         "close",
         "address 10.7.1.2 5",
@@ -100,31 +100,31 @@ async def test_the_addresses_of_a_name_are_tried_in_turn(way: AddressKey) -> Non
     ]
 
 
-async def test_only_those_of_the_family_that_was_asked_for(way: AddressKey) -> None:
-    await reach(Plan("both", family=socket.AF_INET))
-    assert way.steps[0] == "address 10.7.1.2 5"
+async def test_only_addresses_of_the_chosen_family_are_tried(fake_id: FakeId) -> None:
+    await timed_connect(PingOptions("both", family=socket.AF_INET))
+    assert fake_id.steps[0] == "address 10.7.1.2 5"
 
 
-async def test_only_those_of_the_source_s_family(way: AddressKey) -> None:
-    await reach(Plan("both", source="here"))
-    assert way.steps[:2] == ["from 10.7.1.1", "address 10.7.1.2 5"]
+async def test_only_addresses_of_the_family_of_the_source_are_tried(fake_id: FakeId) -> None:
+    await timed_connect(PingOptions("both", source="here"))
+    assert fake_id.steps[:2] == ["from 10.7.1.1", "address 10.7.1.2 5"]
     with pytest.raises(ConnectError, match="no address of the local address's family"):
-        await reach(Plan("2001:db8::2", source="here"))
+        await timed_connect(PingOptions("2001:db8::2", source="here"))
 
 
-async def test_a_family_that_the_host_does_not_have(way: AddressKey) -> None:
+async def test_a_host_without_an_address_of_the_family(fake_id: FakeId) -> None:
     with pytest.raises(ConnectError, match=r"10\.7\.1\.2 has no IPv6 address"):
-        await reach(Plan("10.7.1.2", family=socket.AF_INET6))
+        await timed_connect(PingOptions("10.7.1.2", family=socket.AF_INET6))
 
 
-async def test_silence_is_not_waited_for_for_ever(way: AddressKey) -> None:
-    way.is_silent = True
+async def test_a_peer_that_does_not_answer_in_time(fake_id: FakeId) -> None:
+    fake_id.never_answers = True
     with pytest.raises(Unreachable, match=r"10\.7\.1\.2 port 9 does not answer"):
-        await reach(Plan("10.7.1.2", 9, wait=0.01))
+        await timed_connect(PingOptions("10.7.1.2", 9, wait=0.01))
 
 
 class FakeListener:
-    """A listener to whom nobody comes, until it ends as told."""
+    """A listener without connection requests. `end`: the exception that ends it."""
 
     def __init__(self, end: Exception | None = None) -> None:
         self.end = end
@@ -151,7 +151,7 @@ LINK_LOCAL = DeviceAddress("fe80::1%eth0", "eth0", "rxe0", TransportType.IB)
 
 
 @pytest.mark.parametrize(
-    ("host", "places"),
+    ("host", "addresses"),
     [
         (None, "fe80::1%eth0 (rxe0), 10.7.1.1 (rxe0)"),
         ("10.7.1.1", "10.7.1.1 (rxe0)"),
@@ -160,40 +160,42 @@ LINK_LOCAL = DeviceAddress("fe80::1%eth0", "eth0", "rxe0", TransportType.IB)
         ("10.9.9.9", "10.9.9.9"),
     ],
 )
-async def test_it_says_where_it_listens(
-    host: str | None, places: str, monkeypatch: pytest.MonkeyPatch
+async def test_the_server_prints_its_addresses(
+    host: str | None, addresses: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = FakeListener(DeviceRemoved("the RDMA device was removed"))
     listener.local_address = (host or "::", 4711)
-    monkeypatch.setattr(answering, "device_addresses", lambda: [LINK_LOCAL, RXE])
-    monkeypatch.setattr(answering, "listen_for_peers", lambda *_: listener)
-    said: list[str] = []
-    with pytest.raises(DeviceRemoved):  # and not a group of exceptions
-        await answering.listen(host, 0, said.append)
-    assert said == [f"listening on port 4711 at {places}; Ctrl-C ends it"]
+    monkeypatch.setattr(server, "device_addresses", lambda: [LINK_LOCAL, RXE])
+    monkeypatch.setattr(server, "listen_for_connections", lambda *_: listener)
+    printed: list[str] = []
+    with pytest.raises(DeviceRemoved):  # not an ExceptionGroup
+        await server.listen(host, 0, printed.append)
+    assert printed == [f"listening on port 4711 at {addresses}; Ctrl-C ends it"]
     assert listener.closed
 
 
-async def test_the_first_address_is_rather_not_link_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "device_addresses", lambda: [LINK_LOCAL, RXE])
-    assert await answering.first_address(None) == RXE
-    assert await answering.first_address(socket.AF_INET6) == LINK_LOCAL
+async def test_the_first_address_is_link_local_only_if_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "device_addresses", lambda: [LINK_LOCAL, RXE])
+    assert await server.first_address(None) == RXE
+    assert await server.first_address(socket.AF_INET6) == LINK_LOCAL
 
 
 @pytest.mark.parametrize("failure", [None, ConnectError("no")])
-async def test_listening_here_ends_with_its_block(
+async def test_the_local_server_is_closed_when_its_block_ends(
     failure: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = FakeListener()
-    monkeypatch.setattr(answering, "listen_for_peers", lambda *_: listener)
-    seen: Exception | None = None
+    monkeypatch.setattr(server, "listen_for_connections", lambda *_: listener)
+    raised: Exception | None = None
     try:
-        async with answering.listening_here("10.7.1.1") as port:
+        async with server.local_server("10.7.1.1") as port:
             assert port == 4711
             if failure is not None:
                 raise failure
     except ConnectError as error:
-        seen = error
-    assert seen is failure
+        raised = error
+    assert raised is failure
     assert listener.closed
     assert len(asyncio.all_tasks()) == 1

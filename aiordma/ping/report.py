@@ -1,29 +1,35 @@
-"""Tally: what came of the messages of a ping, and the lines that say so."""
+"""The statistics of a ping, and the lines that report them."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import deque
+from collections.abc import Callable
 
-# The median is that of the last so many round trips: a ping may run for days.
-_REMEMBERED = 100_000
+PrintLine = Callable[[str], None]
+"""A function that prints one line of output."""
+
+# The median covers the latest round trips only: a ping can run for days.
+_MAX_RECENT = 100_000
 
 
-class Tally:
+class Statistics:
     """Counts of messages, and their round-trip times in seconds.
 
-    A message that Ctrl-C has cut short counts for nothing: it is neither answered nor lost.
+    A message that Ctrl-C interrupts counts neither as answered nor as lost.
     """
 
     def __init__(self) -> None:
         self.peer = ""
-        """Whom the messages went to, for whoever reads the lines."""
+        """The address and port of the peer, for the report."""
         self.received = 0
+        """The number of answers, correct or wrong."""
         self.lost = 0
+        """The number of messages without an answer."""
         self.wrong = 0
-        """So many of those received were not what had been sent."""
-        self._recent: deque[float] = deque(maxlen=_REMEMBERED)
+        """The number of answers that differ from the message sent."""
+        self._recent: deque[float] = deque(maxlen=_MAX_RECENT)
         self._least = math.inf
         self._most = 0.0
         self._sum = 0.0
@@ -31,16 +37,16 @@ class Tally:
 
     @property
     def sent(self) -> int:
-        """How many messages were sent."""
+        """The number of messages sent."""
         return self.received + self.lost
 
     @property
-    def good(self) -> bool:
-        """Whether answers came, and every one was right."""
+    def all_correct(self) -> bool:
+        """True if at least one answer came, none was lost and none was wrong."""
         return self.received > 0 and not self.lost and not self.wrong
 
     def add(self, seconds: float) -> None:
-        """Count an answer that took so long."""
+        """Count an answer, and its round-trip time."""
         self.received += 1
         self._recent.append(seconds)
         self._least = min(self._least, seconds)
@@ -49,7 +55,7 @@ class Tally:
         self._sum_of_squares += seconds * seconds
 
     def lines(self) -> list[str]:
-        """The statistics, as ping(8) has them; nothing if nothing was sent."""
+        """Return the statistics in the format of ping(8); an empty list if nothing was sent."""
         if not self.sent:
             return []
         counts = f"{self.sent} sent, {self.received} received, {self.lost} lost"
@@ -61,7 +67,7 @@ class Tally:
         if not self.received:
             return []
         mean = self._sum / self.received
-        # As ping(8): the standard deviation. What rounding leaves below zero is none.
+        # The standard deviation, as ping(8) prints it. Rounding can make the variance negative.
         deviation = math.sqrt(max(self._sum_of_squares / self.received - mean * mean, 0.0))
         values = (self._least, mean, statistics.median(self._recent), self._most, deviation)
         text = "/".join(f"{value * 1e3:.3f}" for value in values)
