@@ -9,7 +9,7 @@ from pathlib import Path
 
 from helpers import PATIENCE, ROOT
 
-from aiordma.bench.contenders import chosen
+from aiordma.bench.implementations import chosen
 from aiordma.bench.plan import Plan
 from aiordma.rdmacm import DeviceAddress
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.work import Work
 
 MEBIBYTE = 1 << 20
 FEWEST = 5

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from aiordma.bench.contenders import reference
+from aiordma.bench.implementations import reference
+from aiordma.bench.plan import TESTS
 from aiordma.bench.suite import Case
-from aiordma.bench.work import TESTS
 
 # Okabe and Ito's colours, which can be told apart by everybody.
 OURS, OTHERS, REFERENCE, INK = "#0072B2", "#B8B8B8", "#E69F00", "#333333"

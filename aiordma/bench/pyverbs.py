@@ -9,10 +9,10 @@ from array import array
 from functools import cache
 from pathlib import Path
 
+from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample, latency_sample
-from aiordma.bench.work import Work
 
-SCRIPT = Path(__file__).parent / "sides" / "pyverbs_latency.py"
+SCRIPT = Path(__file__).parent / "workers" / "pyverbs_latency.py"
 
 
 @cache

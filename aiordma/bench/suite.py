@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from aiordma.bench.contenders import Contender
+from aiordma.bench.environment import Place
 from aiordma.bench.errors import BenchError
-from aiordma.bench.place import Place
+from aiordma.bench.implementations import Contender
+from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample, middle, ratio
-from aiordma.bench.work import Work
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aiordma.bench.place import Place
+    from aiordma.bench.environment import Place
     from aiordma.bench.plan import Plan
     from aiordma.bench.suite import Results
 
@@ -147,7 +147,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 def _list(plan: Plan) -> int:
     """Name the contenders, what each can do, and what to install for those that are missing."""
-    from aiordma.bench.contenders import chosen
+    from aiordma.bench.implementations import chosen
 
     tests: dict[str, list[str]] = {}
     missing: dict[str, str] = {}
@@ -177,15 +177,14 @@ def _show(args: argparse.Namespace) -> int:
     """Show what was measured before. Raises: as _measure()."""
     from pathlib import Path
 
-    from aiordma.bench import outputs
-    from aiordma.bench.reading import read_reports
-    from aiordma.bench.report import as_table
+    from aiordma.bench import report
+    from aiordma.bench.table import as_table
 
-    _, directory = outputs.checked(None, args.plot)
-    results = read_reports(map(Path, args.reports))
+    _, directory = report.checked(None, args.plot)
+    results = report.read_reports(map(Path, args.reports))
     print(as_table(results))
     if directory is not None:
-        outputs.draw(results, directory)
+        report.draw(results, directory)
     return 1 if results.failed else 0
 
 
@@ -195,13 +194,13 @@ def _measure(args: argparse.Namespace, plan: Plan) -> int:
     Raises:
         BenchError: it cannot begin, or the report cannot be written.
     """
-    from aiordma.bench import outputs
-    from aiordma.bench.contenders import chosen
-    from aiordma.bench.place import find_place
+    from aiordma.bench import report
+    from aiordma.bench.environment import find_place
+    from aiordma.bench.implementations import chosen
     from aiordma.bench.progress import Progress
     from aiordma.bench.suite import Results, run_suite
 
-    json_file, directory = outputs.checked(args.json, args.plot)
+    json_file, directory = report.checked(args.json, args.plot)
     place = find_place(args.host, shlex.split(args.on_server))
     contenders = chosen(plan.loops, plan.peers)
     results, progress = Results(), Progress(sys.stderr)
@@ -218,13 +217,13 @@ def _measure(args: argparse.Namespace, plan: Plan) -> int:
 def _report(
     results: Results, plan: Plan, place: Place, json_file: Path | None, directory: Path | None
 ) -> None:
-    from aiordma.bench import outputs
-    from aiordma.bench.machine import machine, versions
-    from aiordma.bench.report import as_json, as_table
+    from aiordma.bench import report
+    from aiordma.bench.environment import machine, versions
+    from aiordma.bench.table import as_table
 
     print(as_table(results))
     if json_file is not None:
-        whole = as_json(results, plan.rounds, machine(place), versions())
-        outputs.write_json(json_file, whole)
+        whole = report.as_json(results, plan.rounds, machine(place), versions())
+        report.write_json(json_file, whole)
     if directory is not None:
-        outputs.draw(results, directory)
+        report.draw(results, directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiordma.bench.report import aligned
+from aiordma.bench.table import aligned
 from benchmarks.instructions.callgrind import Count
 from benchmarks.instructions.cases import CASES
 from benchmarks.instructions.kept import change, this_build, this_python

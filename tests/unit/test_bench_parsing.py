@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from aiordma.bench import cmtime, perftest, pyverbs, rstream
-from aiordma.bench.work import Work
+from aiordma.bench import perftest, pyverbs, rdmacm_utils
+from aiordma.bench.plan import Work
 
 RULE = "-" * 87 + "\n"
 SETUP = (
@@ -96,7 +96,7 @@ def test_perftest_makes_no_fewer_than_five() -> None:
 
 
 def test_cmtimes_steps_make_a_rate() -> None:
-    sample = cmtime.parse(CMTIME, 100)
+    sample = rdmacm_utils.parse_cmtime(CMTIME, 100)
     assert sample.value == pytest.approx(100 / 0.2)
     assert sample.details["resolve_addr_ms"] == 8.0
 
@@ -112,20 +112,22 @@ def test_cmtimes_steps_make_a_rate() -> None:
 )
 def test_cmtime_that_failed(output: str) -> None:
     with pytest.raises(ValueError, match=r"REJECTED|failure|no table"):
-        cmtime.parse(output, 100)
+        rdmacm_utils.parse_cmtime(output, 100)
 
 
 def test_rstreams_transfers() -> None:
-    assert rstream.parse_latency(RSTREAM).value == 51.0
-    assert rstream.parse_bandwidth(RSTREAM, 65536).value == pytest.approx(65536 / 25.5)
+    assert rdmacm_utils.parse_rstream_latency(RSTREAM).value == 51.0
+    assert rdmacm_utils.parse_rstream_bandwidth(RSTREAM, 65536).value == pytest.approx(65536 / 25.5)
     with pytest.raises(ValueError, match="no result line"):
-        rstream.parse_latency(RSTREAM.partition("custom")[0])
+        rdmacm_utils.parse_rstream_latency(RSTREAM.partition("custom")[0])
 
 
 def test_rstreams_command_lines() -> None:
-    latency = rstream.command(Work("latency", count=9), 7, "h", is_server=True)
+    latency = rdmacm_utils.rstream_command(Work("latency", count=9), 7, "h", is_server=True)
     assert latency == ["rstream", "-b", "h", "-p", "7", "-S", "64", "-C", "1", "-I", "9", "-T", "b"]
-    many = rstream.command(Work("bandwidth", size=4096, count=9), 7, "h", is_server=False)
+    many = rdmacm_utils.rstream_command(
+        Work("bandwidth", size=4096, count=9), 7, "h", is_server=False
+    )
     assert many == ["rstream", "-s", "h", "-p", "7", "-S", "4096", "-C", "9", "-I", "1", "-T", "b"]
 
 

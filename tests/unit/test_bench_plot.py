@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from aiordma.bench.plan import Work
 from aiordma.bench.plot import draw_all
 from aiordma.bench.sample import Sample, latency_sample
 from aiordma.bench.suite import Case
-from aiordma.bench.work import Work
 
 OURS = {1: latency_sample([3000, 4000, 5000])}
 PNG = b"\x89PNG"

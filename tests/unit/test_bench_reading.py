@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from aiordma.bench.errors import BenchError
-from aiordma.bench.reading import read_reports
-from aiordma.bench.report import as_json, as_table
+from aiordma.bench.plan import Work
+from aiordma.bench.report import as_json, read_reports
 from aiordma.bench.sample import Sample
 from aiordma.bench.suite import Case, Results
-from aiordma.bench.work import Work
+from aiordma.bench.table import as_table
 from aiordma.cli import main
 
 PERCENTILES = {"min": 1.0, "50": 2.0, "90": 3.0, "99": 4.0, "99.9": 5.0, "max": 6.0}

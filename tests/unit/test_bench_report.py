@@ -7,13 +7,13 @@ import string
 
 import pytest
 
-from aiordma.bench.contenders import CONTENDERS, LOOPS, OPERATIONS, PEERS, chosen, reference
 from aiordma.bench.goals import goals
-from aiordma.bench.plan import Plan
-from aiordma.bench.report import as_json, as_table
+from aiordma.bench.implementations import CONTENDERS, chosen, reference
+from aiordma.bench.plan import LOOPS, OPERATIONS, PEERS, TESTS, Plan, Work
+from aiordma.bench.report import as_json
 from aiordma.bench.sample import Sample, latency_sample, middle, percentile, ratio
 from aiordma.bench.suite import Case, Results
-from aiordma.bench.work import TESTS, Work
+from aiordma.bench.table import as_table
 from aiordma.cli import bench
 
 

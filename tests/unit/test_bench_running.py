@@ -13,16 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from aiordma.bench import outputs, place, processes
-from aiordma.bench.contenders import Contender, chosen
+from aiordma.bench import environment, implementations, processes, report
+from aiordma.bench.environment import Place
 from aiordma.bench.errors import BenchError
-from aiordma.bench.place import Place
-from aiordma.bench.plan import Plan
+from aiordma.bench.implementations import Contender, chosen
+from aiordma.bench.plan import Plan, Work
 from aiordma.bench.processes import Pair, run_pair
 from aiordma.bench.progress import Progress
 from aiordma.bench.sample import Sample
 from aiordma.bench.suite import Results, Step, run_suite
-from aiordma.bench.work import Work
 from aiordma.cli import main
 from aiordma.enums import TransportType
 from aiordma.rdmacm import DeviceAddress
@@ -219,11 +218,13 @@ def test_an_interrupt_ends_the_children(tmp_path: Path) -> None:
 
 @pytest.fixture
 def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "find_place", lambda host, on_server: HERE)
+    monkeypatch.setattr(environment, "find_place", lambda host, on_server: HERE)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *contenders: Contender) -> None:
-    monkeypatch.setattr("aiordma.bench.contenders.chosen", lambda loops, peers: list(contenders))
+    monkeypatch.setattr(
+        "aiordma.bench.implementations.chosen", lambda loops, peers: list(contenders)
+    )
 
 
 BENCH = ["bench", "--quick", "--tests", "latency"]
@@ -296,13 +297,13 @@ def test_a_file_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> No
 def test_plots_without_matplotlib(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(outputs, "has_matplotlib", lambda: False)
+    monkeypatch.setattr(report, "has_matplotlib", lambda: False)
     assert main([*BENCH, "--plot", str(tmp_path)]) == 1
     assert "pip install 'aiordma[bench]'" in capsys.readouterr().err
 
 
 def test_no_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(place, "device_addresses", list)
+    monkeypatch.setattr(environment, "device_addresses", list)
     assert main(BENCH) == 1
     assert "no RDMA device of this machine has an IP address" in capsys.readouterr().err
 
@@ -312,14 +313,14 @@ def with_device(monkeypatch: pytest.MonkeyPatch) -> None:
         DeviceAddress("fe80::1", "eth1", "rxe1", TransportType.IB),
         DeviceAddress("127.0.0.1", "eth0", "rxe0", TransportType.IB),
     ]
-    monkeypatch.setattr(place, "device_addresses", lambda: found)
+    monkeypatch.setattr(environment, "device_addresses", lambda: found)
 
 
 def test_the_device_is_that_of_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with_device(monkeypatch)
-    assert place.find_place(None, ()).host == "127.0.0.1"
-    assert place.find_place("fe80::1", ()).device == "rxe1"
-    there = place.find_place("192.0.2.1", ("ssh", "there"))
+    assert environment.find_place(None, ()).host == "127.0.0.1"
+    assert environment.find_place("fe80::1", ()).device == "rxe1"
+    there = environment.find_place("192.0.2.1", ("ssh", "there"))
     assert (there.host, there.device) == ("192.0.2.1", "rxe0")
     assert there.at_server(["true"]) == ["ssh", "there", "true"]
 

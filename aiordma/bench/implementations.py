@@ -10,15 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from aiordma.bench import cmtime, perftest, pyverbs, rstream
-from aiordma.bench.place import Place
+from aiordma.bench import perftest, pyverbs, rdmacm_utils
+from aiordma.bench.environment import Place
+from aiordma.bench.plan import OPERATIONS, Work
 from aiordma.bench.processes import Pair, run_pair
 from aiordma.bench.sample import Sample
-from aiordma.bench.work import Work
-
-OPERATIONS = ("send", "write", "read")
-LOOPS = ("asyncio", "uvloop", "trio")
-PEERS = ("tcp", "pyverbs", "perftest", "rstream", "cmtime")
 
 ALL = {"latency": ("send",), "rate": ("send",), "bandwidth": OPERATIONS}
 STREAM = {"latency": ("send",), "bandwidth": ("send",)}
@@ -54,7 +50,7 @@ def _run_side(kind: str, loop: str, polls: str, work: Work, place: Place) -> Sam
     own = replace(work, loop=loop, busy_poll=busy_poll, adaptive_poll=polls != "parked")
 
     def command(role: str, port: int) -> list[str]:
-        module = [sys.executable, "-m", "aiordma.bench.sides"]
+        module = [sys.executable, "-m", "aiordma.bench.workers"]
         return [*module, role, kind, place.host, str(port), own.pack()]
 
     pair = Pair(
@@ -117,19 +113,19 @@ def _perftest(program: str, does: Mapping[str, tuple[str, ...]], events: bool) -
 
 def _run_rstream(work: Work, place: Place) -> Sample:
     port = place.next_port()
-    server = place.at_server(rstream.command(work, port, place.host, True))
-    client = rstream.command(work, port, place.host, False)
-    parse = rstream.parse_latency
+    server = place.at_server(rdmacm_utils.rstream_command(work, port, place.host, True))
+    client = rdmacm_utils.rstream_command(work, port, place.host, False)
+    parse = rdmacm_utils.parse_rstream_latency
     if work.test == "bandwidth":
-        parse = partial(rstream.parse_bandwidth, size=work.size)
+        parse = partial(rdmacm_utils.parse_rstream_bandwidth, size=work.size)
     return run_pair(Pair(server, lambda _: client, parse, port), place.limit)[0]
 
 
 def _run_cmtime(work: Work, place: Place) -> Sample:
     port = place.next_port()
-    server = place.at_server(cmtime.command(work, port, place.host, True))
-    client = cmtime.command(work, port, place.host, False)
-    parse = partial(cmtime.parse, count=work.count)
+    server = place.at_server(rdmacm_utils.cmtime_command(work, port, place.host, True))
+    client = rdmacm_utils.cmtime_command(work, port, place.host, False)
+    parse = partial(rdmacm_utils.parse_cmtime, count=work.count)
     pair = Pair(server, lambda _: client, parse, port, goes_on=True)
     return run_pair(pair, place.limit)[0]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import aiordma
 from aiordma import AccessFlags, Connection, ConnectionOptions, PeerClosed, RemoteBuffer
+from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.sides.timing import time_all, time_round_trips
-from aiordma.bench.work import Work
+from aiordma.bench.workers.timing import time_all, time_round_trips
 from aiordma.loop import running_loop, task_group
 
 DONE = b"done"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import aiordma
+import aiordma.asyncio
+from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.sides.timing import time_all, time_round_trips
-from aiordma.bench.work import Work
+from aiordma.bench.workers.timing import time_all, time_round_trips
 
 DONE = b"done"
 READ = 1 << 18
@@ -125,3 +127,46 @@ async def ask(peer: Peer, work: Work) -> Sample:
         sample = await time_all(lambda: send(work.count), work.count, unit)
     await peer.aclose()
     return sample
+
+
+async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
+    """Serve one client."""
+    async with aiordma.listen_stream(host, 0) as listener:
+        announce(listener.local_address[1])
+        await answer(BytesPeer(await listener.accept()), work)
+
+
+async def drive(host: str, port: int, work: Work) -> Sample:
+    """Be the client."""
+    return await ask(BytesPeer(await aiordma.connect_stream(host, port)), work)
+
+
+StartServer = Callable[..., Awaitable[asyncio.AbstractServer]]
+OpenConnection = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+@dataclass(frozen=True)
+class Writers:
+    """Both sides, by the two functions that make readers and writers."""
+
+    start_server: StartServer
+    open_connection: OpenConnection
+
+    async def serve(self, host: str, announce: Callable[[int], None], work: Work) -> None:
+        """Serve one client."""
+        found: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
+        server = await self.start_server(
+            lambda reader, writer: found.set_result(WriterPeer(reader, writer)), host, 0
+        )
+        announce(server.sockets[0].getsockname()[1])  # type: ignore[attr-defined]
+        peer = await found
+        server.close()
+        await answer(peer, work)
+
+    async def drive(self, host: str, port: int, work: Work) -> Sample:
+        """Be the client."""
+        return await ask(WriterPeer(*await self.open_connection(host, port)), work)
+
+
+RDMA = Writers(aiordma.asyncio.start_server, aiordma.asyncio.open_connection)
+TCP = Writers(asyncio.start_server, asyncio.open_connection)

@@ -11,9 +11,10 @@ import pytest
 
 import aiordma
 from aiordma import PeerClosed
+from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.sides import connections, idle, messages
-from aiordma.bench.work import Work
+from aiordma.bench.workers import connections, messages
+from aiordma.bench.workers.__main__ import KINDS
 from aiordma.memory import RemoteBuffer
 
 END = None
@@ -141,17 +142,18 @@ class Opening:
         await self._end.aclose()
 
 
-def run_both(kind: Any, work: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[Sample, Network]:
+def run_both(kind: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[Sample, Network]:
     """Run server and client until both have ended."""
 
     async def main() -> tuple[Sample, Network]:
+        serve, drive = KINDS[kind]
         network = Network()
         monkeypatch.setattr(aiordma, "listen", network.listen)
         monkeypatch.setattr(aiordma, "connect", network.connect)
         ports: list[int] = []
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            tasks.create_task(kind.serve("here", ports.append, work))
-            driving = tasks.create_task(kind.drive("here", 7, work))
+            tasks.create_task(serve("here", ports.append, work))
+            driving = tasks.create_task(drive("here", 7, work))
         assert ports == [7]
         return driving.result(), network
 
@@ -159,13 +161,13 @@ def run_both(kind: Any, work: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[Sa
 
 
 def test_latency(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample, _ = run_both(messages, Work("latency", count=5, warmup=2), monkeypatch)
+    sample, _ = run_both("messages", Work("latency", count=5, warmup=2), monkeypatch)
     assert sample.percentiles.keys() == {"min", "50", "90", "99", "99.9", "max"}
 
 
 @pytest.mark.parametrize("warmup", [0, 3])
 def test_rate(warmup: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    sample, _ = run_both(messages, Work("rate", count=5, warmup=warmup), monkeypatch)
+    sample, _ = run_both("messages", Work("rate", count=5, warmup=warmup), monkeypatch)
     assert sample.value == pytest.approx(5 / sample.details["seconds"])
 
 
@@ -173,7 +175,7 @@ def test_rate(warmup: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("count", [3, 40])
 def test_bandwidth(operation: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work("bandwidth", operation, size=1 << 20, count=count, warmup=2)
-    sample, network = run_both(messages, work, monkeypatch)
+    sample, network = run_both("messages", work, monkeypatch)
     assert sample.value == pytest.approx(count * 1.048576 / sample.details["seconds"])
     expected = [] if operation == "send" else [operation] * (count + 2)
     assert network.clients[0].done == expected
@@ -181,23 +183,23 @@ def test_bandwidth(operation: str, count: int, monkeypatch: pytest.MonkeyPatch) 
 
 def test_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work("connections", count=10, warmup=3, concurrency=4)
-    sample, network = run_both(connections, work, monkeypatch)
+    sample, network = run_both("connections", work, monkeypatch)
     assert sample.value > 0
     assert len(network.clients) == 1 + 3 + 10
 
 
 def test_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = iter([1 << 20, (1 << 20) + 10 * 2048])
-    monkeypatch.setattr(idle, "memory", lambda: next(pages))
+    monkeypatch.setattr(connections, "memory", lambda: next(pages))
     work = Work("idle", idle=10, count=3, warmup=1, concurrency=4)
-    sample, network = run_both(idle, work, monkeypatch)
+    sample, network = run_both("idle", work, monkeypatch)
     assert sample.value == 2.0
     assert sample.details["connections"] == len(network.clients) - 1 == 10
     assert sample.details["latency_ratio"] > 0
 
 
 def test_this_process_has_memory() -> None:
-    assert idle.memory() > 1 << 20
+    assert connections.memory() > 1 << 20
 
 
 def test_the_options_suit_the_work() -> None:

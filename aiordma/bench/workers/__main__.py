@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import json
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import TypeVar
 
+from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.sides import connections, idle, messages, streams, writers
-from aiordma.bench.sides.running import run
-from aiordma.bench.work import Work
+from aiordma.bench.workers import connections, messages, streams
+
+T = TypeVar("T")
+
+
+def run(loop: str, main: Callable[[], Coroutine[object, None, T]]) -> T:
+    """Run `main()` on asyncio, uvloop or trio, set up as their users set them up."""
+    if loop == "trio":
+        found: T = importlib.import_module("trio").run(main)
+        return found
+    factory = importlib.import_module("uvloop").new_event_loop if loop == "uvloop" else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main())
+
 
 Serve = Callable[[str, Callable[[int], None], Work], Coroutine[object, None, None]]
 Drive = Callable[[str, int, Work], Coroutine[object, None, Sample]]
 
 KINDS: dict[str, tuple[Serve, Drive]] = {
     "messages": (messages.serve, messages.drive),
-    "connections": (connections.serve, connections.drive),
-    "idle": (idle.serve, idle.drive),
+    "connections": (connections.serve_connections, connections.drive_connections),
+    "idle": (connections.serve_idle, connections.drive_idle),
     "streams": (streams.serve, streams.drive),
-    "writers": (writers.RDMA.serve, writers.RDMA.drive),
-    "tcp": (writers.TCP.serve, writers.TCP.drive),
+    "writers": (streams.RDMA.serve, streams.RDMA.drive),
+    "tcp": (streams.TCP.serve, streams.TCP.drive),
 }
 
 
