@@ -1,5 +1,7 @@
-"""`aiordma bench`: the library beside its peers, in one run, on one device.
+"""`aiordma bench`: measure aiordma, other RDMA programs and TCP in one run, on one device.
 
-A *test* asks one question of each *contender*, which is two processes, a server and a client. All
-contenders take their turns in each *round*, so that ratios hold though the machine has its moods.
+A *test* measures one quantity: latency, say. An *implementation* is a way to do a test, such as
+aiordma on asyncio or perftest's ib_send_lat; it runs as two processes, a server and a client. In
+each *round* every implementation runs once, so that a machine whose speed varies slows all of them
+down alike, and their ratios stay comparable.
 """

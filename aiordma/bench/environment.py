@@ -1,4 +1,4 @@
-"""Place: where the benchmark runs."""
+"""The environment of a run: the server's host, ports, this machine, its device and its versions."""
 
 from __future__ import annotations
 
@@ -15,57 +15,62 @@ from aiordma.bench.errors import BenchError
 from aiordma.errors import RdmaError
 from aiordma.rdmacm import DeviceAddress, device_addresses
 
+PACKAGES = ("librdmacm1", "libibverbs1", "perftest", "rdmacm-utils", "python3-pyverbs")
+MODULES = ("aiordma", "uvloop", "trio")
 _FIRST_PORT = 18000
-_SPREAD = 8000
+_PORT_RANGE = 8000
 
 
 def _ports() -> Iterator[int]:
-    """Ports below those that the kernel gives away, from somewhere in the middle."""
-    return count(_FIRST_PORT + os.getpid() * 37 % _SPREAD)
+    """Yield ports, one after another, from below the kernel's ephemeral ports.
+
+    The first depends on the process id: two benchmarks on one machine seldom use the same ports.
+    """
+    return count(_FIRST_PORT + os.getpid() * 37 % _PORT_RANGE)
 
 
 @dataclass(frozen=True)
-class Place:
-    """The server's address, this machine's device, and how to run a command at the server's."""
+class Environment:
+    """The server's address, this machine's device, and the prefix of the servers' commands."""
 
     host: str
     device: str
     on_server: Sequence[str] = ()
-    limit: float = 600.0
-    """Seconds that a client may take."""
+    client_timeout: float = 600.0
+    """The number of seconds after which a client is killed."""
     _port: Iterator[int] = field(default_factory=_ports)
 
     def next_port(self) -> int:
-        """A port that no run before had."""
+        """Return a port that no earlier run used."""
         return next(self._port)
 
-    def at_server(self, command: Sequence[str]) -> list[str]:
-        """The command, to be run where the server is."""
+    def server_command(self, command: Sequence[str]) -> list[str]:
+        """Return the command that runs `command` on the server's machine."""
         return [*self.on_server, *command]
 
 
-def find_place(host: str | None, on_server: Sequence[str]) -> Place:
-    """Look for this machine's device. `host` is one of its addresses by default.
+def find_environment(host: str | None, on_server: Sequence[str]) -> Environment:
+    """Find the RDMA device of this machine. `host` is by default one of the device's addresses.
 
     Raises:
-        BenchError: there is none, or `host` is another machine's and nothing says how to run
-            servers there.
+        BenchError: this machine has no RDMA device with an address, or `host` is an address of
+            another machine and `on_server` is empty.
     """
     addresses = _addresses()
     if host is None:
-        return Place(addresses[0].host, addresses[0].device, on_server)
+        return Environment(addresses[0].host, addresses[0].device, on_server)
     names = _resolved(host)
-    here = next((found for found in addresses if found.host in names), None)
-    if here is None and not on_server:
+    local = next((found for found in addresses if found.host in names), None)
+    if local is None and not on_server:
         raise BenchError(
             f"no RDMA device of this machine has the address {host}: "
-            "--on-server says how to run the servers on another"
+            "to run the servers on another machine, use --on-server"
         )
-    return Place(host, (here or addresses[0]).device, on_server)
+    return Environment(host, (local or addresses[0]).device, on_server)
 
 
 def _resolved(host: str) -> set[str]:
-    """The addresses of a name."""
+    """Return the addresses of a host name."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
     except OSError as error:
@@ -73,7 +78,7 @@ def _resolved(host: str) -> set[str]:
 
 
 def _addresses() -> list[DeviceAddress]:
-    """The addresses of this machine's devices, IPv4 first."""
+    """Return the addresses of this machine's devices, IPv4 first."""
     try:
         found = device_addresses()
     except RdmaError as error:
@@ -83,39 +88,38 @@ def _addresses() -> list[DeviceAddress]:
     return sorted(found, key=lambda address: ":" in address.host)
 
 
-PACKAGES = ("librdmacm1", "libibverbs1", "perftest", "rdmacm-utils", "python3-pyverbs")
-MODULES = ("aiordma", "uvloop", "trio")
+# --- for the report ---
 
 
-def machine(place: Place) -> dict[str, object]:
-    """This machine, as it stands in the JSON report."""
+def machine(environment: Environment) -> dict[str, object]:
+    """Return the description of this machine for the JSON report."""
     return {
         "kernel": platform.release(),
         "architecture": platform.machine(),
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
-        "device": place.device,
-        "host": place.host,
-        "on_server": list(place.on_server),
+        "device": environment.device,
+        "host": environment.host,
+        "on_server": list(environment.on_server),
     }
 
 
 def versions() -> dict[str, str]:
-    """The versions of what takes part, as far as they can be found."""
-    found = {name: _of_module(name) for name in MODULES}
-    found |= {name: _of_package(name) for name in PACKAGES}
+    """Return the versions of those of MODULES and PACKAGES that are installed."""
+    found = {name: _module_version(name) for name in MODULES}
+    found |= {name: _package_version(name) for name in PACKAGES}
     return {name: version for name, version in found.items() if version}
 
 
-def _of_module(name: str) -> str:
+def _module_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
 
 
-def _of_package(name: str) -> str:
-    """The version of a Debian package; "" elsewhere."""
+def _package_version(name: str) -> str:
+    """Return the version of a Debian package; "" if there is none, or no dpkg."""
     try:
         done = subprocess.run(
             ["dpkg-query", "--show", "--showformat=${Version}", name],

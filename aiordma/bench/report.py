@@ -1,4 +1,4 @@
-"""The report in JSON: made, written and read (docs/benchmarks.md has its schema)."""
+"""The report in JSON: make, write and read it. Its schema is in docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiordma.bench.sample import Sample
 from aiordma.bench.suite import Case, Results
 
 SCHEMA = 1
-_SAMPLE = {field.name for field in fields(Sample)}
+_SAMPLE_FIELDS = {field.name for field in fields(Sample)}
 
 
 def as_json(
@@ -27,7 +27,7 @@ def as_json(
     machine: dict[str, object],
     versions: dict[str, str],
 ) -> dict[str, object]:
-    """Everything, each round's samples included."""
+    """Return the report, with the samples of every round."""
     return {
         "schema": SCHEMA,
         "rounds": rounds,
@@ -47,12 +47,12 @@ def _case_json(case: Case) -> dict[str, object]:
         "unit": test.unit,
         "lower_is_better": test.lower_is_better,
         "reference": reference(case.work),
-        "contenders": [_contender_json(case, name) for name in case.samples],
+        "implementations": [_implementation_json(case, name) for name in case.samples],
         "failures": case.failures,
     }
 
 
-def _contender_json(case: Case, name: str) -> dict[str, object]:
+def _implementation_json(case: Case, name: str) -> dict[str, object]:
     ratios = {other: case.ratio(name, other) for other in case.samples if other != name}
     return {
         "name": name,
@@ -65,10 +65,10 @@ def _contender_json(case: Case, name: str) -> dict[str, object]:
 
 
 def read_reports(paths: Iterable[Path]) -> Results:
-    """What `--json` wrote, case after case. Of a case that several have, the last counts.
+    """Return the cases of files that `--json` wrote. The last file that has a case is used for it.
 
     Raises:
-        BenchError: one cannot be read, or is no report of this version.
+        BenchError: a file cannot be read, or is not a report of this version.
     """
     cases: dict[str, Case] = {}
     results = Results()
@@ -77,32 +77,35 @@ def read_reports(paths: Iterable[Path]) -> Results:
             whole = json.loads(path.read_text())
             if whole["schema"] != SCHEMA:
                 raise BenchError(f"{path} has schema {whole['schema']}, not {SCHEMA}")
-            cases.update((found["key"], _case(found)) for found in whole["cases"])
+            cases.update((found["key"], _case_from_json(found)) for found in whole["cases"])
             results.missing.update(whole["missing"])
         except OSError as error:
             raise BenchError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BenchError(f"{path} is no report of aiordma bench: {error!r}") from error
+            raise BenchError(f"{path} is not a report of aiordma bench: {error!r}") from error
     results.cases.extend(cases.values())
     return results
 
 
-def _case(found: dict[str, Any]) -> Case:
+def _case_from_json(found: dict[str, Any]) -> Case:
     case = Case(Work(**found["work"]))
     case.failures.update(found["failures"])
-    for contender in found["contenders"]:
-        case.samples[contender["name"]] = {
-            sample["round"]: Sample(**{name: sample[name] for name in _SAMPLE})
-            for sample in contender["samples"]
+    for implementation in found["implementations"]:
+        case.samples[implementation["name"]] = {
+            sample["round"]: Sample(**{name: sample[name] for name in _SAMPLE_FIELDS})
+            for sample in implementation["samples"]
         }
     return case
 
 
-def checked(json_file: str | None, directory: str | None) -> tuple[Path | None, Path | None]:
-    """The file and the directory to write to, which exist now.
+def check_outputs(json_file: str | None, directory: str | None) -> tuple[Path | None, Path | None]:
+    """Create the file and the directory for the outputs if they do not exist; return their paths.
+
+    Called before anything is measured, so that a wrong path costs no time.
 
     Raises:
-        BenchError: one cannot be written to, or matplotlib is not installed for the other.
+        BenchError: one cannot be written to, or the directory for diagrams is given and
+            matplotlib is not installed.
     """
     if directory is not None and not has_matplotlib():
         raise BenchError("--plot needs matplotlib: pip install 'aiordma[bench]'")
@@ -120,7 +123,7 @@ def checked(json_file: str | None, directory: str | None) -> tuple[Path | None, 
 
 
 def has_matplotlib() -> bool:
-    """Whether diagrams can be drawn."""
+    """Return True if matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -128,7 +131,7 @@ def write_json(path: Path, whole: dict[str, object]) -> None:
     """Write the report.
 
     Raises:
-        BenchError: it cannot be written after all.
+        BenchError: the file cannot be written.
     """
     try:
         path.write_text(json.dumps(whole, indent=2) + "\n")
@@ -137,7 +140,11 @@ def write_json(path: Path, whole: dict[str, object]) -> None:
 
 
 def draw(results: Results, directory: Path) -> None:
-    """Draw the diagrams. Raises: as write_json()."""
+    """Draw the diagrams.
+
+    Raises:
+        BenchError: a file cannot be written.
+    """
     from aiordma.bench.plot import draw_all
 
     try:

@@ -1,4 +1,4 @@
-"""The report as a table."""
+"""The report as tables of text: one for each case, one of the goals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMNS = ("90", "99", "99.9")
 
 
 def as_table(results: Results) -> str:
-    """All that there is: a block for each case, the goals, and who was left out."""
+    """Return all tables, and a line for each package that is not installed."""
     blocks = [_block(case) for case in results.cases]
     blocks += [_goals(results), _missing(results)]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -29,9 +29,9 @@ def _block(case: Case) -> list[str]:
         head.append(f"x {other}")
     head += ["client us", "server us"]
     rows = [head, *(_row(case, name, other in case.samples) for name in case.samples)]
-    notes = [f"  {name}: failed: {_indented(why)}" for name, why in case.failures.items()]
+    notes = [f"  {name}: failed: {_indented(error)}" for name, error in case.failures.items()]
     table = aligned(rows) if case.samples else []
-    return [case.work.title, *table, *_of_idle(case), *notes]
+    return [case.work.title, *table, *_idle_lines(case), *notes]
 
 
 def _row(case: Case, name: str, with_ratio: bool) -> list[str]:
@@ -41,23 +41,23 @@ def _row(case: Case, name: str, with_ratio: bool) -> list[str]:
         row += [figure(_percentile(samples, column)) for column in _COLUMNS]
     if with_ratio:
         row.append(figure(case.ratio(name, reference(case.work)), 2))
-    row.append(figure(_middle([sample.client_cpu for sample in samples])))
-    row.append(figure(_middle([sample.server_cpu for sample in samples])))
+    row.append(figure(_known_median([sample.client_cpu for sample in samples])))
+    row.append(figure(_known_median([sample.server_cpu for sample in samples])))
     return row
 
 
-def _of_idle(case: Case) -> Iterator[str]:
-    """How an active connection fares among idle ones."""
+def _idle_lines(case: Case) -> Iterator[str]:
+    """Yield the latency of the active connection, alone and with the idle ones."""
     if case.work.test != "idle":
         return
     for name, samples in case.samples.items():
-        alone, among, slower = (
+        alone, with_idle, slower = (
             median(sample.details[key] for sample in samples.values())
             for key in ("latency_alone", "latency_among", "latency_ratio")
         )
         yield (
-            f"  {name}: a round trip takes {alone:.1f} us alone, {among:.1f} us among them: "
-            f"x {slower:.2f}"
+            f"  {name}: a round trip takes {alone:.1f} us alone, "
+            f"{with_idle:.1f} us with the idle connections: x {slower:.2f}"
         )
 
 
@@ -68,8 +68,8 @@ def _goals(results: Results) -> list[str]:
     rows = [["", "by", "reached", "goal", "", "met"]]
     rows += [
         [
-            goal.what,
-            goal.who,
+            goal.title,
+            goal.implementation,
             f"{goal.reached:.2f}",
             f"{goal.sign} {goal.limit:g}",
             goal.unit,
@@ -81,15 +81,20 @@ def _goals(results: Results) -> list[str]:
 
 
 def _missing(results: Results) -> list[str]:
-    """Who was left out, by what to install."""
+    """Return a line for each package to install, with the implementations that need it."""
     names: dict[str, list[str]] = {}
-    for name, install in results.missing.items():
-        names.setdefault(install, []).append(name)
-    return [f"not installed: {', '.join(found)}; install {what}" for what, found in names.items()]
+    for name, package in results.missing.items():
+        names.setdefault(package, []).append(name)
+    return [
+        f"not installed: {', '.join(found)}; install {package}" for package, found in names.items()
+    ]
 
 
 def aligned(rows: list[list[str]], left: tuple[int, ...] = (0,)) -> list[str]:
-    """Rows as lines of columns, each as wide as its widest field."""
+    """Return the rows as lines, with columns as wide as their widest fields.
+
+    `left` numbers the columns that are aligned to the left; the others are to the right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  "
@@ -102,15 +107,15 @@ def aligned(rows: list[list[str]], left: tuple[int, ...] = (0,)) -> list[str]:
 
 
 def figure(value: float | None, digits: int = 1) -> str:
-    """A number for people; "-" for none."""
+    """Return a number as text for a table; "-" for None."""
     return "-" if value is None else f"{value:,.{0 if abs(value) >= 1e4 else digits}f}"
 
 
 def _percentile(samples: list[Sample], name: str) -> float | None:
-    return _middle([sample.percentiles.get(name) for sample in samples])
+    return _known_median([sample.percentiles.get(name) for sample in samples])
 
 
-def _middle(values: list[float | None]) -> float | None:
+def _known_median(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
 

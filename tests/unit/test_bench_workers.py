@@ -1,9 +1,9 @@
-"""Both sides of each kind agree with each other, on connections that are made of queues."""
+"""Server and client of each kind in workers/, on fake connections that are made of queues."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,34 +17,34 @@ from aiordma.bench.workers import connections, messages
 from aiordma.bench.workers.__main__ import KINDS
 from aiordma.memory import RemoteBuffer
 
-END = None
+END = None  # in a queue: the peer has disconnected, or the listener is closed
 
 
-class Region:
+class FakeRegion:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.remote = RemoteBuffer(4096, 7, nbytes)
 
-    async def __aenter__(self) -> Region:
+    async def __aenter__(self) -> FakeRegion:
         return self
 
     async def __aexit__(self, *_: object) -> None: ...
 
 
-class Message:
+class FakeMessage:
     def release(self) -> None: ...
 
 
-class End:
-    """One end: messages in a queue, and what was done to the peer's memory."""
+class FakeConnection:
+    """One end of a connection: a queue of messages, and the names of the operations done."""
 
     def __init__(self) -> None:
         self.inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.peer: End = self
+        self.peer: FakeConnection = self
         self.done: list[str] = []
 
-    async def send(self, data: bytes | Region) -> None:
-        self.peer.inbox.put_nowait(bytes(data.nbytes) if isinstance(data, Region) else data)
+    async def send(self, data: bytes | FakeRegion) -> None:
+        self.peer.inbox.put_nowait(bytes(data.nbytes) if isinstance(data, FakeRegion) else data)
 
     async def recv(self) -> bytes:
         data = await self.inbox.get()
@@ -52,18 +52,18 @@ class End:
             raise PeerClosed("the peer has disconnected")
         return data
 
-    async def recv_message(self) -> Message:
+    async def recv_message(self) -> FakeMessage:
         await self.recv()
-        return Message()
+        return FakeMessage()
 
-    async def allocate(self, nbytes: int, *_: object) -> Region:
-        return Region(nbytes)
+    async def allocate(self, nbytes: int, *_: object) -> FakeRegion:
+        return FakeRegion(nbytes)
 
-    async def write(self, source: Region, remote: RemoteBuffer) -> None:
+    async def write(self, source: FakeRegion, remote: RemoteBuffer) -> None:
         assert source.nbytes == remote.length
         self.done.append("write")
 
-    async def read(self, remote: RemoteBuffer, into: Region) -> None:
+    async def read(self, remote: RemoteBuffer, into: FakeRegion) -> None:
         assert into.nbytes == remote.length
         self.done.append("read")
 
@@ -73,13 +73,13 @@ class End:
     async def aclose(self) -> None:
         self.abort()
 
-    async def __aenter__(self) -> End:
+    async def __aenter__(self) -> FakeConnection:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.abort()
 
-    def __aiter__(self) -> End:
+    def __aiter__(self) -> FakeConnection:
         return self
 
     async def __anext__(self) -> bytes:
@@ -90,90 +90,94 @@ class End:
 
 
 class Network:
-    """One listener, and all that connect to it."""
+    """One listener, and the connections of its clients."""
 
-    local_address = ("here", 7)
+    local_address = ("host", 7)
 
     def __init__(self) -> None:
-        self.requests: asyncio.Queue[End | None] = asyncio.Queue()
-        self.clients: list[End] = []
+        self.requests: asyncio.Queue[FakeConnection | None] = asyncio.Queue()
+        self.clients: list[FakeConnection] = []
 
     @asynccontextmanager
-    async def listen(self, host: str, port: int, options: object) -> Any:
+    async def listen(self, host: str, port: int, options: object) -> AsyncIterator[Network]:
         yield self
 
-    def connect(self, host: str, port: int, options: object) -> Any:
-        near, far = End(), End()
-        near.peer, far.peer = far, near
-        self.clients.append(near)
-        self.requests.put_nowait(far)
-        return Opening(near)
+    def connect(self, host: str, port: int, options: object) -> Connecting:
+        client, server = FakeConnection(), FakeConnection()
+        client.peer, server.peer = server, client
+        self.clients.append(client)
+        self.requests.put_nowait(server)
+        return Connecting(client)
 
-    async def accept(self) -> End:
-        end = await self.requests.get()
-        assert end is not None
-        return end
+    async def accept(self) -> FakeConnection:
+        connection = await self.requests.get()
+        assert connection is not None
+        return connection
 
-    async def serve(self, handler: Callable[[End], Awaitable[None]]) -> None:
+    async def serve(self, handler: Callable[[FakeConnection], Awaitable[None]]) -> None:
         async with asyncio.TaskGroup() as tasks:
-            while (end := await self.requests.get()) is not None:
-                tasks.create_task(_run(handler, end))
+            while (connection := await self.requests.get()) is not None:
+                tasks.create_task(_run(handler, connection))
 
     def abort(self) -> None:
         self.requests.put_nowait(END)
 
 
-async def _run(handler: Callable[[End], Awaitable[None]], end: End) -> None:
-    await handler(end)
+async def _run(
+    handler: Callable[[FakeConnection], Awaitable[None]], connection: FakeConnection
+) -> None:
+    await handler(connection)
 
 
-class Opening:
-    def __init__(self, end: End) -> None:
-        self._end = end
+class Connecting:
+    def __init__(self, connection: FakeConnection) -> None:
+        self._connection = connection
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[Any, None, FakeConnection]:
         yield from asyncio.sleep(0).__await__()
-        return self._end
+        return self._connection
 
-    async def __aenter__(self) -> End:
+    async def __aenter__(self) -> FakeConnection:
         return await self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._end.aclose()
+        await self._connection.aclose()
 
 
 def run_both(kind: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[Sample, Network]:
-    """Run server and client until both have ended."""
+    """Run server and client until both have ended; return the sample and the network."""
 
     async def main() -> tuple[Sample, Network]:
-        serve, drive = KINDS[kind]
+        serve, measure = KINDS[kind]
         network = Network()
         monkeypatch.setattr(aiordma, "listen", network.listen)
         monkeypatch.setattr(aiordma, "connect", network.connect)
         ports: list[int] = []
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            tasks.create_task(serve("here", ports.append, work))
-            driving = tasks.create_task(drive("here", 7, work))
+            tasks.create_task(serve("host", ports.append, work))
+            measuring = tasks.create_task(measure("host", 7, work))
         assert ports == [7]
-        return driving.result(), network
+        return measuring.result(), network
 
     return asyncio.run(main())
 
 
-def test_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latency_sample_has_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
     sample, _ = run_both("messages", Work("latency", count=5, warmup=2), monkeypatch)
     assert sample.percentiles.keys() == {"min", "50", "90", "99", "99.9", "max"}
 
 
 @pytest.mark.parametrize("warmup", [0, 3])
-def test_rate(warmup: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_is_messages_per_second(warmup: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sample, _ = run_both("messages", Work("rate", count=5, warmup=warmup), monkeypatch)
     assert sample.value == pytest.approx(5 / sample.details["seconds"])
 
 
 @pytest.mark.parametrize("operation", ["send", "write", "read"])
 @pytest.mark.parametrize("count", [3, 40])
-def test_bandwidth(operation: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_is_megabytes_per_second(
+    operation: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = Work("bandwidth", operation, size=1 << 20, count=count, warmup=2)
     sample, network = run_both("messages", work, monkeypatch)
     assert sample.value == pytest.approx(count * 1.048576 / sample.details["seconds"])
@@ -181,14 +185,14 @@ def test_bandwidth(operation: str, count: int, monkeypatch: pytest.MonkeyPatch) 
     assert network.clients[0].done == expected
 
 
-def test_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_made_for_the_warmup_and_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work("connections", count=10, warmup=3, concurrency=4)
     sample, network = run_both("connections", work, monkeypatch)
     assert sample.value > 0
     assert len(network.clients) == 1 + 3 + 10
 
 
-def test_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_memory_is_the_difference_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = iter([1 << 20, (1 << 20) + 10 * 2048])
     monkeypatch.setattr(connections, "memory", lambda: next(pages))
     work = Work("idle", idle=10, count=3, warmup=1, concurrency=4)
@@ -198,11 +202,11 @@ def test_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sample.details["latency_ratio"] > 0
 
 
-def test_this_process_has_memory() -> None:
+def test_memory_of_this_process_is_more_than_a_mebibyte() -> None:
     assert connections.memory() > 1 << 20
 
 
-def test_the_options_suit_the_work() -> None:
+def test_options_depend_on_the_work() -> None:
     assert messages.options(Work("rate")).recv_depth == 512
     assert messages.options(Work("latency", size=1)).max_message_size == 64
     large = messages.options(Work("bandwidth", size=1 << 20))

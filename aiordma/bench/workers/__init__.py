@@ -1,6 +1,9 @@
-"""What runs in the processes of a contender: `python -m aiordma.bench.workers ROLE KIND HOST PORT
-WORK`.
+"""The processes of the implementations in Python: one server, one client.
 
-A server prints {"port": N} when it listens, and {"cpu": seconds} when it has served; a client
-prints its Sample. Nothing here knows of rounds or of other contenders.
+    python -m aiordma.bench.workers ROLE KIND HOST PORT WORK
+
+ROLE is server or client, KIND a key of KINDS in __main__.py, WORK the result of Work.pack(). A
+server prints {"port": N} when it listens, and {"cpu": seconds} when it has served its client. A
+client prints its Sample. A process does one run: it knows nothing of rounds and of other
+implementations.
 """

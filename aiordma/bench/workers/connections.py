@@ -1,4 +1,4 @@
-"""Connections set up and torn down, so many at once."""
+"""Connections: the time to set them up and tear them down, and the memory of idle ones."""
 
 from __future__ import annotations
 
@@ -18,67 +18,79 @@ from aiordma.bench.workers.timing import time_all
 from aiordma.loop import running_loop, task_group
 
 
-async def hold(connection: Connection) -> None:
-    """Wait for the peer to end it."""
+async def keep_open(connection: Connection) -> None:
+    """Keep a connection open until the peer closes it."""
     async for _ in connection:
         pass
 
 
-async def hold_while(listener: Listener, first: Callable[[Connection], Awaitable[None]]) -> None:
-    """Accept one connection and run `first(connection)`; hold all others until that has returned.
+async def serve_while(listener: Listener, first: Callable[[Connection], Awaitable[None]]) -> None:
+    """Accept a connection and run `first(connection)`; keep all others open until it returns.
 
-    So nobody has to count them: one that ends while it is being accepted is never seen.
+    The first connection, not a count, tells the server when to stop. A count would not do: a
+    connection that the client closes while it is being accepted is never accepted.
     """
     async with await listener.accept() as connection, task_group(running_loop()) as tasks:
-        tasks.create_task(listener.serve(hold))
+        tasks.create_task(listener.serve(keep_open))
         await first(connection)
         listener.abort()
 
 
-async def repeat(count: int, at_once: int, do: Callable[[], Awaitable[None]]) -> None:
-    """Await `do()` so many times, in at most `at_once` tasks, each as soon as it can."""
-    left = [None] * count
+async def repeat(count: int, concurrency: int, function: Callable[[], Awaitable[None]]) -> None:
+    """Await `function()` `count` times, in at most `concurrency` tasks."""
+    remaining = [None] * count
 
     async def work() -> None:
-        while left:
-            left.pop()
-            await do()
+        while remaining:
+            remaining.pop()
+            await function()
 
     async with task_group(running_loop()) as tasks:
-        for _ in range(min(at_once, count)):
+        for _ in range(min(concurrency, count)):
             tasks.create_task(work())
 
 
-OPTIONS = ConnectionOptions(send_depth=1, recv_depth=1, max_message_size=64)
+# --- set up and torn down ---
+
+SMALL = ConnectionOptions(send_depth=1, recv_depth=1, max_message_size=64)
 
 
 async def serve_connections(host: str, announce: Callable[[int], None], work: Work) -> None:
-    """Accept all of them, and wait for each to end."""
-    async with aiordma.listen(host, 0, options=OPTIONS) as listener:
+    """Accept connections, and keep each open until the client closes it."""
+    async with aiordma.listen(host, 0, options=SMALL) as listener:
         announce(listener.local_address[1])
-        await hold_while(listener, hold)
+        await serve_while(listener, keep_open)
 
 
-async def drive_connections(host: str, port: int, work: Work) -> Sample:
-    """Connect and close. One more connection keeps the server there."""
+async def measure_connections(host: str, port: int, work: Work) -> Sample:
+    """Connect and close, again and again. One more connection keeps the server running."""
 
     async def connect() -> None:
-        async with aiordma.connect(host, port, options=OPTIONS):
+        async with aiordma.connect(host, port, options=SMALL):
             pass
 
-    async with aiordma.connect(host, port, options=OPTIONS):
+    async with aiordma.connect(host, port, options=SMALL):
         await repeat(work.warmup, work.concurrency, connect)
         return await time_all(lambda: repeat(work.count, work.concurrency, connect), work.count, 1)
 
 
-ASK_MEMORY = b"memory"
+# --- idle ---
+#
+# All connections are to one server on one event loop. The first one is the active connection: the
+# client times its round trips, alone and then with the idle connections. By it the client also
+# asks the server for the memory of its process.
+
+MEMORY_REQUEST = b"memory"
 NUMBER = struct.Struct("!Q")
-SHARED = ConnectionOptions(send_depth=4, recv_depth=1, max_message_size=64, shared_recv_depth=256)
-OWN = replace(SHARED, shared_recv_depth=0)
+SERVER = ConnectionOptions(send_depth=4, recv_depth=1, max_message_size=64, shared_recv_depth=256)
+CLIENT = replace(SERVER, shared_recv_depth=0)
 
 
 def memory() -> int:
-    """The memory of this process in bytes: its own, and its share of what is shared (PSS)."""
+    """Return the memory of this process in bytes.
+
+    It is the proportional set size (PSS): private memory, and a share of the shared memory.
+    """
     gc.collect()
     text = Path("/proc/self/smaps_rollup").read_text()
     found = re.search(r"^Pss: +(\d+) kB$", text, re.MULTILINE)
@@ -87,49 +99,49 @@ def memory() -> int:
 
 
 async def serve_idle(host: str, announce: Callable[[int], None], work: Work) -> None:
-    """Serve the active connection, and hold the others until it ends."""
-    async with aiordma.listen(host, 0, options=SHARED) as listener:
+    """Serve the active connection, and keep the others open until it is closed."""
+    async with aiordma.listen(host, 0, options=SERVER) as listener:
         announce(listener.local_address[1])
-        await hold_while(listener, _answer)
+        await serve_while(listener, _serve_active)
 
 
-async def _answer(active: Connection) -> None:
+async def _serve_active(active: Connection) -> None:
     async for message in active:
-        await active.send(NUMBER.pack(memory()) if message == ASK_MEMORY else message)
+        await active.send(NUMBER.pack(memory()) if message == MEMORY_REQUEST else message)
 
 
-async def drive_idle(host: str, port: int, work: Work) -> Sample:
-    """Connect the active one, time it, connect the others, time it again."""
-    async with aiordma.connect(host, port, options=OWN) as active:
+async def measure_idle(host: str, port: int, work: Work) -> Sample:
+    """Connect and time the active connection, connect the idle ones, time the active one again."""
+    async with aiordma.connect(host, port, options=CLIENT) as active:
         alone = await time_latency(active, work)
-        before = await _memory_of(active)
+        before = await _server_memory(active)
         idle = await _connect_all(host, port, work)
-        after = await _memory_of(active)
+        after = await _server_memory(active)
         among = await time_latency(active, work)
-        await _end_all(idle)
+        await _close_all(idle)
     each = (after - before) / len(idle) / 1024
     ratio = among.value / alone.value
     latencies = {"latency_alone": alone.value, "latency_among": among.value, "latency_ratio": ratio}
     return Sample(each, details={**latencies, "connections": len(idle)})
 
 
-async def _memory_of(active: Connection) -> int:
-    await active.send(ASK_MEMORY)
+async def _server_memory(active: Connection) -> int:
+    await active.send(MEMORY_REQUEST)
     (found,) = NUMBER.unpack(await active.recv())
     return int(found)
 
 
 async def _connect_all(host: str, port: int, work: Work) -> list[Connection]:
-    made: list[Connection] = []
+    connected: list[Connection] = []
 
     async def connect() -> None:
-        made.append(await aiordma.connect(host, port, options=OWN))
+        connected.append(await aiordma.connect(host, port, options=CLIENT))
 
     await repeat(work.idle, work.concurrency, connect)
-    return made
+    return connected
 
 
-async def _end_all(connections: list[Connection]) -> None:
+async def _close_all(connections: list[Connection]) -> None:
     for connection in connections:
         connection.abort()
     for connection in connections:
