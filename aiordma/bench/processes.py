@@ -121,7 +121,7 @@ def run_pair(pair: Pair[T], client_timeout: float) -> tuple[T, str]:
         port = pair.port or _announced_port(server)
         result = _run_client(pair, server, port, client_timeout)
         has_exited = not pair.server_exits or server.wait(EXIT_TIMEOUT)
-        # For a C program the client's result is enough: its server may exit with an error.
+        # For a C program the client's result is enough: its server's exit code is ignored.
         if not pair.port and (not has_exited or server.code):
             raise BenchError(f"the server did not exit normally: {server.failure()}")
         return result, server.output

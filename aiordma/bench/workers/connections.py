@@ -27,8 +27,8 @@ async def keep_open(connection: Connection) -> None:
 async def serve_while(listener: Listener, first: Callable[[Connection], Awaitable[None]]) -> None:
     """Accept a connection and run `first(connection)`; keep all others open until it returns.
 
-    The first connection, not a count, tells the server when to stop. A count would not do: a
-    connection that the client closes while it is being accepted is never accepted.
+    The server stops when the first connection ends, not after a number of connections. Their number
+    is unknown: a connection that the client closes while it is being accepted is never accepted.
     """
     async with await listener.accept() as connection, task_group(running_loop()) as tasks:
         tasks.create_task(listener.serve(keep_open))
