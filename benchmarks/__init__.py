@@ -1,1 +1,1 @@
-"""Measurements of the library that are for those who work on it; `aiordma bench` is for users."""
+"""Measurements for developers of aiordma. `aiordma bench` is the one for users."""

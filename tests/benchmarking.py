@@ -1,4 +1,4 @@
-"""Runs of `aiordma bench --quick`: that everybody takes part, not how fast anything is."""
+"""Runs of `aiordma bench --quick`: every implementation finishes; its values do not matter."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from helpers import PATIENCE, ROOT
 
-from aiordma.bench.contenders import chosen
+from aiordma.bench.implementations import select
 from aiordma.bench.plan import Plan
 from aiordma.rdmacm import DeviceAddress
 
 
 def run_quickly(plan: Plan, address: DeviceAddress, directory: Path) -> None:
-    """Run what a quick plan says, and check the report.
+    """Run `aiordma bench` with the choices of a quick plan, and check the report.
 
-    No diagrams: matplotlib looks for fonts first, which takes minutes in the lab.
+    It draws no diagrams: matplotlib first searches for fonts, which takes minutes in the lab.
     """
     report = directory / "report.json"
     command = [sys.executable, "-m", "aiordma", "bench", address.host, "--quick"]
@@ -31,13 +31,14 @@ def run_quickly(plan: Plan, address: DeviceAddress, directory: Path) -> None:
     found = json.loads(report.read_text())
     assert found["missing"] == {}
     assert found["machine"]["device"] == address.device
-    names = {case["key"]: {one["name"] for one in case["contenders"]} for case in found["cases"]}
-    contenders = chosen(plan.loops, plan.peers)
+    names = {
+        case["key"]: {one["name"] for one in case["implementations"]} for case in found["cases"]
+    }
+    implementations = select(plan.loops, plan.peers)
     assert names == {
-        work.key: {one.name for one in contenders if one.takes_part(work)} for work in plan.works()
+        work.key: {one.name for one in implementations if one.supports(work)}
+        for work in plan.works()
     }
     for case in found["cases"]:
         assert case["failures"] == {}
-        assert all(
-            contender["median"] > 0 for contender in case["contenders"] if case["key"] != "idle"
-        )
+        assert all(one["median"] > 0 for one in case["implementations"] if case["key"] != "idle")

@@ -1,7 +1,10 @@
-"""BenchError: what a benchmark could not do."""
+"""The exception of aiordma.bench."""
 
 from __future__ import annotations
 
 
 class BenchError(Exception):
-    """One sentence of why; for a process that failed, with the last lines that it wrote."""
+    """The reason why a benchmark cannot run, or why one of its processes failed.
+
+    The message is one sentence. For a process that failed, the last lines of its output follow.
+    """

@@ -1,4 +1,4 @@
-"""The goals that the library has set itself, as ratios to its peers in the same run."""
+"""The performance goals of aiordma: ratios to other implementations in the same run."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from statistics import median
 
 from aiordma.bench.suite import Case, Results
 
-POLLING = ("aiordma asyncio busy_poll", "aiordma uvloop busy_poll", "aiordma trio busy_poll")
-WAITING = ("aiordma asyncio", "aiordma uvloop", "aiordma trio")
-ANY = (*POLLING, *WAITING)
+BUSY_POLLING = ("aiordma asyncio busy_poll", "aiordma uvloop busy_poll", "aiordma trio busy_poll")
+DEFAULT = ("aiordma asyncio", "aiordma uvloop", "aiordma trio")
+ANY = (*BUSY_POLLING, *DEFAULT)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One goal, and how it went."""
+    """A goal and the value that was reached."""
 
-    what: str
-    who: str
-    """The contender that came closest: any event loop may."""
+    title: str
+    """The title of the case."""
+    implementation: str
+    """The implementation with the best value: a goal is met if it is on one event loop."""
     reached: float
     limit: float
     unit: str
     at_most: bool
-    """Whether the limit is one from above, not from below."""
+    """True if the limit is an upper bound, False if it is a lower bound."""
     strictly: bool = False
-    """Whether the limit itself is too much."""
+    """True if a value equal to the limit does not meet the goal."""
 
     @property
     def met(self) -> bool:
-        """Whether it was reached."""
+        """True if the goal was met."""
         if self.strictly:
             return self.reached < self.limit
         return self.reached <= self.limit if self.at_most else self.reached >= self.limit
 
     @property
     def sign(self) -> str:
-        """How `reached` should stand to `limit`."""
+        """The relation of `reached` to `limit` that meets the goal."""
         return "<" if self.strictly else "<=" if self.at_most else ">="
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """A ratio to somebody, in one case."""
+    """A bound on the ratio of an implementation of aiordma to another, in one case."""
 
     key: str
     ours: tuple[str, ...]
@@ -54,18 +55,18 @@ class _Rule:
 
 
 _RULES = (
-    _Rule("latency/64", POLLING, "ib_send_lat", 2.0, at_most=True),
-    _Rule("latency/64", POLLING, "TCP uvloop", 0.5, at_most=True, strictly=True),
-    _Rule("latency/64", WAITING, "pyverbs", 1.0, at_most=True, strictly=True),
+    _Rule("latency/64", BUSY_POLLING, "ib_send_lat", 2.0, at_most=True),
+    _Rule("latency/64", BUSY_POLLING, "TCP uvloop", 0.5, at_most=True, strictly=True),
+    _Rule("latency/64", DEFAULT, "pyverbs", 1.0, at_most=True, strictly=True),
     _Rule("latency/64", ("aiordma asyncio",), "TCP asyncio", 1.0, at_most=True, strictly=True),
-    _Rule("latency/64", WAITING, "ib_send_lat -e", 2.5, at_most=True),
+    _Rule("latency/64", DEFAULT, "ib_send_lat -e", 2.5, at_most=True),
     _Rule("rate/64", ANY, "ib_send_bw", 0.5),
     *(
         _Rule(f"bandwidth/{operation}/{size}", ANY, f"ib_{operation}_bw", limit)
         for operation, limit in (("send", 0.9), ("write", 0.95), ("read", 0.95))
         for size in (65536, 1048576)
     ),
-    _Rule("connections", WAITING, "cmtime", 0.5),
+    _Rule("connections", DEFAULT, "cmtime", 0.5),
 )
 
 _IDLE_KIB = 40.0
@@ -73,18 +74,18 @@ _IDLE_RATIO = 1.2
 
 
 def goals(results: Results) -> list[Goal]:
-    """The goals whose contenders have taken part."""
+    """Return the goals for which the results have both implementations."""
     cases = {case.work.key: case for case in results.cases}
     found = [
         goal
         for rule in _RULES
         if rule.key in cases
-        if (goal := _of_rule(rule, cases[rule.key])) is not None
+        if (goal := _ratio_goal(rule, cases[rule.key])) is not None
     ]
-    return [*found, *(_of_idle(cases["idle"]) if "idle" in cases else ())]
+    return [*found, *(_idle_goals(cases["idle"]) if "idle" in cases else ())]
 
 
-def _of_rule(rule: _Rule, case: Case) -> Goal | None:
+def _ratio_goal(rule: _Rule, case: Case) -> Goal | None:
     ratios = {name: case.ratio(name, rule.other) for name in rule.ours}
     known = {name: value for name, value in ratios.items() if value is not None}
     if not known:
@@ -101,7 +102,7 @@ def _of_rule(rule: _Rule, case: Case) -> Goal | None:
     )
 
 
-def _of_idle(case: Case) -> Iterator[Goal]:
+def _idle_goals(case: Case) -> Iterator[Goal]:
     for name, samples in case.samples.items():
         memory = median(sample.value for sample in samples.values())
         yield Goal(case.work.title, name, memory, _IDLE_KIB, "KiB each", True)

@@ -1,38 +1,38 @@
-"""perftest: ib_send_lat, ib_send_bw, ib_write_bw and ib_read_bw; their options and their output."""
+"""perftest: command lines and output of ib_send_lat, ib_send_bw, ib_write_bw and ib_read_bw."""
 
 from __future__ import annotations
 
+from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.work import Work
 
 MEBIBYTE = 1 << 20
-FEWEST = 5
-"""perftest makes no fewer iterations."""
+MIN_ITERATIONS = 5
+"""The minimum of perftest."""
 
 
 def program(work: Work) -> str:
-    """Which of its programs does this work."""
+    """Return the name of the program that does this work."""
     if work.test == "latency":
         return "ib_send_lat"
     return f"ib_{work.operation}_bw"
 
 
 def command(work: Work, device: str, port: int, host: str | None, events: bool) -> list[str]:
-    """A command line: the client's with `host`, the server's without.
+    """Return a command line: the client's if there is a `host`, otherwise the server's.
 
-    -R: by rdma_cm, as aiordma connects. -F: go on though the clock's frequency changes. Queue
-    depths are perftest's own, of 128 sends and 512 receives.
+    -R: connect by rdma_cm, as aiordma does. -F: run although the processor's clock frequency
+    changes. The queue depths are perftest's defaults, 128 sends and 512 receives.
     """
-    count = str(max(FEWEST, work.count))
+    count = str(max(MIN_ITERATIONS, work.count))
     options = ["-R", "-F", "-d", device, "-p", str(port), "-s", str(work.size), "-n", count]
     return [program(work), *options, *(["-e"] if events else []), *([host] if host else [])]
 
 
 def parse_latency(output: str) -> Sample:
-    """What ib_send_lat says: microseconds for half a round trip. The sample has whole ones.
+    """Return the latency of whole round trips. ib_send_lat prints microseconds for half of one.
 
     Raises:
-        ValueError: it says nothing.
+        ValueError: the output has no result.
     """
     _, row = _table(output)
     low, high, typical, _, _, p99, p999 = (2 * number for number in row[2:9])
@@ -41,14 +41,21 @@ def parse_latency(output: str) -> Sample:
 
 
 def parse_rate(output: str) -> Sample:
-    """What ib_send_bw says of messages, in messages a second. Raises: as parse_latency()."""
+    """Return the message rate of ib_send_bw in messages per second.
+
+    Raises:
+        ValueError: the output has no result.
+    """
     return Sample(_table(output)[1][4] * 1e6)
 
 
 def parse_bandwidth(output: str) -> Sample:
-    """The average bandwidth in MB/s. Raises: as parse_latency().
+    """Return the average bandwidth in MB/s.
 
-    What perftest calls MB, and in later versions MiB, is 2^20 bytes.
+    The unit that perftest calls MB, and in later versions MiB, is 2^20 bytes.
+
+    Raises:
+        ValueError: the output has no result.
     """
     header, row = _table(output)
     unit = 125.0 if "BW average[Gb/sec]" in header else MEBIBYTE / 1e6
@@ -56,7 +63,7 @@ def parse_bandwidth(output: str) -> Sample:
 
 
 def _table(output: str) -> tuple[str, list[float]]:
-    """The header of its table, and the numbers of the first line below it."""
+    """Return the header of the table, and the numbers of the first line below it."""
     lines = iter(output.splitlines())
     for header in lines:
         if header.lstrip().startswith("#bytes"):

@@ -1,23 +1,102 @@
-"""The plan: which pieces of work a command line asks for."""
+"""The plan of a run: the tests, the work that each consists of, and the user's choices."""
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from aiordma.bench.contenders import LOOPS, OPERATIONS, PEERS
-from aiordma.bench.work import TESTS, Work
+OPERATIONS = ("send", "write", "read")
+LOOPS = ("asyncio", "uvloop", "trio")
+PEERS = ("tcp", "pyverbs", "perftest", "rstream", "cmtime")
+"""The families of implementations that aiordma is compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """The unit of a test's values, and their direction."""
+
+    unit: str
+    lower_is_better: bool
+
+
+TESTS = {
+    "latency": Test("us", lower_is_better=True),  # of a round trip
+    "rate": Test("messages/s", lower_is_better=False),  # in one direction, one after another
+    "bandwidth": Test("MB/s", lower_is_better=False),  # of many operations in flight
+    "connections": Test("connections/s", lower_is_better=False),  # set up and torn down
+    "idle": Test("KiB/connection", lower_is_better=True),  # memory of the server's process
+}
+"""The tests by name, in the order in which they run. A megabyte is 10^6 bytes, a KiB 1024."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of a server and its client in one run. Sizes are in bytes, times in seconds."""
+
+    test: str
+    operation: str = "send"
+    size: int = 64
+    count: int = 1000
+    """The number of operations, messages, round trips or connections that are timed."""
+    warmup: int = 100
+    """The number of those that come first and are not timed."""
+    depth: int = 64
+    """The number of operations in flight, in `bandwidth`."""
+    concurrency: int = 32
+    """The number of connections that are set up concurrently."""
+    idle: int = 2000
+    """The number of idle connections, in `idle`."""
+    loop: str = "asyncio"
+    busy_poll: float = 0.0
+    adaptive_poll: bool = True
+
+    @property
+    def key(self) -> str:
+        """The name in a report: `latency/64`, `bandwidth/write/4096`, `connections`."""
+        parts = {
+            "latency": [str(self.size)],
+            "rate": [str(self.size)],
+            "bandwidth": [self.operation, str(self.size)],
+        }
+        return "/".join([self.test, *parts.get(self.test, [])])
+
+    @property
+    def title(self) -> str:
+        """The heading in a table."""
+        parts = {
+            "latency": f"round trips of {self.size} bytes",
+            "rate": f"messages of {self.size} bytes",
+            "bandwidth": f"{self.operation} of {self.size} bytes",
+            "connections": f"{self.count}, {self.concurrency} at once",
+            "idle": f"{self.idle} connections",
+        }
+        return f"{self.test}: {parts[self.test]}"
+
+    def pack(self) -> str:
+        """Return it as one word for a command line.
+
+        The word is JSON in base64: no shell changes it, ssh's remote shell included.
+        """
+        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
+
+    @classmethod
+    def unpack(cls, word: str) -> Work:
+        """Return the work that pack() made a word of."""
+        return cls(**json.loads(base64.urlsafe_b64decode(word)))
+
 
 LATENCY_SIZES = (64, 4096)
 BANDWIDTH_SIZES = (4096, 65536, 1048576)
 RATE_SIZE = 64
 BANDWIDTH_BYTES = 32 << 20
-BANDWIDTH_FEWEST = 64
+MIN_BANDWIDTH_OPERATIONS = 64
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. `sizes` and `count` stand for the defaults of each test when they are empty."""
+    """The user's choices. An empty `sizes` and a `count` of None mean each test's defaults."""
 
     tests: tuple[str, ...] = tuple(TESTS)
     sizes: tuple[int, ...] = ()
@@ -33,13 +112,16 @@ class Plan:
     quick: bool = False
 
     def works(self) -> Iterator[Work]:
-        """The pieces of work, test after test."""
+        """Yield the work of each test and, within it, of each operation and size."""
         for test in self.tests:
             yield from getattr(self, f"_{test}")()
 
-    def _work(self, test: str, count: int, quick: int, warmup: int) -> Work:
-        """A piece of work of `count` operations, or `quick` when it must be quick."""
-        chosen = self.count or (quick if self.quick else count)
+    def _work(self, test: str, count: int, quick_count: int, warmup: int) -> Work:
+        """Return work of as many operations as the user chose, or by default `count`.
+
+        A quick plan has `quick_count` of them by default.
+        """
+        chosen = self.count or (quick_count if self.quick else count)
         return Work(
             test,
             count=chosen,
@@ -62,7 +144,7 @@ class Plan:
     def _bandwidth(self) -> Iterator[Work]:
         for operation in self.operations:
             for size in self._sizes(BANDWIDTH_SIZES):
-                count = max(BANDWIDTH_FEWEST, BANDWIDTH_BYTES // size)
+                count = max(MIN_BANDWIDTH_OPERATIONS, BANDWIDTH_BYTES // size)
                 work = self._work("bandwidth", count, 16, 16)
                 yield replace(work, size=size, operation=operation)
 

@@ -1,4 +1,4 @@
-"""Diagrams of the results. Imported only when they are asked for: matplotlib is optional."""
+"""Diagrams of the results. Imported only for `--plot`, because matplotlib is optional."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from aiordma.bench.contenders import reference
+from aiordma.bench.implementations import reference
+from aiordma.bench.plan import TESTS
 from aiordma.bench.suite import Case
-from aiordma.bench.work import TESTS
 
-# Okabe and Ito's colours, which can be told apart by everybody.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, too.
 OURS, OTHERS, REFERENCE, INK = "#0072B2", "#B8B8B8", "#E69F00", "#333333"
 OUR_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 OTHER_LINES = ("#000000", "#7F7F7F", "#8C564B", "#6A3D9A", "#17A2B8")
@@ -26,10 +26,10 @@ DPI = 120
 
 
 def draw_all(cases: Sequence[Case], directory: Path) -> list[Path]:
-    """Draw what there is to draw; the files.
+    """Draw the diagrams of the cases that have samples; return their files.
 
     Raises:
-        OSError: one cannot be written.
+        OSError: a file cannot be written.
     """
     mpl.use("Agg")
     drawn = []
@@ -52,16 +52,16 @@ def _figures(cases: list[Case]) -> Iterator[tuple[str, Figure]]:
         yield "bandwidth", _bandwidth(bandwidth)
 
 
-def _sheet(rows: int) -> tuple[Figure, Axes]:
-    """A sheet with room for so many bars."""
+def _bar_figure(rows: int) -> tuple[Figure, Axes]:
+    """Return a figure of the height that so many bars need, and its axes."""
     figure = Figure(figsize=(9, 1.6 + 0.36 * rows), layout="constrained")
     axes = figure.subplots()
     assert isinstance(axes, Axes)
-    _plain(axes)
+    _style_axes(axes)
     return figure, axes
 
 
-def _plain(axes: Axes) -> None:
+def _style_axes(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color="#E4E4E4", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -74,7 +74,7 @@ def _colour(case: Case, name: str) -> str:
 
 
 def _ordered(case: Case) -> list[str]:
-    """The contenders, the best one last: that is the topmost bar."""
+    """Return the implementations, the best one last: its bar is on top."""
     values = {name: case.value(name) or 0.0 for name in case.samples}
     return sorted(values, key=lambda name: values[name], reverse=_is_lower_better(case))
 
@@ -84,15 +84,15 @@ def _is_lower_better(case: Case) -> bool:
 
 
 def _latency(case: Case) -> Figure:
-    """Bars of medians, as ratios to the reference, with marks at the percentiles."""
+    """Return a bar chart of medians, as ratios to the reference, with marks at percentiles."""
     names = _ordered(case)
     base = case.value(reference(case.work))
     unit = base or 1.0
-    figure, axes = _sheet(len(names) + 1)
+    figure, axes = _bar_figure(len(names) + 1)
     widths = [(case.value(name) or 0.0) / unit for name in names]
     axes.barh(names, widths, color=[_colour(case, name) for name in names], height=0.62)
     for percentile, mark in MARKS.items():
-        points = [(_of(case, name, percentile), name) for name in names]
+        points = [(_percentile(case, name, percentile), name) for name in names]
         known = [(value / unit, name) for value, name in points if value is not None]
         if known:
             values, rows = zip(*known, strict=True)
@@ -112,7 +112,7 @@ def _latency(case: Case) -> Figure:
     return figure
 
 
-def _of(case: Case, name: str, percentile: str) -> float | None:
+def _percentile(case: Case, name: str, percentile: str) -> float | None:
     found = [
         sample.percentiles[percentile]
         for sample in case.samples[name].values()
@@ -122,9 +122,9 @@ def _of(case: Case, name: str, percentile: str) -> float | None:
 
 
 def _bars(case: Case) -> Figure:
-    """One bar for each contender, with its value beside it."""
+    """Return a bar chart of the values, each printed beside its bar."""
     names = _ordered(case)
-    figure, axes = _sheet(len(names))
+    figure, axes = _bar_figure(len(names))
     values = [case.value(name) or 0.0 for name in names]
     bars = axes.barh(names, values, color=[_colour(case, name) for name in names], height=0.62)
     axes.bar_label(bars, labels=[f"{value:,.0f}" for value in values], padding=4, color=INK)
@@ -135,14 +135,14 @@ def _bars(case: Case) -> Figure:
 
 
 def _bandwidth(cases: list[Case]) -> Figure:
-    """MB/s over sizes, side by side for each operation."""
+    """Return line charts of MB/s over sizes, one chart for each operation."""
     operations = list(dict.fromkeys(case.work.operation for case in cases))
     figure = Figure(figsize=(1.5 + 4.6 * len(operations), 5.6), layout="constrained")
     styles = _styles(cases)
     for number, operation in enumerate(operations, 1):
         axes = figure.add_subplot(1, len(operations), number)
-        _plain(axes)
-        _lines(axes, [case for case in cases if case.work.operation == operation], styles)
+        _style_axes(axes)
+        _draw_lines(axes, [case for case in cases if case.work.operation == operation], styles)
         axes.set_title(f"Bandwidth: {operation}", loc="left")
         axes.set_xlabel("bytes of each operation")
     figure.axes[0].set_ylabel("MB/s, higher is better")
@@ -158,12 +158,12 @@ def _bandwidth(cases: list[Case]) -> Figure:
 
 
 def _label(name: str) -> str:
-    """perftest has a program for each operation: they are one line in all diagrams."""
+    """Return the name in the legend. All of perftest's programs have the same one."""
     return f"perftest{name.partition('_bw')[2]}" if name.startswith("ib_") else name
 
 
 def _styles(cases: list[Case]) -> dict[str, tuple[str, str]]:
-    """A format and a colour for each label: solid lines are aiordma's, dashed ones others'."""
+    """Return a line format and a colour for each label: solid for aiordma, dashed for others."""
     labels = list(dict.fromkeys(_label(name) for case in cases for name in case.samples))
     styles = {}
     for line, colours in (("-", OUR_LINES), ("--", OTHER_LINES)):
@@ -173,12 +173,12 @@ def _styles(cases: list[Case]) -> dict[str, tuple[str, str]]:
     return styles
 
 
-def _fill(name: str) -> str | None:
-    """Others' points are hollow."""
+def _fill_colour(name: str) -> str | None:
+    """Return the colour inside of points: those of aiordma are filled, the others hollow."""
     return None if name.startswith("aiordma") else "white"
 
 
-def _lines(axes: Axes, cases: list[Case], styles: dict[str, tuple[str, str]]) -> None:
+def _draw_lines(axes: Axes, cases: list[Case], styles: dict[str, tuple[str, str]]) -> None:
     sizes = sorted(case.work.size for case in cases)
     by_size = {case.work.size: case for case in cases}
     for name in dict.fromkeys(name for case in cases for name in case.samples):
@@ -189,7 +189,7 @@ def _lines(axes: Axes, cases: list[Case], styles: dict[str, tuple[str, str]]) ->
             *zip(*known, strict=True),
             style,
             color=colour,
-            markerfacecolor=_fill(name),
+            markerfacecolor=_fill_colour(name),
             label=_label(name),
         )
     axes.set_xscale("log", base=2)

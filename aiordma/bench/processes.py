@@ -1,4 +1,4 @@
-"""A server and a client, started, watched and ended, with a limit to how long they may take."""
+"""Processes: start a server and a client, wait for their results within time limits, end them."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ from typing import Generic, TypeVar
 
 from aiordma.bench.errors import BenchError
 
-STARTING = 40.0
-"""Seconds in which a server must begin to listen: an emulated processor takes a while."""
-ENDING = 60.0
-"""Seconds in which a server that has served must end, with thousands of connections, too."""
-_TICK = 0.01
-_LINES = 5
-_MUCH = 1 << 24
+START_TIMEOUT = 40.0
+"""Seconds within which a server must listen. An emulated processor needs that long."""
+EXIT_TIMEOUT = 60.0
+"""Seconds within which a server must exit after its client. Thousands of connections need that."""
+_POLL_INTERVAL = 0.01
+_QUOTED_LINES = 5
+_MAX_OUTPUT = 1 << 24
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Pair(Generic[T]):
-    """How to run a contender once."""
+    """The commands of a server and its client, and the parser of the client's output."""
 
     server: Sequence[str]
     client: Callable[[int], Sequence[str]]
-    """Its command, given the port."""
+    """Returns the client's command for a port."""
     parse: Callable[[str], T]
-    """What the client's output says. Raises ValueError where it says nothing."""
+    """Returns the result in the client's output. Raises ValueError if there is none."""
     port: int = 0
-    """Where the server was told to listen; 0: it says so itself, as {"port": N}."""
-    goes_on: bool = False
-    """Whether the server never ends by itself."""
+    """The port in the server's command; 0 if the server chooses one and prints {"port": N}."""
+    server_exits: bool = True
+    """True if the server exits after its client, False if it must be killed."""
 
 
 class Child:
-    """A process of ours, with what it writes."""
+    """A child process and its output."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Start it, in a session of its own: Ctrl-C is for us, and we end it.
+        """Start the process, in a session of its own.
+
+        Ctrl-C is then sent to this process only, which ends the child.
 
         Raises:
             BenchError: there is no such program.
@@ -67,26 +69,26 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.poll()
 
     @property
     def output(self) -> str:
-        """What it has written so far."""
-        return os.pread(self._out.fileno(), _MUCH, 0).decode(errors="replace")
+        """The standard output so far."""
+        return os.pread(self._out.fileno(), _MAX_OUTPUT, 0).decode(errors="replace")
 
-    def complaint(self) -> str:
-        """The last lines that it wrote about what went wrong."""
-        errors = os.pread(self._err.fileno(), _MUCH, 0).decode(errors="replace")
-        lines = (errors.strip() or self.output.strip()).splitlines()[-_LINES:]
+    def failure(self) -> str:
+        """Return the exit code and the last lines of standard error, or else of the output."""
+        errors = os.pread(self._err.fileno(), _MAX_OUTPUT, 0).decode(errors="replace")
+        lines = (errors.strip() or self.output.strip()).splitlines()[-_QUOTED_LINES:]
         return "\n".join([f"exit code {self.code}", *lines])
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; whether it came."""
+        """Wait until the process exits or the time is over; return True if it has exited."""
         return wait_until(lambda: self.code is not None, seconds)
 
     def end(self) -> None:
-        """Kill it, and what it has started, if it still runs."""
+        """Kill the process and its own children if it still runs; close the output."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -98,69 +100,73 @@ class Child:
         self._err.close()
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
-    """Wait for something, at most so long; whether it came."""
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Poll until `condition()` or the time is over; return True if the condition holds."""
     deadline = time.monotonic() + seconds
-    while not is_so():
+    while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_TICK)
+        time.sleep(_POLL_INTERVAL)
     return True
 
 
-def run_pair(pair: Pair[T], limit: float) -> tuple[T, str]:
-    """Run both; what the client said, and the server's output.
+def run_pair(pair: Pair[T], client_timeout: float) -> tuple[T, str]:
+    """Run server and client; return the client's parsed output and the server's output.
 
     Raises:
-        BenchError: one of them failed, or they took more than `limit` seconds.
+        BenchError: one of them failed, or the client ran longer than `client_timeout` seconds.
     """
     server = Child(pair.server)
     try:
-        port = pair.port or _announced(server)
-        found = _result_of(pair, server, port, limit)
-        ended = pair.goes_on or server.wait(ENDING)
-        if not pair.port and (not ended or server.code):  # of others' the client's word is enough
-            raise BenchError(f"the server did not end well: {server.complaint()}")
-        return found, server.output
+        port = pair.port or _announced_port(server)
+        result = _run_client(pair, server, port, client_timeout)
+        has_exited = not pair.server_exits or server.wait(EXIT_TIMEOUT)
+        # For a C program the client's result is enough: its server's exit code is ignored.
+        if not pair.port and (not has_exited or server.code):
+            raise BenchError(f"the server did not exit normally: {server.failure()}")
+        return result, server.output
     finally:
         server.end()
 
 
-def _announced(server: Child) -> int:
-    """The port on its first line."""
-    wait_until(lambda: "\n" in server.output or server.code is not None, STARTING)
+def _announced_port(server: Child) -> int:
+    """Wait for the server's first line; return the port in it."""
+    wait_until(lambda: "\n" in server.output or server.code is not None, START_TIMEOUT)
     line = server.output.partition("\n")[0]
     try:
         return int(json.loads(line)["port"])
     except (ValueError, TypeError, KeyError):
-        raise BenchError(f"the server does not listen: {server.complaint()}") from None
+        raise BenchError(f"the server does not listen: {server.failure()}") from None
 
 
-def _result_of(pair: Pair[T], server: Child, port: int, limit: float) -> T:
-    """The client's result. A server that does not tell when it listens is tried again."""
-    deadline = time.monotonic() + STARTING
+def _run_client(pair: Pair[T], server: Child, port: int, client_timeout: float) -> T:
+    """Return the client's result.
+
+    If the server does not print when it listens, the client is started again until it succeeds.
+    """
+    deadline = time.monotonic() + START_TIMEOUT
     while True:
         client = Child(pair.client(port))
         try:
-            return _parsed(pair, client, server, limit)
+            return _client_result(pair, client, server, client_timeout)
         except BenchError:
-            tried_enough = not pair.port or time.monotonic() > deadline
-            if tried_enough or server.code is not None:
+            is_final = not pair.port or time.monotonic() > deadline
+            if is_final or server.code is not None:
                 raise
         finally:
             client.end()
-        time.sleep(10 * _TICK)
+        time.sleep(10 * _POLL_INTERVAL)
 
 
-def _parsed(pair: Pair[T], client: Child, server: Child, limit: float) -> T:
-    if not wait_until(lambda: client.code is not None or bool(server.code), limit):
-        raise BenchError(f"not done after {limit:.0f} seconds")
-    if server.code:  # the client learns of that in its own time, or never
+def _client_result(pair: Pair[T], client: Child, server: Child, client_timeout: float) -> T:
+    if not wait_until(lambda: client.code is not None or bool(server.code), client_timeout):
+        raise BenchError(f"the client has not finished after {client_timeout:.0f} seconds")
+    if server.code:  # the client might notice this late, or never
         client.wait(1.0)
-        raise BenchError(f"the server failed: {server.complaint()}")
+        raise BenchError(f"the server failed: {server.failure()}")
     if client.code != 0:
-        raise BenchError(f"the client failed: {client.complaint()}")
+        raise BenchError(f"the client failed: {client.failure()}")
     try:
         return pair.parse(client.output)
     except ValueError as error:
-        raise BenchError(f"the client's output: {error}\n{client.complaint()}") from error
+        raise BenchError(f"the client's output: {error}\n{client.failure()}") from error

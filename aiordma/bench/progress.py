@@ -1,4 +1,4 @@
-"""Progress: what is being run, on standard error."""
+"""Progress: show on standard error which run is in progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiordma.bench.suite import Step
 
 
 class Progress:
-    """One line that is rewritten on a terminal; elsewhere one for each case and round."""
+    """A line that is rewritten on a terminal; elsewhere one line for each case and round."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -19,13 +19,13 @@ class Progress:
         self._last = ""
 
     def __call__(self, step: Step) -> None:
-        """Say what is being run now."""
+        """Show this step."""
         elapsed = int(time.monotonic() - self._begin)
         clock = f"{elapsed // 60}:{elapsed % 60:02}"
         stage = f"{step.work.title}, round {step.round} of {step.rounds}"
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
-            line = f"{clock}  {stage}: {step.contender}"[:width]
+            line = f"{clock}  {stage}: {step.implementation}"[:width]
             self._out.write(f"\r\x1b[K{line}")
         elif stage != self._last:
             self._out.write(f"{clock}  {stage}\n")
@@ -33,7 +33,7 @@ class Progress:
         self._out.flush()
 
     def clear(self) -> None:
-        """Take the line away again."""
+        """Remove the line from a terminal."""
         if self._is_terminal:
             self._out.write("\r\x1b[K")
             self._out.flush()

@@ -1,4 +1,4 @@
-"""pyverbs: where it is installed, and how its script is run."""
+"""pyverbs: find the Python that has it, command lines and output of workers/pyverbs_latency.py."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from array import array
 from functools import cache
 from pathlib import Path
 
+from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample, latency_sample
-from aiordma.bench.work import Work
 
-SCRIPT = Path(__file__).parent / "sides" / "pyverbs_latency.py"
+SCRIPT = Path(__file__).parent / "workers" / "pyverbs_latency.py"
 
 
 @cache
 def interpreter() -> str | None:
-    """A Python that has pyverbs: this one, or the system's, for which distributions build it."""
+    """Return a Python that has pyverbs, or None.
+
+    It is this one or the system's, for which distributions build pyverbs.
+    """
     for python in (sys.executable, "/usr/bin/python3"):
         try:
             found = subprocess.run(
@@ -31,16 +34,16 @@ def interpreter() -> str | None:
 
 
 def command(work: Work, role: str, host: str, port: int, kind: str) -> list[str]:
-    """A command line; `kind` is blocking or polling."""
+    """Return a command line; `kind` is blocking or polling."""
     numbers = [str(number) for number in (work.size, work.count, work.warmup)]
     return [interpreter() or sys.executable, str(SCRIPT), role, host, str(port), *numbers, kind]
 
 
 def parse(output: str) -> Sample:
-    """What the client says.
+    """Return the sample of the times that the client prints.
 
     Raises:
-        ValueError: it says nothing.
+        ValueError: the output has none.
     """
     found = json.loads(output)
     return latency_sample(array("q", found["times"]), float(found["cpu"]))

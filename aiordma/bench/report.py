@@ -1,127 +1,24 @@
-"""The report: a table for people, and JSON for programs (docs/benchmarks.md has its schema)."""
+"""The report in JSON: make, write and read it. Its schema is in docs/benchmarks.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
-from statistics import median
+import importlib.util
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
 
-from aiordma.bench.contenders import reference
+from aiordma.bench.errors import BenchError
 from aiordma.bench.goals import goals
+from aiordma.bench.implementations import reference
+from aiordma.bench.plan import TESTS, Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.suite import Case, Results
-from aiordma.bench.work import TESTS
 
 SCHEMA = 1
-_COLUMNS = ("90", "99", "99.9")
-
-
-def as_table(results: Results) -> str:
-    """All that there is: a block for each case, the goals, and who was left out."""
-    blocks = [_block(case) for case in results.cases]
-    blocks += [_goals(results), _missing(results)]
-    return "\n\n".join("\n".join(block) for block in blocks if block)
-
-
-def _block(case: Case) -> list[str]:
-    unit = TESTS[case.work.test].unit
-    head = ["", unit, *(["p90", "p99", "p99.9"] if case.work.test == "latency" else [])]
-    other = reference(case.work)
-    if other in case.samples:
-        head.append(f"x {other}")
-    head += ["client us", "server us"]
-    rows = [head, *(_row(case, name, other in case.samples) for name in case.samples)]
-    notes = [f"  {name}: failed: {_indented(why)}" for name, why in case.failures.items()]
-    table = aligned(rows) if case.samples else []
-    return [case.work.title, *table, *_of_idle(case), *notes]
-
-
-def _row(case: Case, name: str, with_ratio: bool) -> list[str]:
-    samples = list(case.samples[name].values())
-    row = [name, figure(case.value(name))]
-    if case.work.test == "latency":
-        row += [figure(_percentile(samples, column)) for column in _COLUMNS]
-    if with_ratio:
-        row.append(figure(case.ratio(name, reference(case.work)), 2))
-    row.append(figure(_middle([sample.client_cpu for sample in samples])))
-    row.append(figure(_middle([sample.server_cpu for sample in samples])))
-    return row
-
-
-def _of_idle(case: Case) -> Iterator[str]:
-    """How an active connection fares among idle ones."""
-    if case.work.test != "idle":
-        return
-    for name, samples in case.samples.items():
-        alone, among, slower = (
-            median(sample.details[key] for sample in samples.values())
-            for key in ("latency_alone", "latency_among", "latency_ratio")
-        )
-        yield (
-            f"  {name}: a round trip takes {alone:.1f} us alone, {among:.1f} us among them: "
-            f"x {slower:.2f}"
-        )
-
-
-def _goals(results: Results) -> list[str]:
-    found = goals(results)
-    if not found:
-        return []
-    rows = [["", "by", "reached", "goal", "", "met"]]
-    rows += [
-        [
-            goal.what,
-            goal.who,
-            f"{goal.reached:.2f}",
-            f"{goal.sign} {goal.limit:g}",
-            goal.unit,
-            "yes" if goal.met else "no",
-        ]
-        for goal in found
-    ]
-    return ["goals", *aligned(rows, left=(0, 1, 4))]
-
-
-def _missing(results: Results) -> list[str]:
-    """Who was left out, by what to install."""
-    names: dict[str, list[str]] = {}
-    for name, install in results.missing.items():
-        names.setdefault(install, []).append(name)
-    return [f"not installed: {', '.join(found)}; install {what}" for what, found in names.items()]
-
-
-def aligned(rows: list[list[str]], left: tuple[int, ...] = (0,)) -> list[str]:
-    """Rows as lines of columns, each as wide as its widest field."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(
-            field.ljust(width) if number in left else field.rjust(width)
-            for number, (field, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def figure(value: float | None, digits: int = 1) -> str:
-    """A number for people; "-" for none."""
-    return "-" if value is None else f"{value:,.{0 if abs(value) >= 1e4 else digits}f}"
-
-
-def _percentile(samples: list[Sample], name: str) -> float | None:
-    return _middle([sample.percentiles.get(name) for sample in samples])
-
-
-def _middle(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-def _indented(text: str) -> str:
-    return text.replace("\n", "\n    ")
-
-
-# --- JSON ---
+_SAMPLE_FIELDS = {field.name for field in fields(Sample)}
 
 
 def as_json(
@@ -130,7 +27,7 @@ def as_json(
     machine: dict[str, object],
     versions: dict[str, str],
 ) -> dict[str, object]:
-    """Everything, each round's samples included."""
+    """Return the report, with the samples of every round."""
     return {
         "schema": SCHEMA,
         "rounds": rounds,
@@ -150,12 +47,12 @@ def _case_json(case: Case) -> dict[str, object]:
         "unit": test.unit,
         "lower_is_better": test.lower_is_better,
         "reference": reference(case.work),
-        "contenders": [_contender_json(case, name) for name in case.samples],
+        "implementations": [_implementation_json(case, name) for name in case.samples],
         "failures": case.failures,
     }
 
 
-def _contender_json(case: Case, name: str) -> dict[str, object]:
+def _implementation_json(case: Case, name: str) -> dict[str, object]:
     ratios = {other: case.ratio(name, other) for other in case.samples if other != name}
     return {
         "name": name,
@@ -165,3 +62,92 @@ def _contender_json(case: Case, name: str) -> dict[str, object]:
             {"round": number, **asdict(sample)} for number, sample in case.samples[name].items()
         ],
     }
+
+
+def read_reports(paths: Iterable[Path]) -> Results:
+    """Return the cases of files that `--json` wrote. The last file that has a case is used for it.
+
+    Raises:
+        BenchError: a file cannot be read, or is not a report of this version.
+    """
+    cases: dict[str, Case] = {}
+    results = Results()
+    for path in paths:
+        try:
+            whole = json.loads(path.read_text())
+            if whole["schema"] != SCHEMA:
+                raise BenchError(f"{path} has schema {whole['schema']}, not {SCHEMA}")
+            cases.update((found["key"], _case_from_json(found)) for found in whole["cases"])
+            results.missing.update(whole["missing"])
+        except OSError as error:
+            raise BenchError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BenchError(f"{path} is not a report of aiordma bench: {error!r}") from error
+    results.cases.extend(cases.values())
+    return results
+
+
+def _case_from_json(found: dict[str, Any]) -> Case:
+    case = Case(Work(**found["work"]))
+    case.failures.update(found["failures"])
+    for implementation in found["implementations"]:
+        case.samples[implementation["name"]] = {
+            sample["round"]: Sample(**{name: sample[name] for name in _SAMPLE_FIELDS})
+            for sample in implementation["samples"]
+        }
+    return case
+
+
+def check_outputs(json_file: str | None, directory: str | None) -> tuple[Path | None, Path | None]:
+    """Create the file and the directory for the outputs if they do not exist; return their paths.
+
+    Called before anything is measured, so that a wrong path costs no time.
+
+    Raises:
+        BenchError: one cannot be written to, or the directory for diagrams is given and
+            matplotlib is not installed.
+    """
+    if directory is not None and not has_matplotlib():
+        raise BenchError("--plot needs matplotlib: pip install 'aiordma[bench]'")
+    try:
+        if json_file is not None:
+            with Path(json_file).open("a"):
+                pass
+        if directory is not None:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"{error.filename} cannot be written: {error.strerror}") from error
+    if directory is not None and not os.access(directory, os.W_OK):
+        raise BenchError(f"{directory} cannot be written to")
+    return Path(json_file) if json_file else None, Path(directory) if directory else None
+
+
+def has_matplotlib() -> bool:
+    """Return True if matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def write_json(path: Path, whole: dict[str, object]) -> None:
+    """Write the report.
+
+    Raises:
+        BenchError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(whole, indent=2) + "\n")
+    except OSError as error:
+        raise BenchError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def draw(results: Results, directory: Path) -> None:
+    """Draw the diagrams.
+
+    Raises:
+        BenchError: a file cannot be written.
+    """
+    from aiordma.bench.plot import draw_all
+
+    try:
+        draw_all(results.cases, directory)
+    except OSError as error:
+        raise BenchError(f"{directory} cannot be written to: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Sample: what one run of one contender gave; medians, percentiles and ratios."""
+"""Sample: the result of one run of one implementation; medians, percentiles and ratios."""
 
 from __future__ import annotations
 
@@ -13,41 +13,44 @@ PERCENTILES = {"50": 0.5, "90": 0.9, "99": 0.99, "99.9": 0.999}
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run. `value` and `percentiles` are in the unit of its test."""
+    """The result of one run. `value` and `percentiles` are in the unit of its test."""
 
     value: float
     percentiles: dict[str, float] = field(default_factory=dict)
-    """min, 50, 90, 99, 99.9, max, as far as they are known."""
+    """Of min, 50, 90, 99, 99.9 and max, those that are known."""
     client_cpu: float | None = None
     """Processor time of the client's process for each operation, in microseconds."""
     server_cpu: float | None = None
-    """Likewise of the server's, from when it listened until it had served."""
+    """The same of the server's process, from before it listens until it has served the client."""
     details: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """One line."""
+        """Return it as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, line: str) -> Sample:
-        """What to_json() made.
+        """Return the sample of which to_json() made this line.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the line is something else.
         """
         try:
             return cls(**json.loads(line))
         except TypeError as error:
-            raise ValueError(f"no sample: {line}") from error
+            raise ValueError(f"not a sample: {line}") from error
 
 
-def percentile(ordered: Sequence[float], part: float) -> float:
-    """The smallest of the sorted values that so large a part of them does not exceed."""
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+def percentile(ordered: Sequence[float], fraction: float) -> float:
+    """Return the smallest value that at least `fraction` of the sorted values do not exceed."""
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 
 def latency_sample(nanoseconds: Sequence[int], cpu: float | None = None) -> Sample:
-    """The sample of round trips that took so long each; `cpu` seconds of processor time in all."""
+    """Return the sample of the round trips that took these times.
+
+    `cpu` is the processor time of all of them together, in seconds.
+    """
     ordered = sorted(time / 1e3 for time in nanoseconds)
     percentiles = {name: percentile(ordered, part) for name, part in PERCENTILES.items()}
     each = None if cpu is None else cpu / len(ordered) * 1e6
@@ -56,13 +59,13 @@ def latency_sample(nanoseconds: Sequence[int], cpu: float | None = None) -> Samp
     )
 
 
-def middle(samples: Mapping[int, Sample]) -> float | None:
-    """The median of the values of some rounds; None if there are none."""
+def median_value(samples: Mapping[int, Sample]) -> float | None:
+    """Return the median of the values of these rounds; None if there is none."""
     return median(sample.value for sample in samples.values()) if samples else None
 
 
-def ratio(samples: Mapping[int, Sample], others: Mapping[int, Sample]) -> float | None:
-    """The median of the ratios within each round that both took part in; None without any."""
+def median_ratio(samples: Mapping[int, Sample], others: Mapping[int, Sample]) -> float | None:
+    """Return the median of the ratios within each round that has both; None if there is none."""
     found = [
         samples[number].value / others[number].value
         for number in samples.keys() & others.keys()

@@ -1,100 +1,103 @@
-"""The suite: each test, round after round, each contender in its turn."""
+"""The suite: run each test, round by round, with every implementation in each round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from aiordma.bench.contenders import Contender
+from aiordma.bench.environment import Environment
 from aiordma.bench.errors import BenchError
-from aiordma.bench.place import Place
-from aiordma.bench.sample import Sample, middle, ratio
-from aiordma.bench.work import Work
+from aiordma.bench.implementations import Implementation
+from aiordma.bench.plan import Work
+from aiordma.bench.sample import Sample, median_ratio, median_value
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is being run: a contender, in a round."""
+    """The run that is in progress: an implementation in a round."""
 
     work: Work
-    contender: str
+    implementation: str
     round: int
-    """From 1 on."""
+    """Counted from 1."""
     rounds: int
 
 
 @dataclass
 class Case:
-    """One piece of work, and what came of it."""
+    """Some work, and the results of the implementations that did it."""
 
     work: Work
     samples: dict[str, dict[int, Sample]] = field(default_factory=dict)
-    """By contender and round."""
+    """By implementation and round."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Why a contender did not finish."""
+    """The error message of each implementation that failed."""
 
     def value(self, name: str) -> float | None:
-        """The median of a contender's values; None if it did not take part."""
-        return middle(self.samples.get(name, {}))
+        """Return the median of an implementation's values; None if it has none."""
+        return median_value(self.samples.get(name, {}))
 
     def ratio(self, name: str, other: str) -> float | None:
-        """The median of the rounds' ratios of one contender to another; None without both."""
-        return ratio(self.samples.get(name, {}), self.samples.get(other, {}))
+        """Return the median of the rounds' ratios of `name` to `other`; None if one is missing."""
+        return median_ratio(self.samples.get(name, {}), self.samples.get(other, {}))
 
 
 @dataclass
 class Results:
-    """All cases so far, and who was left out."""
+    """The cases that have begun, and the implementations that are not installed."""
 
     cases: list[Case] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-    """What to install for contenders that were not found."""
+    """The package to install, by implementation."""
 
     @property
     def failed(self) -> bool:
-        """Whether any contender failed."""
+        """True if an implementation failed."""
         return any(case.failures for case in self.cases)
 
 
 def run_suite(
     results: Results,
     works: Iterable[Work],
-    contenders: Sequence[Contender],
-    place: Place,
+    implementations: Sequence[Implementation],
+    environment: Environment,
     rounds: int,
     progress: Callable[[Step], None],
 ) -> None:
-    """Run everything. `results` is filled as it goes, so that an interrupt leaves what there is.
+    """Run everything. `results` is filled step by step: an interrupt leaves those so far.
 
-    A contender that fails is left out of the rest of that case, and named in it.
+    An implementation that fails is left out of the later rounds of that case, and its error is
+    noted in the case.
     """
-    present = [contender for contender in contenders if contender.found()]
+    installed = [
+        implementation for implementation in implementations if implementation.is_installed()
+    ]
     for work in works:
-        for contender in contenders:
-            if contender.takes_part(work) and contender not in present:
-                results.missing[contender.name] = contender.install
-        taking_part = [contender for contender in present if contender.takes_part(work)]
-        if taking_part:
+        for implementation in implementations:
+            if implementation.supports(work) and implementation not in installed:
+                results.missing[implementation.name] = implementation.install
+        suitable = [implementation for implementation in installed if implementation.supports(work)]
+        if suitable:
             case = Case(work)
             results.cases.append(case)
-            _run_case(case, taking_part, place, rounds, progress)
+            _run_case(case, suitable, environment, rounds, progress)
 
 
 def _run_case(
     case: Case,
-    contenders: Sequence[Contender],
-    place: Place,
+    implementations: Sequence[Implementation],
+    environment: Environment,
     rounds: int,
     progress: Callable[[Step], None],
 ) -> None:
     for number in range(1, rounds + 1):
-        for contender in contenders:
-            if contender.name in case.failures:
+        for implementation in implementations:
+            if implementation.name in case.failures:
                 continue
-            progress(Step(case.work, contender.name, number, rounds))
+            progress(Step(case.work, implementation.name, number, rounds))
             try:
-                sample = contender.run(case.work, place)
+                sample = implementation.run(case.work, environment)
             except BenchError as error:
-                case.failures[contender.name] = str(error)
+                case.failures[implementation.name] = str(error)
             else:
-                case.samples.setdefault(contender.name, {})[number] = sample
+                case.samples.setdefault(implementation.name, {})[number] = sample

@@ -1,4 +1,4 @@
-"""`aiordma bench`: the library beside its peers."""
+"""`aiordma bench`: compare aiordma with other RDMA programs and TCP."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aiordma.bench.place import Place
+    from aiordma.bench.environment import Environment
     from aiordma.bench.plan import Plan
     from aiordma.bench.suite import Results
 
-_DESCRIPTION = "Measure aiordma beside perftest, pyverbs, rsockets and TCP, on an RDMA device."
+_DESCRIPTION = "Compare aiordma with perftest, pyverbs, rsockets and TCP, on an RDMA device."
 _EPILOG = """\
-Exits with 0 when every contender that is installed has finished, with 1 when one has failed or
-nothing could be run, with 130 when it was interrupted. What is measured and how is in
-docs/benchmarks.md.
+Exits with 0 if every implementation that is installed has finished, with 1 if one has failed or
+nothing could be run, with 130 if it was interrupted. docs/benchmarks.md describes what is measured,
+and how.
 """
 _TESTS = ("latency", "rate", "bandwidth", "connections", "idle")
 _OPERATIONS = ("send", "write", "read")
@@ -26,20 +26,20 @@ _LOOPS = ("asyncio", "uvloop", "trio")
 _PEERS = ("tcp", "pyverbs", "perftest", "rstream", "cmtime")
 
 
-class _Words:
-    """A list of words, parsed: `latency,rate`."""
+class _Names:
+    """A parser of names with commas: `latency,rate`."""
 
-    def __init__(self, known: tuple[str, ...], others: dict[str, tuple[str, ...]]) -> None:
-        self._known, self._others = known, others
+    def __init__(self, known: tuple[str, ...], aliases: dict[str, tuple[str, ...]]) -> None:
+        self._known, self._aliases = known, aliases
 
     def __call__(self, text: str) -> tuple[str, ...]:
-        if text in self._others:
-            return self._others[text]
-        words = tuple(dict.fromkeys(text.split(",")))
-        for word in words:
-            if word not in self._known:
-                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(self._known)}")
-        return words
+        if text in self._aliases:
+            return self._aliases[text]
+        names = tuple(dict.fromkeys(text.split(",")))
+        for name in names:
+            if name not in self._known:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(self._known)}")
+        return names
 
 
 def _positive(text: str) -> int:
@@ -58,7 +58,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to 10")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 10")
     return value
 
 
@@ -67,41 +67,55 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     bench = subparsers.add_parser(
         "bench", help=_DESCRIPTION, description=_DESCRIPTION, epilog=_EPILOG
     )
-    bench.add_argument("host", nargs="?", metavar="HOST", help="default: this machine's device")
+    bench.add_argument(
+        "host",
+        nargs="?",
+        metavar="HOST",
+        help="the server's address; default: an address of this machine's RDMA device",
+    )
     _add_lists(bench)
     _add_numbers(bench)
-    bench.add_argument("--quick", action="store_true", help="see whether it works, not how fast")
-    bench.add_argument("--list", action="store_true", help="only name the contenders")
-    bench.add_argument("--json", metavar="FILE", help="write everything there")
-    bench.add_argument("--plot", metavar="DIRECTORY", help="draw diagrams there (needs matplotlib)")
+    bench.add_argument(
+        "--quick", action="store_true", help="run little work, only to see that everything works"
+    )
+    bench.add_argument(
+        "--list", action="store_true", help="only list the implementations and their tests"
+    )
+    bench.add_argument("--json", metavar="FILE", help="write a report with all samples to FILE")
+    bench.add_argument(
+        "--plot", metavar="DIRECTORY", help="draw diagrams in DIRECTORY; needs matplotlib"
+    )
     bench.add_argument(
         "--from",
         dest="reports",
         nargs="+",
         metavar="FILE",
-        help="measure nothing: show, and draw, what --json wrote before",
+        help="measure nothing: show reports that --json wrote, and draw them with --plot",
     )
     bench.add_argument(
-        "--on-server", metavar="PREFIX", default="", help='for example "ssh -tt node2"'
+        "--on-server",
+        metavar="PREFIX",
+        default="",
+        help='a prefix for the commands of the servers, for example "ssh -tt node2"',
     )
     bench.set_defaults(handler=_bench)
 
 
 def _add_lists(bench: argparse.ArgumentParser) -> None:
-    for name, known, extra in (
-        ("tests", _TESTS, {}),
-        ("operations", _OPERATIONS, {}),
-        ("loops", _LOOPS, {}),
-        ("peers", _PEERS, {"all": _PEERS, "none": ()}),
+    for name, known, aliases, text in (
+        ("tests", _TESTS, {}, "tests to run"),
+        ("operations", _OPERATIONS, {}, "operations for bandwidth"),
+        ("loops", _LOOPS, {}, "event loops of Python implementations"),
+        ("peers", _PEERS, {"all": _PEERS, "none": ()}, "programs to compare aiordma with"),
     ):
-        words: dict[str, tuple[str, ...]] = dict(extra)
-        named = ", ".join([*known, *words])
+        names: dict[str, tuple[str, ...]] = dict(aliases)
+        listed = ", ".join([*known, *names])
         bench.add_argument(
             f"--{name}",
-            type=_Words(known, words),
+            type=_Names(known, names),
             default=known,
             metavar="NAME,...",
-            help=f"of {named} (default: all)",
+            help=f"{text}, of {listed} (default: all)",
         )
     bench.add_argument(
         "--sizes", type=_sizes, default=(), metavar="N,...", help="bytes, for latency and bandwidth"
@@ -110,11 +124,11 @@ def _add_lists(bench: argparse.ArgumentParser) -> None:
 
 def _add_numbers(bench: argparse.ArgumentParser) -> None:
     for name, default, text in (
-        ("rounds", None, "how often each contender runs (default: 5)"),
-        ("count", None, "operations of each run (default: by test)"),
-        ("depth", 64, "operations at once, for bandwidth"),
-        ("concurrency", 32, "connections set up at once"),
-        ("idle", 2000, "connections that do nothing"),
+        ("rounds", None, "runs of each implementation (default: 5)"),
+        ("count", None, "operations of each run (default: depends on the test)"),
+        ("depth", 64, "operations in flight, for bandwidth (default: 64)"),
+        ("concurrency", 32, "connections that are set up concurrently (default: 32)"),
+        ("idle", 2000, "idle connections (default: 2000)"),
     ):
         bench.add_argument(f"--{name}", type=_positive, default=default, metavar="N", help=text)
     bench.add_argument(
@@ -122,7 +136,7 @@ def _add_numbers(bench: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=0.001,
         metavar="SECONDS",
-        help="ConnectionOptions.busy_poll of the contenders that have it (default: 0.001)",
+        help="ConnectionOptions.busy_poll of the busy_poll implementations (default: 0.001)",
     )
 
 
@@ -146,17 +160,17 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _list(plan: Plan) -> int:
-    """Name the contenders, what each can do, and what to install for those that are missing."""
-    from aiordma.bench.contenders import chosen
+    """Print the implementations, their tests, and the packages of those that are missing."""
+    from aiordma.bench.implementations import select
 
     tests: dict[str, list[str]] = {}
     missing: dict[str, str] = {}
-    for contender in chosen(plan.loops, plan.peers):
-        tests.setdefault(contender.name, []).extend(contender.does)
-        if not contender.found():
-            missing[contender.name] = f"\tnot installed: {contender.install}"
-    for name, does in tests.items():
-        print(f"{name}\t{', '.join(does)}{missing.get(name, '')}")
+    for implementation in select(plan.loops, plan.peers):
+        tests.setdefault(implementation.name, []).extend(implementation.tests)
+        if not implementation.is_installed():
+            missing[implementation.name] = f"\tnot installed: {implementation.install}"
+    for name, supported in tests.items():
+        print(f"{name}\t{', '.join(supported)}{missing.get(name, '')}")
     return 0
 
 
@@ -174,57 +188,64 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    """Show what was measured before. Raises: as _measure()."""
+    """Show earlier reports; return the exit code.
+
+    Raises:
+        BenchError: a report cannot be read, or a diagram cannot be written.
+    """
     from pathlib import Path
 
-    from aiordma.bench import outputs
-    from aiordma.bench.reading import read_reports
-    from aiordma.bench.report import as_table
+    from aiordma.bench import report
+    from aiordma.bench.table import as_table
 
-    _, directory = outputs.checked(None, args.plot)
-    results = read_reports(map(Path, args.reports))
+    _, directory = report.check_outputs(None, args.plot)
+    results = report.read_reports(map(Path, args.reports))
     print(as_table(results))
     if directory is not None:
-        outputs.draw(results, directory)
+        report.draw(results, directory)
     return 1 if results.failed else 0
 
 
 def _measure(args: argparse.Namespace, plan: Plan) -> int:
-    """Run it, and report what there is, also after Ctrl-C.
+    """Run the plan and report the results, those before Ctrl-C, too; return the exit code.
 
     Raises:
         BenchError: it cannot begin, or the report cannot be written.
     """
-    from aiordma.bench import outputs
-    from aiordma.bench.contenders import chosen
-    from aiordma.bench.place import find_place
+    from aiordma.bench import report
+    from aiordma.bench.environment import find_environment
+    from aiordma.bench.implementations import select
     from aiordma.bench.progress import Progress
     from aiordma.bench.suite import Results, run_suite
 
-    json_file, directory = outputs.checked(args.json, args.plot)
-    place = find_place(args.host, shlex.split(args.on_server))
-    contenders = chosen(plan.loops, plan.peers)
+    json_file, directory = report.check_outputs(args.json, args.plot)
+    environment = find_environment(args.host, shlex.split(args.on_server))
+    implementations = select(plan.loops, plan.peers)
     results, progress = Results(), Progress(sys.stderr)
     interrupted = False
     try:
-        run_suite(results, plan.works(), contenders, place, plan.rounds, progress)
+        run_suite(results, plan.works(), implementations, environment, plan.rounds, progress)
     except KeyboardInterrupt:
         interrupted = True
     progress.clear()
-    _report(results, plan, place, json_file, directory)
+    _report(results, plan, environment, json_file, directory)
     return 130 if interrupted else 1 if results.failed or not results.cases else 0
 
 
 def _report(
-    results: Results, plan: Plan, place: Place, json_file: Path | None, directory: Path | None
+    results: Results,
+    plan: Plan,
+    environment: Environment,
+    json_file: Path | None,
+    directory: Path | None,
 ) -> None:
-    from aiordma.bench import outputs
-    from aiordma.bench.machine import machine, versions
-    from aiordma.bench.report import as_json, as_table
+    from aiordma.bench import report
+    from aiordma.bench.environment import machine, versions
+    from aiordma.bench.table import as_table
 
     print(as_table(results))
     if json_file is not None:
-        whole = as_json(results, plan.rounds, machine(place), versions())
-        outputs.write_json(json_file, whole)
+        whole = report.as_json(results, plan.rounds, machine(environment), versions())
+        report.write_json(json_file, whole)
     if directory is not None:
-        outputs.draw(results, directory)
+        report.draw(results, directory)

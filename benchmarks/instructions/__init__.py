@@ -1,1 +1,1 @@
-"""How many instructions a message costs: counted by callgrind, on a device that is none."""
+"""The instructions of one message, counted by callgrind on a device without hardware."""

@@ -1,4 +1,4 @@
-"""Running a case under valgrind's callgrind, and reading what that writes down."""
+"""callgrind: run a case under it, and read its dumps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from benchmarks.instructions.program import ONCE, TWICE
 
 ROOT = Path(__file__).parents[2]
 NATIVE = f"{ROOT}/aiordma/_native/"
-# The library's other threads wait for work; one looks up whenever the system's devices change.
+# The library's other threads wait for work. One of them runs when devices of the system change.
 _MAIN_THREAD = "-01"
 PROGRAM = "benchmarks.instructions.program"
-# Of Python's own variables those that say where modules are; others change what is executed.
-_KEPT_VARIABLES = ("PYTHONPATH", "PYTHONPYCACHEPREFIX")
+# The variables of Python that set where modules are found. Others would change what is executed.
+_PATH_VARIABLES = ("PYTHONPATH", "PYTHONPYCACHEPREFIX")
 
 _TRIGGER = re.compile(r"^desc: Trigger: Client Request: (\w+)$", re.MULTILINE)
 _OBJECT = re.compile(r"^c?ob=\((\d+)\)(?: (.+))?$")
@@ -28,36 +28,38 @@ _COST = re.compile(r"^[+\-*\d]\S* (\d+)$")
 
 
 class CountError(Exception):
-    """Nothing could be counted."""
+    """The reason why a case could not be counted."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """Instructions for one operation."""
+    """The instructions of one operation."""
 
     instructions: float
     native: float
-    """Those of them in the library's own C code."""
+    """The part of them in the C code of aiordma."""
     operations: int
-    """So many were counted against twice as many."""
+    """The number of operations in the shorter of the two runs."""
 
 
 def find_valgrind() -> str:
-    """The program.
+    """Return the path of valgrind.
 
     Raises:
-        CountError: it is not installed.
+        CountError: valgrind is not installed.
     """
     found = shutil.which("valgrind")
     if found is None:
-        raise CountError("valgrind, which counts, is not installed: apt install valgrind")
+        raise CountError("valgrind is not installed: apt install valgrind")
     return found
 
 
 def count_case(name: str, count: int, library: Path, folder: Path) -> Count:
-    """Count a case: twice `count` operations less `count` of them, so that no start-up is in it.
+    """Count the instructions of one operation of a case.
 
-    `library` is the device without hardware; `folder` is for callgrind's files.
+    That is a run of twice `count` operations minus a run of `count` operations, divided by
+    `count`: work that is done once is in both and cancels out. `library` is the device without
+    hardware; callgrind writes its files to `folder`.
 
     Raises:
         CountError: valgrind is not installed, or the program failed.
@@ -81,7 +83,7 @@ def count_case(name: str, count: int, library: Path, folder: Path) -> Count:
         raise CountError(f"{name} failed under callgrind:\n{done.stderr.strip()}")
     dumps = read_dumps([path.read_text() for path in folder.glob(f"{output.name}.*{_MAIN_THREAD}")])
     if not dumps.keys() >= {ONCE, TWICE}:
-        raise CountError(f"callgrind wrote down nothing of {name}:\n{done.stderr.strip()}")
+        raise CountError(f"callgrind wrote no dumps of {name}:\n{done.stderr.strip()}")
     once, twice = dumps[ONCE], dumps[TWICE]
     return Count(
         (twice.total() - once.total()) / count,
@@ -91,11 +93,11 @@ def count_case(name: str, count: int, library: Path, folder: Path) -> Count:
 
 
 def _environment(library: Path) -> dict[str, str]:
-    """This process's, but for what would make two runs differ."""
+    """Return this process's environment without the variables that would make runs differ."""
     variables = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("PYTHON") or name in _KEPT_VARIABLES
+        if not name.startswith("PYTHON") or name in _PATH_VARIABLES
     }
     path = variables.get("PYTHONPATH")
     variables["PYTHONPATH"] = f"{ROOT}{os.pathsep}{path}" if path else str(ROOT)
@@ -103,28 +105,31 @@ def _environment(library: Path) -> dict[str, str]:
 
 
 def read_dumps(texts: list[str]) -> dict[str, Counter[str]]:
-    """Instructions by the object file that they are in, of each dump under its name."""
+    """Return the instructions by object file, for each dump by its name."""
     found = ((_TRIGGER.search(text), text) for text in texts)
-    return {trigger[1]: by_object(text) for trigger, text in found if trigger is not None}
+    return {trigger[1]: count_by_object(text) for trigger, text in found if trigger is not None}
 
 
-def by_object(text: str) -> Counter[str]:
-    """Instructions of one dump, by object file. See "Callgrind Format Specification"."""
+def count_by_object(text: str) -> Counter[str]:
+    """Return the instructions of one dump by object file.
+
+    The format is in valgrind's manual, "Callgrind Format Specification".
+    """
     names: dict[str, str] = {}
     costs: Counter[str] = Counter()
-    here = "???"
+    current = "???"
     is_call = False
     for line in text.splitlines():
         if line.startswith(("ob=", "cob=")) and (match := _OBJECT.match(line)):
             number, name = match.groups()
             names.setdefault(number, name)
             if line.startswith("ob="):
-                here = names[number]
+                current = names[number]
         elif line.startswith("calls="):
-            is_call = True  # in the next line is the cost of what is called, which is counted there
+            is_call = True  # the next line has the cost of the callee, which is counted there
         elif match := _COST.match(line):
             if not is_call:
-                costs[here] += int(match[1])
+                costs[current] += int(match[1])
             is_call = False
     return costs
 

@@ -1,4 +1,4 @@
-"""What is counted: for each case, what is done before, and the operation itself."""
+"""The cases that are counted: for each one the operation, and the preparation before it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from dataclasses import dataclass
 from aiordma import Connection, ConnectionOptions, RemoteBuffer
 from benchmarks.instructions.device import CountedDevice
 
-SHORT = 64
-LONG = 1 << 16
-# Of what is short, so that what comes by chance, such as another thread that wakes, weighs little.
+SMALL = 64
+LARGE = 1 << 16
+# Cheap operations are counted that often, so that random events, such as a thread that wakes,
+# change the count of one operation little.
 MANY = 2048
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A connection, and the device that it is on."""
+class Setup:
+    """A connection, and its device."""
 
     connection: Connection
     device: CountedDevice
 
 
 Run = Callable[[int], Awaitable[None]]
-"""Does so many operations."""
+"""Does the given number of operations."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +33,25 @@ class Case:
     """An operation that is counted."""
 
     title: str
-    make: Callable[[Setting], Awaitable[Run]]
-    """What is to be counted, with all that it needs."""
-    prepare: Callable[[Setting, int], Awaitable[None]] | None = None
-    """What comes before so many of them, and is not counted."""
+    make_run: Callable[[Setup], Awaitable[Run]]
+    """Returns the function that is counted. What it needs is made before, and is not counted."""
+    prepare: Callable[[Setup, int], Awaitable[None]] | None = None
+    """Called before a run of the given number of operations. It is not counted."""
     options: Callable[[int], ConnectionOptions] = lambda count: ConnectionOptions()
-    """The connection's, for so many operations at once."""
-    times: int = 256
-    """So many are counted, against twice as many. A multiple of send_depth, so that each count has
-    its whole share of what comes once a queue."""
+    """Returns the options of a connection for runs of at most that many operations."""
+    count: int = 256
+    """The number of operations in the shorter of the two runs that are compared.
+
+    It is a multiple of send_depth, so that both runs have their whole share of the work that is
+    done once for each full send queue.
+    """
 
 
 # --- sending ---
 
 
-async def _send(setting: Setting) -> Run:
-    send, data = setting.connection.send, bytes(SHORT)
+async def _send(setup: Setup) -> Run:
+    send, data = setup.connection.send, bytes(SMALL)
 
     async def run(count: int) -> None:
         for _ in range(count):
@@ -56,8 +60,8 @@ async def _send(setting: Setting) -> Run:
     return run
 
 
-async def _send_registered(setting: Setting) -> Run:
-    send, region = setting.connection.send, await setting.connection.allocate(LONG)
+async def _send_registered(setup: Setup) -> Run:
+    send, region = setup.connection.send, await setup.connection.allocate(LARGE)
 
     async def run(count: int) -> None:
         for _ in range(count):
@@ -66,9 +70,9 @@ async def _send_registered(setting: Setting) -> Run:
     return run
 
 
-async def _write(setting: Setting) -> Run:
-    write, region = setting.connection.write, await setting.connection.allocate(LONG)
-    remote = RemoteBuffer(0x1000, 7, LONG)
+async def _write(setup: Setup) -> Run:
+    write, region = setup.connection.write, await setup.connection.allocate(LARGE)
+    remote = RemoteBuffer(0x1000, 7, LARGE)
 
     async def run(count: int) -> None:
         for _ in range(count):
@@ -77,9 +81,9 @@ async def _write(setting: Setting) -> Run:
     return run
 
 
-async def _read(setting: Setting) -> Run:
-    read, region = setting.connection.read, await setting.connection.allocate(LONG)
-    remote = RemoteBuffer(0x1000, 7, LONG)
+async def _read(setup: Setup) -> Run:
+    read, region = setup.connection.read, await setup.connection.allocate(LARGE)
+    remote = RemoteBuffer(0x1000, 7, LARGE)
 
     async def run(count: int) -> None:
         for _ in range(count):
@@ -91,8 +95,8 @@ async def _read(setting: Setting) -> Run:
 # --- receiving ---
 
 
-async def _recv(setting: Setting) -> Run:
-    recv = setting.connection.recv
+async def _recv(setup: Setup) -> Run:
+    recv = setup.connection.recv
 
     async def run(count: int) -> None:
         for _ in range(count):
@@ -101,32 +105,34 @@ async def _recv(setting: Setting) -> Run:
     return run
 
 
-async def _let_arrive(setting: Setting, count: int) -> None:
+async def _arrive_now(setup: Setup, count: int) -> None:
     for _ in range(count):
-        setting.device.arrive(SHORT)
-    while setting.connection.stats.messages_unread < count:
+        setup.device.arrive(SMALL)
+    while setup.connection.stats.messages_unread < count:
         await asyncio.sleep(0)
 
 
-async def _owe(setting: Setting, count: int) -> None:
-    setting.device.owe(count, SHORT)
+async def _arrive_on_wait(setup: Setup, count: int) -> None:
+    setup.device.arrive_on_wait(count, SMALL)
 
 
 def _deep(count: int) -> ConnectionOptions:
-    """Room for so many messages that have come and are not taken."""
-    return ConnectionOptions(recv_depth=count, max_message_size=SHORT)
+    """Return options with receive buffers for `count` messages that have arrived."""
+    return ConnectionOptions(recv_depth=count, max_message_size=SMALL)
 
 
-def _wide(count: int) -> ConnectionOptions:
-    return ConnectionOptions(max_message_size=LONG)
+def _large_messages(count: int) -> ConnectionOptions:
+    return ConnectionOptions(max_message_size=LARGE)
 
 
 CASES = {
-    "send": Case("send of 64 bytes", _send, times=MANY),
-    "recv": Case("recv() of 64 bytes that are there", _recv, _let_arrive, _deep, MANY),
-    "recv-wait": Case("recv() of 64 bytes that the loop waits for", _recv, _owe),
-    "send-registered": Case("send of 64 KiB of registered memory", _send_registered, None, _wide),
+    "send": Case("send of 64 bytes", _send, count=MANY),
+    "recv": Case("recv() of 64 bytes that have arrived", _recv, _arrive_now, _deep, MANY),
+    "recv-wait": Case("recv() of 64 bytes that the loop waits for", _recv, _arrive_on_wait),
+    "send-registered": Case(
+        "send of 64 KiB of registered memory", _send_registered, None, _large_messages
+    ),
     "write": Case("write of 64 KiB of registered memory", _write),
     "read": Case("read of 64 KiB into registered memory", _read),
 }
-"""By their names on the command line."""
+"""The cases by their names on the command line."""

@@ -1,9 +1,10 @@
 /*
- * An RDMA device without hardware, with a peer behind it, to be loaded before libibverbs and
- * librdmacm (LD_PRELOAD): the library itself stays as it is. One device, one connection at a time.
+ * An RDMA device without hardware, and a peer that is connected to it. It is loaded before
+ * libibverbs and librdmacm (LD_PRELOAD), so that aiordma itself is not changed. There is one device,
+ * with one connection at a time.
  *
- * Whatever is posted has been done at once. A message arrives when it is told to, or, so that the
- * loop really has to be woken for it, when the loop goes to sleep.
+ * Every work request completes as soon as it is posted. A message arrives when the program calls
+ * device_arrive(), or when the event loop waits for events: the loop is then woken by an event.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,20 +24,19 @@
 #undef ibv_reg_mr
 #undef ibv_query_port
 
-#define LIMIT 65536 /* of requests; a power of two */
-#define DEPTH 16 /* reads that may be under way */
+#define LIMIT 65536 /* of work requests and completions; a power of two */
+#define DEPTH 16 /* of reads in flight */
 #define KEY 77
 #define TICK 1000 /* nanoseconds */
 
-
 struct completion_channel {
 	struct ibv_comp_channel channel;
-	int in;
+	int write_fd;
 };
 
 struct event_channel {
 	struct rdma_event_channel channel;
-	int in;
+	int write_fd;
 };
 
 struct receive {
@@ -51,37 +51,37 @@ static struct ibv_device device = { .node_type = IBV_NODE_CA,
 static struct verbs_context verbs;
 static struct ibv_context *const context = &verbs.context;
 
-static struct ibv_wc done[LIMIT];
-static unsigned int put, taken;
+static struct ibv_wc completions[LIMIT];
+static unsigned int completed, polled;
 static struct receive receives[LIMIT];
 static unsigned int posted, filled;
 static struct ibv_cq *queue;
 static int is_armed;
-static unsigned int owed, owed_length;
+static unsigned int arrivals, arrival_length; /* at the next calls of epoll_wait() */
 static int is_counted;
-static struct timespec last_look;
+static struct timespec counted_time;
 
-static int make_pipe(int *fd, int *in)
+static int make_pipe(int *read_fd, int *write_fd)
 {
 	int ends[2];
 
 	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK))
 		return -1;
-	*fd = ends[0];
-	*in = ends[1];
+	*read_fd = ends[0];
+	*write_fd = ends[1];
 	return 0;
 }
 
-/* Nobody reads so slowly that one of these pipes gets full. */
-static void tell(int in, void *what)
+/* The pipes are read often enough that none gets full. */
+static void send_event(int write_fd, void *event)
 {
-	if (write(in, &what, sizeof(what)) != sizeof(what))
+	if (write(write_fd, &event, sizeof(event)) != sizeof(event))
 		abort();
 }
 
 static void complete(uint64_t wr_id, enum ibv_wc_opcode opcode, uint32_t length)
 {
-	done[put++ % LIMIT] = (struct ibv_wc){
+	completions[completed++ % LIMIT] = (struct ibv_wc){
 		.wr_id = wr_id,
 		.status = IBV_WC_SUCCESS,
 		.opcode = opcode,
@@ -89,11 +89,11 @@ static void complete(uint64_t wr_id, enum ibv_wc_opcode opcode, uint32_t length)
 	};
 	if (is_armed) {
 		is_armed = 0;
-		tell(((struct completion_channel *)queue->channel)->in, queue);
+		send_event(((struct completion_channel *)queue->channel)->write_fd, queue);
 	}
 }
 
-/* --- what verbs.h reaches by way of the context --- */
+/* --- functions that the inline functions of verbs.h call through the context --- */
 
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
@@ -118,8 +118,8 @@ static int poll_cq(struct ibv_cq *cq, int entries, struct ibv_wc *batch)
 {
 	int count = 0;
 
-	while (count < entries && taken != put)
-		batch[count++] = done[taken++ % LIMIT];
+	while (count < entries && polled != completed)
+		batch[count++] = completions[polled++ % LIMIT];
 	return count;
 }
 
@@ -198,7 +198,7 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *of)
 	struct completion_channel *made = calloc(1, sizeof(*made));
 
 	made->channel.context = of;
-	if (!make_pipe(&made->channel.fd, &made->in))
+	if (!make_pipe(&made->channel.fd, &made->write_fd))
 		return &made->channel;
 	free(made);
 	return NULL;
@@ -207,7 +207,7 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *of)
 int ibv_destroy_comp_channel(struct ibv_comp_channel *channel)
 {
 	close(channel->fd);
-	close(((struct completion_channel *)channel)->in);
+	close(((struct completion_channel *)channel)->write_fd);
 	free(channel);
 	return 0;
 }
@@ -276,7 +276,7 @@ struct rdma_event_channel *rdma_create_event_channel(void)
 {
 	struct event_channel *made = calloc(1, sizeof(*made));
 
-	if (!make_pipe(&made->channel.fd, &made->in))
+	if (!make_pipe(&made->channel.fd, &made->write_fd))
 		return &made->channel;
 	free(made);
 	return NULL;
@@ -285,18 +285,18 @@ struct rdma_event_channel *rdma_create_event_channel(void)
 void rdma_destroy_event_channel(struct rdma_event_channel *channel)
 {
 	close(channel->fd);
-	close(((struct event_channel *)channel)->in);
+	close(((struct event_channel *)channel)->write_fd);
 	free(channel);
 }
 
-static int happened(struct rdma_cm_id *id, enum rdma_cm_event_type what)
+static int report_event(struct rdma_cm_id *id, enum rdma_cm_event_type type)
 {
 	struct rdma_cm_event *event = calloc(1, sizeof(*event));
 
 	event->id = id;
-	event->event = what;
+	event->event = type;
 	event->param.conn.initiator_depth = event->param.conn.responder_resources = DEPTH;
-	tell(((struct event_channel *)id->channel)->in, event);
+	send_event(((struct event_channel *)id->channel)->write_fd, event);
 	return 0;
 }
 
@@ -331,12 +331,12 @@ int rdma_resolve_addr(struct rdma_cm_id *id, struct sockaddr *from, struct socka
 	id->port_num = 1;
 	memcpy(&id->route.addr.dst_sin, to, sizeof(struct sockaddr_in));
 	memcpy(&id->route.addr.src_sin, to, sizeof(struct sockaddr_in));
-	return happened(id, RDMA_CM_EVENT_ADDR_RESOLVED);
+	return report_event(id, RDMA_CM_EVENT_ADDR_RESOLVED);
 }
 
 int rdma_resolve_route(struct rdma_cm_id *id, int timeout)
 {
-	return happened(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	return report_event(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
 }
 
 int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
@@ -350,17 +350,20 @@ int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_
 
 int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *parameters)
 {
-	return happened(id, RDMA_CM_EVENT_ESTABLISHED);
+	return report_event(id, RDMA_CM_EVENT_ESTABLISHED);
 }
 
 int rdma_disconnect(struct rdma_cm_id *id)
 {
-	return happened(id, RDMA_CM_EVENT_DISCONNECTED);
+	return report_event(id, RDMA_CM_EVENT_DISCONNECTED);
 }
 
-/* --- for the program that is counted --- */
+/* --- called by the program that is counted --- */
 
-/* A message has come. Its bytes are whatever is in the buffer; -1: there is no buffer. */
+/*
+ * Let a message arrive. Its bytes are those that are in the receive buffer. Return -1 if there is no
+ * buffer for it.
+ */
 int device_arrive(unsigned int length)
 {
 	struct receive *receive = &receives[filled % LIMIT];
@@ -372,51 +375,51 @@ int device_arrive(unsigned int length)
 	return 0;
 }
 
-/* One message each of the next times that the loop sleeps. */
-void device_owe(unsigned int count, unsigned int length)
+/* Let a message arrive at each of the next `count` calls of epoll_wait() that can block. */
+void device_arrive_on_wait(unsigned int count, unsigned int length)
 {
-	owed = count;
-	owed_length = length;
+	arrivals = count;
+	arrival_length = length;
 }
 
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
-	if (owed && timeout) {
-		owed--;
-		if (device_arrive(owed_length))
+	if (arrivals && timeout) {
+		arrivals--;
+		if (device_arrive(arrival_length))
 			abort();
 	}
 	return epoll_pwait(epfd, events, maxevents, timeout, NULL);
 }
 
 /*
- * While it is counted a program sees time go by at its own pace, a tick each time that it looks: how
- * often it polls, and when a turn of the loop is over, would else depend on how slow callgrind is.
+ * While a program is counted, each call advances the clock by one tick. With the real clock, the number
+ * of polls and the end of a time budget would depend on callgrind's speed.
  */
 int clock_gettime(clockid_t clock, struct timespec *now)
 {
 	if (!is_counted || clock != CLOCK_MONOTONIC)
 		return syscall(SYS_clock_gettime, clock, now);
-	last_look.tv_nsec += TICK;
-	if (last_look.tv_nsec >= 1000000000) {
-		last_look.tv_nsec -= 1000000000;
-		last_look.tv_sec++;
+	counted_time.tv_nsec += TICK;
+	if (counted_time.tv_nsec >= 1000000000) {
+		counted_time.tv_nsec -= 1000000000;
+		counted_time.tv_sec++;
 	}
-	*now = last_look;
+	*now = counted_time;
 	return 0;
 }
 
-void device_count(void)
+void device_start_counting(void)
 {
-	clock_gettime(CLOCK_MONOTONIC, &last_look);
-	last_look.tv_sec++; /* whatever was before is long ago */
+	clock_gettime(CLOCK_MONOTONIC, &counted_time);
+	counted_time.tv_sec++; /* times that were read before are now long past */
 	is_counted = 1;
 	CALLGRIND_START_INSTRUMENTATION;
 	CALLGRIND_ZERO_STATS;
 }
 
-/* callgrind writes down what it has counted, under this name. */
-void device_stop(const char *name)
+/* Let callgrind write a dump of its counts with this name. */
+void device_stop_counting(const char *name)
 {
 	CALLGRIND_DUMP_STATS_AT(name);
 	CALLGRIND_STOP_INSTRUMENTATION;

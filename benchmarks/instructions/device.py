@@ -1,4 +1,4 @@
-"""The device without hardware (device.c): made a shared library, and told what to do."""
+"""The device without hardware (device.c): compile it, and control it from its process."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import cffi
 
 PRELOADED = "LD_PRELOAD"
 LIMIT = 16384
-"""The deepest queue that it has."""
+"""The maximum depth of its queues."""
 
 _SOURCE = Path(__file__).with_name("device.c")
 _DECLARATIONS = """
 int device_arrive(unsigned int length);
-void device_owe(unsigned int count, unsigned int length);
-void device_count(void);
-void device_stop(const char *name);
+void device_arrive_on_wait(unsigned int count, unsigned int length);
+void device_start_counting(void);
+void device_stop_counting(const char *name);
 """
 
 
 class BuildError(Exception):
-    """The device could not be compiled."""
+    """The device could not be compiled, or is not in this process."""
 
 
 def build(folder: Path) -> Path:
-    """The device as a shared library, in `folder`.
+    """Compile the device in `folder`; return the shared library.
 
     Raises:
         BuildError: there is no compiler, or there are no headers for it.
@@ -50,19 +50,19 @@ class CountedDevice:
     """The device of this process, which was started with the library preloaded."""
 
     def __init__(self) -> None:
-        """Find it.
+        """Find the device's functions.
 
         Raises:
-            BuildError: the process was started without.
+            BuildError: the process was started without the library.
         """
         ffi = cffi.FFI()
         ffi.cdef(_DECLARATIONS)
-        self._lib: Any = ffi.dlopen(None)  # what is preloaded is part of the process
-        if not hasattr(self._lib, "device_count"):
+        self._lib: Any = ffi.dlopen(None)  # a preloaded library is part of the process
+        if not hasattr(self._lib, "device_start_counting"):
             raise BuildError("the device without hardware is not preloaded")
 
     def arrive(self, length: int) -> None:
-        """A message of so many bytes has come.
+        """Let a message of `length` bytes arrive.
 
         Raises:
             ValueError: there is no receive buffer for it.
@@ -70,14 +70,14 @@ class CountedDevice:
         if self._lib.device_arrive(length):
             raise ValueError(f"no receive buffer for a message of {length} bytes")
 
-    def owe(self, count: int, length: int) -> None:
-        """Let a message come each of the next `count` times that the loop goes to sleep."""
-        self._lib.device_owe(count, length)
+    def arrive_on_wait(self, count: int, length: int) -> None:
+        """Let a message arrive each of the next `count` times that the loop waits for events."""
+        self._lib.device_arrive_on_wait(count, length)
 
-    def count(self) -> None:
-        """Have callgrind count from here on."""
-        self._lib.device_count()
+    def start_counting(self) -> None:
+        """Let callgrind count the instructions from here on."""
+        self._lib.device_start_counting()
 
-    def stop(self, name: str) -> None:
-        """Have it write down what it has counted, under that name, and count no more."""
-        self._lib.device_stop(name.encode())
+    def stop_counting(self, name: str) -> None:
+        """Let callgrind write a dump with this name and stop counting."""
+        self._lib.device_stop_counting(name.encode())

@@ -1,7 +1,7 @@
-"""What is run under callgrind: `python -m benchmarks.instructions.program CASE COUNT`.
+"""The program under callgrind: `python -m benchmarks.instructions.program CASE COUNT`.
 
-It does COUNT operations, COUNT again and twice as many, and has callgrind write down what each of
-the three took. The first is for what is done when something happens for the first time.
+It does COUNT operations, COUNT again, and twice COUNT. callgrind writes a dump for each of the
+three. The first contains what happens only once, and is not used.
 """
 
 from __future__ import annotations
@@ -12,40 +12,41 @@ import sys
 import threading
 
 import aiordma
-from benchmarks.instructions.cases import CASES, Case, Setting
+from benchmarks.instructions.cases import CASES, Case, Setup
 from benchmarks.instructions.device import CountedDevice
 
 PEER = ("10.0.0.1", 7471)
-SETTLING_SECONDS = 0.25
+THREAD_POLL_SECONDS = 0.25
 WARM_UP, ONCE, TWICE = "before", "once", "twice"
-"""Under these names it is written down."""
+"""The names of the three dumps."""
 
 
 async def measure(case: Case, count: int) -> None:
-    """Do what is to be counted."""
+    """Connect, and run the case three times with callgrind counting."""
     device = CountedDevice()
     async with aiordma.connect(*PEER, options=case.options(2 * count)) as connection:
-        setting = Setting(connection, device)
-        run = await case.make(setting)
-        await _threads_sleep()
+        setup = Setup(connection, device)
+        run = await case.make_run(setup)
+        await _wait_for_idle_threads()
         gc.collect()
-        gc.disable()  # it comes when it likes, and what it costs depends on all that is loaded
-        for name, times in ((WARM_UP, count), (ONCE, count), (TWICE, 2 * count)):
+        gc.disable()  # the time of a collection, and its cost, depend on all objects of the process
+        for name, operations in ((WARM_UP, count), (ONCE, count), (TWICE, 2 * count)):
             if case.prepare is not None:
-                await case.prepare(setting, times)
-            device.count()
-            await run(times)
-            device.stop(name)
+                await case.prepare(setup, operations)
+            device.start_counting()
+            await run(operations)
+            device.stop_counting(name)
 
 
-async def _threads_sleep() -> None:
-    """The library's threads have work once a connection stands, and one stays for a second.
+async def _wait_for_idle_threads() -> None:
+    """Wait until no thread of the library has work.
 
-    Whenever one wakes, this thread has to hand the interpreter over, and to get it back.
+    They have some when a connection is established, and one thread runs for a second. A thread
+    that wakes takes the interpreter's lock from this one, and that would be counted.
     """
-    await asyncio.sleep(SETTLING_SECONDS)
+    await asyncio.sleep(THREAD_POLL_SECONDS)
     while any(thread.name == "aiordma-watcher" for thread in threading.enumerate()):
-        await asyncio.sleep(SETTLING_SECONDS)
+        await asyncio.sleep(THREAD_POLL_SECONDS)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,25 @@
-"""The counts as a table for people, and as JSON for programs."""
+"""The counts as a table of text, and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from aiordma.bench.report import aligned
+from aiordma.bench.table import aligned
+from benchmarks.instructions.baseline import change, this_build, this_python
 from benchmarks.instructions.callgrind import Count
 from benchmarks.instructions.cases import CASES
-from benchmarks.instructions.kept import change, this_build, this_python
 
 SCHEMA = 1
 
 
-def as_table(counts: Mapping[str, Count], kept: Mapping[str, Any]) -> str:
-    """A line for each case, and what is to be known of what was kept."""
-    head = [f"Python {this_python()}", "instructions", "in aiordma's C", "kept", "change"]
-    rows = [_row(name, count, kept["counts"].get(name)) for name, count in counts.items()]
+def as_table(counts: Mapping[str, Count], baseline: Mapping[str, Any]) -> str:
+    """Return a line for each case, and a note if the baseline is of another build of Python."""
+    head = [f"Python {this_python()}", "instructions", "in aiordma's C", "baseline", "change"]
+    rows = [_row(name, count, baseline["counts"].get(name)) for name, count in counts.items()]
     lines = aligned([head, *rows])
-    if kept["counts"] and kept["build"] != this_build():
-        lines.append(f"  kept with another build of Python: {kept['build']}")
+    if baseline["counts"] and baseline["build"] != this_build():
+        lines.append(f"  the baseline is of another build of Python: {baseline['build']}")
     return "\n".join(lines)
 
 
@@ -34,8 +34,8 @@ def _row(name: str, count: Count, before: float | None) -> list[str]:
     ]
 
 
-def as_json(counts: Mapping[str, Count], kept: Mapping[str, Any]) -> dict[str, Any]:
-    """All that there is."""
+def as_json(counts: Mapping[str, Count], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report. Its schema is in docs/benchmarks.md."""
     return {
         "schema": SCHEMA,
         "python": this_python(),
@@ -45,8 +45,8 @@ def as_json(counts: Mapping[str, Count], kept: Mapping[str, Any]) -> dict[str, A
                 "instructions": count.instructions,
                 "native": count.native,
                 "operations": count.operations,
-                "kept": kept["counts"].get(name),
-                "change_percent": change(count, kept["counts"].get(name)),
+                "baseline": baseline["counts"].get(name),
+                "change_percent": change(count, baseline["counts"].get(name)),
             }
             for name, count in counts.items()
         },

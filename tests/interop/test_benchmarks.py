@@ -1,4 +1,4 @@
-"""`aiordma bench`, quickly, on one event loop. tests/soak/test_benchmarks.py runs all of it."""
+"""`aiordma bench --quick` on one event loop. tests/soak/test_benchmarks.py runs all tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from aiordma.rdmacm import DeviceAddress
 
 
 @pytest.mark.transport("IB")
-def test_the_library_beside_others(address: DeviceAddress, tmp_path: Path) -> None:
+def test_aiordma_and_cmtime_finish_connections_and_idle(
+    address: DeviceAddress, tmp_path: Path
+) -> None:
     plan = Plan(
         tests=("connections", "idle"),
         loops=("asyncio",),

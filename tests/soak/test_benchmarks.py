@@ -1,4 +1,4 @@
-"""`aiordma bench`: every contender in every test."""
+"""`aiordma bench --quick`: every implementation in every test."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from aiordma.rdmacm import DeviceAddress
 
 
 @pytest.mark.transport("IB")
-def test_everybody_takes_part(address: DeviceAddress, tmp_path: Path) -> None:
+def test_every_implementation_finishes(address: DeviceAddress, tmp_path: Path) -> None:
     run_quickly(Plan(quick=True), address, tmp_path)

@@ -1,4 +1,4 @@
-"""What the C programs print, read; and the words that they are started with."""
+"""Command lines and output of perftest, rdmacm-utils and pyverbs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from aiordma.bench import cmtime, perftest, pyverbs, rstream
-from aiordma.bench.work import Work
+from aiordma.bench import perftest, pyverbs, rdmacm_utils
+from aiordma.bench.plan import Work
 
 RULE = "-" * 87 + "\n"
 SETUP = (
@@ -56,47 +56,47 @@ custom    64      1       1k      125k        0.05s      0.02      25.50
 """
 
 
-def test_half_a_round_trip_is_doubled() -> None:
+def test_times_of_ib_send_lat_are_doubled_to_round_trips() -> None:
     sample = perftest.parse_latency(LATENCY)
     assert sample.value == 23.0
     expected = {"min": 20.22, "50": 23.0, "99": 40.0, "99.9": 181.0, "max": 304.0}
     assert sample.percentiles == pytest.approx(expected)
 
 
-def test_perftests_megabytes_are_mebibytes() -> None:
+def test_megabytes_of_perftest_are_read_as_mebibytes() -> None:
     assert perftest.parse_bandwidth(BANDWIDTH).value == pytest.approx(838.8608)
     newer = BANDWIDTH.replace("[MB/sec]", "[MiB/sec]")
     assert perftest.parse_bandwidth(newer).value == pytest.approx(838.8608)
 
 
-def test_gigabits_are_told_by_the_header() -> None:
+def test_bandwidth_in_gigabits_is_recognised_by_the_header() -> None:
     gigabits = BANDWIDTH.replace("[MB/sec]", "[Gb/sec]").replace("800.00", "8.00  ")
     assert perftest.parse_bandwidth(gigabits).value == pytest.approx(1000.0)
 
 
-def test_a_message_rate_is_in_messages_a_second() -> None:
+def test_message_rate_is_in_messages_per_second() -> None:
     assert perftest.parse_rate(BANDWIDTH).value == pytest.approx(12800.0)
 
 
 @pytest.mark.parametrize("output", ["", SETUP, LATENCY.partition(" 64  ")[0], "no device\n"])
-def test_perftest_without_a_result(output: str) -> None:
+def test_perftest_output_without_a_result_raises(output: str) -> None:
     with pytest.raises(ValueError, match="no result line"):
         perftest.parse_latency(output)
 
 
-def test_perftests_command_lines() -> None:
+def test_perftest_command_lines() -> None:
     work = Work("bandwidth", operation="write", size=4096, count=512)
     common = ["ib_write_bw", "-R", "-F", "-d", "rxe0", "-p", "7", "-s", "4096", "-n", "512"]
     assert perftest.command(work, "rxe0", 7, None, events=False) == common
     assert perftest.command(work, "rxe0", 7, "10.7.1.1", events=True) == [*common, "-e", "10.7.1.1"]
 
 
-def test_perftest_makes_no_fewer_than_five() -> None:
+def test_perftest_runs_at_least_five_iterations() -> None:
     assert perftest.command(Work("rate", count=1), "rxe0", 7, None, False)[-1] == "5"
 
 
-def test_cmtimes_steps_make_a_rate() -> None:
-    sample = cmtime.parse(CMTIME, 100)
+def test_cmtime_rate_is_connections_by_the_time_of_all_steps() -> None:
+    sample = rdmacm_utils.parse_cmtime(CMTIME, 100)
     assert sample.value == pytest.approx(100 / 0.2)
     assert sample.details["resolve_addr_ms"] == 8.0
 
@@ -110,26 +110,28 @@ def test_cmtimes_steps_make_a_rate() -> None:
         CMTIME.partition("connect  ")[0],
     ],
 )
-def test_cmtime_that_failed(output: str) -> None:
+def test_cmtime_output_of_a_failure_raises(output: str) -> None:
     with pytest.raises(ValueError, match=r"REJECTED|failure|no table"):
-        cmtime.parse(output, 100)
+        rdmacm_utils.parse_cmtime(output, 100)
 
 
-def test_rstreams_transfers() -> None:
-    assert rstream.parse_latency(RSTREAM).value == 51.0
-    assert rstream.parse_bandwidth(RSTREAM, 65536).value == pytest.approx(65536 / 25.5)
+def test_rstream_transfers() -> None:
+    assert rdmacm_utils.parse_rstream_latency(RSTREAM).value == 51.0
+    assert rdmacm_utils.parse_rstream_bandwidth(RSTREAM, 65536).value == pytest.approx(65536 / 25.5)
     with pytest.raises(ValueError, match="no result line"):
-        rstream.parse_latency(RSTREAM.partition("custom")[0])
+        rdmacm_utils.parse_rstream_latency(RSTREAM.partition("custom")[0])
 
 
-def test_rstreams_command_lines() -> None:
-    latency = rstream.command(Work("latency", count=9), 7, "h", is_server=True)
+def test_rstream_command_lines() -> None:
+    latency = rdmacm_utils.rstream_command(Work("latency", count=9), 7, "h", is_server=True)
     assert latency == ["rstream", "-b", "h", "-p", "7", "-S", "64", "-C", "1", "-I", "9", "-T", "b"]
-    many = rstream.command(Work("bandwidth", size=4096, count=9), 7, "h", is_server=False)
+    many = rdmacm_utils.rstream_command(
+        Work("bandwidth", size=4096, count=9), 7, "h", is_server=False
+    )
     assert many == ["rstream", "-s", "h", "-p", "7", "-S", "4096", "-C", "9", "-I", "1", "-T", "b"]
 
 
-def test_pyverbs_times() -> None:
+def test_pyverbs_times_become_a_sample() -> None:
     output = json.dumps({"times": [4000, 1000, 3000, 2000], "cpu": 0.00004})
     sample = pyverbs.parse(output)
     assert (sample.value, sample.client_cpu) == (2.5, 10.0)

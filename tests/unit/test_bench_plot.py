@@ -1,4 +1,4 @@
-"""Diagrams: that they are drawn, of whatever there is."""
+"""Diagrams: files for the cases that have samples."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from pathlib import Path
 
 import pytest
 
+from aiordma.bench.plan import Work
 from aiordma.bench.plot import draw_all
 from aiordma.bench.sample import Sample, latency_sample
 from aiordma.bench.suite import Case
-from aiordma.bench.work import Work
 
 OURS = {1: latency_sample([3000, 4000, 5000])}
 PNG = b"\x89PNG"
 
 
-def of(work: Work, *names: str) -> Case:
+def case_of(work: Work, *names: str) -> Case:
     return Case(work, {name: {1: Sample(100.0 * len(name))} for name in names})
 
 
-def test_each_kind_is_drawn(tmp_path: Path) -> None:
+def test_each_test_but_idle_has_a_diagram(tmp_path: Path) -> None:
     cases = [
         Case(Work("latency"), {"aiordma asyncio": OURS, "ib_send_lat": {1: Sample(2.0)}}),
-        of(Work("rate"), "aiordma asyncio", "ib_send_bw"),
-        of(Work("bandwidth", size=4096), "aiordma asyncio", "ib_send_bw"),
-        of(Work("bandwidth", size=65536), "aiordma asyncio", "TCP asyncio"),
-        of(Work("bandwidth", size=4096, operation="read"), "ib_read_bw -e"),
-        of(Work("connections"), "cmtime"),
-        of(Work("idle"), "aiordma asyncio"),
+        case_of(Work("rate"), "aiordma asyncio", "ib_send_bw"),
+        case_of(Work("bandwidth", size=4096), "aiordma asyncio", "ib_send_bw"),
+        case_of(Work("bandwidth", size=65536), "aiordma asyncio", "TCP asyncio"),
+        case_of(Work("bandwidth", size=4096, operation="read"), "ib_read_bw -e"),
+        case_of(Work("connections"), "cmtime"),
+        case_of(Work("idle"), "aiordma asyncio"),
     ]
     drawn = draw_all(cases, tmp_path)
     assert [path.name for path in drawn] == [
@@ -44,5 +44,7 @@ def test_each_kind_is_drawn(tmp_path: Path) -> None:
     [[], [Case(Work("latency"))], [Case(Work("latency"), {"aiordma asyncio": OURS})]],
     ids=["nothing", "failed", "without-reference"],
 )
-def test_what_is_missing_is_left_out(cases: list[Case], tmp_path: Path) -> None:
+def test_cases_without_samples_or_reference_are_drawn_without_them(
+    cases: list[Case], tmp_path: Path
+) -> None:
     assert len(draw_all(cases, tmp_path)) == sum(bool(case.samples) for case in cases)

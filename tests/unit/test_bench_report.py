@@ -1,4 +1,4 @@
-"""Samples and their mathematics; the goals; the table and the JSON."""
+"""Samples, medians and ratios; goals; the table and the JSON; the plan and implementations."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import string
 
 import pytest
 
-from aiordma.bench.contenders import CONTENDERS, LOOPS, OPERATIONS, PEERS, chosen, reference
 from aiordma.bench.goals import goals
-from aiordma.bench.plan import Plan
-from aiordma.bench.report import as_json, as_table
-from aiordma.bench.sample import Sample, latency_sample, middle, percentile, ratio
+from aiordma.bench.implementations import IMPLEMENTATIONS, reference, select
+from aiordma.bench.plan import LOOPS, OPERATIONS, PEERS, TESTS, Plan, Work
+from aiordma.bench.report import as_json
+from aiordma.bench.sample import Sample, latency_sample, median_ratio, median_value, percentile
 from aiordma.bench.suite import Case, Results
-from aiordma.bench.work import TESTS, Work
+from aiordma.bench.table import as_table
 from aiordma.cli import bench
 
 
@@ -22,14 +22,14 @@ def rounds(*values: float) -> dict[int, Sample]:
 
 
 def case(work: Work, values: dict[str, float]) -> Case:
-    """What came of one round."""
+    """Return the case of one round with these values."""
     return Case(work, {name: rounds(value) for name, value in values.items()})
 
 
 IDLE = Sample(36.0, details={"latency_alone": 20.0, "latency_among": 26.0, "latency_ratio": 1.3})
 
 
-def test_percentiles_are_values_that_occurred() -> None:
+def test_percentile_is_one_of_the_values() -> None:
     ordered = [float(number) for number in range(1, 101)]
     assert [percentile(ordered, part) for part in (0.5, 0.9, 0.99, 0.999, 1.0)] == [
         50.0,
@@ -41,46 +41,50 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert percentile([7.0], 0.5) == 7.0
 
 
-def test_latencies_become_microseconds() -> None:
+def test_latency_sample_is_in_microseconds() -> None:
     sample = latency_sample([5000, 1000, 3000], cpu=0.00003)
     assert sample.value == 3.0
     assert (sample.percentiles["min"], sample.percentiles["max"]) == (1.0, 5.0)
     assert sample.client_cpu == pytest.approx(10.0)
 
 
-def test_ratios_are_taken_within_rounds() -> None:
-    # The machine was twice as slow in the second round: the ratio is none the worse for it.
-    assert ratio(rounds(10, 20, 12), rounds(5, 10, 6)) == 2.0
-    assert ratio({3: Sample(9.0)}, rounds(1, 2, 3)) == 3.0
-    assert ratio({4: Sample(9.0)}, rounds(1, 2, 3)) is None
-    assert ratio(rounds(1), rounds(0)) is None
-    assert middle(rounds(3, 1, 2)) == 2.0
-    assert middle({}) is None
+def test_ratio_is_the_median_of_ratios_within_rounds() -> None:
+    # The machine was half as fast in the second round. The ratio is not affected.
+    assert median_ratio(rounds(10, 20, 12), rounds(5, 10, 6)) == 2.0
+    assert median_ratio({3: Sample(9.0)}, rounds(1, 2, 3)) == 3.0
+    assert median_ratio({4: Sample(9.0)}, rounds(1, 2, 3)) is None
+    assert median_ratio(rounds(1), rounds(0)) is None
+    assert median_value(rounds(3, 1, 2)) == 2.0
+    assert median_value({}) is None
 
 
-def test_work_and_samples_travel() -> None:
+def test_work_and_sample_are_unpacked_as_they_were_packed() -> None:
     work = Work("bandwidth", operation="read", size=4096, busy_poll=0.5)
     assert Work.unpack(work.pack()) == work
     assert set(work.pack()) <= {*string.ascii_letters, *string.digits, *"-_="}
     sample = latency_sample([1000, 2000])
     assert Sample.from_json(sample.to_json()) == sample
-    with pytest.raises(ValueError, match="no sample"):
+    with pytest.raises(ValueError, match="not a sample"):
         Sample.from_json('{"port": 1}')
 
 
-def test_the_best_loop_counts_for_a_goal() -> None:
+def test_goal_takes_the_best_event_loop() -> None:
     values = {
         "aiordma asyncio busy_poll": 30.0,
         "aiordma uvloop busy_poll": 20.0,
         "ib_send_lat": 10.0,
         "TCP uvloop": 40.0,
     }
-    near, far = goals(Results([case(Work("latency"), values)]))
-    assert (near.who, near.reached, near.met) == ("aiordma uvloop busy_poll", 2.0, True)
-    assert (far.reached, far.sign, far.met) == (0.5, "<", False)
+    perftest_goal, tcp_goal = goals(Results([case(Work("latency"), values)]))
+    assert (perftest_goal.implementation, perftest_goal.reached, perftest_goal.met) == (
+        "aiordma uvloop busy_poll",
+        2.0,
+        True,
+    )
+    assert (tcp_goal.reached, tcp_goal.sign, tcp_goal.met) == (0.5, "<", False)
 
 
-def test_rates_are_to_be_at_least_so_high() -> None:
+def test_goals_of_rates_are_lower_bounds() -> None:
     works = [
         (Work("rate"), "ib_send_bw", 50.0),
         (Work("bandwidth", operation="read", size=65536), "ib_read_bw", 94.0),
@@ -96,7 +100,7 @@ def test_goals_of_idle_connections() -> None:
     assert (slower.reached, slower.met) == (1.3, False)
 
 
-def test_no_goal_without_its_peer() -> None:
+def test_goal_without_the_other_implementation_is_left_out() -> None:
     works = [Work("latency"), Work("latency", size=4096), Work("rate")]
     results = Results([case(work, {"aiordma asyncio": 1.0}) for work in works])
     assert goals(results) == []
@@ -136,7 +140,7 @@ latency: round trips of 64 bytes
 idle: 20 connections
                    KiB/connection  client us  server us
   aiordma asyncio            36.0          -          -
-  aiordma asyncio: a round trip takes 20.0 us alone, 26.0 us among them: x 1.30
+  aiordma asyncio: a round trip takes 20.0 us alone, 26.0 us with the idle connections: x 1.30
 
 goals
                                     by               reached    goal                    met
@@ -147,21 +151,21 @@ goals
 not installed: cmtime, rstream; install rdmacm-utils"""
 
 
-def test_the_table() -> None:
+def test_table_of_small_results() -> None:
     assert as_table(small_results()) == TABLE
 
 
-def test_a_report_of_nothing_is_empty() -> None:
+def test_table_of_no_results_is_empty() -> None:
     assert as_table(Results()) == ""
 
 
-def test_a_case_in_which_all_failed() -> None:
+def test_table_of_a_case_in_which_all_failed() -> None:
     failed = Case(Work("connections", count=9), failures={"cmtime": "no device"})
     title = "connections: 9, 32 at once"
     assert as_table(Results([failed])) == f"{title}\n  cmtime: failed: no device"
 
 
-def test_the_json_holds_every_sample() -> None:
+def test_json_has_every_sample() -> None:
     whole = as_json(small_results(), 2, {"cpus": 2}, {"perftest": "4.5"})
     found = json.loads(json.dumps(whole))
     assert (found["schema"], found["rounds"], found["machine"]) == (1, 2, {"cpus": 2})
@@ -171,39 +175,36 @@ def test_the_json_holds_every_sample() -> None:
         "us",
         "ib_send_lat",
     )
-    ours = latency["contenders"][0]
+    ours = latency["implementations"][0]
     assert ours["median"] == 31.0
     assert ours["ratios"] == {"ib_send_lat -e": 2.0, "ib_send_lat": pytest.approx(3.1)}
     assert [sample["round"] for sample in ours["samples"]] == [1, 2]
     assert ours["samples"][1]["percentiles"]["90"] == 44.0
     assert latency["failures"].keys() == {"pyverbs"}
-    assert idle["contenders"][0]["samples"][0]["details"]["latency_ratio"] == 1.3
+    assert idle["implementations"][0]["samples"][0]["details"]["latency_ratio"] == 1.3
     assert [goal["met"] for goal in found["goals"]] == [True, True, False]
     assert found["missing"] == {"cmtime": "rdmacm-utils", "rstream": "rdmacm-utils"}
 
 
-# --- the contenders and the plan ---
+# --- the implementations and the plan ---
 
 
-def test_a_name_stands_once_for_each_test() -> None:
+def test_names_are_unique_within_a_test() -> None:
     for work in Plan().works():
-        names = [contender.name for contender in CONTENDERS if contender.takes_part(work)]
+        names = [one.name for one in IMPLEMENTATIONS if one.supports(work)]
         assert len(names) == len(set(names))
         assert any(name.startswith("aiordma") for name in names)
         assert reference(work) in [*names, ""]
 
 
-def test_loops_and_peers_are_chosen() -> None:
-    none = chosen(("trio",), ())
-    assert {contender.loop for contender in none} == {"trio"}
-    assert {contender.peer for contender in none} == {"aiordma"}
-    assert {contender.peer for contender in chosen(("asyncio",), ("cmtime",))} == {
-        "aiordma",
-        "cmtime",
-    }
+def test_select_filters_by_loops_and_peers() -> None:
+    without_peers = select(("trio",), ())
+    assert {one.loop for one in without_peers} == {"trio"}
+    assert {one.family for one in without_peers} == {"aiordma"}
+    assert {one.family for one in select(("asyncio",), ("cmtime",))} == {"aiordma", "cmtime"}
 
 
-def test_the_plan() -> None:
+def test_plan_yields_the_work_of_its_choices() -> None:
     keys = [work.key for work in Plan().works()]
     assert keys[:3] == ["latency/64", "latency/4096", "rate/64"]
     assert len(keys) == 2 + 1 + 9 + 1 + 1
@@ -214,7 +215,7 @@ def test_the_plan() -> None:
     assert all(work.count <= 200 and work.idle <= 2000 for work in Plan(quick=True).works())
 
 
-def test_the_command_knows_the_same_names() -> None:
-    # It lists them itself, so that it needs no native module to print its help.
+def test_names_of_the_command_are_those_of_the_plan() -> None:
+    # The command has a list of its own: it prints its help without the native modules.
     assert tuple(TESTS) == bench._TESTS
     assert (bench._OPERATIONS, bench._LOOPS, bench._PEERS) == (OPERATIONS, LOOPS, PEERS)

@@ -39,7 +39,7 @@ OPTIONAL = {
     "anyio": ("aiordma.anyio.",),
     "trio": ("aiordma.loop.trio_loop", "aiordma.trio."),
     "matplotlib": ("aiordma.bench.plot",),
-    "pyverbs": ("aiordma.bench.sides.pyverbs_latency",),
+    "pyverbs": ("aiordma.bench.workers.pyverbs_latency",),
 }
 """Packages that need not be installed, and the only modules that import them."""
 

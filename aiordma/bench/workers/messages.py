@@ -1,4 +1,4 @@
-"""Connection, on every loop: round trips, messages one way, and operations side by side."""
+"""Connection: round trips, messages in one direction, and operations of many tasks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import aiordma
 from aiordma import AccessFlags, Connection, ConnectionOptions, PeerClosed, RemoteBuffer
+from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.sides.timing import time_all, time_round_trips
-from aiordma.bench.work import Work
+from aiordma.bench.workers.timing import time_all, time_round_trips
 from aiordma.loop import running_loop, task_group
 
 DONE = b"done"
-SENDS, RING = 128, 512
-"""Places in the send queue and receive buffers, as many as perftest has."""
-RING_BYTES = 64 << 20
-"""The most that they may take: large messages get fewer."""
-MOST_READS = 255
-"""The most that a connection can have under way; most devices have fewer."""
+SEND_DEPTH, RECV_DEPTH = 128, 512
+"""The depths of the send queue and of the receive ring, the same as perftest's."""
+MAX_RING_BYTES = 64 << 20
+"""The maximum size of the receive buffers. For large messages there are fewer buffers."""
+MAX_READS = 255
+"""The maximum number of reads in flight on a connection. Most devices allow fewer."""
 ACCESS = {
     "write": AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE,
     "read": AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ,
@@ -25,11 +25,14 @@ ACCESS = {
 
 
 def options(work: Work) -> ConnectionOptions:
-    """What both sides set: as with perftest, enough of all not to hold each other back."""
+    """Return the options of both connections.
+
+    Queues and buffers are deep enough that neither peer waits for the other, as with perftest.
+    """
     if work.operation != "send":
-        reads = min(work.depth, MOST_READS)
+        reads = min(work.depth, MAX_READS)
         return ConnectionOptions(
-            send_depth=SENDS,
+            send_depth=SEND_DEPTH,
             responder_resources=reads,
             initiator_depth=reads,
             max_message_size=64,
@@ -42,8 +45,8 @@ def options(work: Work) -> ConnectionOptions:
             adaptive_poll=work.adaptive_poll,
         )
     return ConnectionOptions(
-        send_depth=SENDS,
-        recv_depth=max(2 * work.depth, min(RING, RING_BYTES // work.size)),
+        send_depth=SEND_DEPTH,
+        recv_depth=max(2 * work.depth, min(RECV_DEPTH, MAX_RING_BYTES // work.size)),
         max_message_size=max(work.size, 64),
         busy_poll=work.busy_poll,
     )
@@ -62,43 +65,44 @@ async def _serve(connection: Connection, work: Work) -> None:
         async for message in connection:
             await connection.send(message)
     elif work.operation == "send":
+        receive = _receive if work.test == "rate" else _receive_without_copy
         for count in (work.warmup, work.count):
-            await (_take if work.test == "rate" else _look_at)(connection, count)
+            await receive(connection, count)
             await connection.send(DONE)
-        await _ended(connection)
+        await _wait_for_end(connection)
     else:
         async with await connection.allocate(work.size, ACCESS[work.operation]) as region:
             await connection.send(region.remote.pack())
-            await _ended(connection)
+            await _wait_for_end(connection)
 
 
-async def _take(connection: Connection, count: int) -> None:
+async def _receive(connection: Connection, count: int) -> None:
     for _ in range(count):
         await connection.recv()
 
 
-async def _look_at(connection: Connection, count: int) -> None:
-    """Receive without a copy, and give the buffer back at once."""
+async def _receive_without_copy(connection: Connection, count: int) -> None:
+    """Receive messages in their receive buffers, and release each buffer at once."""
     for _ in range(count):
         (await connection.recv_message()).release()
 
 
-async def _ended(connection: Connection) -> None:
+async def _wait_for_end(connection: Connection) -> None:
     try:
         await connection.recv()
     except PeerClosed:
         return
 
 
-async def drive(host: str, port: int, work: Work) -> Sample:
-    """Be the client."""
+async def measure(host: str, port: int, work: Work) -> Sample:
+    """Connect and do the work."""
     tests = {"latency": time_latency, "rate": _rate, "bandwidth": _bandwidth}
     async with aiordma.connect(host, port, options=options(work)) as connection:
         return await tests[work.test](connection, work)
 
 
 async def time_latency(connection: Connection, work: Work) -> Sample:
-    """Time round trips, one after another, with a peer that sends back what comes."""
+    """Time round trips, one after another, with a peer that echoes messages."""
     data = bytes(work.size)
 
     async def exchange() -> None:
@@ -121,7 +125,7 @@ async def _rate(connection: Connection, work: Work) -> Sample:
 
 
 async def _bandwidth(connection: Connection, work: Work) -> Sample:
-    """All operations are on the same memory, as perftest's are."""
+    """Time operations of `work.depth` tasks, all on the same memory, as perftest's are."""
     remote = RemoteBuffer(0, 0, 0)
     if work.operation != "send":
         remote = RemoteBuffer.unpack(await connection.recv())
@@ -148,5 +152,5 @@ async def _bandwidth(connection: Connection, work: Work) -> Sample:
 
 
 def _share(count: int, depth: int, number: int) -> int:
-    """How many of `count` operations fall to one of `depth` tasks."""
+    """Return the number of operations of task `number`, of `depth` tasks with `count` together."""
     return count // depth + (number < count % depth)

@@ -1,4 +1,4 @@
-"""Counts that are kept, to tell what a change has changed."""
+"""The baseline: counts stored in baseline.json, with which later counts are compared."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 
 from benchmarks.instructions.callgrind import Count
 
-KEPT = Path(__file__).with_name("kept.json")
+BASELINE = Path(__file__).with_name("baseline.json")
 
 
 def this_python() -> str:
-    """What counts are kept for: "3.11 x86_64"."""
+    """Return the key of the baseline of this Python: "3.11 x86_64"."""
     return f"{sys.version_info.major}.{sys.version_info.minor} {platform.machine()}"
 
 
 def this_build() -> str:
-    """Which Python of that version it is: another one is other machine code."""
+    """Return the build of this Python. Another build of the same version is other machine code."""
     return f"{platform.python_version()}, {' '.join(platform.python_build())}, " + (
         platform.python_compiler()
     )
 
 
-def load(path: Path = KEPT) -> dict[str, Any]:
-    """What is kept for this version of Python; nothing if there is nothing."""
+def load(path: Path = BASELINE) -> dict[str, Any]:
+    """Return the baseline of this version of Python. Without one its counts are empty."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return dict(found.get(this_python(), {"build": "", "counts": {}}))
 
 
-def save(counts: Mapping[str, Count], path: Path = KEPT) -> None:
-    """Keep these counts from now on, beside those of other cases."""
+def save(counts: Mapping[str, Count], path: Path = BASELINE) -> None:
+    """Store these counts in the baseline. Counts of other cases stay in it."""
     every: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     mine = load(path)["counts"]
     mine |= {name: round(count.instructions, 1) for name, count in counts.items()}
@@ -42,5 +42,5 @@ def save(counts: Mapping[str, Count], path: Path = KEPT) -> None:
 
 
 def change(count: Count, before: float | None) -> float | None:
-    """By how many percent it is more than what was kept, if anything was."""
+    """Return the change since the baseline in percent; None if the baseline has no count."""
     return None if not before else 100 * (count.instructions / before - 1)

@@ -1,4 +1,4 @@
-"""How the sides time what they do, whatever they do it with."""
+"""Timing: round trips one by one, or many operations together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiordma.bench.sample import Sample, latency_sample
 async def time_round_trips(
     exchange: Callable[[], Awaitable[None]], count: int, warmup: int
 ) -> Sample:
-    """Time so many round trips, one by one, after others that are not timed."""
+    """Await `exchange()` `warmup` times without timing, then time each of `count` times."""
     for _ in range(warmup):
         await exchange()
     times = array("q", bytes(8 * count))
@@ -25,7 +25,10 @@ async def time_round_trips(
 
 
 async def time_all(everything: Callable[[], Awaitable[None]], count: int, unit: float) -> Sample:
-    """Time `count` operations as a whole; the value is `unit` for each, per second."""
+    """Time `everything()`, which does `count` operations.
+
+    The sample's value is the number of operations per second multiplied by `unit`.
+    """
     cpu, begin = time.process_time(), time.perf_counter()
     await everything()
     seconds = time.perf_counter() - begin

@@ -1,0 +1,83 @@
+"""rdmacm-utils: command lines and output of cmtime and rstream."""
+
+from __future__ import annotations
+
+import re
+
+from aiordma.bench.plan import Work
+from aiordma.bench.sample import Sample
+
+# --- cmtime: the time of each step of connecting, for all connections together ---
+
+_STEP = re.compile(r"^([a-z][a-z ]*?) *: +([\d.]+) *[\d.]+ *[\d.]+ *[\d.]+ *$", re.MULTILINE)
+_FAILURE = re.compile(r"^(event: .*|failure .*|RDMA_CM_EVENT_.*)$", re.MULTILINE)
+REQUIRED_STEPS = {
+    "create id",
+    "resolve addr",
+    "resolve route",
+    "create qp",
+    "connect",
+    "disconnect",
+}
+
+
+def cmtime_command(work: Work, port: int, host: str, is_server: bool) -> list[str]:
+    """Return a command line. cmtime sets up all connections together, step by step."""
+    return ["cmtime", "-b" if is_server else "-s", host, "-p", str(port), "-c", str(work.count)]
+
+
+def parse_cmtime(output: str, count: int) -> Sample:
+    """Return the connection rate: the connections divided by the sum of all steps' times.
+
+    The client prints the milliseconds of each step; they become the sample's details.
+
+    Raises:
+        ValueError: a connection failed, or the output has no table.
+    """
+    failure = _FAILURE.search(output)
+    if failure:
+        raise ValueError(failure[0])
+    steps = {name: float(total) for name, total in _STEP.findall(output)}
+    if not steps.keys() >= REQUIRED_STEPS:
+        raise ValueError("there is no table of steps")
+    details = {f"{name.replace(' ', '_')}_ms": total for name, total in steps.items()}
+    return Sample(count / sum(steps.values()) * 1e3, details=details)
+
+
+# --- rstream: blocking rsockets ---
+
+
+def rstream_command(work: Work, port: int, host: str, is_server: bool) -> list[str]:
+    """Return a command line.
+
+    For latency, one transfer is sent and one comes back, again and again. For bandwidth, all
+    transfers are sent, and then the same number comes back.
+    """
+    transfers, rounds = (1, work.count) if work.test == "latency" else (work.count, 1)
+    numbers = ["-S", str(work.size), "-C", str(transfers), "-I", str(rounds)]
+    return ["rstream", "-b" if is_server else "-s", host, "-p", str(port), *numbers, "-T", "b"]
+
+
+def rstream_microseconds(output: str) -> float:
+    """Return the last column: microseconds for each transfer.
+
+    Raises:
+        ValueError: the output has no result.
+    """
+    lines = [line.split() for line in output.splitlines() if line.startswith("custom")]
+    if not lines:
+        raise ValueError("there is no result line")
+    return float(lines[-1][-1])
+
+
+def parse_rstream_latency(output: str) -> Sample:
+    """Return the mean time of a round trip, which is two transfers.
+
+    rstream times all transfers together: there are no percentiles.
+    """
+    return Sample(2 * rstream_microseconds(output))
+
+
+def parse_rstream_bandwidth(output: str, size: int) -> Sample:
+    """Return the bandwidth in MB/s of transfers of `size` bytes."""
+    return Sample(size / rstream_microseconds(output))

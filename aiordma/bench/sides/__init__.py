@@ -1,6 +1,0 @@
-"""What runs in the processes of a contender: `python -m aiordma.bench.sides ROLE KIND HOST PORT
-WORK`.
-
-A server prints {"port": N} when it listens, and {"cpu": seconds} when it has served; a client
-prints its Sample. Nothing here knows of rounds or of other contenders.
-"""

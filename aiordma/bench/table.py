@@ -1,0 +1,124 @@
+"""The report as tables of text: one for each case, one of the goals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from aiordma.bench.goals import goals
+from aiordma.bench.implementations import reference
+from aiordma.bench.plan import TESTS
+from aiordma.bench.sample import Sample
+from aiordma.bench.suite import Case, Results
+
+_COLUMNS = ("90", "99", "99.9")
+
+
+def as_table(results: Results) -> str:
+    """Return all tables, and a line for each package that is not installed."""
+    blocks = [_block(case) for case in results.cases]
+    blocks += [_goals(results), _missing(results)]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _block(case: Case) -> list[str]:
+    unit = TESTS[case.work.test].unit
+    head = ["", unit, *(["p90", "p99", "p99.9"] if case.work.test == "latency" else [])]
+    other = reference(case.work)
+    if other in case.samples:
+        head.append(f"x {other}")
+    head += ["client us", "server us"]
+    rows = [head, *(_row(case, name, other in case.samples) for name in case.samples)]
+    notes = [f"  {name}: failed: {_indented(error)}" for name, error in case.failures.items()]
+    table = aligned(rows) if case.samples else []
+    return [case.work.title, *table, *_idle_lines(case), *notes]
+
+
+def _row(case: Case, name: str, with_ratio: bool) -> list[str]:
+    samples = list(case.samples[name].values())
+    row = [name, figure(case.value(name))]
+    if case.work.test == "latency":
+        row += [figure(_percentile(samples, column)) for column in _COLUMNS]
+    if with_ratio:
+        row.append(figure(case.ratio(name, reference(case.work)), 2))
+    row.append(figure(_known_median([sample.client_cpu for sample in samples])))
+    row.append(figure(_known_median([sample.server_cpu for sample in samples])))
+    return row
+
+
+def _idle_lines(case: Case) -> Iterator[str]:
+    """Yield the latency of the active connection, alone and with the idle ones."""
+    if case.work.test != "idle":
+        return
+    for name, samples in case.samples.items():
+        alone, with_idle, slower = (
+            median(sample.details[key] for sample in samples.values())
+            for key in ("latency_alone", "latency_among", "latency_ratio")
+        )
+        yield (
+            f"  {name}: a round trip takes {alone:.1f} us alone, "
+            f"{with_idle:.1f} us with the idle connections: x {slower:.2f}"
+        )
+
+
+def _goals(results: Results) -> list[str]:
+    found = goals(results)
+    if not found:
+        return []
+    rows = [["", "by", "reached", "goal", "", "met"]]
+    rows += [
+        [
+            goal.title,
+            goal.implementation,
+            f"{goal.reached:.2f}",
+            f"{goal.sign} {goal.limit:g}",
+            goal.unit,
+            "yes" if goal.met else "no",
+        ]
+        for goal in found
+    ]
+    return ["goals", *aligned(rows, left=(0, 1, 4))]
+
+
+def _missing(results: Results) -> list[str]:
+    """Return a line for each package to install, with the implementations that need it."""
+    names: dict[str, list[str]] = {}
+    for name, package in results.missing.items():
+        names.setdefault(package, []).append(name)
+    return [
+        f"not installed: {', '.join(found)}; install {package}" for package, found in names.items()
+    ]
+
+
+def aligned(rows: list[list[str]], left: tuple[int, ...] = (0,)) -> list[str]:
+    """Return the rows as lines, with columns as wide as their widest fields.
+
+    `left` numbers the columns that are aligned to the left; the others are to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            field.ljust(width) if number in left else field.rjust(width)
+            for number, (field, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def figure(value: float | None, digits: int = 1) -> str:
+    """Return a number as text for a table; "-" for None."""
+    return "-" if value is None else f"{value:,.{0 if abs(value) >= 1e4 else digits}f}"
+
+
+def _percentile(samples: list[Sample], name: str) -> float | None:
+    return _known_median([sample.percentiles.get(name) for sample in samples])
+
+
+def _known_median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n    ")

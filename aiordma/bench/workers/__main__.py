@@ -1,0 +1,67 @@
+"""Run one process of an implementation: a server or a client."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TypeVar
+
+from aiordma.bench.plan import Work
+from aiordma.bench.sample import Sample
+from aiordma.bench.workers import connections, messages, streams
+
+T = TypeVar("T")
+Serve = Callable[[str, Callable[[int], None], Work], Coroutine[object, None, None]]
+Measure = Callable[[str, int, Work], Coroutine[object, None, Sample]]
+
+KINDS: dict[str, tuple[Serve, Measure]] = {
+    "messages": (messages.serve, messages.measure),
+    "connections": (connections.serve_connections, connections.measure_connections),
+    "idle": (connections.serve_idle, connections.measure_idle),
+    "streams": (streams.serve, streams.measure),
+    "writers": (streams.RDMA_WRITERS.serve, streams.RDMA_WRITERS.measure),
+    "tcp": (streams.TCP_WRITERS.serve, streams.TCP_WRITERS.measure),
+}
+"""The coroutine functions of server and client, by kind."""
+
+
+def run(loop: str, main: Callable[[], Coroutine[object, None, T]]) -> T:
+    """Run `main()` on asyncio, uvloop or trio with their default settings; return its result."""
+    if loop == "trio":
+        result: T = importlib.import_module("trio").run(main)
+        return result
+    factory = importlib.import_module("uvloop").new_event_loop if loop == "uvloop" else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main())
+
+
+def print_line(line: str) -> None:
+    """Print a line for the process that started this one, and flush it."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def print_port(port: int) -> None:
+    """Print the port on which this server listens."""
+    print_line(json.dumps({"port": port}))
+
+
+def main(role: str, kind: str, host: str, port: str, word: str) -> None:
+    """Run the server or the client of this kind, until it has finished."""
+    serve, measure = KINDS[kind]
+    work = Work.unpack(word)
+    if role == "client":
+        print_line(run(work.loop, partial(measure, host, int(port), work)).to_json())
+        return
+    begin = time.process_time()
+    run(work.loop, partial(serve, host, print_port, work))
+    print_line(json.dumps({"cpu": time.process_time() - begin}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
