@@ -13,7 +13,7 @@ import anyio
 import pytest
 import sniffio
 import uvloop
-from helpers import DEFAULT, PATIENCE
+from helpers import DEFAULT, TIME_LIMIT
 
 import aiordma.anyio
 from aiordma import ConnectionOptions
@@ -31,13 +31,13 @@ class Backend(NamedTuple):
     package: str
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Run `main()` on this backend, and check that it is this one. The limit is PATIENCE."""
+        """Run `main()` on this backend, and check that it is this one. The limit is TIME_LIMIT."""
 
         async def checked() -> None:
             assert sniffio.current_async_library() == self.library
             if self.library == "asyncio":
                 assert type(asyncio.get_running_loop()).__module__.partition(".")[0] == self.package
-            with anyio.fail_after(PATIENCE):
+            with anyio.fail_after(TIME_LIMIT):
                 await main()
 
         anyio.run(checked, backend=self.library, backend_options=self.options)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers import PATIENCE, ROOT
+from helpers import ROOT, TIME_LIMIT
 
 from aiordma.bench.implementations import select
 from aiordma.bench.plan import Plan
@@ -25,7 +25,7 @@ def run_quickly(plan: Plan, address: DeviceAddress, directory: Path) -> None:
         command += [f"--{option}", ",".join(getattr(plan, option))]
     command += ["--json", str(report)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=15 * PATIENCE, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=15 * TIME_LIMIT, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 SECONDS = float(os.environ.get("AIORDMA_SOAK_SECONDS", "120"))
 REPORT_EVERY = 15.0
@@ -30,8 +30,8 @@ def until_time_is_up(what: str, figures: Counter[str]) -> Iterator[int]:
 
 
 async def finish(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Wait until all tasks are done. After PATIENCE seconds, fail with the stacks of all tasks."""
-    _, pending = await asyncio.wait(tasks, timeout=PATIENCE)
+    """Wait until all tasks are done. After TIME_LIMIT, fail with the stacks of all tasks."""
+    _, pending = await asyncio.wait(tasks, timeout=TIME_LIMIT)
     if pending:
         stacks = io.StringIO()
         for task in asyncio.all_tasks():

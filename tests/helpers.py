@@ -25,7 +25,7 @@ from aiordma.rdmacm import DeviceAddress
 
 DEFAULT = ConnectionOptions()
 # The time limit of waits, in seconds. On an emulated processor everything is ten times slower.
-PATIENCE = 150
+TIME_LIMIT = 150
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _open_files() -> Iterator[str]:
             yield os.readlink(f"/proc/self/fd/{name}").partition(":[")[0]
 
 
-def wait_for_snapshot(expected: ResourceSnapshot, seconds: float = PATIENCE) -> ResourceSnapshot:
+def wait_for_snapshot(expected: ResourceSnapshot, seconds: float = TIME_LIMIT) -> ResourceSnapshot:
     """Count resources until the counts are as expected, or until the timeout.
 
     Some resources are destroyed in the background, which takes a while. Return the last snapshot.

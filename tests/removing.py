@@ -13,7 +13,7 @@ from pathlib import Path
 
 import blocking
 import loops
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 from aiordma import RdmaError
 from aiordma.rdmacm import DeviceAddress, device_addresses
@@ -62,7 +62,7 @@ class SoftDevice:
     def _wait_removed(self) -> None:
         assert self.removal is not None
         try:
-            assert self.removal.wait(PATIENCE) == 0
+            assert self.removal.wait(TIME_LIMIT) == 0
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} is still in use:\n{users_of_devices()}") from None
 
@@ -79,7 +79,7 @@ class SoftDevice:
         if self.name not in links():
             command = ["rdma", "link", "add", self.name, "type", self.driver, "netdev", self.netdev]
             subprocess.run(command, check=True)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIME_LIMIT
         while hosts_of(self.name) != self.hosts:
             assert time.monotonic() < deadline, f"{self.name} did not get its addresses again"
             time.sleep(0.1)

@@ -56,7 +56,7 @@ RESOLVE_TIMEOUT = 5.0
 # join_multicast() passes a token to the kernel, and finds it again in the event.
 _tokens = itertools.count(1)
 
-# connect() and accept() may lead to these. A peer may have disconnected before this task runs again.
+# connect() and accept() can lead to these. The peer might have disconnected before this task runs.
 # Without a queue pair, the user moves one by hand.
 _CONNECTED = (CmState.CONNECTED, CmState.DISCONNECTED, CmState.RESPONDED)
 

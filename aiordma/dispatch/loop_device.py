@@ -172,7 +172,7 @@ class LoopDevice:
     # --- on the loop's thread ---
 
     def attach(self, handler: CompletionHandler) -> int:
-        """The key for the wr_ids of `handler`'s work requests, whose completions it gets from now on.
+        """Return the key for the wr_ids of `handler`, which gets their completions from now on.
 
         It is held, and all it owns, until detach(): the device may be writing there.
         """
@@ -189,8 +189,8 @@ class LoopDevice:
     ) -> None:
         """What the requests with this key say goes there first, in C, until detach().
 
-        The sink gets what is left; `on_notified` is called when the lanes have something to tell. It must
-        not block. From any thread.
+        The handler gets the other completions. `on_notified` is called when there is pending work;
+        it must not block. Callable from any thread.
         """
         self._on_notified[key] = on_notified
         self._reader.attach(key, sends, receives)

@@ -21,7 +21,7 @@ _NOTHING = bytes(SEGMENT_SIZE)
 
 
 class Outbound:
-    """The peer's buffers and credits. The peer writes its buffers into `remote_sgl`, memory of ours.
+    """The peer's buffers and credits. The peer writes its buffers into `remote_sgl`.
 
     Targets are taken off the board as soon as a message says that something has changed there,
     and each byte that is sent uses up one of theirs: nothing is ever written but where the peer
@@ -29,8 +29,11 @@ class Outbound:
     """
 
     def __init__(self, remote_sgl: memoryview, order: ByteOrder, reserve: int) -> None:
-        """`remote_sgl` has room for TARGETS segments, and mappings behind. `reserve` credits are kept:
-        on iWARP the peer's receives must do for messages that no credits count, too."""
+        """`remote_sgl` has room for TARGETS segments, and mappings behind them.
+
+        `reserve` credits stay unused: on iWARP the peer needs receives for messages that no credits
+        count.
+        """
         self._remote_sgl = remote_sgl
         self._order = order
         self._reserve = reserve

@@ -11,7 +11,7 @@ import pytest
 from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import Listener, ObjectStream, SocketAttribute
 from anyio_backends import Caught, address_of, connected, on_every_backend, settle, unread, until
-from helpers import PATIENCE, send_one_at_a_time
+from helpers import TIME_LIMIT, send_one_at_a_time
 from removing import SoftDevice
 
 import aiordma.anyio
@@ -30,7 +30,7 @@ from aiordma.rdmacm import DeviceAddress
 
 SMALL = ConnectionOptions(max_message_size=1024)
 # A graceful end would take longer than a test may: whoever is through in time was forceful.
-NEVER_GRACEFUL = ConnectionOptions(max_message_size=1024, close_timeout=10 * PATIENCE)
+NEVER_GRACEFUL = ConnectionOptions(max_message_size=1024, close_timeout=10 * TIME_LIMIT)
 
 
 async def send_for_ever(stream: MessageStream, message: bytes) -> None:

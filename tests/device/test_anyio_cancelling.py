@@ -12,7 +12,7 @@ import pytest
 import trio.testing
 from anyio.lowlevel import checkpoint
 from anyio_backends import address_of, connected, on_every_backend, running, settle, unread, until
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma.anyio
 from aiordma import ConnectionOptions
@@ -198,6 +198,6 @@ async def test_a_waiting_receiver_is_cancelled(address: DeviceAddress) -> None:
             tasks.start_soon(far.receive)
             await settle()
             tasks.cancel_scope.cancel()
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(TIME_LIMIT):
             await near.send(b"for the next one")
             assert await far.receive() == b"for the next one"

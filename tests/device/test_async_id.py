@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import loops
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 from aiordma import (
     AddressError,
@@ -78,7 +78,7 @@ async def exchange(client: AsyncCmId, server: AsyncCmId) -> None:
 
 @pytest.mark.parametrize("port_space", [PortSpace.TCP, PortSpace.IB])
 async def test_every_step_with_the_defaults(address: DeviceAddress, port_space: PortSpace) -> None:
-    async with loops.timeout(PATIENCE), await listening(address, port_space) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(address, port_space) as listener:
         client = await resolved(address, listener.local_address[1], port_space)
         client.context = "mine"
         await client.create_qp(SMALL)
@@ -102,7 +102,7 @@ async def test_every_step_with_the_defaults(address: DeviceAddress, port_space: 
 async def test_own_protection_domain_queues_and_shared_receive_queue(
     address: DeviceAddress,
 ) -> None:
-    async with loops.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         pd = ProtectionDomain(client.device())
         channel = CompletionChannel(client.device())
@@ -128,7 +128,7 @@ async def test_own_protection_domain_queues_and_shared_receive_queue(
 @pytest.mark.transport("IB")
 async def test_queue_pairs_moved_by_hand(address: DeviceAddress) -> None:
     """Neither id has a queue pair; both sides move their own along, and confirm."""
-    async with loops.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         near, near_queue = make_queue_pair(client)
         near.modify(client.init_qp_attr(QpState.INIT))
@@ -179,7 +179,7 @@ def make_queue_pair(cm: AsyncCmId) -> tuple[QueuePair, Callable[[], None]]:
 
 @pytest.mark.transport("IB")
 async def test_enhanced_connection_establishment(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         client.set_local_ece(Ece(vendor_id=0x1234, options=5))
         connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
@@ -208,7 +208,7 @@ async def test_options_take_effect(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_a_route_that_is_known_already(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         port = listener.local_address[1]
         scout = await resolved(address, port)
         route = scout.route
@@ -229,7 +229,7 @@ async def test_a_route_that_is_known_already(address: DeviceAddress) -> None:
 
 
 async def test_a_path_that_is_none(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await AsyncCmId.create() as client:
+    async with loops.timeout(TIME_LIMIT), await AsyncCmId.create() as client:
         await client.resolve_addr(parse_address(address.host, 1))
         with pytest.raises(RouteError):
             await client.set_path(b"nonsense")
@@ -239,7 +239,7 @@ async def test_a_path_that_is_none(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_datagram_ids_tell_each_other_their_numbers(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await listening(address, PortSpace.UDP) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(address, PortSpace.UDP) as listener:
         client = await resolved(address, listener.local_address[1], PortSpace.UDP)
         qp = await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect(ConnectionParameters(b"who are you?")))
@@ -261,7 +261,7 @@ async def test_datagram_ids_tell_each_other_their_numbers(address: DeviceAddress
 
 @pytest.mark.transport("IB")
 async def test_groups_are_joined_and_left(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await AsyncCmId.create(PortSpace.UDP) as cm:
+    async with loops.timeout(TIME_LIMIT), await AsyncCmId.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
         await cm.create_qp(SMALL)
         first, second = parse_address("239.7.7.1"), parse_address("239.7.7.2")
@@ -313,7 +313,7 @@ async def test_steps_out_of_order_are_refused(address: DeviceAddress) -> None:
 
 
 async def test_two_tasks_may_not_ask_at_once(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await AsyncCmId.create() as cm:
+    async with loops.timeout(TIME_LIMIT), await AsyncCmId.create() as cm:
         first = loops.create_task(cm.resolve_addr(parse_address(address.host, 1)))
         await loops.settle()
         with pytest.raises((BusyError, RdmaError)):
@@ -329,7 +329,7 @@ async def test_an_address_that_leads_nowhere(address: DeviceAddress) -> None:
 
 
 async def test_two_connections_take_from_one_shared_receive_queue(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         port = listener.local_address[1]
         owner = await resolved(address, port)  # has the queue, and the domain of both
         pd = ProtectionDomain(owner.device())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 import uvloop
-from helpers import PATIENCE, connected
+from helpers import TIME_LIMIT, connected
 
 import aiordma
 from aiordma import Connection, Listener
@@ -33,7 +33,7 @@ async def echo(connection: Connection) -> None:
 async def test_eager_tasks(address: DeviceAddress) -> None:
     """A task runs at once, up to its first wait, inside of the one that makes it."""
     asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
-    async with asyncio.timeout(PATIENCE), aiordma.listen(address.host, 0) as listener:
+    async with asyncio.timeout(TIME_LIMIT), aiordma.listen(address.host, 0) as listener:
         serving = asyncio.create_task(listener.serve(echo))
         async with aiordma.connect(*listener.local_address) as connection:
             sends = [asyncio.create_task(connection.send(b"%d" % number)) for number in range(20)]
@@ -121,7 +121,7 @@ def test_anything_goes_on_in_debug_mode(
             assert [message async for message in pair.server] == []
 
     with asyncio.Runner(debug=True, loop_factory=factory) as runner:
-        runner.get_loop().slow_callback_duration = PATIENCE
+        runner.get_loop().slow_callback_duration = TIME_LIMIT
         runner.run(main())
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == [
         message for message in caplog.messages if message.startswith("Using selector")

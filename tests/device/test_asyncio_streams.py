@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trustme
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from streaming import pattern
 
 import aiordma
@@ -40,7 +40,7 @@ async def talking_to(
     address: DeviceAddress, serve: aiordma.asyncio.OnConnected
 ) -> AsyncIterator[tuple[Reader, Writer]]:
     """A client of a server that runs `serve` for it."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         server = await start_server(serve, address.host, 0)
         try:
             reader, writer = await open_connection(*server.sockets[0].getsockname())
@@ -209,7 +209,7 @@ async def recorded(
         made.set_result(protocol)
         return protocol
 
-    async with asyncio.timeout(PATIENCE), await create_server(factory, address.host, 0) as server:
+    async with asyncio.timeout(TIME_LIMIT), await create_server(factory, address.host, 0) as server:
         where = server.sockets[0].getsockname()
         transport, client = await create_connection(Recorder, *where)
         try:
@@ -324,7 +324,7 @@ class Buffered(asyncio.BufferedProtocol):
 
 
 async def test_a_buffered_protocol(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         server = await start_server(echo, address.host, 0)
         transport, protocol = await create_connection(Buffered, *server.sockets[0].getsockname())
         transport.write(b"more than seven bytes")
@@ -381,7 +381,7 @@ async def test_tls(address: DeviceAddress) -> None:
     authority.issue_cert("rdma.example").configure_cert(server_side)
     client_side = ssl.create_default_context()
     authority.configure_trust(client_side)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         server = await start_server(echo, address.host, 0, ssl=server_side)
         where = server.sockets[0].getsockname()
         with pytest.raises(ssl.SSLCertVerificationError):

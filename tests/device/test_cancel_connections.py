@@ -5,7 +5,7 @@ from __future__ import annotations
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import PATIENCE, connected
+from helpers import TIME_LIMIT, connected
 
 import aiordma
 from aiordma import Connection, LocalClosed, PeerClosed, Rejected, SyncCmId
@@ -27,7 +27,7 @@ async def resolved(where: tuple[str, int]) -> AsyncCmId:
 @pytest.mark.awaits("connect")
 async def test_connect_leaves_nothing(address: DeviceAddress) -> None:
     """Here; a listener may see the request, of a peer that gave up."""
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         where = listener.local_address
         assert await cancelled(lambda: opened(where), begun=False)
         await cancel(lambda: opened(where))
@@ -41,7 +41,7 @@ async def test_connect_leaves_nothing(address: DeviceAddress) -> None:
 
 @pytest.mark.awaits("Connection.from_id")
 async def test_from_id_closes_the_id(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         cm = await resolved(listener.local_address)
         await cancel(lambda: Connection.from_id(cm))
         assert cm.state is CmState.CLOSED
@@ -68,7 +68,7 @@ async def test_a_listener_from_a_synchronous_id_leaves_it_as_it_is(address: Devi
 @pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
 async def test_waiting_for_requests_loses_none(address: DeviceAddress, get: object) -> None:
     assert callable(get)
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         await cancel(lambda: get(listener))
         connecting = loops.create_task(opened(listener.local_address))
         while not listener._cms[0]._requests:
@@ -83,7 +83,7 @@ async def test_waiting_for_requests_loses_none(address: DeviceAddress, get: obje
 async def test_accept_loses_the_peer_that_was_being_accepted_and_no_other(
     address: DeviceAddress,
 ) -> None:
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         await cancel(listener.accept)
         peers = [loops.create_task(opened(listener.local_address)) for _ in range(2)]
         while len(listener._cms[0]._requests) < 2:
@@ -103,7 +103,7 @@ async def test_accept_loses_the_peer_that_was_being_accepted_and_no_other(
 
 @pytest.mark.awaits("ConnectRequest.accept")
 async def test_accepting_a_request_ends_the_connection(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         connecting = loops.create_task(opened(listener.local_address))
         request = await listener.get_request()
         await cancel(request.accept)
@@ -116,7 +116,7 @@ async def test_accepting_a_request_ends_the_connection(address: DeviceAddress) -
 
 @pytest.mark.awaits("ConnectRequest.reject")
 async def test_a_refusal_stands(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(PATIENCE):
+    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         connecting = loops.create_task(opened(listener.local_address))
         request = await listener.get_request()
         await cancelled(lambda: request.reject(b"no"))
@@ -138,7 +138,7 @@ async def test_serve_closes_the_listener_and_cancels_every_handler(address: Devi
             ends.append(error)
             raise
 
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         listener = await aiordma.listen(address.host, 0)
         serving = loops.create_task(listener.serve(handler))
         peers = [await opened(listener.local_address) for _ in range(2)]
@@ -168,7 +168,7 @@ async def test_a_listener_is_closed_all_the_same(address: DeviceAddress) -> None
 
 @pytest.mark.awaits("Connection.aclose")
 async def test_a_cancelled_close_is_one_by_force(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         await cancelled(pair.client.aclose)
         assert pair.client._endpoint.released
         with pytest.raises(LocalClosed):
@@ -179,7 +179,7 @@ async def test_a_cancelled_close_is_one_by_force(address: DeviceAddress) -> None
 
 @pytest.mark.awaits("Connection.__aexit__")
 async def test_a_block_that_is_cancelled_aborts_its_connection(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
 
         async def block() -> None:
             async with pair.client as connection:

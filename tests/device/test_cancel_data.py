@@ -9,7 +9,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import PATIENCE, connected
+from helpers import TIME_LIMIT, connected
 
 from aiordma import AccessFlags, Connection, ConnectionOptions, RegistrationCache
 from aiordma.rdmacm import DeviceAddress
@@ -22,7 +22,7 @@ WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
 @pytest.mark.transport("IB")
 async def test_a_send_that_waited_sends_nothing(address: DeviceAddress) -> None:
     """Of copied data, while the queue is full. On iWARP nothing holds a peer back."""
-    async with connected(address, SMALL, SMALL) as pair, loops.timeout(PATIENCE):
+    async with connected(address, SMALL, SMALL) as pair, loops.timeout(TIME_LIMIT):
         await pair.client.send(b"1")
         await pair.client.send(b"2")
         await cancel(lambda: pair.client.send(b"never"))
@@ -35,7 +35,7 @@ async def test_a_send_that_waited_sends_nothing(address: DeviceAddress) -> None:
 
 @pytest.mark.awaits("Connection.send", "Connection.write")
 async def test_what_was_lent_stays_lent_until_it_is_sent(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         far = await pair.server.allocate(64)
         buffer = bytearray(b"sent all the same")
         region = await pair.client.register(buffer)
@@ -52,7 +52,7 @@ async def test_what_was_lent_stays_lent_until_it_is_sent(address: DeviceAddress)
 
 @pytest.mark.awaits("Connection.send", "Connection.write", "Connection.read")
 async def test_what_had_not_begun_never_happens(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         far, near = await pair.server.register(bytearray(b"far.")), await pair.client.allocate(4)
         for start in (
             lambda: pair.client.send(near),
@@ -70,7 +70,7 @@ async def test_what_had_not_begun_never_happens(address: DeviceAddress) -> None:
 async def test_what_is_sent_after_a_read_that_was_given_up_comes_after_it(
     address: DeviceAddress,
 ) -> None:
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         memory = bytearray(b"r" * 16384)
         far, near = await pair.server.register(memory), await pair.client.allocate(16384)
         await cancelled(lambda: pair.client.read(far.remote, near))
@@ -86,7 +86,7 @@ async def test_what_is_sent_after_a_read_that_was_given_up_comes_after_it(
 @pytest.mark.awaits("Connection.fetch_and_add", "Connection.compare_and_swap")
 @pytest.mark.transport("IB")
 async def test_an_atomic_operation_happens_at_most_once(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         far = await pair.server.register(bytearray(8), AccessFlags(0xF))
         assert await cancelled(lambda: pair.client.fetch_and_add(far.remote, 1), begun=False)
         assert await pair.client.fetch_and_add(far.remote, 0) == 0
@@ -117,7 +117,7 @@ async def recv_message(connection: Connection) -> bytes:
 async def test_receiving_loses_no_message(
     address: DeviceAddress, receive: Callable[[Connection], Any]
 ) -> None:
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         await cancel(lambda: receive(pair.server))
         await pair.client.send(b"one")
         while not pair.server.stats.messages_unread:
@@ -136,13 +136,13 @@ async def test_receiving_loses_no_message(
 async def test_nothing_stays_registered(address: DeviceAddress) -> None:
     """The fixture of this folder counts the memory regions."""
     descriptor = os.open("/dev/null", os.O_RDONLY)
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         buffer = bytearray(100_000)
         await cancel(lambda: pair.client.register(buffer))
         await cancel(lambda: pair.client.allocate(100_000))
         await cancel(lambda: pair.client.register_dmabuf(descriptor, 0, 4096))
         os.close(descriptor)
-        async with loops.timeout(PATIENCE):
+        async with loops.timeout(TIME_LIMIT):
             await until_resized(buffer)
 
 
@@ -159,7 +159,7 @@ async def until_resized(buffer: bytearray) -> None:
 @pytest.mark.awaits("Connection.bind")
 @pytest.mark.transport("IB")
 async def test_no_window_stays_bound(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         region = await pair.server.allocate(64, WINDOW)
         await cancel(lambda: pair.server.bind(region))
         await region.aclose()  # waits until no window holds it
@@ -167,7 +167,7 @@ async def test_no_window_stays_bound(address: DeviceAddress) -> None:
 
 @pytest.mark.awaits("RegistrationCache.register")
 async def test_the_cache_keeps_it_or_does_not(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         with RegistrationCache(pair.client) as cache:
             buffer = bytearray(5000)
             await cancel(lambda: cache.register(buffer))
@@ -180,7 +180,7 @@ async def test_the_cache_keeps_it_or_does_not(address: DeviceAddress) -> None:
 
 @pytest.mark.awaits("MemoryRegion.aclose", "MemoryRegion.__aexit__")
 async def test_a_region_is_closed_all_the_same(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(PATIENCE):
+    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         buffer = bytearray(100)
         region = await pair.client.register(buffer)
         await cancelled(region.aclose)
@@ -194,7 +194,7 @@ async def test_a_region_is_closed_all_the_same(address: DeviceAddress) -> None:
 @pytest.mark.awaits("Connection.send")
 async def test_a_sender_that_is_cancelled_holds_up_nobody(address: DeviceAddress) -> None:
     options = ConnectionOptions(send_depth=2, recv_depth=100)
-    async with connected(address, options, options) as pair, loops.timeout(PATIENCE):
+    async with connected(address, options, options) as pair, loops.timeout(TIME_LIMIT):
         senders = [loops.create_task(pair.client.send(b"%d" % n)) for n in range(20)]
         await loops.settle()
         for sender in senders[::2]:

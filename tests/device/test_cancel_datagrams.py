@@ -9,7 +9,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import DatagramEndpoint, DatagramOptions, DatagramPeer, LocalClosed, Rejected
@@ -24,7 +24,7 @@ GROUP = "239.20.30.50"
 async def two(address: DeviceAddress) -> AsyncIterator[tuple[DatagramEndpoint, DatagramEndpoint]]:
     """An endpoint, and another that listens."""
     async with (
-        loops.timeout(PATIENCE),
+        loops.timeout(TIME_LIMIT),
         aiordma.open_datagram((address.host, 0)) as one,
         aiordma.open_datagram((address.host, 0)) as other,
     ):

@@ -9,7 +9,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 from aiordma import AsyncCmId, LocalClosed, PortSpace, SyncCmId
 from aiordma.cm import CmState
@@ -32,7 +32,7 @@ def both(*methods: str) -> pytest.MarkDecorator:
 
 @asynccontextmanager
 async def listening(address: DeviceAddress, kind: Kind) -> AsyncIterator[CmId]:
-    async with loops.timeout(PATIENCE), await kind.create() as listener:
+    async with loops.timeout(TIME_LIMIT), await kind.create() as listener:
         listener.bind_addr(parse_address(address.host))
         listener.listen()
         yield listener

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from streaming import DEFAULT, pattern, receive_exactly, streaming
 
 import aiordma
@@ -33,7 +33,7 @@ async def receive_into(stream: ByteStream) -> bytes:
 async def test_receiving_loses_no_byte(
     address: DeviceAddress, receive: Callable[[ByteStream], Awaitable[bytes]]
 ) -> None:
-    async with streaming(address) as pair, loops.timeout(PATIENCE):
+    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         await cancel(lambda: receive(pair.server))
         await pair.client.send(b"kept")
         while not pair.server._core.is_readable:
@@ -45,7 +45,7 @@ async def test_receiving_loses_no_byte(
 @pytest.mark.awaits("ByteStream.send")
 async def test_a_part_of_what_was_being_sent_arrives(address: DeviceAddress) -> None:
     data = pattern(4 * DEFAULT.recv_buffer)
-    async with streaming(address) as pair, loops.timeout(PATIENCE):
+    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         assert await cancelled(lambda: pair.client.send(data), begun=False)
         await cancel(lambda: pair.client.send(data))
         await pair.client.send_eof()
@@ -58,7 +58,7 @@ async def test_a_part_of_what_was_being_sent_arrives(address: DeviceAddress) -> 
 async def test_registered_memory_stays_pinned_until_it_has_arrived(address: DeviceAddress) -> None:
     data = pattern(4 * DEFAULT.recv_buffer)
     buffer = bytearray(data)
-    async with streaming(address) as pair, loops.timeout(PATIENCE):
+    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         region = await pair.client.register(buffer)
         await cancel(lambda: pair.client.send(region))
         region.close()
@@ -71,7 +71,7 @@ async def test_registered_memory_stays_pinned_until_it_has_arrived(address: Devi
 
 @pytest.mark.awaits("ByteStream.send_eof", "ByteStream.wait_sendable")
 async def test_the_end_is_sent_or_not(address: DeviceAddress) -> None:
-    async with streaming(address) as pair, loops.timeout(PATIENCE):
+    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         assert await cancelled(pair.client.wait_sendable, begun=False)
         assert await cancelled(pair.client.send_eof, begun=False)
         await pair.client.send(b"goes on")
@@ -84,7 +84,7 @@ async def test_the_end_is_sent_or_not(address: DeviceAddress) -> None:
 @pytest.mark.awaits("ByteStream.iomap", "ByteStream.iowrite")
 async def test_a_mapping_is_not_made_and_a_write_has_not_begun(address: DeviceAddress) -> None:
     options = StreamOptions(mappings=1)
-    async with streaming(address, options, options) as pair, loops.timeout(PATIENCE):
+    async with streaming(address, options, options) as pair, loops.timeout(TIME_LIMIT):
         region = await pair.server.allocate(64)
         assert await cancelled(lambda: pair.server.iomap(region, 0), begun=False)
         await pair.server.iomap(region, 0)
@@ -100,7 +100,7 @@ async def test_a_mapping_is_not_made_and_a_write_has_not_begun(address: DeviceAd
 async def test_nothing_stays_registered(address: DeviceAddress) -> None:
     """The same code as a connection's, where all three are."""
     buffer = bytearray(1 << 20)
-    async with streaming(address) as pair, loops.timeout(PATIENCE):
+    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         await cancel(lambda: pair.client.register(buffer))
         while True:
             try:
@@ -113,7 +113,7 @@ async def test_nothing_stays_registered(address: DeviceAddress) -> None:
 
 @pytest.mark.awaits("ByteStream.aclose")
 async def test_a_cancelled_close_is_one_by_force(address: DeviceAddress) -> None:
-    async with streaming(address) as pair, loops.timeout(PATIENCE):
+    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         await cancelled(pair.client.aclose)
         assert pair.client._endpoint.released
         with pytest.raises(LocalClosed):
@@ -123,7 +123,7 @@ async def test_a_cancelled_close_is_one_by_force(address: DeviceAddress) -> None
 
 @pytest.mark.awaits("ByteStream.__aexit__")
 async def test_a_block_that_is_cancelled_aborts_its_stream(address: DeviceAddress) -> None:
-    async with streaming(address) as pair, loops.timeout(PATIENCE):
+    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
 
         async def block() -> None:
             async with pair.client as stream:
@@ -137,7 +137,7 @@ async def test_a_block_that_is_cancelled_aborts_its_stream(address: DeviceAddres
 
 @pytest.mark.awaits("connect_stream", "StreamRequest.reject")
 async def test_connecting_leaves_nothing_and_a_refusal_stands(address: DeviceAddress) -> None:
-    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(PATIENCE):
+    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         where = listener.local_address
         assert await cancelled(lambda: opened(where), begun=False)
         connecting = loops.create_task(opened(where))
@@ -170,7 +170,7 @@ async def test_a_listener_leaves_its_port_free(address: DeviceAddress) -> None:
 @pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
 async def test_waiting_for_requests_loses_none(address: DeviceAddress, get: object) -> None:
     assert callable(get)
-    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(PATIENCE):
+    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         await cancel(lambda: get(listener))
         connecting = loops.create_task(opened(listener.local_address))
         await (await get(listener)).reject()
@@ -182,7 +182,7 @@ async def test_waiting_for_requests_loses_none(address: DeviceAddress, get: obje
 async def test_the_peer_that_was_being_accepted_is_lost_and_no_other(
     address: DeviceAddress,
 ) -> None:
-    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(PATIENCE):
+    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         await cancel(listener.accept)
         lost = loops.create_task(opened(listener.local_address))
         request = await listener.get_request()
@@ -211,7 +211,7 @@ async def test_serve_closes_the_listener_and_cancels_its_handlers(address: Devic
             ends.append(error)
             raise
 
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         listener = await aiordma.listen_stream(address.host, 0)
         serving = loops.create_task(listener.serve(handler))
         async with await opened(listener.local_address) as peer:

@@ -6,7 +6,7 @@ import time
 
 import loops
 import pytest
-from helpers import PATIENCE, connected
+from helpers import TIME_LIMIT, connected
 
 import aiordma
 from aiordma import ConnectionOptions, LocalClosed, PeerClosed
@@ -43,7 +43,7 @@ async def test_a_waiting_receiver_hears_of_the_peers_disconnect(address: DeviceA
         await loops.sleep(0.01)
         await pair.client.aclose()
         with pytest.raises(PeerClosed):
-            await loops.wait_for(receiving, PATIENCE)
+            await loops.wait_for(receiving, TIME_LIMIT)
 
 
 async def test_a_waiting_receiver_hears_of_a_local_close(address: DeviceAddress) -> None:
@@ -69,7 +69,7 @@ async def test_abort_reaches_the_peer(address: DeviceAddress) -> None:
         pair.client.abort()
         assert pair.client.closed
         with pytest.raises(aiordma.RdmaError):
-            await loops.wait_for(receiving, PATIENCE)
+            await loops.wait_for(receiving, TIME_LIMIT)
 
 
 @pytest.mark.transport("IB")
@@ -82,7 +82,7 @@ async def test_aclose_is_bounded_when_the_peer_takes_nothing(address: DeviceAddr
             await pair.client.send(b"x")
         begin = time.monotonic()
         await pair.client.aclose()
-        assert 0.4 < time.monotonic() - begin < PATIENCE
+        assert 0.4 < time.monotonic() - begin < TIME_LIMIT
 
 
 @pytest.mark.transport("IB")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import loops
 import pytest
-from helpers import PATIENCE, give_name
+from helpers import TIME_LIMIT, give_name
 
 import aiordma
 from aiordma import (
@@ -70,12 +70,12 @@ async def test_a_peer_is_resolved_and_answers(any_address: DeviceAddress) -> Non
         assert (peer.qp_num, peer.qkey) == (other.qp_num, UDP_QKEY)
         assert peer.private_data == b"welcome".ljust(136, b"\0")
         await one.send_to(peer, b"ping", imm=0xFEEDBEEF)
-        asked = await within(PATIENCE, other)
+        asked = await within(TIME_LIMIT, other)
         assert (asked.data, asked.imm, asked.group) == (b"ping", 0xFEEDBEEF, None)
         assert asked.peer.qp_num == one.qp_num
         assert asked.peer.host == any_address.host.partition("%")[0]
         await other.send_to(asked.peer, b"pong")
-        answered = await within(PATIENCE, one)
+        answered = await within(TIME_LIMIT, one)
         assert (answered.data, answered.imm) == (b"pong", None)
         assert answered.peer == peer
         assert len({answered.peer, peer, asked.peer}) == 2
@@ -153,11 +153,11 @@ async def test_many_ask_at_once(address: DeviceAddress) -> None:
         for client in clients:
             await client.send_to(peers[0], b"%d" % client.qp_num)
         for _ in clients:
-            datagram = await within(PATIENCE, other)
+            datagram = await within(TIME_LIMIT, other)
             assert datagram.data == b"%d" % datagram.peer.qp_num
             await other.send_to(datagram.peer, datagram.data)
         for client in clients:
-            assert (await within(PATIENCE, client)).data == b"%d" % client.qp_num
+            assert (await within(TIME_LIMIT, client)).data == b"%d" % client.qp_num
 
 
 async def test_an_endpoint_can_ask_itself(address: DeviceAddress) -> None:
@@ -165,7 +165,7 @@ async def test_an_endpoint_can_ask_itself(address: DeviceAddress) -> None:
         serving = loops.create_task(alone.serve())
         peer = await alone.resolve(*alone.local_address)
         await alone.send_to(peer, b"to myself")
-        assert (await within(PATIENCE, alone)).data == b"to myself"
+        assert (await within(TIME_LIMIT, alone)).data == b"to myself"
     await serving
 
 
@@ -209,12 +209,12 @@ async def test_a_way_that_leads_nowhere_costs_only_that_datagram(address: Device
         lost = loops.create_task(one.send_to(dataclasses.replace(peer, address_key=key), b"lost"))
         await loops.sleep(0.05)
         await one.send_to(peer, b"not held up")
-        assert (await within(PATIENCE, other)).data == b"not held up"
+        assert (await within(TIME_LIMIT, other)).data == b"not held up"
         assert not lost.done()
         with pytest.raises(VerbsError, match="ibv_create_ah"):
             await lost
         await one.send_to(peer, b"still there")
-        assert (await within(PATIENCE, other)).data == b"still there"
+        assert (await within(TIME_LIMIT, other)).data == b"still there"
 
 
 # --- datagrams ---
@@ -226,7 +226,7 @@ async def test_every_size_arrives_without_what_stands_before_it(address: DeviceA
         for size in (0, 1, 39, 40, 41, 64, 65, limit - 1, limit):
             message = bytes(index % 251 for index in range(size))
             await one.send_to(peer, message)
-            assert (await within(PATIENCE, other)).data == message
+            assert (await within(TIME_LIMIT, other)).data == message
 
 
 async def test_what_the_mtu_does_not_carry_is_refused(address: DeviceAddress) -> None:
@@ -238,12 +238,12 @@ async def test_what_the_mtu_does_not_carry_is_refused(address: DeviceAddress) ->
             with pytest.raises(ValueError, match=rf"of {most + 1} bytes; .* {most} .*MTU"):
                 await sender.send_to(peer, bytes(most + 1))
         await one.send_to(peer, b"still there")
-        assert (await within(PATIENCE, other)).data == b"still there"
+        assert (await within(TIME_LIMIT, other)).data == b"still there"
         # However small its own are, an endpoint takes what the MTU carries.
         serving = loops.create_task(one.serve())
         back = await other.resolve(*one.local_address)
         await other.send_to(back, bytes(limit))
-        assert (await within(PATIENCE, one)).data == bytes(limit)
+        assert (await within(TIME_LIMIT, one)).data == bytes(limit)
         serving.cancel()
     with pytest.raises(ValueError, match="the port's MTU carries"):
         await aiordma.open_datagram(
@@ -261,7 +261,7 @@ async def test_everything_that_is_like_bytes_is_sent(address: DeviceAddress) -> 
             ((), b""),
         ):
             await one.send_to(peer, data)
-            assert (await within(PATIENCE, other)).data == expected
+            assert (await within(TIME_LIMIT, other)).data == expected
         for number in (-1, 1 << 32):
             with pytest.raises(ValueError, match="32 bits"):
                 await one.send_to(peer, b"", imm=number)
@@ -272,7 +272,7 @@ async def test_senders_wait_when_the_queue_is_full(address: DeviceAddress) -> No
     async with two(address, options, DatagramOptions(recv_depth=512)) as (one, other, peer):
         count = 200
         await loops.gather(*(one.send_to(peer, b"%d" % number) for number in range(count)))
-        got = {int((await within(PATIENCE, other)).data) for _ in range(count)}
+        got = {int((await within(TIME_LIMIT, other)).data) for _ in range(count)}
         assert got == set(range(count))
 
 
@@ -282,7 +282,7 @@ async def test_what_finds_no_buffer_is_lost_and_nothing_else(address: DeviceAddr
             await one.send_to(peer, b"%d" % number)
         while len(one._queue_pair._sends):
             await loops.sleep(0.01)
-        first = [(await within(PATIENCE, other)).data for _ in range(4)]
+        first = [(await within(TIME_LIMIT, other)).data for _ in range(4)]
         assert first == [b"0", b"1", b"2", b"3"]
 
         async def say_it_again() -> None:
@@ -291,7 +291,7 @@ async def test_what_finds_no_buffer_is_lost_and_nothing_else(address: DeviceAddr
                 await loops.sleep(0.05)
 
         saying = loops.create_task(say_it_again())
-        while (await within(PATIENCE, other)).data != b"last":
+        while (await within(TIME_LIMIT, other)).data != b"last":
             pass
         saying.cancel()
         await loops.wait([saying])
@@ -304,7 +304,7 @@ async def test_iterating_ends_when_the_endpoint_is_closed(address: DeviceAddress
         async for datagram in endpoint:
             collected.append(datagram.data)
 
-    async with loops.timeout(PATIENCE), two(address) as (one, other, peer):
+    async with loops.timeout(TIME_LIMIT), two(address) as (one, other, peer):
         collecting = loops.create_task(collect(other))
         await one.send_to(peer, b"a")
         await one.send_to(peer, b"b")
@@ -338,7 +338,7 @@ async def test_cancelling_loses_no_datagram(address: DeviceAddress) -> None:
             receiving.cancel()
             got = await loops.gather(receiving, return_exceptions=True)
             if isinstance(got[0], BaseException):
-                got = [await within(PATIENCE, other)]
+                got = [await within(TIME_LIMIT, other)]
             assert isinstance(got[0], aiordma.Datagram)
             assert got[0].data == b"%d" % number
 
@@ -354,7 +354,7 @@ async def test_a_cancelled_send_sends_nothing(address: DeviceAddress) -> None:
         await one.send_to(peer, b"end")
         sent = [b"%d" % n for n, result in enumerate(done) if result is None]
         for expected in [*sent, b"end"]:
-            assert (await within(PATIENCE, other)).data == expected
+            assert (await within(TIME_LIMIT, other)).data == expected
 
 
 # --- where it opens ---
@@ -433,7 +433,7 @@ async def test_what_was_posted_is_sent_before_it_closes(address: DeviceAddress) 
         with pytest.raises(LocalClosed):
             await one.send_to(peer, b"late")
         for number in range(50):
-            assert (await within(PATIENCE, other)).data == b"%d" % number
+            assert (await within(TIME_LIMIT, other)).data == b"%d" % number
 
 
 async def test_an_endpoint_that_is_dropped_warns_and_is_closed(address: DeviceAddress) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import loops
 import pytest
-from helpers import PATIENCE, connected
+from helpers import TIME_LIMIT, connected
 from removing import SoftDevice, one_per_device
 
 import aiordma
@@ -28,7 +28,7 @@ def device(address: DeviceAddress) -> Iterator[SoftDevice]:
 
 
 async def next_of(watch: DeviceWatch, device: str, kind: AsyncEventType) -> AsyncEvent:
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         async for event in watch:
             if (event.device, event.type) == (device, kind):
                 return event
@@ -73,7 +73,7 @@ async def test_every_watch_is_told(address: DeviceAddress, device: SoftDevice) -
     watching: list[DeviceWatch] = []
     tasks = [loops.create_task(watch_one()) for _ in range(2)]
     tasks.append(loops.create_task(loops.to_thread(loops.runner_of_this_kind(), watch_one)))
-    async with loops.timeout(PATIENCE), connected(address):
+    async with loops.timeout(TIME_LIMIT), connected(address):
         while len(watching) < 3:
             await loops.sleep(0.01)
         await loops.to_thread(device.set_link, "down")
@@ -90,7 +90,7 @@ async def test_a_connection_outlives_a_port_that_was_down(
         await next_of(watch, address.device, DOWN)
         await loops.to_thread(device.set_link, "up")
         await next_of(watch, address.device, UP)
-        async with loops.timeout(PATIENCE):
+        async with loops.timeout(TIME_LIMIT):
             await pair.client.send(b"after")
             assert await pair.server.recv() == b"after"
 
@@ -101,7 +101,7 @@ async def test_an_iwarp_connection_ends_with_its_port(
 ) -> None:
     async with connected(address) as pair:
         await loops.to_thread(device.set_link, "down")
-        async with loops.timeout(PATIENCE):
+        async with loops.timeout(TIME_LIMIT):
             with pytest.raises(aiordma.RdmaError):
                 await pair.client.recv()
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import loops
 import pytest
-from helpers import PATIENCE, Pair, connected, send_one_at_a_time
+from helpers import TIME_LIMIT, Pair, connected, send_one_at_a_time
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, ReceiveOverrun
@@ -33,7 +33,7 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
     """All get through, those of each task in their order."""
     # One task takes them, a message a turn on trio; nothing holds the others back on iWARP.
     options = ConnectionOptions(send_depth=8, recv_depth=64, recv_backlog=TASKS * EACH)
-    async with loops.timeout(3 * PATIENCE), connected(address, options, options) as pair:
+    async with loops.timeout(3 * TIME_LIMIT), connected(address, options, options) as pair:
         got: dict[int, list[int]] = defaultdict(list)
 
         async def send(task: int) -> None:
@@ -56,7 +56,7 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
 
 async def test_more_reads_than_negotiated_wait_their_turn(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=2, responder_resources=2)
-    async with loops.timeout(PATIENCE), connected(address, options, options) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
         far = await pair.server.register(bytearray(range(200)))
         near = await pair.client.allocate(200)
         # The others must not be held up in the send queue by reads that wait.
@@ -75,7 +75,7 @@ async def test_more_reads_than_negotiated_wait_their_turn(address: DeviceAddress
 
 async def test_a_read_is_given_up_while_it_waits(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=1, responder_resources=1)
-    async with loops.timeout(PATIENCE), connected(address, options, options) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
         far = await pair.server.register(bytearray(b"x" * 100))
         near = await pair.client.allocate(100)
         reads = [loops.create_task(pair.client.read(far.remote, near)) for _ in range(10)]
@@ -90,7 +90,7 @@ async def test_a_read_is_given_up_while_it_waits(address: DeviceAddress) -> None
 async def test_the_accepting_side_may_greet(address: DeviceAddress) -> None:
     """Which iWARP does not allow at once."""
     async with (
-        loops.timeout(2 * PATIENCE),
+        loops.timeout(2 * TIME_LIMIT),
         aiordma.listen(address.host, 0) as listener,
         loops.TaskGroup() as tasks,
     ):
@@ -112,7 +112,7 @@ async def test_the_accepting_side_may_greet(address: DeviceAddress) -> None:
 @pytest.mark.parametrize("size", [100, 100_000])
 async def test_what_follows_a_read_that_was_given_up(address: DeviceAddress, size: int) -> None:
     """Others wait for its end, by a fence, and reads need none."""
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         far = await pair.server.register(bytearray(b"x" * size))
         near = await pair.client.allocate(size)
         for _ in range(20):
@@ -139,7 +139,7 @@ def send_at_once(connection: aiordma.Connection, count: int) -> None:
 async def test_as_many_messages_as_agreed_are_no_overrun(address: DeviceAddress) -> None:
     """Sent at once, and then the end: the loop sees none of it before."""
     server = ConnectionOptions(recv_depth=8)
-    async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
         send_at_once(pair.client, 8)
         time.sleep(0.2)  # noqa: ASYNC251 - so that the loop has no turn
         await pair.client.aclose()
@@ -150,7 +150,7 @@ async def test_as_many_messages_as_agreed_are_no_overrun(address: DeviceAddress)
 async def test_a_slow_reader_on_iwarp_keeps_its_connection(address: DeviceAddress) -> None:
     """Many times recv_depth unread messages: they are copied away, and all can be received."""
     server = ConnectionOptions(recv_depth=16)
-    async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
         for number in range(400):
             await pair.client.send(b"%d" % number)
             while pair.server.stats.messages_received <= number:
@@ -163,7 +163,7 @@ async def test_a_slow_reader_on_iwarp_keeps_its_connection(address: DeviceAddres
 @pytest.mark.transport("IWARP")
 async def test_a_reader_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress) -> None:
     server = ConnectionOptions(recv_depth=16, recv_backlog=50)
-    async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
         with pytest.raises(PeerClosed):
             await send_one_at_a_time(pair.client.send, pair.server)
         for _ in range(51):
@@ -176,7 +176,7 @@ async def test_a_reader_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress
 async def test_a_loop_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress) -> None:
     """The buffers run out before anybody can do anything about it."""
     server = ConnectionOptions(recv_depth=4)
-    async with loops.timeout(PATIENCE), connected(address, server=server) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
         with contextlib.suppress(aiordma.VerbsError):  # too late for the rest of them
             send_at_once(pair.client, 40)
         time.sleep(0.2)  # noqa: ASYNC251 - the loop has no turn before it is too late
@@ -192,7 +192,7 @@ NEAR = ConnectionOptions(max_message_size=1024)
 
 async def test_connections_share_receive_buffers(address: DeviceAddress) -> None:
     async with (
-        loops.timeout(2 * PATIENCE),
+        loops.timeout(2 * TIME_LIMIT),
         aiordma.listen(address.host, 0, options=SHARED) as listener,
         loops.TaskGroup() as tasks,
     ):
@@ -212,7 +212,7 @@ async def test_connections_share_receive_buffers(address: DeviceAddress) -> None
 
 
 async def test_what_was_sent_before_the_end_arrives_also_there(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address, NEAR, SHARED) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, NEAR, SHARED) as pair:
         for number in range(10):
             await pair.client.send(b"%d" % number)
         await pair.client.aclose()
@@ -222,7 +222,7 @@ async def test_what_was_sent_before_the_end_arrives_also_there(address: DeviceAd
 async def test_one_slow_reader_does_not_hold_the_others_up(address: DeviceAddress) -> None:
     options = ConnectionOptions(shared_recv_depth=16, recv_backlog=100)
     async with (
-        loops.timeout(2 * PATIENCE),
+        loops.timeout(2 * TIME_LIMIT),
         aiordma.listen(address.host, 0, options=options) as listener,
     ):
         pairs = []
@@ -252,7 +252,7 @@ async def test_one_slow_reader_does_not_hold_the_others_up(address: DeviceAddres
 
 
 async def test_shared_buffers_outlive_their_listener(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address, NEAR, SHARED) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, NEAR, SHARED) as pair:
         await pair.listener.aclose()
         await pair.client.send(b"hello")
         message = await pair.server.recv_message()
@@ -276,7 +276,7 @@ async def test_only_a_listener_shares(address: DeviceAddress) -> None:
 
 async def test_many_idle_connections_need_few_buffers(address: DeviceAddress) -> None:
     async with (
-        loops.timeout(3 * PATIENCE),
+        loops.timeout(3 * TIME_LIMIT),
         aiordma.listen(address.host, 0, options=SHARED) as listener,
     ):
         accepted = []
@@ -301,7 +301,7 @@ POLLING = ConnectionOptions(busy_poll=0.001)
 
 
 async def test_polling_finds_what_waiting_would(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address, POLLING, POLLING) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, POLLING, POLLING) as pair:
         echoing = loops.create_task(echo(pair.server))
         for number in range(100):
             await pair.client.send(b"%d" % number)
@@ -317,7 +317,7 @@ async def test_polling_finds_what_waiting_would(address: DeviceAddress) -> None:
 async def test_polling_does_not_starve_the_loop(address: DeviceAddress) -> None:
     """Another task runs on while one polls for what never comes."""
     polling = ConnectionOptions(busy_poll=1.0)
-    async with loops.timeout(PATIENCE), connected(address, polling, polling) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, polling, polling) as pair:
         turns = 0
 
         async def count() -> None:

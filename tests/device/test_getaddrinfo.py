@@ -6,7 +6,7 @@ import socket
 
 import loops
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import AddressError, AddrInfo, PortSpace, SyncCmId
@@ -63,7 +63,7 @@ async def test_unknown_names_and_services(address: DeviceAddress) -> None:
 
 async def test_it_leads_to_endpoints(any_address: DeviceAddress) -> None:
     hints = AddrInfo(flags=AddrInfoFlags.PASSIVE)
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         [here] = await aiordma.getaddrinfo(any_address.host, 7499, hints)
         async with await SyncCmId.create_ep(here) as listener:
             assert listener.state is CmState.ADDR_BOUND

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import loops
 import pytest
-from helpers import PATIENCE, ResourceSnapshot
+from helpers import TIME_LIMIT, ResourceSnapshot
 
 from aiordma import AsyncCmId, Rejected, SyncCmId, VerbsError
 from aiordma.cm import CmState
@@ -69,7 +69,7 @@ def no_descriptor_left() -> Iterator[None]:
 
 
 async def test_a_listener_takes_one_descriptor(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await AsyncCmId.create():  # the loop's channel is open
+    async with loops.timeout(TIME_LIMIT), await AsyncCmId.create():  # the loop's channel is open
         before = channels()
         on_loop = await listening(AsyncCmId, address)
         in_threads = await listening(SyncCmId, address)
@@ -86,7 +86,7 @@ async def test_an_id_that_could_not_listen_is_as_good_as_before(
     address: DeviceAddress, kind: Kind
 ) -> None:
     """It shares its port with another one, and so cannot listen there; wherever it is moved."""
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         elsewhere, cm = await listening(kind, address), await bound(kind, address)
         other = await bound(kind, address, cm.local_address[1])
         for _ in range(3):
@@ -118,7 +118,7 @@ async def is_answered(
 async def test_closing_a_listener_leaves_the_requests_that_were_taken(
     address: DeviceAddress, kind: Kind
 ) -> None:
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         listener = await moved(await moved(await listening(kind, address)))
         client, connecting = await connecting_to(listener)
         server = await listener.get_request()
@@ -136,7 +136,7 @@ async def test_closing_a_listener_leaves_the_requests_that_were_taken(
 
 
 async def test_listening_without_a_descriptor(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await bound(AsyncCmId, address) as cm:
+    async with loops.timeout(TIME_LIMIT), await bound(AsyncCmId, address) as cm:
         with no_descriptor_left(), pytest.raises(VerbsError) as caught:
             cm.listen()
         assert caught.value.errno == errno.EMFILE
@@ -151,7 +151,7 @@ async def test_listening_without_a_descriptor(address: DeviceAddress) -> None:
 async def test_a_request_for_which_there_is_no_descriptor_is_rejected(
     address: DeviceAddress,
 ) -> None:
-    async with loops.timeout(PATIENCE), await listening(SyncCmId, address) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(SyncCmId, address) as listener:
         waiting = loops.create_task(listener.get_request())
         await loops.sleep(0.1)
         client = await AsyncCmId.create()
@@ -172,7 +172,7 @@ async def test_a_request_for_which_there_is_no_descriptor_is_rejected(
 @both_kinds
 async def test_a_listener_that_another_thread_drops(address: DeviceAddress, kind: Kind) -> None:
     """Its requests are rejected; the loop stops watching its channel before that is closed."""
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         for _ in range(5):
             box = [await listening(kind, address)]
             clients = [await connecting_to(box[0]) for _ in range(3)]
@@ -194,7 +194,7 @@ async def test_a_listener_that_another_thread_drops(address: DeviceAddress, kind
 @pytest.mark.transport("IB")
 @both_kinds
 async def test_a_listener_for_datagrams_moves(address: DeviceAddress, kind: Kind) -> None:
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         listener: AsyncCmId | SyncCmId = await kind.create(PortSpace.UDP)
         listener.bind_addr(parse_address(address.host))
         listener.listen()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import PATIENCE, connected
+from helpers import TIME_LIMIT, connected
 
 from aiordma.rdmacm import DeviceAddress
 
@@ -45,7 +45,7 @@ def test_a_program_that_works_says_nothing(address: DeviceAddress) -> None:
         [sys.executable, "-c", CODE, address.host],
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE,
+        timeout=2 * TIME_LIMIT,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "rejected\n", "")

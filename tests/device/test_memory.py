@@ -12,7 +12,7 @@ from pathlib import Path
 import loops
 import numpy as np
 import pytest
-from helpers import PATIENCE, connected
+from helpers import TIME_LIMIT, connected
 
 import aiordma
 from aiordma import (
@@ -49,7 +49,7 @@ RECORD = np.dtype([("key", "S8"), ("value", "<f8"), ("when", "<M8[s]")])
     ids=lambda buffer: f"{type(buffer).__name__}-{getattr(buffer, 'dtype', '')}",
 )
 async def test_any_buffer_can_be_registered(address: DeviceAddress, buffer: bytearray) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         with await pair.server.register(buffer) as far:
             assert len(far) == 16
             await pair.client.write(bytes(range(16)), far.remote)
@@ -62,14 +62,14 @@ async def test_a_record_with_a_date(address: DeviceAddress) -> None:
     """numpy exports no dates by itself."""
     records = np.array([(b"one", 1.5, "2026-11-21T09:00:00")], dtype=RECORD)
     copied = np.zeros_like(records)
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         with await pair.server.register(records) as far, await pair.client.register(copied) as near:
             await pair.client.read(far.remote, near)
     assert (copied == records).all()
 
 
 async def test_what_cannot_be_registered(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         register = pair.client.register
         with pytest.raises(ValueError, match="Python objects"):
             await register(np.array([object(), None]))
@@ -91,7 +91,7 @@ async def test_what_cannot_be_registered(address: DeviceAddress) -> None:
 
 async def test_what_the_device_lacks_is_said(address: DeviceAddress) -> None:
     """Soft devices have neither on-demand paging nor dma-bufs."""
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         with pytest.raises(ValueError, match="no on-demand paging"):
             await pair.client.register(bytearray(100), AccessFlags.ON_DEMAND)
         descriptor = os.open("/dev/null", os.O_RDONLY)
@@ -119,7 +119,7 @@ WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
 @pytest.mark.transport("IB")
 async def test_a_window_that_the_peer_shuts(address: DeviceAddress) -> None:
     """Send with invalidate: the key is of no use any more when the message arrives."""
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         near = await pair.client.allocate(100)
         with await pair.server.allocate(100, WINDOW) as region:
             window = await pair.server.bind(region[10:30])
@@ -140,7 +140,7 @@ async def test_a_window_that_the_peer_shuts(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_a_window_that_this_side_shuts(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         region = await pair.server.allocate(100, WINDOW)
         with await pair.server.bind(region, AccessFlags.REMOTE_READ) as window:
             near = await pair.client.allocate(100)
@@ -163,7 +163,7 @@ async def test_a_window_that_this_side_shuts(address: DeviceAddress) -> None:
 @pytest.mark.transport("IB")
 async def test_windows_end_with_their_connection(address: DeviceAddress) -> None:
     """Nothing is left behind, which the leak check sees."""
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         async with connected(address) as pair:
             region = await pair.server.allocate(100, WINDOW)
             windows = [await pair.server.bind(region) for _ in range(5)]
@@ -175,7 +175,7 @@ async def test_windows_end_with_their_connection(address: DeviceAddress) -> None
 
 
 async def test_the_cache_registers_a_buffer_once(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         data = bytearray(100_000)
         with RegistrationCache(pair.client) as cache:
             with await cache.register(data) as first:
@@ -201,7 +201,7 @@ async def test_the_cache_registers_a_buffer_once(address: DeviceAddress) -> None
 
 async def test_nothing_of_the_cache_can_be_stale(address: DeviceAddress) -> None:
     """What is cached cannot be resized or freed; what was discarded is registered anew."""
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         with RegistrationCache(pair.client) as cache:
             data = bytearray(b"before" * 1000)
             with await cache.register(data) as region:
@@ -210,7 +210,7 @@ async def test_nothing_of_the_cache_can_be_stale(address: DeviceAddress) -> None
                 data.extend(b"more")
             cache.discard(data)
             cache.discard(b"never seen")
-            async with loops.timeout(PATIENCE):
+            async with loops.timeout(TIME_LIMIT):
                 while not can_be_resized(data):  # unpinned in a worker thread
                     await loops.sleep(0.01)
             data[:6] = b"after!"
@@ -220,7 +220,7 @@ async def test_nothing_of_the_cache_can_be_stale(address: DeviceAddress) -> None
 
 
 async def test_the_cache_keeps_so_much(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         buffers = [bytearray(1000) for _ in range(5)]
         with RegistrationCache(pair.client, max_bytes=3000) as cache:
             for buffer in buffers:
@@ -236,7 +236,7 @@ async def test_the_cache_keeps_so_much(address: DeviceAddress) -> None:
 
 
 async def test_a_region_of_the_cache_outlives_it(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         with RegistrationCache(pair.client) as cache:
             region = await cache.register(bytearray(b"still here"))
         await pair.client.send(region)
@@ -272,7 +272,7 @@ async def most_turns(register: Callable[[], Awaitable[MemoryRegion]]) -> int:
 
 @pytest.mark.transport("IB")
 async def test_large_allocations_do_not_stop_the_loop(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         assert await most_turns(lambda: pair.client.allocate(128 << 20)) > 3
 
 
@@ -280,7 +280,7 @@ async def test_large_registrations_do_not_stop_the_loop(address: DeviceAddress) 
     """Of memory that was written to before. The pages of other memory are made when they are
     pinned, and siw locks the process's memory map meanwhile: all threads may have to wait."""
     data = bytearray(b"x") * (128 << 20)
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         assert await most_turns(lambda: pair.client.register(data)) > 3
 
 
@@ -289,7 +289,7 @@ async def test_a_file_can_be_registered(address: DeviceAddress, tmp_path: Path) 
     path.write_bytes(b"from a file" + bytes(5000))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         async with (
-            loops.timeout(PATIENCE),
+            loops.timeout(TIME_LIMIT),
             connected(address) as pair,
             await pair.server.register(mapped, AccessFlags.REMOTE_READ) as far,
         ):
@@ -304,14 +304,14 @@ async def test_memory_that_cannot_be_pinned(address: DeviceAddress, tmp_path: Pa
     path = tmp_path / "file"
     path.write_bytes(bytes(5000))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        async with loops.timeout(PATIENCE), connected(address) as pair:
+        async with loops.timeout(TIME_LIMIT), connected(address) as pair:
             with pytest.raises(VerbsError, match="ACCESS_COPY"):
                 await pair.server.register(mapped, AccessFlags.REMOTE_READ)
 
 
 async def test_a_closed_region_is_the_users_again(address: DeviceAddress) -> None:
     data = bytearray(1 << 20)
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         async with await pair.client.register(data) as region:
             with pytest.raises(BufferError):
                 data.append(1)

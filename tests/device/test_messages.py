@@ -6,7 +6,7 @@ import array
 
 import loops
 import pytest
-from helpers import DEFAULT, PATIENCE, connected
+from helpers import DEFAULT, TIME_LIMIT, connected
 
 import aiordma
 from aiordma import BusyError, ConnectionOptions, LocalClosed
@@ -132,7 +132,7 @@ async def test_two_hundred_tasks_send_through_a_short_queue(address: DeviceAddre
 async def test_send_waits_while_the_queue_is_full(address: DeviceAddress) -> None:
     """The peer takes nothing: on RoCE its device holds the sends back."""
     options = ConnectionOptions(send_depth=1, recv_depth=1)
-    async with loops.timeout(PATIENCE), connected(address, options, options) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
         large = bytes(options.max_message_size)
         sends = [loops.create_task(pair.client.send(large)) for _ in range(4)]
         while sum(send.done() for send in sends) < 2:

@@ -7,7 +7,7 @@ import threading
 
 import loops
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import AsyncCmId, BusyError, Connection, LocalClosed, SyncCmId
@@ -52,7 +52,7 @@ async def connected_ids(address: DeviceAddress, listener: AsyncCmId) -> tuple[As
 
 
 async def test_there_and_back_at_every_step(any_address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await async_listener(any_address) as listener:
+    async with loops.timeout(TIME_LIMIT), await async_listener(any_address) as listener:
         port = listener.local_address[1]
         client = await SyncCmId.create()
         await client.resolve_addr(parse_address(any_address.host, port))
@@ -75,7 +75,7 @@ async def test_there_and_back_at_every_step(any_address: DeviceAddress) -> None:
 
 
 async def test_what_was_migrated_is_closed(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         first = await SyncCmId.create()
         second = await first.migrate()
         with pytest.raises(LocalClosed):
@@ -92,7 +92,7 @@ async def test_what_was_migrated_is_closed(address: DeviceAddress) -> None:
 
 
 async def test_an_id_that_somebody_waits_for_stays(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         for listener in (await sync_listener(address), await async_listener(address)):
             waiting = loops.create_task(listener.get_request())
             await loops.sleep(0.05)
@@ -106,7 +106,7 @@ async def test_an_id_that_somebody_waits_for_stays(address: DeviceAddress) -> No
 
 async def test_requests_pending_at_a_listener_go_along(address: DeviceAddress) -> None:
     """They come at any moment around two migrations."""
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         listener = await async_listener(address)
         port = listener.local_address[1]
         clients = [await resolved(address, port) for _ in range(6)]
@@ -129,7 +129,7 @@ async def test_requests_pending_at_a_listener_go_along(address: DeviceAddress) -
 
 
 async def test_a_disconnect_pending_goes_along(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await async_listener(address) as listener:
+    async with loops.timeout(TIME_LIMIT), await async_listener(address) as listener:
         client, server = await connected_ids(address, listener)
         waiting = await client.migrate(None)
         await server.aclose()
@@ -157,7 +157,7 @@ async def test_from_one_loop_to_another_in_another_thread(address: DeviceAddress
         back = await listener.migrate(None)
         handed.put(back)
 
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         listener = await async_listener(address)
         clients = [await resolved(address, listener.local_address[1]) for _ in range(5)]
         connecting = [loops.create_task(client.connect()) for client in clients[:3]]
@@ -199,7 +199,7 @@ async def keep_asking(address: DeviceAddress, port: int, moved: list[int]) -> No
 @pytest.mark.parametrize("host", [None, "0.0.0.0"])
 async def test_migrating_back_and_forth_under_load(address: DeviceAddress, host: str) -> None:
     """Clients keep asking while the listener moves; every one of them is answered."""
-    async with loops.timeout(2 * PATIENCE):
+    async with loops.timeout(2 * TIME_LIMIT):
         listener = await async_listener(address, host)
         port = listener.local_address[1]
         moved: list[int] = []
@@ -227,7 +227,7 @@ async def test_moving_between_two_loops_under_load(address: DeviceAddress) -> No
             await answer_within(listener, 0.05)
             back.put(await listener.migrate(None))
 
-    async with loops.timeout(2 * PATIENCE):
+    async with loops.timeout(2 * TIME_LIMIT):
         listener = await async_listener(address)
         port = listener.local_address[1]
         thread = threading.Thread(
@@ -264,7 +264,7 @@ async def answer_within(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
 async def test_a_connection_from_an_endpoint(any_address: DeviceAddress) -> None:
     """Both sides are made by rdma_create_ep(), then carried on as Connection and Listener."""
     passive = AddrInfo(flags=AddrInfoFlags.PASSIVE, source=parse_address(any_address.host))
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         served = await SyncCmId.create_ep(passive, init=SMALL)
         async with aiordma.Listener.from_id(served) as listener:
             info = AddrInfo(destination=parse_address(*listener.local_address))
@@ -282,7 +282,7 @@ async def test_a_connection_from_an_endpoint(any_address: DeviceAddress) -> None
 
 
 async def test_a_connection_from_a_request(any_address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await sync_listener(any_address) as listener:
+    async with loops.timeout(TIME_LIMIT), await sync_listener(any_address) as listener:
         connecting = loops.create_task(aiordma.connect(*listener.local_address))
         server = await Connection.from_id(await listener.get_request())
         async with server, await connecting as client:
@@ -291,7 +291,7 @@ async def test_a_connection_from_a_request(any_address: DeviceAddress) -> None:
 
 
 async def test_an_id_that_is_not_ready_makes_no_connection(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await AsyncCmId.create() as cm:
+    async with loops.timeout(TIME_LIMIT), await AsyncCmId.create() as cm:
         with pytest.raises(aiordma.RdmaError, match="IDLE"):
             await Connection.from_id(cm)
         cm.bind_addr(parse_address(address.host))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import loops
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import (
@@ -47,7 +47,7 @@ async def members(
 
 
 async def received(endpoint: DatagramEndpoint) -> aiordma.Datagram:
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         return await endpoint.recv_from()
 
 

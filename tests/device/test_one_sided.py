@@ -7,7 +7,7 @@ import pickle
 
 import loops
 import pytest
-from helpers import PATIENCE, Pair, connected
+from helpers import TIME_LIMIT, Pair, connected
 
 from aiordma import (
     AccessFlags,
@@ -40,7 +40,7 @@ async def both_memories(pair: Pair) -> tuple[MemoryRegion, RemoteBuffer, bytearr
 
 
 async def test_there_and_back(any_address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(any_address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(any_address) as pair:
         near, remote, far = await both_memories(pair)
         view = memoryview(near)
         view[:] = bytes(range(256)) * (SIZE // 256)
@@ -56,7 +56,7 @@ async def test_there_and_back(any_address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_a_write_with_immediate_data_is_noticed(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         near, remote, far = await both_memories(pair)
         memoryview(near)[:5] = b"hello"
         await pair.client.write(near[:5], remote, imm=7)
@@ -72,7 +72,7 @@ async def test_iwarp_carries_no_immediate_data(address: DeviceAddress) -> None:
 
 
 async def test_regions_are_closed_when_dropped_or_left(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         numbers = array.array("d", range(1000))
         with await pair.client.register(numbers) as region:
             assert len(region) == 8000
@@ -87,7 +87,7 @@ async def test_regions_are_closed_when_dropped_or_left(address: DeviceAddress) -
 
 async def test_the_peers_device_refuses(address: DeviceAddress) -> None:
     """A wrong key ends that connection, and no other."""
-    async with loops.timeout(PATIENCE), connected(address) as other, connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as other, connected(address) as pair:
         near, remote, _ = await both_memories(pair)
         wrong = RemoteBuffer(remote.addr, remote.rkey ^ 0xFF00, 8)
         with pytest.raises((WorkRequestError, PeerClosed)) as refused:
@@ -101,7 +101,7 @@ async def test_the_peers_device_refuses(address: DeviceAddress) -> None:
 
 
 async def test_a_read_only_region_is_not_written(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         far = await pair.server.register(b"read only", AccessFlags.REMOTE_READ)
         near = await pair.client.allocate(16)
         await pair.client.read(far.remote, near)
@@ -120,7 +120,7 @@ async def test_a_read_only_region_is_not_written(address: DeviceAddress) -> None
 
 @pytest.mark.transport("IB")
 async def test_atomics(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         counter = array.array("Q", [40, 0])
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_ATOMIC
         far = await pair.server.register(counter, access)
@@ -144,7 +144,7 @@ async def test_iwarp_has_no_atomics(address: DeviceAddress) -> None:
 
 async def test_more_reads_than_may_be_under_way(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=2, responder_resources=2, send_depth=8)
-    async with loops.timeout(PATIENCE), connected(address, options, options) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
         near, remote, far = await both_memories(pair)
         far[:] = bytes(range(256)) * (SIZE // 256)
         parts = [slice(start, start + 1024) for start in range(0, SIZE, 1024)]
@@ -186,7 +186,7 @@ async def test_many_tasks_write_read_and_send_at_once(
             turns = [message[1] for message in received if message[0] == number]
             assert turns == list(range(0, rounds, 5))
 
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         near, remote, far = await both_memories(pair)
         await loops.gather(receive(), *map(work, range(tasks)))
         for number in range(tasks):
@@ -206,7 +206,7 @@ async def test_reads_that_were_not_negotiated(address: DeviceAddress) -> None:
 
 
 async def test_cancelled_operations_keep_their_memory_pinned(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         _, remote, _ = await both_memories(pair)
         for number in range(50):
             region = await pair.client.register(bytearray(SIZE))
@@ -221,7 +221,7 @@ async def test_cancelled_operations_keep_their_memory_pinned(address: DeviceAddr
 
 
 async def test_closing_ends_an_operation(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         near, remote, _ = await both_memories(pair)
         tasks = [loops.create_task(pair.client.read(remote, near)) for _ in range(100)]
         await loops.sleep(0)  # not until all have settled: they might have been done by then

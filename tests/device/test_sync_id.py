@@ -8,7 +8,7 @@ import time
 
 import loops
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import ROOT, TIME_LIMIT
 
 from aiordma import CmEventType, LocalClosed, PortSpace, Rejected, VerbsError
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
@@ -40,7 +40,7 @@ def port_of(cm: SyncCmId | AsyncCmId) -> int:
 
 async def test_a_message_there_and_back(any_address: DeviceAddress) -> None:
     """What rdma_client and rdma_server do, with the calls of rdma_verbs.h."""
-    async with loops.timeout(PATIENCE), await listening(any_address) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(any_address) as listener:
         client = await resolved(any_address, port_of(listener))
         async with client:
             await client.create_qp(SMALL)
@@ -70,7 +70,7 @@ async def test_a_message_there_and_back(any_address: DeviceAddress) -> None:
 
 async def test_private_data_is_in_the_event_of_the_last_call(address: DeviceAddress) -> None:
     async with (
-        loops.timeout(PATIENCE),
+        loops.timeout(TIME_LIMIT),
         await listening(address) as listener,
         await resolved(address, port_of(listener)) as client,
     ):
@@ -87,7 +87,7 @@ async def test_private_data_is_in_the_event_of_the_last_call(address: DeviceAddr
 
 
 async def test_nobody_listens(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await resolved(address, NOBODY_PORT) as client:
+    async with loops.timeout(TIME_LIMIT), await resolved(address, NOBODY_PORT) as client:
         await client.create_qp(SMALL)
         with pytest.raises(Rejected):
             await client.connect()
@@ -95,7 +95,7 @@ async def test_nobody_listens(address: DeviceAddress) -> None:
 
 async def test_a_request_is_rejected_with_a_reason(address: DeviceAddress) -> None:
     async with (
-        loops.timeout(PATIENCE),
+        loops.timeout(TIME_LIMIT),
         await listening(address) as listener,
         await resolved(address, port_of(listener)) as client,
     ):
@@ -109,7 +109,7 @@ async def test_a_request_is_rejected_with_a_reason(address: DeviceAddress) -> No
 
 
 async def test_a_listener_is_closed_before_its_children(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         listener = await listening(address)
         client = await resolved(address, port_of(listener))
         await client.create_qp(SMALL)
@@ -124,7 +124,7 @@ async def test_a_listener_is_closed_before_its_children(address: DeviceAddress) 
 
 
 async def test_cancelling_get_request_ends_it_and_loses_nobody(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         for _ in range(5):
             waiting = loops.create_task(listener.get_request())
             await loops.sleep(0.05)
@@ -142,7 +142,7 @@ async def test_cancelling_get_request_ends_it_and_loses_nobody(address: DeviceAd
 
 async def test_a_request_that_came_while_nobody_waited_is_not_lost(address: DeviceAddress) -> None:
     """The task is cancelled at any moment around the request's arrival."""
-    async with loops.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         for delay in (0.0, 0.002, 0.01, 0.05, 0.1):
             async with await resolved(address, port_of(listener)) as client:
                 await client.create_qp(SMALL)
@@ -159,7 +159,7 @@ async def test_a_request_that_came_while_nobody_waited_is_not_lost(address: Devi
 
 
 async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         listener = await listening(address)
         waiting = loops.create_task(listener.get_request())
         client = await resolved(address, port_of(listener))
@@ -175,7 +175,7 @@ async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
 
 async def test_cancelling_a_connect_ends_it_promptly(address: DeviceAddress) -> None:
     """The peer never answers the request."""
-    async with loops.timeout(PATIENCE), await listening(address) as listener:
+    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         client = await resolved(address, port_of(listener))
         await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect())
@@ -184,12 +184,12 @@ async def test_cancelling_a_connect_ends_it_promptly(address: DeviceAddress) -> 
             begin = time.monotonic()
             with pytest.raises(loops.CancelledError):
                 await connecting
-            assert time.monotonic() - begin < PATIENCE / 4
+            assert time.monotonic() - begin < TIME_LIMIT / 4
         await client.aclose()
 
 
 async def test_200_listeners_starve_nothing(address: DeviceAddress) -> None:
-    async with loops.timeout(2 * PATIENCE):
+    async with loops.timeout(2 * TIME_LIMIT):
         listeners = [await listening(address) for _ in range(200)]
         waiting = [loops.create_task(listener.get_request()) for listener in listeners]
         await loops.sleep(1)
@@ -235,7 +235,7 @@ def test_the_interpreter_exits_with_calls_outstanding(address: DeviceAddress, ki
         [sys.executable, "-W", "ignore", "-c", OUTSTANDING, address.host, kind, tests],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIME_LIMIT,
         check=False,
     )
     assert (done.returncode, done.stdout) == (7, "waiting\n"), done.stderr
@@ -254,7 +254,7 @@ def active(address: DeviceAddress, port: int) -> AddrInfo:
 
 async def test_endpoints_of_both_sides(any_address: DeviceAddress) -> None:
     """Ids of a passive endpoint's requests arrive with their queue pair."""
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         listener = await SyncCmId.create_ep(passive(any_address), init=SMALL)
         listener.listen()
         client = await SyncCmId.create_ep(active(any_address, port_of(listener)), init=SMALL)
@@ -302,7 +302,7 @@ async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
 
 async def test_a_shared_receive_queue_takes_the_messages(address: DeviceAddress) -> None:
     async with (
-        loops.timeout(PATIENCE),
+        loops.timeout(TIME_LIMIT),
         await listening(address) as listener,
         await resolved(address, port_of(listener)) as client,
     ):
@@ -329,7 +329,7 @@ async def test_a_shared_receive_queue_takes_the_messages(address: DeviceAddress)
 @pytest.mark.transport("IB")
 async def test_datagram_accepts_do_not_leave_the_request_behind(address: DeviceAddress) -> None:
     """rdma-core 44 does not acknowledge it, and a listener's destruction would wait for ever."""
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         listener = await SyncCmId.create(PortSpace.UDP)
         listener.bind_addr(parse_address(address.host))
         listener.listen()
@@ -351,7 +351,7 @@ async def test_datagram_accepts_do_not_leave_the_request_behind(address: DeviceA
 @pytest.mark.transport("IB")
 async def test_a_group_is_joined_and_left(address: DeviceAddress) -> None:
     group = parse_address("239.7.7.1")
-    async with loops.timeout(PATIENCE), await SyncCmId.create(PortSpace.UDP) as cm:
+    async with loops.timeout(TIME_LIMIT), await SyncCmId.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
         event = await cm.join_multicast(group)
         assert event.qp_num == 0xFFFFFF
@@ -364,7 +364,7 @@ async def test_a_peer_that_disconnects_ends_the_wait_for_completions(
     address: DeviceAddress, kind: type[SyncCmId | AsyncCmId]
 ) -> None:
     async with (
-        loops.timeout(PATIENCE),
+        loops.timeout(TIME_LIMIT),
         await listening(address) as listener,
     ):
         client = await kind.create()

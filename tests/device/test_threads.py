@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import loops
 import pytest
-from helpers import PATIENCE, connected
+from helpers import TIME_LIMIT, connected
 
 from aiordma.rdmacm import DeviceAddress
 
@@ -65,7 +65,7 @@ async def test_blocking_calls_are_made_by_worker_threads(
         assert await pair.server.recv() == bytes(5000)
         await pair.client.aclose()
         assert [message async for message in pair.server] == []
-    async with loops.timeout(PATIENCE):  # the last of it is destroyed in the background
+    async with loops.timeout(TIME_LIMIT):  # the last of it is destroyed in the background
         while not {name for name, _ in calls} >= BLOCKING:
             await loops.sleep(0.01)
     on_loop = {name for name, thread in calls if thread == threading.get_ident()}

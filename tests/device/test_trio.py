@@ -13,7 +13,7 @@ from typing import Any
 import loops
 import pytest
 import trio
-from helpers import PATIENCE, Pair, connected
+from helpers import TIME_LIMIT, Pair, connected
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 import aiordma
@@ -35,7 +35,7 @@ async def checked(start: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(TIME_LIMIT):
         while not condition():
             await trio.sleep(0.001)
 
@@ -220,7 +220,7 @@ async def test_closing_in_a_cancelled_scope_is_by_force(address: DeviceAddress) 
             await pair.client.aclose()
         assert scope.cancelled_caught
         assert pair.client._endpoint.released
-        with trio.fail_after(PATIENCE), pytest.raises(PeerClosed):
+        with trio.fail_after(TIME_LIMIT), pytest.raises(PeerClosed):
             await pair.server.recv()
 
 
@@ -235,7 +235,7 @@ async def test_a_deadline_around_a_block(address: DeviceAddress) -> None:
 
     async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as nursery:
         nursery.start_soon(listener.serve, echo)
-        with pytest.raises(trio.TooSlowError), trio.fail_after(PATIENCE) as scope:
+        with pytest.raises(trio.TooSlowError), trio.fail_after(TIME_LIMIT) as scope:
             await be_connected(scope)
         assert [connection._endpoint.released for connection in ended] == [True]
         await listener.aclose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from streaming import pattern
 
 import aiordma
@@ -45,7 +45,7 @@ async def clogged_pair(address: DeviceAddress) -> tuple[RdmaStream, RdmaStream]:
 
 
 async def test_they_do_what_trio_says_of_streams(address: DeviceAddress) -> None:
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(TIME_LIMIT):
         await trio.testing.check_half_closeable_stream(
             lambda: pair(address), lambda: clogged_pair(address)
         )
@@ -57,7 +57,7 @@ async def test_a_server_of_trio_s(address: DeviceAddress) -> None:
             await stream.send_all(data)
 
     listener = await aiordma.trio.listen_stream(address.host, 0)
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(TIME_LIMIT):
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, echo, [listener])
             async with await aiordma.trio.connect_stream(*listener.local_address) as stream:
@@ -72,7 +72,7 @@ async def test_a_server_of_trio_s(address: DeviceAddress) -> None:
 async def test_a_peer_that_vanishes(address: DeviceAddress) -> None:
     near, far = await pair(address)
     near.stream.abort()
-    with trio.fail_after(PATIENCE), pytest.raises(trio.BrokenResourceError):
+    with trio.fail_after(TIME_LIMIT), pytest.raises(trio.BrokenResourceError):
         await far.receive_some()
     with pytest.raises(trio.ClosedResourceError):
         await near.receive_some()

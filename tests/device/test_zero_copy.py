@@ -8,7 +8,7 @@ import threading
 import loops
 import numpy as np
 import pytest
-from helpers import DEFAULT, PATIENCE, connected
+from helpers import DEFAULT, TIME_LIMIT, connected
 
 from aiordma import BusyError, ConnectionOptions, LocalClosed, MemoryRegion, PeerClosed
 from aiordma.rdmacm import DeviceAddress
@@ -20,7 +20,7 @@ def all_posted(address: DeviceAddress, options: ConnectionOptions = DEFAULT) -> 
 
 
 async def test_registered_memory_is_sent_as_it_is(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         with await pair.client.register(bytearray(b"registered memory")) as region:
             await pair.client.send(region)
             await pair.client.send(region[11:])
@@ -37,7 +37,7 @@ async def test_registered_memory_is_sent_as_it_is(address: DeviceAddress) -> Non
 
 async def test_a_list_has_so_many_pieces_and_no_more(address: DeviceAddress) -> None:
     options = ConnectionOptions(max_sge=2)
-    async with loops.timeout(PATIENCE), connected(address, options) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, options) as pair:
         with await pair.client.register(bytearray(100)) as region:
             pieces = [region[0:10], region[20:30], region[40:50]]
             with pytest.raises(ValueError, match="max_sge is 2"):
@@ -52,7 +52,7 @@ async def test_memory_of_another_loop_is_refused(address: DeviceAddress) -> None
     """Its keys would mean nothing, and cost the connection."""
 
     async def elsewhere() -> None:
-        async with connected(address) as other, loops.timeout(PATIENCE):
+        async with connected(address) as other, loops.timeout(TIME_LIMIT):
             with await other.client.register(bytearray(10)) as region:
                 with pytest.raises(ValueError, match="another event loop"):
                     region.acquire(None)
@@ -65,7 +65,7 @@ async def test_memory_of_another_loop_is_refused(address: DeviceAddress) -> None
     thread = threading.Thread(target=loops.runner_of_this_kind(), args=(elsewhere,))
     thread.start()
     try:
-        async with loops.timeout(PATIENCE), connected(address) as pair:
+        async with loops.timeout(TIME_LIMIT), connected(address) as pair:
             await loops.to_thread(ready.wait)
             with pytest.raises(ValueError, match="another event loop"):
                 await pair.client.send(regions[0])
@@ -77,7 +77,7 @@ async def test_memory_of_another_loop_is_refused(address: DeviceAddress) -> None
 
 
 async def test_a_message_is_read_where_it_arrived(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         await pair.client.send(b"first")
         await pair.client.send(b"x" * 1000)
         with await pair.server.recv_message() as first:
@@ -96,7 +96,7 @@ async def test_a_message_is_read_where_it_arrived(address: DeviceAddress) -> Non
 
 @pytest.mark.transport("IB")
 async def test_immediate_data_comes_beside_the_message(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         await pair.client.send(b"inline", imm=1)
         await pair.client.send(b"c" * 1000, imm=0xFFFFFFFF)
         with await pair.client.register(bytearray(b"lent")) as region:
@@ -117,7 +117,7 @@ async def test_immediate_data_comes_beside_the_message(address: DeviceAddress) -
 
 
 async def test_views_of_a_message_keep_it(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         await pair.client.send(b"some numbers")
         message = await pair.server.recv_message()
         part = message.data[5:]
@@ -135,7 +135,7 @@ async def test_views_of_a_message_keep_it(address: DeviceAddress) -> None:
 
 async def test_a_dropped_message_gives_its_buffer_back(address: DeviceAddress) -> None:
     few = ConnectionOptions(recv_depth=8)
-    async with loops.timeout(PATIENCE), connected(address, server=few) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, server=few) as pair:
         for _ in range(few.recv_depth * 2):
             await pair.client.send(b"dropped")
             data = (await pair.server.recv_message()).data
@@ -148,7 +148,7 @@ async def test_a_dropped_message_gives_its_buffer_back(address: DeviceAddress) -
 
 
 async def test_a_message_outlives_its_connection(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         async with connected(address) as pair:
             await pair.client.send(b"here to stay")
             message = await pair.server.recv_message()
@@ -164,7 +164,7 @@ async def test_who_holds_every_message_holds_the_peer_back(address: DeviceAddres
     """Backpressure: the sender waits, and nothing is lost."""
     far = ConnectionOptions(recv_depth=4)
     near = ConnectionOptions(send_depth=4)
-    async with loops.timeout(PATIENCE), connected(address, near, far) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address, near, far) as pair:
 
         async def send_all() -> None:
             for number in range(40):
@@ -185,7 +185,7 @@ async def test_who_holds_every_message_holds_the_peer_back(address: DeviceAddres
 
 
 async def test_into_a_buffer_of_ones_own(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         await pair.client.send(b"longer than four")
         buffer = bytearray(4)
         with pytest.raises(ValueError, match="16 bytes does not fit into 4"):
@@ -204,7 +204,7 @@ async def test_into_a_buffer_of_ones_own(address: DeviceAddress) -> None:
 
 
 async def test_one_task_receives_at_a_time(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         waiting = loops.create_task(pair.server.recv_message())
         await loops.sleep(0.05)
         for receive in (pair.server.recv, pair.server.recv_message):
@@ -222,7 +222,7 @@ async def test_one_task_receives_at_a_time(address: DeviceAddress) -> None:
 
 
 async def test_numbers_of_a_connection(address: DeviceAddress) -> None:
-    async with loops.timeout(PATIENCE), connected(address) as pair:
+    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         far = await pair.server.allocate(100)
         near = await pair.client.allocate(100)
         await pair.client.send(b"abc")

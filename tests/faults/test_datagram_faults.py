@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import loops
 import pytest
-from helpers import PATIENCE, end, read_line, start_python
+from helpers import TIME_LIMIT, end, read_line, start_python
 from removing import SoftDevice
 
 import aiordma
@@ -51,7 +51,7 @@ async def test_everybody_who_waits_hears_of_the_removal(
         ]
         await loops.sleep(0.1)
         device.start_removing()
-        async with loops.timeout(PATIENCE):
+        async with loops.timeout(TIME_LIMIT):
             for end in await loops.gather(*waiting, return_exceptions=True):
                 assert isinstance(end, DeviceRemoved)
         for late in (
@@ -70,13 +70,13 @@ async def test_everybody_who_waits_hears_of_the_removal(
         await endpoint.join(GROUP) as again,
     ):
         await endpoint.send_to(again, b"back")
-        async with loops.timeout(PATIENCE):
+        async with loops.timeout(TIME_LIMIT):
             assert (await endpoint.recv_from()).data == b"back"
 
 
 async def echoed(endpoint: aiordma.DatagramEndpoint, peer: aiordma.DatagramPeer) -> bytes:
     await endpoint.send_to(peer, b"hello")
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         return (await endpoint.recv_from()).data
 
 
@@ -97,6 +97,6 @@ async def test_a_peer_that_is_killed_harms_nobody(address: DeviceAddress) -> Non
             group = await endpoint.join(GROUP)
             assert isinstance(group, MulticastGroup)
             await endpoint.send_to(group, b"to myself")
-            async with loops.timeout(PATIENCE):
+            async with loops.timeout(TIME_LIMIT):
                 assert (await endpoint.recv_from()).data == b"to myself"
             await group.leave()

@@ -6,7 +6,7 @@ import signal
 
 import loops
 import pytest
-from helpers import PATIENCE, end, read_line, start_python
+from helpers import TIME_LIMIT, end, read_line, start_python
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, RdmaError, WorkRequestError
@@ -64,7 +64,7 @@ async def test_killed_in_mid_traffic(address: DeviceAddress) -> None:
         host, port = listener.local_address
         peer = start_python(PEER, host, str(port))
         try:
-            async with loops.timeout(PATIENCE), await listener.accept() as connection:
+            async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
                 assert await connection.recv() == b"ready"
                 tasks = [
                     loops.create_task(send_for_ever(connection)),
@@ -103,7 +103,7 @@ async def test_killed_between_question_and_answer(address: DeviceAddress) -> Non
         host, port = listener.local_address
         peer = start_python(PING_PONG_PEER, host, str(port))
         try:
-            async with loops.timeout(PATIENCE), await listener.accept() as connection:
+            async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
                 answering = loops.create_task(answer(connection))
                 await loops.sleep(0.5)
                 assert not answering.done()
@@ -120,7 +120,7 @@ async def test_killed_while_it_is_quiet(address: DeviceAddress) -> None:
         host, port = listener.local_address
         peer = start_python(QUIET_PEER, host, str(port))
         try:
-            async with loops.timeout(PATIENCE), await listener.accept() as connection:
+            async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
                 assert await connection.recv() == b"ready"
                 receiving = loops.create_task(connection.recv())
                 await loops.sleep(0.1)
@@ -139,7 +139,7 @@ async def test_killed_before_it_was_accepted(address: DeviceAddress) -> None:
         host, port = listener.local_address
         peer = start_python(QUIET_PEER, host, str(port))
         try:
-            async with loops.timeout(PATIENCE):
+            async with loops.timeout(TIME_LIMIT):
                 request = await listener.get_request()
                 peer.send_signal(signal.SIGKILL)
                 await loops.to_thread(peer.wait)
@@ -171,7 +171,7 @@ async def test_killed_while_a_connect_waits_for_its_answer(address: DeviceAddres
         await loops.sleep(0.5)
         assert not connecting.done()
         peer.send_signal(signal.SIGKILL)
-        async with loops.timeout(PATIENCE):
+        async with loops.timeout(TIME_LIMIT):
             with pytest.raises(aiordma.ConnectError):
                 await connecting
     finally:

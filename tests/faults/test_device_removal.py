@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import loops
 import pytest
-from helpers import PATIENCE, Pair, connected, end, read_line, start_python
+from helpers import TIME_LIMIT, Pair, connected, end, read_line, start_python
 from removing import SoftDevice, one_per_device
 from streaming import DEFAULT, streaming
 
@@ -32,7 +32,7 @@ def device(address: DeviceAddress) -> Iterator[SoftDevice]:
 
 async def error_of(waiting: Awaitable[object]) -> type[BaseException]:
     with pytest.raises(aiordma.RdmaError) as caught:
-        await loops.wait_for(waiting, PATIENCE)
+        await loops.wait_for(waiting, TIME_LIMIT)
     return type(caught.value)
 
 
@@ -44,7 +44,7 @@ async def start(*waiting: Awaitable[object]) -> list[loops.Task[type[BaseExcepti
 
 
 async def echo_at(listener: aiordma.Listener, host: str) -> None:
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         accepting = loops.create_task(listener.accept())
         where = host, listener.local_address[1]
         async with aiordma.connect(*where) as client, await accepting as server:
@@ -230,7 +230,7 @@ async def test_the_device_is_used_again_when_it_returns(
             device.start_removing()
             await loops.gather(*tasks)
         await device.wait_removed()
-        async with loops.timeout(PATIENCE):
+        async with loops.timeout(TIME_LIMIT):
             with pytest.raises(aiordma.RdmaError):
                 await aiordma.listen(address.host, 0)
         await device.add_again()
@@ -249,7 +249,7 @@ async def test_a_listener_on_all_addresses_lives_on(
             await device.wait_removed()
             assert not waiting.done()
             await device.add_again()
-        async with loops.timeout(PATIENCE):
+        async with loops.timeout(TIME_LIMIT):
             where = address.host, listener.local_address[1]
             connecting = loops.create_task(error_of(open_one(where)))
             await (await waiting).reject()

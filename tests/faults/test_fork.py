@@ -7,7 +7,7 @@ import subprocess
 
 import loops
 import pytest
-from helpers import PATIENCE, start_python
+from helpers import TIME_LIMIT, start_python
 
 import aiordma
 from aiordma.rdmacm import DeviceAddress
@@ -95,7 +95,7 @@ async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
         serving = loops.create_task(listener.serve(echo))
         host, port = listener.local_address
         process = start_piped(code, host, str(port))
-        _, errors = await loops.to_thread(process.communicate, PATIENCE)
+        _, errors = await loops.to_thread(process.communicate, TIME_LIMIT)
         await listener.aclose()
         await serving
     assert process.returncode == 5, errors
@@ -105,7 +105,7 @@ async def test_the_parents_connection_survives_its_childs_exit(address: DeviceAd
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
         process = start_piped(LEAVING + CODE, host, str(port))
-        async with loops.timeout(PATIENCE), await listener.accept() as connection:
+        async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
             async for message in connection:
                 await connection.send(message)
         _, errors = await loops.to_thread(process.communicate)
@@ -185,7 +185,7 @@ async def test_what_is_in_use_stays_the_parents(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
         process = start_piped(LEAVING + IN_USE, host, str(port))
-        async with loops.timeout(PATIENCE), await listener.accept() as connection:
+        async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
             remote = aiordma.RemoteBuffer.unpack(await connection.recv())
             readable = await connection.register(b"read", aiordma.AccessFlags.REMOTE_READ)
             await connection.send(b"held")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import loops
 import pytest
-from helpers import PATIENCE, start_python
+from helpers import TIME_LIMIT, start_python
 
 import aiordma
 from aiordma.rdmacm import DeviceAddress
@@ -34,7 +34,7 @@ async def test_the_error_names_the_limit(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
         process = start_python(CODE, host, str(port), under=limited)
-        async with loops.timeout(PATIENCE), await listener.accept() as connection:
+        async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
             assert await connection.recv() == b"small enough"
         output, _ = await loops.to_thread(process.communicate)
     assert process.returncode == 0

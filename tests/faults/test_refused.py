@@ -7,7 +7,7 @@ import ipaddress
 
 import loops
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import AddressError, ConnectError, ConnectionOptions, Rejected, Unreachable, VerbsError
@@ -33,7 +33,7 @@ async def test_nobody_has_the_address(address: DeviceAddress) -> None:
     """It would be on the device's network: the neighbour is asked for, and does not answer."""
     network = ipaddress.ip_network(f"{address.host}/24", strict=False)
     nobody = str(network.broadcast_address - 1)
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         with pytest.raises((AddressError, Unreachable), match=nobody):
             await aiordma.connect(nobody, 7471, options=QUICK)
 
@@ -105,7 +105,7 @@ async def test_closing_a_listener_rejects_what_is_pending(address: DeviceAddress
         await loops.sleep(0.01)
     await listener.aclose()
     await taken.reject()
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         results = await loops.gather(*connecting, return_exceptions=True)
     assert {type(result) for result in results} == {Rejected}
 
@@ -117,7 +117,7 @@ async def open_one(where: tuple[str, int]) -> aiordma.Connection:
 async def test_requests_beyond_the_backlog_are_rejected(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0, backlog=2) as listener:
         connecting = [loops.create_task(open_one(listener.local_address)) for _ in range(6)]
-        async with loops.timeout(PATIENCE):
+        async with loops.timeout(TIME_LIMIT):
             while len([task for task in connecting if task.done()]) < 4:
                 await loops.sleep(0.01)
         for _ in range(2):
@@ -141,7 +141,7 @@ async def test_a_peer_that_gave_up_before_it_was_accepted(address: DeviceAddress
         except ConnectError:
             return
         assert address.transport.name == "IWARP"
-        async with connection, loops.timeout(PATIENCE):
+        async with connection, loops.timeout(TIME_LIMIT):
             assert [message async for message in connection] == []
 
 
@@ -156,7 +156,7 @@ async def test_accept_passes_over_a_peer_that_gave_up(address: DeviceAddress) ->
         await loops.sleep(0.5)
         staying = loops.create_task(open_one(listener.local_address))
         async with (
-            loops.timeout(PATIENCE),
+            loops.timeout(TIME_LIMIT),
             await listener.accept() as server,
             await staying as client,
         ):

@@ -7,7 +7,7 @@ import gc
 
 import loops
 import pytest
-from helpers import PATIENCE, connected, read_line, start_python
+from helpers import TIME_LIMIT, connected, read_line, start_python
 
 import aiordma
 from aiordma import Connection, PeerClosed
@@ -24,7 +24,7 @@ async def test_a_dropped_connection_warns_and_is_aborted(address: DeviceAddress)
             with pytest.warns(ResourceWarning, match="unclosed <Connection"):  # noqa: PT031
                 client = None
                 gc.collect()
-            async with loops.timeout(PATIENCE):
+            async with loops.timeout(TIME_LIMIT):
                 with pytest.raises(aiordma.RdmaError):
                     await server.recv()
     assert client is None
@@ -37,7 +37,7 @@ async def test_a_dropped_listener_warns_and_stops_listening(address: DeviceAddre
     with pytest.warns(ResourceWarning, match="unclosed <AsyncCmId LIST"):  # noqa: PT031
         listener = None
         gc.collect()
-    async with loops.timeout(PATIENCE):
+    async with loops.timeout(TIME_LIMIT):
         while not await is_free(where):
             await loops.sleep(0.01)
 
@@ -99,7 +99,7 @@ asyncio.run(main(sys.argv[1]))
 async def test_an_interpreter_exits_with_everything_open(address: DeviceAddress) -> None:
     process = start_python(LEAVES_ALL_OPEN, address.host)
     assert await loops.to_thread(read_line, process) == "leaving"
-    assert await loops.to_thread(process.wait, PATIENCE) == 0
+    assert await loops.to_thread(process.wait, TIME_LIMIT) == 0
     process.communicate()
 
 
@@ -119,9 +119,9 @@ asyncio.run(main(*sys.argv[1:]))
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
         process = start_python(code, host, str(port))
-        async with loops.timeout(PATIENCE), await listener.accept() as connection:
+        async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
             assert await connection.recv() == b"x"
             with pytest.raises(PeerClosed):
                 await connection.recv()
-        assert await loops.to_thread(process.wait, PATIENCE) == 3
+        assert await loops.to_thread(process.wait, TIME_LIMIT) == 3
         process.communicate()

@@ -7,7 +7,7 @@ import asyncio
 import h11
 import pytest
 from aiohttp import web
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from streaming import pattern
 
 from aiordma.asyncio import create_server, open_connection
@@ -25,7 +25,7 @@ async def answer(request: web.BaseRequest) -> web.StreamResponse:
 
 
 async def test_aiohttp_server_as_protocol_factory(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         factory = web.Server(answer)
         server = await create_server(factory, address.host, 0)
         reader, writer = await open_connection(*server.sockets[0].getsockname())

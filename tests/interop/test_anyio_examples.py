@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from example_runs import interrupt, next_line, run, running
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 from aiordma.rdmacm import DeviceAddress
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
 async def test_echo_between_backends(address: DeviceAddress, server: str, client: str) -> None:
     """One client is killed, and the next one gets its echoes. Ctrl-C ends the server."""
     async with (
-        asyncio.timeout(3 * PATIENCE),
+        asyncio.timeout(3 * TIME_LIMIT),
         running(SERVER, "--backend", server, address.host, "0") as process,
     ):
         port = (await next_line(process.stdout)).removeprefix("listening on port ")
@@ -37,7 +37,7 @@ async def test_echo_between_backends(address: DeviceAddress, server: str, client
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 async def test_the_client_fails_without_a_server(address: DeviceAddress, backend: str) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         done = await run(CLIENT, "--backend", backend, address.host, "1")
     assert done.status == 1
     assert done.errors.startswith("anyio_echo_client: ")

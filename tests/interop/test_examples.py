@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import PATIENCE, ROOT, start_python
+from helpers import ROOT, TIME_LIMIT, start_python
 
 from aiordma.rdmacm import DeviceAddress
 
@@ -21,7 +21,7 @@ def test_the_demo_echoes() -> None:
         [sys.executable, str(ROOT / "examples" / "demo.py")],
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE,
+        timeout=2 * TIME_LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def test_the_examples_of_each_kind_of_id(
         [sys.executable, str(ROOT / "examples" / f"{name}.py"), address.host],
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE,
+        timeout=2 * TIME_LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ def test_the_client_fails_without_a_server(address: DeviceAddress) -> None:
         [sys.executable, str(ROOT / "examples" / "echo_client.py"), address.host, "1"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIME_LIMIT,
         check=False,
     )
     assert done.returncode == 1
@@ -81,7 +81,7 @@ def test_the_programs_of_the_readme(address: DeviceAddress) -> None:
     try:
         assert server_process.stdout is not None
         assert server_process.stdout.readline() == "listening\n"
-        output, _ = start_python(client).communicate(timeout=PATIENCE)
+        output, _ = start_python(client).communicate(timeout=TIME_LIMIT)
     finally:
         server_process.kill()
         server_process.communicate()

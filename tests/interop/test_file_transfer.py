@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from example_runs import finish, interrupt, next_line, run, running, running_program
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import Connection
@@ -32,7 +32,7 @@ async def serving_with(host: str, handler: Handler) -> AsyncIterator[int]:
         task = asyncio.create_task(listener.serve(handler))
         yield listener.local_address[1]
         await listener.aclose()
-        await asyncio.wait_for(task, PATIENCE)
+        await asyncio.wait_for(task, TIME_LIMIT)
 
 
 @contextlib.asynccontextmanager
@@ -57,7 +57,7 @@ async def test_fetching_with_the_programs(address: DeviceAddress, tmp_path: Path
     source, first, second = (tmp_path / name for name in ("source", "first", "second"))
     content = make_file(source, 2 * PIECE + 3 * READ_SIZE + 17)
     server = running("file_transfer", "serve", str(source), "--host", address.host, "--port", "0")
-    async with asyncio.timeout(3 * PATIENCE), server as process:
+    async with asyncio.timeout(3 * TIME_LIMIT), server as process:
         port = (await next_line(process.stdout)).removeprefix("listening on port ")
         fetch = ("file_transfer", "fetch", address.host, port)
         done = await asyncio.gather(run(*fetch, str(first)), run(*fetch, str(second)))
@@ -78,7 +78,7 @@ async def test_files_of_each_size(address: DeviceAddress, tmp_path: Path) -> Non
     source, target = tmp_path / "source", tmp_path / "target"
     for size in (0, 1, READ_SIZE - 1, READ_SIZE + 1, PIECE, PIECE + 1):
         content = make_file(source, size)
-        async with asyncio.timeout(PATIENCE), serving(address.host, source) as port:
+        async with asyncio.timeout(TIME_LIMIT), serving(address.host, source) as port:
             await file_transfer.fetch(address.host, port, target)
         assert target.read_bytes() == content
 
@@ -92,7 +92,7 @@ async def test_the_progress_bar_on_a_terminal(
 ) -> None:
     make_file(tmp_path / "source", 2 * PIECE)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    async with asyncio.timeout(PATIENCE), serving(address.host, tmp_path / "source") as port:
+    async with asyncio.timeout(TIME_LIMIT), serving(address.host, tmp_path / "source") as port:
         await file_transfer.fetch(address.host, port, tmp_path / "target")
     shown = capsys.readouterr().err
     lines = [line.rpartition("  ")[0] for line in shown.removeprefix("\r").split("\r")]
@@ -115,7 +115,7 @@ async def test_a_file_that_changes_is_not_fetched(
     source, target = tmp_path / "source", tmp_path / "target"
     make_file(source, READ_SIZE)
     target.write_bytes(b"old")
-    async with asyncio.timeout(PATIENCE), serving(address.host, source) as port:
+    async with asyncio.timeout(TIME_LIMIT), serving(address.host, source) as port:
         with source.open("r+b") as file:
             file.seek(READ_SIZE // 2)
             file.write(b"changed")
@@ -158,7 +158,7 @@ async def test_a_server_that_aborts_its_connection(
         connection.abort()
 
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         serving_with(address.host, sends_one_piece(abort, when)) as port,
     ):
         with pytest.raises((aiordma.PeerClosed, aiordma.WorkRequestError)):
@@ -182,7 +182,7 @@ async def test_a_killed_server_leaves_no_file(address: DeviceAddress, tmp_path: 
     make_file(source, 2 * PIECE)
     serve = (file_transfer.__file__, "serve", source, "--host", address.host, "--port", "0")
     command = (sys.executable, "-c", HANGING_DISK, *map(str, serve))
-    async with asyncio.timeout(2 * PATIENCE), running_program(*command) as server:
+    async with asyncio.timeout(2 * TIME_LIMIT), running_program(*command) as server:
         port = (await next_line(server.stdout)).removeprefix("listening on port ")
         async with running("file_transfer", "fetch", address.host, port, str(target)) as client:
             partial = target.with_name(f"target.{client.pid}.part")
@@ -207,7 +207,7 @@ async def test_ctrl_c_leaves_no_file(address: DeviceAddress, tmp_path: Path) -> 
             await connection.recv()
 
     handler = sends_one_piece(stall, "between pieces")
-    async with asyncio.timeout(PATIENCE), serving_with(address.host, handler) as port:
+    async with asyncio.timeout(TIME_LIMIT), serving_with(address.host, handler) as port:
         command = ("fetch", address.host, str(port), str(tmp_path / "target"))
         async with running("file_transfer", *command) as client:
             await waiting.wait()
@@ -224,7 +224,7 @@ async def test_a_client_that_aborts_its_connection(
 ) -> None:
     """The server reports it, and serves the next client."""
     content = make_file(tmp_path / "source", READ_SIZE)
-    async with asyncio.timeout(PATIENCE), serving(address.host, tmp_path / "source") as port:
+    async with asyncio.timeout(TIME_LIMIT), serving(address.host, tmp_path / "source") as port:
         connection = await aiordma.connect(address.host, port)
         await connection.send(b"")
         await connection.recv()
@@ -254,7 +254,7 @@ async def test_a_server_of_another_protocol(
             await connection.send(message)
         assert [message async for message in connection] == []
 
-    async with asyncio.timeout(PATIENCE), serving_with(address.host, handle) as port:
+    async with asyncio.timeout(TIME_LIMIT), serving_with(address.host, handle) as port:
         with pytest.raises(ValueError, match=error):
             await file_transfer.fetch(address.host, port, tmp_path / "target")
     assert list(tmp_path.iterdir()) == []

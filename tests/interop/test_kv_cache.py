@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from example_runs import Done, interrupt, next_line, run, running
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma.rdmacm import DeviceAddress
@@ -32,7 +32,7 @@ async def serving(host: str, table: kv_cache.Table) -> AsyncIterator[int]:
         task = asyncio.create_task(listener.serve(handler))
         yield listener.local_address[1]
         await listener.aclose()
-        await asyncio.wait_for(task, PATIENCE)
+        await asyncio.wait_for(task, TIME_LIMIT)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def torn_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 @pytest.mark.asyncio
 async def test_put_get_and_delete_with_the_programs(address: DeviceAddress) -> None:
     async with (
-        asyncio.timeout(3 * PATIENCE),
+        asyncio.timeout(3 * TIME_LIMIT),
         running("kv_cache", "serve", "--host", address.host, "--port", "0") as server,
     ):
         port = (await next_line(server.stdout)).removeprefix("listening on port ")
@@ -73,7 +73,7 @@ async def test_the_commands_in_this_process(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     """The same commands as those of the programs, without the time to start a process."""
-    async with asyncio.timeout(PATIENCE), serving(address.host, kv_cache.Table(16)) as port:
+    async with asyncio.timeout(TIME_LIMIT), serving(address.host, kv_cache.Table(16)) as port:
 
         async def run_command(command: str, *words: str) -> bytes:
             command_line = ["kv_cache.py", command, address.host, str(port), *words]
@@ -103,7 +103,7 @@ async def test_the_cache_behaves_as_a_dictionary(address: DeviceAddress) -> None
     model: dict[bytes, bytes] = {}
     keys = [b"key %d" % number for number in range(40)]
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         serving(address.host, kv_cache.Table(256)) as port,
         kv_cache.open_cache(address.host, port) as cache,
     ):
@@ -123,7 +123,7 @@ async def test_the_cache_behaves_as_a_dictionary(address: DeviceAddress) -> None
 @pytest.mark.asyncio
 async def test_the_largest_keys_and_values(address: DeviceAddress) -> None:
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         serving(address.host, kv_cache.Table(1)) as port,
         kv_cache.open_cache(address.host, port) as cache,
     ):
@@ -141,7 +141,7 @@ async def test_the_oldest_key_is_replaced(address: DeviceAddress) -> None:
     """The table has only the slots of one search, so all keys use the same slots."""
     keys = [b"%d" % number for number in range(kv_cache.PROBES + 2)]
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         serving(address.host, kv_cache.Table(kv_cache.PROBES)) as port,
         kv_cache.open_cache(address.host, port) as cache,
     ):
@@ -187,7 +187,7 @@ async def test_an_inconsistent_slot_is_read_again(
     table = kv_cache.Table(1)
     table.put(b"key", b"a value of some length, to be written over")
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         serving(address.host, table) as port,
         kv_cache.open_cache(address.host, port) as cache,
     ):
@@ -237,7 +237,7 @@ async def test_a_slot_that_is_always_being_written(
 
     values: set[bytes] = set()
     async with (
-        asyncio.timeout(2 * PATIENCE),
+        asyncio.timeout(2 * TIME_LIMIT),
         serving(address.host, table) as port,
         kv_cache.open_cache(address.host, port) as cache,
     ):
@@ -289,7 +289,7 @@ async def test_readers_get_the_values_in_order(address: DeviceAddress) -> None:
         assert max(last.values()) > 0
 
     async with (
-        asyncio.timeout(2 * PATIENCE),
+        asyncio.timeout(2 * TIME_LIMIT),
         serving(address.host, table) as port,
         asyncio.TaskGroup() as tasks,
     ):
@@ -303,7 +303,7 @@ async def test_many_tasks_use_one_client(address: DeviceAddress) -> None:
     """More tasks than receive buffers and read buffers; some of them are cancelled."""
     keys = [b"%d" % number for number in range(60)]
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         serving(address.host, kv_cache.Table(4096)) as port,
         kv_cache.open_cache(address.host, port) as cache,
     ):
@@ -348,7 +348,7 @@ async def test_an_invalid_request_ends_only_its_client(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         serving(address.host, kv_cache.Table(16)) as port,
         kv_cache.open_cache(address.host, port) as cache,
     ):
@@ -390,7 +390,7 @@ async def test_a_server_of_another_protocol(
 
 @pytest.mark.asyncio
 async def test_a_server_that_ends_fails_its_clients(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         table = kv_cache.Table(16)
         async with aiordma.listen(address.host, 0, options=kv_cache.OPTIONS) as listener:
             handler = functools.partial(kv_cache.serve_client, table=table)

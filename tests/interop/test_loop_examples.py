@@ -12,7 +12,7 @@ from typing import NamedTuple
 import example_runs
 import pytest
 from example_runs import finish, interrupt, next_line
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import PeerClosed, Rejected
@@ -44,7 +44,7 @@ async def serving(name: str, address: DeviceAddress, *options: str) -> AsyncIter
 )
 async def test_echo_between_loops(address: DeviceAddress, server: str, client: str) -> None:
     """A peer on another event loop makes no difference."""
-    async with serving(server, address) as (process, (host, port)), asyncio.timeout(PATIENCE):
+    async with serving(server, address) as (process, (host, port)), asyncio.timeout(TIME_LIMIT):
         done = await example_runs.run(client, host, str(port), "one", "two")
         assert done.status == 0, done.errors
         assert {"echoed: one", "echoed: two"} <= set(done.output.splitlines())
@@ -53,7 +53,7 @@ async def test_echo_between_loops(address: DeviceAddress, server: str, client: s
 
 
 async def test_the_trio_client_fails_without_a_server(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         done = await example_runs.run("trio_echo_client", address.host, "1", "one", "two")
     assert done.status == 1
     assert done.errors.startswith("trio_echo_client: Rejected(")
@@ -62,14 +62,14 @@ async def test_the_trio_client_fails_without_a_server(address: DeviceAddress) ->
 async def test_sigterm_loses_no_answer(address: DeviceAddress) -> None:
     """The answer in progress arrives, idle connections are closed, new peers are rejected."""
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         serving("service", address) as (process, server),
         aiordma.connect(*server) as idle,
         aiordma.connect(*server) as busy,
     ):
         await busy.send(b"work")
         await busy.send(b"more")  # received as soon as the first is answered
-        assert await asyncio.wait_for(busy.recv(), PATIENCE) == hashlib.sha256(b"work").digest()
+        assert await asyncio.wait_for(busy.recv(), TIME_LIMIT) == hashlib.sha256(b"work").digest()
         process.terminate()
         with pytest.raises(PeerClosed):
             await idle.recv()
@@ -86,7 +86,7 @@ async def test_sigterm_loses_no_answer(address: DeviceAddress) -> None:
 async def test_an_unfinished_answer_is_cancelled(address: DeviceAddress, end: str) -> None:
     grace = "0.1" if end == "the grace period ends" else "60"
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         serving("service", address, "--grace", grace, "--work", "3600") as (process, server),
         aiordma.connect(*server) as busy,
     ):

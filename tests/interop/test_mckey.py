@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from programs import end, start
 
 import aiordma
@@ -28,7 +28,7 @@ async def test_aiordma_sends_to_mckey(address: DeviceAddress, send_only: bool) -
     receiver = await start(*MCKEY, "-b", address.host)
     try:
         async with (
-            asyncio.timeout(PATIENCE),
+            asyncio.timeout(TIME_LIMIT),
             aiordma.open_datagram((address.host, 0)) as endpoint,
             await endpoint.join(GROUP, send_only=send_only) as group,
         ):
@@ -46,7 +46,7 @@ async def test_aiordma_sends_to_mckey(address: DeviceAddress, send_only: bool) -
 @pytest.mark.parametrize("mode", [(), ("-o",)], ids=["member", "send-only"])
 async def test_mckey_sends_to_aiordma(address: DeviceAddress, mode: tuple[str, ...]) -> None:
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         aiordma.open_datagram((address.host, 0)) as endpoint,
         await endpoint.join(GROUP),
     ):

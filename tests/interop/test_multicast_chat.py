@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import PATIENCE, ROOT, read_line
+from helpers import ROOT, TIME_LIMIT, read_line
 
 from aiordma.rdmacm import DeviceAddress
 
@@ -43,14 +43,14 @@ def test_each_member_receives_the_lines_of_the_others(address: DeviceAddress) ->
         for other in (ann, eve):
             assert read_line(other) == f"{address.host}: bob: hi ann"
         for process in chats:
-            output, errors = process.communicate(timeout=PATIENCE)
+            output, errors = process.communicate(timeout=TIME_LIMIT)
             assert (output, errors, process.returncode) == ("", "", 0)
 
 
 @pytest.mark.transport("IWARP")
 def test_a_device_without_datagrams(address: DeviceAddress) -> None:
     done = subprocess.run(
-        [*CHAT, address.host], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [*CHAT, address.host], capture_output=True, text=True, timeout=TIME_LIMIT, check=False
     )
     assert done.returncode == 1
     assert done.stderr.startswith("multicast_chat: ")

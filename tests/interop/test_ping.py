@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 from example_runs import Done, interrupt, next_line, run_program, running, running_program
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma.ping.client import ping, timed_connect
@@ -60,7 +60,7 @@ def check_answered(done: Done, count: int) -> None:
 async def test_client_and_server_as_processes(address: DeviceAddress) -> None:
     """One client ends after three messages, another by Ctrl-C while it sends."""
     host = address.host
-    async with asyncio.timeout(PATIENCE), running_server(host) as (server, port):
+    async with asyncio.timeout(TIME_LIMIT), running_server(host) as (server, port):
         done = await run_program(*PING, host, "-p", str(port), "-c", "3", "-i", "0")
         check_answered(done, 3)
         assert done.output.startswith(f"{address.device} ({address.transport.name}) at ")
@@ -79,7 +79,7 @@ async def test_client_and_server_as_processes(address: DeviceAddress) -> None:
 
 async def test_without_a_host_the_command_answers_itself(address: DeviceAddress) -> None:
     """The first RDMA address of this machine, which can be that of another device."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         done = await run_program(*PING, "-c", "2", "-i", "0")
     check_answered(done, 2)
     assert done.output.startswith("no host was given: ")
@@ -87,9 +87,9 @@ async def test_without_a_host_the_command_answers_itself(address: DeviceAddress)
 
 @pytest.mark.parametrize("size", [1, 64, 65536, MAX_SIZE])
 async def test_messages_of_each_size_are_answered(size: int, address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), local_server(address.host) as port:
+    async with asyncio.timeout(TIME_LIMIT), local_server(address.host) as port:
         statistics, printed = await run_ping(
-            PingOptions(address.host, port, count=3, interval=0, size=size, wait=PATIENCE)
+            PingOptions(address.host, port, count=3, interval=0, size=size, wait=TIME_LIMIT)
         )
     assert statistics.all_correct
     assert statistics.received == 3
@@ -97,7 +97,7 @@ async def test_messages_of_each_size_are_answered(size: int, address: DeviceAddr
 
 
 async def test_a_source_address_and_busy_polling(any_address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), local_server(any_address.host) as port:
+    async with asyncio.timeout(TIME_LIMIT), local_server(any_address.host) as port:
         statistics, printed = await run_ping(
             PingOptions(
                 *(any_address.host, port),
@@ -112,7 +112,7 @@ async def test_a_source_address_and_busy_polling(any_address: DeviceAddress) -> 
 
 
 async def test_client_and_server_agree_on_the_size(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), local_server(address.host) as port:
+    async with asyncio.timeout(TIME_LIMIT), local_server(address.host) as port:
         timed = await timed_connect(PingOptions(address.host, port, size=100_000))
         async with timed.connection as connection:
             assert announced_size(connection.private_data) == 100_000
@@ -121,7 +121,7 @@ async def test_client_and_server_agree_on_the_size(address: DeviceAddress) -> No
 
 
 async def test_larger_messages_are_rejected(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), local_server(address.host) as port:
+    async with asyncio.timeout(TIME_LIMIT), local_server(address.host) as port:
         with pytest.raises(aiordma.Rejected) as caught:
             await aiordma.connect(address.host, port, private_data=announcement(MAX_SIZE + 1))
     reason = rejection_reason(caught.value.private_data)
@@ -130,7 +130,7 @@ async def test_larger_messages_are_rejected(address: DeviceAddress) -> None:
 
 async def test_the_server_answers_any_program(address: DeviceAddress) -> None:
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         local_server(address.host) as port,
         aiordma.connect(address.host, port) as connection,
     ):
@@ -141,7 +141,7 @@ async def test_the_server_answers_any_program(address: DeviceAddress) -> None:
 
 async def test_the_echo_example_answers_small_messages(address: DeviceAddress) -> None:
     """The example does not accept an announced size, so large messages fail."""
-    async with asyncio.timeout(PATIENCE), running("echo_server", address.host, "0") as server:
+    async with asyncio.timeout(TIME_LIMIT), running("echo_server", address.host, "0") as server:
         line = await next_line(server.stdout)
         small = PingOptions(address.host, int(line.removeprefix("listening on port ")), 2, 0)
         statistics, _ = await run_ping(small)
@@ -153,7 +153,7 @@ async def test_the_echo_example_answers_small_messages(address: DeviceAddress) -
 
 
 async def test_a_port_without_a_listener(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         done = await run_program(*PING, address.host, "-p", "1")
     assert (done.status, done.output) == (1, "")
     assert done.errors == (
@@ -164,7 +164,7 @@ async def test_a_port_without_a_listener(address: DeviceAddress) -> None:
 
 
 async def test_listening_on_a_port_in_use(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), aiordma.listen(address.host, 0) as listener:
+    async with asyncio.timeout(TIME_LIMIT), aiordma.listen(address.host, 0) as listener:
         port = listener.local_address[1]
         done = await run_program(*PING, "--listen", address.host, "-p", str(port))
     assert (done.status, done.output) == (1, "")
@@ -172,7 +172,7 @@ async def test_listening_on_a_port_in_use(address: DeviceAddress) -> None:
 
 
 async def test_the_loopback_address_is_not_an_rdma_address() -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         done = await run_program(*PING, "127.0.0.1", "-c", "1")
     assert (done.status, done.output) == (1, "")
     assert "127.0.0.1" in done.errors
@@ -183,7 +183,7 @@ async def test_the_loopback_address_is_not_an_rdma_address() -> None:
 async def test_a_killed_server_ends_the_ping(address: DeviceAddress) -> None:
     """The ping ends with one error, and the statistics count one lost message."""
     statistics, answered = Statistics(), asyncio.Event()
-    async with asyncio.timeout(PATIENCE), running_server(address.host) as (server, port):
+    async with asyncio.timeout(TIME_LIMIT), running_server(address.host) as (server, port):
         options = PingOptions(address.host, port, interval=0.01)
         task = asyncio.create_task(ping(options, statistics, lambda _: answered.set()))
         await answered.wait()
@@ -198,7 +198,7 @@ async def test_a_killed_server_ends_the_ping(address: DeviceAddress) -> None:
 
 async def test_the_server_listens_at_all_addresses(address: DeviceAddress) -> None:
     printed: asyncio.Queue[str] = asyncio.Queue()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         listening = asyncio.create_task(listen(None, 0, printed.put_nowait))
         line = await printed.get()
         assert f"{address.host} ({address.device})" in line
@@ -210,7 +210,7 @@ async def test_the_server_listens_at_all_addresses(address: DeviceAddress) -> No
 
 
 async def test_the_server_answers_several_clients_at_once(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE), local_server(address.host) as port:
+    async with asyncio.timeout(TIME_LIMIT), local_server(address.host) as port:
         each = [PingOptions(address.host, port, 3, 0, size) for size in (1, 1000, 20_000)]
         results = await asyncio.gather(*(run_ping(options) for options in each))
     assert [statistics.received for statistics, _ in results] == [3, 3, 3]

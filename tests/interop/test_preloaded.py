@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from programs import end, free_port
 from streaming import pattern, receive_exactly
 
@@ -75,7 +75,7 @@ async def test_tcp_program_connects_to_aiordma(address: DeviceAddress, program: 
     async with aiordma.listen_stream(address.host, 0) as listener:
         client = await start_preloaded(program, "connect", *listener.local_address, SIZE)
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
+            async with asyncio.timeout(TIME_LIMIT), await listener.accept() as stream:
                 await check(client, await exchange(stream))
         finally:
             await end(client)
@@ -85,7 +85,7 @@ async def test_aiordma_connects_to_tcp_program(address: DeviceAddress, program: 
     port = await free_port(address)
     server = await start_preloaded(program, "listen", address.host, port, SIZE)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIME_LIMIT):
             assert server.stdout is not None
             assert await server.stdout.readline() == b"listening\n"
             async with aiordma.connect_stream(address.host, int(port)) as stream:
@@ -114,7 +114,7 @@ async def test_killed_client_that_does_not_receive(address: DeviceAddress, progr
     async with aiordma.listen_stream(address.host, 0) as listener:
         client = await start_preloaded(program, "connect", *listener.local_address, 0)
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
+            async with asyncio.timeout(TIME_LIMIT), await listener.accept() as stream:
                 await kill_and_check(stream, client)
         finally:
             await end(client)
@@ -124,7 +124,7 @@ async def test_killed_server_that_does_not_receive(address: DeviceAddress, progr
     port = await free_port(address)
     server = await start_preloaded(program, "listen", address.host, port, 0)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIME_LIMIT):
             assert server.stdout is not None
             assert await server.stdout.readline() == b"listening\n"
             async with aiordma.connect_stream(address.host, int(port)) as stream:
@@ -141,7 +141,7 @@ async def test_rstream_with_tcp_sockets_connects_to_aiordma(address: DeviceAddre
         test = ["-T", "s", "-T", "b", "-T", "v", "-S", str(size), "-C", str(count), "-I", "1"]
         client = await start_preloaded("rstream", "-s", host, "-p", str(port), *test)
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
+            async with asyncio.timeout(TIME_LIMIT), await listener.accept() as stream:
                 for expected in (16, size * count):
                     await stream.send(await receive_exactly(stream, expected))
                 output, _ = await client.communicate()

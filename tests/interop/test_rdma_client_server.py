@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from programs import connect_when_it_listens, end, free_port, start
 
 import aiordma
@@ -26,7 +26,7 @@ async def test_aiordma_connects_to_rdma_server(any_address: DeviceAddress) -> No
     port = await free_port(any_address)
     server = await start("rdma_server", "-s", any_address.host, "-p", port)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIME_LIMIT):
             connection = await connect_when_it_listens(any_address.host, int(port), OPTIONS)
             async with connection:
                 await connection.send(b"sixteen bytes ok")
@@ -44,11 +44,11 @@ async def test_rdma_client_connects_to_aiordma(any_address: DeviceAddress) -> No
         host, port = listener.local_address
         client = await start("rdma_client", "-s", host, "-p", str(port))
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+            async with asyncio.timeout(TIME_LIMIT), await listener.accept() as connection:
                 assert await connection.recv() == bytes(SIZE)
                 await connection.send(b"sixteen bytes ok")
                 assert [message async for message in connection] == []
-            output, _ = await asyncio.wait_for(client.communicate(), PATIENCE)
+            output, _ = await asyncio.wait_for(client.communicate(), TIME_LIMIT)
         finally:
             await end(client)
     assert client.returncode == 0, output.decode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from programs import connect_when_it_listens, end, free_port, start
 
 import aiordma
@@ -27,7 +27,7 @@ async def test_aiordma_connects_to_rdma_xserver(address: DeviceAddress) -> None:
     port = await free_port(address)
     server = await start("rdma_xserver", "-p", port, "-c", "r")
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIME_LIMIT):
             connection = await connect_when_it_listens(address.host, int(port), OPTIONS)
             async with connection:
                 assert connection.private_data[:4] == NO_QUEUE
@@ -43,10 +43,10 @@ async def test_rdma_xclient_connects_to_aiordma(address: DeviceAddress) -> None:
         host, port = listener.local_address
         client = await start("rdma_xclient", "-s", host, "-p", str(port), "-c", "r")
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept(NO_QUEUE) as connection:
+            async with asyncio.timeout(TIME_LIMIT), await listener.accept(NO_QUEUE) as connection:
                 assert len(await connection.recv()) == SIZE
                 assert [message async for message in connection] == []
-            output, _ = await asyncio.wait_for(client.communicate(), PATIENCE)
+            output, _ = await asyncio.wait_for(client.communicate(), TIME_LIMIT)
         finally:
             await end(client)
     assert client.returncode == 0, output.decode()

@@ -23,7 +23,7 @@ from example_runs import (
     running,
     running_program,
 )
-from helpers import PATIENCE, give_name
+from helpers import TIME_LIMIT, give_name
 from programs import free_port
 
 import aiordma
@@ -100,7 +100,7 @@ async def check_example_client_c_server(
     rping: InProcess, address: DeviceAddress, size: int
 ) -> None:
     common = ("-v", "-a", address.host, "-p", await free_port(address), "-S", str(size))
-    async with asyncio.timeout(PATIENCE), running_program("rping", "-s", *common) as server:
+    async with asyncio.timeout(TIME_LIMIT), running_program("rping", "-s", *common) as server:
         pinging = rping.ping_when_it_listens("-V", "-C", str(COUNT), *common)
         served, _ = await asyncio.gather(finish(server), pinging)
     assert rping.printed() == (expected_pings("ping data: ", size), "")
@@ -112,7 +112,7 @@ async def check_c_client_example_server(
     rping: InProcess, address: DeviceAddress, size: int
 ) -> None:
     common = ("-v", "-a", address.host, "-S", str(size))
-    async with asyncio.timeout(PATIENCE), rping.serving(*common) as (serving, port):
+    async with asyncio.timeout(TIME_LIMIT), rping.serving(*common) as (serving, port):
         pinged = await run_program("rping", "-c", "-V", "-C", str(COUNT), "-p", port, *common)
         await serving
     assert pinged.status == 0, pinged.errors
@@ -148,7 +148,7 @@ async def test_sizes_with_the_c_client(address: DeviceAddress, rping: InProcess,
 @pytest.mark.asyncio
 async def test_example_client_and_example_server(address: DeviceAddress) -> None:
     """All addresses and the default port. 60 pings are more than there are first letters."""
-    async with asyncio.timeout(2 * PATIENCE), running("rping", "-s", "-v") as server:
+    async with asyncio.timeout(2 * TIME_LIMIT), running("rping", "-s", "-v") as server:
         assert await next_line(server.stderr) == "listening on port 7174"
         client = run("rping", "-c", "-v", "-V", "-a", address.host, "-C", "60")
         served, pinged = await asyncio.gather(finish(server), client)
@@ -159,7 +159,7 @@ async def test_example_client_and_example_server(address: DeviceAddress) -> None
 
 @pytest.mark.asyncio
 async def test_ctrl_c_ends_the_client(address: DeviceAddress, rping: InProcess) -> None:
-    async with asyncio.timeout(PATIENCE), rping.serving("-a", address.host) as (serving, port):
+    async with asyncio.timeout(TIME_LIMIT), rping.serving("-a", address.host) as (serving, port):
         async with running("rping", "-c", "-v", "-a", address.host, "-p", port) as client:
             for number in range(5):
                 assert (await next_line(client.stdout)).startswith(f"ping data: rdma-ping-{number}")
@@ -174,7 +174,7 @@ async def test_a_host_name_and_a_source_address(
     address: DeviceAddress, rping: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = give_name(address, monkeypatch)
-    async with asyncio.timeout(PATIENCE), rping.serving("-v", "-a", name) as (serving, port):
+    async with asyncio.timeout(TIME_LIMIT), rping.serving("-v", "-a", name) as (serving, port):
         await rping.ping("-a", name, "-p", port, "-I", address.host, "-C", "1")
         await serving
     expected = expected_pings("server ping data: ", 64, 1)
@@ -187,7 +187,7 @@ async def test_a_persistent_server_serves_many_clients(
 ) -> None:
     """The server continues after a failed client, and serves three clients at the same time."""
     host = address.host
-    async with asyncio.timeout(PATIENCE), rping.serving("-P", "-a", host) as (serving, port):
+    async with asyncio.timeout(TIME_LIMIT), rping.serving("-P", "-a", host) as (serving, port):
         async with aiordma.connect(host, int(port)) as bad:
             await bad.send(b"bad")
             assert [message async for message in bad] == []
@@ -238,7 +238,7 @@ def test_arguments_that_fail(
 
 @pytest.mark.asyncio
 async def test_a_port_without_a_listener(address: DeviceAddress) -> None:
-    done = await asyncio.wait_for(run("rping", "-c", "-a", address.host, "-p", "1"), PATIENCE)
+    done = await asyncio.wait_for(run("rping", "-c", "-a", address.host, "-p", "1"), TIME_LIMIT)
     assert done.status == 1
     assert done.errors.startswith("rping: ")
     assert "rejected the connection" in done.errors
@@ -281,7 +281,7 @@ async def test_wrong_data_is_detected(address: DeviceAddress, rping: InProcess) 
                 await connection.write(memory, RemoteBuffer.unpack(await connection.recv()))
                 await connection.send(bytes(16))
 
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         async with serving_one(address, handle) as port:
             await rping.ping("-a", address.host, "-p", port, "-C", "4")
         async with serving_one(address, handle) as port:
@@ -300,7 +300,7 @@ async def test_a_record_of_the_wrong_size_is_refused(
         assert [message async for message in connection] == []
 
     error = f"^the peer sent a record of {length} bytes, not 16$"
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         async with serving_one(address, handle) as port:
             with pytest.raises(ValueError, match=error):
                 await rping.ping("-a", address.host, "-p", port)
@@ -317,7 +317,7 @@ async def test_a_ping_that_is_too_large_for_the_server(
     address: DeviceAddress, rping: InProcess
 ) -> None:
     server = rping.serving("-a", address.host, "-S", "64")
-    async with asyncio.timeout(PATIENCE), server as (serving, port):
+    async with asyncio.timeout(TIME_LIMIT), server as (serving, port):
         with pytest.raises(aiordma.PeerClosed):
             await rping.ping("-a", address.host, "-p", port, "-S", "65")
         with pytest.raises(ValueError, match=r"^a ping of 65 bytes: -S allows 64 here$"):
@@ -328,7 +328,7 @@ async def test_a_ping_that_is_too_large_for_the_server(
 async def test_memory_that_the_server_cannot_read(address: DeviceAddress) -> None:
     """The server runs as a program, and ends with one line instead of a traceback."""
     server = running("rping", "-s", "-a", address.host, "-p", "0")
-    async with asyncio.timeout(PATIENCE), server as process:
+    async with asyncio.timeout(TIME_LIMIT), server as process:
         port = (await next_line(process.stderr)).removeprefix("listening on port ")
         async with aiordma.connect(address.host, int(port)) as connection:
             await connection.send(RemoteBuffer(4096, 77, 64).pack())
@@ -346,7 +346,7 @@ async def test_a_peer_that_aborts_its_connection(address: DeviceAddress, rping: 
         await connection.recv()
         connection.abort()
 
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         async with serving_one(address, abort) as port:
             with pytest.raises(aiordma.PeerClosed):
                 await rping.ping("-a", address.host, "-p", port)

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from programs import end, free_port, start
 from streaming import pattern, receive_exactly
 
@@ -50,7 +50,7 @@ async def test_rstream_connects_to_aiordma(address: DeviceAddress, arguments: li
         test = ["-S", str(size), "-C", str(count), "-I", str(rounds), "-T", "v", *arguments]
         client = await start("rstream", "-s", host, "-p", str(port), *test)
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
+            async with asyncio.timeout(TIME_LIMIT), await listener.accept() as stream:
                 for expected in (SYNC, *[size * count] * rounds):
                     await stream.send(await receive_exactly(stream, expected))
                 assert await stream.receive() == b""
@@ -70,7 +70,7 @@ async def test_aiordma_connects_to_rstream(address: DeviceAddress, arguments: li
     options = SMALL if "-B" in arguments else StreamOptions()
     data = counting(SYNC + size * count * rounds)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIME_LIMIT):
             async with await connect_when_it_listens(address.host, int(port), options) as stream:
                 at = 0
                 for nbytes in (SYNC, *[size * count] * rounds):
@@ -122,7 +122,7 @@ async def test_riostream_connects_to_aiordma(address: DeviceAddress) -> None:
         host, port = listener.local_address
         client = await start("riostream", "-s", host, "-p", str(port), *IO_TEST)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIME_LIMIT):
                 await write_directly(await listener.accept(), is_client=False)
                 output, _ = await client.communicate()
         finally:
@@ -136,7 +136,7 @@ async def test_aiordma_connects_to_riostream(address: DeviceAddress) -> None:
         port = await free_port(address)
         server = await start("riostream", "-b", address.host, "-p", port, *IO_TEST)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIME_LIMIT):
                 options = StreamOptions(mappings=1)
                 stream = await connect_when_it_listens(address.host, int(port), options)
                 async with stream:
@@ -165,7 +165,7 @@ async def test_rcopy_sends_a_file_to_aiordma(address: DeviceAddress, tmp_path: P
         host, port = listener.local_address
         client = await start("rcopy", str(tmp_path / "source"), f"{host}:copy", "-p", str(port))
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept() as stream:
+            async with asyncio.timeout(TIME_LIMIT), await listener.accept() as stream:
                 commands = []
                 while header := await stream.receive(1):
                     header += await receive_exactly(stream, HEADER.size - 1)
@@ -192,7 +192,7 @@ async def test_aiordma_sends_a_file_to_rcopy(address: DeviceAddress, tmp_path: P
     path = str(target).encode() + b"\0"
     try:
         async with (
-            asyncio.timeout(PATIENCE),
+            asyncio.timeout(TIME_LIMIT),
             await connect_when_it_listens(address.host, int(port), StreamOptions()) as stream,
         ):
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from example_runs import interrupt, next_line, run, running
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from programs import end
 
 import aiordma
@@ -38,7 +38,7 @@ async def check_ctrl_c_ends(server: asyncio.subprocess.Process) -> None:
 
 async def test_echo_after_a_client_was_killed(address: DeviceAddress) -> None:
     host = address.host
-    async with asyncio.timeout(3 * PATIENCE), serving(address) as (server, port):
+    async with asyncio.timeout(3 * TIME_LIMIT), serving(address) as (server, port):
         async with running(CLIENT, host, port, *["x" * 100] * 5000) as killed:
             assert await next_line(killed.stdout) == "echoed: " + "x" * 100
             killed.kill()
@@ -50,7 +50,7 @@ async def test_echo_after_a_client_was_killed(address: DeviceAddress) -> None:
 
 async def test_ctrl_c_closes_the_streams_of_connected_clients(address: DeviceAddress) -> None:
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         serving(address) as (server, port),
         aiordma.connect_stream(address.host, int(port)) as idle,
     ):
@@ -63,7 +63,7 @@ async def test_ctrl_c_closes_the_streams_of_connected_clients(address: DeviceAdd
 async def test_a_tcp_program_as_the_client(address: DeviceAddress) -> None:
     """Run rstream under librspreload, as in docs/streams.md."""
     test = ["-T", "s", "-T", "b", "-T", "v", "-S", "1000", "-C", "10", "-I", "1"]
-    async with asyncio.timeout(PATIENCE), serving(address) as (server, port):
+    async with asyncio.timeout(TIME_LIMIT), serving(address) as (server, port):
         client = await asyncio.create_subprocess_exec(
             *["rstream", "-s", address.host, "-p", port, *test],
             env={**os.environ, "LD_PRELOAD": PRELOAD},
@@ -80,7 +80,7 @@ async def test_a_tcp_program_as_the_client(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IWARP")  # one device is enough for this
 async def test_the_client_fails_without_a_server(address: DeviceAddress) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         done = await run(CLIENT, address.host, "1")
     assert done.status == 1
     assert done.errors.startswith("stream_echo_client: ")

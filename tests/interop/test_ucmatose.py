@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from programs import connect_when_it_listens, end, free_port, start
 
 import aiordma
@@ -28,7 +28,7 @@ async def test_aiordma_connects_to_ucmatose(any_address: DeviceAddress, migrate:
     port = await free_port(any_address)
     server = await start("ucmatose", "-b", any_address.host, "-p", port, *migrate)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIME_LIMIT):
             connection = await connect_when_it_listens(any_address.host, int(port), OPTIONS)
             async with connection:
                 for _ in range(MESSAGES):
@@ -51,12 +51,12 @@ async def test_ucmatose_connects_to_aiordma(any_address: DeviceAddress, port_spa
         host, port = listener.local_address
         client = await start("ucmatose", "-s", host, "-p", str(port), "-P", port_space)
         try:
-            async with asyncio.timeout(PATIENCE), await listener.accept() as connection:
+            async with asyncio.timeout(TIME_LIMIT), await listener.accept() as connection:
                 for number in range(MESSAGES):
                     await connection.send(bytes([number]) * SIZE)
                 for _ in range(MESSAGES):
                     assert len(await connection.recv()) == SIZE
-            output, _ = await asyncio.wait_for(client.communicate(), PATIENCE)
+            output, _ = await asyncio.wait_for(client.communicate(), TIME_LIMIT)
         finally:
             await end(client)
     assert client.returncode == 0, output.decode()

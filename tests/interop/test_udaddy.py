@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from programs import end, start
 
 import aiordma
@@ -47,7 +47,7 @@ async def test_aiordma_sends_to_udaddy(any_address: DeviceAddress) -> None:
     server = await start("udaddy", "-b", any_address.host)
     try:
         async with (
-            asyncio.timeout(PATIENCE),
+            asyncio.timeout(TIME_LIMIT),
             aiordma.open_datagram((any_address.host, 0)) as endpoint,
         ):
             peer = await resolve_when_it_serves(endpoint, any_address.host)
@@ -67,7 +67,7 @@ async def test_udaddy_sends_to_aiordma(any_address: DeviceAddress) -> None:
         serving = asyncio.create_task(endpoint.serve())
         client = await start("udaddy", "-s", any_address.host, "-b", any_address.host)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIME_LIMIT):
                 for datagram in await receive_all(endpoint):
                     await endpoint.send_to(datagram.peer, datagram.data, imm=endpoint.qp_num)
                 output, _ = await client.communicate()

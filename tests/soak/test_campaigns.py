@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 from campaign import finish, until_time_is_up
-from helpers import PATIENCE, read_line, start_python
+from helpers import TIME_LIMIT, read_line, start_python
 
 import aiordma
 from aiordma import Connection, ConnectionOptions
@@ -32,13 +32,13 @@ async def echo(connection: Connection) -> None:
 
 async def run_client(server: tuple[str, int], chance: random.Random, figures: Counter[str]) -> None:
     """Send random messages to an echo server for ever, and check the replies."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         connection = await aiordma.connect(*server, options=SMALL)
     async with connection:
         figures["connected"] += 1
         while True:
             message = chance.randbytes(chance.randrange(4096))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIME_LIMIT):
                 await connection.send(message)
                 assert await connection.recv() == message
             figures["echoed"] += 1
@@ -64,7 +64,7 @@ async def test_clients_cancelled_at_random_moments(
                 assert all(task.cancelled() for task in tasks), [
                     t for t in tasks if not t.cancelled()
                 ]
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIME_LIMIT):
                 await listener.aclose()
                 await serving
     assert figures["echoed"]
@@ -113,7 +113,7 @@ async def test_peers_killed_at_random_moments(
                 await asyncio.to_thread(peer.communicate)
                 figures["killed"] += 1
             await listener.aclose()
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIME_LIMIT):
                 await serving
     assert figures["messages"]
 
@@ -127,11 +127,11 @@ async def test_many_connections_one_after_another(
         async with aiordma.listen(address.host, 0, options=SMALL) as listener:
             serving = asyncio.create_task(listener.serve(echo))
             for number in until_time_is_up(f"connections on {address.device}", figures):
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(TIME_LIMIT):
                     async with aiordma.connect(*listener.local_address, options=SMALL) as peer:
                         await peer.send(b"%d" % number)
                         assert await peer.recv() == b"%d" % number
                 figures["connections"] += 1
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIME_LIMIT):
                 await listener.aclose()
                 await serving

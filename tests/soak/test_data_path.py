@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from campaign import finish, until_time_is_up
-from helpers import PATIENCE, Pair, connected
+from helpers import TIME_LIMIT, Pair, connected
 
 from aiordma import (
     AccessFlags,
@@ -247,7 +247,7 @@ class Workload:
             if self.chance.random() < 0.5:
                 await asyncio.sleep(self.chance.choice([0, 0, 0.001, 0.01, 0.05]))
                 task.cancel()
-            done, _ = await asyncio.wait([task], timeout=PATIENCE)
+            done, _ = await asyncio.wait([task], timeout=TIME_LIMIT)
             assert done, f"{kind.__name__} has not ended"
             if task.cancelled():
                 self.figures["cancelled"] += 1
@@ -302,7 +302,7 @@ async def one_connection(
         for task in tasks:
             if not task.cancelled() and task.exception() is not None:
                 assert isinstance(task.exception(), (ConnectionClosed, WorkRequestError))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIME_LIMIT):
             await pair.client.aclose()
             await asyncio.wait([consuming])
             await pair.server.aclose()

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 from campaign import finish, until_time_is_up
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 from aiordma import AsyncCmId, RdmaError, Rejected, SyncCmId
 from aiordma.rdmacm import AddrInfo, DeviceAddress, parse_address
@@ -24,7 +24,7 @@ async def answer_all(listener: SyncCmId, figures: Counter[str]) -> None:
     """Accept every request, receive one message, and disconnect."""
     async for request in listener:
         try:
-            async with asyncio.timeout(PATIENCE), request:
+            async with asyncio.timeout(TIME_LIMIT), request:
                 await request.create_qp(SMALL)
                 region = await request.reg_msgs(bytearray(64))
                 request.cm_id.post_recv(1, region, 0, 64)
@@ -76,7 +76,7 @@ async def test_synchronous_ids_cancelled_at_random_moments(
             for task in tasks:
                 assert task.cancelled() or task.exception() is None, task
         await listener.aclose()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIME_LIMIT):
             await answering
     assert figures["answered"]
 
@@ -96,7 +96,7 @@ async def test_listener_that_migrates_repeatedly(
                 await cm.create_qp(SMALL)
                 answer = b""
                 try:
-                    async with asyncio.timeout(PATIENCE):
+                    async with asyncio.timeout(TIME_LIMIT):
                         await cm.connect()
                 except Rejected as rejected:
                     answer = rejected.private_data
@@ -132,7 +132,7 @@ async def test_listener_that_migrates_repeatedly(
             figures["migrations"] += 2
         stop.set()
         await listener.aclose()
-        async with asyncio.timeout(2 * PATIENCE):
+        async with asyncio.timeout(2 * TIME_LIMIT):
             await asyncio.gather(*clients)
     assert figures["answered"]
     assert not figures["lost in a migration"]

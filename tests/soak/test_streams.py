@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 from campaign import until_time_is_up
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 from streaming import StreamPair, pattern, streaming
 
 from aiordma import ByteStream, RdmaError, StreamOptions
@@ -96,7 +96,7 @@ async def test_streams_with_random_options_and_ends(address: DeviceAddress) -> N
     figures: Counter[str] = Counter()
     for _ in until_time_is_up(f"streams on {address.device}", figures):
         async with (
-            asyncio.timeout(PATIENCE),
+            asyncio.timeout(TIME_LIMIT),
             streaming(address, some_options(chance), some_options(chance)) as pair,
         ):
             await exchange(pair, chance, figures)

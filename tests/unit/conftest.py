@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from verbs_fakes import FakeVerbs, compile_verbs
 
-PATIENCE = 20.0
+TIME_LIMIT = 20.0
 
 
 @pytest.fixture
-def patience() -> Iterator[None]:
+def time_limit() -> Iterator[None]:
     """Fail a test that takes longer, wherever it is."""
 
     def give_up(*_: object) -> None:
-        pytest.fail(f"not done after {PATIENCE} seconds")
+        pytest.fail(f"not done after {TIME_LIMIT} seconds")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)

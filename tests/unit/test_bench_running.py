@@ -31,7 +31,7 @@ TCP = [one for one in select(("asyncio", "uvloop"), ("tcp",)) if one.family == "
 LISTENING = "import time; print('{\"port\": 7}', flush=True); "
 WORK = Work("latency")
 
-pytestmark = pytest.mark.usefixtures("patience")
+pytestmark = pytest.mark.usefixtures("time_limit")
 
 
 def python(code: str) -> list[str]:

@@ -21,7 +21,7 @@ from aiordma.loop.time_budget import (
     MAX_LOOP_BUDGET_NS,
 )
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 MS = 1_000_000
 turn_module = importlib.import_module("aiordma.loop.time_budget")

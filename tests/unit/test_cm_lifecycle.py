@@ -36,7 +36,7 @@ from aiordma.verbs import QueuePairCaps, QueuePairInit
 E, S = CmEventType, CmState
 PARAMETERS = ConnectionParameters()
 SMALL = QueuePairInit(QueuePairCaps(max_send_wr=1, max_recv_wr=1))
-PATIENCE = 10
+TIME_LIMIT = 10
 
 
 @pytest_asyncio.fixture
@@ -57,7 +57,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -123,7 +123,7 @@ async def test_an_event_may_come_before_the_call_returns(cm: FakeCm) -> None:
                 overtaken.set()
 
             asyncio_loop.call_soon_threadsafe(deliver)
-            assert overtaken.wait(PATIENCE)
+            assert overtaken.wait(TIME_LIMIT)
 
         asyncio_loop = asyncio.get_running_loop()
         raw.during["resolve_route"] = resolve_route
@@ -491,7 +491,7 @@ async def test_an_id_does_not_listen_in_the_middle_of_a_call(
 ) -> None:
     """It would change the channel under the call."""
     async with cm.make_id() as cm_id:
-        raw_of(cm_id).during["create_qp"] = lambda: gate.wait(PATIENCE)  # type: ignore[assignment,return-value]
+        raw_of(cm_id).during["create_qp"] = lambda: gate.wait(TIME_LIMIT)  # type: ignore[assignment,return-value]
         call = asyncio.create_task(cm_id.create_qp(SMALL, pd=object()))  # type: ignore[arg-type]
         await eventually(lambda: "create_qp" in raw_of(cm_id).calls)
         with pytest.raises(BusyError):
@@ -681,7 +681,7 @@ async def test_cancelling_aclose_does_not_stop_it(cm: FakeCm, gate: threading.Ev
 
 
 def assert_opened(gate: threading.Event) -> None:
-    assert gate.wait(PATIENCE)
+    assert gate.wait(TIME_LIMIT)
 
 
 @pytest.mark.asyncio
@@ -823,7 +823,7 @@ async def test_an_id_is_destroyed_even_where_no_thread_is_to_be_had(
     cm_id.abort()
     with pytest.raises(LocalClosed):
         await task
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         await cm_id.aclose()
     assert raw_of(cm_id).calls == ["resolve_addr", "destroy"]
 
@@ -847,7 +847,7 @@ def test_a_loop_closed_meanwhile_is_survived(monkeypatch: pytest.MonkeyPatch) ->
         raw = raw_of(cm_id)
         loop.close()
         cm_id.abort()
-        assert raw.destroyed.wait(PATIENCE)
+        assert raw.destroyed.wait(TIME_LIMIT)
         for _ in range(1000):
             if cm.dispatcher.users == 0:
                 break

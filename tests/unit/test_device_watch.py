@@ -28,7 +28,7 @@ from aiordma.rdmacm import CmEvent, device_contexts
 from aiordma.verbs import AsyncEvent, DeviceAttributes
 
 E = AsyncEventType
-PATIENCE = 10
+TIME_LIMIT = 10
 
 
 def event(kind: AsyncEventType, element: int = 0) -> AsyncEvent:
@@ -101,7 +101,7 @@ def subscribe(device: Any, handler: Callable[[AsyncEvent], None]) -> DeviceSubsc
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -29,11 +29,11 @@ from aiordma.verbs.completion import POLL_BATCH
 pytestmark = pytest.mark.asyncio
 
 E, S = CmEventType, CmState
-PATIENCE = 10
+TIME_LIMIT = 10
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -171,7 +171,7 @@ async def cm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cm]:
 
 def settle_in_thread(channel: FakeEventChannel) -> None:
     """In the thread that destroys the listener: until the loop has read what came before."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIME_LIMIT
     while channel.batches and time.monotonic() < deadline:
         time.sleep(0.001)
 
@@ -244,7 +244,7 @@ async def test_a_listeners_channel_that_fails_ends_that_listener(
     [channel] = FakeOwnChannel.made
     channel.put(GONE)
     with pytest.raises(DeviceRemoved, match=os.strerror(errno.EIO)):
-        await asyncio.wait_for(task, PATIENCE)
+        await asyncio.wait_for(task, TIME_LIMIT)
     assert not channel.stop_watching()
     assert other.state is S.IDLE
     assert "channel of a listener failed" in caplog.text
@@ -280,7 +280,7 @@ async def test_a_channel_that_fails_ends_what_waits(
     cm.channel.put(GONE)
     for task in (one, two):
         with pytest.raises(DeviceRemoved, match=os.strerror(errno.EIO)):
-            await asyncio.wait_for(task, PATIENCE)
+            await asyncio.wait_for(task, TIME_LIMIT)
     assert {first.state, second.state} == {S.REMOVED}
     assert first.event is not None
     assert first.event.errno == errno.EIO
@@ -297,7 +297,7 @@ async def test_a_channel_that_fails_ends_listening(cm: Cm) -> None:
     await settle()
     cm.channel.put(GONE)
     with pytest.raises(DeviceRemoved):
-        await asyncio.wait_for(task, PATIENCE)
+        await asyncio.wait_for(task, TIME_LIMIT)
 
 
 async def test_a_channel_that_fails_is_read_no_more(cm: Cm) -> None:
@@ -328,7 +328,7 @@ async def test_an_id_that_cannot_take_the_failure_does_not_stop_the_others(
     broken.on_change = lambda: 1 // 0  # type: ignore[assignment]
     cm.channel.put(GONE)
     with pytest.raises(DeviceRemoved):
-        await asyncio.wait_for(task, PATIENCE)
+        await asyncio.wait_for(task, TIME_LIMIT)
     broken.on_change = None
     assert broken.state is S.REMOVED
     assert "could not handle DEVICE_REMOVAL" in caplog.text
@@ -346,7 +346,7 @@ async def test_an_id_made_after_the_channel_failed_is_on_a_new_one(cm: Cm) -> No
     await old.aclose()
     assert cm_events._dispatchers[running_loop()] is dispatcher
     channel.put([cm.event(E.ADDR_RESOLVED, new)])
-    await asyncio.wait_for(task, PATIENCE)
+    await asyncio.wait_for(task, TIME_LIMIT)
     await new.aclose()
     assert channel.closed
     assert not cm.channel.closed
@@ -531,7 +531,7 @@ async def test_a_flood_of_completions_gives_the_loop_its_turns(rig: Rig) -> None
     rig.complete("a", 0, *range(count))
     rig.channel.put(["a"])
     seen = set[int]()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         while len(rig.sinks[0].numbers) < count:
             seen.add(len(rig.sinks[0].numbers))
             await asyncio.sleep(0)
@@ -706,7 +706,7 @@ async def test_one_event_is_read_a_turn(rig: Rig) -> None:
             await asyncio.sleep(0)
 
     rig.channel.put(["a", "b", "a", "b"])
-    await asyncio.wait_for(watch(), PATIENCE)
+    await asyncio.wait_for(watch(), TIME_LIMIT)
     assert {1, 2, 3} <= set(seen)
     assert rig.channel.stop_watching()  # it is still read
 
@@ -734,7 +734,7 @@ async def test_whom_a_completion_is_for_goes_on_before_the_queue_is_armed(rig: R
     rig.sinks[0].on_complete = lambda: future.set_result(None)
     rig.complete("a", 0, 3)
     rig.channel.put(["a"])
-    await asyncio.wait_for(waiting, PATIENCE)
+    await asyncio.wait_for(waiting, TIME_LIMIT)
     assert seen == ["poll"]
 
 

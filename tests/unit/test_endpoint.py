@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from cm_fakes import FakeCm, event, fake_cm, raw_of
-from datapath_fakes import FakePages, completion
+from qp_fakes import FakePages, completion
 
 from aiordma import ConnectionOptions, DeviceRemoved, PeerClosed, VerbsError
 from aiordma.cm import CmState

@@ -9,7 +9,8 @@ PROLOGUE = """
 import asyncio, os, sys, threading, time
 from aiordma import RdmaError
 from aiordma.cm.handle import IdHandle
-from aiordma.loop import SerialJobs, is_forked_child, blocking_pool, run_in_worker, running_loop, worker_pool
+from aiordma.loop import SerialJobs, blocking_pool, is_forked_child, run_in_worker
+from aiordma.loop import running_loop, worker_pool
 
 def use():
     begun = threading.Event()

@@ -12,7 +12,7 @@ import pytest
 
 from aiordma.loop import Interrupt
 
-PATIENCE = 10.0
+TIME_LIMIT = 10.0
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ class Waiting:
         self.result = interrupt.wait_readable(fd)
 
     def end(self) -> bool | None:
-        self.thread.join(PATIENCE)
+        self.thread.join(TIME_LIMIT)
         assert not self.thread.is_alive()
         return self.result
 
@@ -102,7 +102,7 @@ def test_it_may_be_set_many_times(readable: int) -> None:
     begun = time.monotonic()
     interrupt.set()
     interrupt.set()
-    assert time.monotonic() - begun < PATIENCE / 2
+    assert time.monotonic() - begun < TIME_LIMIT / 2
     assert not interrupt.wait_readable(readable)
 
 

@@ -18,7 +18,7 @@ from aiordma.memory import buffer_pool as memory
 
 pytestmark = pytest.mark.asyncio
 
-PATIENCE = 10
+TIME_LIMIT = 10
 LARGE = SLAB_SIZE  # a slab of its own for each buffer
 
 
@@ -40,7 +40,7 @@ class FakeDomain:
         with self._lock:
             self.inside.append(nbytes)
             self.most[nbytes] = max(self.most.get(nbytes, 0), self.inside.count(nbytes))
-        assert self.gate.wait(PATIENCE)
+        assert self.gate.wait(TIME_LIMIT)
         with self._lock:
             self.inside.remove(nbytes)
             if len(self.sizes) >= self.limit:
@@ -80,7 +80,7 @@ def acquiring(pool: BufferPool, nbytes: int) -> asyncio.Task[PooledBuffer]:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -183,7 +183,7 @@ async def test_memory_that_cannot_be_had_is_told_to_each(pd: FakeDomain) -> None
     pool = make_pool(pd)
     pd.limit = 0
     tasks = [acquiring(pool, 100) for _ in range(5)]
-    errors = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE)
+    errors = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), TIME_LIMIT)
     assert [type(error) for error in errors] == [VerbsError] * 5
     assert len({id(error) for error in errors}) == 5
     assert "RLIMIT_MEMLOCK" in str(errors[0])
@@ -195,7 +195,7 @@ async def test_those_who_got_a_buffer_keep_it_when_the_next_fails(pd: FakeDomain
     pool = make_pool(pd)
     pd.limit = 3
     tasks = [acquiring(pool, LARGE) for _ in range(5)]
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), TIME_LIMIT)
     assert sum(isinstance(result, PooledBuffer) for result in results) == 3
     assert sum(isinstance(result, VerbsError) for result in results) == 2
 
@@ -229,7 +229,7 @@ async def test_when_the_grower_is_cancelled_another_takes_over(pd: FakeDomain) -
     await asyncio.sleep(0.01)
     assert pd.inside == [LARGE, LARGE]  # the one that was left behind, and one that took over
     pd.gate.set()
-    buffers = await asyncio.wait_for(asyncio.gather(*others), PATIENCE)
+    buffers = await asyncio.wait_for(asyncio.gather(*others), TIME_LIMIT)
     assert len({buffer.address for buffer in buffers}) == 3
     assert len(pd.sizes) <= 4
 
@@ -244,7 +244,7 @@ async def test_a_growth_cancelled_before_it_began_is_made_by_another(pd: FakeDom
     others = [acquiring(pool, 100) for _ in range(3)]
     await asyncio.sleep(0)
     first.cancel()
-    await asyncio.wait_for(asyncio.gather(*others), PATIENCE)
+    await asyncio.wait_for(asyncio.gather(*others), TIME_LIMIT)
     assert first.cancelled()
     jobs.pop()()
     assert pd.sizes == [SLAB_SIZE]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from datapath_fakes import FakeCallbacks, SendRig, no_polling
+from qp_fakes import FakeCallbacks, SendRig, no_polling
 
 from aiordma import LocalClosed, PeerClosed, RdmaError, VerbsError, WorkRequestError
 from aiordma.enums import SendFlags, WcOpcode, WcStatus, WrOpcode
@@ -16,7 +16,7 @@ from aiordma.loop import running_loop
 from aiordma.qp import Operation
 from aiordma.qp.operation import READS_AND_ATOMICS, Operations
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 
 class Rig(SendRig):

@@ -12,7 +12,7 @@ from verbs_fakes import FakeVerbs
 
 from aiordma._native import ffi, lib
 
-PATIENCE = 30
+TIME_LIMIT = 30
 
 
 def send(verbs: FakeVerbs) -> int:
@@ -30,7 +30,7 @@ def receive_shared(verbs: FakeVerbs) -> int:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIME_LIMIT
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -51,8 +51,8 @@ def test_who_destroys_a_queue_waits_for_who_posts_to_it(
     destroying.join(0.1)
     assert destroying.is_alive()
     verbs.hold(False)
-    posting.join(PATIENCE)
-    destroying.join(PATIENCE)
+    posting.join(TIME_LIMIT)
+    destroying.join(TIME_LIMIT)
     assert not destroying.is_alive()
     assert results == [0]
     assert post(verbs) == errno.EINVAL
@@ -67,5 +67,5 @@ def test_those_who_post_do_not_wait_for_each_other(verbs: FakeVerbs) -> None:
     eventually(lambda: verbs.held == 2)
     verbs.hold(False)
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIME_LIMIT)
     assert verbs.posted == 2

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from datapath_fakes import (
+from qp_fakes import (
     RECV_WR_ID,
     SLOT_SIZE,
     SLOTS,
@@ -30,10 +30,10 @@ from aiordma.messages import Message
 from aiordma.messages.receiver import Receiver
 from aiordma.qp import ConnectionStats, ReceiveRing
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 # Nanoseconds of polling.
-PATIENCE = 5_000
+TIME_LIMIT = 5_000
 
 
 class Rig:
@@ -62,7 +62,7 @@ class Rig:
         completions = fast_path.CompletionDispatcher(lambda: None)
         completions.budget_start = 0
         # There is no queue: in a turn that is used up nobody looks there.
-        self.receiver.queue.set_polling(completions, 1, PATIENCE)
+        self.receiver.queue.set_polling(completions, 1, TIME_LIMIT)
         assert self.receiver.take() is None
         assert self.receiver.queue.preempted
 
@@ -307,10 +307,10 @@ async def test_cancelling_loses_no_message(arrives: bool) -> None:
 async def test_a_failing_wait_leaves_the_place_free(owes_checkpoints: bool) -> None:
     class Failing:
         is_on = True
-        nanoseconds = PATIENCE
+        nanoseconds = TIME_LIMIT
 
         async def until(self, is_over: object, nanoseconds: int, **_: bool) -> None:
-            assert nanoseconds == PATIENCE
+            assert nanoseconds == TIME_LIMIT
             raise RuntimeError("no time")
 
     rig = Rig(busy=Failing())  # type: ignore[arg-type]
@@ -505,7 +505,7 @@ class Looking:
     """A BusyPoll that makes a message arrive while it looks."""
 
     is_on = True
-    nanoseconds = PATIENCE
+    nanoseconds = TIME_LIMIT
 
     def __init__(self) -> None:
         self.rig: Rig | None = None
@@ -514,7 +514,7 @@ class Looking:
 
     async def until(self, is_over: Any, nanoseconds: int, *, preemptible: bool = False) -> None:
         assert self.rig is not None
-        assert (nanoseconds, preemptible) == (PATIENCE, not self.is_on)
+        assert (nanoseconds, preemptible) == (TIME_LIMIT, not self.is_on)
         self.waited_for.append(self.rig.receiver.is_waited_for)
         self.looks.append(is_over())
         self.rig.arrive(b"polled")
@@ -636,7 +636,7 @@ async def test_who_receives_in_another_way_looks_too(how: str) -> None:
     busy = Looking()
     rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
     completions = fast_path.CompletionDispatcher(lambda: None)
-    rig.receiver.queue.set_polling(completions, 1, PATIENCE)  # as with busy_poll
+    rig.receiver.queue.set_polling(completions, 1, TIME_LIMIT)  # as with busy_poll
     receive = rig.receiver.recv_message()
     if how == "recv_into":
         receive.close()

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from datapath_fakes import (
+from qp_fakes import (
     ELSEWHERE,
     HERE,
     FakeCallbacks,
@@ -28,7 +28,7 @@ from aiordma.qp.scatter_gather import ScatterGatherBuilder
 from aiordma.verbs import DeviceAttributes
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 REMOTE = RemoteBuffer(0xABC000, 77, 100)
 WORD = RemoteBuffer(0xABC000, 77, 8)

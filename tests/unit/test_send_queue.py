@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from datapath_fakes import SEND_WR_ID, Counted, FakePool, SendRig
+from qp_fakes import SEND_WR_ID, Counted, FakePool, SendRig
 
 from aiordma import VerbsError
 from aiordma._native import ffi
@@ -21,7 +21,7 @@ from aiordma.memory import PooledBuffer, address_and_length
 from aiordma.qp import NUMBER_MASK
 from aiordma.verbs import QueuePair, QueuePairCaps, queue_pair
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 DEPTH = 4
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from datapath_fakes import (
+from qp_fakes import (
     BUFFER_SIZE,
     ELSEWHERE,
     HERE,
@@ -34,7 +34,7 @@ from aiordma.qp.operation import Operations
 from aiordma.qp.scatter_gather import ScatterGatherBuilder
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 OPTIONS = ConnectionOptions(max_inline=16, max_message_size=1000)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from cm_fakes import fake_cm, raw_of
-from datapath_fakes import SLOT_SIZE, SLOTS, FakePages, FakeReceivePoster, completion
+from qp_fakes import SLOT_SIZE, SLOTS, FakePages, FakeReceivePoster, completion
 
 from aiordma import ConnectionOptions, VerbsError
 from aiordma.loop import running_loop
@@ -20,7 +20,7 @@ from aiordma.messages.listener import SharedReceivesByDevice
 from aiordma.qp import SharedReceives, receive_ring, shared_receives
 from aiordma.verbs import DeviceAttributes, SharedReceiveQueueCaps
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 KEY = 9
 

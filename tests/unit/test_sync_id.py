@@ -18,14 +18,14 @@ from aiordma.loop import running_loop
 
 pytestmark = pytest.mark.asyncio
 
-PATIENCE = 10
+TIME_LIMIT = 10
 
 
 @pytest_asyncio.fixture
 async def cm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeCm]:
     with fake_cm(running_loop(), monkeypatch) as made:
         yield made
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIME_LIMIT):
             while any(channel.holders for channel in made.channels):
                 await asyncio.sleep(0.001)
         assert [raw.calls.count("destroy") for raw in made.ids.values()] == [1] * len(made.ids)
@@ -55,7 +55,7 @@ async def test_a_request_that_comes_while_it_is_closed_is_rejected(
     monkeypatch.setattr(listener._requests, "_requests", racing)
     listener.handle_event(request)
     assert racing == []
-    await asyncio.to_thread(cm.ids[request.id].destroyed.wait, PATIENCE)
+    await asyncio.to_thread(cm.ids[request.id].destroyed.wait, TIME_LIMIT)
     await listener.aclose()
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from datapath_fakes import (
+from qp_fakes import (
     ELSEWHERE,
     HERE,
     FakeCallbacks,
@@ -23,7 +23,7 @@ from datapath_fakes import (
     no_polling,
 )
 from verbs_fakes import FakeVerbs
-from waking import woken
+from wakeups import woken
 
 from aiordma import AccessFlags, PeerClosed, RemoteBuffer, VerbsError, WorkRequestError
 from aiordma._native import fast_path, ffi
@@ -37,7 +37,7 @@ from aiordma.qp.post_list import MAX_LENGTH, PostList
 from aiordma.qp.scatter_gather import ScatterGatherBuilder
 from aiordma.verbs import DeviceAttributes, QueuePair, QueuePairCaps
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 KEY = 5
 FIRST = KEY << 32
@@ -226,7 +226,7 @@ async def test_what_is_unusual_takes_the_long_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where it is done, or its fault is explained."""
-    monkeypatch.setattr("datapath_fakes.bytearray", lambda _: bytearray(8), raising=False)
+    monkeypatch.setattr("qp_fakes.bytearray", lambda _: bytearray(8), raising=False)
     rig, what = Rig(verbs), memory()
     before = rig.free
     assert rig.lane.start_transfer(opcode, what, remote) is None

@@ -35,7 +35,7 @@ from aiordma.loop import (
 )
 from aiordma.loop.trio_loop import TrioFuture, TrioLoop
 
-pytestmark = pytest.mark.usefixtures("patience")
+pytestmark = pytest.mark.usefixtures("time_limit")
 
 
 def on_trio(test: Callable[..., Any]) -> Callable[..., None]:

@@ -24,7 +24,7 @@ from aiordma.loop import (
 )
 from aiordma.loop.workers import STARTUP_SECONDS, WorkerPool
 
-PATIENCE = 10.0
+TIME_LIMIT = 10.0
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def gate() -> Iterator[threading.Event]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIME_LIMIT
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.001)
 
 
 async def wait_for_event(event: threading.Event) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIME_LIMIT
     while not event.is_set():
         assert time.monotonic() < deadline, "waited too long"
         await asyncio.sleep(0.001)
@@ -98,7 +98,7 @@ async def test_an_exception_leaves_no_cycle_behind() -> None:
         with pytest.raises(ValueError):  # noqa: PT011
             await run_in_worker(running_loop(), lambda token=token: fail(token))
         del token
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIME_LIMIT
         while gone() is not None and time.monotonic() < deadline:
             await asyncio.sleep(0.001)  # the thread may still be on its way out
         assert gone() is None
@@ -108,7 +108,7 @@ async def test_an_exception_leaves_no_cycle_behind() -> None:
 
 @pytest.mark.asyncio
 async def test_the_loop_goes_on_meanwhile(gate: threading.Event) -> None:
-    task = asyncio.create_task(run_in_worker(running_loop(), lambda: gate.wait(PATIENCE)))
+    task = asyncio.create_task(run_in_worker(running_loop(), lambda: gate.wait(TIME_LIMIT)))
     await asyncio.sleep(0.01)
     assert not task.done()
     gate.set()
@@ -135,7 +135,7 @@ async def test_cancelling_returns_at_once_and_the_call_goes_on(gate: threading.E
 
     def work() -> None:
         begun.set()
-        gate.wait(PATIENCE)
+        gate.wait(TIME_LIMIT)
         ended.set()
 
     task = asyncio.create_task(run_in_worker(running_loop(), work))
@@ -154,7 +154,7 @@ async def test_the_failure_of_a_cancelled_call_is_dropped(gate: threading.Event)
 
     def fail() -> None:
         begun.set()
-        gate.wait(PATIENCE)
+        gate.wait(TIME_LIMIT)
         raise ValueError
 
     task = asyncio.create_task(run_in_worker(running_loop(), fail))
@@ -178,7 +178,7 @@ def test_a_loop_that_was_closed_meanwhile_is_left_alone(gate: threading.Event) -
 
     def work() -> None:
         begun.set()
-        gate.wait(PATIENCE)
+        gate.wait(TIME_LIMIT)
         ended.set()
 
     def submit(job: Callable[[], None]) -> None:
@@ -193,7 +193,7 @@ def test_a_loop_that_was_closed_meanwhile_is_left_alone(gate: threading.Event) -
     loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
     loop.close()
     gate.set()
-    threads[0].join(PATIENCE)
+    threads[0].join(TIME_LIMIT)
     assert ended.is_set()
 
 
@@ -235,7 +235,7 @@ class Crowd:
             self.threads.add(threading.current_thread())
             self.running += 1
             self.most = max(self.most, self.running)
-        self._gate.wait(PATIENCE)
+        self._gate.wait(TIME_LIMIT)
         with self._lock:
             self.running -= 1
             self.finished += 1
@@ -262,7 +262,7 @@ def test_jobs_that_block_do_not_wait_for_each_other(gate: threading.Event) -> No
 
 
 def test_one_thread_does_what_it_gets_on_with(gate: threading.Event) -> None:
-    pool, crowd = WorkerPool(idle_seconds=0.05, stall_seconds=PATIENCE), Crowd(gate)
+    pool, crowd = WorkerPool(idle_seconds=0.05, stall_seconds=TIME_LIMIT), Crowd(gate)
     pool.submit(crowd.job)
     wait_until(lambda: crowd.running == 1)
     for _ in range(20):
@@ -277,7 +277,7 @@ def test_one_thread_does_what_it_gets_on_with(gate: threading.Event) -> None:
 def test_a_job_that_blocks_holds_others_back_for_a_moment_only(gate: threading.Event) -> None:
     """Once that is known, not even so long."""
     pool, crowd, done = (
-        WorkerPool(idle_seconds=PATIENCE, stall_seconds=0.2),
+        WorkerPool(idle_seconds=TIME_LIMIT, stall_seconds=0.2),
         Crowd(gate),
         list[float](),
     )
@@ -288,8 +288,8 @@ def test_a_job_that_blocks_holds_others_back_for_a_moment_only(gate: threading.E
     wait_until(lambda: bool(done))
     assert done[0] - taken >= 0.2
     wait_until(lambda: pool._idle == 1)
-    pool._stall_seconds = 10 * PATIENCE
-    pool._last_taken -= 10 * PATIENCE
+    pool._stall_seconds = 10 * TIME_LIMIT
+    pool._last_taken -= 10 * TIME_LIMIT
     pool.submit(lambda: done.append(time.monotonic()))
     wait_until(lambda: len(done) == 2)
     assert crowd.running == 1
@@ -303,7 +303,7 @@ def test_threads_are_daemons(gate: threading.Event) -> None:
 
 
 def test_an_idle_thread_is_used_again(gate: threading.Event) -> None:
-    pool, crowd = WorkerPool(idle_seconds=PATIENCE), Crowd(gate)
+    pool, crowd = WorkerPool(idle_seconds=TIME_LIMIT), Crowd(gate)
     gate.set()
     for count in range(1, 6):
         pool.submit(crowd.job)
@@ -318,7 +318,7 @@ def test_idle_threads_go_away_and_come_back(gate: threading.Event) -> None:
         pool.submit(crowd.job)
     wait_until(lambda: crowd.finished == 3)
     for thread in list(crowd.threads):
-        thread.join(PATIENCE)
+        thread.join(TIME_LIMIT)
         assert not thread.is_alive()
     pool.submit(crowd.job)
     wait_until(lambda: crowd.finished == 4)
@@ -360,7 +360,7 @@ def test_an_idle_thread_holds_no_job() -> None:
         def __call__(self) -> None:
             pass
 
-    pool, job = WorkerPool(idle_seconds=2 * PATIENCE), Job()
+    pool, job = WorkerPool(idle_seconds=2 * TIME_LIMIT), Job()
     gone = weakref.ref(job)
     pool.submit(job)
     del job
@@ -478,7 +478,7 @@ class Workshop:
 
     def make(self) -> object:
         self.begun.set()
-        assert self.gate.wait(PATIENCE)
+        assert self.gate.wait(TIME_LIMIT)
         self.made.append(object())
         return self.made[-1]
 
@@ -500,7 +500,7 @@ async def test_what_is_made_is_handed_over(gate: threading.Event) -> None:
     gate.set()
     thing = await make_in_worker(running_loop(), shop.make, shop.discard, shop.submit)
     assert shop.made == [thing]
-    assert shop.finished.wait(PATIENCE)
+    assert shop.finished.wait(TIME_LIMIT)
     assert shop.discarded == []
 
 
@@ -530,7 +530,7 @@ async def test_what_is_made_after_cancelling_is_discarded_where_it_was_made(
         await task
     assert shop.discarded == []
     gate.set()
-    assert shop.finished.wait(PATIENCE)
+    assert shop.finished.wait(TIME_LIMIT)
     assert len(shop.made) == 1
     assert shop.discarded == shop.made
     assert shop.discarded_in == ["aiordma-worker"]
@@ -542,7 +542,7 @@ async def test_what_was_made_before_cancelling_is_discarded_too(gate: threading.
     task = asyncio.create_task(make_in_worker(running_loop(), shop.make, shop.discard, shop.submit))
     await wait_for_event(shop.begun)
     gate.set()
-    assert shop.finished.wait(PATIENCE)  # the loop stands still, so the task knows nothing of it
+    assert shop.finished.wait(TIME_LIMIT)  # the loop stands still, so the task knows nothing of it
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -568,7 +568,7 @@ async def test_whenever_one_cancels_what_is_made_is_discarded_once() -> None:
         await asyncio.sleep(0)
         task.cancel()
         (result,) = await asyncio.gather(task, return_exceptions=True)
-        assert done.wait(PATIENCE)
+        assert done.wait(TIME_LIMIT)
         if isinstance(result, asyncio.CancelledError):
             wait_until(lambda made=made, discarded=discarded: len(discarded) == len(made))
         else:
@@ -584,7 +584,7 @@ async def test_an_error_of_the_maker_passes(gate: threading.Event) -> None:
 
     with pytest.raises(ValueError, match="no"):
         await make_in_worker(running_loop(), fail, shop.discard, shop.submit)
-    assert shop.finished.wait(PATIENCE)
+    assert shop.finished.wait(TIME_LIMIT)
     assert shop.discarded == []
 
 
@@ -604,7 +604,7 @@ async def test_an_error_of_the_maker_after_cancelling_discards_nothing(
     with pytest.raises(asyncio.CancelledError):
         await task
     gate.set()
-    assert shop.finished.wait(PATIENCE)
+    assert shop.finished.wait(TIME_LIMIT)
     assert shop.discarded == []
 
 
@@ -631,7 +631,7 @@ def test_serial_jobs_run_in_order_and_never_two_at_once() -> None:
 def test_serial_jobs_go_to_the_pool_that_was_named(gate: threading.Event) -> None:
     jobs, first, second = SerialJobs(), Crowd(gate), Crowd(gate)
     gate.set()
-    one, two = WorkerPool(idle_seconds=PATIENCE), WorkerPool(idle_seconds=PATIENCE)
+    one, two = WorkerPool(idle_seconds=TIME_LIMIT), WorkerPool(idle_seconds=TIME_LIMIT)
     for _ in range(3):
         jobs.submit(first.job, one)
         jobs.submit(second.job, two)
@@ -646,7 +646,7 @@ def test_no_thread_waits_for_its_turn(gate: threading.Event) -> None:
     wait_until(lambda: crowd.running == 1)
     done = threading.Event()
     pool.submit(done.set)
-    assert done.wait(PATIENCE)
+    assert done.wait(TIME_LIMIT)
     assert crowd.running == 1
 
 
@@ -656,7 +656,7 @@ def test_two_series_do_not_wait_for_each_other(gate: threading.Event) -> None:
     wait_until(lambda: crowd.running == 1)
     done = threading.Event()
     SerialJobs().submit(done.set)
-    assert done.wait(PATIENCE)
+    assert done.wait(TIME_LIMIT)
 
 
 def test_a_series_that_ran_empty_starts_again() -> None:
@@ -664,7 +664,7 @@ def test_a_series_that_ran_empty_starts_again() -> None:
     for _ in range(50):
         done = threading.Event()
         jobs.submit(done.set)
-        assert done.wait(PATIENCE)
+        assert done.wait(TIME_LIMIT)
 
 
 def test_a_job_may_submit_the_next() -> None:
@@ -675,7 +675,7 @@ def test_a_job_may_submit_the_next() -> None:
         order.append("first")
 
     jobs.submit(first)
-    assert done.wait(PATIENCE)
+    assert done.wait(TIME_LIMIT)
     assert order == ["first", "last"]
 
 
@@ -697,18 +697,18 @@ def test_a_series_that_no_thread_can_be_had_for_runs_in_its_submitters() -> None
     assert order == ["first", "last"]
     done = threading.Event()
     jobs.submit(done.set)
-    assert done.wait(PATIENCE)
+    assert done.wait(TIME_LIMIT)
 
 
 def test_jobs_that_no_thread_can_be_had_for_later_run_where_the_one_before_did(
     gate: threading.Event,
 ) -> None:
     jobs, crowd, done = SerialJobs(), Crowd(gate), threading.Event()
-    jobs.submit(crowd.job, WorkerPool(idle_seconds=PATIENCE))
+    jobs.submit(crowd.job, WorkerPool(idle_seconds=TIME_LIMIT))
     jobs.submit(crowd.job, Threadless())
     jobs.submit(crowd.job, Threadless())
     jobs.submit(done.set)
     gate.set()
-    assert done.wait(PATIENCE)
+    assert done.wait(TIME_LIMIT)
     assert crowd.finished == 3
     assert (crowd.most, len(crowd.threads)) == (1, 1)

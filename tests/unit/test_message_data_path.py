@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from cm_fakes import fake_cm, raw_of
-from datapath_fakes import (
+from qp_fakes import (
     RECV_WR_ID,
     SEND_WR_ID,
     SLOT_SIZE,
@@ -36,7 +36,7 @@ from aiordma.messages.message_data_path import MessageDataPath
 from aiordma.qp import RECEIVE, ReceiveRing
 from aiordma.verbs import DeviceAttributes
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 OPTIONS = ConnectionOptions(
     send_depth=16, recv_depth=SLOTS, max_message_size=SLOT_SIZE, recv_backlog=5

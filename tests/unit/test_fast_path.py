@@ -31,7 +31,7 @@ from aiordma._native._fast_path import (
 )
 from aiordma.enums import SendFlags, WcOpcode, WcStatus
 
-pytestmark = pytest.mark.usefixtures("patience")
+pytestmark = pytest.mark.usefixtures("time_limit")
 
 KEY = 5
 FIRST = KEY << 32
@@ -1115,15 +1115,15 @@ def test_what_is_there_already_needs_no_spinning(verbs: FakeVerbs, desk: Desk) -
 class Watch(Desk):
     """An inbox and a lane that look out for themselves, in a turn that has just begun."""
 
-    def __init__(self, verbs: FakeVerbs, patience: int) -> None:
+    def __init__(self, verbs: FakeVerbs, time_limit: int) -> None:
         super().__init__(verbs)
         self.inbox = ReceiveRig(verbs)
         self.lane = lane_of(verbs, 8, 1)
         self.arrivals = self.inbox.arrivals
         self.arrivals.notify = False
         self.completions.attach(KEY, self.lane, self.arrivals)
-        self.arrivals.set_polling(self.completions, verbs.cq, patience)
-        self.lane.set_polling(self.completions, verbs.cq, patience)
+        self.arrivals.set_polling(self.completions, verbs.cq, time_limit)
+        self.lane.set_polling(self.completions, verbs.cq, time_limit)
         self.begin_turn()
 
     def begin_turn(self, nanoseconds_ago: int = 0) -> None:
@@ -1196,11 +1196,11 @@ def test_spinning_notes_when_it_found_something_for_others(
     assert (desk.completions.notified_at > 0) is by_polling
 
 
-@pytest.mark.parametrize("patience", [-1, 0, 50_000])
-def test_without_completions_or_patience_nobody_looks(verbs: FakeVerbs, patience: int) -> None:
-    watch = Watch(verbs, patience)
-    if patience >= 0:
-        watch.arrivals.set_polling(None, verbs.cq, patience)
+@pytest.mark.parametrize("time_limit", [-1, 0, 50_000])
+def test_without_completions_or_patience_nobody_looks(verbs: FakeVerbs, time_limit: int) -> None:
+    watch = Watch(verbs, time_limit)
+    if time_limit >= 0:
+        watch.arrivals.set_polling(None, verbs.cq, time_limit)
     watch.inbox.complete()
     assert watch.arrivals.take_bytes() is None
     assert verbs.polls == 0
@@ -1496,7 +1496,8 @@ for one, another in ((fast_path, other), (other, fast_path)):
     completions = one.CompletionDispatcher(lambda: None)
     completions.attach(1, one.SendQueueCore(1, 1, 1), one.ReceiveQueue(one.ReceiveRingCore(1, 1)))
     try:
-        completions.attach(1, another.SendQueueCore(1, 1, 1), one.ReceiveQueue(one.ReceiveRingCore(1, 1)))
+        receives = one.ReceiveQueue(one.ReceiveRingCore(1, 1))
+        completions.attach(1, another.SendQueueCore(1, 1, 1), receives)
     except TypeError:
         continue
     raise AssertionError("another module's")
@@ -1510,7 +1511,7 @@ FORKED = """
 import os, sys, warnings
 from pathlib import Path
 from verbs_fakes import RECEIVE, FakeVerbs
-from aiordma._native._fast_path import CompletionDispatcher, ReceiveQueue, ReceiveRingCore, SendQueueCore
+from aiordma._native._fast_path import ReceiveQueue, ReceiveRingCore, SendQueueCore
 from aiordma.loop.forked import note_use
 
 warnings.simplefilter("ignore")

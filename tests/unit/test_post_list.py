@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import waking
-from datapath_fakes import FakeCallbacks, FakePool, no_polling
+import wakeups
+from qp_fakes import FakeCallbacks, FakePool, no_polling
 from verbs_fakes import FakeVerbs
 
 from aiordma import VerbsError
@@ -26,7 +26,7 @@ from aiordma.qp.post_list import MAX_LENGTH, MemoryRequest, PostList
 from aiordma.verbs import QueuePair, QueuePairCaps, RequestChain
 from aiordma.verbs.queue_pair import SIGNALED
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 KEY = 5
 DEPTH = 4 * MAX_LENGTH
@@ -66,12 +66,12 @@ class Rig:
 
     async def waiting(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Tasks that wait, each for one of these futures, to go on with its call."""
-        futures, self.tasks = await waking.waiting(calls)
+        futures, self.tasks = await wakeups.waiting(calls)
         return futures
 
     async def woken(self, *calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
         """Tasks that go on together, each with its call."""
-        return await waking.woken(*calls)
+        return await wakeups.woken(*calls)
 
     async def reads(self, count: int) -> list[asyncio.Task[None]]:
         return await self.woken(

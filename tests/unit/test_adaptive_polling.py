@@ -39,7 +39,7 @@ class Rig:
         self.outlook.open(self.completions, cq, busy, adaptive)
 
     def wait(self, nanoseconds: int, turn: int = TURN) -> int:
-        """Park for so long; the patience afterwards."""
+        """Park for so long; the time_limit afterwards."""
         began = self.now
         woken = began + nanoseconds
         self.now = woken + turn

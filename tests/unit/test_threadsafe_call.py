@@ -16,11 +16,11 @@ import pytest
 from aiordma.loop import ensure_called, running_loop
 from aiordma.loop import threadsafe_call as handing
 
-PATIENCE = 10.0
+TIME_LIMIT = 10.0
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIME_LIMIT
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.001)
@@ -112,7 +112,7 @@ MakeLoop = Callable[[], asyncio.AbstractEventLoop]
 async def test_a_running_loop_calls_it_on_its_own_thread(watchers: Watchers, calls: Calls) -> None:
     loop = running_loop()
     threading.Thread(target=lambda: ensure_called(loop, calls.number())).start()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIME_LIMIT):
         while not calls:
             await asyncio.sleep(0.001)
         while watchers.count:
@@ -225,7 +225,7 @@ def test_a_loop_that_closes_meanwhile_has_it_called_exactly_once(
         for _ in range(turn % 4):
             loop.run_until_complete(asyncio.sleep(0))
         loop.close()
-        thread.join(PATIENCE)
+        thread.join(TIME_LIMIT)
     wait_until(lambda: len(calls) >= rounds * each)
     wait_until(lambda: watchers.count == 0)
     assert Counter(calls.made) == Counter(range(rounds * each))
@@ -258,7 +258,7 @@ def test_of_many_who_come_at_once_only_one_calls_it(calls: Calls) -> None:
 
     def run() -> None:
         for once in onces:
-            barrier.wait(PATIENCE)
+            barrier.wait(TIME_LIMIT)
             sys.settrace(give_way)
             once.run()
             sys.settrace(None)
@@ -267,7 +267,7 @@ def test_of_many_who_come_at_once_only_one_calls_it(calls: Calls) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIME_LIMIT)
     assert Counter(calls.made) == Counter(range(rounds))
     assert all(once.is_claimed for once in onces)
 

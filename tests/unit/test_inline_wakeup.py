@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import uvloop
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 from aiordma.loop import make_future, run_with_inline_wakeups, running_loop
 from aiordma.loop.inline_wakeup import InlineFuture, after_batch
@@ -61,7 +61,7 @@ async def called_by_the_loop(callback: Callable[[], object]) -> None:
             done.set()
 
     asyncio.get_running_loop().call_soon(call)
-    await asyncio.wait_for(done.wait(), PATIENCE)
+    await asyncio.wait_for(done.wait(), TIME_LIMIT)
 
 
 async def test_whom_a_callback_wakes_goes_on_at_its_end() -> None:
@@ -129,7 +129,7 @@ async def test_one_within_another_is_one() -> None:
 async def test_one_that_was_set_before_is_not_waited_for() -> None:
     future = make()
     run_with_inline_wakeups(lambda: future.set_result(None))
-    await asyncio.wait_for(future, PATIENCE)
+    await asyncio.wait_for(future, TIME_LIMIT)
     assert future.done()
 
 
@@ -159,7 +159,7 @@ async def test_a_task_that_is_cancelled_by_one_that_was_woken_with_it() -> None:
 
     await called_by_the_loop(lambda: run_with_inline_wakeups(call))
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(two.tasks[0], PATIENCE)
+        await asyncio.wait_for(two.tasks[0], TIME_LIMIT)
     assert two.log == ["woke 0", "0 cancelled"]
     wake(two, 1)
     await asyncio.gather(cancelling, two.tasks[1])
@@ -222,7 +222,7 @@ async def test_what_ends_the_loop_leaves_the_others_to_it() -> None:
         two.log.append("over")
 
     await called_by_the_loop(call)
-    await asyncio.wait_for(two.tasks[1], PATIENCE)
+    await asyncio.wait_for(two.tasks[1], TIME_LIMIT)
     assert two.log == ["woke 0", "woke 1", "0 in task 0", "over", "1 in task 1"]
 
 

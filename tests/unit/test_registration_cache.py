@@ -13,7 +13,7 @@ import pytest
 from aiordma import AccessFlags, LocalClosed, MemoryRegion, RegistrationCache, VerbsError
 from aiordma.memory import address_and_length
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 READ, WRITE = AccessFlags.REMOTE_READ, AccessFlags.LOCAL_WRITE
 

@@ -11,7 +11,7 @@ import asyncio
 
 import mpa
 import pytest
-from helpers import PATIENCE
+from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma.rdmacm import DeviceAddress
@@ -23,7 +23,7 @@ async def test_a_first_message_that_the_device_has_not_looked_at_is_heard(
     address: DeviceAddress,
 ) -> None:
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIME_LIMIT),
         aiordma.listen(address.host, 0) as listener,
     ):
         reader, writer = await asyncio.open_connection(*listener.local_address)

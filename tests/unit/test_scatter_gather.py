@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from datapath_fakes import (
+from qp_fakes import (
     BUFFER_SIZE,
     ELSEWHERE,
     HERE,
@@ -23,7 +23,7 @@ from aiordma import AccessFlags, VerbsError
 from aiordma.qp import is_registered, join_buffers
 from aiordma.qp.scatter_gather import ScatterGatherBuilder, ScatterGatherList
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
 COPY, COPY_KEY = 0x1000, 99  # of the pool's buffers
 WRITABLE = AccessFlags.LOCAL_WRITE
