@@ -1,6 +1,7 @@
 # make demo    an echo over a real RDMA device: this machine's, or the lab's
 # make test    everything: style, types, unit tests, the lab, then the tests on a device
-# make check   what needs no device: style, types, unit tests
+# make check   what needs no device: style, types, documentation, unit tests
+# make docs    build the documentation site in build/site
 # make soak    the long campaigns, on a device
 # make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
 # make count   instructions of a message, counted by callgrind; COUNT="...": its options
@@ -19,13 +20,14 @@ PACKAGES := gcc libc6-dev python3 python3-dev python3-venv librdmacm-dev libibve
 NATIVE := $(addprefix aiordma/_native/,build.py cdef.h helpers.h cm_events.c devices.c work_requests.c \
 	addresses.c buffer_exporter.c) \
 	$(wildcard aiordma/_native/fast_path/*)
+C_FILES := $(filter-out %/cdef.h %/_lib.c,$(wildcard $(addprefix aiordma/_native/,*.c *.h fast_path/*.c fast_path/*.h)))
 DEVICE_TESTS := tests/device tests/faults tests/interop
 
 # Compiling everything anew takes each Python in the lab half a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check lint unit lab-test device-test soak bench count setup clean
+.PHONY: demo test check lint docs unit lab-test device-test soak bench count setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -36,12 +38,17 @@ test: setup
 	@$(MAKE) --no-print-directory lab-test
 	@$(MAKE) --no-print-directory device-test
 
-check: lint unit
+check: lint docs unit
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(C_FILES)
+	$(PY) -m benchmarks.lint_prose
 	$(VENV)/bin/mypy
+
+docs: $(READY)
+	$(VENV)/bin/sphinx-build --nitpicky --fail-on-warning --keep-going --quiet docs build/site
 
 unit: $(READY)
 	$(PY) -m pytest tests/unit
