@@ -15,7 +15,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 LAB_READY := $(VENV)/.lab-ready
 
-PACKAGES := gcc libc6-dev python3 python3-dev python3-venv librdmacm-dev libibverbs-dev \
+PACKAGES := gcc git libc6-dev python3 python3-dev python3-venv librdmacm-dev libibverbs-dev \
 	ibverbs-providers rdmacm-utils iproute2 perftest python3-pyverbs valgrind
 NATIVE := $(addprefix aiordma/_native/,build.py cdef.h helpers.h cm_events.c devices.c work_requests.c \
 	addresses.c buffer_exporter.c) \
