@@ -49,7 +49,7 @@ class Rsocket(Side):
     # --- connecting ---
 
     def connection_data(self) -> bytes:
-        board, buffer = self.settings.remote_sgl, self.settings.buffer
+        board, buffer = self.settings.target_sgl, self.settings.buffer
         flags = 2 | (self.settings.byte_order == "big")
         targets = board.addr, board.key, RS_SGL_SIZE
         half = buffer.addr, buffer.key, self.rbuf_size >> 1

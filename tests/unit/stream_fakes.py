@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aiordma.streams.protocol import OutgoingMessage, Settings, StreamProtocol, remote_sgl_size
+from aiordma.streams.protocol import OutgoingMessage, Settings, StreamProtocol, target_sgl_size
 from aiordma.streams.states import StreamState
 from aiordma.streams.wire import (
     SEGMENT_SIZE,
@@ -50,7 +50,7 @@ def settings(
 ) -> Settings:
     return Settings(
         messages,
-        Segment(BOARD, BOARD_KEY, remote_sgl_size(mappings)),
+        Segment(BOARD, BOARD_KEY, target_sgl_size(mappings)),
         Segment(BUFFER, BUFFER_KEY, buffer),
         byte_order,
         sends_messages,
@@ -76,7 +76,7 @@ class Side:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.board = bytearray(settings.remote_sgl.length)
+        self.board = bytearray(settings.target_sgl.length)
         self.buffer = bytearray(settings.buffer.length)
         self.protocol = StreamProtocol(settings, memoryview(self.board))
         self.announced = deque([self.protocol.inbound.first_buffer])
@@ -127,7 +127,7 @@ class Side:
     def announce(self, index: int, mapping: Mapping) -> None:
         self.mapped[index] = mapping
         request = self.protocol.announce(index, mapping)
-        assert contains(self.peer.settings.remote_sgl, request.target)
+        assert contains(self.peer.settings.target_sgl, request.target)
         self._post(request, request.payload)
 
     def finish(self) -> None:
@@ -140,10 +140,10 @@ class Side:
         self.pump()
 
     def pump(self) -> None:
-        while request := self.protocol.next_request():
+        while request := self.protocol.next_control_message():
             if request.payload:
                 assert len(request.payload) == SEGMENT_SIZE
-                assert contains(self.peer.settings.remote_sgl, request.target)
+                assert contains(self.peer.settings.target_sgl, request.target)
                 order = self.peer.settings.byte_order
                 self.announced.append(unpack_segment(request.payload, order))
             self._post(request, request.payload, self.protocol.control_completed)
@@ -202,7 +202,7 @@ class Side:
         """A write of the peer's lands."""
         for area, memory in (
             (self.settings.buffer, self.buffer),
-            (self.settings.remote_sgl, self.board),
+            (self.settings.target_sgl, self.board),
         ):
             if contains(area, target):
                 start = target.addr - area.addr
@@ -283,7 +283,7 @@ class Script:
         self.peer = peer or ConnectionData(
             8, Segment(0x5000, 55, TARGETS), Segment(0x6000, 66, 100), own.byte_order
         )
-        self.board = bytearray(own.remote_sgl.length)
+        self.board = bytearray(own.target_sgl.length)
         self.protocol = StreamProtocol(own, memoryview(self.board))
 
     def start(self) -> Script:
@@ -303,7 +303,7 @@ class Script:
     def said(self) -> list[OutgoingMessage]:
         """All that is to be posted, each of which is done at once."""
         requests = []
-        while request := self.protocol.next_request():
+        while request := self.protocol.next_control_message():
             requests.append(request)
             self.protocol.control_completed()
         return requests

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from aiordma.streams.states import MOVES, Move, StreamEvent, StreamState
+from aiordma.streams.states import TRANSITIONS, Transition, StreamEvent, StreamState
 from aiordma.streams.wire import Control
 
 E, S = StreamEvent, StreamState
-Table = Mapping[StreamState, Mapping[StreamEvent, Move]]
+Table = Mapping[StreamState, Mapping[StreamEvent, Transition]]
 
 PAGE = Path(__file__).parents[2] / "docs/streams.md"
 
@@ -35,7 +35,7 @@ def _arrows(moves: Table) -> Iterator[str]:
 
 
 def test_the_page_shows_the_table() -> None:
-    block = diagram(MOVES)
+    block = diagram(TRANSITIONS)
     assert f"\n{block}\n" in PAGE.read_text(), f"docs/streams.md does not contain:\n{block}"
 
 
@@ -45,8 +45,8 @@ def test_there_is_no_other_diagram_on_the_page() -> None:
 
 def test_how_a_table_is_drawn() -> None:
     moves = {
-        S.OPEN: {E.LEAVE: Move(S.ENDED, Control.DISCONNECT), E.LOST: Move(S.BROKEN)},
-        S.ENDED: dict[StreamEvent, Move](),
+        S.OPEN: {E.LEAVE: Transition(S.ENDED, Control.DISCONNECT), E.LOST: Transition(S.BROKEN)},
+        S.ENDED: dict[StreamEvent, Transition](),
     }
     assert diagram(moves).splitlines() == [
         "```mermaid",
@@ -61,6 +61,6 @@ def test_how_a_table_is_drawn() -> None:
 
 @pytest.mark.parametrize("state", StreamState)
 def test_every_entry_is_one_arrow(state: StreamState) -> None:
-    lines = diagram(MOVES).splitlines()
+    lines = diagram(TRANSITIONS).splitlines()
     from_here = [line for line in lines if line.startswith(f"    {state.name} --> ")]
-    assert len(from_here) == max(1, len(MOVES[state]))
+    assert len(from_here) == max(1, len(TRANSITIONS[state]))

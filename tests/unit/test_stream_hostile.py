@@ -78,7 +78,7 @@ class Hostile:
 
     def pump(self, done: bool) -> None:
         for _ in range(10):
-            request = self.protocol.next_request()
+            request = self.protocol.next_control_message()
             if request is None:
                 return
             if request.payload:

@@ -56,7 +56,7 @@ def test_of_an_odd_buffer_the_last_byte_is_not_used() -> None:
 
 @pytest.mark.parametrize("nbytes", [65, MAX_TRANSFER])
 def test_more_data_than_was_announced_are_refused(nbytes: int) -> None:
-    with pytest.raises(ProtocolError, match=f"{nbytes} bytes where it had room for 64"):
+    with pytest.raises(ProtocolError, match=f"{nbytes} bytes written, but had room for 64"):
         started(buffer=64).hear(Op.DATA, nbytes)
 
 
@@ -64,7 +64,7 @@ def test_what_is_not_read_is_not_announced_again() -> None:
     script = started(buffer=64)
     script.hear(Op.DATA, 64)
     assert script.said() == []
-    with pytest.raises(ProtocolError, match="1 bytes where it had room for 0"):
+    with pytest.raises(ProtocolError, match="1 bytes written, but had room for 0"):
         script.hear(Op.DATA, 1)
 
 

@@ -217,7 +217,7 @@ def test_a_mapping_can_be_replaced() -> None:
 
 @pytest.mark.parametrize(("count", "index"), [(0, 0), (2, 2), (2, 0xFFFF)])
 def test_a_mapping_where_there_is_no_place_is_refused(count: int, index: int) -> None:
-    with pytest.raises(ProtocolError, match=f"mapping {index}, which there is not"):
+    with pytest.raises(ProtocolError, match=f"mapping {index}, which does not exist"):
         started(mappings=count).hear(Op.IOMAP, index)
 
 

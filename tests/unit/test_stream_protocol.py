@@ -76,7 +76,7 @@ def test_the_second_half_is_announced_at_once(order: ByteOrder) -> None:
 
 def test_nothing_is_said_before_the_peer_is_known() -> None:
     protocol = Script(settings()).protocol
-    assert protocol.next_request() is None
+    assert protocol.next_control_message() is None
     assert protocol.room == 0
     with pytest.raises(ProtocolError, match="no place"):
         protocol.announce(0, Mapping(0, Segment(0, 0, 0)))
@@ -99,7 +99,7 @@ def test_early_messages_out_of_order_are_as_bad_as_late_ones() -> None:
     script = Script(settings())
     script.hear_control(SHUTDOWN)
     script.hear(Op.DATA, 10)
-    with pytest.raises(ProtocolError, match="no more"):
+    with pytest.raises(ProtocolError, match="after SHUTDOWN or DISCONNECT"):
         script.start()
 
 
@@ -167,16 +167,16 @@ def test_so_many_words_are_on_their_way_at_once() -> None:
     script = Script(settings(buffer=1 << 20, messages=16)).start()
     protocol = script.protocol
     for _ in range(MAX_CONTROLS):
-        assert protocol.next_request() is not None
+        assert protocol.next_control_message() is not None
         for _ in range(8):
             script.hear(Op.DATA, 1)
     assert protocol.inbound.has_update
-    assert protocol.next_request() is None
+    assert protocol.next_control_message() is None
     protocol.control_completed()
-    assert protocol.next_request() == OutgoingMessage(
+    assert protocol.next_control_message() == OutgoingMessage(
         pack_message(Op.CREDIT, 8 * MAX_CONTROLS + 16)
     )
-    assert protocol.next_request() is None
+    assert protocol.next_control_message() is None
 
 
 def test_grants_precede_words() -> None:
@@ -193,7 +193,7 @@ def test_all_is_said_when_it_is_done() -> None:
     said_all = [protocol.all_controls_completed]
     protocol.finish()
     said_all.append(protocol.all_controls_completed)
-    assert protocol.next_request() == OutgoingMessage(pack_message(Op.CONTROL, SHUTDOWN))
+    assert protocol.next_control_message() == OutgoingMessage(pack_message(Op.CONTROL, SHUTDOWN))
     said_all.append(protocol.all_controls_completed)
     protocol.control_completed()
     said_all.append(protocol.all_controls_completed)
@@ -239,7 +239,7 @@ def test_what_came_before_the_end_can_be_read(word: Control) -> None:
 def test_after_the_end_no_data_come(word: Control) -> None:
     script = started()
     script.hear_control(word)
-    with pytest.raises(ProtocolError, match="after it said that it had no more"):
+    with pytest.raises(ProtocolError, match="after SHUTDOWN or DISCONNECT"):
         script.hear(Op.DATA, 1)
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from aiordma.streams.states import MOVES, Move, StreamEvent, StreamState, move
+from aiordma.streams.states import TRANSITIONS, Transition, StreamEvent, StreamState, transition
 from aiordma.streams.wire import Control
 
 E, S = StreamEvent, StreamState
@@ -20,7 +20,7 @@ def walk(*events: StreamEvent) -> tuple[list[StreamState], list[Control]]:
     """The states on the way from OPEN, and what was said."""
     states, said = [S.OPEN], list[Control]()
     for event in events:
-        state, word = move(states[-1], event)
+        state, word = transition(states[-1], event)
         states.append(state)
         if word is not None:
             said.append(word)
@@ -72,12 +72,12 @@ def test_the_paths_that_the_module_describes(name: str) -> None:
 
 
 def test_every_state_has_an_entry() -> None:
-    assert set(MOVES) == set(StreamState)
+    assert set(TRANSITIONS) == set(StreamState)
 
 
 def test_every_event_has_an_outcome_in_every_state() -> None:
     for state, event in EVERYTHING:
-        assert move(state, event) == MOVES[state].get(event, Move(state, None))
+        assert transition(state, event) == TRANSITIONS[state].get(event, Transition(state, None))
 
 
 def test_every_state_can_be_reached() -> None:
@@ -85,20 +85,22 @@ def test_every_state_can_be_reached() -> None:
 
 
 def test_no_entry_of_the_table_leads_nowhere() -> None:
-    assert all(move.state is not state for state, row in MOVES.items() for move in row.values())
+    assert all(
+        entry.state is not state for state, row in TRANSITIONS.items() for entry in row.values()
+    )
 
 
 @pytest.mark.parametrize("state", FINAL)
 @pytest.mark.parametrize("event", StreamEvent)
 def test_what_is_final_stays_and_is_silent(state: StreamState, event: StreamEvent) -> None:
-    assert move(state, event) == (state, None)
+    assert transition(state, event) == (state, None)
 
 
 @pytest.mark.parametrize("state", [state for state in StreamState if state not in FINAL])
 def test_what_is_not_final_can_end_and_break(state: StreamState) -> None:
-    assert move(state, E.LEAVE).state is S.ENDED
-    assert move(state, E.PEER_LEFT).state is S.ENDED
-    assert move(state, E.LOST).state is S.BROKEN
+    assert transition(state, E.LEAVE).state is S.ENDED
+    assert transition(state, E.PEER_LEFT).state is S.ENDED
+    assert transition(state, E.LOST).state is S.BROKEN
 
 
 @pytest.mark.parametrize(
@@ -124,19 +126,19 @@ def test_what_may_not_be_done_may_never_be_done_again() -> None:
 @pytest.mark.parametrize("event", StreamEvent)
 def test_everything_happens_once(event: StreamEvent) -> None:
     for state in StreamState:
-        once = move(state, event).state
-        assert move(once, event) == (once, None)
+        once = transition(state, event).state
+        assert transition(once, event) == (once, None)
 
 
 def test_only_what_this_side_does_is_said() -> None:
     heard = [(state, event) for state, event in EVERYTHING if event not in OWN]
-    assert {move(*pair).control for pair in heard} == {None}
+    assert {transition(*pair).control for pair in heard} == {None}
 
 
 def test_who_may_not_send_any_more_has_said_so() -> None:
     for state, event in itertools.product(StreamState, OWN):
         if state.may_send:
-            assert move(state, event).control in LAST_WORDS
+            assert transition(state, event).control in LAST_WORDS
 
 
 def test_nothing_follows_the_last_word() -> None:
@@ -149,7 +151,7 @@ def test_nothing_follows_the_last_word() -> None:
 
 def test_shutdown_is_only_said_by_who_still_receives() -> None:
     for state, event in EVERYTHING:
-        following, word = move(state, event)
+        following, word = transition(state, event)
         assert (word is Control.SHUTDOWN) <= following.may_receive
         assert (word is Control.DISCONNECT) <= (following is S.ENDED)
 
@@ -162,9 +164,9 @@ def test_the_peer_hears_of_every_end_that_it_has_not_caused() -> None:
         for side, event in zip(events[::2], events[1::2], strict=True):
             assert isinstance(side, int)
             assert isinstance(event, StreamEvent)
-            states[side], word = move(states[side], event)
+            states[side], word = transition(states[side], event)
             if word is not None:
-                states[1 - side] = move(states[1 - side], as_heard[word]).state
+                states[1 - side] = transition(states[1 - side], as_heard[word]).state
         assert (states[0] is S.ENDED) == (states[1] is S.ENDED)
         assert states[0].may_send == states[1].may_receive
         assert states[1].may_send == states[0].may_receive
