@@ -43,7 +43,7 @@ class RdmaByteStream(AbortingContextManagerMixin, AnyioByteStream):
         self._checkpoint = adapter_checkpoint()
 
     async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
-        """Wait for bytes, and return those that are there, at most `max_bytes`.
+        """Wait for bytes, and return at most `max_bytes` of them.
 
         Cancelling loses nothing.
 

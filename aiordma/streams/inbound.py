@@ -19,7 +19,7 @@ class CreditUpdate(NamedTuple):
 
 
 class Inbound:
-    """The bytes that were received and not read, and what the peer may still send.
+    """The bytes that were received and not read, and the space and credits that the peer has.
 
     It holds numbers only, no memory.
 
@@ -35,7 +35,7 @@ class Inbound:
         self._messages = messages
         self._messages_received = 0
         self._next_update = messages // 2
-        # The connection data announces the first half. The second half is announced later.
+        # The connection data announces the first half. The first update announces the second.
         self._announced = self._half
         self._announce_at = self._half
         self._read = self._half
@@ -74,7 +74,7 @@ class Inbound:
         return self._start, min(limit, self.available, self._ring - self._start)
 
     def consume(self, nbytes: int) -> None:
-        """Take note that `nbytes` were read."""
+        """Count `nbytes` as read."""
         self.available -= nbytes
         self._read += nbytes
         self._start += nbytes

@@ -43,14 +43,14 @@ class StreamOptions:
     rsocket(7)."""
 
     busy_poll: float = 0.0
-    """How long a wait polls the completion queue before it parks on the loop, as in
+    """The time that a wait polls the completion queue before it parks on the loop, as in
     ConnectionOptions."""
 
     resolve_timeout: float = 5.0
     """The time limit for resolving the address, and then again for resolving the route."""
 
     close_timeout: float = 5.0
-    """How long closing waits for the posted writes and for the peer. After that the connection is
+    """The time that closing waits for the posted writes and the peer. After that the connection is
     ended by force."""
 
     tos: int | None = None

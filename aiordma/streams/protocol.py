@@ -39,8 +39,8 @@ from aiordma.streams.wire import (
 MAX_CONTROLS = 4
 # The number of control messages that can be completed here before the peer takes its completions:
 # one for each half of the peer's credits, one for each half of the peer's buffer, SHUTDOWN and
-# DISCONNECT. The peer needs receives for them in addition to the credits that it grants. On RoCE
-# its device sends receiver-not-ready instead, and the message is repeated.
+# DISCONNECT. On iWARP the peer needs receives for them in addition to the credits that it grants.
+# On InfiniBand and RoCE its device answers receiver-not-ready, and the message is repeated.
 RESERVED_RECEIVES = 6
 
 _DATA, _CREDIT, _IOMAP, _CONTROL = Op.DATA, Op.CREDIT, Op.IOMAP, Op.CONTROL
@@ -82,7 +82,7 @@ class StreamProtocol:
 
     def __init__(self, settings: Settings, target_sgl: memoryview) -> None:
         """Use `target_sgl`, the memory of `settings.target_sgl`, which the peer writes to."""
-        # Without a posted receive, RoCE repeats the message but iWARP ends the connection.
+        # If no receive is posted, RoCE repeats the message, but iWARP ends the connection.
         self._reserve = RESERVED_RECEIVES if settings.sends_messages else 0
         self._settings = settings
         self.inbound = Inbound(settings.buffer, settings.messages - self._reserve)
@@ -181,7 +181,10 @@ class StreamProtocol:
         self._transition(StreamEvent.LEAVE)
 
     def connection_lost(self) -> None:
-        """Drop the queued control messages, because the connection has ended. Idempotent."""
+        """End the stream because its connection has ended. Idempotent.
+
+        The queued control messages are dropped.
+        """
         self._queued_controls.clear()
         self._transition(StreamEvent.LOST)
 
@@ -218,7 +221,7 @@ class StreamProtocol:
         """
         peer = self._peer
         if peer is None or index >= peer.mappings:
-            raise ProtocolError(f"the peer has no place for mapping {index} in its iomap list")
+            raise ProtocolError(f"the iomap list of the peer has no entry for mapping {index}")
         self.outbound.spend_credit()
         at = peer.targets.addr + peer.targets.length * SEGMENT_SIZE + index * MAPPING_SIZE
         return OutgoingMessage(
@@ -260,7 +263,7 @@ class StreamProtocol:
         return OutgoingMessage(message, pack_segment(buffer, peer.byte_order), target)
 
     def control_completed(self) -> None:
-        """Take note that the device has completed one message of next_control_message()."""
+        """Count a message of next_control_message() as completed by the device."""
         self._control_credits += 1
 
     @property

@@ -67,7 +67,7 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         return self._core.peer_mappings
 
     async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
-        """Wait for bytes, and return those that are there, at most `max_bytes`; b"" at the end.
+        """Wait for bytes, and return at most `max_bytes` of them; b"" at the end.
 
         The end is reached when the peer has finished sending, or has closed the stream. `async for`
         receives until the end.

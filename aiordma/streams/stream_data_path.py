@@ -68,9 +68,8 @@ class StreamDataPath:
         self.sends = SendQueue(cm.loop, options.send_depth, selective=not device.is_iwarp)
         self.counts_flushes = not device.is_iwarp
         self._may_read = False
-        self.ran_out_of_receives = (
-            False  # never: the peer has fewer credits than there are receives
-        )
+        # Always False: the peer has fewer credits than there are receives.
+        self.ran_out_of_receives = False
         self._receives = ReceiveRing(options.recv_depth, MESSAGE_SIZE)
         self._buffer: memoryview
         self.protocol: StreamProtocol
@@ -86,9 +85,9 @@ class StreamDataPath:
         """
         options, handle = self._options, self._cm.handle
         pd = self._resources.open().pd
-        target_sgl = target_sgl_size(options.mappings)
-        # Both parts begin at a cache line: a device then writes an entry of the target SGL whole.
-        start = -(-target_sgl // CACHE_LINE) * CACHE_LINE
+        sgl_size = target_sgl_size(options.mappings)
+        # Both parts begin at a cache line: a device then writes each target at once.
+        start = -(-sgl_size // CACHE_LINE) * CACHE_LINE
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
         receive_memory = AllocatedRegion(pd, start + options.recv_buffer, access)
         handle.add_destroyed_callback(receive_memory.close)
@@ -96,14 +95,14 @@ class StreamDataPath:
         handle.add_destroyed_callback(send_memory.close)
         settings = Settings(
             options.recv_depth,
-            Segment(receive_memory.address, receive_memory.rkey, target_sgl),
+            Segment(receive_memory.address, receive_memory.rkey, sgl_size),
             Segment(receive_memory.address + start, receive_memory.rkey, options.recv_buffer),
             sys.byteorder,
             self.is_iwarp,
             options.mappings,
         )
         self._buffer = receive_memory.view[start:]
-        self.protocol = StreamProtocol(settings, receive_memory.view[:target_sgl])
+        self.protocol = StreamProtocol(settings, receive_memory.view[:sgl_size])
         self.sender = StreamSender(
             self.protocol,
             self.sends,
@@ -186,7 +185,7 @@ class StreamDataPath:
     # --- calls of the endpoint ---
 
     def negotiated(self, initiator_depth: int) -> None:
-        """Take note of the negotiated initiator depth: with 0, no reads can be posted."""
+        """Store the result of the negotiation: with an initiator depth of 0, no read is posted."""
         self._may_read = initiator_depth > 0
 
     def resume(self) -> None:

@@ -45,7 +45,7 @@ class Op(IntEnum):
     DATA = 0
     """The value is the number of bytes that were written to the receive buffer."""
     CREDIT = 4
-    """The value is the total number of messages that may have been sent. The target SGL may have
+    """The value is the total number of messages that may have been sent. The target SGL can have
     changed. This is RS_OP_SGL in rsocket."""
     IOMAP = 6
     """A mapping was written. The value is its index in the iomap list."""

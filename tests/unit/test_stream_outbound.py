@@ -181,7 +181,7 @@ def test_a_mapping_is_written_behind_the_targets(order: ByteOrder) -> None:
 @pytest.mark.parametrize(("count", "index"), [(0, 0), (4, 4), (4, 100)])
 def test_a_mapping_beyond_the_peers_iomap_list_is_refused(count: int, index: int) -> None:
     script = with_mappings(count)
-    with pytest.raises(ProtocolError, match=f"no place for mapping {index}"):
+    with pytest.raises(ProtocolError, match=f"no entry for mapping {index}"):
         script.protocol.announce(index, Mapping(0, Segment(0, 0, 0)))
     assert script.protocol.outbound.credits == 8
 

@@ -78,7 +78,7 @@ def test_nothing_is_posted_before_the_peers_connection_data() -> None:
     protocol = Script(settings()).protocol
     assert protocol.next_control_message() is None
     assert protocol.room == 0
-    with pytest.raises(ProtocolError, match="no place"):
+    with pytest.raises(ProtocolError, match="no entry"):
         protocol.announce(0, Mapping(0, Segment(0, 0, 0)))
 
 
