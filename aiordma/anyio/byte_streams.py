@@ -43,7 +43,7 @@ class RdmaByteStream(AbortingContextManagerMixin, AnyioByteStream):
         self._checkpoint = adapter_checkpoint()
 
     async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
-        """Wait for bytes, and return at most `max_bytes` of them.
+        """Wait for at least one byte, and return at most `max_bytes` bytes.
 
         Cancelling loses nothing.
 

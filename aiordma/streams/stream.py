@@ -67,7 +67,7 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         return self._core.peer_mappings
 
     async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
-        """Wait for bytes, and return at most `max_bytes` of them; b"" at the end.
+        """Wait for at least one byte, and return at most `max_bytes` bytes; b"" at the end.
 
         The end is reached when the peer has finished sending, or has closed the stream. `async for`
         receives until the end.
@@ -90,9 +90,10 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         return self._core.read(max_bytes)
 
     async def receive_into(self, buffer: Buffer | MemorySlice) -> int:
-        """Wait for bytes, copy those that fit to `buffer`, and return their number; 0 at the end.
+        """Wait for at least one byte, copy bytes to `buffer`, and return their number.
 
-        They are copied to the beginning of the buffer. Cancelling loses nothing.
+        The bytes are copied to the beginning of the buffer, as many as fit. At the end it returns
+        0. Cancelling loses nothing.
 
         Raises: as receive(), and
 

@@ -31,7 +31,7 @@ class RdmaStream(HalfCloseableStream):
         self.stream = stream
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Wait for bytes, and return at most `max_bytes` of them; b"" at the end.
+        """Wait for at least one byte, and return at most `max_bytes` bytes; b"" at the end.
 
         Cancelling loses nothing.
 
