@@ -1,11 +1,12 @@
-"""aiordma in anyio's manners: for programs that run on asyncio and on trio alike.
+"""Adapters of aiordma for anyio, for programs that run on both asyncio and trio.
 
     async with aiordma.anyio.connect("10.7.1.1", 7471) as stream:
         await stream.send(b"hello")
         print(await stream.receive())
 
-Connections are anyio's object streams, those of connect_stream() its byte streams, listeners are
-its listeners, and what they raise in use is anyio's. It needs anyio: `pip install aiordma[anyio]`.
+connect() returns an anyio object stream, and connect_stream() an anyio byte stream. listen() and
+listen_stream() return anyio listeners. In use, streams and listeners raise the exceptions of anyio.
+This package needs anyio: `pip install aiordma[anyio]`.
 """
 
 from aiordma.anyio.attributes import RdmaAttribute

@@ -1,4 +1,4 @@
-"""What streams and listeners tell about themselves through `extra()`."""
+"""The attributes of streams and listeners, which `extra()` returns."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from anyio.abc import SocketAttribute
 from aiordma.messages.connection import Connection
 from aiordma.streams import ByteStream
 
-# anyio's own type for it: each key is typed as the value that its function returns.
+# The type that anyio uses: each key has the type of the value that its function returns.
 Attributes = Mapping[Any, Callable[[], Any]]
 
 
 class RdmaAttribute(TypedAttributeSet):
-    """What there is to know of a stream, and `local_address` of a listener.
+    """The attributes of a stream. A listener has only `local_address`.
 
-    As the properties of a Connection, or of a ByteStream, which has some of them; `connection` or
-    `stream` is the thing itself.
+    Their values are those of the properties of a Connection or a ByteStream. A byte stream has only
+    some of them. `connection` or `stream` is the object itself.
     """
 
     #: `(host, port)` of this side
     local_address: tuple[str, int] = typed_attribute()
-    #: `(host, port)` of the other side
+    #: `(host, port)` of the peer
     peer_address: tuple[str, int] = typed_attribute()
-    #: what the peer sent along when it accepted, or when it asked to connect
+    #: the private data that the peer sent when it connected or accepted
     private_data: bytes = typed_attribute()
-    #: the largest message in bytes
+    #: the size of the largest message in bytes
     max_message_size: int = typed_attribute()
-    #: the RDMA device it runs on
+    #: the name of the RDMA device
     device_name: str = typed_attribute()
-    #: for what a stream does not have: memory, one-sided operations, statistics
+    #: the Connection of a MessageStream, for memory, one-sided operations and statistics
     connection: Connection = typed_attribute()
-    #: likewise of an RdmaByteStream: its ByteStream
+    #: the ByteStream of an RdmaByteStream
     stream: ByteStream = typed_attribute()
 
 
-def of_connection(connection: Connection) -> Attributes:
-    """Those of a stream: RDMA's, and those by which anyio's programs know a socket."""
+def connection_attributes(connection: Connection) -> Attributes:
+    """Return the attributes of a message stream: those of RdmaAttribute and SocketAttribute."""
     return {
-        **of_local_address(connection.local_address),
+        **address_attributes(connection.local_address),
         SocketAttribute.remote_address: lambda: connection.peer_address,
         SocketAttribute.remote_port: lambda: connection.peer_address[1],
         RdmaAttribute.peer_address: lambda: connection.peer_address,
@@ -53,10 +53,10 @@ def of_connection(connection: Connection) -> Attributes:
     }
 
 
-def of_stream(stream: ByteStream) -> Attributes:
-    """Those of a byte stream."""
+def stream_attributes(stream: ByteStream) -> Attributes:
+    """Return the attributes of a byte stream."""
     return {
-        **of_local_address(stream.local_address),
+        **address_attributes(stream.local_address),
         SocketAttribute.remote_address: lambda: stream.peer_address,
         SocketAttribute.remote_port: lambda: stream.peer_address[1],
         RdmaAttribute.peer_address: lambda: stream.peer_address,
@@ -65,8 +65,8 @@ def of_stream(stream: ByteStream) -> Attributes:
     }
 
 
-def of_local_address(address: tuple[str, int]) -> Attributes:
-    """Those of whatever has an address here."""
+def address_attributes(address: tuple[str, int]) -> Attributes:
+    """Return the attributes for a local address."""
     return {
         SocketAttribute.family: lambda: _family(address[0]),
         SocketAttribute.local_address: lambda: address,

@@ -1,4 +1,4 @@
-"""Byte streams for anyio: a stream of rsocket's as a byte stream, and its listener."""
+"""Byte streams for anyio: a stream of the rsocket protocol, and its listener."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from anyio import EndOfStream, ResourceGuard
 from anyio.abc import ByteStream as AnyioByteStream
 
 import aiordma
-from aiordma.anyio.attributes import Attributes, of_stream
+from aiordma.anyio.attributes import Attributes, stream_attributes
 from aiordma.anyio.listener_base import BaseListener
 from aiordma.anyio.rules import adapter_checkpoint, raise_as_anyio
 from aiordma.errors import RdmaError
@@ -27,30 +27,31 @@ SENDING = "sending to"
 
 
 class RdmaByteStream(AbortingContextManagerMixin, AnyioByteStream):
-    """A reliable stream of bytes to whoever speaks rsocket: a byte stream of anyio's.
+    """A reliable stream of bytes to a peer that uses rsocket: an anyio byte stream.
 
-    From `aiordma.anyio.connect_stream()` or an RdmaByteListener. It is closed by `aclose()`, or by
-    leaving an `async with` block of it; a block that is cancelled closes it by force.
+    It is made by `aiordma.anyio.connect_stream()` or an RdmaByteListener. `aclose()`, or the end of
+    its `async with` block, closes it. A block that is cancelled closes it by force.
 
     One task may receive and one may send at a time. Every await is a checkpoint.
     """
 
     def __init__(self, stream: ByteStream) -> None:
-        """Present a stream of this loop's as one of anyio's, which owns it from now on."""
+        """Wrap `stream`, which belongs to the running loop, and own it from now on."""
         self._stream = stream
         self._receiving = ResourceGuard(RECEIVING)
         self._sending = ResourceGuard(SENDING)
         self._checkpoint = adapter_checkpoint()
 
     async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
-        """Wait for bytes, and return at most `max_bytes` of those that are there.
+        """Wait for at least one byte, and return at most `max_bytes` bytes.
 
         Cancelling loses nothing.
 
         Raises:
             EndOfStream: the peer has finished sending, or closed the stream.
             ClosedResourceError: the stream was closed here, before or while this waited.
-            BrokenResourceError: the peer vanished, or the connection failed; `__cause__` tells how.
+            BrokenResourceError: the connection failed, or ended without SHUTDOWN or DISCONNECT from
+                the peer; `__cause__` is the reason.
             BusyResourceError: another task is receiving.
             ValueError: `max_bytes` is less than 1.
         """
@@ -65,15 +66,15 @@ class RdmaByteStream(AbortingContextManagerMixin, AnyioByteStream):
         return data
 
     async def send(self, item: Buffer | MemorySlice | MemoryRegion) -> None:
-        """Send all of it: bytes, or whatever else ByteStream.send() takes.
+        """Send all of `item`: bytes, or registered memory as in ByteStream.send().
 
-        Bytes are copied: this returns when all of them are posted, which waits for the peer to
-        read what came before. Cancelling leaves some of it sent: which, nothing tells.
+        Bytes are copied: send() returns when all of them are posted. It waits while the buffers are
+        full. Cancelling can leave a part of the data sent; the size of that part is not known.
 
         Raises:
             ClosedResourceError: the stream was closed here, or send_eof() was called.
-            BrokenResourceError: the peer closed the stream, vanished, or the connection failed;
-                `__cause__` tells how.
+            BrokenResourceError: the peer closed the stream, or the connection ended or failed;
+                `__cause__` is the reason.
             BusyResourceError: another task is sending.
         """
         with self._sending:
@@ -84,9 +85,9 @@ class RdmaByteStream(AbortingContextManagerMixin, AnyioByteStream):
                 raise_as_anyio(error, SENDING, is_over=True)
 
     async def send_eof(self) -> None:
-        """Finish sending: the peer receives what was sent, and then the end. Receiving goes on.
+        """Finish sending: the peer receives the bytes sent before, and then the end.
 
-        Idempotent. Raises: as send().
+        Receiving goes on. Idempotent. Raises: as send().
         """
         with self._sending:
             await self._checkpoint()
@@ -96,53 +97,58 @@ class RdmaByteStream(AbortingContextManagerMixin, AnyioByteStream):
                 raise_as_anyio(error, SENDING, is_over=True)
 
     async def aclose(self) -> None:
-        """Close gracefully: what was sent reaches the peer, which then receives the end.
+        """Close gracefully: the bytes sent before reach the peer, which then receives the end.
 
-        Takes at most `close_timeout` seconds until what is left is ended by force. Tasks that
-        receive or send get ClosedResourceError. Idempotent.
+        After `close_timeout` seconds the stream is closed by force. Tasks that receive or send get
+        ClosedResourceError. Idempotent.
 
-        Cancelling closes it by force, as anyio.aclose_forcefully() does.
+        Cancelling closes the stream by force, as anyio.aclose_forcefully() does.
         """
         await self._stream.aclose()
         await self._checkpoint()
 
     def abort(self) -> None:
-        """Close it by force, without waiting. Idempotent."""
+        """Close the stream by force, without waiting. Idempotent."""
         self._stream.abort()
 
     @property
     def extra_attributes(self) -> Attributes:
-        """SocketAttribute's family, addresses and ports; RdmaAttribute's local_address,
-        peer_address, device_name and stream."""
-        return of_stream(self._stream)
+        """The attributes for `extra()`.
+
+        They are the family, addresses and ports of SocketAttribute; and `local_address`,
+        `peer_address`, `device_name` and `stream` of RdmaAttribute.
+        """
+        return stream_attributes(self._stream)
 
     def __repr__(self) -> str:
         return f"<RdmaByteStream of {self._stream!r}>"
 
 
 class RdmaByteListener(BaseListener[ByteStream, RdmaByteStream]):
-    """Accepts peers. From `aiordma.anyio.listen_stream()`.
+    """A listener for byte streams. It is made by `aiordma.anyio.listen_stream()`.
 
-    Closing it rejects the peers that nobody has taken, and leaves the streams that were accepted
-    alone. Every await is a checkpoint.
+    Closing it rejects the peers that were not accepted yet. The streams that were accepted stay
+    open. Every await is a checkpoint.
     """
 
     def __init__(self, listener: StreamListener) -> None:
-        """Present a listener of this loop's as one of anyio's, which owns it from now on."""
+        """Wrap `listener`, which belongs to the running loop, and own it from now on."""
         super().__init__(listener, RdmaByteStream)
         self._accept_next = listener.accept
 
     async def accept(self) -> RdmaByteStream:
         """Wait for a peer that connects, and accept it.
 
-        A peer that gives up halfway, or speaks no rsocket, is passed over. Cancelling may lose the
+        A peer that gives up halfway, or does not use rsocket, is skipped. Cancelling can lose the
         one peer that was just being accepted.
 
         Raises:
             ClosedResourceError: the listener was closed, before or while this waited.
-            BrokenResourceError: the device it was bound to went away; its `__cause__` says so.
+            BrokenResourceError: the device that the listener was bound to was removed; `__cause__`
+                is the reason.
             BusyResourceError: another task is waiting for peers.
-            VerbsError: a peer could not be accepted, for want of memory for one; others still can.
+            VerbsError: one peer could not be accepted, for example because memory was short. The
+                listener stays open.
         """
         return await self._accept(self._accept_next)
 
@@ -154,9 +160,10 @@ def connect_stream(
     local_address: tuple[str, int] | None = None,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> AwaitableContextManager[RdmaByteStream]:
-    """Connect to whoever speaks rsocket: `await connect_stream(...)`, or `async with`.
+    """Connect to a peer that uses rsocket: `await connect_stream(...)`, or `async with`.
 
-    As aiordma.connect_stream(), with its arguments, its exceptions and what cancelling does.
+    The arguments, the exceptions and the effect of cancelling are those of
+    aiordma.connect_stream().
     """
 
     async def connecting() -> RdmaByteStream:
@@ -174,9 +181,10 @@ def listen_stream(
     backlog: int = 0,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> AwaitableContextManager[RdmaByteListener]:
-    """Listen for whoever speaks rsocket: `await listen_stream(...)`, or `async with`.
+    """Listen for peers that use rsocket: `await listen_stream(...)`, or `async with`.
 
-    As aiordma.listen_stream(), with its arguments, its exceptions and what cancelling does.
+    The arguments, the exceptions and the effect of cancelling are those of
+    aiordma.listen_stream().
     """
 
     async def listening() -> RdmaByteListener:

@@ -1,4 +1,4 @@
-"""Serving: what the listeners of anyio's have in common, whatever their peers exchange."""
+"""BaseListener: the common base of the anyio listeners for messages and for byte streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anyio import create_task_group
 from anyio.abc import AsyncResource, TaskGroup
 from anyio.abc import Listener as AnyioListener
 
-from aiordma.anyio.attributes import Attributes, of_local_address
+from aiordma.anyio.attributes import Attributes, address_attributes
 from aiordma.anyio.rules import adapter_checkpoint, raise_as_anyio
 from aiordma.errors import ConnectError, ConnectionClosed, ProtocolError, RdmaError, VerbsError
 from aiordma.loop.context_managers import AwaitableContextManager, Closable
@@ -27,31 +27,34 @@ class CoreRequest(Protocol[C]):
     """A peer that wants to connect."""
 
     def accept(self) -> AwaitableContextManager[C]:
-        """Let it."""
+        """Accept the peer."""
 
 
 class CoreListener(Protocol[C]):
-    """A listener of the core's."""
+    """A listener of aiordma itself."""
 
     @property
     def local_address(self) -> tuple[str, int]:
-        """Where."""
+        """`(host, port)` where peers can connect."""
 
     async def get_request(self) -> CoreRequest[C]:
-        """Wait for a peer."""
+        """Wait for the next peer, and return its request."""
 
     async def aclose(self) -> None:
-        """Stop listening."""
+        """Stop listening, and wait until the listener is closed."""
 
     def abort(self) -> None:
         """Stop listening, without waiting."""
 
 
 class BaseListener(AnyioListener[S], Generic[C, S]):
-    """A listener of anyio's, of one of the core's."""
+    """An anyio listener, which wraps a listener of aiordma itself."""
 
     def __init__(self, listener: CoreListener[C], present: Callable[[C], S]) -> None:
-        """Own `listener` from now on; `present` makes a stream of anyio's of what it accepts."""
+        """Own `listener` from now on.
+
+        `present` makes an anyio stream of each connection that the listener accepts.
+        """
         self._listener = listener
         self._present = present
         self._checkpoint = adapter_checkpoint()
@@ -68,23 +71,25 @@ class BaseListener(AnyioListener[S], Generic[C, S]):
     ) -> None:
         """Accept every peer, and run `handler(stream)` for each in a task of the task group.
 
-        Without a task group it makes one of its own. The stream is closed when its handler returns
-        or raises: what is to outlive the handler is accepted with accept(). What a handler raises
-        ends the task group, as it does with all of anyio's listeners. A peer that gives up halfway,
-        or cannot be accepted, is logged; accepting one does not hold up the others.
+        Without `task_group`, serve() makes a task group. The stream is closed when its handler
+        returns or raises. For a stream that outlives its handler, use accept(). An exception of a
+        handler ends the task group, as in all anyio listeners. A peer that gives up halfway, or
+        cannot be accepted, is logged. A slow peer does not delay the others.
 
-        It ends when the listener is closed, which raises, or when it is cancelled, which does not
-        close the listener. A task group of its own then cancels the handlers that still run.
+        serve() ends when the listener is closed, which raises an exception. It also ends when it is
+        cancelled, which does not close the listener. If serve() made the task group, the handlers
+        that still run are cancelled then.
 
         Raises:
-            ClosedResourceError, BrokenResourceError, BusyResourceError: as accept(); out of a task
-                group of its own they come in an ExceptionGroup, with what handlers have raised.
+            ClosedResourceError, BrokenResourceError, BusyResourceError: as accept(). If serve()
+                made the task group, they are in an ExceptionGroup, with the exceptions of the
+                handlers.
         """
         if task_group is not None:
             await self._serve(handler, task_group)
             return
-        async with create_task_group() as own:
-            await self._serve(handler, own)
+        async with create_task_group() as new_group:
+            await self._serve(handler, new_group)
 
     async def _serve(
         self, handler: Callable[[S], Awaitable[object]], task_group: TaskGroup
@@ -114,9 +119,9 @@ class BaseListener(AnyioListener[S], Generic[C, S]):
                 await handler(stream)
 
     async def aclose(self) -> None:
-        """Stop listening, and wait until that is done. Idempotent.
+        """Stop listening, and wait until the listener is closed. Idempotent.
 
-        Tasks that accept get ClosedResourceError. Cancelling stops the waiting only.
+        Tasks that accept get ClosedResourceError. Cancelling stops only the wait.
         """
         await self._listener.aclose()
         await self._checkpoint()
@@ -127,16 +132,17 @@ class BaseListener(AnyioListener[S], Generic[C, S]):
 
     @property
     def extra_attributes(self) -> Attributes:
-        """Of SocketAttribute's family, local_address and local_port; RdmaAttribute.local_address.
+        """The attributes for `extra()`.
 
-        One that listens on all addresses, IPv4 and IPv6, tells of one of the two.
+        They are `family`, `local_address` and `local_port` of SocketAttribute, and `local_address`
+        of RdmaAttribute. A listener on all addresses, IPv4 and IPv6, has those of one of the two.
         """
-        return of_local_address(self._listener.local_address)
+        return address_attributes(self._listener.local_address)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._listener!r}>"
 
 
 def _raise(error: RdmaError) -> NoReturn:
-    # What failed for one peer only is a VerbsError; all else is the end of the listener.
+    # A VerbsError concerns one peer only. All other errors end the listener.
     raise_as_anyio(error, ACCEPTING, is_over=not isinstance(error, VerbsError))

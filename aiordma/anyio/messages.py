@@ -9,7 +9,7 @@ from anyio import EndOfStream, ResourceGuard
 from anyio.abc import ObjectStream
 
 import aiordma
-from aiordma.anyio.attributes import Attributes, of_connection
+from aiordma.anyio.attributes import Attributes, connection_attributes
 from aiordma.anyio.listener_base import BaseListener
 from aiordma.anyio.rules import adapter_checkpoint, raise_as_anyio
 from aiordma.errors import PeerClosed, RdmaError
@@ -25,21 +25,21 @@ RECEIVING = "receiving from"
 SENDING = "sending to"
 NO_HALF_CLOSE = (
     "RDMA closes both directions of a connection at once: send a message that the peer understands "
-    "as the last one, and aclose() when its answer has come"
+    "as the last one, and call aclose() when its answer has been received"
 )
 
 
 class MessageStream(AbortingContextManagerMixin, ObjectStream[bytes]):
     """A reliable connection that carries whole messages, in order: an object stream of bytes.
 
-    From `aiordma.anyio.connect()` or a MessageListener. It is closed by `aclose()`, or by leaving
-    an `async with` block of it; a block that is cancelled closes it by force.
+    It is made by `aiordma.anyio.connect()` or a MessageListener. `aclose()`, or the end of its
+    `async with` block, closes it. A block that is cancelled closes it by force.
 
-    One task may receive at a time; any number may send. Every await is a checkpoint.
+    One task may receive at a time. Any number of tasks may send. Every await is a checkpoint.
     """
 
     def __init__(self, connection: Connection) -> None:
-        """Present a connection of this loop's as a stream, which owns it from now on."""
+        """Wrap `connection`, which belongs to the running loop, and own it from now on."""
         self._connection = connection
         self._receiving = ResourceGuard(RECEIVING)
         self._checkpoint = adapter_checkpoint()
@@ -47,7 +47,7 @@ class MessageStream(AbortingContextManagerMixin, ObjectStream[bytes]):
     async def receive(self) -> bytes:
         """Wait for the next message and return it; b"" is a message too.
 
-        Messages that came before the peer disconnected are returned first. `async for` receives
+        Messages that arrived before the peer disconnected are returned first. `async for` receives
         until EndOfStream.
 
         Cancelling loses no message.
@@ -55,8 +55,8 @@ class MessageStream(AbortingContextManagerMixin, ObjectStream[bytes]):
         Raises:
             EndOfStream: the peer has disconnected, or its process ended.
             ClosedResourceError: the stream was closed here, before or while this waited.
-            BrokenResourceError: the connection failed; its `__cause__` tells how, as DeviceRemoved,
-                WorkRequestError or ReceiveOverrun.
+            BrokenResourceError: the connection failed; `__cause__` is the reason, for example
+                DeviceRemoved, WorkRequestError or ReceiveOverrun.
             BusyResourceError: another task is receiving.
         """
         with self._receiving:
@@ -69,18 +69,18 @@ class MessageStream(AbortingContextManagerMixin, ObjectStream[bytes]):
                 raise_as_anyio(error, RECEIVING, is_over=self._connection.closed)
 
     async def send(self, item: Source) -> None:
-        """Send one message: bytes, or whatever else Connection.send() takes.
+        """Send one message: bytes, or any other object that Connection.send() takes.
 
-        Bytes are copied: this returns when the message is posted, which may wait for the peer to
-        receive what came before, and a later failure raises from the next call.
+        Bytes are copied: send() returns when the message is posted. Posting can wait until the peer
+        has received earlier messages. A later failure raises from the next call.
 
-        Cancelling before it is posted sends nothing; the connection goes on.
+        Cancelling before the message is posted sends nothing; the connection goes on.
 
         Raises:
             ValueError: the message is larger than max_message_size. The connection goes on.
             ClosedResourceError: the stream was closed here, before or while this waited.
-            BrokenResourceError: the peer has disconnected, or the connection failed; its
-                `__cause__` tells how, as PeerClosed, DeviceRemoved or WorkRequestError.
+            BrokenResourceError: the peer has disconnected, or the connection failed; `__cause__` is
+                the reason, for example PeerClosed, DeviceRemoved or WorkRequestError.
             VerbsError: ENOMEM when no more memory can be registered. The connection goes on.
         """
         await self._checkpoint()
@@ -90,7 +90,7 @@ class MessageStream(AbortingContextManagerMixin, ObjectStream[bytes]):
             raise_as_anyio(error, SENDING, is_over=self._connection.closed)
 
     async def send_eof(self) -> None:
-        """There is no such thing: a connection's directions end together.
+        """Raise NotImplementedError: both directions of a connection end together.
 
         Raises:
             NotImplementedError: always.
@@ -98,53 +98,58 @@ class MessageStream(AbortingContextManagerMixin, ObjectStream[bytes]):
         raise NotImplementedError(NO_HALF_CLOSE)
 
     async def aclose(self) -> None:
-        """Close gracefully: what was sent reaches the peer, then both sides disconnect.
+        """Close gracefully: the messages sent before reach the peer, then both sides disconnect.
 
-        Takes at most `close_timeout` seconds until what is left is ended by force. Tasks that
-        receive or send get ClosedResourceError. Idempotent.
+        After `close_timeout` seconds the connection is closed by force. Tasks that receive or send
+        get ClosedResourceError. Idempotent.
 
-        Cancelling closes it by force, as anyio.aclose_forcefully() does.
+        Cancelling closes the connection by force, as anyio.aclose_forcefully() does.
         """
         await self._connection.aclose()
         await self._checkpoint()
 
     def abort(self) -> None:
-        """Close it by force, without waiting. Idempotent."""
+        """Close the connection by force, without waiting. Idempotent."""
         self._connection.abort()
 
     @property
     def extra_attributes(self) -> Attributes:
-        """RdmaAttribute's, and of SocketAttribute's family, addresses and ports."""
-        return of_connection(self._connection)
+        """The attributes for `extra()`.
+
+        They are those of RdmaAttribute except `stream`, and the family, addresses and ports of
+        SocketAttribute.
+        """
+        return connection_attributes(self._connection)
 
     def __repr__(self) -> str:
         return f"<MessageStream of {self._connection!r}>"
 
 
 class MessageListener(BaseListener[Connection, MessageStream]):
-    """Accepts peers. From `aiordma.anyio.listen()`.
+    """A listener for message streams. It is made by `aiordma.anyio.listen()`.
 
-    Closing it rejects the peers that nobody has taken, and leaves the streams that were accepted
-    alone. Every await is a checkpoint.
+    Closing it rejects the peers that were not accepted yet. The streams that were accepted stay
+    open. Every await is a checkpoint.
     """
 
     def __init__(self, listener: Listener) -> None:
-        """Present a listener of this loop's as one of anyio's, which owns it from now on."""
+        """Wrap `listener`, which belongs to the running loop, and own it from now on."""
         super().__init__(listener, MessageStream)
         self._accept_next = listener.accept
 
     async def accept(self, private_data: bytes = b"") -> MessageStream:
         """Wait for a peer that connects, and accept it.
 
-        `private_data` reaches the peer with the answer; see ConnectRequest.accept(). A peer that
-        gives up halfway is passed over. Cancelling may lose the one peer that was just being
-        accepted.
+        `private_data` is sent to the peer with the answer; see ConnectRequest.accept(). A peer that
+        gives up halfway is skipped. Cancelling can lose the one peer that was just being accepted.
 
         Raises:
             ClosedResourceError: the listener was closed, before or while this waited.
-            BrokenResourceError: the device it was bound to went away; its `__cause__` says so.
+            BrokenResourceError: the device that the listener was bound to was removed; `__cause__`
+                is the reason.
             BusyResourceError: another task is waiting for peers.
-            VerbsError: a peer could not be accepted, for want of memory for one; others still can.
+            VerbsError: one peer could not be accepted, for example because memory was short. The
+                listener stays open.
         """
         return await self._accept(partial(self._accept_next, private_data))
 
@@ -159,8 +164,8 @@ def connect(
 ) -> AwaitableContextManager[MessageStream]:
     """Connect to a listening peer: `await connect(...)` or `async with connect(...) as stream`.
 
-    As aiordma.connect(), with its arguments, its exceptions (a ConnectError is an OSError, as
-    programs of anyio's expect) and what cancelling does.
+    The arguments, the exceptions and the effect of cancelling are those of aiordma.connect(). A
+    ConnectError is an OSError, as anyio programs expect.
     """
 
     async def connecting() -> MessageStream:
@@ -181,7 +186,7 @@ def listen(
 ) -> AwaitableContextManager[MessageListener]:
     """Listen for peers: `await listen(...)` or `async with listen(...) as listener`.
 
-    As aiordma.listen(), with its arguments, its exceptions and what cancelling does.
+    The arguments, the exceptions and the effect of cancelling are those of aiordma.listen().
     """
 
     async def listening() -> MessageListener:

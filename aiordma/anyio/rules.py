@@ -1,4 +1,4 @@
-"""anyio's rules: its exceptions for those of aiordma, and its checkpoints."""
+"""The rules of anyio: its exceptions in place of those of aiordma, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from aiordma.loop import Checkpoint, checkpoint_of, running_loop
 
 
 def raise_as_anyio(error: RdmaError, action: str, *, is_over: bool) -> NoReturn:
-    """Raise what anyio has for `error`, which stays its cause.
+    """Raise the anyio exception for `error`, with `error` as its cause.
 
-    An error that has not ended what is used, such as the lack of memory for one message, is raised
-    as it is: `is_over` tells.
+    `is_over` is True if the stream or listener can no longer be used. If it still can, `error` is
+    raised unchanged: for example the lack of memory for one message.
     """
     if isinstance(error, BusyError):
         raise BusyResourceError(action) from error
@@ -27,13 +27,13 @@ def raise_as_anyio(error: RdmaError, action: str, *, is_over: bool) -> NoReturn:
 
 
 def adapter_checkpoint() -> Checkpoint:
-    """What to await besides the core's own call, on the running loop.
+    """Return the function that an adapter awaits before its call, on the running loop.
 
-    On trio the core passes a checkpoint itself; on asyncio it does not, where everything is ready.
-    It comes before anything is taken or sent, so that a cancellation loses nothing.
+    On trio each call of aiordma is a checkpoint already. On asyncio a call that need not wait is
+    not. The checkpoint comes before any data is received or sent, so that cancelling loses nothing.
     """
-    return checkpoint if checkpoint_of(running_loop()) is None else _nothing
+    return checkpoint if checkpoint_of(running_loop()) is None else _no_checkpoint
 
 
-async def _nothing() -> None:
+async def _no_checkpoint() -> None:
     pass

@@ -1,6 +1,6 @@
-"""asyncio's streams, transports and servers over RDMA, in the language of rsocket(7).
+"""asyncio streams, transports and servers over RDMA, in the protocol of rsocket(7).
 
-A service moves from TCP to RDMA by where it takes these functions from:
+To move a service from TCP to RDMA, import these functions from here:
 
     from aiordma.asyncio import open_connection, start_server
 """

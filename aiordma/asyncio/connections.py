@@ -14,7 +14,7 @@ from aiordma.streams import listen_stream
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
 from aiordma.streams.stream_core import connect_stream_core
 
-# asyncio's own default: the longest line that readline() takes is about twice as much.
+# The default of asyncio. The longest line that readline() takes is about twice as much.
 LIMIT = 1 << 16
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -31,15 +31,17 @@ async def create_connection(
     local_addr: tuple[str, int] | None = None,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> tuple[asyncio.Transport, P]:
-    """As loop.create_connection(), over RDMA: to whoever speaks rsocket there.
+    """Connect like loop.create_connection(), over RDMA, to a peer that uses rsocket.
+
+    Return the transport and the protocol.
 
     Cancelling leaves nothing behind.
 
     Raises:
-        OSError: no RDMA device; or a ConnectionError, if nobody answers or accepts, or who does
-            speaks something else; or an ssl.SSLError. See connect_stream().
-        DeviceRemoved: the device went away meanwhile.
-        ValueError: `ssl` on an event loop that puts TLS on its own transports only (uvloop).
+        OSError: there is no RDMA device. A ConnectionError: no peer answers or accepts, or the peer
+            does not use rsocket. An ssl.SSLError: TLS failed. See connect_stream().
+        DeviceRemoved: the device was removed meanwhile.
+        ValueError: `ssl` on an event loop that supports TLS on its own transports only (uvloop).
     """
     loop = asyncio.get_running_loop()
     check_tls(loop, ssl)
@@ -62,14 +64,14 @@ async def create_server(
     start_serving: bool = True,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> StreamServer:
-    """As loop.create_server(), over RDMA: for whoever speaks rsocket.
+    """Create a server like loop.create_server(), over RDMA, for peers that use rsocket.
 
-    `host` is a name or address of this machine, None all of them; port 0 picks a free one, which
-    `server.sockets[0].getsockname()` tells.
+    `host` is a name or address of this machine; None means all its addresses. Port 0 means a free
+    port, which `server.sockets[0].getsockname()` returns.
 
     Cancelling leaves nothing behind.
 
-    Raises: as listen_stream(); OSError, for instance, if the port is taken. As to `ssl`: as
+    Raises: as listen_stream(), for example OSError if the port is in use; for `ssl`, as
     create_connection().
     """
     check_tls(asyncio.get_running_loop(), ssl)
@@ -90,10 +92,10 @@ async def open_connection(
     local_addr: tuple[str, int] | None = None,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As asyncio.open_connection(), over RDMA: a StreamReader and a StreamWriter.
+    """Connect like asyncio.open_connection(), and return a StreamReader and a StreamWriter.
 
-    `writer.get_extra_info()` knows "peername", "sockname" and "rdma_device". `limit` bounds what
-    the reader holds, and so how long a line may be.
+    `writer.get_extra_info()` has "peername", "sockname" and "rdma_device". `limit` is the limit in
+    bytes of the reader's buffer, which also bounds the length of a line.
 
     Cancelling leaves nothing behind. Raises: as create_connection().
     """
@@ -123,7 +125,9 @@ async def start_server(
     start_serving: bool = True,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> StreamServer:
-    """As asyncio.start_server(), over RDMA: `client_connected_cb(reader, writer)` for each peer.
+    """Start a server like asyncio.start_server(), over RDMA.
+
+    It calls `client_connected_cb(reader, writer)` for each peer.
 
     Cancelling leaves nothing behind. Raises: as create_server().
     """

@@ -1,4 +1,4 @@
-"""What asyncio's programs expect to be raised, for what aiordma raises."""
+"""The OSErrors that asyncio programs expect, for the exceptions of aiordma."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from aiordma.errors import PeerClosed, RdmaError
 
 
 def as_os_error(error: RdmaError) -> OSError:
-    """An OSError for `error`, which is its cause: a ConnectionError where the peer went away."""
+    """Return an OSError for `error`, with `error` as its cause.
+
+    If `error` is an OSError already, return it. Otherwise return a ConnectionResetError for
+    PeerClosed, and a ConnectionAbortedError for any other error.
+    """
     if isinstance(error, OSError):
         return error
     if isinstance(error, PeerClosed):
-        known: OSError = ConnectionResetError(errno.ECONNRESET, str(error))
+        os_error: OSError = ConnectionResetError(errno.ECONNRESET, str(error))
     else:
-        known = ConnectionAbortedError(errno.ECONNABORTED, str(error))
-    known.__cause__ = error
-    return known
+        os_error = ConnectionAbortedError(errno.ECONNABORTED, str(error))
+    os_error.__cause__ = error
+    return os_error

@@ -1,4 +1,4 @@
-"""StreamServer: a listener as a server of asyncio's."""
+"""StreamServer: a listener as an asyncio server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class ListeningAddress:
-    """What `server.sockets` shows: as much of a socket as programs ask for its address."""
+    """An item of `server.sockets`: the methods of a socket that return its address."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
@@ -36,7 +36,7 @@ class ListeningAddress:
 
 
 class StreamServer(asyncio.AbstractServer):
-    """What asyncio.Server does, over RDMA: from start_server() or create_server()."""
+    """A server like asyncio.Server, over RDMA. It is made by start_server() or create_server()."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class StreamServer(asyncio.AbstractServer):
         protocol_factory: Callable[[], asyncio.BaseProtocol],
         ssl: SSLContext | None,
     ) -> None:
-        """For create_server(); not to be called by others."""
+        """Called by create_server(); not for users."""
         self._listener = listener
         self._factory = protocol_factory
         self._ssl = ssl
@@ -58,29 +58,36 @@ class StreamServer(asyncio.AbstractServer):
 
     @property
     def sockets(self) -> tuple[ListeningAddress, ...]:
-        """Where it listens: `server.sockets[0].getsockname()`."""
+        """The address that the server listens on: `server.sockets[0].getsockname()`.
+
+        Empty when the server is closed.
+        """
         return () if self._closed.is_set() else (ListeningAddress(self._listener.local_address),)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that it runs on."""
+        """Return the event loop of the server."""
         return self._loop
 
     def is_serving(self) -> bool:
-        """Whether it accepts connections."""
+        """Return True if the server accepts connections."""
         return self._task is not None and not self._task.done()
 
     async def start_serving(self) -> None:
-        """Accept connections. Idempotent."""
+        """Start to accept connections. Idempotent.
+
+        Raises:
+            RuntimeError: the server is closed.
+        """
         if self._closed.is_set():
             raise RuntimeError(f"server {self!r} is closed")
         if self._task is None:
             self._task = self._loop.create_task(self._serve())
 
     async def serve_forever(self) -> None:
-        """Accept connections until it is cancelled, which closes the server.
+        """Accept connections until this is cancelled, which closes the server.
 
         Raises:
-            DeviceRemoved: the device that it listens on went away.
+            DeviceRemoved: the device that it listens on was removed.
         """
         await self.start_serving()
         assert self._task is not None
@@ -101,7 +108,7 @@ class StreamServer(asyncio.AbstractServer):
         except LocalClosed:
             pass
         except RdmaError:
-            logger.exception("%r listens no more", self)
+            logger.exception("%r has stopped listening", self)
             raise
 
     async def _accept(self, request: StreamRequest) -> None:
@@ -118,7 +125,7 @@ class StreamServer(asyncio.AbstractServer):
                 await start_tls(transport, protocol, self._ssl, None)
         except VerbsError as error:
             logger.error("%r could not be accepted: %s", request, error)
-        except (DeviceRemoved, OSError) as error:  # the peer's doing, or the network's
+        except (DeviceRemoved, OSError) as error:  # caused by the peer or the network
             logger.info("%r went away: %s", request, error)
         except Exception:
             logger.exception("accepting %r failed", request)
@@ -129,22 +136,22 @@ class StreamServer(asyncio.AbstractServer):
             self._idle.set()
 
     def close(self) -> None:
-        """Accept nobody any more. Connections that were accepted are left alone. Idempotent."""
+        """Stop listening. The accepted connections stay open. Idempotent."""
         self._closed.set()
         self._listener.abort()
 
     def close_clients(self) -> None:
-        """close() the transports of all connections."""
+        """Call close() on the transports of all connections."""
         for transport in list(self._transports):
             transport.close()
 
     def abort_clients(self) -> None:
-        """abort() the transports of all connections."""
+        """Call abort() on the transports of all connections."""
         for transport in list(self._transports):
             transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until close() is called, and all of its connections have ended."""
+        """Wait until close() has been called and all connections of the server have ended."""
         await self._closed.wait()
         await self._listener.aclose()
         if self._task is not None:

@@ -1,4 +1,4 @@
-"""TLS on a StreamTransport, by the loop's own start_tls()."""
+"""TLS on a StreamTransport, by loop.start_tls()."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from ssl import SSLContext
 
 from aiordma.asyncio.transport import StreamTransport
 
-NOT_HERE = (
-    "this event loop puts TLS on its own transports only: uvloop, for one. Use asyncio's loop, or "
-    "the byte streams of aiordma.anyio with anyio's TLSStream"
+TLS_NOT_SUPPORTED = (
+    "this event loop (for example uvloop) supports TLS on its own transports only: use the event "
+    "loop of asyncio, or the byte streams of aiordma.anyio with anyio's TLSStream"
 )
 
 
 def check_tls(loop: asyncio.AbstractEventLoop, ssl: SSLContext | None) -> None:
-    """Make sure that TLS can be had here, if it is wanted.
+    """Check that `ssl` can be used on this event loop. None, which means no TLS, always can.
 
     Raises:
-        ValueError: the event loop cannot do it.
-        TypeError: `ssl` is no SSLContext.
+        ValueError: the event loop does not support TLS on a StreamTransport.
+        TypeError: `ssl` is not an SSLContext.
     """
     if ssl is None:
         return
     if not isinstance(ssl, SSLContext):
         raise TypeError(f"ssl is {ssl!r}, not an SSLContext: see ssl.create_default_context()")
     if not isinstance(loop, asyncio.BaseEventLoop):
-        raise ValueError(NOT_HERE)
+        raise ValueError(TLS_NOT_SUPPORTED)
 
 
-class _Silent(asyncio.Protocol):
-    """Until there is TLS, nobody hears of the connection."""
+class _HandshakeProtocol(asyncio.Protocol):
+    """The protocol of the transport until the TLS handshake. It ignores all events."""
 
 
 async def start_tls(
@@ -38,15 +38,15 @@ async def start_tls(
     ssl: SSLContext,
     server_hostname: str | None,
 ) -> asyncio.Transport:
-    """Shake hands, and tell `protocol` that it is connected. The transport that it gets.
+    """Make the TLS handshake, connect `protocol`, and return the TLS transport.
 
-    As a server if `server_hostname` is None. The transport is aborted if this fails.
+    This side is the server if `server_hostname` is None. The transport is aborted if this fails.
 
     Raises:
-        OSError: the handshake failed (ssl.SSLError), or the peer went away.
+        OSError: the handshake failed (ssl.SSLError), or the peer ended the connection.
     """
     loop = asyncio.get_running_loop()
-    transport.set_protocol(_Silent())
+    transport.set_protocol(_HandshakeProtocol())
     transport.pause_reading()
     transport.begin()
     try:

@@ -1,4 +1,4 @@
-"""StreamTransport: a byte stream as a transport of asyncio's."""
+"""StreamTransport: a byte stream as an asyncio transport."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
-# As much as asyncio's own transports read at once.
+# The most bytes read at once, as in the transports of asyncio.
 MAX_READ = 256 * 1024
 
 
 class StreamTransport(asyncio.Transport):
-    """What asyncio.Transport promises, over RDMA: from create_connection() or create_server().
+    """An asyncio.Transport over RDMA. It is made by create_connection() or create_server().
 
-    `get_extra_info()` knows "peername", "sockname" and "rdma_device".
+    `get_extra_info()` has "peername", "sockname" and "rdma_device".
     """
 
-    # asyncio's loops ask for it before they put TLS on a transport that is not theirs.
+    # The asyncio loop checks this before it starts TLS on a transport of another class.
     _start_tls_compatible = True
 
     def __init__(
@@ -39,7 +39,10 @@ class StreamTransport(asyncio.Transport):
         protocol: asyncio.BaseProtocol,
         on_lost: Callable[[StreamTransport], None] | None = None,
     ) -> None:
-        """Present `core` to `protocol` once begin() is called; `on_lost` is called at the end."""
+        """Connect `protocol` to `core` when begin() is called.
+
+        `on_lost` is called after the protocol's connection_lost().
+        """
         cm = core.endpoint.cm
         super().__init__(
             {
@@ -62,12 +65,12 @@ class StreamTransport(asyncio.Transport):
         self._cannot_send = False
         self._closing = False
         self._lost = False
-        self._finale: asyncio.Task[None] | None = None
+        self._closing_task: asyncio.Task[None] | None = None
         self._ended = False
         self.set_protocol(protocol)
 
     def begin(self) -> None:
-        """Tell the protocol that it is connected, and start reading."""
+        """Call the protocol's connection_made(), and start reading."""
         self._reading = True
         self._core.on_change = self._schedule
         try:
@@ -79,17 +82,20 @@ class StreamTransport(asyncio.Transport):
     # --- the protocol ---
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Have another protocol from now on."""
+        """Set the protocol that is called from now on."""
         self._protocol = protocol
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """The protocol."""
+        """Return the protocol."""
         return self._protocol
 
-    # --- turns ---
+    # --- iterations of the event loop ---
 
     def _schedule(self) -> None:
-        """See what can be done, in a turn of the loop's own: not while completions are taken."""
+        """Read and write in the next iteration of the event loop.
+
+        Not at once: this can be called while completions are processed.
+        """
         if not self._scheduled and not self._lost:
             self._scheduled = True
             self._loop.call_soon(self._on_loop, context=self._context)
@@ -101,21 +107,21 @@ class StreamTransport(asyncio.Transport):
         if not self._lost:
             self._flush()
 
-    # --- in ---
+    # --- reading ---
 
     def is_reading(self) -> bool:
-        """Whether data is passed on to the protocol."""
+        """Return True if received data is passed to the protocol."""
         return self._reading and not self._paused and not self._closing and not self._saw_eof
 
     def pause_reading(self) -> None:
-        """Pass nothing on until resume_reading(). The peer is held back when its room is used up.
+        """Pass no data to the protocol until resume_reading(). Idempotent.
 
-        Idempotent.
+        The peer must stop sending when the receive buffer is full.
         """
         self._paused = True
 
     def resume_reading(self) -> None:
-        """End that. Idempotent."""
+        """Pass data to the protocol again after pause_reading(). Idempotent."""
         self._paused = False
         self._schedule()
 
@@ -132,7 +138,7 @@ class StreamTransport(asyncio.Transport):
             self._lose(error)
             return
         except Exception as error:
-            self._fail(error, "the protocol failed on what was received")
+            self._fail(error, "the protocol failed on received data")
             return
         if not count:
             self._end_reading()
@@ -165,15 +171,19 @@ class StreamTransport(asyncio.Transport):
         if not keeps_open:
             self.close()
 
-    # --- out ---
+    # --- writing ---
 
     def write(self, data: Buffer) -> None:
-        """Send, or keep to be sent. Never blocks; see set_write_buffer_limits()."""
+        """Send `data`, or store it to be sent later. Never blocks; see set_write_buffer_limits().
+
+        Raises:
+            RuntimeError: write_eof() was called.
+        """
         if self._eof_wanted:
             raise RuntimeError("Cannot call write() after write_eof()")
         with memoryview(data) as view, byte_view(view) as memory:
             if self._lost or self._closing or self._cannot_send or not memory.nbytes:
-                return  # a transport that is closed takes no more, as asyncio's own
+                return  # as asyncio transports, a closed transport ignores writes
             taken = 0
             if not self._buffer.size:
                 try:
@@ -185,30 +195,33 @@ class StreamTransport(asyncio.Transport):
                 self._buffer.add(memory[taken:], self._protocol)
 
     def writelines(self, list_of_data: Iterable[Buffer]) -> None:
-        """write() all of them."""
+        """Call write() with all items joined."""
         self.write(b"".join([bytes(data) for data in list_of_data]))
 
     def can_write_eof(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def write_eof(self) -> None:
-        """Finish sending, behind what was written. Idempotent."""
+        """Finish sending, behind the data written before. Idempotent."""
         if self._eof_wanted or self._closing:
             return
         self._eof_wanted = True
         self._flush()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait to be sent."""
+        """Return the number of bytes that wait to be sent."""
         return self._buffer.size
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """The low and the high water mark."""
+        """Return the low and the high water mark in bytes."""
         return self._buffer.low, self._buffer.high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """At how many waiting bytes the protocol is paused, and when it goes on."""
+        """Set the water marks in bytes.
+
+        The protocol is paused above `high`, and resumed at `low` or below.
+        """
         self._buffer.set_limits(high, low)
         self._buffer.pause_if_full(self._protocol)
 
@@ -227,8 +240,11 @@ class StreamTransport(asyncio.Transport):
             self._start_closing()
 
     def _stop_sending(self, error: RdmaError) -> None:
-        """Nothing can be sent any more; but what has come is still to be read, if somebody reads,
-        and tells in the end what happened."""
+        """Stop sending after `error`.
+
+        If the protocol reads, the received data is passed to it first; reading then ends with the
+        reason. Otherwise the connection is ended at once.
+        """
         self._cannot_send = True
         self._buffer.clear()
         if self.is_reading() and self._core.is_readable:
@@ -239,13 +255,13 @@ class StreamTransport(asyncio.Transport):
     # --- the end ---
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
+        """Return True if the transport is closed or closing."""
         return self._closing or self._lost
 
     def close(self) -> None:
-        """Send what waits, then close; nothing is received any more. Idempotent.
+        """Send the data that waits, then close. No more data is received. Idempotent.
 
-        In the end the protocol's connection_lost(None) is called.
+        At the end the protocol's connection_lost(None) is called.
         """
         if self._closing or self._lost:
             return
@@ -254,8 +270,8 @@ class StreamTransport(asyncio.Transport):
             self._start_closing()
 
     def _start_closing(self) -> None:
-        if self._finale is None:
-            self._finale = self._loop.create_task(self._close_core())
+        if self._closing_task is None:
+            self._closing_task = self._loop.create_task(self._close_core())
 
     async def _close_core(self) -> None:
         try:
@@ -264,15 +280,15 @@ class StreamTransport(asyncio.Transport):
             self._end(None)
 
     def abort(self) -> None:
-        """Close at once, without sending what waits."""
+        """Close at once, without sending the data that waits."""
         self._end_soon(None)
 
     def _force_close(self, error: Exception | None) -> None:
-        """What asyncio's TLS calls when it is of no use any more."""
+        """End the connection. Called by the TLS of asyncio after a failure."""
         self._end_soon(error)
 
     def _lose(self, error: RdmaError) -> None:
-        """The connection is of no use any more."""
+        """End the connection because of `error`."""
         self._end_soon(as_os_error(error))
 
     def _fail(self, error: Exception, where: str) -> None:
@@ -298,7 +314,7 @@ class StreamTransport(asyncio.Transport):
         if self._ended:
             return
         self._ended = self._lost = True
-        self._core.on_change = _nothing
+        self._core.on_change = _ignore_change
         self._buffer.clear()
         try:
             self._protocol.connection_lost(error)
@@ -324,9 +340,9 @@ def create_transport(
     protocol_factory: Callable[[], P],
     on_lost: Callable[[StreamTransport], None] | None = None,
 ) -> tuple[StreamTransport, P]:
-    """A transport of `core`, and the protocol that it is for. If there is none, `core` is aborted.
+    """Return a transport for `core`, and its protocol.
 
-    Raises: what the factory does.
+    If the factory fails, `core` is aborted. Raises: the exceptions of the factory.
     """
     try:
         protocol = protocol_factory()
@@ -336,5 +352,5 @@ def create_transport(
     return StreamTransport(core, loop, protocol, on_lost), protocol
 
 
-def _nothing() -> None:
-    """For a pipe that nobody listens to any more."""
+def _ignore_change() -> None:
+    """Ignore a change of a stream whose transport has ended."""

@@ -1,4 +1,4 @@
-"""WriteBuffer: what a transport could not post yet, and its protocol's pauses."""
+"""WriteBuffer: the data that a transport could not post yet. It pauses the protocol."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ DEFAULT_HIGH = 64 * 1024
 
 
 class WriteBuffer:
-    """Bytes in order, between a low and a high water mark. See asyncio.WriteTransport."""
+    """Bytes in order, with a low and a high water mark. See asyncio.WriteTransport."""
 
     def __init__(self, on_error: Callable[[Exception, str], None]) -> None:
-        """`on_error` is told of an exception that the protocol raises, and of where it did."""
+        """Call `on_error(error, message)` when the protocol raises; the message says where."""
         self._on_error = on_error
         self._waiting: deque[memoryview] = deque()
         self._paused = False
         self.size = 0
-        """Bytes that wait."""
+        """The number of bytes that wait."""
         self.high = DEFAULT_HIGH
         self.low = DEFAULT_HIGH // 4
 
     def set_limits(self, high: int | None, low: int | None) -> None:
-        """Set the water marks. Raises ValueError if they are not in order."""
+        """Set the water marks in bytes.
+
+        Raises:
+            ValueError: they are not in order.
+        """
         if high is None:
             high = DEFAULT_HIGH if low is None else 4 * low
         if low is None:
@@ -33,19 +37,22 @@ class WriteBuffer:
         self.high, self.low = high, low
 
     def add(self, data: memoryview, protocol: BaseProtocol) -> None:
-        """Keep a copy of `data`; above the high water mark the protocol is paused."""
+        """Store a copy of `data`. Above the high water mark, pause the protocol."""
         self._waiting.append(memoryview(bytes(data)))
         self.size += len(data)
         self.pause_if_full(protocol)
 
     def pause_if_full(self, protocol: BaseProtocol) -> None:
-        """Tell the protocol, if it does not know yet."""
+        """Pause the protocol if the size is above the high water mark and it is not paused."""
         if self.size > self.high and not self._paused:
             self._paused = True
-            self._tell(protocol.pause_writing, "protocol.pause_writing() failed")
+            self._call_protocol(protocol.pause_writing, "protocol.pause_writing() failed")
 
     def drain(self, write: Callable[[memoryview], int]) -> None:
-        """Give what waits to `write`, which returns how much it took, until it takes no more."""
+        """Pass the waiting data to `write` until it takes no more.
+
+        `write` returns the number of bytes that it took.
+        """
         waiting = self._waiting
         while waiting:
             first = waiting[0]
@@ -57,17 +64,17 @@ class WriteBuffer:
             waiting.popleft()
 
     def resume_if_low(self, protocol: BaseProtocol) -> None:
-        """Tell the protocol that it may go on, if it was paused and that is so."""
+        """Resume the protocol if it is paused and the size is at the low water mark or below."""
         if self._paused and self.size <= self.low:
             self._paused = False
-            self._tell(protocol.resume_writing, "protocol.resume_writing() failed")
+            self._call_protocol(protocol.resume_writing, "protocol.resume_writing() failed")
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Drop the waiting data."""
         self._waiting.clear()
         self.size = 0
 
-    def _tell(self, call: Callable[[], None], where: str) -> None:
+    def _call_protocol(self, call: Callable[[], None], where: str) -> None:
         try:
             call()
         except Exception as error:

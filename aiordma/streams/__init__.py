@@ -1,4 +1,4 @@
-"""Byte streams over RDMA in the language of rsocket(7), librdmacm's own sockets."""
+"""Byte streams over RDMA in the protocol of rsocket(7), the sockets of librdmacm."""
 
 from aiordma.streams.listener import StreamListener, StreamRequest, listen_stream
 from aiordma.streams.options import StreamOptions

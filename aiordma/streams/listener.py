@@ -1,4 +1,4 @@
-"""StreamListener: the requests of peers who want a stream; StreamRequest: one of them."""
+"""StreamListener: accepts peers that connect a byte stream. StreamRequest: one such peer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from aiordma.streams.stream_core import StreamCore
 
 
 class StreamRequest(BaseRequest):
-    """A peer that wants a byte stream: accept it or reject it.
+    """A peer that wants to connect a byte stream: accept it or reject it.
 
-    One that is just dropped is rejected, with a ResourceWarning.
+    A request that is dropped without an answer is rejected, with a ResourceWarning.
     """
 
     def __init__(self, cm: AsyncCmId, options: StreamOptions) -> None:
-        """For StreamListener; not to be called by others."""
+        """Called by StreamListener; not for users."""
         super().__init__(cm)
         self._options = options
 
@@ -30,12 +30,12 @@ class StreamRequest(BaseRequest):
         Cancelling ends the connection; nothing is left behind. See rdma_accept(3).
 
         Raises:
-            ProtocolError: the peer speaks something else than rsocket; it is rejected.
-            ConnectError: the peer gave up, or did not confirm.
-            DeviceRemoved: the device went away.
+            ProtocolError: the peer does not use the rsocket protocol; it is rejected.
+            ConnectError: the peer gave up, or did not confirm the connection.
+            DeviceRemoved: the device was removed.
             LocalClosed: the request was answered already.
-            VerbsError: not enough locked memory, for one; the peer is rejected.
-            ValueError: the options are more than the device can do; the peer is rejected.
+            VerbsError: for example, not enough locked memory; the peer is rejected.
+            ValueError: the options exceed the limits of the device; the peer is rejected.
         """
         return AwaitableContextManager(self._accept())
 
@@ -43,9 +43,9 @@ class StreamRequest(BaseRequest):
         return ByteStream(await accept_stream_core(self))
 
     async def reject(self) -> None:
-        """Refuse the peer, who gets Rejected. One that gave up already is no error.
+        """Reject the peer, which gets Rejected. A peer that gave up already is no error.
 
-        Cancelling does not take the refusal back.
+        Cancelling does not undo the rejection.
 
         Raises:
             LocalClosed: the request was answered already.
@@ -54,37 +54,41 @@ class StreamRequest(BaseRequest):
 
 
 async def accept_stream_core(request: StreamRequest) -> StreamCore:
-    """What a stream is made of, for other shells. Raises: as StreamRequest.accept()."""
+    """Accept a request and return its StreamCore, for an adapter.
+
+    Raises: as StreamRequest.accept().
+    """
     request._cm.check_unanswered()
     return await StreamCore.accept(request._cm, request._options)
 
 
 class StreamListener(BaseListener[StreamRequest, ByteStream]):
-    """Requests for streams, one after another: `async for request in listener`.
+    """A listener for byte streams: `async for request in listener`.
 
-    From `listen_stream()`. Closing it rejects the requests that nobody has taken, and leaves the
-    streams that were accepted alone.
+    It is made by `listen_stream()`. Closing it rejects the requests that were not taken yet. The
+    streams that were accepted stay open.
     """
 
     def __init__(self, cms: list[AsyncCmId], options: StreamOptions) -> None:
-        """For listen_stream(); not to be called by others."""
+        """Called by listen_stream(); not for users."""
         super().__init__(cms, lambda cm: StreamRequest(cm, options))
 
     async def accept(self) -> ByteStream:
         """Wait for a peer that connects, and accept it.
 
-        A peer that gives up halfway, or does not speak rsocket, is passed over. Cancelling may lose
-        the one peer that was just being accepted. Raises: as get_request(), and VerbsError as
-        StreamRequest.accept.
+        A peer that gives up halfway, or does not use rsocket, is skipped. Cancelling can lose the
+        one peer that was just being accepted.
+
+        Raises: as get_request(), and VerbsError as StreamRequest.accept().
         """
         return await self._accept_next(StreamRequest.accept)
 
     async def serve(self, handler: Callable[[ByteStream], Awaitable[object]]) -> None:
-        """Accept every peer, and run `handler(stream)` for each in a task of its own.
+        """Accept every peer, and run `handler(stream)` for each in a separate task.
 
         The stream is closed when its handler returns. An exception that a handler raises is
-        logged, and ends that stream only; that a peer went away is no more than an INFO. Returns
-        when the listener is closed, after the last handler has returned.
+        logged, and ends that stream only. The end of a connection by the peer is logged at level
+        INFO. serve() returns when the listener is closed and the last handler has returned.
 
         Cancelling closes the listener and cancels every handler.
 
@@ -100,12 +104,12 @@ def listen_stream(
     backlog: int = 0,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> AwaitableContextManager[StreamListener]:
-    """Listen for whoever speaks rsocket: `await listen_stream(...)`, or `async with`.
+    """Listen for peers that use rsocket: `await listen_stream(...)`, or `async with`.
 
-    `host`, `port`, `backlog` and what is raised are those of listen(). `options` are those of the
-    streams that are accepted.
+    `host`, `port`, `backlog` and the exceptions are those of listen(). `options` apply to the
+    accepted streams.
 
-    Cancelling leaves nothing behind. See rsocket(7), rlisten.
+    Cancelling leaves nothing behind. See rlisten in rsocket(7).
     """
 
     async def listening() -> StreamListener:

@@ -1,4 +1,4 @@
-"""StreamOptions: what a byte stream is made with."""
+"""StreamOptions: the options of a byte stream."""
 
 from __future__ import annotations
 
@@ -13,57 +13,63 @@ MESSAGE_SIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How to set up a byte stream. Sizes are bytes, times are seconds.
+    """The options of a byte stream. Sizes are in bytes, times in seconds.
 
-    Both sides choose for themselves: each learns of the other's receive buffer when they connect.
+    Each side chooses its own options. The sides announce their receive buffers to each other when
+    they connect.
 
     Raises:
         ValueError: a value is out of range.
     """
 
     send_buffer: int = 1 << 18
-    """Registered memory for data that is copied, and not yet at the peer: SO_SNDBUF."""
+    """Registered memory for copied data that has not reached the peer: SO_SNDBUF."""
 
     recv_buffer: int = 1 << 18
     """Registered memory that the peer writes to, half of it at a time: SO_RCVBUF."""
 
     send_depth: int = 128
-    """Writes on their way at once."""
+    """The number of writes in flight at once."""
 
     recv_depth: int = 256
-    """Writes of the peer's on their way at once, however small."""
+    """The number of writes of the peer in flight at once, of any size."""
 
     max_inline: int = 64
-    """Writes up to this size travel inside the work request. Devices allow tens to hundreds."""
+    """Writes up to this size are sent inline: the work request carries the data. Devices allow tens
+    to hundreds of bytes."""
 
     mappings: int = 0
-    """Buffers that the peer may map, for iowrite() from here: RDMA_IOMAPSIZE in rsocket(7)."""
+    """The number of buffers that the peer may map, for iowrite() from here: RDMA_IOMAPSIZE in
+    rsocket(7)."""
 
     busy_poll: float = 0.0
-    """How long a wait looks at the completion queue before it parks on the loop: as in
+    """The time that a wait polls the completion queue before it parks on the loop, as in
     ConnectionOptions."""
 
     resolve_timeout: float = 5.0
-    """How long resolving the address, and then the route, may each take."""
+    """The time limit for resolving the address, and then again for resolving the route."""
 
     close_timeout: float = 5.0
-    """How long closing waits for posted writes and for the peer before it just ends it."""
+    """The time that closing waits for the posted writes and the peer. After that the connection is
+    ended by force."""
 
     tos: int | None = None
-    """Type of service, 0 to 255 (rdma_set_option(3), RDMA_OPTION_ID_TOS); None: the system's."""
+    """The type of service, 0 to 255 (rdma_set_option(3), RDMA_OPTION_ID_TOS). None: the default of
+    the system."""
 
     ack_timeout: int | None = None
-    """Time until a repeat is 4.096 us times 2 to this power, 0 to 31; None: what the CM finds."""
+    """The exponent of the time until a retransmission: 4.096 us times 2 to this power, 0 to 31.
+    None: the value that the CM determines."""
 
     reuse_address: bool = False
-    """Whether the local address may be in use already (RDMA_OPTION_ID_REUSEADDR)."""
+    """True to allow a local address that is in use already (RDMA_OPTION_ID_REUSEADDR)."""
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
         self.of_connection()
 
     def of_connection(self) -> ConnectionOptions:
-        """The same, as far as they are a connection's."""
+        """Return the options of the connection that carries the stream."""
         return ConnectionOptions(
             send_depth=self.send_depth,
             recv_depth=self.recv_depth,
@@ -71,7 +77,7 @@ class StreamOptions:
             max_inline=self.max_inline,
             max_sge=1,
             busy_poll=self.busy_poll,
-            # iWARP reads once while it connects.
+            # On iWARP one RDMA READ is made while connecting.
             responder_resources=1,
             initiator_depth=1,
             resolve_timeout=self.resolve_timeout,
@@ -87,7 +93,7 @@ _MAX_BUFFER = 1 << 31
 _RANGES = (
     ("send_buffer", 1 << 11, _MAX_BUFFER),
     ("recv_buffer", 1 << 11, _MAX_BUFFER),
-    # Enough for what the protocol has to say beside the data, even where that takes two requests.
+    # Enough for the control messages beside the data, even where each takes two work requests.
     ("send_depth", 16, MAX_CREDITS),
     ("recv_depth", 16, MAX_CREDITS),
     ("mappings", 0, 128),

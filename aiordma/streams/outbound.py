@@ -1,4 +1,4 @@
-"""Outbound: what may be sent, and to where in the peer's memory."""
+"""Outbound: the peer's credits and buffers, which bound the data that may be sent."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from aiordma.streams.wire import (
     unpack_segment,
 )
 
-_SEQUENCE = 0xFFFF
-_NOTHING = bytes(SEGMENT_SIZE)
+_SEQUENCE_MASK = 0xFFFF
+_EMPTY_ENTRY = bytes(SEGMENT_SIZE)
 
 
 class Outbound:
-    """The peer's buffers and credits. The peer writes its buffers into `remote_sgl`.
+    """The peer's buffers and credits. The peer writes the addresses of its buffers to `target_sgl`.
 
-    Targets are taken off the board as soon as a message says that something has changed there,
-    and each byte that is sent uses up one of theirs: nothing is ever written but where the peer
-    has said that it may be.
+    Targets are copied out of the target SGL as soon as a message reports a change there. Each byte
+    that is sent uses up one byte of a target. So data is only written to memory that the peer has
+    announced.
     """
 
-    def __init__(self, remote_sgl: memoryview, order: ByteOrder, reserve: int) -> None:
-        """`remote_sgl` has room for TARGETS segments, and mappings behind them.
+    def __init__(self, target_sgl: memoryview, order: ByteOrder, reserve: int) -> None:
+        """Use the memory `target_sgl`: TARGETS segments, and the mappings (iomap) behind them.
 
-        `reserve` credits stay unused: on iWARP the peer needs receives for messages that no credits
-        count.
+        `reserve` credits stay unused: on iWARP the peer needs receives for the control messages,
+        which use no credits.
         """
-        self._remote_sgl = remote_sgl
+        self._target_sgl = target_sgl
         self._order = order
         self._reserve = reserve
         self._next_target = 0
@@ -42,10 +42,13 @@ class Outbound:
         self._sent = 0
         self._limit = 0
         self.mappings: dict[int, Mapping] = {}
-        """What the peer has mapped, by index."""
+        """The mappings (iomap) of the peer, by index."""
 
     def start(self, credits_: int, buffer: Segment) -> None:
-        """What the peer's connection data say. Its first buffer stands for the first target."""
+        """Take the credits and the first buffer from the peer's connection data.
+
+        The first buffer is the first target.
+        """
         self._limit = credits_
         self._reserve = min(self._reserve, credits_ // 4)
         self._next_target = 1
@@ -54,40 +57,45 @@ class Outbound:
 
     @property
     def credits(self) -> int:
-        """Messages of data that may be sent now."""
-        return max(0, (self._limit - self._sent & _SEQUENCE) - self._reserve)
+        """The number of messages that use a credit and may be sent now."""
+        return max(0, (self._limit - self._sent & _SEQUENCE_MASK) - self._reserve)
 
     @property
     def room(self) -> int:
-        """Bytes that one message may carry now; 0: none can be sent."""
+        """Bytes that one write may carry now; 0 if no data can be sent."""
         return self._targets[0].length if self._targets and self.credits else 0
 
     def update_credits(self, total: int) -> None:
-        """The peer says how many messages may have been sent in all, and perhaps of a target.
+        """Take new credits, and the new targets that the peer has written, if any.
+
+        `total` is the number of messages that may have been sent since the beginning.
 
         Raises:
-            ProtocolError: the target is none.
+            ProtocolError: a target is not a valid segment.
         """
-        self._limit = total & _SEQUENCE
+        self._limit = total & _SEQUENCE_MASK
         self._take_targets()
 
     def _take_targets(self) -> None:
-        # A device writes an entry from its beginning to its end: where there is a length, the rest
-        # is there, whichever of two updates this message is about. So the length is read first.
+        # The device writes an entry from its first byte to its last. An entry with a length is
+        # complete, even if its own message has not been received yet. So the length is read first.
         while True:
             at = self._next_target * SEGMENT_SIZE
-            entry = self._remote_sgl[at : at + SEGMENT_SIZE]
+            entry = self._target_sgl[at : at + SEGMENT_SIZE]
             length = unpack_segment(entry, self._order).length
             if not length or len(self._targets) >= TARGETS:
                 return
             target = unpack_segment(entry, self._order)
             target.check()
-            entry[:] = _NOTHING
+            entry[:] = _EMPTY_ENTRY
             self._targets.append(target)
             self._next_target = (self._next_target + 1) % TARGETS
 
     def send(self, nbytes: int) -> Segment:
-        """Use up one credit and so many bytes, at most `room`, of a target: where they go."""
+        """Use up one credit and `nbytes` of a target, at most `room`.
+
+        Return the part of the target that the data is written to.
+        """
         target = self._targets[0]
         if nbytes == target.length:
             self._targets.popleft()
@@ -98,24 +106,27 @@ class Outbound:
 
     def spend_credit(self) -> None:
         """Use up one credit."""
-        self._sent = self._sent + 1 & _SEQUENCE
+        self._sent = self._sent + 1 & _SEQUENCE_MASK
 
-    def mapped(self, index: int) -> None:
-        """The peer says that it wrote a mapping.
+    def mapping_received(self, index: int) -> None:
+        """Take the mapping that the peer has written at `index`.
 
         Raises:
-            ProtocolError: there is no such place, or the mapping is none.
+            ProtocolError: there is no such index, or the mapping is not valid.
         """
         start = TARGETS * SEGMENT_SIZE + index * MAPPING_SIZE
-        entry = self._remote_sgl[start : start + MAPPING_SIZE]
+        entry = self._target_sgl[start : start + MAPPING_SIZE]
         if len(entry) < MAPPING_SIZE:
-            raise ProtocolError(f"the peer says it wrote mapping {index}, which there is not")
+            raise ProtocolError(f"the peer reports mapping {index}, which does not exist")
         mapping = unpack_mapping(entry, self._order)
         mapping.segment.check()
         self.mappings[index] = mapping
 
     def find_mapped(self, offset: int, nbytes: int) -> Segment | None:
-        """Where in the peer's memory these offsets are mapped, whole; None if they are not."""
+        """Return the peer's memory for `nbytes` from `offset`.
+
+        None if no single mapping covers all of them.
+        """
         for first, segment in self.mappings.values():
             if first <= offset and offset + nbytes <= first + segment.length:
                 return Segment(segment.addr + offset - first, segment.key, nbytes)

@@ -1,8 +1,12 @@
-"""StreamProtocol: rsocket's protocol as a state machine that does no I/O.
+"""StreamProtocol: the rsocket protocol as a state machine that does no I/O.
 
-In go the peer's connection data and its messages; out come requests to post, in order, and numbers:
-where in the receive buffer the next bytes are, and where in the peer's memory the next ones may be
-written. Who drives it owns the memory, posts what it says, and tells it what has ended.
+Its input is the peer's connection data and messages. Its output is the messages to post, in order,
+and two addresses: where the next bytes to read are in the receive buffer, and where the next bytes
+may be written in the peer's memory. The caller owns the memory, posts the messages, and calls
+control_completed() when the device has completed a control message.
+
+Control messages are all messages that carry no data and use no credit: credit updates (Op.CREDIT)
+and the messages of Op.CONTROL.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import NamedTuple
 from aiordma.errors import ProtocolError
 from aiordma.streams.inbound import Inbound
 from aiordma.streams.outbound import Outbound
-from aiordma.streams.states import StreamEvent, StreamState, move
+from aiordma.streams.states import StreamEvent, StreamState, transition
 from aiordma.streams.wire import (
     MAPPING_SIZE,
     MAX_TRANSFER,
@@ -31,18 +35,19 @@ from aiordma.streams.wire import (
     unpack_message,
 )
 
-# Messages that no credits count, of which so many may be posted and not done at once.
+# The number of control messages that may be posted and not completed at once.
 MAX_CONTROLS = 4
-# So many of them may be done, and wait for a peer that does not look: one for each half of the
-# credits and of the buffer that it had, SHUTDOWN and DISCONNECT. Its receives, or on RoCE its
-# device's patience, must do for them on top of its credits.
+# The number of control messages that can be completed here before the peer takes its completions:
+# one for each half of the peer's credits, one for each half of the peer's buffer, SHUTDOWN and
+# DISCONNECT. On iWARP the peer needs receives for them in addition to the credits that it grants.
+# On InfiniBand and RoCE its device answers receiver-not-ready, and the message is repeated.
 RESERVED_RECEIVES = 6
 
 _DATA, _CREDIT, _IOMAP, _CONTROL = Op.DATA, Op.CREDIT, Op.IOMAP, Op.CONTROL
 
 
 class OutgoingMessage(NamedTuple):
-    """A message to post, behind or beside a write of `payload` to `target` in the peer's memory."""
+    """A message to post, with or behind a write of `payload` to `target` in the peer's memory."""
 
     message: int
     payload: bytes = b""
@@ -50,70 +55,72 @@ class OutgoingMessage(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How this side takes part."""
+    """The settings of this side of a stream."""
 
     messages: int
-    """Receives that are posted: so many messages may be on their way here."""
-    remote_sgl: Segment
-    """Memory that the peer writes its targets and mappings to; see board_size()."""
+    """The number of posted receives. It bounds the messages in flight to this side."""
+    target_sgl: Segment
+    """The memory that the peer writes its targets and mappings to; see target_sgl_size()."""
     buffer: Segment
-    """The receive buffer, which the peer writes data to."""
+    """The receive buffer: the memory that the peer writes data to."""
     byte_order: ByteOrder
-    """This machine's."""
+    """The byte order of this machine."""
     sends_messages: bool
-    """Whether messages travel alone, behind writes, as on iWARP; else beside them."""
+    """True if a message is a send of its own behind a write, as on iWARP. False if it is the
+    immediate data of the write."""
     mappings: int = 0
-    """Mappings that the peer may announce."""
+    """The number of mappings (iomap) that the peer may announce."""
 
 
-def remote_sgl_size(mappings: int) -> int:
-    """Bytes that targets and so many mappings take."""
+def target_sgl_size(mappings: int) -> int:
+    """Return the size in bytes of the targets and of `mappings` mappings."""
     return TARGETS * SEGMENT_SIZE + mappings * MAPPING_SIZE
 
 
 class StreamProtocol:
-    """One side of a stream. Nothing here waits, calls C or looks at a clock."""
+    """One side of a stream. It never waits, calls no C and reads no clock."""
 
-    def __init__(self, settings: Settings, remote_sgl: memoryview) -> None:
-        """`remote_sgl` is the memory of `settings.board`; what the peer writes appears there."""
-        # RoCE's devices wait for a receive; iWARP's end the connection if there is none.
+    def __init__(self, settings: Settings, target_sgl: memoryview) -> None:
+        """Use `target_sgl`, the memory of `settings.target_sgl`, which the peer writes to."""
+        # If no receive is posted, RoCE repeats the message, but iWARP ends the connection.
         self._reserve = RESERVED_RECEIVES if settings.sends_messages else 0
         self._settings = settings
         self.inbound = Inbound(settings.buffer, settings.messages - self._reserve)
-        self.outbound = Outbound(remote_sgl, settings.byte_order, self._reserve)
+        self.outbound = Outbound(target_sgl, settings.byte_order, self._reserve)
         self.state = StreamState.OPEN
         self.has_left = False
-        """Whether this side has left: nothing is received any more."""
+        """True if this side has left: it takes no data any more."""
         self.peer_finished = False
-        """Whether the peer has said that it sends nothing any more."""
+        """True if the peer has announced that it sends no more data."""
         self.peer_left = False
-        """Whether it has said that it does not receive either."""
+        """True if the peer has announced that it neither sends nor receives any more."""
         self._control_credits = MAX_CONTROLS
         self._queued_controls: deque[Control] = deque()
         self._peer: ConnectionData | None = None
+        # Messages that were received before the peer's connection data.
         self._early: list[int] = []
         self._next_peer_target = 1
-        # Immediate data has a byte order of its own; a message that travels alone has its sender's.
+        # Immediate data has the network byte order, a message in a send the order of its sender.
         self._swaps = False
 
-    # --- the beginning ---
+    # --- connecting ---
 
     def connection_data(self) -> bytes:
-        """What to send along when connecting, or accepting."""
+        """Return the private data to send when connecting or accepting."""
         settings = self._settings
         return ConnectionData(
             settings.messages - self._reserve,
-            settings.remote_sgl._replace(length=TARGETS),
+            settings.target_sgl._replace(length=TARGETS),
             self.inbound.first_buffer,
             settings.byte_order,
             settings.mappings,
         ).pack()
 
     def start(self, data: bytes) -> None:
-        """Take the peer's. Messages may have come before.
+        """Take the peer's connection data. Messages can have been received before it.
 
         Raises:
-            ProtocolError: the peer speaks another protocol, or nonsense.
+            ProtocolError: `data`, or a message received before it, is not valid in the protocol.
         """
         settings, peer = self._settings, ConnectionData.unpack(data)
         self._peer = peer
@@ -123,13 +130,13 @@ class StreamProtocol:
         for message in early:
             self.received(message)
 
-    # --- what the peer says ---
+    # --- messages of the peer ---
 
     def received(self, message: int) -> None:
-        """A message came.
+        """Process a message of the peer.
 
         Raises:
-            ProtocolError: it makes no sense.
+            ProtocolError: the message breaks the rules of the protocol.
         """
         if self._peer is None:
             self._early.append(message)
@@ -137,79 +144,84 @@ class StreamProtocol:
         op, value = unpack_message(_swapped(message) if self._swaps else message)
         if op == _DATA:
             if self.peer_finished:
-                raise ProtocolError("the peer sent data after it said that it had no more")
+                raise ProtocolError("the peer sent data after SHUTDOWN or DISCONNECT")
             if not self.has_left:
-                self.inbound.arrived(value)
+                self.inbound.data_received(value)
         elif op == _CREDIT:
             self.outbound.update_credits(value)
         elif op == _CONTROL:
             self._control_received(value)
         elif op == _IOMAP:
             self.inbound.count_message()
-            self.outbound.mapped(value & 0xFFFF)
+            self.outbound.mapping_received(value & 0xFFFF)
         else:
-            raise ProtocolError(f"the peer sent {message:#010x}, which is no message of rsocket's")
+            raise ProtocolError(f"the peer sent {message:#010x}, which is no rsocket message")
 
     def _control_received(self, control: int) -> None:
         if control == Control.SHUTDOWN:
             self.peer_finished = True
-            self._move(StreamEvent.PEER_FINISHED)
+            self._transition(StreamEvent.PEER_FINISHED)
         elif control == Control.DISCONNECT:
             self.peer_finished = self.peer_left = True
-            self._move(StreamEvent.PEER_LEFT)
+            self._transition(StreamEvent.PEER_LEFT)
         elif control != Control.KEEPALIVE:
-            raise ProtocolError(f"the peer sent control message {control}: rsocket has no such one")
+            raise ProtocolError(
+                f"the peer sent control message {control}, which rsocket does not have"
+            )
 
-    # --- what this side wants ---
+    # --- the end ---
 
     def finish(self) -> None:
-        """No more data will be sent. Idempotent."""
-        self._move(StreamEvent.FINISH)
+        """Finish sending: this side sends no more data. Idempotent."""
+        self._transition(StreamEvent.FINISH)
 
     def leave(self) -> None:
-        """No more data will be sent or received. Idempotent."""
+        """Leave: this side neither sends nor receives any more. Idempotent."""
         self.has_left = True
-        self._move(StreamEvent.LEAVE)
+        self._transition(StreamEvent.LEAVE)
 
     def connection_lost(self) -> None:
-        """The connection has ended. Idempotent."""
-        self._queued_controls.clear()
-        self._move(StreamEvent.LOST)
+        """End the stream because its connection has ended. Idempotent.
 
-    def _move(self, event: StreamEvent) -> None:
-        self.state, word = move(self.state, event)
-        if word is not None:
-            self._queued_controls.append(word)
+        The queued control messages are dropped.
+        """
+        self._queued_controls.clear()
+        self._transition(StreamEvent.LOST)
+
+    def _transition(self, event: StreamEvent) -> None:
+        self.state, control = transition(self.state, event)
+        if control is not None:
+            self._queued_controls.append(control)
 
     # --- data ---
 
     @property
     def room(self) -> int:
-        """Bytes that may be sent with one message now."""
+        """Bytes that may be sent with one message now; 0 if no data can be sent."""
         return min(self.outbound.room, MAX_TRANSFER) if self.state.may_send else 0
 
     def send(self, nbytes: int) -> OutgoingMessage:
-        """Send so many bytes, from 1 to `room`: the payload is for the caller to fill in."""
+        """Return the message for `nbytes` of data, 1 to `room`. The caller adds the payload."""
         return OutgoingMessage(pack_message(_DATA, nbytes), b"", self.outbound.send(nbytes))
 
     @property
     def peer_mappings(self) -> int:
-        """How many mappings may be announced to the peer, each once.
+        """The number of mappings that may be announced to the peer, each once.
 
-        rsocket never gives back the credits that they take, so that they must leave some.
+        rsocket never returns the credits that they use. So they may use only some of the credits.
         """
         peer = self._peer
         return 0 if peer is None else min(peer.mappings, peer.credits // 4)
 
     def announce(self, index: int, mapping: Mapping) -> OutgoingMessage:
-        """Let the peer write to memory of this side's at offsets. Takes a credit.
+        """Return the message that announces memory of this side to the peer. Uses a credit.
 
         Raises:
-            ProtocolError: the peer has no place for it.
+            ProtocolError: the iomap list of the peer has no such index.
         """
         peer = self._peer
         if peer is None or index >= peer.mappings:
-            raise ProtocolError(f"the peer has no place for mapping {index}")
+            raise ProtocolError(f"the iomap list of the peer has no entry for mapping {index}")
         self.outbound.spend_credit()
         at = peer.targets.addr + peer.targets.length * SEGMENT_SIZE + index * MAPPING_SIZE
         return OutgoingMessage(
@@ -218,12 +230,12 @@ class StreamProtocol:
             Segment(at, peer.targets.key, MAPPING_SIZE),
         )
 
-    # --- what is to be said ---
+    # --- control messages ---
 
-    def next_request(self) -> OutgoingMessage | None:
-        """What is to be posted next, apart from data, if anything, and if it may be now.
+    def next_control_message(self) -> OutgoingMessage | None:
+        """Return the next control message to post; None if there is none, or none may be posted.
 
-        Each ends with a call of ended().
+        The caller calls control_completed() when the device has completed it.
         """
         if not self._control_credits:
             return None
@@ -251,12 +263,12 @@ class StreamProtocol:
         return OutgoingMessage(message, pack_segment(buffer, peer.byte_order), target)
 
     def control_completed(self) -> None:
-        """The device has done one that next_request() gave."""
+        """Count a message of next_control_message() as completed by the device."""
         self._control_credits += 1
 
     @property
     def all_controls_completed(self) -> bool:
-        """Whether every word was posted, and done."""
+        """True if all control messages were posted and have completed."""
         return not self._queued_controls and self._control_credits == MAX_CONTROLS
 
 

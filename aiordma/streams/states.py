@@ -1,15 +1,17 @@
-"""The life of a stream: its states, and the one table that says how words move it.
+"""The states of a stream, and the table of its transitions and control messages.
 
-A stream is two directions that end one by one or together. Who has nothing to say any more, but
-still listens, says SHUTDOWN; who does neither says DISCONNECT. A connection that ends without such
-words (LOST) is an error to whom data was still to come, or who had data to send.
+A stream has two directions, which end one by one or together. A side that sends no more data but
+still receives sends the control message SHUTDOWN. A side that neither sends nor receives any more
+sends DISCONNECT. A connection that ends without these control messages is lost (LOST). That is an
+error for a side that still waits for data or has data to send.
 
-    OPEN --- each side sends
+    OPEN --- both sides send
       RECEIVING --- this side has finished, the peer still sends
       SENDING   --- the peer has finished, this side still sends
-        ENDED   --- both have, or one has left
+        ENDED   --- both have finished, or one side has left
+    BROKEN --- the connection was lost before the stream had ended
 
-What the table does not list changes nothing: after the last word nobody needs to hear another.
+An event that the table does not list for a state changes nothing and sends nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from aiordma.streams.wire import Control
 
 
 class StreamState(Enum):
-    """Where a stream stands."""
+    """The state of a stream."""
 
     OPEN = auto()
     RECEIVING = auto()
@@ -31,32 +33,32 @@ class StreamState(Enum):
 
     @property
     def may_send(self) -> bool:
-        """Whether this side may send data."""
+        """True if this side may send data."""
         return self in _MAY_SEND
 
     @property
     def may_receive(self) -> bool:
-        """Whether data may come."""
+        """True if the peer may send data."""
         return self in _MAY_RECEIVE
 
 
 class StreamEvent(Enum):
-    """What moves it."""
+    """An event that can change the state of a stream."""
 
     FINISH = auto()
     """This side has sent its last byte."""
     LEAVE = auto()
     """This side closes the stream."""
     PEER_FINISHED = auto()
-    """The peer said SHUTDOWN."""
+    """The peer sent SHUTDOWN."""
     PEER_LEFT = auto()
-    """The peer said DISCONNECT."""
+    """The peer sent DISCONNECT."""
     LOST = auto()
-    """The connection ended, whatever was said before."""
+    """The connection ended, with or without control messages before."""
 
 
-class Move(NamedTuple):
-    """Where an event leads, and what this side says about it."""
+class Transition(NamedTuple):
+    """The state that follows an event, and the control message that this side sends, if any."""
 
     state: StreamState
     control: Control | None = None
@@ -67,32 +69,32 @@ _S, _E = StreamState, StreamEvent
 _MAY_SEND = frozenset({_S.OPEN, _S.SENDING})
 _MAY_RECEIVE = frozenset({_S.OPEN, _S.RECEIVING})
 
-MOVES: dict[StreamState, dict[StreamEvent, Move]] = {
+TRANSITIONS: dict[StreamState, dict[StreamEvent, Transition]] = {
     _S.OPEN: {
-        _E.FINISH: Move(_S.RECEIVING, Control.SHUTDOWN),
-        _E.LEAVE: Move(_S.ENDED, Control.DISCONNECT),
-        _E.PEER_FINISHED: Move(_S.SENDING),
-        _E.PEER_LEFT: Move(_S.ENDED),
-        _E.LOST: Move(_S.BROKEN),
+        _E.FINISH: Transition(_S.RECEIVING, Control.SHUTDOWN),
+        _E.LEAVE: Transition(_S.ENDED, Control.DISCONNECT),
+        _E.PEER_FINISHED: Transition(_S.SENDING),
+        _E.PEER_LEFT: Transition(_S.ENDED),
+        _E.LOST: Transition(_S.BROKEN),
     },
     _S.RECEIVING: {
-        _E.LEAVE: Move(_S.ENDED, Control.DISCONNECT),
-        _E.PEER_FINISHED: Move(_S.ENDED),
-        _E.PEER_LEFT: Move(_S.ENDED),
-        _E.LOST: Move(_S.BROKEN),
+        _E.LEAVE: Transition(_S.ENDED, Control.DISCONNECT),
+        _E.PEER_FINISHED: Transition(_S.ENDED),
+        _E.PEER_LEFT: Transition(_S.ENDED),
+        _E.LOST: Transition(_S.BROKEN),
     },
     _S.SENDING: {
-        # The last word of both: rsocket says DISCONNECT for the second SHUTDOWN.
-        _E.FINISH: Move(_S.ENDED, Control.DISCONNECT),
-        _E.LEAVE: Move(_S.ENDED, Control.DISCONNECT),
-        _E.PEER_LEFT: Move(_S.ENDED),
-        _E.LOST: Move(_S.BROKEN),
+        # Both sides have finished now: rsocket sends DISCONNECT in place of a second SHUTDOWN.
+        _E.FINISH: Transition(_S.ENDED, Control.DISCONNECT),
+        _E.LEAVE: Transition(_S.ENDED, Control.DISCONNECT),
+        _E.PEER_LEFT: Transition(_S.ENDED),
+        _E.LOST: Transition(_S.BROKEN),
     },
     _S.ENDED: {},
     _S.BROKEN: {},
 }
 
 
-def move(state: StreamState, event: StreamEvent) -> Move:
-    """Where `event` takes a stream that stands in `state`."""
-    return MOVES[state].get(event, Move(state))
+def transition(state: StreamState, event: StreamEvent) -> Transition:
+    """Return the transition for `event` in `state`."""
+    return TRANSITIONS[state].get(event, Transition(state))

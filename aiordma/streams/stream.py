@@ -1,4 +1,4 @@
-"""ByteStream: bytes in order, both ways, to every program that speaks rsocket."""
+"""ByteStream: bytes in order, both ways, to any program that uses rsocket."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ DEFAULT_READ = 1 << 16
 
 
 class ByteStream(Registrar, AbortingContextManagerMixin):
-    """A reliable stream of bytes over RDMA, as a TCP connection is one, on any event loop.
+    """A reliable stream of bytes over RDMA, like a TCP connection, on any event loop.
 
-    From `connect_stream()` or a StreamListener. The other side may be aiordma's, any program that
-    uses rsocket(7), or one for TCP that runs under librspreload. It is closed by `aclose()`, or by
-    leaving its `async with` block; one that is just dropped warns, and is then aborted.
+    It is made by `connect_stream()` or a StreamListener. The peer can be aiordma, any program that
+    uses rsocket(7), or a TCP program that runs under librspreload. `aclose()`, or the end of its
+    `async with` block, closes it. A stream that is dropped without closing gives a ResourceWarning
+    and is aborted.
 
     One task may receive and one may send at a time.
     """
 
     def __init__(self, core: StreamCore) -> None:
-        """For connect_stream() and StreamRequest.accept(); not to be called by others."""
+        """Called by connect_stream() and StreamRequest.accept(); not for users."""
         super().__init__(core.endpoint)
         self._endpoint = core.endpoint
         self._core = core
@@ -44,41 +45,44 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
 
     @property
     def peer_address(self) -> tuple[str, int]:
-        """`(host, port)` of the other side."""
+        """`(host, port)` of the peer."""
         return self._peer_address
 
     @property
     def device_name(self) -> str:
-        """The RDMA device it runs on."""
+        """The name of the RDMA device that carries the stream."""
         return self._endpoint.device.name
 
     @property
     def closed(self) -> bool:
-        """Whether it ended, here or at the peer. Bytes that came before can still be received if
-        it was not ended here."""
+        """True if the stream has ended, here or at the peer.
+
+        Bytes that were received before can still be read, unless the stream was closed here.
+        """
         return self._endpoint.closed
 
     @property
     def peer_mappings(self) -> int:
-        """How many mappings the peer takes, which is its RDMA_IOMAPSIZE or `mappings`: iomap()."""
+        """The number of mappings that the peer takes: its RDMA_IOMAPSIZE or `mappings`."""
         return self._core.peer_mappings
 
     async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
-        """Wait for bytes, and return at most `max_bytes` of those that are there; b"" at the end.
+        """Wait for at least one byte, and return at most `max_bytes` bytes; b"" at the end.
 
-        The end is where the peer has finished sending, or closed the stream. `async for` receives
-        until then.
+        The end is reached when the peer has finished sending, or has closed the stream. `async for`
+        receives until the end.
 
         Cancelling loses nothing.
 
         Raises:
-            PeerClosed: the peer went away without saying so: its process was killed, for one.
-            ProtocolError: it broke rsocket's rules.
+            PeerClosed: the connection ended without SHUTDOWN or DISCONNECT from the peer, for
+                example because its process was killed.
+            ProtocolError: the peer broke the rules of the rsocket protocol.
             WorkRequestError, DeviceRemoved: the connection failed.
             LocalClosed: the stream was closed here, before or while this waited.
             BusyError: another task is receiving.
             ValueError: `max_bytes` is less than 1.
-            TypeError: it is no whole number.
+            TypeError: `max_bytes` is not an integer.
         """
         if index(max_bytes) < 1:
             raise ValueError(f"max_bytes is {max_bytes}, not at least 1")
@@ -86,16 +90,19 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         return self._core.read(max_bytes)
 
     async def receive_into(self, buffer: Buffer | MemorySlice) -> int:
-        """Likewise into the beginning of `buffer`, which is filled at most; how many; 0 at the end.
+        """Wait for at least one byte, copy bytes to `buffer`, and return their number.
+
+        The bytes are copied to the beginning of the buffer, as many as fit. At the end it returns
+        0. Cancelling loses nothing.
 
         Raises: as receive(), and
 
             BufferError: the buffer is read-only, or not contiguous.
-            ValueError: it is empty.
+            ValueError: the buffer is empty.
         """
         with buffer.view if isinstance(buffer, MemorySlice) else memoryview(buffer) as view:
             if view.readonly or not view.c_contiguous:
-                raise BufferError("bytes need a contiguous buffer that can be written to")
+                raise BufferError("receiving needs a contiguous, writable buffer")
             if not view.nbytes:
                 raise ValueError("the buffer is empty")
             with byte_view(view) as memory:
@@ -105,14 +112,15 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
     async def send(self, data: Buffer | MemorySlice | MemoryRegion) -> None:
         """Send all of `data`: any bytes-like object, or registered memory.
 
-        Bytes are copied: this returns when all of them are posted, which waits for the peer to read
-        while its buffer, or `send_buffer`, is full. Registered memory is not copied: this returns
-        when it may be reused. Either way a later failure raises from the next call.
+        Bytes are copied: send() returns when all of them are posted. It waits while the receive
+        buffer of the peer, or `send_buffer`, is full. Registered memory is not copied: send()
+        returns when the memory may be reused. In both cases a later failure raises from the next
+        call.
 
-        Cancelling leaves some of it sent: which, nothing tells.
+        Cancelling can leave a part of the data sent; the size of that part is not known.
 
         Raises:
-            PeerClosed: the peer closed the stream, or went away.
+            PeerClosed: the peer closed the stream, or its connection ended.
             ProtocolError, WorkRequestError, DeviceRemoved: the connection failed.
             LocalClosed: the stream was closed here, or send_eof() was called.
             BusyError: another task is sending.
@@ -125,16 +133,16 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
                 await self._core.send(memory)
 
     async def wait_sendable(self) -> None:
-        """Wait until send() could post some bytes at once. Cancelling does nothing else.
+        """Wait until send() can post some bytes at once. Cancelling only stops the wait.
 
         Raises: as send().
         """
         await self._core.wait_writable()
 
     async def send_eof(self) -> None:
-        """Finish sending: the peer reads what was sent, and then the end. Receiving goes on.
+        """Finish sending: the peer reads the bytes sent before, and then the end.
 
-        Idempotent; nothing is to be done where the peer has closed the stream.
+        Receiving goes on. Idempotent. It does nothing if the peer has closed the stream.
 
         Raises:
             LocalClosed: the stream was closed here.
@@ -144,55 +152,56 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         await self._core.send_eof()
 
     async def iomap(self, part: MemorySlice | MemoryRegion, offset: int) -> None:
-        """Let the peer write to registered memory of this side's by riowrite(), or iowrite().
+        """Map registered memory of this side for the peer, which writes to it by riowrite().
 
-        The first byte is at `offset` for the peer, which learns of it before what is sent next.
-        The memory stays pinned until the stream has ended, and the peer may write there until
-        then; nothing tells when it does. See riomap in rsocket(7).
+        A peer that runs aiordma writes by iowrite(). The first byte of the memory has the offset
+        `offset` for the peer. The peer receives the mapping before any data that is sent later. The
+        memory stays pinned until the stream has ended, and the peer may write to it until then.
+        Such a write gives no notification here. See riomap in rsocket(7).
 
-        Cancelling before it is posted maps nothing.
+        Cancelling before the mapping is posted maps nothing.
 
         Raises:
-            ValueError: the peer takes no more mappings, the memory is not registered for it
-                (REMOTE_WRITE) or for this stream's device, or is closed.
+            ValueError: the peer takes no more mappings; or the memory is not registered with
+                REMOTE_WRITE, or not for this stream's device; or it is closed.
             Others: as send().
         """
         await self._core.iomap(part[:], offset)
 
     async def iowrite(self, data: Buffer, offset: int) -> None:
-        """Write `data` straight into memory that the peer has mapped: riowrite in rsocket(7).
+        """Write `data` directly into memory that the peer has mapped: riowrite in rsocket(7).
 
-        It is copied: this returns when all of it is posted. It is there before the peer receives
-        what is sent next; otherwise the peer is not told.
+        The data is copied: iowrite() returns when all of it is posted. It is in the peer's memory
+        before the peer receives any data that is sent later. The peer gets no other notification.
 
-        Cancelling leaves some of it written: which, nothing tells.
+        Cancelling can leave a part of the data written; the size of that part is not known.
 
         Raises:
-            ValueError: the peer has not mapped these offsets, as far as it has said.
+            ValueError: no mapping that was received from the peer covers these offsets.
             Others: as send().
         """
         with memoryview(data) as view, byte_view(view) as memory:
             await self._core.iowrite(memory, offset)
 
     async def aclose(self) -> None:
-        """Close gracefully: what was sent reaches the peer, which then reads the end.
+        """Close gracefully: the bytes sent before reach the peer, which then reads the end.
 
-        Takes at most `close_timeout` seconds until what is left is ended by force. Tasks that wait
+        After `close_timeout` seconds the stream is ended by force. Tasks that wait on the stream
         get LocalClosed. Idempotent.
 
-        Cancelling ends it by force: everything is destroyed all the same.
+        Cancelling ends the stream by force. Its resources are destroyed in that case too.
         """
         await self._core.aclose()
 
     def abort(self) -> None:
-        """End it at once, without letting what was sent arrive. Idempotent.
+        """End the stream at once. Bytes in flight can be lost. Idempotent.
 
-        Everything is destroyed in the background.
+        The resources are destroyed in the background.
         """
         self._core.abort()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Iterate over what comes, in pieces of any size, until the end."""
+        """Iterate over the received bytes, in pieces of any size, until the end."""
         return self
 
     async def __anext__(self) -> bytes:
@@ -221,15 +230,15 @@ def connect_stream(
     local_address: tuple[str, int] | None = None,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> AwaitableContextManager[ByteStream]:
-    """Connect to whoever speaks rsocket: `await connect_stream(...)`, or `async with`.
+    """Connect to a peer that uses rsocket: `await connect_stream(...)`, or `async with`.
 
-    `host` is a name or an IPv4 or IPv6 address; the addresses of a name are tried in turn.
-    `local_address` is where to connect from.
+    `host` is a name or an IPv4 or IPv6 address. The addresses of a name are tried in turn.
+    `local_address` is the address to connect from.
 
-    Cancelling leaves nothing behind. See rsocket(7), rconnect.
+    Cancelling leaves nothing behind. See rconnect in rsocket(7).
 
     Raises:
-        ProtocolError: who listens there speaks something else.
+        ProtocolError: the peer that listens there does not use the rsocket protocol.
         Others: as connect().
     """
 

@@ -1,6 +1,7 @@
-"""Pipe: a stream on an endpoint. What can be done at once, and waiting for what cannot.
+"""StreamCore: a stream on an endpoint, without the interface of any event loop.
 
-The endpoint, and with it the pipe, lives as long as its queue pair; users hold something thinner.
+Its methods do what is possible at once, or wait until it is. The core lives as long as the endpoint
+and its queue pair. Users have an adapter, which refers to the core.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from aiordma.verbs import ProtectionDomain
 
 
 class StreamCore:
-    """One side of a stream. All methods are for the loop's thread."""
+    """One side of a stream. Call all methods on the thread of the loop."""
 
     def __init__(self, cm: AsyncCmId, options: StreamOptions) -> None:
-        """Take over `cm`; for connected() and accepted()."""
-        self.on_change: Callable[[], None] = _nothing
-        """Called when more may have become possible, or impossible. Must not raise."""
+        """Own `cm` from now on. Called by connect() and accept()."""
+        self.on_change: Callable[[], None] = _ignore_change
+        """Called after a change: reading or sending can have become possible, or impossible. It
+        must not raise."""
         self.loop = cm.loop
         self.options = options
         self._change = WaitQueue(cm.loop)
@@ -47,7 +49,7 @@ class StreamCore:
 
     @classmethod
     async def connect(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
-        """Connect along the id's route. The id is closed if this fails, or is cancelled.
+        """Connect along the route of the id. The id is closed if this fails or is cancelled.
 
         Raises: as AsyncCmId.connect(), and ProtocolError.
         """
@@ -61,7 +63,9 @@ class StreamCore:
 
     @classmethod
     async def accept(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
-        """Accept the id's request; one that is no rsocket's is refused.
+        """Accept the connection request of the id. Reject it if the peer does not use rsocket.
+
+        The id is closed if this fails or is cancelled.
 
         Raises: as AsyncCmId.accept(), and ProtocolError.
         """
@@ -87,11 +91,11 @@ class StreamCore:
         self._change.wake_all()
         self.on_change()
 
-    # --- in ---
+    # --- receiving ---
 
     @property
     def is_readable(self) -> bool:
-        """Whether read() has something to give, or to say."""
+        """True if read() would return or raise something at once."""
         endpoint, protocol = self.endpoint, self.data_path.protocol
         return bool(
             protocol.inbound.available
@@ -101,14 +105,17 @@ class StreamCore:
         )
 
     def read(self, limit: int) -> bytes:
-        """Bytes that have come, at most `limit`; b"" at the end. Only when it is readable.
+        """Return received bytes, at most `limit`; b"" at the end. Call it only if is_readable.
 
-        Raises: as receive().
+        Raises: as ByteStream.receive().
         """
         return self.data_path.read(limit) if self._has_bytes() else b""
 
     def read_into(self, memory: memoryview) -> int:
-        """Likewise into `memory`, of bytes: how many there were."""
+        """Copy received bytes to `memory`, and return their number; 0 at the end.
+
+        Call it only if is_readable. Raises: as ByteStream.receive().
+        """
         return self.data_path.read_into(memory) if self._has_bytes() else 0
 
     def _has_bytes(self) -> bool:
@@ -121,10 +128,10 @@ class StreamCore:
         return bool(protocol.inbound.available)
 
     async def wait_readable(self) -> None:
-        """Wait for something to read. One task at a time. Cancelling loses nothing.
+        """Wait until is_readable. One task at a time. Cancelling loses nothing.
 
         Raises:
-            BusyError: another task waits for it.
+            BusyError: another task is receiving.
         """
         if self._is_receiving:
             raise BusyError("another task is receiving on this stream")
@@ -138,20 +145,21 @@ class StreamCore:
         finally:
             self._is_receiving = False
 
-    async def _until(self, is_so: Callable[[], bool]) -> None:
-        if self.data_path.busy.is_on and not is_so():
-            await self.data_path.busy.until(is_so, self.data_path.busy.nanoseconds)
-        while not is_so():
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        if self.data_path.busy.is_on and not condition():
+            await self.data_path.busy.until(condition, self.data_path.busy.nanoseconds)
+        while not condition():
             await self._change.wait()
 
-    # --- out ---
+    # --- sending ---
 
     def check_sending(self) -> None:
-        """Raise why nothing can be sent any more, if that is so.
+        """Raise an exception if no data can be sent any more.
 
         Raises:
-            LocalClosed: the stream was closed here, or the sending side ended.
-            PeerClosed: the peer receives nothing any more.
+            LocalClosed: the stream was closed here, or send_eof() was called.
+            PeerClosed: the peer closed the stream, or its connection ended.
+            Others: as Endpoint.check_open().
         """
         self.endpoint.check_open()
         protocol = self.data_path.protocol
@@ -162,12 +170,15 @@ class StreamCore:
             raise LocalClosed("the sending side of the stream was ended")
 
     def write(self, data: memoryview) -> int:
-        """Post as much of `data`, bytes, as may be now: how many. Raises: as check_sending()."""
+        """Post the part of `data` that may be posted now, and return its length in bytes.
+
+        Raises: as check_sending().
+        """
         self.check_sending()
         return self.data_path.sender.write(data)
 
     async def wait_writable(self) -> None:
-        """See ByteStream.wait_sendable."""
+        """Wait as ByteStream.wait_sendable()."""
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()
@@ -175,7 +186,7 @@ class StreamCore:
             self.check_sending()
 
     async def send(self, data: memoryview) -> None:
-        """See ByteStream.send."""
+        """Send as ByteStream.send() of bytes."""
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()
@@ -185,20 +196,20 @@ class StreamCore:
                 taken += self.write(data[taken:])
 
     async def send_registered(self, part: MemorySlice) -> None:
-        """Likewise, without a copy; waits until the memory may be reused."""
+        """Send registered memory without a copy, and wait until it may be reused."""
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()
-            load, references = self.data_path, _RegionReferences(part.region)
+            data_path, references = self.data_path, _RegionReferences(part.region)
             while len(part):
                 self.check_sending()
-                room = load.sender.room
+                room = data_path.sender.room
                 if room:
-                    references.acquire(load.pd)
-                    load.sender.write_registered(part[:room], references)
+                    references.acquire(data_path.pd)
+                    data_path.sender.write_registered(part[:room], references)
                     part = part[room:]
                 else:
-                    await self._until(lambda: bool(load.sender.room) or self._is_finished())
+                    await self._until(lambda: bool(data_path.sender.room) or self._is_finished())
             await self._until(lambda: not references.count or self.endpoint.closed)
             if references.count:
                 raise self.endpoint.end_reason()
@@ -207,45 +218,47 @@ class StreamCore:
 
     @property
     def peer_mappings(self) -> int:
-        """How many mappings the peer takes in all."""
+        """The number of mappings that the peer takes in all."""
         return self.data_path.protocol.peer_mappings
 
     async def iomap(self, part: MemorySlice, offset: int) -> None:
-        """See ByteStream.iomap."""
-        load, region = self.data_path, part.region
+        """Map memory as ByteStream.iomap()."""
+        data_path, region = self.data_path, part.region
         if not region.access & AccessFlags.REMOTE_WRITE:
             raise ValueError("memory to be mapped must be registered with REMOTE_WRITE")
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()
-            places = self.peer_mappings
-            if self._mapped >= places:
+            limit = self.peer_mappings
+            if self._mapped >= limit:
                 raise ValueError(
-                    f"the peer takes {places} mappings: its RDMA_IOMAPSIZE, `mappings`"
+                    f"the peer takes {limit} mappings: its RDMA_IOMAPSIZE, or `mappings`"
                 )
-            await self._until(lambda: load.sender.may_announce or self._is_finished())
+            await self._until(lambda: data_path.sender.may_announce or self._is_finished())
             self.check_sending()
-            region.acquire(load.pd)
+            region.acquire(data_path.pd)
             self.endpoint.cm.handle.add_released_callback(region.release)
             segment = Segment(part.addr, region.rkey, len(part))
-            load.sender.announce(self._mapped, Mapping(offset, segment))
+            data_path.sender.announce(self._mapped, Mapping(offset, segment))
             self._mapped += 1
 
     async def iowrite(self, data: memoryview, offset: int) -> None:
-        """See ByteStream.iowrite."""
-        load = self.data_path
+        """Write as ByteStream.iowrite()."""
+        data_path = self.data_path
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()
-            target = load.protocol.outbound.find_mapped(offset, len(data))
+            target = data_path.protocol.outbound.find_mapped(offset, len(data))
             if target is None:
                 raise ValueError(f"the peer has not mapped {len(data)} bytes at offset {offset}")
             taken = 0
             while taken < len(data):
                 self.check_sending()
-                taken += load.sender.write_mapped(data[taken:], target.after(taken))
+                taken += data_path.sender.write_mapped(data[taken:], target.after(taken))
                 if taken < len(data):
-                    await self._until(lambda: load.sender.may_write_mapped or self._is_finished())
+                    await self._until(
+                        lambda: data_path.sender.may_write_mapped or self._is_finished()
+                    )
 
     @contextmanager
     def _sending(self) -> Iterator[None]:
@@ -265,7 +278,7 @@ class StreamCore:
         return self.data_path.sender.may_copy or self._is_finished()
 
     async def send_eof(self) -> None:
-        """See ByteStream.send_eof."""
+        """Finish sending as ByteStream.send_eof()."""
         self.endpoint.check_open()
         if self._is_sending:
             raise BusyError("another task is sending on this stream")
@@ -274,7 +287,7 @@ class StreamCore:
         self.finish()
 
     def finish(self) -> None:
-        """End the sending side, behind what is posted. Idempotent.
+        """Finish sending, behind the data that is posted. Idempotent.
 
         Raises: as Endpoint.check_open().
         """
@@ -285,7 +298,7 @@ class StreamCore:
     # --- the end ---
 
     async def aclose(self) -> None:
-        """Let what is posted reach the peer, say goodbye, disconnect, and destroy everything."""
+        """Let the posted data arrive, send DISCONNECT, disconnect, and destroy everything."""
         endpoint, protocol = self.endpoint, self.data_path.protocol
         if not endpoint.closed:
             protocol.leave()
@@ -302,12 +315,12 @@ class StreamCore:
         await endpoint.aclose()
 
     def abort(self) -> None:
-        """End it at once. Idempotent."""
+        """End the stream at once. Idempotent."""
         self.endpoint.abort()
 
 
 class _RegionReferences:
-    """Registered memory that the device uses, for so many requests."""
+    """References to a memory region, one for each work request that uses it."""
 
     def __init__(self, region: MemoryRegion) -> None:
         self._region = region
@@ -322,14 +335,14 @@ class _RegionReferences:
         self._region.release()
 
 
-def _nothing() -> None:
-    """For a change that nobody wants to hear of."""
+def _ignore_change() -> None:
+    """Ignore a change. The value of on_change until an adapter sets it."""
 
 
 async def connect_stream_core(
     host: str, port: int, local_address: tuple[str, int] | None, options: StreamOptions
 ) -> StreamCore:
-    """What a stream is made of, for other shells. Raises: as connect_stream()."""
+    """Connect and return the StreamCore, for an adapter. Raises: as connect_stream()."""
 
     async def finish(cm: AsyncCmId) -> StreamCore:
         return await StreamCore.connect(cm, options)

@@ -1,4 +1,4 @@
-"""StreamLoad: a stream as what a queue pair carries: its memory, and where completions go."""
+"""StreamDataPath: the data path of a stream: its memory, its queues and its completions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aiordma.qp import (
     SendQueue,
 )
 from aiordma.streams.options import MESSAGE_SIZE, StreamOptions
-from aiordma.streams.protocol import Settings, StreamProtocol, remote_sgl_size
+from aiordma.streams.protocol import Settings, StreamProtocol, target_sgl_size
 from aiordma.streams.stream_sender import StreamSender
 from aiordma.streams.wire import MAPPING_SIZE, Segment
 from aiordma.verbs import ProtectionDomain, QueuePair, QueuePairCaps
@@ -34,7 +34,10 @@ CACHE_LINE = 64
 
 
 class StreamDataPath:
-    """The memory and the queues of one stream. On the loop's thread but for what says otherwise."""
+    """The memory and the queues of one stream.
+
+    Call all methods on the thread of the loop, except where stated otherwise.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class StreamDataPath:
         options: StreamOptions,
         on_change: Callable[[], None],
     ) -> None:
-        """`on_change` is called whenever something may have become possible, or impossible."""
+        """Call `on_change` whenever reading or sending can have become possible, or impossible."""
         device = cm.device()
         self.is_iwarp = device.is_iwarp
         self._cm = cm
@@ -57,7 +60,7 @@ class StreamDataPath:
                 max_send_wr=options.send_depth,
                 max_recv_wr=options.recv_depth,
                 max_send_sge=1,
-                # What the protocol itself says always is, and never copied.
+                # Messages of the protocol itself are always inline, never copied to the send ring.
                 max_inline_data=max(options.max_inline, MAPPING_SIZE),
             ),
         )
@@ -65,51 +68,52 @@ class StreamDataPath:
         self.sends = SendQueue(cm.loop, options.send_depth, selective=not device.is_iwarp)
         self.counts_flushes = not device.is_iwarp
         self._may_read = False
-        self.ran_out_of_receives = False  # the peer has fewer credits than there are receives
+        # Always False: the peer has fewer credits than there are receives.
+        self.ran_out_of_receives = False
         self._receives = ReceiveRing(options.recv_depth, MESSAGE_SIZE)
         self._buffer: memoryview
         self.protocol: StreamProtocol
         self.sender: StreamSender
 
-    # --- the beginning: in a worker thread ---
+    # --- setting up: called in a worker thread ---
 
     def allocate(self) -> None:
-        """Pin the memory, after which there is a protocol.
+        """Register the memory, and create the protocol and the sender.
 
         Raises:
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
         options, handle = self._options, self._cm.handle
         pd = self._resources.open().pd
-        remote_sgl = remote_sgl_size(options.mappings)
-        # Each begins where a cache line does: a device writes the entries of the board at one go.
-        start = -(-remote_sgl // CACHE_LINE) * CACHE_LINE
+        sgl_size = target_sgl_size(options.mappings)
+        # Both parts begin at a cache line: a device then writes each target at once.
+        start = -(-sgl_size // CACHE_LINE) * CACHE_LINE
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
-        inward = AllocatedRegion(pd, start + options.recv_buffer, access)
-        handle.add_destroyed_callback(inward.close)
-        outward = AllocatedRegion(pd, options.send_buffer, AccessFlags.LOCAL_WRITE)
-        handle.add_destroyed_callback(outward.close)
+        receive_memory = AllocatedRegion(pd, start + options.recv_buffer, access)
+        handle.add_destroyed_callback(receive_memory.close)
+        send_memory = AllocatedRegion(pd, options.send_buffer, AccessFlags.LOCAL_WRITE)
+        handle.add_destroyed_callback(send_memory.close)
         settings = Settings(
             options.recv_depth,
-            Segment(inward.address, inward.rkey, remote_sgl),
-            Segment(inward.address + start, inward.rkey, options.recv_buffer),
+            Segment(receive_memory.address, receive_memory.rkey, sgl_size),
+            Segment(receive_memory.address + start, receive_memory.rkey, options.recv_buffer),
             sys.byteorder,
             self.is_iwarp,
             options.mappings,
         )
-        self._buffer = inward.view[start:]
-        self.protocol = StreamProtocol(settings, inward.view[:remote_sgl])
+        self._buffer = receive_memory.view[start:]
+        self.protocol = StreamProtocol(settings, receive_memory.view[:sgl_size])
         self.sender = StreamSender(
             self.protocol,
             self.sends,
             self._callbacks,
-            outward,
+            send_memory,
             options.max_inline,
             is_iwarp=self.is_iwarp,
         )
 
     def prepare(self) -> QueuePair:
-        """Make the queue pair, and get everything ready to receive."""
+        """Create the queue pair and post the receives."""
         qp = self._resources.make_qp(self._receives, self.sends)
         self.busy.open(self._resources.send_cq)
         self._resources.watch(qp, self._callbacks.queue_pair_event)
@@ -117,20 +121,20 @@ class StreamDataPath:
 
     @property
     def pd(self) -> ProtectionDomain:
-        """Where registered memory must be registered."""
+        """The protection domain of all memory that the stream uses."""
         return self._resources.loop_device.pd
 
-    # --- in ---
+    # --- receiving ---
 
     def read(self, limit: int) -> bytes:
-        """Up to `limit` of the bytes that have come; b"" if there are none."""
+        """Return received bytes, at most `limit`; b"" if there are none."""
         start, length = self.protocol.inbound.readable(limit)
         data = bytes(self._buffer[start : start + length])
         self._consumed(length)
         return data
 
     def read_into(self, memory: memoryview) -> int:
-        """Fill `memory`, of bytes, as far as bytes have come: how many there were."""
+        """Copy received bytes to `memory`, and return their number."""
         filled = 0
         while length := (readable := self.protocol.inbound.readable(len(memory) - filled))[1]:
             start = readable[0]
@@ -146,11 +150,11 @@ class StreamDataPath:
 
     @property
     def receives_posted(self) -> int:
-        """Receives that the device has not ended yet."""
+        """The number of receives that are posted and not completed."""
         return self._receives.posted
 
     def complete(self, number: int, wc: IbvWc) -> None:
-        """Take a completion from the dispatcher."""
+        """Process a completion from the dispatcher."""
         if number & RECEIVE:
             self._receives.completed()
             self._received(number & NUMBER_MASK, wc)
@@ -178,20 +182,20 @@ class StreamDataPath:
             return
         self._callbacks.message_arrived()
 
-    # --- what the endpoint says ---
+    # --- calls of the endpoint ---
 
     def negotiated(self, initiator_depth: int) -> None:
-        """The connection is made."""
+        """Store the result of the negotiation: with an initiator depth of 0, no read is posted."""
         self._may_read = initiator_depth > 0
 
     def resume(self) -> None:
-        """The peer is ready for the first requests, if they were held back."""
+        """Post the requests that were held back until the peer was ready."""
         self.sends.resume()
         self.sender.post_controls()
         self._on_change()
 
     def probe(self) -> None:
-        """Have the peer's device say something, if reads were negotiated."""
+        """Post a read of no bytes, which probes the peer's device, if reads were negotiated."""
         try:
             if self._may_read:
                 self.sends.probe(None)
@@ -199,22 +203,22 @@ class StreamDataPath:
             self._callbacks.post_failed(error)
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake the waiting tasks, which then check the state again."""
         self._on_change()
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Take all receives that have completed, then call `then`."""
+        """Process the completions of all completed receives, then call `then`."""
         self._resources.drain(then)
 
     def device_failed(self, error: VerbsError) -> None:
-        """The device is gone: no completion will come any more."""
+        """Report that the device has failed: there are no more completions."""
         self._callbacks.device_failed(error)
 
     def stop(self) -> None:
-        """Nothing will be received any more."""
+        """Stop receiving."""
         self._receives.stop()
 
     def release(self) -> None:
-        """The queue pair is destroyed: let go of what is shared."""
+        """Release the shared resources. Called when the queue pair has been destroyed."""
         self.sends.abandon()
         self._resources.release()

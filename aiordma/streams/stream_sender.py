@@ -1,4 +1,4 @@
-"""StreamSender: posts what is sent on a stream, the data and the control messages."""
+"""StreamSender: posts the data and the control messages of a stream."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from aiordma.streams.wire import Mapping, Segment
 from aiordma.verbs import QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
-# No larger in one request, so that the peer has something to read while the rest is copied.
+# The most bytes of one request, so that the peer can read them while the rest is copied.
 MAX_CHUNK = 1 << 16
 
 
 class StreamSender:
-    """What goes out on one stream. Nothing here waits: what cannot be posted now is not taken."""
+    """The sending side of one stream. It never waits: it takes only data that it can post now."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class StreamSender:
         *,
         is_iwarp: bool,
     ) -> None:
-        """`memory` is for copies. On iWARP each message needs a request of its own."""
+        """Copy data to `memory`. On iWARP each message needs a work request of its own."""
         self._protocol = protocol
         self._sends = sends
         self._callbacks = callbacks
@@ -43,29 +43,31 @@ class StreamSender:
         self._ring = SendRing(len(memory.view))
         self._max_inline = max_inline
         self._is_iwarp = is_iwarp
-        self._cost = 1 + is_iwarp
-        # Data leaves places for what the protocol has to say.
-        self._reserved_credits = self._cost * MAX_CONTROLS
+        self._requests_per_message = 1 + is_iwarp
+        # Data leaves send credits for the control messages.
+        self._reserved_credits = self._requests_per_message * MAX_CONTROLS
 
     @property
     def may_copy(self) -> bool:
-        """Whether write() would take anything."""
+        """True if write() can copy data now."""
         return bool(self._ring.free and self.room)
 
     @property
     def room(self) -> int:
-        """Bytes of registered memory that may be written with one request now."""
+        """Bytes of registered memory that may be written with one request now; 0 if none."""
         return self._protocol.room if self._has_credits else 0
 
     @property
     def _has_credits(self) -> bool:
-        return self._sends.credits >= self._reserved_credits + self._cost
+        return self._sends.credits >= self._reserved_credits + self._requests_per_message
 
     def write(self, data: memoryview) -> int:
-        """Post as much of `data`, bytes, as may be now: how many were taken. It may be reused.
+        """Post the part of `data` that may be posted now, and return its length in bytes.
+
+        The caller can reuse `data` at once.
 
         Raises:
-            RdmaError: the device refused, which ends the connection.
+            RdmaError: posting failed, which ends the connection.
         """
         taken = 0
         while taken < len(data) and (room := self.room):
@@ -83,11 +85,12 @@ class StreamSender:
         return taken
 
     def write_registered(self, part: MemorySlice, memory: InFlightMemory) -> None:
-        """Post registered memory of at most `room` bytes, without a copy. `memory` is released when
-        the device is done with it.
+        """Post registered memory of at most `room` bytes, without a copy.
+
+        `memory` is released when the request has completed.
 
         Raises:
-            RdmaError: the device refused, which ends the connection.
+            RdmaError: posting failed, which ends the connection.
         """
         segments = [(part.addr, len(part), part.lkey)]
 
@@ -99,28 +102,30 @@ class StreamSender:
 
     @property
     def may_announce(self) -> bool:
-        """Whether announce() may be called now."""
+        """True if announce() may be called now."""
         return self._has_credits and self._protocol.outbound.credits > 0
 
     def announce(self, index: int, mapping: Mapping) -> None:
-        """Tell the peer of memory of this side's.
+        """Announce a mapping of memory of this side to the peer.
 
         Raises:
-            RdmaError: the device refused, which ends the connection.
+            RdmaError: posting failed, which ends the connection.
         """
         request = self._protocol.announce(index, mapping)
         self._post(self._inline(request.payload), request)
 
     @property
     def may_write_mapped(self) -> bool:
-        """Whether place() would take anything."""
+        """True if write_mapped() can copy data now."""
         return bool(self._has_credits and self._ring.free)
 
     def write_mapped(self, data: memoryview, target: Segment) -> int:
-        """Post as much of `data` as may be now, to memory that the peer has mapped: how many bytes.
+        """Post the part of `data` that may be posted now, to memory that the peer has mapped.
+
+        Return its length in bytes.
 
         Raises:
-            RdmaError: the device refused, which ends the connection.
+            RdmaError: posting failed, which ends the connection.
         """
         taken = 0
         while taken < len(data) and self.may_write_mapped:
@@ -151,7 +156,7 @@ class StreamSender:
     def _post(
         self, write: Write, request: OutgoingMessage, memory: InFlightMemory | None = None
     ) -> None:
-        """Post a write, and the message beside it or behind it."""
+        """Post a write, and its message as immediate data or as a send behind it."""
         message = request.message
         target = request.target.addr, request.target.key
         try:
@@ -181,25 +186,25 @@ class StreamSender:
             raise
 
     def post_controls(self) -> None:
-        """Post what the protocol has to say, as far as there are places."""
+        """Post the control messages of the protocol, as far as there are send credits."""
         protocol = self._protocol
-        if self._callbacks.released:  # whose last completions these are
+        if self._callbacks.released:  # these are the last completions, nothing can be posted
             return
         try:
-            while self._sends.credits >= self._cost:
-                request = protocol.next_request()
+            while self._sends.credits >= self._requests_per_message:
+                request = protocol.next_control_message()
                 if request is None:
                     return
                 self._post(self._inline(request.payload), request, _ControlInFlight(protocol))
         except RdmaError:
-            return  # the owner knows
+            return  # the callbacks have reported the error already
 
 
 Post = Callable[[QueuePair, int, int], None]
 
 
 class Write(Protocol):
-    """Posts a write, to the address and with the key of a target, with immediate data beside it."""
+    """A function that posts a write to a target (address and key), with immediate data `imm`."""
 
     def __call__(
         self, qp: QueuePair, wr_id: int, flags: int, target: tuple[int, int], imm: int
@@ -207,7 +212,7 @@ class Write(Protocol):
 
 
 class _RingSpace:
-    """A place in the send ring, until the device is done with it."""
+    """A part of the send ring that is in use until its work request has completed."""
 
     __slots__ = ("_nbytes", "_ring")
 
@@ -220,7 +225,7 @@ class _RingSpace:
 
 
 class _ControlInFlight:
-    """Something that the protocol had to say, until it is said."""
+    """A control message that is posted and not completed."""
 
     __slots__ = ("_protocol",)
 
@@ -232,18 +237,21 @@ class _ControlInFlight:
 
 
 class SendRing:
-    """Places in a ring, taken in one order and given back in the same. Numbers only, no memory."""
+    """The free and used parts of a ring buffer. It holds numbers only, no memory.
+
+    Parts are released in the order in which they were reserved.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._next = 0
         self.free = size
-        """Bytes that are not taken."""
+        """Bytes that are not reserved."""
 
     def reserve(self, nbytes: int) -> tuple[int, int]:
-        """A place for some of `nbytes`, in one piece: where it begins, and its length, perhaps 0.
+        """Reserve at most `nbytes`, in one piece, and return its offset and its length.
 
-        Shorter than that if less is free, or if the ring ends there.
+        The length is less than `nbytes` if less is free, or if the ring ends before. It can be 0.
         """
         start = self._next
         length = min(nbytes, self.free, self._size - start)
@@ -252,5 +260,5 @@ class SendRing:
         return start, length
 
     def release(self, nbytes: int) -> None:
-        """The oldest bytes that were taken are at the peer."""
+        """Release the oldest `nbytes` that are reserved: the device has completed their writes."""
         self.free += nbytes

@@ -1,8 +1,9 @@
-"""What rsocket's protocol, version 1, puts on the wire: rdma-core's librdmacm/docs/rsocket.
+"""The wire format of the rsocket protocol, version 1: librdmacm/docs/rsocket in rdma-core.
 
-Each side shows the other two pieces of its memory in the private data of connecting: a first
-receive buffer, and a list of targets into which the other side writes where further buffers are.
-Everything after that is a number of 32 bits, a message, beside or behind an RDMA write.
+When the sides connect, each announces two pieces of its memory in the private data. One is its
+first receive buffer. The other is its target SGL: the list of targets to which the other side
+writes the addresses of further buffers. After that each message is a number of 32 bits. It travels
+with an RDMA WRITE as its immediate data, or behind it as a send.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Literal, NamedTuple
 from aiordma.errors import ProtocolError
 
 ByteOrder = Literal["little", "big"]
-"""As sys.byteorder says it."""
+"""A byte order, in the form of sys.byteorder."""
 
 VERSION = 1
-# A peer may write into so many targets before the first of them must have been used up.
+# The number of entries of the target SGL: the peer can announce this many targets before the first
+# of them is used up.
 TARGETS = 2
 MAX_CREDITS = 0xFFFE
 MAX_TRANSFER = (1 << 29) - 1
@@ -38,103 +40,111 @@ _ADDRESSES = 1 << 64
 
 
 class Op(IntEnum):
-    """What a message is about: its upper 3 bits. The others are reserved."""
+    """The kind of a message: its upper 3 bits. Other values are reserved."""
 
     DATA = 0
-    """So many bytes were written into the receive buffer."""
+    """The value is the number of bytes that were written to the receive buffer."""
     CREDIT = 4
-    """So many messages of data may have been sent; and a target may have changed."""
+    """The value is the total number of messages that may have been sent. The target SGL can have
+    changed. This is RS_OP_SGL in rsocket."""
     IOMAP = 6
-    """A mapping was written, at this index."""
+    """A mapping was written. The value is its index in the iomap list."""
     CONTROL = 7
+    """The value is a Control."""
 
 
 class Control(IntEnum):
-    """What a control message says: its lower 29 bits."""
+    """The value of a control message: its lower 29 bits."""
 
     DISCONNECT = 0
-    """No data will be sent any more, and none received."""
+    """The sender of the message neither sends nor receives data any more."""
     KEEPALIVE = 1
+    """The sender of the message checks the connection."""
     SHUTDOWN = 2
-    """No data will be sent any more."""
+    """The sender of the message sends no data any more."""
 
 
 def pack_message(op: Op, value: int) -> int:
-    """The number that says it; of `value` the lower 29 bits count."""
+    """Return the message for `op` and the lower 29 bits of `value`."""
     return op << 29 | value & MAX_TRANSFER
 
 
 def unpack_message(message: int) -> tuple[int, int]:
-    """Its upper 3 bits, which may be no Op, and its lower 29."""
+    """Return the upper 3 bits of a message, which need not be an Op, and the lower 29 bits."""
     return message >> 29, message & MAX_TRANSFER
 
 
 class Segment(NamedTuple):
-    """A piece of somebody's memory, and the key to it."""
+    """A piece of registered memory: its address, remote key and length."""
 
     addr: int
     key: int
     length: int
 
     def after(self, nbytes: int) -> Segment:
-        """What is left of it behind so many bytes."""
+        """Return the rest of the segment behind its first `nbytes`."""
         return Segment(self.addr + nbytes, self.key, self.length - nbytes)
 
     def check(self) -> None:
-        """Make sure that it is one.
+        """Check that the segment lies within the address space.
 
         Raises:
-            ProtocolError: it ends behind the last address.
+            ProtocolError: the segment ends behind the last address.
         """
         if self.addr + self.length > _ADDRESSES:
-            raise ProtocolError(f"the peer shows {self.length} bytes at address {self.addr:#x}")
+            raise ProtocolError(
+                f"the peer announced {self.length} bytes at address {self.addr:#x}, "
+                "beyond the last address"
+            )
 
 
 def pack_segment(segment: Segment, order: ByteOrder) -> bytes:
-    """As it stands in a list of targets of a machine with this byte order."""
+    """Return the entry of the target SGL of a machine with this byte order."""
     return _SEGMENT[order].pack(*segment)
 
 
 def unpack_segment(data: bytes | memoryview, order: ByteOrder) -> Segment:
-    """Undo pack_segment()."""
+    """Return the segment that pack_segment() packed."""
     return Segment(*_SEGMENT[order].unpack(data))
 
 
 class Mapping(NamedTuple):
-    """An application's buffer that the other side may write to at an offset of its choice."""
+    """A buffer of an application that the other side may write to, by an offset (iomap)."""
 
     offset: int
     segment: Segment
 
 
 def pack_mapping(mapping: Mapping, order: ByteOrder) -> bytes:
-    """As it stands in a list of mappings of a machine with this byte order."""
+    """Return the entry of the iomap list of a machine with this byte order."""
     return _MAPPING[order].pack(mapping.offset, *mapping.segment)
 
 
 def unpack_mapping(data: bytes | memoryview, order: ByteOrder) -> Mapping:
-    """Undo pack_mapping()."""
+    """Return the mapping that pack_mapping() packed."""
     offset, *segment = _MAPPING[order].unpack(data)
     return Mapping(offset, Segment(*segment))
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionData:
-    """What the sides tell each other in the private data of connecting."""
+    """The private data that each side sends when the sides connect."""
 
     credits: int
-    """Messages of data that the other may send to begin with."""
+    """The number of messages that the other side may send at first."""
     targets: Segment
-    """Where the other announces further receive buffers; the length counts entries, not bytes."""
+    """The target SGL: the other side announces further receive buffers there. The length counts
+    entries, not bytes."""
     buffer: Segment
     """The first receive buffer."""
     byte_order: ByteOrder
-    """In which the sender of this has its targets, its mappings, and on iWARP its messages."""
+    """The byte order of the sender's machine: of its target SGL, its iomap list, and on iWARP its
+    messages."""
     mappings: int = 0
-    """How many mappings the other may announce, behind the targets."""
+    """The number of mappings that the other side may announce. They lie behind the targets."""
 
     def pack(self) -> bytes:
-        """The private data."""
+        """Return the private data."""
         flags = _HAS_IOMAP | (_PEER_IS_BIG_ENDIAN if self.byte_order == "big" else 0)
         size = _to_scale(self.mappings)
         return _CONNECTION_DATA.pack(
@@ -143,34 +153,35 @@ class ConnectionData:
 
     @classmethod
     def unpack(cls, data: bytes) -> ConnectionData:
-        """Read it from private data, which may be longer: transports pad it.
+        """Read the connection data from private data, which can be longer: transports pad it.
 
         Raises:
-            ProtocolError: it is not rsocket's, or of a version other than 1, or makes no sense.
+            ProtocolError: the private data is not that of rsocket version 1, or is not valid.
         """
         if len(data) < CONNECTION_DATA_SIZE:
             raise ProtocolError(
-                f"the peer speaks no rsocket: it sent {len(data)} bytes of private data, rsocket "
-                f"has {CONNECTION_DATA_SIZE}"
+                f"this is no rsocket peer: it sent {len(data)} bytes of private data, "
+                f"rsocket sends {CONNECTION_DATA_SIZE}"
             )
-        version, flags, its_credits, scale, *segments = _CONNECTION_DATA.unpack_from(data)
+        version, flags, peer_credits, scale, *segments = _CONNECTION_DATA.unpack_from(data)
         if version != VERSION:
             raise ProtocolError(
-                f"the peer speaks no rsocket, or version {version} of it: this is version {VERSION}"
+                f"this is no rsocket peer of version {VERSION}: "
+                f"its private data has version {version}"
             )
         targets, buffer = Segment(*segments[:3]), Segment(*segments[3:])
         mappings = _from_scale(scale) if flags & _HAS_IOMAP else 0
         if targets.length < TARGETS:
             raise ProtocolError(
-                f"the peer has a list of {targets.length} targets: rsocket needs {TARGETS}"
+                f"the target SGL of the peer has {targets.length} targets: rsocket needs {TARGETS}"
             )
         targets._replace(length=targets.length * SEGMENT_SIZE + mappings * MAPPING_SIZE).check()
         buffer.check()
         order: ByteOrder = "big" if flags & _PEER_IS_BIG_ENDIAN else "little"
-        return cls(its_credits, targets, buffer, order, mappings)
+        return cls(peer_credits, targets, buffer, order, mappings)
 
 
-# A size is carried in 8 bits: as it is up to 128, in steps of 256 above.
+# A size is encoded in 8 bits: unchanged up to 128, in steps of 256 above.
 def _to_scale(value: int) -> int:
     return value if value <= 128 else 128 | value >> 8
 

@@ -1,9 +1,9 @@
-"""Byte streams over RDMA in trio's manners: its half-closeable streams and its listeners.
+"""Byte streams over RDMA for trio: half-closeable streams and listeners.
 
     stream = await aiordma.trio.connect_stream("10.7.1.1", 7471)
 
-All else of aiordma runs under trio as it is: connections, datagrams, ids. It needs trio:
-`pip install aiordma[trio]`.
+The rest of aiordma (connections, datagrams, ids) runs on trio without an adapter. This package
+needs trio: `pip install aiordma[trio]`.
 """
 
 from aiordma.trio.listener import RdmaListener, listen_stream

@@ -1,4 +1,4 @@
-"""What trio's programs expect to be raised, for what aiordma raises."""
+"""The exceptions that trio programs expect, for the exceptions of aiordma."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiordma.errors import BusyError, LocalClosed, RdmaError
 
 
 def raise_as_trio(error: RdmaError) -> NoReturn:
-    """Raise what trio has for `error`, which stays its cause."""
+    """Raise the trio exception for `error`, with `error` as its cause."""
     if isinstance(error, BusyError):
         raise BusyResourceError(str(error)) from error
     if isinstance(error, LocalClosed):

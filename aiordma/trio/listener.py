@@ -1,4 +1,4 @@
-"""RdmaListener: a listener of trio's, whose peers are RdmaStreams."""
+"""RdmaListener: a trio listener that accepts RdmaStreams."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from aiordma.trio.stream import RdmaStream
 
 
 class RdmaListener(Listener[RdmaStream]):
-    """Accepts peers, as trio.serve_listeners() wants them. From `aiordma.trio.listen_stream()`."""
+    """A listener for trio.serve_listeners(). It is made by `aiordma.trio.listen_stream()`."""
 
     def __init__(self, listener: StreamListener) -> None:
-        """Present a listener as one of trio's, which owns it from now on."""
+        """Wrap `listener`, and own it from now on."""
         self._listener = listener
 
     @property
@@ -27,14 +27,15 @@ class RdmaListener(Listener[RdmaStream]):
     async def accept(self) -> RdmaStream:
         """Wait for a peer that connects, and accept it.
 
-        A peer that gives up halfway, or speaks no rsocket, is passed over. Cancelling may lose the
+        A peer that gives up halfway, or does not use rsocket, is skipped. Cancelling can lose the
         one peer that was just being accepted.
 
         Raises:
             trio.ClosedResourceError: the listener was closed, before or while this waited.
-            trio.BrokenResourceError: the device it was bound to went away.
+            trio.BrokenResourceError: the device that the listener was bound to was removed.
             trio.BusyResourceError: another task is waiting for peers.
-            VerbsError: a peer could not be accepted, for want of memory for one; others still can.
+            VerbsError: one peer could not be accepted, for example because memory was short. The
+                listener stays open.
         """
         try:
             return RdmaStream(await self._listener.accept())
@@ -44,9 +45,9 @@ class RdmaListener(Listener[RdmaStream]):
             raise_as_trio(error)
 
     async def aclose(self) -> None:
-        """Stop listening, and wait until that is done. Idempotent.
+        """Stop listening, and wait until the listener is closed. Idempotent.
 
-        Cancelling stops the waiting only.
+        Cancelling stops only the wait.
         """
         await self._listener.aclose()
 
@@ -61,8 +62,8 @@ async def listen_stream(
     backlog: int = 0,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> RdmaListener:
-    """Listen for whoever speaks rsocket: a listener for trio.serve_listeners().
+    """Listen for peers that use rsocket, and return a listener for trio.serve_listeners().
 
-    As aiordma.listen_stream(), with its arguments, its exceptions and what cancelling does.
+    The arguments, the exceptions and the effect of cancelling are those of aiordma.listen_stream().
     """
     return RdmaListener(await aiordma.listen_stream(host, port, backlog=backlog, options=options))

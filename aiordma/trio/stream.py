@@ -1,4 +1,4 @@
-"""RdmaStream: a stream of rsocket's as a half-closeable stream of trio's."""
+"""RdmaStream: a byte stream of the rsocket protocol as a trio half-closeable stream."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
 
 
 class RdmaStream(HalfCloseableStream):
-    """A reliable stream of bytes to whoever speaks rsocket, for trio's programs.
+    """A reliable stream of bytes to a peer that uses rsocket, for trio programs.
 
-    From `aiordma.trio.connect_stream()` or an RdmaListener. `stream` is the ByteStream itself, with
-    its addresses and its registered memory.
+    It is made by `aiordma.trio.connect_stream()` or an RdmaListener. `stream` is the ByteStream
+    itself, with its addresses and its registered memory.
     """
 
     def __init__(self, stream: ByteStream) -> None:
-        """Present a stream as one of trio's, which owns it from now on."""
+        """Wrap `stream`, and own it from now on."""
         self.stream = stream
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Wait for bytes, and return at most `max_bytes` of those that are there; b"" at the end.
+        """Wait for at least one byte, and return at most `max_bytes` bytes; b"" at the end.
 
         Cancelling loses nothing.
 
         Raises:
-            trio.BrokenResourceError: the peer vanished, or the connection failed.
+            trio.BrokenResourceError: the connection failed, or ended without SHUTDOWN or DISCONNECT
+                from the peer.
             trio.ClosedResourceError: the stream was closed here, before or while this waited.
             trio.BusyResourceError: another task is receiving.
             ValueError: `max_bytes` is less than 1.
@@ -47,13 +48,12 @@ class RdmaStream(HalfCloseableStream):
             raise_as_trio(error)
 
     async def send_all(self, data: Buffer | MemorySlice | MemoryRegion) -> None:
-        """Send all of it: bytes, or whatever else ByteStream.send() takes.
+        """Send all of `data`: bytes, or registered memory as in ByteStream.send().
 
-        Cancelling leaves some of it sent: which, nothing tells.
+        Cancelling can leave a part of the data sent; the size of that part is not known.
 
         Raises:
-            trio.BrokenResourceError: the peer closed the stream, vanished, or the connection
-                failed.
+            trio.BrokenResourceError: the peer closed the stream, or the connection ended or failed.
             trio.ClosedResourceError: the stream was closed here, or send_eof() was called.
             trio.BusyResourceError: another task is sending.
         """
@@ -63,7 +63,7 @@ class RdmaStream(HalfCloseableStream):
             raise_as_trio(error)
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Wait until there is room for some bytes. Raises: as send_all()."""
+        """Wait until some bytes can be sent at once. Raises: as send_all()."""
         try:
             await self.stream.wait_sendable()
         except RdmaError as error:
@@ -77,9 +77,9 @@ class RdmaStream(HalfCloseableStream):
             raise_as_trio(error)
 
     async def aclose(self) -> None:
-        """Close gracefully: what was sent reaches the peer, which then receives the end.
+        """Close gracefully: the bytes sent before reach the peer, which then receives the end.
 
-        Cancelling closes it by force, as trio.aclose_forcefully() does. Idempotent.
+        Cancelling closes the stream by force, as trio.aclose_forcefully() does. Idempotent.
         """
         await self.stream.aclose()
 
@@ -94,10 +94,10 @@ async def connect_stream(
     local_address: tuple[str, int] | None = None,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> RdmaStream:
-    """Connect to whoever speaks rsocket, as trio.open_tcp_stream() does to TCP.
+    """Connect to a peer that uses rsocket, as trio.open_tcp_stream() connects over TCP.
 
-    As aiordma.connect_stream(), with its arguments, its exceptions (a ConnectError is an OSError,
-    as trio's programs expect) and what cancelling does.
+    The arguments, the exceptions and the effect of cancelling are those of
+    aiordma.connect_stream(). A ConnectError is an OSError, as trio programs expect.
     """
     return RdmaStream(
         await aiordma.connect_stream(host, port, local_address=local_address, options=options)

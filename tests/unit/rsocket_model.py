@@ -1,8 +1,9 @@
-"""rsocket.c as a Side: what librdmacm's rsockets do with a stream, under the names they use.
+"""A model of rsocket.c as a Side. The names are those of rsocket.c in librdmacm.
 
-Left out are the send buffer and everything that waits: what rsocket waits for, it tries again when
-something has completed. So it says its last word even where rsocket.c forgets it: if it had to wait
-for a place, and the peer's last word came first. Then rsocket.c disconnects without.
+The model has no send buffer and does not wait. Where rsocket.c waits, the model tries again after
+each completion. So there is one difference. If rsocket.c has to wait for a free control message,
+and the peer's DISCONNECT arrives first, then rsocket.c disconnects without sending its own last
+control message. The model sends it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def short(number: int) -> int:
 
 
 class Rsocket(Side):
-    """Its `protocol` is not used."""
+    """A Side that acts like rsocket.c. It does not use `protocol`."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -49,9 +50,9 @@ class Rsocket(Side):
     # --- connecting ---
 
     def connection_data(self) -> bytes:
-        board, buffer = self.settings.remote_sgl, self.settings.buffer
+        sgl, buffer = self.settings.target_sgl, self.settings.buffer
         flags = 2 | (self.settings.byte_order == "big")
-        targets = board.addr, board.key, RS_SGL_SIZE
+        targets = sgl.addr, sgl.key, RS_SGL_SIZE
         half = buffer.addr, buffer.key, self.rbuf_size >> 1
         iomap_size = self.settings.mappings
         return RS_CONN_DATA.pack(1, flags, self.rq_size, bytes(3), iomap_size, *targets, *half)
@@ -67,12 +68,12 @@ class Rsocket(Side):
         self.remote_sge_format = struct.Struct((">" if flags & 1 else "<") + "QII")
         self.remote_iomap = self.remote_sgl.addr + 16 * self.remote_sgl.length
         self._target_sgl(0, *data_buf)
-        self.pump()
+        self.post_controls()
 
     def _target_sgl(self, index: int, *entry: int) -> Segment:
         if entry:
-            self.sge.pack_into(self.board, 16 * index, *entry)
-        return Segment(*self.sge.unpack_from(self.board, 16 * index))
+            self.sge.pack_into(self.sgl_memory, 16 * index, *entry)
+        return Segment(*self.sge.unpack_from(self.sgl_memory, 16 * index))
 
     @property
     def state(self) -> StreamState:
@@ -80,10 +81,10 @@ class Rsocket(Side):
             return StreamState.ENDED
         if self.readable:
             return StreamState.OPEN if self.writable else StreamState.RECEIVING
-        # After the last word it is disconnected when that is done.
+        # After DISCONNECT was posted, it is disconnected when that has completed.
         return StreamState.SENDING
 
-    # --- out ---
+    # --- sending ---
 
     def write(self, data: bytes) -> int:
         if not data or not self._can_send():
@@ -144,7 +145,7 @@ class Rsocket(Side):
     def _disconnected(self) -> None:
         self.is_connected = self.readable = self.writable = False
 
-    def pump(self) -> None:
+    def post_controls(self) -> None:
         if not self.started:
             return
         while self.ctrl and self.ctrl_seqno != self.ctrl_max_seqno:
@@ -175,7 +176,7 @@ class Rsocket(Side):
             self.rbuf_free_offset = 0
         self.remote_sge = (self.remote_sge + 1) % self.remote_sgl.length
 
-    # --- in ---
+    # --- receiving ---
 
     def receive(self, message: int) -> None:
         op, value = message >> 29, message & 0x1FFFFFFF
@@ -187,8 +188,8 @@ class Rsocket(Side):
             self._disconnected()
         elif op not in (RS_OP_IOMAP_SGL, RS_OP_CTRL):
             self.rmsg.append(value)
-            assert len(self.rmsg) <= self.rq_size, "its queue of messages is overrun"
-        self.pump()
+            assert len(self.rmsg) <= self.rq_size, "the queue of received messages is overrun"
+        self.post_controls()
 
     def read(self, limit: int) -> bytes:
         data = bytearray()
@@ -206,8 +207,8 @@ class Rsocket(Side):
                 data.append(self.buffer[self.rbuf_offset])
                 self.rbuf_offset += 1
             self.rbuf_bytes_avail += size
-        self.got += data
-        self.pump()
+        self.received += data
+        self.post_controls()
         return bytes(data)
 
     # --- the end: rshutdown() ---
@@ -216,11 +217,11 @@ class Rsocket(Side):
         if self.is_connected and self.writable:
             self.writable = False
             self.ctrl.append(RS_CTRL_SHUTDOWN if self.readable else RS_CTRL_DISCONNECT)
-            self.pump()
+            self.post_controls()
 
     def leave(self) -> None:
-        self.left = True
+        self.has_left = True
         if self.is_connected and (self.readable or self.writable):
             self.readable = self.writable = False
             self.ctrl.append(RS_CTRL_DISCONNECT)
-            self.pump()
+            self.post_controls()

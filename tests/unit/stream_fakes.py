@@ -1,4 +1,4 @@
-"""Two sides of a stream and the network between them: memory, keys, and requests on their way."""
+"""Two sides of a stream and the network between them: memory, keys, and requests in flight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aiordma.streams.protocol import OutgoingMessage, Settings, StreamProtocol, remote_sgl_size
+from aiordma.streams.protocol import OutgoingMessage, Settings, StreamProtocol, target_sgl_size
 from aiordma.streams.states import StreamState
 from aiordma.streams.wire import (
     SEGMENT_SIZE,
@@ -26,13 +26,13 @@ from aiordma.streams.wire import (
 
 ORDERS: list[ByteOrder] = ["little", "big"]
 BUFFER, BUFFER_KEY = 0x10000, 11
-BOARD, BOARD_KEY = 0x7F00_0000_0000, 22
+TARGET_SGL, TARGET_SGL_KEY = 0x7F00_0000_0000, 22
 MAPPINGS = 3
-COUNTED = {Op.DATA, Op.IOMAP}
+USES_CREDIT = {Op.DATA, Op.IOMAP}
 
 
 def contains(outer: Segment, inner: Segment) -> bool:
-    """Whether a write to `inner` stays within `outer`, and uses its key."""
+    """Return True if a write to `inner` stays within `outer` and uses its key."""
     return (
         outer.key == inner.key
         and outer.addr <= inner.addr
@@ -50,7 +50,7 @@ def settings(
 ) -> Settings:
     return Settings(
         messages,
-        Segment(BOARD, BOARD_KEY, remote_sgl_size(mappings)),
+        Segment(TARGET_SGL, TARGET_SGL_KEY, target_sgl_size(mappings)),
         Segment(BUFFER, BUFFER_KEY, buffer),
         byte_order,
         sends_messages,
@@ -70,29 +70,29 @@ def sides(sends_messages: bool) -> st.SearchStrategy[Settings]:
 
 
 class Side:
-    """A StreamProtocol with memory, whose requests travel to `peer` when deliver() says so."""
+    """A StreamProtocol with memory. deliver() carries its requests to `peer`."""
 
     peer: Side
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.board = bytearray(settings.remote_sgl.length)
+        self.sgl_memory = bytearray(settings.target_sgl.length)
         self.buffer = bytearray(settings.buffer.length)
-        self.protocol = StreamProtocol(settings, memoryview(self.board))
+        self.protocol = StreamProtocol(settings, memoryview(self.sgl_memory))
         self.announced = deque([self.protocol.inbound.first_buffer])
         self.mapped: dict[int, Mapping] = {}
         self.written = bytearray()
-        self.got = bytearray()
-        self.on_the_way: deque[Callable[[], None]] = deque()
+        self.received = bytearray()
+        self.in_flight: deque[Callable[[], None]] = deque()
         self.completions: deque[Callable[[], None]] = deque()
         self.undelivered: list[Op] = []
-        self.started = self.left = False
+        self.started = self.has_left = False
 
     def start(self) -> None:
         if not self.started:
             self.started = True
             self.protocol.start(self.peer.connection_data() + bytes(20))
-            self.pump()
+            self.post_controls()
 
     def connection_data(self) -> bytes:
         return self.protocol.connection_data()
@@ -101,10 +101,10 @@ class Side:
     def state(self) -> StreamState:
         return self.protocol.state
 
-    # --- what the application does ---
+    # --- calls of the application ---
 
     def write(self, data: bytes) -> int:
-        """Send as much of it as may be sent with one message."""
+        """Send the part of `data` that may be sent with one message, and return its length."""
         data = data[: self.protocol.room]
         if data:
             request = self.protocol.send(len(data))
@@ -120,35 +120,35 @@ class Side:
         data = bytes(self.buffer[start : start + length])
         assert len(data) == length
         inbound.consume(length)
-        self.got += data
-        self.pump()
+        self.received += data
+        self.post_controls()
         return data
 
     def announce(self, index: int, mapping: Mapping) -> None:
         self.mapped[index] = mapping
         request = self.protocol.announce(index, mapping)
-        assert contains(self.peer.settings.remote_sgl, request.target)
+        assert contains(self.peer.settings.target_sgl, request.target)
         self._post(request, request.payload)
 
     def finish(self) -> None:
         self.protocol.finish()
-        self.pump()
+        self.post_controls()
 
     def leave(self) -> None:
-        self.left = True
+        self.has_left = True
         self.protocol.leave()
-        self.pump()
+        self.post_controls()
 
-    def pump(self) -> None:
-        while request := self.protocol.next_request():
+    def post_controls(self) -> None:
+        while request := self.protocol.next_control_message():
             if request.payload:
                 assert len(request.payload) == SEGMENT_SIZE
-                assert contains(self.peer.settings.remote_sgl, request.target)
+                assert contains(self.peer.settings.target_sgl, request.target)
                 order = self.peer.settings.byte_order
                 self.announced.append(unpack_segment(request.payload, order))
             self._post(request, request.payload, self.protocol.control_completed)
 
-    # --- what the devices do ---
+    # --- the devices ---
 
     def _check_data(self, target: Segment) -> None:
         announced = self.peer.announced
@@ -165,30 +165,33 @@ class Side:
     ) -> None:
         assert len(payload) == request.target.length
         peer, target = self.peer, request.target
-        message = self._as_the_peer_sees(request.message)
+        message = self._message_for_peer(request.message)
         self.undelivered.append(Op(unpack_message(request.message)[0]))
         self._check_receives()
         if payload:
             half = len(payload) // 2
             first, second = payload[:half], payload[half:]
             rest = Segment(target.addr + half, target.key, len(second))
-            self.on_the_way.append(lambda: peer.store(target._replace(length=half), first))
-            self.on_the_way.append(lambda: peer.store(rest, second))
-        self.on_the_way.append(lambda: self._arrive(message))
+            self.in_flight.append(lambda: peer.store(target._replace(length=half), first))
+            self.in_flight.append(lambda: peer.store(rest, second))
+        self.in_flight.append(lambda: self._arrive(message))
         if ended is not None:
             self.completions.append(ended)
 
-    def _as_the_peer_sees(self, message: int) -> int:
-        """Immediate data is a number, a message that travels alone is four bytes."""
+    def _message_for_peer(self, message: int) -> int:
+        """Return the message as the peer reads it.
+
+        Immediate data is a number. A message in a send is four bytes in the sender's byte order.
+        """
         if not self.settings.sends_messages:
             return message
         data = message.to_bytes(4, self.settings.byte_order)
         return int.from_bytes(data, self.peer.settings.byte_order)
 
     def _check_receives(self) -> None:
-        waits = not self.settings.sends_messages
-        needing = [op for op in self.undelivered if op in COUNTED or not waits]
-        assert len(needing) <= self.peer.settings.messages, "the peer has not so many receives"
+        repeats = not self.settings.sends_messages  # receiver-not-ready, on InfiniBand and RoCE
+        need_receive = [op for op in self.undelivered if op in USES_CREDIT or not repeats]
+        assert len(need_receive) <= self.peer.settings.messages, "the peer has too few receives"
 
     def _arrive(self, message: int) -> None:
         del self.undelivered[0]
@@ -196,30 +199,30 @@ class Side:
 
     def receive(self, message: int) -> None:
         self.protocol.received(message)
-        self.pump()
+        self.post_controls()
 
     def store(self, target: Segment, payload: bytes) -> None:
-        """A write of the peer's lands."""
+        """Write `payload` to the memory of this side, as a request of the peer."""
         for area, memory in (
             (self.settings.buffer, self.buffer),
-            (self.settings.remote_sgl, self.board),
+            (self.settings.target_sgl, self.sgl_memory),
         ):
             if contains(area, target):
                 start = target.addr - area.addr
                 memory[start : start + target.length] = payload
                 return
-        raise AssertionError(f"a write outside of the peer's memory: {target}")
+        raise AssertionError(f"a write outside of the memory of the receiving side: {target}")
 
     def deliver(self, count: int = 1 << 30) -> None:
-        """The oldest writes and messages on their way to the peer get there."""
-        for _ in range(min(count, len(self.on_the_way))):
-            self.on_the_way.popleft()()
+        """Deliver the oldest `count` writes and messages to the peer."""
+        for _ in range(min(count, len(self.in_flight))):
+            self.in_flight.popleft()()
 
     def complete(self) -> None:
-        """This side hears that its oldest control request is done."""
+        """Complete the oldest control message of this side."""
         if self.completions:
             self.completions.popleft()()
-            self.pump()
+            self.post_controls()
 
 
 def _side(one: Settings | Side) -> Side:
@@ -227,7 +230,7 @@ def _side(one: Settings | Side) -> Side:
 
 
 class Pair:
-    """Two sides that are connected; each is to start()."""
+    """Two connected sides. start() starts both."""
 
     def __init__(self, one: Settings | Side, other: Settings | Side) -> None:
         self.sides = _side(one), _side(other)
@@ -236,19 +239,19 @@ class Pair:
     def start(self) -> Pair:
         for side in self.sides:
             side.start()
-        self.settle()
+        self.deliver_all()
         return self
 
-    def settle(self) -> None:
-        """Everything that is on its way arrives."""
-        while any(side.on_the_way or side.completions for side in self.sides):
+    def deliver_all(self) -> None:
+        """Deliver and complete everything that is in flight."""
+        while any(side.in_flight or side.completions for side in self.sides):
             for side in self.sides:
                 side.deliver()
                 side.complete()
 
-    def drain(self, left: list[bytes], step: int) -> None:
-        """Deal fairly: what is `left` is sent, in pieces of `step`, read, and then finished."""
-        rest = list(left)
+    def drain(self, unsent: list[bytes], step: int) -> None:
+        """Send the unsent bytes of each side in pieces of `step`, read all, and finish both."""
+        rest = list(unsent)
         while not all(side.state is StreamState.ENDED for side in self.sides):
             before = self._progress()
             for number, side in enumerate(self.sides):
@@ -256,73 +259,73 @@ class Pair:
                 rest[number] = rest[number][side.write(rest[number][:step]) :]
                 if not rest[number]:
                     side.finish()
-            self.settle()
+            self.deliver_all()
             for side in self.sides:
                 side.read(step)
-            self.settle()
-            assert self._progress() != before, "nobody gets any further"
+            self.deliver_all()
+            assert self._progress() != before, "no side makes progress"
         for side in self.sides:
             while side.read(step):
                 pass
-        self.settle()
+        self.deliver_all()
 
     def _progress(self) -> list[tuple[int, int, StreamState]]:
-        return [(len(s.written), len(s.got), s.state) for s in self.sides]
+        return [(len(s.written), len(s.received), s.state) for s in self.sides]
 
 
 def connected(one: Settings, other: Settings | None = None) -> tuple[Side, Side]:
-    """Two sides that have started, and have nothing on their way."""
+    """Return two sides that have started, with nothing in flight."""
     return Pair(one, other or one).start().sides
 
 
 class Script:
-    """A StreamProtocol whose peer is played by the test."""
+    """A StreamProtocol. The test acts as its peer."""
 
     def __init__(self, own: Settings, peer: ConnectionData | None = None) -> None:
         self.settings = own
         self.peer = peer or ConnectionData(
             8, Segment(0x5000, 55, TARGETS), Segment(0x6000, 66, 100), own.byte_order
         )
-        self.board = bytearray(own.remote_sgl.length)
-        self.protocol = StreamProtocol(own, memoryview(self.board))
+        self.sgl_memory = bytearray(own.target_sgl.length)
+        self.protocol = StreamProtocol(own, memoryview(self.sgl_memory))
 
     def start(self) -> Script:
         self.protocol.start(self.peer.pack())
         return self
 
-    def hear(self, op: Op, value: int) -> None:
+    def receive(self, op: Op, value: int) -> None:
         self.protocol.received(pack_message(op, value))
 
-    def hear_control(self, word: Control) -> None:
-        self.hear(Op.CONTROL, word)
+    def receive_control(self, control: Control) -> None:
+        self.receive(Op.CONTROL, control)
 
-    def show(self, entry: int, packed: bytes) -> None:
-        """The peer writes a target."""
-        self.board[entry * SEGMENT_SIZE : (entry + 1) * SEGMENT_SIZE] = packed
+    def write_target(self, entry: int, packed: bytes) -> None:
+        """Write an entry of the target SGL, as the peer does."""
+        self.sgl_memory[entry * SEGMENT_SIZE : (entry + 1) * SEGMENT_SIZE] = packed
 
-    def said(self) -> list[OutgoingMessage]:
-        """All that is to be posted, each of which is done at once."""
+    def posted(self) -> list[OutgoingMessage]:
+        """Return all control messages to post. Each completes at once."""
         requests = []
-        while request := self.protocol.next_request():
+        while request := self.protocol.next_control_message():
             requests.append(request)
             self.protocol.control_completed()
         return requests
 
-    def words(self) -> list[Control]:
-        """The control messages of those."""
-        messages = [unpack_message(request.message) for request in self.said()]
+    def posted_controls(self) -> list[Control]:
+        """Return those of posted() that are of Op.CONTROL."""
+        messages = [unpack_message(request.message) for request in self.posted()]
         return [Control(value) for op, value in messages if op == Op.CONTROL]
 
-    def consume(self, nbytes: int, at_once: int = 1 << 29) -> None:
-        """So many bytes come, in messages of `at_once`, and are read."""
-        for start in range(0, nbytes, at_once):
-            size = min(at_once, nbytes - start)
-            self.hear(Op.DATA, size)
+    def consume(self, nbytes: int, message_size: int = 1 << 29) -> None:
+        """Receive and read `nbytes`, in messages of `message_size`."""
+        for start in range(0, nbytes, message_size):
+            size = min(message_size, nbytes - start)
+            self.receive(Op.DATA, size)
             self.protocol.inbound.consume(size)
 
 
-def started(**how: Any) -> Script:
-    """One that has announced its second half."""
-    script = Script(settings(**how)).start()
-    assert len(script.said()) == 1
+def started(**options: Any) -> Script:
+    """Return a Script that has announced its second half."""
+    script = Script(settings(**options)).start()
+    assert len(script.posted()) == 1
     return script

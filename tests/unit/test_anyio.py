@@ -1,4 +1,4 @@
-"""aiordma.anyio without a device: what becomes of each exception, and what is imported when."""
+"""aiordma.anyio without a device: the exception for each exception of aiordma, and the imports."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ ARGUMENTS: dict[type[RdmaError], tuple[object, ...]] = {
 }
 
 
-def kinds(of: type[RdmaError] = RdmaError) -> Iterator[type[RdmaError]]:
-    """Every exception that aiordma raises."""
+def error_classes(of: type[RdmaError] = RdmaError) -> Iterator[type[RdmaError]]:
+    """Yield every class of exceptions that aiordma raises."""
     yield of
     for kind in of.__subclasses__():
-        yield from kinds(kind)
+        yield from error_classes(kind)
 
 
-# Any other ends what it comes from, and so becomes a BrokenResourceError.
+# Any other exception ends the stream or listener, and becomes a BrokenResourceError.
 CLOSED_OR_BUSY = {
     errors.LocalClosed: ClosedResourceError,
     errors.BusyError: BusyResourceError,
 }
 FROM_RECEIVING = CLOSED_OR_BUSY | {errors.PeerClosed: EndOfStream}
 FROM_SENDING = CLOSED_OR_BUSY
-# Want of memory or descriptors for one peer ends no listener.
+# A lack of memory or descriptors for one peer does not end the listener.
 FROM_ACCEPTING = CLOSED_OR_BUSY | {errors.VerbsError: errors.VerbsError}
 
-every_kind = pytest.mark.parametrize("kind", list(kinds()))
+every_kind = pytest.mark.parametrize("kind", list(error_classes()))
 on_both = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 
-class Failing(Connection, Listener):
-    """A connection, or a listener, all of whose calls fail alike."""
+# A fake of both kinds at once: only the calls that fail are used.
+class Failing(Connection, Listener):  # type: ignore[misc]
+    """A connection and listener. All its calls raise the same error."""
 
     closed = True
 
@@ -63,15 +64,15 @@ class Failing(Connection, Listener):
         return "<Failing>"
 
 
-def made(kind: type[RdmaError]) -> RdmaError:
+def make_error(kind: type[RdmaError]) -> RdmaError:
     return kind(*ARGUMENTS.get(kind, ("what happened",)))
 
 
-def error_of(backend: str, call: Callable[[], Awaitable[object]]) -> Exception:
+def raised_by(backend: str, call: Callable[[], Awaitable[object]]) -> Exception:
     async def main() -> None:
         await call()
 
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is the question
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the caller checks which one
         anyio.run(main, backend=backend)
     return caught.value
 
@@ -85,25 +86,27 @@ def expect(caught: Exception, error: RdmaError, table: dict[type[RdmaError], typ
 
 @on_both
 @every_kind
-def test_receiving(backend: str, kind: type[RdmaError]) -> None:
-    error = made(kind)
-    caught = error_of(backend, lambda: MessageStream(Failing(error)).receive())
+def test_an_error_of_receive_becomes_an_anyio_error(backend: str, kind: type[RdmaError]) -> None:
+    error = make_error(kind)
+    caught = raised_by(backend, lambda: MessageStream(Failing(error)).receive())
     expect(caught, error, FROM_RECEIVING)
 
 
 @on_both
 @every_kind
-def test_sending(backend: str, kind: type[RdmaError]) -> None:
-    error = made(kind)
-    caught = error_of(backend, lambda: MessageStream(Failing(error)).send(b""))
+def test_an_error_of_send_becomes_an_anyio_error(backend: str, kind: type[RdmaError]) -> None:
+    error = make_error(kind)
+    caught = raised_by(backend, lambda: MessageStream(Failing(error)).send(b""))
     expect(caught, error, FROM_SENDING)
 
 
 @on_both
 @every_kind
 @pytest.mark.parametrize("how", ["accept", "serve", "serve in a given task group"])
-def test_accepting(backend: str, kind: type[RdmaError], how: str) -> None:
-    error = made(kind)
+def test_an_error_of_accept_becomes_an_anyio_error(
+    backend: str, kind: type[RdmaError], how: str
+) -> None:
+    error = make_error(kind)
 
     async def accept() -> None:
         listener = MessageListener(Failing(error))
@@ -115,7 +118,7 @@ def test_accepting(backend: str, kind: type[RdmaError], how: str) -> None:
             async with anyio.create_task_group() as tasks:
                 await listener.serve(anyio.sleep, tasks)  # type: ignore[arg-type]
 
-    caught = error_of(backend, accept)
+    caught = raised_by(backend, accept)
     if how != "accept":
         assert isinstance(caught, ExceptionGroup)
         (caught,) = caught.exceptions
@@ -124,10 +127,10 @@ def test_accepting(backend: str, kind: type[RdmaError], how: str) -> None:
 
 @on_both
 @pytest.mark.parametrize("action", ["send", "receive"])
-def test_what_does_not_end_a_connection_is_passed_on(
+def test_an_error_that_does_not_end_the_connection_is_raised_unchanged(
     backend: str, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the lack of memory for one message."""
+    """For example the lack of memory for one message."""
     monkeypatch.setattr(Failing, "closed", False)
     error = errors.VerbsError(12, "ibv_reg_mr")
 
@@ -135,18 +138,18 @@ def test_what_does_not_end_a_connection_is_passed_on(
         stream = MessageStream(Failing(error))
         await (stream.send(b"") if action == "send" else stream.receive())
 
-    assert error_of(backend, act) is error
+    assert raised_by(backend, act) is error
     assert error.__cause__ is None
 
 
 @on_both
 @pytest.mark.parametrize("error", [ValueError("too long"), BufferError("in use")])
-def test_errors_of_the_caller_are_passed_on(backend: str, error: Exception) -> None:
-    assert error_of(backend, lambda: MessageStream(Failing(error)).send(b"")) is error
+def test_errors_of_the_caller_are_raised_unchanged(backend: str, error: Exception) -> None:
+    assert raised_by(backend, lambda: MessageStream(Failing(error)).send(b"")) is error
 
 
 class OneRequest(Listener):
-    """A listener with one peer, whom nobody can accept, and then no more."""
+    """A listener with one peer, which cannot be accepted, and then none."""
 
     def __init__(self, error: RdmaError) -> None:
         self.error = error
@@ -179,7 +182,7 @@ def test_a_peer_that_cannot_be_accepted_is_logged(
     caplog.set_level(logging.INFO, "aiordma")
 
     async def handler(stream: MessageStream) -> None:
-        pytest.fail("nobody was accepted")
+        pytest.fail("no peer was accepted")
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
@@ -193,7 +196,7 @@ def test_a_peer_that_cannot_be_accepted_is_logged(
 
 # --- imports ---
 
-WITHOUT = """
+PROGRAM = """
 import sys
 import aiordma, aiordma.rdmacm, aiordma.verbs, aiordma.cli
 print(sorted({"anyio", "trio", "sniffio", "uvloop", "aiordma.anyio"} & set(sys.modules)))
@@ -205,9 +208,9 @@ except ImportError as error:
 """
 
 
-def test_anyio_is_imported_only_when_it_is_asked_for() -> None:
+def test_anyio_is_imported_only_by_aiordma_anyio() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", WITHOUT],
+        [sys.executable, "-W", "error", "-c", PROGRAM],
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,4 +1,4 @@
-"""SendRing: places in a ring, taken and given back in order."""
+"""SendRing: parts of a ring, reserved and released in order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from aiordma.streams.stream_sender import SendRing
 
 
-def test_places_follow_each_other() -> None:
+def test_parts_follow_each_other() -> None:
     ring = SendRing(10)
     assert [ring.reserve(3), ring.reserve(1), ring.reserve(2)] == [(0, 3), (3, 1), (4, 2)]
     assert ring.free == 4
 
 
-def test_a_place_ends_with_the_ring() -> None:
+def test_a_part_ends_at_the_end_of_the_ring() -> None:
     ring = SendRing(10)
     ring.reserve(8)
     ring.release(8)
@@ -26,7 +26,7 @@ def test_a_place_ends_with_the_ring() -> None:
     assert ring.reserve(3) == (0, 3)
 
 
-def test_a_place_is_no_larger_than_what_is_free() -> None:
+def test_a_part_is_no_larger_than_the_free_bytes() -> None:
     ring = SendRing(10)
     ring.reserve(8)
     ring.release(3)
@@ -35,7 +35,7 @@ def test_a_place_is_no_larger_than_what_is_free() -> None:
     assert ring.reserve(9) == (3, 0)
 
 
-def test_a_full_ring_has_no_place() -> None:
+def test_a_full_ring_reserves_nothing() -> None:
     ring = SendRing(10)
     assert ring.reserve(99) == (0, 10)
     for _ in range(3):
@@ -45,7 +45,7 @@ def test_a_full_ring_has_no_place() -> None:
     assert ring.reserve(99) == (0, 10)
 
 
-def test_nothing_takes_no_place() -> None:
+def test_reserving_no_bytes_takes_none() -> None:
     ring = SendRing(10)
     ring.reserve(4)
     assert ring.reserve(0) == (4, 0)
@@ -53,7 +53,7 @@ def test_nothing_takes_no_place() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_small_ring_goes_round_and_round(size: int) -> None:
+def test_a_small_ring_wraps_around_many_times(size: int) -> None:
     ring = SendRing(size)
     for number in range(100):
         assert ring.reserve(1) == (number % size, 1)
@@ -65,22 +65,22 @@ def test_a_small_ring_goes_round_and_round(size: int) -> None:
     st.integers(1, 60),
     st.lists(st.one_of(st.none(), st.integers(0, 80)), max_size=80),
 )
-def test_no_byte_is_taken_twice(size: int, steps: list[int | None]) -> None:
-    """None gives the oldest place back, a number takes one."""
+def test_no_byte_is_reserved_twice(size: int, steps: list[int | None]) -> None:
+    """None releases the oldest part, a number reserves one."""
     ring = SendRing(size)
-    taken: deque[range] = deque()
+    reserved: deque[range] = deque()
     for nbytes in steps:
         if nbytes is not None:
             free = ring.free
             start, length = ring.reserve(nbytes)
             assert (length > 0) == (min(nbytes, free) > 0)
             assert length <= nbytes
-            place = range(start, start + length)
-            used = {at for other in taken for at in other}
-            assert used.isdisjoint(place)
+            part = range(start, start + length)
+            used = {at for other in reserved for at in other}
+            assert used.isdisjoint(part)
             assert 0 <= start < size
             assert start + length <= size
-            taken.append(place)
-        elif taken:
-            ring.release(len(taken.popleft()))
-        assert ring.free == size - sum(map(len, taken))
+            reserved.append(part)
+        elif reserved:
+            ring.release(len(reserved.popleft()))
+        assert ring.free == size - sum(map(len, reserved))

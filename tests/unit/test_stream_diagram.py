@@ -1,4 +1,4 @@
-"""The diagram of a stream's life in docs/streams.md is the one that its table gives."""
+"""The diagram of the states in docs/streams.md equals the table in aiordma/streams/states.py."""
 
 from __future__ import annotations
 
@@ -7,35 +7,36 @@ from pathlib import Path
 
 import pytest
 
-from aiordma.streams.states import MOVES, Move, StreamEvent, StreamState
+from aiordma.streams.states import TRANSITIONS, StreamEvent, StreamState, Transition
 from aiordma.streams.wire import Control
 
 E, S = StreamEvent, StreamState
-Table = Mapping[StreamState, Mapping[StreamEvent, Move]]
+Table = Mapping[StreamState, Mapping[StreamEvent, Transition]]
 
 PAGE = Path(__file__).parents[2] / "docs/streams.md"
 
 
-def diagram(moves: Table) -> str:
-    """A mermaid block: an arrow for each entry, in the table's order, with `event / what is said`.
+def diagram(table: Table) -> str:
+    """Return a mermaid block with an arrow for each entry, in the order of the table.
 
-    The first state is where it begins, those that nothing leads out of are where it ends.
+    An arrow has the label `event / send control message`. The diagram begins at the first state and
+    ends at the states without entries.
     """
-    return "\n".join(["```mermaid", "stateDiagram-v2", *_arrows(moves), "```"])
+    return "\n".join(["```mermaid", "stateDiagram-v2", *_arrows(table), "```"])
 
 
-def _arrows(moves: Table) -> Iterator[str]:
-    yield f"    [*] --> {next(iter(moves)).name}"
-    for state, row in moves.items():
-        for event, (following, say) in row.items():
-            said = "" if say is None else f" / say {say.name}"
-            yield f"    {state.name} --> {following.name}: {event.name}{said}"
+def _arrows(table: Table) -> Iterator[str]:
+    yield f"    [*] --> {next(iter(table)).name}"
+    for state, row in table.items():
+        for event, (following, control) in row.items():
+            sent = "" if control is None else f" / send {control.name}"
+            yield f"    {state.name} --> {following.name}: {event.name}{sent}"
         if not row:
             yield f"    {state.name} --> [*]"
 
 
 def test_the_page_shows_the_table() -> None:
-    block = diagram(MOVES)
+    block = diagram(TRANSITIONS)
     assert f"\n{block}\n" in PAGE.read_text(), f"docs/streams.md does not contain:\n{block}"
 
 
@@ -43,16 +44,16 @@ def test_there_is_no_other_diagram_on_the_page() -> None:
     assert PAGE.read_text().count("```mermaid") == 1
 
 
-def test_how_a_table_is_drawn() -> None:
-    moves = {
-        S.OPEN: {E.LEAVE: Move(S.ENDED, Control.DISCONNECT), E.LOST: Move(S.BROKEN)},
-        S.ENDED: dict[StreamEvent, Move](),
+def test_a_table_gives_its_diagram() -> None:
+    table = {
+        S.OPEN: {E.LEAVE: Transition(S.ENDED, Control.DISCONNECT), E.LOST: Transition(S.BROKEN)},
+        S.ENDED: dict[StreamEvent, Transition](),
     }
-    assert diagram(moves).splitlines() == [
+    assert diagram(table).splitlines() == [
         "```mermaid",
         "stateDiagram-v2",
         "    [*] --> OPEN",
-        "    OPEN --> ENDED: LEAVE / say DISCONNECT",
+        "    OPEN --> ENDED: LEAVE / send DISCONNECT",
         "    OPEN --> BROKEN: LOST",
         "    ENDED --> [*]",
         "```",
@@ -61,6 +62,6 @@ def test_how_a_table_is_drawn() -> None:
 
 @pytest.mark.parametrize("state", StreamState)
 def test_every_entry_is_one_arrow(state: StreamState) -> None:
-    lines = diagram(MOVES).splitlines()
+    lines = diagram(TRANSITIONS).splitlines()
     from_here = [line for line in lines if line.startswith(f"    {state.name} --> ")]
-    assert len(from_here) == max(1, len(MOVES[state]))
+    assert len(from_here) == max(1, len(TRANSITIONS[state]))

@@ -1,4 +1,4 @@
-"""Streams that two sides lead over a network of any delay."""
+"""Streams of two sides over a network with random delays."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from aiordma.streams.protocol import Settings
 from aiordma.streams.states import StreamState
 from aiordma.streams.wire import Mapping, Segment
 
-BUSY = ["start", "write", "read", "deliver", "complete", "announce"]
-CALM = [*BUSY, *BUSY, "finish"]
-RUDE = [*CALM, "leave"]
+ACTIONS = ["start", "write", "read", "deliver", "complete", "announce"]
+WITH_FINISH = [*ACTIONS, *ACTIONS, "finish"]
+WITH_LEAVE = [*WITH_FINISH, "leave"]
 
-PAIRS = st.booleans().flatmap(lambda form: st.tuples(sides(form), sides(form)))
+PAIRS = st.booleans().flatmap(
+    lambda sends_messages: st.tuples(sides(sends_messages), sides(sends_messages))
+)
 NUMBERS = st.integers(1, 60)
 
 
-def schedules(acts: list[str]) -> st.SearchStrategy[list[tuple[int, str, int]]]:
-    step = st.tuples(st.integers(0, 1), st.sampled_from(acts), NUMBERS)
+def schedules(actions: list[str]) -> st.SearchStrategy[list[tuple[int, str, int]]]:
+    step = st.tuples(st.integers(0, 1), st.sampled_from(actions), NUMBERS)
     return st.lists(step, max_size=120)
 
 
@@ -31,8 +33,8 @@ def content(number: int) -> bytes:
     return random.Random(number).randbytes(600)
 
 
-def do(side: Side, act: str, size: int, source: bytes) -> None:
-    match act:
+def perform(side: Side, action: str, size: int, source: bytes) -> None:
+    match action:
         case "start":
             side.start()
         case "write":
@@ -53,64 +55,64 @@ def do(side: Side, act: str, size: int, source: bytes) -> None:
             side.leave()
 
 
-def lead(pair: Pair, schedule: list[tuple[int, str, int]], sources: list[bytes]) -> None:
-    for number, act, size in schedule:
-        do(pair.sides[number], act, size, sources[number])
+def run_schedule(pair: Pair, schedule: list[tuple[int, str, int]], sources: list[bytes]) -> None:
+    for number, action, size in schedule:
+        perform(pair.sides[number], action, size, sources[number])
 
 
-def check_the_end(pair: Pair) -> None:
+def check_end(pair: Pair) -> None:
     for side in pair.sides:
         assert side.protocol.state is StreamState.ENDED
         assert side.protocol.all_controls_completed
         assert not side.protocol.room
-        assert not side.on_the_way
+        assert not side.in_flight
 
 
 @how(max_examples=120, deadline=None, derandomize=True)
-@given(PAIRS, schedules(CALM), NUMBERS)
+@given(PAIRS, schedules(WITH_FINISH), NUMBERS)
 def test_every_byte_arrives_in_order(
     both: tuple[Settings, Settings], schedule: list[tuple[int, str, int]], step: int
 ) -> None:
     pair, sources = Pair(*both), [content(0), content(1)]
-    lead(pair, schedule, sources)
-    left = [
+    run_schedule(pair, schedule, sources)
+    unsent = [
         source[len(side.written) :] if side.protocol.state.may_send else b""
         for side, source in zip(pair.sides, sources, strict=True)
     ]
-    pair.drain(left, step)
+    pair.drain(unsent, step)
     for side, source in zip(pair.sides, sources, strict=True):
-        assert side.peer.got == side.written == source[: len(side.written)]
+        assert side.peer.received == side.written == source[: len(side.written)]
         assert side.peer.protocol.outbound.mappings == side.mapped
-    check_the_end(pair)
+    check_end(pair)
 
 
 @how(max_examples=120, deadline=None, derandomize=True)
-@given(PAIRS, schedules(RUDE), NUMBERS)
-def test_what_was_written_before_leaving_arrives(
+@given(PAIRS, schedules(WITH_LEAVE), NUMBERS)
+def test_bytes_written_before_leaving_arrive(
     both: tuple[Settings, Settings], schedule: list[tuple[int, str, int]], step: int
 ) -> None:
     pair, sources = Pair(*both), [content(2), content(3)]
-    lead(pair, schedule, sources)
+    run_schedule(pair, schedule, sources)
     pair.drain([b"", b""], step)
     for side in pair.sides:
-        assert side.written.startswith(side.peer.got)
-        if not side.peer.left:
-            assert side.peer.got == side.written
-    check_the_end(pair)
+        assert side.written.startswith(side.peer.received)
+        if not side.peer.has_left:
+            assert side.peer.received == side.written
+    check_end(pair)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_long_exchange_keeps_every_byte(seed: int) -> None:
-    """Over which all counters and rings go round many times."""
+    """All counters and rings wrap around many times."""
     source = random.Random(seed)
-    form = seed % 2 == 1
+    sends_messages = seed % 2 == 1
     pair = Pair(
         *(
             settings(
                 buffer=source.choice([2, 7, 64, 1000]),
                 messages=source.choice([16, 17, 40]),
                 byte_order=source.choice(ORDERS),
-                sends_messages=form,
+                sends_messages=sends_messages,
                 mappings=MAPPINGS,
             )
             for _ in range(2)
@@ -119,9 +121,9 @@ def test_a_long_exchange_keeps_every_byte(seed: int) -> None:
     data = [source.randbytes(1 << 16) for _ in range(2)]
     for _ in range(8000):
         number = source.randrange(2)
-        do(pair.sides[number], source.choice(BUSY), source.randrange(1, 60), data[number])
+        perform(pair.sides[number], source.choice(ACTIONS), source.randrange(1, 60), data[number])
     pair.drain([b"", b""], 100)
     for side, content in zip(pair.sides, data, strict=True):
-        assert side.peer.got == side.written == content[: len(side.written)]
+        assert side.peer.received == side.written == content[: len(side.written)]
         assert len(side.written) > 100
-    check_the_end(pair)
+    check_end(pair)

@@ -1,4 +1,4 @@
-"""StreamProtocol: how streams begin, what else than data is said, and how they end."""
+"""StreamProtocol: the start of streams, their control messages, and their end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 from stream_fakes import (
-    BOARD,
-    BOARD_KEY,
     BUFFER,
     BUFFER_KEY,
     ORDERS,
+    TARGET_SGL,
+    TARGET_SGL_KEY,
     Script,
     connected,
     settings,
@@ -43,17 +43,17 @@ def swapped(message: int) -> int:
     return int.from_bytes(message.to_bytes(4, "big"), "little")
 
 
-# --- the beginning ---
+# --- connecting ---
 
 
-def test_connection_data_show_the_board_and_the_first_half() -> None:
+def test_connection_data_announces_the_target_sgl_and_the_first_half() -> None:
     script = Script(settings(buffer=64, messages=16, byte_order="big", mappings=3))
     assert ConnectionData.unpack(script.protocol.connection_data()) == ConnectionData(
-        16, Segment(BOARD, BOARD_KEY, TARGETS), Segment(BUFFER, BUFFER_KEY, 32), "big", 3
+        16, Segment(TARGET_SGL, TARGET_SGL_KEY, TARGETS), Segment(BUFFER, BUFFER_KEY, 32), "big", 3
     )
 
 
-def test_where_messages_travel_alone_receives_are_kept_for_control() -> None:
+def test_on_iwarp_receives_are_reserved_for_control_messages() -> None:
     script = Script(settings(messages=16, sends_messages=True))
     assert (
         ConnectionData.unpack(script.protocol.connection_data()).credits == 16 - RESERVED_RECEIVES
@@ -65,7 +65,7 @@ def test_the_second_half_is_announced_at_once(order: ByteOrder) -> None:
     script = Script(settings(buffer=64, messages=16))
     script.peer = dataclasses.replace(script.peer, byte_order=order)
     targets = script.peer.targets
-    assert script.start().said() == [
+    assert script.start().posted() == [
         OutgoingMessage(
             pack_message(Op.CREDIT, 16),
             pack_segment(Segment(BUFFER + 32, BUFFER_KEY, 32), order),
@@ -74,20 +74,20 @@ def test_the_second_half_is_announced_at_once(order: ByteOrder) -> None:
     ]
 
 
-def test_nothing_is_said_before_the_peer_is_known() -> None:
+def test_nothing_is_posted_before_the_peers_connection_data() -> None:
     protocol = Script(settings()).protocol
-    assert protocol.next_request() is None
+    assert protocol.next_control_message() is None
     assert protocol.room == 0
-    with pytest.raises(ProtocolError, match="no place"):
+    with pytest.raises(ProtocolError, match="no entry"):
         protocol.announce(0, Mapping(0, Segment(0, 0, 0)))
 
 
-def test_messages_that_come_early_are_replayed_in_order() -> None:
+def test_early_messages_are_processed_in_order_at_the_start() -> None:
     script = Script(settings())
-    script.show(1, pack_segment(Segment(0x7000, 77, 100), "little"))
-    script.hear(Op.DATA, 10)
-    script.hear(Op.CREDIT, 9)
-    script.hear_control(SHUTDOWN)
+    script.write_target(1, pack_segment(Segment(0x7000, 77, 100), "little"))
+    script.receive(Op.DATA, 10)
+    script.receive(Op.CREDIT, 9)
+    script.receive_control(SHUTDOWN)
     protocol = script.protocol
     assert (protocol.inbound.available, protocol.peer_finished, protocol.room) == (0, False, 0)
     script.start()
@@ -95,15 +95,15 @@ def test_messages_that_come_early_are_replayed_in_order() -> None:
     assert [protocol.send(100).target.addr for _ in range(2)] == [0x6000, 0x7000]
 
 
-def test_early_messages_out_of_order_are_as_bad_as_late_ones() -> None:
+def test_early_data_after_shutdown_is_refused_at_the_start() -> None:
     script = Script(settings())
-    script.hear_control(SHUTDOWN)
-    script.hear(Op.DATA, 10)
-    with pytest.raises(ProtocolError, match="no more"):
+    script.receive_control(SHUTDOWN)
+    script.receive(Op.DATA, 10)
+    with pytest.raises(ProtocolError, match="after SHUTDOWN or DISCONNECT"):
         script.start()
 
 
-def test_a_peer_that_speaks_something_else_is_refused() -> None:
+def test_a_peer_of_another_protocol_is_refused() -> None:
     with pytest.raises(ProtocolError, match="no rsocket"):
         Script(settings()).protocol.start(b"GET / HTTP/1.1")
 
@@ -113,8 +113,8 @@ def test_a_peer_without_a_first_buffer_announces_one_later() -> None:
     script.peer = dataclasses.replace(script.peer, buffer=Segment(0, 0, 0))
     script.start()
     assert script.protocol.room == 0
-    script.show(1, pack_segment(Segment(0x7000, 77, 100), "little"))
-    script.hear(Op.CREDIT, 8)
+    script.write_target(1, pack_segment(Segment(0x7000, 77, 100), "little"))
+    script.receive(Op.CREDIT, 8)
     assert script.protocol.send(100).target == Segment(0x7000, 77, 100)
 
 
@@ -122,33 +122,33 @@ def test_a_peer_without_a_first_buffer_announces_one_later() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_message_that_travels_alone_has_its_senders_order(order: ByteOrder) -> None:
+def test_a_message_in_a_send_has_the_byte_order_of_its_sender(order: ByteOrder) -> None:
     script = Script(settings(byte_order=order, sends_messages=True))
     other: ByteOrder = "little" if order == "big" else "big"
     script.peer = dataclasses.replace(script.peer, byte_order=other)
     early = swapped(pack_message(Op.DATA, 3))
     script.protocol.received(early)
     script.start()
-    (grant,) = script.said()
-    assert unpack_message(grant.message) == (Op.CREDIT, 1 + 16 - RESERVED_RECEIVES)
-    assert unpack_segment(grant.payload, other) == Segment(BUFFER + 32, BUFFER_KEY, 32)
+    (update,) = script.posted()
+    assert unpack_message(update.message) == (Op.CREDIT, 1 + 16 - RESERVED_RECEIVES)
+    assert unpack_segment(update.payload, other) == Segment(BUFFER + 32, BUFFER_KEY, 32)
     script.protocol.received(swapped(pack_message(Op.DATA, 4)))
     assert script.protocol.inbound.available == 7
     assert unpack_message(script.protocol.send(5).message) == (Op.DATA, 5)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_immediate_data_have_an_order_of_their_own(order: ByteOrder) -> None:
+def test_immediate_data_is_not_swapped(order: ByteOrder) -> None:
     script = started(byte_order=order)
-    script.show(1, pack_segment(Segment(0x7000, 77, 9), order))
-    script.hear(Op.CREDIT, 9)
-    script.hear(Op.DATA, 4)
+    script.write_target(1, pack_segment(Segment(0x7000, 77, 9), order))
+    script.receive(Op.CREDIT, 9)
+    script.receive(Op.DATA, 4)
     assert script.protocol.inbound.available == 4
     assert [script.protocol.send(n).target.length for n in (100, 9)] == [100, 9]
 
 
 @pytest.mark.parametrize("sends_messages", [False, True])
-def test_machines_of_different_orders_understand_each_other(sends_messages: bool) -> None:
+def test_machines_of_different_byte_orders_exchange_data(sends_messages: bool) -> None:
     one, other = connected(
         settings(byte_order="little", sends_messages=sends_messages),
         settings(byte_order="big", sends_messages=sends_messages, mappings=1),
@@ -160,135 +160,135 @@ def test_machines_of_different_orders_understand_each_other(sends_messages: bool
     assert other.protocol.outbound.mappings == {0: (1, (2, 3, 4))}
 
 
-# --- what else is said ---
+# --- control messages ---
 
 
-def test_so_many_words_are_on_their_way_at_once() -> None:
+def test_posted_control_messages_are_bounded() -> None:
     script = Script(settings(buffer=1 << 20, messages=16)).start()
     protocol = script.protocol
     for _ in range(MAX_CONTROLS):
-        assert protocol.next_request() is not None
+        assert protocol.next_control_message() is not None
         for _ in range(8):
-            script.hear(Op.DATA, 1)
+            script.receive(Op.DATA, 1)
     assert protocol.inbound.has_update
-    assert protocol.next_request() is None
+    assert protocol.next_control_message() is None
     protocol.control_completed()
-    assert protocol.next_request() == OutgoingMessage(
+    assert protocol.next_control_message() == OutgoingMessage(
         pack_message(Op.CREDIT, 8 * MAX_CONTROLS + 16)
     )
-    assert protocol.next_request() is None
+    assert protocol.next_control_message() is None
 
 
-def test_grants_precede_words() -> None:
+def test_credit_updates_precede_control_messages() -> None:
     script = Script(settings()).start()
     script.protocol.finish()
-    assert [unpack_message(request.message)[0] for request in script.said()] == [
+    assert [unpack_message(request.message)[0] for request in script.posted()] == [
         Op.CREDIT,
         Op.CONTROL,
     ]
 
 
-def test_all_is_said_when_it_is_done() -> None:
+def test_all_controls_are_completed_after_the_last_completion() -> None:
     protocol = started().protocol
-    said_all = [protocol.all_controls_completed]
+    completed = [protocol.all_controls_completed]
     protocol.finish()
-    said_all.append(protocol.all_controls_completed)
-    assert protocol.next_request() == OutgoingMessage(pack_message(Op.CONTROL, SHUTDOWN))
-    said_all.append(protocol.all_controls_completed)
+    completed.append(protocol.all_controls_completed)
+    assert protocol.next_control_message() == OutgoingMessage(pack_message(Op.CONTROL, SHUTDOWN))
+    completed.append(protocol.all_controls_completed)
     protocol.control_completed()
-    said_all.append(protocol.all_controls_completed)
-    assert said_all == [True, False, False, True]
+    completed.append(protocol.all_controls_completed)
+    assert completed == [True, False, False, True]
 
 
 # --- the end ---
 
 
-def test_who_has_finished_still_receives_and_grants() -> None:
+def test_a_finished_side_still_receives_and_sends_credits() -> None:
     script = started()
     script.protocol.finish()
-    assert script.words() == [SHUTDOWN]
+    assert script.posted_controls() == [SHUTDOWN]
     assert (script.protocol.state, script.protocol.room) == (StreamState.RECEIVING, 0)
     script.consume(32)
-    assert len(script.said()) == 1
+    assert len(script.posted()) == 1
     script.protocol.finish()
-    assert script.words() == []
+    assert script.posted_controls() == []
 
 
-def test_to_a_peer_that_has_finished_nothing_is_granted() -> None:
+def test_a_finished_peer_gets_no_credits() -> None:
     script = started()
-    script.hear(Op.DATA, 32)
-    script.hear_control(SHUTDOWN)
+    script.receive(Op.DATA, 32)
+    script.receive_control(SHUTDOWN)
     script.protocol.inbound.consume(32)
-    assert script.said() == []
+    assert script.posted() == []
     assert (script.protocol.state, script.protocol.room) == (StreamState.SENDING, 100)
     assert (script.protocol.peer_finished, script.protocol.peer_left) == (True, False)
     script.protocol.finish()
-    assert script.words() == [DISCONNECT]
+    assert script.posted_controls() == [DISCONNECT]
     assert script.protocol.state is StreamState.ENDED
 
 
-@pytest.mark.parametrize("word", [SHUTDOWN, DISCONNECT])
-def test_what_came_before_the_end_can_be_read(word: Control) -> None:
+@pytest.mark.parametrize("control", [SHUTDOWN, DISCONNECT])
+def test_bytes_received_before_the_end_can_be_read(control: Control) -> None:
     script = started()
-    script.hear(Op.DATA, 20)
-    script.hear_control(word)
+    script.receive(Op.DATA, 20)
+    script.receive_control(control)
     assert script.protocol.inbound.readable(100) == (0, 20)
 
 
-@pytest.mark.parametrize("word", [SHUTDOWN, DISCONNECT])
-def test_after_the_end_no_data_come(word: Control) -> None:
+@pytest.mark.parametrize("control", [SHUTDOWN, DISCONNECT])
+def test_data_after_the_end_is_refused(control: Control) -> None:
     script = started()
-    script.hear_control(word)
-    with pytest.raises(ProtocolError, match="after it said that it had no more"):
-        script.hear(Op.DATA, 1)
+    script.receive_control(control)
+    with pytest.raises(ProtocolError, match="after SHUTDOWN or DISCONNECT"):
+        script.receive(Op.DATA, 1)
 
 
-def test_who_leaves_takes_no_data_any_more() -> None:
+def test_a_side_that_left_takes_no_data() -> None:
     script = started()
     script.protocol.leave()
-    assert (script.words(), script.protocol.has_left) == ([DISCONNECT], True)
+    assert (script.posted_controls(), script.protocol.has_left) == ([DISCONNECT], True)
     for _ in range(100):
-        script.hear(Op.DATA, 60)
+        script.receive(Op.DATA, 60)
     assert script.protocol.inbound.available == 0
-    assert script.said() == []
+    assert script.posted() == []
     script.protocol.leave()
-    assert script.words() == []
+    assert script.posted_controls() == []
 
 
-def test_to_a_peer_that_left_nothing_is_sent_or_said() -> None:
+def test_a_peer_that_left_gets_no_messages() -> None:
     script = started()
-    script.hear_control(DISCONNECT)
+    script.receive_control(DISCONNECT)
     protocol = script.protocol
     assert (protocol.room, protocol.peer_left, protocol.peer_finished) == (0, True, True)
     protocol.finish()
     protocol.leave()
-    assert script.words() == []
+    assert script.posted_controls() == []
     assert protocol.state is StreamState.ENDED
 
 
-def test_a_lost_connection_ends_all_talk() -> None:
+def test_a_lost_connection_drops_control_messages() -> None:
     script = started()
     script.protocol.finish()
     script.protocol.connection_lost()
-    assert script.words() == []
+    assert script.posted_controls() == []
     assert (script.protocol.state, script.protocol.room) == (StreamState.BROKEN, 0)
     script.protocol.connection_lost()
     script.protocol.leave()
-    assert script.words() == []
+    assert script.posted_controls() == []
     assert script.protocol.state is StreamState.BROKEN
 
 
 def test_keepalives_are_ignored() -> None:
     script = started()
     for _ in range(100):
-        script.hear_control(KEEPALIVE)
-    assert (script.said(), script.protocol.state) == ([], StreamState.OPEN)
+        script.receive_control(KEEPALIVE)
+    assert (script.posted(), script.protocol.state) == ([], StreamState.OPEN)
 
 
 @pytest.mark.parametrize("value", [3, 4, MAX_TRANSFER])
 def test_other_control_messages_are_refused(value: int) -> None:
     with pytest.raises(ProtocolError, match=f"control message {value}"):
-        started().hear(Op.CONTROL, value)
+        started().receive(Op.CONTROL, value)
 
 
 @pytest.mark.parametrize("op", sorted(set(range(8)) - set(Op)))
@@ -297,10 +297,12 @@ def test_other_messages_are_refused(op: int) -> None:
         started().protocol.received(op << 29 | 5)
 
 
-@pytest.mark.parametrize(("places", "of_peer", "allowed"), [(3, 16, 3), (128, 16, 4), (0, 16, 0)])
-def test_mappings_leave_the_peer_credits(places: int, of_peer: int, allowed: int) -> None:
-    """rsocket never gives back what announcing one costs."""
+@pytest.mark.parametrize(
+    ("mappings", "peer_credits", "allowed"), [(3, 16, 3), (128, 16, 4), (0, 16, 0)]
+)
+def test_mappings_leave_the_peer_credits(mappings: int, peer_credits: int, allowed: int) -> None:
+    """rsocket never returns the credit that an announcement uses."""
     script = Script(settings())
     assert script.protocol.peer_mappings == 0
-    script.peer = dataclasses.replace(script.peer, credits=of_peer, mappings=places)
+    script.peer = dataclasses.replace(script.peer, credits=peer_credits, mappings=mappings)
     assert script.start().protocol.peer_mappings == allowed

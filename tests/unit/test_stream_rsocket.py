@@ -1,4 +1,4 @@
-"""Streams between aiordma and a model of rsocket.c, over a network of any delay."""
+"""Streams between aiordma and a model of rsocket.c, over a network with random delays."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from aiordma.streams.protocol import Settings
 from aiordma.streams.states import StreamState
 from aiordma.streams.wire import ByteOrder, Mapping, Segment
 
-BUSY = ["start", "write", "read", "deliver", "complete", "write", "read", "deliver", "complete"]
-CALM = [*BUSY, *BUSY, "announce", "finish"]
-RUDE = [*CALM, "leave"]
+ACTIONS = ["start", "write", "read", "deliver", "complete", "write", "read", "deliver", "complete"]
+WITH_FINISH = [*ACTIONS, *ACTIONS, "announce", "finish"]
+WITH_LEAVE = [*WITH_FINISH, "leave"]
 
 
 def sides(sends_messages: bool) -> st.SearchStrategy[tuple[Settings, Settings]]:
-    """On iWARP rsocket.c swaps no messages: there both must have the same byte order."""
+    """Return the settings of both sides.
+
+    On iWARP rsocket.c does not swap messages, so both sides must have the same byte order.
+    """
 
     def one(order: ByteOrder) -> st.SearchStrategy[Settings]:
         return st.builds(
@@ -36,13 +39,13 @@ def sides(sends_messages: bool) -> st.SearchStrategy[tuple[Settings, Settings]]:
     return st.sampled_from(ORDERS).flatmap(lambda order: st.tuples(one(order), one(order)))
 
 
-def schedules(acts: list[str]) -> st.SearchStrategy[list[tuple[int, str, int]]]:
-    step = st.tuples(st.integers(0, 1), st.sampled_from(acts), st.integers(1, 60))
+def schedules(actions: list[str]) -> st.SearchStrategy[list[tuple[int, str, int]]]:
+    step = st.tuples(st.integers(0, 1), st.sampled_from(actions), st.integers(1, 60))
     return st.lists(step, max_size=120)
 
 
-def do(side: Side, act: str, size: int, source: bytes) -> None:
-    match act:
+def perform(side: Side, action: str, size: int, source: bytes) -> None:
+    match action:
         case "start":
             side.start()
         case "write" if side.state.may_send:
@@ -62,44 +65,44 @@ def do(side: Side, act: str, size: int, source: bytes) -> None:
             side.leave()
 
 
-def lead(
+def run_schedule(
     both: tuple[Settings, Settings], schedule: list[tuple[int, str, int]]
 ) -> tuple[Pair, list[bytes]]:
     pair = Pair(Side(both[0]), Rsocket(both[1]))
     sources = [random.Random(number).randbytes(600) for number in range(2)]
-    for number, act, size in schedule:
-        do(pair.sides[number], act, size, sources[number])
+    for number, action, size in schedule:
+        perform(pair.sides[number], action, size, sources[number])
     return pair, sources
 
 
 @how(max_examples=150, deadline=None, derandomize=True)
-@given(st.booleans().flatmap(sides), schedules(CALM), st.integers(1, 60))
+@given(st.booleans().flatmap(sides), schedules(WITH_FINISH), st.integers(1, 60))
 def test_every_byte_arrives_in_order(
     both: tuple[Settings, Settings], schedule: list[tuple[int, str, int]], step: int
 ) -> None:
-    pair, sources = lead(both, schedule)
-    left = [
+    pair, sources = run_schedule(both, schedule)
+    unsent = [
         source[len(side.written) :] if side.state.may_send else b""
         for side, source in zip(pair.sides, sources, strict=True)
     ]
-    pair.drain(left, step)
+    pair.drain(unsent, step)
     for side, source in zip(pair.sides, sources, strict=True):
-        assert side.peer.got == side.written == source[: len(side.written)]
+        assert side.peer.received == side.written == source[: len(side.written)]
         assert side.state is StreamState.ENDED
     assert pair.sides[0].protocol.outbound.mappings == pair.sides[1].mapped
 
 
 @how(max_examples=100, deadline=None, derandomize=True)
-@given(st.booleans().flatmap(sides), schedules(RUDE), st.integers(1, 60))
-def test_whoever_leaves_the_other_reads_all_of_it(
+@given(st.booleans().flatmap(sides), schedules(WITH_LEAVE), st.integers(1, 60))
+def test_bytes_written_before_leaving_arrive(
     both: tuple[Settings, Settings], schedule: list[tuple[int, str, int]], step: int
 ) -> None:
-    pair, _ = lead(both, schedule)
+    pair, _ = run_schedule(both, schedule)
     pair.drain([b"", b""], step)
     for side in pair.sides:
-        assert side.written.startswith(side.peer.got)
-        if not side.peer.left:
-            assert side.peer.got == side.written
+        assert side.written.startswith(side.peer.received)
+        if not side.peer.has_left:
+            assert side.peer.received == side.written
         assert side.state is StreamState.ENDED
 
 
@@ -110,30 +113,33 @@ def test_counters_wrap_around() -> None:
         for side in pair.sides:
             for _ in range(3):
                 side.write(bytes([number & 0xFF]))
-        pair.settle()
+        pair.deliver_all()
         for side in pair.sides:
             side.read(9)
-        pair.settle()
+        pair.deliver_all()
     for side in pair.sides:
-        assert side.peer.got == side.written
+        assert side.peer.received == side.written
         assert len(side.written) > 1 << 16
 
 
 @pytest.mark.parametrize("busy", ["rsocket", "aiordma"])
-def test_a_busy_peers_receives_do_for_all_that_is_said(busy: str) -> None:
-    """On iWARP nobody waits for a receive, and requests are done before the peer looks."""
+def test_the_receives_of_a_busy_peer_suffice_for_all_messages(busy: str) -> None:
+    """On iWARP a message without a receive ends the connection.
+
+    The requests of one side complete before the busy peer takes its completions.
+    """
     own = settings(buffer=2 * 32, messages=32, sends_messages=True)
     pair = Pair(Side(own), Rsocket(own)).start()
-    talker, listener = pair.sides if busy == "rsocket" else pair.sides[::-1]
-    while talker.write(b"x"):
-        talker.complete()
+    sender, busy_side = pair.sides if busy == "rsocket" else pair.sides[::-1]
+    while sender.write(b"x"):
+        sender.complete()
     for size in [1] * 24 + [32, 32]:
-        listener.write(bytes(size))
-        listener.deliver()
-    while talker.read(1):
-        talker.complete()
-    for act in (talker.finish, talker.leave):
-        while talker.completions:
-            talker.complete()
-        act()
-    assert len(talker.undelivered) > 30
+        busy_side.write(bytes(size))
+        busy_side.deliver()
+    while sender.read(1):
+        sender.complete()
+    for end in (sender.finish, sender.leave):
+        while sender.completions:
+            sender.complete()
+        end()
+    assert len(sender.undelivered) > 30

@@ -1,4 +1,4 @@
-"""The table of a stream's life: where each word takes it, and what is said."""
+"""The table of the states of a stream: the next states and the control messages."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import itertools
 
 import pytest
 
-from aiordma.streams.states import MOVES, Move, StreamEvent, StreamState, move
+from aiordma.streams.states import TRANSITIONS, StreamEvent, StreamState, Transition, transition
 from aiordma.streams.wire import Control
 
 E, S = StreamEvent, StreamState
 EVERYTHING = list(itertools.product(StreamState, StreamEvent))
 FINAL = [S.ENDED, S.BROKEN]
 OWN = [E.FINISH, E.LEAVE]
-LAST_WORDS = [Control.SHUTDOWN, Control.DISCONNECT]
+END_CONTROLS = [Control.SHUTDOWN, Control.DISCONNECT]
 
 
 def walk(*events: StreamEvent) -> tuple[list[StreamState], list[Control]]:
-    """The states on the way from OPEN, and what was said."""
-    states, said = [S.OPEN], list[Control]()
+    """Return the states from OPEN on, and the control messages that were sent."""
+    states, sent = [S.OPEN], list[Control]()
     for event in events:
-        state, word = move(states[-1], event)
+        state, control = transition(states[-1], event)
         states.append(state)
-        if word is not None:
-            said.append(word)
-    return states, said
+        if control is not None:
+            sent.append(control)
+    return states, sent
 
 
-def never_again(values: list[bool]) -> bool:
-    """Whether what has become false stays so."""
+def stays_false(values: list[bool]) -> bool:
+    """Return True if no value after a False is True."""
     return all(now or not later for now, later in itertools.pairwise(values))
 
 
@@ -42,7 +42,11 @@ PATHS: dict[str, tuple[list[StreamEvent], StreamState, list[Control]]] = {
         S.ENDED,
         [Control.SHUTDOWN],
     ),
-    "the peer answers the end with its own": ([E.FINISH, E.PEER_LEFT], S.ENDED, [Control.SHUTDOWN]),
+    "the peer answers SHUTDOWN with DISCONNECT": (
+        [E.FINISH, E.PEER_LEFT],
+        S.ENDED,
+        [Control.SHUTDOWN],
+    ),
     "the peer finishes first": ([E.PEER_FINISHED, E.FINISH], S.ENDED, [Control.DISCONNECT]),
     "this side leaves": ([E.LEAVE], S.ENDED, [Control.DISCONNECT]),
     "this side finishes and leaves": (
@@ -58,47 +62,53 @@ PATHS: dict[str, tuple[list[StreamEvent], StreamState, list[Control]]] = {
     "the peer leaves": ([E.PEER_LEFT], S.ENDED, []),
     "the peer finishes and leaves": ([E.PEER_FINISHED, E.PEER_LEFT], S.ENDED, []),
     "the connection is lost": ([E.LOST], S.BROKEN, []),
-    "it is lost to who still receives": ([E.FINISH, E.LOST], S.BROKEN, [Control.SHUTDOWN]),
-    "it is lost to who still sends": ([E.PEER_FINISHED, E.LOST], S.BROKEN, []),
-    "it ends when all is said": ([E.LEAVE, E.LOST], S.ENDED, [Control.DISCONNECT]),
+    "the connection is lost while this side still receives": (
+        [E.FINISH, E.LOST],
+        S.BROKEN,
+        [Control.SHUTDOWN],
+    ),
+    "the connection is lost while this side still sends": ([E.PEER_FINISHED, E.LOST], S.BROKEN, []),
+    "the connection ends after DISCONNECT": ([E.LEAVE, E.LOST], S.ENDED, [Control.DISCONNECT]),
 }
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_the_paths_that_the_module_describes(name: str) -> None:
-    events, end, words = PATHS[name]
-    states, said = walk(*events)
-    assert (states[-1], said) == (end, words)
+def test_a_sequence_of_events_ends_in_its_state(name: str) -> None:
+    events, end, controls = PATHS[name]
+    states, sent = walk(*events)
+    assert (states[-1], sent) == (end, controls)
 
 
 def test_every_state_has_an_entry() -> None:
-    assert set(MOVES) == set(StreamState)
+    assert set(TRANSITIONS) == set(StreamState)
 
 
 def test_every_event_has_an_outcome_in_every_state() -> None:
     for state, event in EVERYTHING:
-        assert move(state, event) == MOVES[state].get(event, Move(state, None))
+        assert transition(state, event) == TRANSITIONS[state].get(event, Transition(state, None))
 
 
 def test_every_state_can_be_reached() -> None:
     assert {state for states, _ in WALKS for state in states} == set(StreamState)
 
 
-def test_no_entry_of_the_table_leads_nowhere() -> None:
-    assert all(move.state is not state for state, row in MOVES.items() for move in row.values())
+def test_every_entry_of_the_table_changes_the_state() -> None:
+    assert all(
+        entry.state is not state for state, row in TRANSITIONS.items() for entry in row.values()
+    )
 
 
 @pytest.mark.parametrize("state", FINAL)
 @pytest.mark.parametrize("event", StreamEvent)
-def test_what_is_final_stays_and_is_silent(state: StreamState, event: StreamEvent) -> None:
-    assert move(state, event) == (state, None)
+def test_a_final_state_stays_and_sends_nothing(state: StreamState, event: StreamEvent) -> None:
+    assert transition(state, event) == (state, None)
 
 
 @pytest.mark.parametrize("state", [state for state in StreamState if state not in FINAL])
-def test_what_is_not_final_can_end_and_break(state: StreamState) -> None:
-    assert move(state, E.LEAVE).state is S.ENDED
-    assert move(state, E.PEER_LEFT).state is S.ENDED
-    assert move(state, E.LOST).state is S.BROKEN
+def test_a_state_that_is_not_final_can_end_and_break(state: StreamState) -> None:
+    assert transition(state, E.LEAVE).state is S.ENDED
+    assert transition(state, E.PEER_LEFT).state is S.ENDED
+    assert transition(state, E.LOST).state is S.BROKEN
 
 
 @pytest.mark.parametrize(
@@ -111,60 +121,62 @@ def test_what_is_not_final_can_end_and_break(state: StreamState) -> None:
         (S.BROKEN, False, False),
     ],
 )
-def test_who_may_do_what(state: StreamState, sends: bool, receives: bool) -> None:
+def test_a_state_allows_sending_and_receiving(
+    state: StreamState, sends: bool, receives: bool
+) -> None:
     assert (state.may_send, state.may_receive) == (sends, receives)
 
 
-def test_what_may_not_be_done_may_never_be_done_again() -> None:
+def test_a_direction_that_ended_stays_ended() -> None:
     for states, _ in WALKS:
-        assert never_again([state.may_send for state in states])
-        assert never_again([state.may_receive for state in states])
+        assert stays_false([state.may_send for state in states])
+        assert stays_false([state.may_receive for state in states])
 
 
 @pytest.mark.parametrize("event", StreamEvent)
-def test_everything_happens_once(event: StreamEvent) -> None:
+def test_a_repeated_event_changes_nothing(event: StreamEvent) -> None:
     for state in StreamState:
-        once = move(state, event).state
-        assert move(once, event) == (once, None)
+        once = transition(state, event).state
+        assert transition(once, event) == (once, None)
 
 
-def test_only_what_this_side_does_is_said() -> None:
-    heard = [(state, event) for state, event in EVERYTHING if event not in OWN]
-    assert {move(*pair).control for pair in heard} == {None}
+def test_events_of_the_peer_send_nothing() -> None:
+    peer_events = [(state, event) for state, event in EVERYTHING if event not in OWN]
+    assert {transition(*pair).control for pair in peer_events} == {None}
 
 
-def test_who_may_not_send_any_more_has_said_so() -> None:
+def test_the_end_of_sending_sends_a_control_message() -> None:
     for state, event in itertools.product(StreamState, OWN):
         if state.may_send:
-            assert move(state, event).control in LAST_WORDS
+            assert transition(state, event).control in END_CONTROLS
 
 
-def test_nothing_follows_the_last_word() -> None:
-    for _, said in WALKS:
-        assert said.count(Control.DISCONNECT) <= 1
-        assert said.count(Control.SHUTDOWN) <= 1
-        assert Control.DISCONNECT not in said[:-1]
-        assert Control.KEEPALIVE not in said
+def test_nothing_follows_disconnect() -> None:
+    for _, sent in WALKS:
+        assert sent.count(Control.DISCONNECT) <= 1
+        assert sent.count(Control.SHUTDOWN) <= 1
+        assert Control.DISCONNECT not in sent[:-1]
+        assert Control.KEEPALIVE not in sent
 
 
-def test_shutdown_is_only_said_by_who_still_receives() -> None:
+def test_only_a_side_that_still_receives_sends_shutdown() -> None:
     for state, event in EVERYTHING:
-        following, word = move(state, event)
-        assert (word is Control.SHUTDOWN) <= following.may_receive
-        assert (word is Control.DISCONNECT) <= (following is S.ENDED)
+        following, control = transition(state, event)
+        assert (control is Control.SHUTDOWN) <= following.may_receive
+        assert (control is Control.DISCONNECT) <= (following is S.ENDED)
 
 
-def test_the_peer_hears_of_every_end_that_it_has_not_caused() -> None:
-    """Both sides of a stream go by the same table, and end together."""
-    as_heard = {Control.SHUTDOWN: E.PEER_FINISHED, Control.DISCONNECT: E.PEER_LEFT}
+def test_both_sides_end_together() -> None:
+    """Both sides of a stream use the same table, and end together."""
+    event_at_peer = {Control.SHUTDOWN: E.PEER_FINISHED, Control.DISCONNECT: E.PEER_LEFT}
     for events in itertools.product([0, 1], OWN, [0, 1], OWN, [0, 1], OWN):
         states = [S.OPEN, S.OPEN]
         for side, event in zip(events[::2], events[1::2], strict=True):
             assert isinstance(side, int)
             assert isinstance(event, StreamEvent)
-            states[side], word = move(states[side], event)
-            if word is not None:
-                states[1 - side] = move(states[1 - side], as_heard[word]).state
+            states[side], control = transition(states[side], event)
+            if control is not None:
+                states[1 - side] = transition(states[1 - side], event_at_peer[control]).state
         assert (states[0] is S.ENDED) == (states[1] is S.ENDED)
         assert states[0].may_send == states[1].may_receive
         assert states[1].may_send == states[0].may_receive

@@ -1,4 +1,4 @@
-"""What rsocket puts on the wire: connection data, messages, segments and mappings, byte by byte."""
+"""The wire format of rsocket: connection data, messages, segments and mappings, byte by byte."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FLAGS, CREDITS, RESERVED, IOMAP_SIZE, TARGETS_AT, BUFFER_AT = 1, 2, 4, 7, 8, 24
 
 
 def changed(at: int, new: str) -> bytes:
-    """The vector with other bytes there."""
+    """Return the vector with other bytes at offset `at`."""
     data = bytes.fromhex(new)
     return VECTOR[:at] + data + VECTOR[at + len(data) :]
 
@@ -50,21 +50,21 @@ def changed(at: int, new: str) -> bytes:
 # --- connection data ---
 
 
-def test_connection_data_are_those_of_rsocket() -> None:
+def test_connection_data_has_the_format_of_rsocket() -> None:
     data = ConnectionData(384, TARGETS, BUFFER, "little")
     assert data.pack() == VECTOR
     assert ConnectionData.unpack(VECTOR) == data
     assert len(VECTOR) == CONNECTION_DATA_SIZE == 40
 
 
-def test_a_machine_of_the_other_byte_order_only_says_so() -> None:
+def test_the_other_byte_order_changes_only_a_flag() -> None:
     data = ConnectionData(384, TARGETS, BUFFER, "big")
     assert data.pack() == changed(FLAGS, "03")
     assert ConnectionData.unpack(changed(FLAGS, "03")) == data
 
 
 @pytest.mark.parametrize(
-    ("mappings", "scale", "means"),
+    ("mappings", "encoded", "decoded"),
     [
         (0, "00", 0),
         (1, "01", 1),
@@ -78,17 +78,19 @@ def test_a_machine_of_the_other_byte_order_only_says_so() -> None:
         (32512, "ff", 32512),
     ],
 )
-def test_many_mappings_are_counted_in_steps(mappings: int, scale: str, means: int) -> None:
+def test_more_than_128_mappings_are_encoded_in_steps(
+    mappings: int, encoded: str, decoded: int
+) -> None:
     data = ConnectionData(384, TARGETS, BUFFER, "little", mappings)
-    assert data.pack() == changed(IOMAP_SIZE, scale)
-    assert ConnectionData.unpack(data.pack()).mappings == means
+    assert data.pack() == changed(IOMAP_SIZE, encoded)
+    assert ConnectionData.unpack(data.pack()).mappings == decoded
 
 
-def test_who_says_nothing_of_mappings_has_none() -> None:
+def test_connection_data_without_the_iomap_flag_has_no_mappings() -> None:
     assert ConnectionData.unpack(changed(FLAGS, "00 0180 000000 05")).mappings == 0
 
 
-def test_flags_of_the_future_and_reserved_bytes_mean_nothing() -> None:
+def test_unknown_flags_and_reserved_bytes_are_ignored() -> None:
     expected = ConnectionData.unpack(VECTOR)
     assert ConnectionData.unpack(changed(FLAGS, "fe")) == expected
     assert ConnectionData.unpack(changed(RESERVED, "ffffff")) == expected
@@ -96,7 +98,7 @@ def test_flags_of_the_future_and_reserved_bytes_mean_nothing() -> None:
 
 @pytest.mark.parametrize("size", [41, 56, 196, 255])
 @pytest.mark.parametrize("filling", [b"\0", b"\xff"])
-def test_transports_may_pad(size: int, filling: bytes) -> None:
+def test_padding_of_the_transport_is_ignored(size: int, filling: bytes) -> None:
     padded = VECTOR + filling * (size - len(VECTOR))
     assert ConnectionData.unpack(padded) == ConnectionData.unpack(VECTOR)
 
@@ -118,7 +120,7 @@ MALFORMED = {
     "no targets": (changed(TARGETS_AT + 12, "00000000"), "0 targets"),
     "one target": (changed(TARGETS_AT + 12, "00000001"), "1 targets"),
     "targets behind the last address": (changed(TARGETS_AT, "ffffffffffffffe1"), "address"),
-    "as many targets as can be said": (
+    "the largest number of targets": (
         changed(TARGETS_AT, "fffffff000000011 00000000 ffffffff"),
         "address",
     ),
@@ -132,9 +134,9 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_nonsense_is_refused(name: str) -> None:
-    data, complaint = MALFORMED[name]
-    with pytest.raises(ProtocolError, match=complaint):
+def test_malformed_connection_data_is_refused(name: str) -> None:
+    data, message_part = MALFORMED[name]
+    with pytest.raises(ProtocolError, match=message_part):
         ConnectionData.unpack(data)
 
 
@@ -149,11 +151,11 @@ def test_nonsense_is_refused(name: str) -> None:
         changed(BUFFER_AT + 12, "ffffffff"),
     ],
 )
-def test_what_just_fits_is_taken(data: bytes) -> None:
+def test_the_largest_valid_values_are_accepted(data: bytes) -> None:
     assert ConnectionData.unpack(data).pack() == data
 
 
-def test_every_shorter_one_is_refused() -> None:
+def test_shorter_connection_data_is_refused() -> None:
     for size in range(CONNECTION_DATA_SIZE):
         with pytest.raises(ProtocolError, match=f"{size} bytes"):
             ConnectionData.unpack(VECTOR[:size])
@@ -173,7 +175,7 @@ SIZES = st.one_of(st.integers(0, 128), st.integers(1, 127).map(lambda size: size
     ),
     st.binary(max_size=200),
 )
-def test_connection_data_come_through(data: ConnectionData, padding: bytes) -> None:
+def test_connection_data_survives_packing(data: ConnectionData, padding: bytes) -> None:
     assert ConnectionData.unpack(data.pack() + padding) == data
 
 
@@ -184,7 +186,7 @@ def test_connection_data_come_through(data: ConnectionData, padding: bytes) -> N
         st.binary(min_size=39, max_size=60).map(lambda data: b"\x01" + data),
     )
 )
-def test_random_bytes_are_read_or_refused(data: bytes) -> None:
+def test_random_bytes_are_unpacked_or_refused(data: bytes) -> None:
     try:
         read = ConnectionData.unpack(data)
     except ProtocolError:
@@ -209,18 +211,18 @@ def test_random_bytes_are_read_or_refused(data: bytes) -> None:
         (Op.CONTROL, Control.SHUTDOWN, 0xE0000002),
     ],
 )
-def test_messages_are_those_of_rsocket(op: Op, value: int, message: int) -> None:
+def test_messages_have_the_format_of_rsocket(op: Op, value: int, message: int) -> None:
     assert pack_message(op, value) == message
     assert unpack_message(message) == (op, value)
 
 
-def test_a_number_of_more_bits_does_not_spill_into_the_op() -> None:
+def test_a_value_of_more_bits_does_not_change_the_op() -> None:
     assert pack_message(Op.CREDIT, (1 << 29) + 5) == pack_message(Op.CREDIT, 5)
 
 
 @FAST
 @given(NUMBERS)
-def test_every_number_comes_apart(message: int) -> None:
+def test_every_message_is_unpacked(message: int) -> None:
     op, value = unpack_message(message)
     assert (0 <= op < 8, 0 <= value <= MAX_TRANSFER) == (True, True)
     if op in set(Op):
@@ -257,7 +259,7 @@ def test_a_mapping_is_an_offset_and_a_segment(order: ByteOrder) -> None:
 
 @FAST
 @given(SEGMENTS, st.integers(0, (1 << 64) - 1), st.sampled_from(ORDERS))
-def test_segments_and_mappings_come_through(
+def test_segments_and_mappings_survive_packing(
     segment: Segment, offset: int, order: ByteOrder
 ) -> None:
     mapping = Mapping(offset, segment)
@@ -266,11 +268,11 @@ def test_segments_and_mappings_come_through(
 
 
 @pytest.mark.parametrize("addr", [0, 1 << 63, (1 << 64) - 100])
-def test_a_segment_that_ends_with_memory_is_one(addr: int) -> None:
+def test_a_segment_up_to_the_last_address_is_valid(addr: int) -> None:
     Segment(addr, 1, 100).check()
     Segment((1 << 64) - 1, 1, 0).check()
 
 
-def test_a_segment_that_ends_behind_memory_is_none() -> None:
+def test_a_segment_beyond_the_last_address_is_refused() -> None:
     with pytest.raises(ProtocolError, match="100 bytes at address 0xffffffffffffff9d"):
         Segment((1 << 64) - 99, 1, 100).check()
