@@ -97,9 +97,9 @@ def test_an_address_that_no_device_has_comes_with_advice() -> None:
 @pytest.mark.parametrize(
     ("status", "why"),
     [
-        (8, "nobody listens there (status 8)"),
-        (28, "its application refused (status 28)"),
-        (999, "reason not known here (status 999)"),
+        (8, "no listener at this port (status 8)"),
+        (28, "the application refused (status 28)"),
+        (999, "unknown reason (status 999)"),
         (-errno.ECONNREFUSED, f"{os.strerror(errno.ECONNREFUSED)} (status -{errno.ECONNREFUSED})"),
     ],
 )
@@ -114,9 +114,9 @@ def test_a_rejection_says_why(status: int, why: str) -> None:
 @pytest.mark.parametrize(
     ("status", "why"),
     [
-        (1, "nobody serves that port (status 1)"),
-        (2, "its application refused (status 2)"),
-        (999, "reason not known here (status 999)"),
+        (1, "no listener at this port (status 1)"),
+        (2, "the application refused (status 2)"),
+        (999, "unknown reason (status 999)"),
     ],
 )
 def test_an_answer_that_says_no_to_datagrams_is_a_rejection(status: int, why: str) -> None:

@@ -225,7 +225,7 @@ async def connecting(cm_id: AsyncCmId) -> asyncio.Task[None]:
     ("kind", "status", "error", "text"),
     [
         (E.REJECTED, 28, Rejected, r"10\.7\.1\.2:7471 rejected .* application refused"),
-        (E.REJECTED, 8, Rejected, "nobody listens there"),
+        (E.REJECTED, 8, Rejected, "no listener at this port"),
         (E.UNREACHABLE, -errno.ETIMEDOUT, Unreachable, r"10\.7\.1\.2:7471 does not answer"),
         (E.CONNECT_ERROR, -errno.EIO, ConnectError, r"could not connect to 10\.7\.1\.2:7471"),
         (E.DEVICE_REMOVAL, 0, DeviceRemoved, "device was removed"),
@@ -868,7 +868,7 @@ def test_a_loop_closed_under_a_waiting_task_is_survived(monkeypatch: pytest.Monk
         loop.close()
         gate.set()
         for _ in range(1000):
-            if cm_id.handle._finished or errors:
+            if cm_id.handle._is_destroyed or errors:
                 break
             threading.Event().wait(0.001)
         threading.Event().wait(0.01)

@@ -14,7 +14,7 @@ import pytest
 
 from aiordma import DeviceRemoved, VerbsError
 from aiordma.rdmacm import contexts as contexts_module
-from aiordma.rdmacm.contexts import DeviceContexts, empty, has_node
+from aiordma.rdmacm.contexts import DeviceContexts, detach, has_node
 from aiordma.rdmacm.device_thread import SUBSYSTEM, DeviceThread, has_changes, open_uevents
 from aiordma.verbs.context_references import ContextReferences
 
@@ -69,7 +69,7 @@ def lib(monkeypatch: pytest.MonkeyPatch) -> Librdmacm:
     made = Librdmacm()
     monkeypatch.setattr(contexts_module, "ContextList", made)
     monkeypatch.setattr(contexts_module, "Device", FakeDevice)
-    monkeypatch.setattr(contexts_module, "empty", made.emptied.append)
+    monkeypatch.setattr(contexts_module, "detach", made.emptied.append)
     monkeypatch.setattr(contexts_module, "has_node", lambda context: context in made.nodes)
     return made
 
@@ -171,7 +171,7 @@ def test_nothing_more_is_made_from_a_device_that_is_gone(lib: Librdmacm, held: b
 def test_an_emptied_context_has_dev_null_in_place_of_its_descriptors() -> None:
     fds = [os.eventfd(0), os.eventfd(0)]
     context: Any = SimpleNamespace(cmd_fd=fds[0], async_fd=fds[1])
-    empty(context)
+    detach(context)
     for fd in fds:
         assert os.readlink(f"/proc/self/fd/{fd}") == os.devnull
         assert not os.get_inheritable(fd)
