@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from aiordma.cm import AsyncCmId, CmState
+from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.cm.handle import IdHandle
 from aiordma.enums import CmEventType
 from aiordma.loop import Loop
@@ -58,7 +58,7 @@ class FakeCmId:
     address: int
     is_iwarp: bool = False
     calls: list[str] = field(default_factory=list)
-    during: dict[str, Callable[[], None]] = field(default_factory=dict)
+    during: dict[str, Callable[[], object]] = field(default_factory=dict)
     local_address: SocketAddress | None = HERE
     peer_address: SocketAddress | None = PEER
     destroyed: threading.Event = field(default_factory=threading.Event)
@@ -175,9 +175,10 @@ class FakeCm:
         return CmEvent(CmEventType.CONNECT_REQUEST, raw.address, private_data=private_data)
 
 
-def raw_of(cm: AsyncCmId) -> FakeCmId:
-    assert isinstance(cm.cm_id, FakeCmId)
-    return cm.cm_id
+def raw_of(cm: AsyncCmId | SyncCmId) -> FakeCmId:
+    raw: object = cm.cm_id
+    assert isinstance(raw, FakeCmId)
+    return raw
 
 
 def event(kind: CmEventType, status: int = 0, private_data: bytes = b"") -> CmEvent:

@@ -86,7 +86,8 @@ async def test_requests_are_returned_in_order_with_a_channel_each(cm: FakeCm) ->
     for number, request in enumerate(requests):
         taken = await (listener.get_request() if number else waiting)
         assert taken.event is request
-        assert taken.handle.channel is cm.channels[1 + number]
+        channels: list[object] = [*cm.channels]
+        assert taken.handle.channel is channels[1 + number]
         assert cm.ids[request.id].calls == ["migrate"]
         await taken.aclose()
     await listener.aclose()
@@ -116,9 +117,7 @@ async def test_cancelling_while_a_request_is_prepared_loses_no_request(cm: FakeC
     listener, _, channel = make_sync_id(cm, CmState.LISTENING)
     request = cm.request_event()
     loop, waiting = asyncio.get_running_loop(), asyncio.create_task(listener.get_request())
-    cm.ids[request.id].during["migrate"] = lambda: [  # type: ignore[assignment,return-value]
-        loop.call_soon_threadsafe(waiting.cancel)
-    ]
+    cm.ids[request.id].during["migrate"] = lambda: loop.call_soon_threadsafe(waiting.cancel)
     channel.put(request)
     with pytest.raises(asyncio.CancelledError):
         await waiting

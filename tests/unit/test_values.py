@@ -50,7 +50,7 @@ from aiordma.verbs import (
 )
 from aiordma.verbs.address_handle import gid_host, make_gid, read_gid
 from aiordma.verbs.device import mtu_bytes
-from aiordma.verbs.queue_pair import read_caps
+from aiordma.verbs.queue_pair_init import read_caps
 
 RAW_GID = bytes(range(1, 17))
 
@@ -137,7 +137,7 @@ def test_neither_node_nor_service_is_a_value_error(hints: AddrInfo | None) -> No
 
 
 class FakeLookUp:
-    """The library's functions for names. They return `result`, and record their arguments."""
+    """Fakes of librdmacm's functions for names. They record their arguments."""
 
     def __init__(self, result: int, code: int, info: AddrInfo | None = None) -> None:
         self.result, self.code = result, code
@@ -305,9 +305,9 @@ def test_a_route_is_read_in_host_byte_order() -> None:
     ffi.memmove(path.dgid.raw, RAW_GID[::-1], 16)
     path.dlid, path.slid, path.pkey = map(socket.htons, (0x102, 0x304, 0x506))
     path.flow_label, path.reversible = socket.htonl(0x1020304), 1
-    plain = ("hop_limit", "traffic_class", "numb_path", "sl", "mtu_selector", "mtu")
-    plain += ("rate_selector", "rate", "packet_life_time_selector", "packet_life_time")
-    plain += ("preference",)
+    plain = ["hop_limit", "traffic_class", "numb_path", "sl", "mtu_selector", "mtu"]
+    plain += ["rate_selector", "rate", "packet_life_time_selector", "packet_life_time"]
+    plain += ["preference"]
     for number, name in enumerate(plain, 3):
         setattr(path, name, number)
 
@@ -448,9 +448,10 @@ def test_the_errno_of_an_event_is_read_from_its_status(
 
 
 def addressed(kind: CmEventType, port_num: int) -> CmEvent:
+    raw: Any = ffi
     copy = copied_event(kind)
     attributes = distinct(AddressHandleAttributes, dgid=RAW_GID, is_global=True, port_num=port_num)
-    ffi.memmove(ffi.addressof(copy, "ah_attr"), attributes.write(), ffi.sizeof(copy.ah_attr))
+    raw.memmove(raw.addressof(copy, "ah_attr"), attributes.write(), raw.sizeof(copy.ah_attr))
     event = read_event(copy)
     assert event.ah_attr in (attributes, None)
     return event
