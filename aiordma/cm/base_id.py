@@ -104,7 +104,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     @property
     def cm_id(self) -> CmId:
-        """The C id. Its `post_*` calls do not block and may be made directly."""
+        """The C id. Its `post_*` calls do not block and can be made directly."""
         return self.handle.cm_id
 
     @property
@@ -285,7 +285,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     ) -> None:
         """Connect along the resolved route: rdma_connect(3), in a worker thread.
 
-        `prepare` is called first, in the same thread. There make the queue pair and post the first
+        `prepare` is called first, in the same thread. It can make the queue pair and post the first
         receives. Without `parameters`, all of them are the maximum of the device.
 
         An id without a queue pair stops when the peer has answered. Then move your queue pair with
@@ -673,7 +673,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._requests.drop_all()
 
     def _leave(self) -> None:
-        """Stop using the C id, which is about to be destroyed or to get another owner."""
+        """Stop using the C id, which is destroyed or moved to another object next."""
         self._last_addresses = self.local_address, self.peer_address
         self._state.close()
 

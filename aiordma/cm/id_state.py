@@ -39,7 +39,7 @@ class IdState:
 
     @current.setter
     def current(self, state: CmState) -> None:
-        # A worker thread may be about to move the state while the loop closes the id.
+        # A worker thread can move the state just after the loop has closed the id.
         self._state = state
         self._is_closed |= state is CmState.CLOSED
 

@@ -27,7 +27,7 @@ MAX_BACKLOG = 1024
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A connection request: the id that came with it, and the event."""
+    """A connection request: its id, and its CONNECT_REQUEST event."""
 
     handle: IdHandle
     event: CmEvent

@@ -1,6 +1,6 @@
 """A thin binding of librdmacm: one class for each C struct, one method for each C function.
 
-Each method does what the man page says. Nothing here uses an event loop.
+Each method behaves as its man page describes. Nothing here uses an event loop.
 """
 
 from aiordma.rdmacm.address import SocketAddress, parse_address

@@ -169,9 +169,9 @@ class DeviceContexts:
             self._report_removed(self._listed() - found.contexts)
             self._lists.append(found)
             self._free_lists()
-            known = self._devices
+            old = self._devices
             self._devices = {
-                context: known.get(context) or Device(context) for context in self._listed()
+                context: old.get(context) or Device(context) for context in self._listed()
             }
             if not found.contexts:
                 error = VerbsError(errno.ENODEV, "rdma_get_devices")

@@ -28,7 +28,7 @@ class OwnQueue:
             ValueError: the id has no such queue.
         """
         if cq == ffi.NULL or channel == ffi.NULL:
-            raise ValueError("the id has no completion queue of its own there")
+            raise ValueError("the id has no completion queue of its own for this direction")
         self._cq = cq
         self._channel = channel
         self.fd = channel.fd
