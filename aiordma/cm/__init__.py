@@ -1,4 +1,4 @@
-"""The awaiting ids under connect() and listen()."""
+"""The awaitable rdma_cm ids, which connect() and listen() use."""
 
 from aiordma.cm.async_id import AsyncCmId
 from aiordma.cm.base_id import RESOLVE_TIMEOUT

@@ -1,4 +1,4 @@
-"""Serving: the requests of peers who want to connect, one after another, and tasks for them."""
+"""The base classes of listeners and of connection requests, for every kind of connection."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ logger = logging.getLogger(__name__)
 C = TypeVar("C", bound=Closable)
 R = TypeVar("R")
 
-# What a peer does, and not the one who serves it.
+# Errors that the peer causes, not the handler.
 _PEER_ERRORS = (ConnectError, ConnectionClosed, ProtocolError, WorkRequestError)
 
 
 class BaseRequest:
-    """A peer that wants to connect, whatever it wants to exchange."""
+    """A connection request of a peer, for messages or for a byte stream. Answer it once."""
 
     def __init__(self, cm: AsyncCmId) -> None:
-        """Of an id in state REQUESTED, to be answered once."""
+        """Wrap an id in state REQUESTED."""
         self._cm = cm
         self._local_address = cm.local_address
         self._peer_address = cm.peer_address
 
     @property
     def local_address(self) -> tuple[str, int]:
-        """`(host, port)` that the peer asked for."""
+        """`(host, port)` to which the peer connects."""
         return self._local_address
 
     @property
@@ -57,7 +57,7 @@ class BaseRequest:
         try:
             self._cm.check_unanswered()
         except ConnectError as error:
-            logger.debug("nobody is there to be refused: %s", error)
+            logger.debug("no peer to reject: %s", error)
             await checkpoint()
             return
         check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).reject)
@@ -70,10 +70,10 @@ class BaseRequest:
 
 
 class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
-    """What every listener does, whatever its peers want to exchange."""
+    """A listener for connections with messages (`listen()`) or byte streams (`listen_stream()`)."""
 
     def __init__(self, cms: list[AsyncCmId], request: Callable[[AsyncCmId], R]) -> None:
-        """Of ids that all listen on the same port. `request` presents one of their requests."""
+        """Wrap ids that all listen on the same port. `request` wraps the id of a request."""
         self._cms = cms
         self._request = request
         self._local_address = cms[0].local_address
@@ -84,17 +84,17 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
 
     @property
     def local_address(self) -> tuple[str, int]:
-        """`(host, port)` where peers can connect; the port is the real one if 0 was asked for."""
+        """`(host, port)` where peers can connect. It has the actual port, even if 0 was given."""
         return self._local_address
 
     async def get_request(self) -> R:
         """Wait for the next request.
 
-        Cancelling loses none.
+        Cancelling loses no request.
 
         Raises:
-            LocalClosed: the listener is closed, or was while waiting.
-            DeviceRemoved: the device it was bound to went away.
+            LocalClosed: the listener is closed, or was closed during the wait.
+            DeviceRemoved: its device was removed.
             BusyError: another task is waiting for requests.
         """
         self._check_idle()
@@ -117,7 +117,8 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
             try:
                 return await accept(request)
             except (ConnectError, DeviceRemoved, ProtocolError) as error:
-                logger.info("%r went away: %s", request, error)  # of several devices one may have
+                # Of several devices, one can be removed.
+                logger.info("%r went away: %s", request, error)
 
     async def _serve(
         self,
@@ -130,7 +131,9 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
             try:
                 async for request in self:
                     tasks.create_task(self._serve_one(request, accept, handler))
-            except RdmaError as error:  # raised below: in here it would be wrapped in a group
+            except (
+                RdmaError
+            ) as error:  # raised below: raised here, an exception group would wrap it
                 failure = error
             finally:
                 self.abort()
@@ -162,7 +165,7 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
             raise StopAsyncIteration from None
 
     async def aclose(self) -> None:
-        """Stop listening, and wait until that is done. Idempotent. See rdma_destroy_id(3).
+        """Stop listening, and wait until the ids are destroyed. Idempotent. See rdma_destroy_id(3).
 
         Cancelling stops the waiting only.
         """

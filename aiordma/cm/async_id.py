@@ -1,4 +1,4 @@
-"""AsyncCmId: an rdma_cm id on a loop's event channel, its operations awaited."""
+"""AsyncCmId: an rdma_cm id on the event channel of a loop, with awaitable operations."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncCmId(BaseCmId):
-    """A communication identifier whose events come through the running loop.
+    """A communication identifier whose events the running loop reads.
 
-    Make one with `await AsyncCmId.create()`; a listening one yields others from get_request(), or
-    by `async for`. Waiting is for a change of state: an event is never lost with the task that
-    waited for it.
+    Make one with `await AsyncCmId.create()`. A listening id returns the ids of requests from
+    get_request(), or from `async for`. A task waits for a change of state, not for an event. So no
+    event is lost if the task is cancelled.
     """
 
     def __init__(
         self, handle: IdHandle, dispatcher: CmDispatcher, state: CmState, event: CmEvent | None
     ) -> None:
-        """For create(), for requests and for migrate(); not to be called by others."""
+        """Called by create(), by get_request() and by migrate(); not for users."""
         super().__init__(handle, state, event)
         self.on_change: Callable[[], None] | None = None
         """Called on the loop's thread after each event, and after abort()."""
@@ -52,7 +52,7 @@ class AsyncCmId(BaseCmId):
         Cancelling leaves nothing behind.
 
         Raises:
-            VerbsError: ENODEV when there is no RDMA device, ENOMEM.
+            VerbsError: ENODEV (no RDMA device), ENOMEM.
         """
         loop = running_loop()
         await checkpoint()
@@ -93,7 +93,7 @@ class AsyncCmId(BaseCmId):
             )
 
     def handle_event(self, event: CmEvent) -> None:
-        """Take an event from the dispatcher."""
+        """Process an event of this id. Called by the dispatcher."""
         super().handle_event(event)
         self._notify()
 
@@ -102,7 +102,7 @@ class AsyncCmId(BaseCmId):
         if self.on_change is not None:
             self.on_change()
 
-    # --- being connected to ---
+    # --- listening ---
 
     def _listen(self, backlog: int) -> None:
         if self.handle.channel is None:
@@ -110,19 +110,19 @@ class AsyncCmId(BaseCmId):
         super()._listen(backlog)
 
     def _watch(self, channel: OwnChannel) -> None:
-        """Have the loop read the channel, too, until everything is destroyed, or migrates."""
+        """Make the loop read the channel, too, until the id is destroyed or migrates."""
         self._stop_watching = self._dispatcher.watch(self.cm_id, channel)
         self.handle.add_released_callback(self._stop_watching)
 
     async def get_request(self) -> AsyncCmId:
-        """Wait for a connection request: an id in state REQUESTED, to be accepted or rejected.
+        """Wait for a connection request. Return its id, in state REQUESTED; accept or reject it.
 
-        Cancelling loses none. See rdma_get_request(3), the synchronous counterpart.
+        Cancelling loses no request. See rdma_get_request(3), the synchronous counterpart.
 
         Raises:
-            LocalClosed: the id is closed, or was while waiting.
-            DeviceRemoved: the device it was bound to went away.
-            BusyError: another task waits for requests.
+            LocalClosed: the id is closed, or was closed during the wait.
+            DeviceRemoved: the device of the id was removed.
+            BusyError: another task is waiting for requests.
         """
         self._check_idle()
         await checkpoint()
@@ -132,11 +132,11 @@ class AsyncCmId(BaseCmId):
         return request
 
     def take_request(self) -> AsyncCmId | None:
-        """A connection request that has come already, or None. See get_request().
+        """Return a connection request that has arrived already, or None. See get_request().
 
         Raises:
             LocalClosed: the id is closed.
-            DeviceRemoved: the device it was bound to went away.
+            DeviceRemoved: the device of the id was removed.
         """
         while self._requests:
             request = self._requests.pop()
@@ -144,7 +144,7 @@ class AsyncCmId(BaseCmId):
                 request.handle.move_to(self.loop)
                 request.handle.move_to_loop(self._dispatcher)
             except VerbsError as error:
-                logger.info("a connection request went with its device: %s", error)
+                logger.info("a connection request was dropped with its device: %s", error)
                 request.handle.destroy()
             else:
                 return AsyncCmId(request.handle, self._dispatcher, CmState.REQUESTED, request.event)
@@ -164,24 +164,24 @@ class AsyncCmId(BaseCmId):
     # --- migration ---
 
     async def migrate(self, channel: None) -> SyncCmId:
-        """Make it a synchronous id: rdma_migrate_id(3) with no channel.
+        """Make the id synchronous: rdma_migrate_id(3) with no channel.
 
-        Everything goes along: the state, the queue pair, events that are not read yet, requests
-        that are not taken yet. A listener misses no request meanwhile, as its channel stays the
-        same. This object is closed; calls under way in worker threads are waited for. A SyncCmId
-        belongs to no loop, so its own migrate() leads to any.
+        Return the new object, and close this one. The new object has the state, the queue pair, the
+        events that are not read yet, and the requests that are not taken yet. A listener misses no
+        request, as its channel stays the same. Calls under way in worker threads are completed
+        first. A SyncCmId belongs to no loop: its migrate() moves the id to the loop that runs then.
 
-        Cancelling leaves it as it is.
+        Cancelling leaves the id as it is.
 
         Raises:
-            BusyError: a task is waiting for it, or a call on it is under way.
-            LocalClosed: it is closed.
-            VerbsError: EMFILE (a synchronous id needs a descriptor; one that listens has it).
+            BusyError: a task is waiting for the id, or a call on it is under way.
+            LocalClosed: the id is closed.
+            VerbsError: EMFILE (a synchronous id needs a descriptor; a listening id has one).
         """
-        from aiordma.cm.sync_id import SyncCmId  # which imports this module
+        from aiordma.cm.sync_id import SyncCmId  # here, because it imports this module
 
         self._state.check_open()
-        await self.handle.call(lambda: None)  # behind those under way
+        await self.handle.call(lambda: None)  # waits for the calls under way
         self._check_idle()
         self._state.check_open()
         self._leave_loop()
@@ -205,7 +205,7 @@ class AsyncCmId(BaseCmId):
     def abort(self) -> None:
         """Close at once: waiters get LocalClosed, everything is destroyed in the background.
 
-        Requests that nobody has taken are rejected. Idempotent. See rdma_destroy_id(3).
+        Requests that no task has taken are rejected. Idempotent. See rdma_destroy_id(3).
         """
         if self.state is CmState.CLOSED:
             return

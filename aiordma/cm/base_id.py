@@ -1,7 +1,7 @@
-"""BaseCmId: the operations of an id, for AsyncCmId and SyncCmId alike.
+"""BaseCmId: the operations of an id, for both AsyncCmId and SyncCmId.
 
-Each operation is a Step: the C call that starts something, and the meaning of its failure. The two
-subclasses differ in how they wait for the end of a step.
+Each operation is a Step: the C call that starts it, and the exception for a failure of that call.
+The two subclasses differ in how they wait for the end of a step.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RESOLVE_TIMEOUT = 5.0
-# join_multicast() passes a token to the kernel, and finds it again in the event.
+# join_multicast() passes a token to the kernel. The event of that call contains the same token.
 _tokens = itertools.count(1)
 
-# connect() and accept() can lead to these. The peer might have disconnected before this task runs.
-# Without a queue pair, the user moves one by hand.
+# connect() and accept() end in one of these. The peer might have disconnected before this task
+# runs. In RESPONDED the id has no queue pair, and the user moves one.
 _CONNECTED = (CmState.CONNECTED, CmState.DISCONNECTED, CmState.RESPONDED)
 
 
 class BaseCmId(AsyncContextManagerMixin, ABC):
-    """A communication identifier whose operations are awaited, in either mode.
+    """A communication identifier with awaitable operations, asynchronous or synchronous.
 
-    Every await may be cancelled. The id then stands in the middle of the operation, and can only be
-    closed. One task at a time may wait for an id.
+    Every await can be cancelled. The operation is then incomplete, and the id can only be closed.
+    Only one task at a time can wait for an id.
     """
 
     def __init__(self, handle: IdHandle, state: CmState, event: CmEvent | None) -> None:
         self.handle = handle
         self.context: object = None
-        """An object of the user's own."""
+        """Any object of the user."""
         self._state = IdState(state, event)
         self._completions = OwnCompletions(handle, self._state)
         self._requests = PendingRequests()
@@ -104,12 +104,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     @property
     def cm_id(self) -> CmId:
-        """The C id. Its `post_*` calls do not block and may be made directly."""
+        """The C id. Its `post_*` calls do not block and can be made directly."""
         return self.handle.cm_id
 
     @property
     def local_address(self) -> tuple[str, int]:
-        """`(host, port)` of this side; `("", 0)` before the id has an address."""
+        """`(host, port)` of this side; `("", 0)` before the id is bound to an address."""
         if self.state is CmState.CLOSED:
             return self._last_addresses[0]
         address = self.cm_id.local_address
@@ -117,7 +117,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     @property
     def peer_address(self) -> tuple[str, int]:
-        """`(host, port)` of the other side; `("", 0)` before it is known."""
+        """`(host, port)` of the peer; `("", 0)` before it is known."""
         if self.state is CmState.CLOSED:
             return self._last_addresses[1]
         address = self.cm_id.peer_address
@@ -134,24 +134,24 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         return self.cm_id.route
 
     def device(self) -> Device:
-        """The device that the id is bound to.
+        """Return the device that the id is bound to.
 
         Raises:
-            ValueError: it is bound to none yet.
-            LocalClosed: it is closed.
+            ValueError: the id is not bound to a device yet.
+            LocalClosed: the id is closed.
         """
         self._state.check_open()
         return self.cm_id.device()
 
     @property
     def port_num(self) -> int:
-        """The port of the device, from 1; 0 before there is one."""
+        """The port of the device, from 1; 0 before the id is bound to a device."""
         return 0 if self.state is CmState.CLOSED else self.cm_id.port_num
 
     # --- events and steps ---
 
     def handle_event(self, event: CmEvent) -> None:
-        """Take an rdma_cm event, which may move the state."""
+        """Process an rdma_cm event, which can change the state."""
         if event.type is CmEventType.CONNECT_REQUEST:
             self._requests.add(self.handle, event, is_listening=self.state is CmState.LISTENING)
             self._drop_requests_if_closed()
@@ -166,15 +166,15 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     async def _perform(self, step: Step, is_done: Callable[[], bool]) -> None:
         """Make the call of `step`, and wait for events until `is_done()`."""
 
-    async def _perform_to(self, step: Step, peer: str, *wanted: CmState) -> None:
-        """Take a step until nothing is under way.
+    async def _perform_to(self, step: Step, peer: str, *expected: CmState) -> None:
+        """Make the call of `step`, and wait until the operation has ended.
 
         Raises:
-            RdmaError: the id is then in none of the states `wanted`.
+            RdmaError: the id is then in none of the states `expected`.
         """
         await self._perform(step, lambda: self.state not in WAITING)
-        if self.state not in wanted:
-            raise self._state.error(peer, wanted[0])
+        if self.state not in expected:
+            raise self._state.error(peer, expected[0])
 
     def failure(self, peer: str) -> RdmaError | None:
         """Return the reason why the id, or its last query, failed; None if neither did."""
@@ -186,36 +186,38 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """Set an option: rdma_set_option(3).
 
         Raises:
-            VerbsError: EINVAL (too late for it, or not on this kind of id), ENOSYS.
+            VerbsError: EINVAL (too late, or not allowed on this kind of id), ENOSYS.
         """
         self._state.check_open()
         self.cm_id.set_option(option, value)
 
     def set_local_ece(self, ece: Ece) -> None:
-        """Offer options to the peer's card, before create_qp(): rdma_set_local_ece(3).
+        """Offer ECE options to the peer, before create_qp(): rdma_set_local_ece(3).
 
         Raises:
-            VerbsError: EINVAL (there is a queue pair).
+            VerbsError: EINVAL (the id has a queue pair).
         """
         self._state.check_open()
         self.cm_id.set_local_ece(ece)
 
     def remote_ece(self) -> Ece:
-        """What the peer's card offered, before create_qp(): rdma_get_remote_ece(3).
+        """Return the ECE options that the peer offered: rdma_get_remote_ece(3).
+
+        Call it before create_qp().
 
         Raises:
-            VerbsError: EINVAL (there is a queue pair).
+            VerbsError: EINVAL (the id has a queue pair).
         """
         self._state.check_open()
         return self.cm_id.remote_ece()
 
-    # --- finding the way ---
+    # --- resolving ---
 
     def bind_addr(self, address: SocketAddress) -> None:
-        """Bind to a local address; port 0 picks one: rdma_bind_addr(3).
+        """Bind to a local address; port 0 selects a free one: rdma_bind_addr(3).
 
         Raises:
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken, or not this machine's), EACCES.
+            VerbsError: EADDRINUSE or EADDRNOTAVAIL (in use, or not of this machine), EACCES.
         """
         self._state.call(CmCall.BIND_ADDR, lambda: self.cm_id.bind_addr(address))
 
@@ -226,12 +228,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         source: SocketAddress | None = None,
         timeout: float = RESOLVE_TIMEOUT,
     ) -> None:
-        """Find the device and the link address for `destination`: rdma_resolve_addr(3).
+        """Resolve `destination` to a device and a link address: rdma_resolve_addr(3).
 
-        Gives up after `timeout` seconds; may then be tried again.
+        Fails after `timeout` seconds. After a failure it can be called again.
 
         Raises:
-            AddressError: no device leads there, or nobody has the address.
+            AddressError: no device has a path to it, or no host has the address.
         """
         peer = destination.pair[0]
         step = Step(
@@ -243,28 +245,28 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         await self._perform_to(step, peer, CmState.ADDR_RESOLVED)
 
     async def resolve_route(self, *, timeout: float = RESOLVE_TIMEOUT) -> None:
-        """Find the route to the resolved address: rdma_resolve_route(3), in a worker thread.
+        """Resolve the route to the resolved address: rdma_resolve_route(3), in a worker thread.
 
-        Gives up after `timeout` seconds; may then be tried again.
+        Fails after `timeout` seconds. After a failure it can be called again.
 
         Raises:
-            RouteError: there is none.
+            RouteError: there is no route.
         """
-        await self._find_route(
+        await self._resolve_route(
             lambda: self.cm_id.resolve_route(_milliseconds(timeout)), Executor.BLOCKING_POOL
         )
 
     async def set_path(self, path: bytes) -> None:
-        """Use a route that is known already, in place of resolve_route().
+        """Set a route that is known already, instead of resolve_route().
 
         `path` is an array of `struct ibv_path_data`: rdma_set_option(3), RDMA_OPTION_IB_PATH.
 
         Raises:
-            RouteError: it is not accepted (EINVAL: no such path, or no InfiniBand or RoCE).
+            RouteError: it is not accepted (EINVAL: no such path, or neither InfiniBand nor RoCE).
         """
-        await self._find_route(lambda: self.cm_id.set_option(IbOption.PATH, path), Executor.LOOP)
+        await self._resolve_route(lambda: self.cm_id.set_option(IbOption.PATH, path), Executor.LOOP)
 
-    async def _find_route(self, start: Callable[[], None], executor: Executor) -> None:
+    async def _resolve_route(self, start: Callable[[], None], executor: Executor) -> None:
         peer = self.peer_address[0]
         step = Step(
             CmCall.RESOLVE_ROUTE,
@@ -283,16 +285,17 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     ) -> None:
         """Connect along the resolved route: rdma_connect(3), in a worker thread.
 
-        `prepare` is called first, in the same thread: the place to make the queue pair and to post
-        the first receives. Without `parameters`, everything is as much as the device can.
+        `prepare` is called first, in the same thread. It can make the queue pair and post the first
+        receives. Without `parameters`, all of them are the maximum of the device.
 
-        An id without a queue pair stops at the peer's answer: move yours by hand, as init_qp_attr()
-        says, and call establish(). Of a datagram id, `established` then says where to send.
+        An id without a queue pair stops when the peer has answered. Then move your queue pair with
+        the attributes of init_qp_attr(), and call establish(). For a datagram id, `established`
+        then contains the destination for sends.
 
         Raises:
-            Rejected: nobody listens there, or the application refused.
-            Unreachable: nobody answered (after about a minute on InfiniBand and RoCE).
-            ConnectError: it failed otherwise.
+            Rejected: there is no listener at the port, or the application rejected the request.
+            Unreachable: the peer did not answer (after about a minute on InfiniBand and RoCE).
+            ConnectError: connecting failed for another reason.
             VerbsError: a parameter is over a limit of the device.
         """
         self._state.check_allowed(CmCall.CONNECT)
@@ -308,7 +311,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         await self._perform_to(step, peer, *_CONNECTED)
 
     def establish(self) -> None:
-        """Confirm the connection of a queue pair that was moved by hand: rdma_establish(3).
+        """Confirm the connection of a queue pair that the caller itself moved: rdma_establish(3).
 
         Raises:
             VerbsError: EINVAL.
@@ -317,13 +320,16 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._state.call(CmCall.ESTABLISH, self.cm_id.establish)
 
     def notify_established(self) -> None:
-        """Data has come before the peer's confirmation: rdma_notify(3). Then it need not come."""
+        """Notify the CM that data arrived before the peer's confirmation: rdma_notify(3).
+
+        The connection is then established without the confirmation.
+        """
         try:
             self.cm_id.notify()
         except VerbsError as error:  # EISCONN: the confirmation was faster
             logger.debug("ignored: %s", error)
 
-    # --- being connected to ---
+    # --- accepting ---
 
     async def accept(
         self,
@@ -332,11 +338,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     ) -> None:
         """Accept the request: rdma_accept(3), in a worker thread. `prepare`: see connect().
 
-        Returns when the peer has confirmed; for datagrams, at once. Once begun the request cannot
-        be rejected any more. Without `parameters` (which needs a queue pair): as the peer asked.
+        Returns after the peer has confirmed; for datagrams, at once. After this call the request
+        can no longer be rejected. Without `parameters` (which needs a queue pair), the parameters
+        of the peer are used.
 
         Raises:
-            ConnectError: the peer is gone, or did not confirm.
+            ConnectError: the peer has disconnected, or did not confirm.
         """
         peer = format_address(self.peer_address)
         is_datagram = self.state is CmState.REQUESTED and self.cm_id.is_datagram
@@ -350,12 +357,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         if is_datagram:
             await self._perform(step, lambda: True)
             if self.state is CmState.ACCEPTING:
-                self._state.current = CmState.CONNECTED  # no event will say so
+                self._state.current = CmState.CONNECTED  # datagrams have no ESTABLISHED event here
         else:
             await self._perform_to(step, peer, *_CONNECTED)
 
     def _prepare_answer(self, prepare: Callable[[], None], peer: str) -> None:
-        """Prepare to accept. Of a peer that gave up meanwhile, nothing tells but that it fails."""
+        """Call `prepare`. Its failure is the only sign that the peer gave up meanwhile."""
         try:
             prepare()
         except VerbsError as error:
@@ -366,26 +373,26 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             raise
 
     def reject(self, private_data: bytes = b"", *, ece: bool = False) -> None:
-        """Refuse the request, telling the peer why: rdma_reject(3). The id remains to be closed.
+        """Reject the request, with private data for the peer: rdma_reject(3).
 
-        `ece`: because of the options that its card offered, rdma_reject_ece(3). A peer that went
-        away meanwhile is no error.
+        Close the id afterwards. With `ece`, the reason is the ECE options that the peer offered:
+        rdma_reject_ece(3). It is no error if the peer has disconnected meanwhile.
 
         Raises:
-            LocalClosed: it was answered already.
+            LocalClosed: the request was answered already.
         """
         try:
             self._state.call(CmCall.REJECT, lambda: self.cm_id.reject(private_data, ece=ece))
         except VerbsError as error:
-            logger.debug("the peer is gone: %s", error)
+            logger.debug("the peer has disconnected: %s", error)
             self._state.current = CmState.REFUSED
 
     def check_unanswered(self) -> None:
-        """Make sure that this is a request that was neither accepted nor rejected.
+        """Check that this request was neither accepted nor rejected.
 
         Raises:
-            LocalClosed: it was.
-            ConnectError: the peer gave up, or the device went away; the id is closed then.
+            LocalClosed: the request was answered already.
+            ConnectError: the peer gave up, or the device was removed. The id is then closed.
         """
         if self.state is CmState.REQUESTED:
             return
@@ -396,17 +403,17 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self.abort()
         if isinstance(failure, ConnectError):
             raise failure
-        raise ConnectError(f"{peer} can no longer be answered: {failure}") from failure
+        raise ConnectError(f"the request of {peer} has failed: {failure}") from failure
 
     # --- listening ---
 
     def listen(self, backlog: int = 0) -> None:
-        """Listen: rdma_listen(3). At most `backlog` requests wait to be taken (0: 1024).
+        """Listen: rdma_listen(3). At most `backlog` requests wait for get_request() (0: 1024).
 
         A request that arrives when `backlog` requests wait is rejected.
 
         Raises:
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken), EMFILE (listening takes a descriptor).
+            VerbsError: EADDRINUSE or EADDRNOTAVAIL (in use), EMFILE (listening needs a descriptor).
             BusyError: a call on the id is under way.
         """
         self._state.call(CmCall.LISTEN, lambda: self._listen(backlog))
@@ -428,32 +435,38 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     # --- the queue pair ---
 
     async def create_qp(self, init: QueuePairInit, pd: ProtectionDomain | None = None) -> QueuePair:
-        """Make the id's queue pair, which is destroyed with it: rdma_create_qp(3), in a worker.
+        """Make the id's queue pair, in a worker thread: rdma_create_qp(3).
 
-        In `pd`, or librdmacm's default one; where `init` names no completion queue, the id gets one
-        of its own, which get_send_comp() and get_recv_comp() read. Cancelling leaves the queue pair
-        to the id.
+        It is made in `pd`, or in librdmacm's default protection domain. Where `init` has no
+        completion queue, librdmacm makes one, which get_send_comp() and get_recv_comp() read. The
+        queue pair is destroyed with the id, also if this call is cancelled.
 
         Raises:
-            VerbsError: EINVAL (more than the device can, or there is one), ENOMEM, EOPNOTSUPP.
-            DeviceRemoved: the device went away.
+            VerbsError: EINVAL (over a limit of the device, or the id has a queue pair), ENOMEM,
+                EOPNOTSUPP.
+            DeviceRemoved: the device was removed.
             ValueError: an argument is closed, or the id is not bound to a device yet.
         """
         self._state.check_open()
         return await self.handle.call(lambda: self.make_qp(init, pd))
 
     def make_qp(self, init: QueuePairInit, pd: ProtectionDomain | None = None) -> QueuePair:
-        """What create_qp() does. Blocks, so call it in a worker thread: inside `prepare`."""
+        """Make the queue pair as create_qp() does. Blocks: call it in a worker thread.
+
+        The argument `prepare` of connect() and accept() can call it.
+        """
         if pd is None:
             self.handle.acquire_context()
         with self.handle.channel_lock:
             return self.cm_id.create_qp(init, pd)
 
     def init_qp_attr(self, state: QpState) -> QueuePairAttributes:
-        """What a queue pair made by hand needs to go to `state`: rdma_init_qp_attr(3).
+        """Return the attributes that move a queue pair to `state`: rdma_init_qp_attr(3).
+
+        They are for a queue pair that create_qp() did not make.
 
         Raises:
-            VerbsError: EINVAL (the id is not so far).
+            VerbsError: EINVAL (too early in the state of the id).
         """
         self._state.check_open()
         return self.cm_id.init_qp_attr(state)
@@ -466,12 +479,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     ) -> SharedReceiveQueue:
         """Make a shared receive queue, which is destroyed with the id: rdma_create_srq(3).
 
-        Made before the queue pair, it serves that; `post_recv` of the id then goes there. An XRC
-        queue (rdma_create_srq_ex(3)) brings its domain along. Other queue pairs share it if it
-        is given in their QueuePairInit, and must be destroyed first.
+        If it is made before the queue pair, the queue pair uses it, and so does `post_recv` of the
+        id. For an XRC queue (rdma_create_srq_ex(3)), the XRC domain is made, too. Other queue pairs
+        share the queue if it is given in their QueuePairInit. They must be destroyed first.
 
         Raises:
-            VerbsError: EOPNOTSUPP (not this type, on this device), EINVAL, ENOMEM.
+            VerbsError: EOPNOTSUPP (type not supported by the device), EINVAL, ENOMEM.
             ValueError: an argument is closed, or the id is not bound to a device yet.
         """
         self._state.check_open()
@@ -490,8 +503,9 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     async def reg_msgs(self, buffer: Buffer) -> Registration:
         """Register memory to send from and receive into: rdma_reg_msgs(3), in a worker thread.
 
-        `cm_id.post_send` and its like take it. It is unregistered with the id at the latest; its
-        close() does so earlier (rdma_dereg_mr(3)). Cancelling leaves it to the id.
+        `cm_id.post_send` and the other `post_*` calls take the registration. Its close()
+        deregisters the memory (rdma_dereg_mr(3)); otherwise this is done when the id is destroyed,
+        also if this call is cancelled.
 
         Raises:
             VerbsError: ENOMEM (the locked-memory limit is reached).
@@ -501,11 +515,11 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         return await self._register(lambda: self.cm_id.reg_msgs(buffer))
 
     async def reg_read(self, buffer: Buffer) -> Registration:
-        """Register memory that the peer may read: rdma_reg_read(3). Raises: as reg_msgs."""
+        """Register memory that the peer can read: rdma_reg_read(3). Raises: as reg_msgs."""
         return await self._register(lambda: self.cm_id.reg_read(buffer))
 
     async def reg_write(self, buffer: Buffer) -> Registration:
-        """Register memory that the peer may write: rdma_reg_write(3). Raises: as reg_msgs."""
+        """Register memory that the peer can write: rdma_reg_write(3). Raises: as reg_msgs."""
         return await self._register(lambda: self.cm_id.reg_write(buffer))
 
     async def _register(self, register: Callable[[], Registration]) -> Registration:
@@ -522,36 +536,36 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     # --- completions ---
 
     async def get_send_comp(self) -> Completion:
-        """Wait for the next completion of the id's own send queue: rdma_get_send_comp(3).
+        """Wait for the next completion of the id's send queue: rdma_get_send_comp(3).
 
         Waits in a worker thread. Cancelling loses no completion. A failed request does not raise
         here: see `Completion.check`. When the peer disconnects during the wait, this side
         disconnects too. The device then flushes the posted requests, which ends the wait.
 
         Raises:
-            LocalClosed: the id is closed, or was while waiting.
-            DeviceRemoved: the device went away.
+            LocalClosed: the id is closed, or was closed during the wait.
+            DeviceRemoved: the device was removed.
             ValueError: the id has no completion queue of its own for sending.
-            BusyError: another task waits here.
+            BusyError: another task is waiting for these completions.
             VerbsError: the queue is broken.
         """
         self._state.check_open()
         return await self._completions.next_sent(self.cm_id.send_queue(), self)
 
     async def get_recv_comp(self) -> Completion:
-        """Wait for the next completion of its own receive queue: rdma_get_recv_comp(3).
+        """Wait for the next completion of the id's receive queue: rdma_get_recv_comp(3).
 
-        As get_send_comp() otherwise.
+        Otherwise as get_send_comp().
         """
         self._state.check_open()
         return await self._completions.next_received(self.cm_id.recv_queue(), self)
 
     def event_fds(self) -> list[int]:
-        """Return the descriptors where rdma_cm events arrive that no loop reads."""
+        """Return the descriptors of event channels that no loop reads."""
         return []
 
     def read_events(self) -> None:
-        """Read the events that have arrived there. Called in a worker thread."""
+        """Read the events that have arrived on these channels. Called in a worker thread."""
 
     # --- multicast ---
 
@@ -560,13 +574,14 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     ) -> CmEvent:
         """Join a group: rdma_join_multicast(3) or, for flags, rdma_join_multicast_ex(3).
 
-        The id must be bound to a device, and carry datagrams. Its queue pair, if it has one, then
-        gets what is sent to the group. The event says where to send: `ah_attr`, `qp_num`, `qkey`.
-        Cancelling leaves the id joined, or about to be, until it is closed.
+        The id must be bound to a device and be for datagrams. Its queue pair, if there is one, then
+        receives the datagrams to the group. The returned event contains the destination for sends:
+        `ah_attr`, `qp_num`, `qkey`. If this is cancelled, the kernel can still complete the join;
+        closing the id leaves the group.
 
         Raises:
             ConnectError: the group could not be joined.
-            VerbsError: EINVAL (wrong state), ENOSYS (iWARP has none), EOPNOTSUPP.
+            VerbsError: EINVAL (wrong state), ENOSYS (iWARP has no multicast), EOPNOTSUPP.
         """
         self._state.check_open()
         token = next(_tokens)
@@ -587,8 +602,8 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def _join(self, group: SocketAddress, token: int, flags: JoinFlags) -> None:
         cm_id = self.cm_id
-        # A queue pair that is attached to a group cannot be destroyed, and librdmacm keeps a record
-        # of each group until it is left. The lambda must not hold this object.
+        # A queue pair that is attached to a group cannot be destroyed, and librdmacm stores a
+        # record of each group until it is left. The lambda must not refer to this object.
         self.handle.add_pre_destroy_hook(group, lambda: cm_id.leave_multicast(group))
         cm_id.join_multicast(group, token, flags)
 
@@ -610,14 +625,14 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     # --- the end ---
 
     async def disconnect(self) -> None:
-        """Disconnect, or confirm that the peer did, and wait until it is so: rdma_disconnect(3).
+        """Disconnect, or confirm the peer's disconnect, and wait for the end: rdma_disconnect(3).
 
-        The queue pair goes to its error state, and what is posted on it is flushed. A peer that
-        does not answer keeps this waiting (about a minute on InfiniBand and RoCE). Cancelling
-        stops the waiting only.
+        The queue pair moves to its error state, and its posted requests are flushed. If the peer
+        does not answer, the wait takes about a minute on InfiniBand and RoCE. Cancelling stops the
+        wait only.
 
         Raises:
-            RdmaError: there is no connection; datagrams have none.
+            RdmaError: there is no connection, or the id is for datagrams.
         """
         if self.state is not CmState.CLOSED and self.cm_id.is_datagram:
             raise RdmaError("datagrams have no connection to end")
@@ -633,11 +648,11 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             with self.handle.channel_lock:
                 self.cm_id.disconnect()
         except VerbsError as error:
-            # iWARP, and the peer was faster: its disconnect is on the way here.
+            # On iWARP the peer can disconnect first. Its DISCONNECTED event then arrives soon.
             logger.debug("ignored: %s", error)
 
     def start_disconnect(self) -> None:
-        """disconnect() in the background, if there is a connection; nothing else happens if not."""
+        """Disconnect in the background. Do nothing if there is no connection."""
         state = after_call(self.state, CmCall.DISCONNECT)
         if state is not None and not self.cm_id.is_datagram:
             self._state.current = state
@@ -658,12 +673,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._requests.drop_all()
 
     def _leave(self) -> None:
-        """Stop using the C id, which is about to be destroyed or to get another owner."""
+        """Stop using the C id, which is destroyed or moved to another object next."""
         self._last_addresses = self.local_address, self.peer_address
         self._state.close()
 
     def _transfer_to(self, successor: BaseCmId) -> None:
-        """Hand over to `successor`, which migrate() has made for the same C id."""
+        """Move the state and the requests to `successor`, made by migrate() for the same C id."""
         successor.context = self.context
         self._state.copy_to(successor._state)
         self._requests.move_to(successor._requests)
@@ -672,9 +687,9 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._is_moved = True
 
     async def aclose(self) -> None:
-        """abort(), and wait until everything is destroyed. Idempotent.
+        """Close the id as abort() does, and wait until everything is destroyed. Idempotent.
 
-        Cancelling stops the waiting only.
+        Cancelling stops the wait only.
         """
         self.abort()
         if self._is_moved:
@@ -686,8 +701,8 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     async def closed_on_failure(self) -> AsyncIterator[None]:
         """Close the id if the block fails.
 
-        Nothing of a failed attempt is left when its error arrives. A block that is cancelled does
-        not wait for that.
+        The error is raised after everything is destroyed. If the block is cancelled, the id is
+        destroyed in the background.
         """
         try:
             yield
@@ -710,12 +725,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
 
 def _query_error(kind: CmEventType, error: VerbsError, peer: str) -> Exception:
-    """A query that failed at once is no different from one that fails later."""
+    """Return the exception for a query that failed at once: the same as for its error event."""
     failure = error_for_event(CmEvent(kind, 0, status=-(error.errno or 1)), peer)
     failure.__cause__ = error
     return failure
 
 
 def _milliseconds(seconds: float) -> int:
-    # rdma_resolve_route() refuses 0.
+    # rdma_resolve_route() rejects 0.
     return max(1, min(round(seconds * 1000), 2**31 - 1))

@@ -1,4 +1,4 @@
-"""Ids on their way to a Connection or a stream: with a route to a peer, or listening for peers."""
+"""Establishing: ids with a route to a peer, and listening ids, for connections and streams."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ async def establish(
     options: ConnectionOptions,
     finish: Callable[[AsyncCmId], Awaitable[T]],
 ) -> T:
-    """What `finish` makes of an id with a route to a peer, of the first address that answers.
+    """Resolve an address and a route, and return the result of `finish` for the new id.
 
-    `finish` owns the id. Raises: as aiordma.connect().
+    The addresses of `host` are tried in order, until `finish` succeeds for one of them. `finish`
+    connects, and owns the id from then on. Raises: as aiordma.connect().
     """
     loop = running_loop()
     sources = [] if local_address is None else await resolve_host(loop, *local_address)
@@ -69,7 +70,10 @@ def _set_options(cm: AsyncCmId, options: ConnectionOptions) -> None:
 async def create_listening_ids(
     host: str | None, port: int, backlog: int, options: ConnectionOptions
 ) -> list[AsyncCmId]:
-    """Ids that listen, all on one port: two where `host` stands for all addresses.
+    """Make ids that listen, all on one port, and return them.
+
+    There are two ids (IPv4 and IPv6) if `host` means all addresses and this machine has both
+    families. Otherwise there is one id, for the first address of `host` that can be listened on.
 
     Raises: as aiordma.listen().
     """
@@ -85,7 +89,7 @@ async def create_listening_ids(
 async def _listen_on_all(
     addresses: list[SocketAddress], backlog: int, options: ConnectionOptions
 ) -> list[AsyncCmId]:
-    """An id for each address family that this machine has, all on one port."""
+    """Make an id for each address family that this machine has, all on one port."""
     present = {own.family for _, own in interface_addresses()}
     wanted = [address for address in addresses if address.family in present] or addresses[-1:]
     for attempt in range(PORT_ATTEMPTS):
@@ -100,7 +104,7 @@ async def _listen_on_all(
                 cm.abort()
             for cm in cms:
                 await cm.aclose()
-            # A port that was free in one family need not be in the other: try another one.
+            # A port that is free in one family can be in use in the other: try another port.
             if not retry:
                 raise
         except BaseException:
@@ -116,7 +120,7 @@ async def _listen_at(address: SocketAddress, backlog: int, options: ConnectionOp
     if is_loopback(address):
         raise AddressError(
             f"cannot listen on {address.host}: RDMA has no loopback, and rdma_cm would accept from "
-            "the network too; take an address from `python -m aiordma devices`, or None for all"
+            "the network too; use an address from `python -m aiordma devices`, or None for all"
         )
     cm = await AsyncCmId.create(options.port_space)
     try:
@@ -126,7 +130,7 @@ async def _listen_at(address: SocketAddress, backlog: int, options: ConnectionOp
         cm.bind_addr(address)
         cm.listen(backlog)
     except VerbsError:
-        await cm.aclose()  # the port is free again when the error arrives
+        await cm.aclose()  # so that the port is free again when the error is raised
         raise
     except BaseException:
         cm.abort()

@@ -1,4 +1,4 @@
-"""Which exception an rdma_cm event, or the errno of an iWARP connect, stands for."""
+"""The exceptions for rdma_cm events, and for the errno of an iWARP connect."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from aiordma.errors import (
 )
 from aiordma.rdmacm import CmEvent
 
-# The InfiniBand CM's reject reasons that an rdma_cm user can meet.
+# The InfiniBand CM's reject reasons that can occur with rdma_cm.
 _REJECT_REASONS = {
-    4: "it gave up waiting",
-    6: "it does not know this connection",
-    8: "nobody listens there",
-    10: "it still has an old connection with the same numbers",
-    28: "its application refused",
-    35: "it does not support the options offered",
+    4: "timeout at the peer",
+    6: "no such connection at the peer",
+    8: "no listener at this port",
+    10: "the peer still has an old connection with the same numbers",
+    28: "the application refused",
+    35: "the peer does not support the offered ECE options",
 }
-# How a datagram peer's machine says no to being asked for its numbers (enum ib_cm_sidr_status).
+# The reasons for which the machine of a datagram peer rejects the request for its queue pair
+# number and Q_Key (enum ib_cm_sidr_status).
 _SIDR_STATUSES = {
-    1: "nobody serves that port",
-    2: "its application refused",
-    3: "it has no queue pair there",
-    4: "it says to ask elsewhere",
-    5: "it speaks another version",
+    1: "no listener at this port",
+    2: "the application refused",
+    3: "no queue pair at this port",
+    4: "redirected to another address",
+    5: "other version of the protocol",
 }
 _REFUSED_ERRNOS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET})
 _UNREACHABLE_ERRNOS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 def error_for_event(event: CmEvent, peer: str) -> RdmaError:
-    """The exception for an event that ends an attempt, or a connection, to `peer`."""
+    """Return the exception for an event that ends an attempt, or a connection, to `peer`."""
     match event.type:
         case CmEventType.ADDR_ERROR:
             return AddressError(f"no RDMA path to {peer}: {_cause('rdma_resolve_addr', event)}")
@@ -51,7 +52,7 @@ def error_for_event(event: CmEvent, peer: str) -> RdmaError:
         case CmEventType.REJECTED:
             return _rejected(event, peer)
         case CmEventType.UNREACHABLE if event.status > 0:
-            return _not_served(event, peer)
+            return _datagram_rejected(event, peer)
         case CmEventType.UNREACHABLE:
             return Unreachable(f"{peer} does not answer: {_cause('rdma_connect', event)}")
         case CmEventType.MULTICAST_ERROR:
@@ -69,7 +70,7 @@ def error_for_event(event: CmEvent, peer: str) -> RdmaError:
 
 
 def error_for_iwarp_connect(error: VerbsError, peer: str) -> RdmaError:
-    """The exception for rdma_connect(3) failing at once, as it does on iWARP: a TCP connect's."""
+    """Return the exception for a failed rdma_connect(3) on iWARP, where it makes a TCP connect."""
     code = error.errno or 0
     if code in _REFUSED_ERRNOS:
         return Rejected(f"{peer} rejected the connection: {os.strerror(code)}", -code)
@@ -80,17 +81,20 @@ def error_for_iwarp_connect(error: VerbsError, peer: str) -> RdmaError:
 
 def _rejected(event: CmEvent, peer: str) -> Rejected:
     if event.status < 0:
-        why = os.strerror(-event.status)
+        cause = os.strerror(-event.status)
     else:
-        why = _REJECT_REASONS.get(event.status, "reason not known here")
-    message = f"{peer} rejected the connection: {why} (status {event.status})"
+        cause = _REJECT_REASONS.get(event.status, "unknown reason")
+    message = f"{peer} rejected the connection: {cause} (status {event.status})"
     return Rejected(message, event.status, event.private_data)
 
 
-def _not_served(event: CmEvent, peer: str) -> Rejected:
-    """To a datagram peer this is an answer: silence, and a connection's, has a negative status."""
-    why = _SIDR_STATUSES.get(event.status, "reason not known here")
-    message = f"{peer} rejected the request: {why} (status {event.status})"
+def _datagram_rejected(event: CmEvent, peer: str) -> Rejected:
+    """Return the exception for a positive status, which only the answer of a datagram peer has.
+
+    A missing answer has a negative status, for datagrams and for connections.
+    """
+    cause = _SIDR_STATUSES.get(event.status, "unknown reason")
+    message = f"{peer} rejected the request: {cause} (status {event.status})"
     return Rejected(message, event.status, event.private_data)
 
 

@@ -1,4 +1,4 @@
-"""IdHandle: what an id owns in C, the calls on it in threads, and its orderly destruction."""
+"""IdHandle: the C objects of an id, the calls on it in threads, and its ordered destruction."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ T = TypeVar("T")
 
 
 class IdHandle:
-    """An id, its own channel, its queue pair, and the memory that the queue pair's requests name.
+    """An id, its own channel, its queue pair, and the memory of the queue pair's requests.
 
-    Calls on the id that may block go to worker threads one after the other, and its destruction
-    comes behind them: also behind a call that its cancelled owner no longer waits for.
+    Calls on the id that can block run in worker threads, one after the other. The destruction runs
+    after them. So it also waits for a call whose task was cancelled.
     """
 
     def __init__(self, loop: Loop, cm_id: CmId, channel: OwnChannel | None = None) -> None:
         self.loop = loop
         self.cm_id = cm_id
         self.channel = channel
-        """The channel that it has to itself, and holds; None: it is on one that ids share."""
+        """The id's own channel, with a reference to it. None: the channel that ids share."""
         self.channel_lock = threading.Lock()
-        """Held by a worker thread in a call that uses the channel and may come at any time."""
+        """Held by a worker thread during a call that uses the channel, which can be at any time."""
         self.is_slow_to_destroy = False
-        """Whether destroying can take seconds, as it can on iWARP."""
+        """True if destroying can take seconds, as on iWARP."""
         self._jobs = SerialJobs()
         self._waits: set[Interrupt] = set()
         self._wait_ended = threading.Condition()
         self._device: Device | None = None
         self._pre_destroy_hooks: dict[Hashable, Callable[[], None]] = {}
-        self._cleanups: list[Callable[[], None]] = []
-        self._released: list[Callable[[], None]] = []
-        self._started = False
-        self._finished = False
+        self._destroyed_callbacks: list[Callable[[], None]] = []
+        self._released_callbacks: list[Callable[[], None]] = []
+        self._is_destroying = False
+        self._is_destroyed = False
         self._waiters = WaitQueue(loop)
 
     @property
@@ -63,39 +63,39 @@ class IdHandle:
         return self.cm_id.qp
 
     def move_to(self, loop: Loop) -> None:
-        """Belong to another loop, on whose thread this is called, from now on."""
+        """Belong to another loop from now on. Call this on the thread of that loop."""
         if loop is not self.loop:
             self.loop = loop
             self._waiters = WaitQueue(loop)
 
     def add_pre_destroy_hook(self, key: Hashable, hook: Callable[[], None]) -> None:
-        """Have a worker thread call `hook` before anything is destroyed."""
+        """Make a worker thread call `hook` before anything is destroyed."""
         self._pre_destroy_hooks[key] = hook
 
     def remove_pre_destroy_hook(self, key: Hashable) -> Callable[[], None] | None:
-        """Take that back, and return it if there was one."""
+        """Remove the hook of `key` and return it; None if there is none."""
         return self._pre_destroy_hooks.pop(key, None)
 
     def add_destroyed_callback(self, callback: Callable[[], None]) -> None:
-        """Have a worker thread call `cleanup` once the device can touch no memory any more."""
-        self._cleanups.append(callback)
+        """Make a worker thread call `callback` when the device can access no memory any more."""
+        self._destroyed_callbacks.append(callback)
 
     def add_released_callback(self, callback: Callable[[], None]) -> None:
-        """Have the loop call `callback` when everything is destroyed."""
-        self._released.append(callback)
+        """Make the loop call `callback` when everything is destroyed."""
+        self._released_callbacks.append(callback)
 
     def remove_released_callback(self, callback: Callable[[], None]) -> None:
-        """Take that back."""
-        self._released.remove(callback)
+        """Remove a callback of add_released_callback()."""
+        self._released_callbacks.remove(callback)
 
     def acquire_context(self) -> None:
         """Keep the device's context open until everything is destroyed.
 
-        To be called before anything is made in librdmacm's default protection domain, which goes
+        Call this before anything is made in librdmacm's default protection domain, which is freed
         with the context.
 
         Raises:
-            DeviceRemoved: the device is gone.
+            DeviceRemoved: the device was removed.
         """
         if self._device is None:
             device = self.cm_id.device()
@@ -105,12 +105,12 @@ class IdHandle:
     # --- channels ---
 
     def move_to_own_channel(self) -> OwnChannel:
-        """Move the id to a new channel that it has to itself: rdma_migrate_id(3).
+        """Move the id to a new channel of its own, and return the channel: rdma_migrate_id(3).
 
-        Does not block. Nobody may be reading the channel that it leaves.
+        Does not block. No other thread may read the old channel meanwhile.
 
         Raises:
-            VerbsError: EMFILE; ENXIO (the device is gone).
+            VerbsError: EMFILE; ENXIO (the device was removed).
             BusyError: a call on the id is under way.
         """
         with self._changing_channel():
@@ -126,16 +126,16 @@ class IdHandle:
     def move_to_loop(self, dispatcher: CmDispatcher) -> None:
         """Move the id to the channel that the ids of a loop share: rdma_migrate_id(3).
 
-        As move_to_own_channel() otherwise, but it needs no descriptor.
+        Otherwise as move_to_own_channel(), but without a new descriptor.
         """
         with self._changing_channel():
             dispatcher.migrate_id(self.cm_id)
             self._change_channel(None)
 
     def _change_channel(self, channel: OwnChannel | None) -> None:
-        left, self.channel = self.channel, channel
-        if left is not None:
-            left.release()
+        old, self.channel = self.channel, channel
+        if old is not None:
+            old.release()
 
     @contextmanager
     def _changing_channel(self) -> Iterator[None]:
@@ -149,23 +149,23 @@ class IdHandle:
     # --- calls ---
 
     async def call(self, function: Callable[[], T], *, blocking: bool = False) -> T:
-        """Await a call on the id in a worker thread; `parked`: one that may take minutes.
+        """Await a call on the id in a worker thread. Set `blocking` if it can take minutes.
 
-        Cancelling returns at once; a call under way goes on, and destruction waits for it.
+        Cancelling returns at once. A call under way continues, and destruction waits for it.
 
         Raises:
             LocalClosed: destruction has begun.
         """
-        if self._started:
+        if self._is_destroying:
             raise LocalClosed("closed on this side")
         pool = blocking_pool if blocking else worker_pool
         return await run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
 
     async def wait(self, function: Callable[[Interrupt], T], *, serialized: bool = True) -> T:
-        """Await `function(interrupt)`, which waits in a worker thread for as long as it takes.
+        """Await `function(interrupt)`, which waits in a worker thread without a time limit.
 
-        Cancelling, and destroying the id, set the interrupt, whereupon the function has to return.
-        `in_turn`: as a call on the id, of which there is one at a time.
+        Cancelling, and destroying the id, set the interrupt. The function must then return. If
+        `serialized`, it is a call on the id, and only one such call runs at a time.
 
         Raises:
             LocalClosed: destruction has begun.
@@ -174,7 +174,7 @@ class IdHandle:
 
         def run() -> T:
             with self._wait_ended:
-                if self._started:
+                if self._is_destroying:
                     raise LocalClosed("closed on this side")
                 self._waits.add(interrupt)
             try:
@@ -193,19 +193,19 @@ class IdHandle:
             raise
 
     def interrupt_waits(self) -> None:
-        """Have every wait() return, which begin anew if there is reason to. From any thread."""
+        """Make every wait() return. Its caller can call it again. Callable from any thread."""
         with self._wait_ended:
             for interrupt in self._waits:
                 interrupt.set()
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Make a call on the id in a worker thread, with nobody waiting; errors are only logged.
+        """Make a call on the id in a worker thread, without waiting for it. Errors are only logged.
 
-        It is not made once destruction has begun.
+        The call is not made if destruction has begun.
         """
 
         def job() -> None:
-            if self._started:
+            if self._is_destroying:
                 return
             try:
                 function()
@@ -218,19 +218,19 @@ class IdHandle:
 
     def destroy(self) -> None:
         """Begin to destroy everything, in a worker thread. Idempotent. Callable from any thread."""
-        if self._started:
+        if self._is_destroying:
             return
-        self._started = True
+        self._is_destroying = True
         if is_forked_child():
-            self._finished = True  # it is the parent's
+            self._is_destroyed = True  # the C objects belong to the parent
             return
         self.interrupt_waits()
         self._jobs.submit(self._destroy, blocking_pool if self.is_slow_to_destroy else worker_pool)
 
     async def wait_destroyed(self) -> None:
-        """Wait until it is done. Cancelling does not stop it."""
+        """Wait until everything is destroyed. Cancelling stops the wait only."""
         await checkpoint()
-        while not self._finished and not is_forked_child():
+        while not self._is_destroyed and not is_forked_child():
             await self._waiters.wait()
 
     def _destroy(self) -> None:
@@ -238,17 +238,17 @@ class IdHandle:
             self._wait_ended.wait_for(lambda: not self._waits)
         self._run_pre_destroy_hooks()
         own = self.cm_id.own_objects()
-        # The id first: afterwards rdma_get_cm_event(), on the loop's thread, can no longer be at
-        # work on its queue pair.
+        # The id first: afterwards rdma_get_cm_event(), on the loop's thread, can no longer be
+        # using its queue pair.
         destroy_and_log(self.cm_id)
         if self.channel is not None:
             self.channel.release()
         if self._destroy_own(own):
-            self._clean_up()
+            self._free_memory()
         else:
-            # What the queue pair's requests name is never freed: the device may still use it.
-            _undestroyed.append((own, self._cleanups, self._released))
-            self._released = []
+            # The memory of the requests is never freed, as the device might still use it.
+            _undestroyed.append((own, self._destroyed_callbacks, self._released_callbacks))
+            self._released_callbacks = []
         ensure_called(self.loop, self._finish)
 
     def _run_pre_destroy_hooks(self) -> None:
@@ -267,20 +267,20 @@ class IdHandle:
             return False
         return True
 
-    def _clean_up(self) -> None:
-        for cleanup in reversed(self._cleanups):
+    def _free_memory(self) -> None:
+        for callback in reversed(self._destroyed_callbacks):
             try:
-                cleanup()
+                callback()
             except RdmaError:
-                logger.exception("%r failed", cleanup)
+                logger.exception("%r failed", callback)
         if self._device is not None:
             self._device.release()
 
     def _finish(self) -> None:
-        for callback in self._released:
+        for callback in self._released_callbacks:
             callback()
-        self._released, self._cleanups = [], []
-        self._finished = True
+        self._released_callbacks, self._destroyed_callbacks = [], []
+        self._is_destroyed = True
         self._waiters.wake_all()
 
 

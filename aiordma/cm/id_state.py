@@ -1,4 +1,4 @@
-"""IdState: the state of an id, and the events that moved it there."""
+"""IdState: the state of an id, and the events that led to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUERY_FAILURES = frozenset({CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR})
 
 
 class IdState:
-    """Calls and events move an id from state to state, as the table in `aiordma.cm.states` says.
+    """Calls and events move an id from state to state, according to `aiordma.cm.states`.
 
     A call moves the state before the C function is called. An event that arrives before that
     function has returned then finds the state that it belongs to.
@@ -39,12 +39,12 @@ class IdState:
 
     @current.setter
     def current(self, state: CmState) -> None:
-        # A worker thread may be about to move the state while the loop closes the id.
+        # A worker thread can move the state just after the loop has closed the id.
         self._state = state
         self._is_closed |= state is CmState.CLOSED
 
     def on_event(self, event: CmEvent) -> None:
-        """Move to the state that `event` leads to, and keep the event."""
+        """Move to the state that `event` leads to, and store the event."""
         before, self.current = self.current, after_event(self.current, event.type)
         self.event = event
         if event.type in _ANSWERS:
@@ -67,7 +67,7 @@ class IdState:
         """
         state = after_call(self.current, call)
         if state is None:
-            raise self._misuse(call)
+            raise self._not_allowed(call)
         return state
 
     def enter(self, call: CmCall) -> CmState:
@@ -98,14 +98,14 @@ class IdState:
         """Return the reason why the id, or its last query, failed; None if neither did."""
         return error_for_event(self._failure, peer) if self._failure is not None else None
 
-    def error(self, peer: str, wanted: CmState) -> RdmaError:
-        """Return the exception for an id that did not reach the state `wanted`."""
+    def error(self, peer: str, expected: CmState) -> RdmaError:
+        """Return the exception for an id that did not reach the state `expected`."""
         if self.current is CmState.CLOSED:
             return LocalClosed("closed while waiting")
-        text = f"the id is {self.current.name}, not {wanted.name}"
+        text = f"the id is in state {self.current.name}, not {expected.name}"
         return self.failure(peer) or RdmaError(text)
 
-    def _misuse(self, call: CmCall) -> RdmaError:
+    def _not_allowed(self, call: CmCall) -> RdmaError:
         name = call.name.lower()
         if self.current in (CmState.CLOSED, CmState.REFUSED):
             return LocalClosed(f"{name}: the id is closed")
@@ -117,7 +117,7 @@ class IdState:
         """Check that the id is not closed.
 
         Raises:
-            LocalClosed: it is closed.
+            LocalClosed: the id is closed.
         """
         if self.current is CmState.CLOSED:
             raise LocalClosed("the id is closed")
@@ -125,11 +125,11 @@ class IdState:
     # --- the end ---
 
     def close(self) -> None:
-        """Move to CLOSED, and forget the failure."""
+        """Move to CLOSED, and drop the failure."""
         self.current = CmState.CLOSED
         self._failure = None
 
     def copy_to(self, successor: IdState) -> None:
-        """Copy what `migrate()` takes along, apart from the state and the last event."""
+        """Copy to the state of a migrated id, except the state itself and the last event."""
         successor.established = self.established
         successor._failure = self._failure

@@ -1,4 +1,4 @@
-"""OwnCompletions: waiting for the completions of an id's own completion queues."""
+"""OwnCompletions: waits for completions of the completion queues that belong to an id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiordma.verbs import Completion
 
 
 class EventSource(Protocol):
-    """The rdma_cm events that end a wait for completions, as far as no loop reads them."""
+    """Event channels that no loop reads. Their rdma_cm events can end a wait for completions."""
 
     def event_fds(self) -> list[int]:
         """Return the descriptors that become readable with such an event."""

@@ -1,8 +1,8 @@
-"""PendingRequests: the connection requests that a listening id has and that no task has taken.
+"""PendingRequests: the connection requests of a listening id that no task has taken yet.
 
-A listening id has an event channel of its own, in both modes. Linux can move an id with its events
-to another channel, but not the ids that belong to its unread requests: those requests would be
-lost. So a listening id is never moved. migrate() hands over its channel as a whole.
+A listening id has an event channel of its own, whether it is asynchronous or synchronous. Linux can
+move an id with its events to another channel, but not the ids of its unread requests: those
+requests would be lost. So a listening id is never moved. migrate() transfers its channel instead.
 
 The id of a request is on that channel, too, until a task takes the request. Then the id moves to
 the channel where the task wants its events. Before the request is accepted it has no events, so
@@ -27,7 +27,7 @@ MAX_BACKLOG = 1024
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A connection request: the id that came with it, and the event."""
+    """A connection request: its id, and its CONNECT_REQUEST event."""
 
     handle: IdHandle
     event: CmEvent
@@ -47,7 +47,7 @@ class PendingRequests:
         return len(self._requests)
 
     def add(self, listener: IdHandle, event: CmEvent, *, is_listening: bool) -> None:
-        """Append the request of `event`. It is rejected instead if there are too many."""
+        """Append the request of `event`; reject it if there are `backlog` requests already."""
         channel = listener.channel
         assert channel is not None, "a listening id has its own channel"
         handle = IdHandle(listener.loop, CmId.from_address(event.id), channel.acquire())
@@ -55,7 +55,7 @@ class PendingRequests:
             self._requests.append(PendingRequest(handle, event))
         else:
             logger.warning(
-                "a connection request was rejected: %d wait already", len(self._requests)
+                "a connection request was rejected: %d are waiting already", len(self._requests)
             )
             handle.destroy()
 
@@ -78,6 +78,6 @@ class PendingRequests:
                 self._requests.popleft().handle.destroy()
 
     def move_to(self, successor: PendingRequests) -> None:
-        """Hand over all requests, and the backlog."""
+        """Move all requests to `successor`, and copy the backlog."""
         successor._requests, self._requests = self._requests, deque()
         successor.backlog = self.backlog

@@ -1,4 +1,4 @@
-"""Names to addresses, in a worker thread."""
+"""The resolution of names to addresses, in a worker thread."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 async def resolve_host(loop: Loop, host: str | None, port: int) -> list[SocketAddress]:
-    """The addresses of a host: its own if it is numeric, else those the system's resolver gives.
+    """Return the addresses of a host. A name is resolved by the system, a numeric host is parsed.
 
-    Without a host (`None` or ""): every address of this machine, of both families where it can be.
-    See getaddrinfo(3). Cancelling leaves the resolver to finish in its thread.
+    Without a host (`None` or ""), return the wildcard addresses of IPv6 and IPv4. See
+    getaddrinfo(3). If this is cancelled, the resolver still runs to its end in its thread.
 
     Raises:
-        AddressError: the name is not known.
+        AddressError: the name is unknown.
         ValueError: the port is not between 0 and 65535.
     """
     if not host:
@@ -39,12 +39,13 @@ async def resolve_host(loop: Loop, host: str | None, port: int) -> list[SocketAd
 async def try_addresses(
     candidates: list[SocketAddress],
     attempt: Callable[[SocketAddress], Awaitable[T]],
-    wanted: tuple[str, int],
+    destination: tuple[str, int],
 ) -> T:
-    """What `attempt` makes of the first of the addresses for `wanted` with which it succeeds.
+    """Call `attempt` with the addresses of `destination` until it succeeds. Return its result.
 
     Raises:
-        ConnectError: of the last, with a note of each before it; or there is no candidate.
+        ConnectError: the error of the last attempt, with a note for each earlier one; or there is
+            no candidate.
     """
     failures: list[ConnectError] = []
     for address in candidates:
@@ -53,7 +54,7 @@ async def try_addresses(
         except ConnectError as error:
             failures.append(error)
     if not failures:
-        text = f"{format_address(wanted)} has no address of the local address's family"
+        text = f"{format_address(destination)} has no address of the local address's family"
         raise ConnectError(text)
     last = failures.pop()
     for earlier in failures:
@@ -64,18 +65,18 @@ async def try_addresses(
 async def getaddrinfo(
     node: str | None, service: str | int | None = None, hints: AddrInfo | None = None
 ) -> list[AddrInfo]:
-    """What a name and a port stand for, as RDMA has it: rdma_getaddrinfo(3), in a worker thread.
+    """Resolve a name and a port for RDMA: rdma_getaddrinfo(3), in a worker thread.
 
-    `node` is a name or an address; None, with the flag PASSIVE, is any of this machine. `hints`
-    narrow the search, see AddrInfo. librdmacm gives the first address only. SyncCmId.create_ep
-    takes the result.
+    `node` is a name or an address. None, with the flag PASSIVE, means any address of this machine.
+    `hints` narrow the search, see AddrInfo. librdmacm returns the first address only.
+    SyncCmId.create_ep takes the result.
 
-    Cancelling leaves the resolver to finish in its thread.
+    If this is cancelled, the resolver still runs to its end in its thread.
 
     Raises:
-        AddressError: the name or the service is not known.
+        AddressError: the name or the service is unknown.
         VerbsError: ENODEV (no RDMA device), ENOMEM.
-        ValueError: neither node, nor service, nor an address in the hints was given.
+        ValueError: no node, no service and no address in the hints was given.
     """
     return await run_in_worker(
         running_loop(), lambda: rdmacm.getaddrinfo(node, service, hints), blocking_pool.submit
@@ -102,7 +103,7 @@ def _scope_id(address: tuple[object, ...]) -> int:
 
 
 def is_loopback(address: SocketAddress) -> bool:
-    """Whether it is 127.0.0.0/8 or ::1, which no RDMA device has."""
+    """Return True for 127.0.0.0/8 and ::1, which no RDMA device has."""
     parsed = ipaddress.ip_address(address.host)
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_loopback

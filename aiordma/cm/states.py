@@ -1,34 +1,34 @@
-"""The life of an id: its states, and the one table that says how calls and events move it.
+"""The states of an id, and the table of the transitions that calls and events cause.
 
 Active side:
 
     IDLE -> ADDR_QUERY -> ADDR_RESOLVED -> ROUTE_QUERY -> ROUTE_RESOLVED -> CONNECTING -> CONNECTED
 
-A failed query falls back to where it can be tried again (ADDR_BOUND, ADDR_RESOLVED); a failed
-connect cannot be repeated on the same id (FAILED). Without a queue pair of its own an id stops in
-RESPONDED, where the queue pair is moved by hand, until establish().
+A failed query returns to a state in which it can be repeated (ADDR_BOUND, ADDR_RESOLVED). A failed
+connect cannot be repeated on the same id (FAILED). An id without a queue pair stops in RESPONDED.
+The user then moves a queue pair and calls establish().
 
-Passive side: a listener goes IDLE -> ADDR_BOUND -> LISTENING and stays there; each CONNECT_REQUEST
-brings a new id, in state REQUESTED:
+Passive side: a listener goes IDLE -> ADDR_BOUND -> LISTENING and stays there. Each CONNECT_REQUEST
+contains a new id, in state REQUESTED:
 
     REQUESTED -> ACCEPTING -> CONNECTED,   or   REQUESTED -> REFUSED
 
-Both: CONNECTED -> DISCONNECTING -> DISCONNECTED when this side ends it, or at once to DISCONNECTED
-when the peer does. For datagrams the same words mean less: CONNECTED says that the peer's numbers
-are known, accept() leads there without an event, and nothing is ever disconnected. A device that
-goes away takes any state to REMOVED. CLOSED is the end, by
-aclose() or abort(); an id there hears nothing any more.
+Both sides: CONNECTED -> DISCONNECTING -> DISCONNECTED if this side disconnects, or directly
+CONNECTED -> DISCONNECTED if the peer does. For datagrams, CONNECTED only means that the peer's
+queue pair number and Q_Key are known: accept() leads there without an event, and there is no
+disconnect. DEVICE_REMOVAL leads from any state to REMOVED. aclose() and abort() lead to CLOSED,
+where an id ignores all events.
 
-Any event can come in any state. What happens to be harmless is in EVENTS as a step that stays in
-place; what is not in the table is a surprise, and takes the id to FAILED.
+Any event can arrive in any state. Harmless events are in EVENTS as a transition to the same state.
+An event that is not in the table is unexpected, and leads to FAILED.
 
-What rdma_cm does that one would not expect, and the table therefore allows:
+The table allows these events, which are surprising but real:
 
-* DISCONNECTED can come before ESTABLISHED on the passive side, and instead of it.
-* REJECTED can come on an id that is CONNECTED (the peer was destroyed halfway): a disconnect.
-* UNREACHABLE can come on an id that is CONNECTED, on RoCE, when the peer's neighbour entry
-  changes. It is a hint: a path that is really dead shows in the queue pair's retries.
-* ESTABLISHED can come twice, after rdma_notify().
+* DISCONNECTED can arrive before ESTABLISHED on the passive side, or instead of it.
+* REJECTED can arrive in CONNECTED (the peer was destroyed halfway). It counts as a disconnect.
+* UNREACHABLE can arrive in CONNECTED, on RoCE, when the peer's neighbour entry changes. It is a
+  hint only: if the path is really broken, the queue pair exceeds its retries.
+* ESTABLISHED can arrive twice, after rdma_notify().
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from aiordma.enums import CmEventType
 
 
 class CmState(Enum):
-    """Where an id stands."""
+    """The state of an id."""
 
-    __hash__ = object.__hash__  # Enum's own is a Python function
+    __hash__ = object.__hash__  # faster than Enum.__hash__, a Python function
 
     IDLE = auto()
     ADDR_BOUND = auto()
@@ -64,9 +64,9 @@ class CmState(Enum):
 
 
 class CmCall(Enum):
-    """What this side can ask of an id."""
+    """A call on an id that changes its state."""
 
-    __hash__ = object.__hash__  # Enum's own is a Python function
+    __hash__ = object.__hash__  # faster than Enum.__hash__, a Python function
 
     BIND_ADDR = auto()
     RESOLVE_ADDR = auto()
@@ -148,7 +148,7 @@ EVENTS: dict[CmState, dict[CmEventType, CmState]] = {
     },
 }
 
-# What tells nothing about the connection itself.
+# Events that do not concern the connection itself. They change no state.
 HINTS = frozenset(
     {
         _E.ADDR_CHANGE,
@@ -160,19 +160,19 @@ HINTS = frozenset(
         _E.ADDRINFO_ERROR,
     }
 )
-# An id here has something under way that an event will end.
+# In these states an operation is under way, which an event will end.
 WAITING = frozenset({_S.ADDR_QUERY, _S.ROUTE_QUERY, _S.CONNECTING, _S.ACCEPTING})
-# An id here has nothing left to lose: it only waits to be closed.
+# In these states the id can only be closed.
 FINAL = frozenset({_S.REFUSED, _S.FAILED, _S.REMOVED, _S.CLOSED})
 
 
 def after_call(state: CmState, call: CmCall) -> CmState | None:
-    """Where `call` takes an id that stands in `state`; None when it is not allowed there."""
+    """Return the state that `call` leads to from `state`; None if it is not allowed there."""
     return CALLS.get(state, {}).get(call)
 
 
 def after_event(state: CmState, event: CmEventType) -> CmState:
-    """Where `event` takes an id that stands in `state`."""
+    """Return the state that `event` leads to from `state`."""
     if event is _E.DEVICE_REMOVAL and state is not _S.CLOSED:
         return _S.REMOVED
     if state in FINAL or event in HINTS or event not in _KNOWN:

@@ -1,4 +1,4 @@
-"""Step: one operation of an id, as a value: the call that starts it, and what its failure means."""
+"""Step: an operation of an id, as a value. Executor: the thread that makes its C call."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from aiordma.errors import VerbsError
 
 
 class Executor(Enum):
-    """Where a call is made."""
+    """The thread in which a call is made."""
 
     LOOP = auto()
-    """On the loop's thread: it does not block."""
+    """The loop's thread, for a call that does not block."""
     WORKER_POOL = auto()
-    """In a worker thread: it takes milliseconds."""
+    """A thread of the worker pool, for a call that takes milliseconds."""
     BLOCKING_POOL = auto()
-    """In a worker thread of those that may take minutes."""
+    """A thread of the blocking pool, for a call that can take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A C call that starts something, and the events that end it."""
+    """An operation of an id: the C call that starts it, and how it changes the state."""
 
     call: CmCall | None
-    """How it moves the state, if it does."""
+    """The call in the table of states; None if it does not change the state."""
     start: Callable[[], None]
+    """Make the C call."""
     executor: Executor
+    """The thread in which `prepare` and `start` are called. A SyncCmId always uses a worker."""
     prepare: Callable[[], None] = lambda: None
-    """What is done before it, in the same thread. Its errors are its own."""
+    """Called before `start`, in the same thread. Its errors are not translated."""
     translate: Callable[[VerbsError], Exception] = lambda error: error
-    """What the failure of the call means."""
+    """Return the exception to raise for an error of `start`."""

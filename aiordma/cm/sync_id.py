@@ -1,4 +1,4 @@
-"""SyncCmId: a synchronous rdma_cm id, served by worker threads."""
+"""SyncCmId: a synchronous rdma_cm id, whose calls run in worker threads."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ from aiordma.verbs import ProtectionDomain, QueuePairInit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# How long a thread that waits for completions lets a step have the channel, before it looks again.
+# A thread that waits for completions also reads the channel's events. While a step reads them, it
+# waits this long for the channel, and then polls its queue again.
 READ_LOCK_SECONDS = 0.05
 
 
 class SyncCmId(BaseCmId):
-    """A communication identifier with an event channel of its own, as C makes them of a NULL one.
+    """A communication identifier with an event channel of its own, like a C id without a channel.
 
-    To librdmacm it is an asynchronous id, so that a call starts the operation and does not block;
-    then a thread waits for the event, and for somebody who cancels. It belongs to no loop: calls
-    may be awaited on one, then on another. `event` is the event of the last call until the next.
+    For librdmacm it is an asynchronous id: a call starts the operation and does not block. Then a
+    worker thread waits for the event, and for cancellation. The id belongs to no loop: each call
+    can be awaited on another one. `event` is the event of the last call, until the next call.
 
-    No event is ever left unacknowledged in the C id, which spares the caller what the man pages
-    warn of: a listener may be closed before its children, a group may be left after it was joined.
+    Every event is acknowledged at once. So the restrictions in the man pages do not apply: a
+    listener can be closed before the ids of its requests, and a joined group can be left at any
+    time.
     """
 
     def __init__(self, handle: IdHandle, state: CmState, event: CmEvent | None) -> None:
-        """For the makers below; not to be called by others."""
+        """Called by create(), create_ep(), get_request() and migrate(); not for users."""
         super().__init__(handle, state, event)
         self._channel: OwnChannel | None = handle.channel
-        self._busy = False
-        self._reading = threading.Lock()  # held by the thread that reads the channel
+        self._is_busy = False
+        self._read_lock = threading.Lock()  # held by the thread that reads the channel
 
     @classmethod
     async def create(cls, port_space: PortSpace = PortSpace.TCP) -> SyncCmId:
@@ -51,7 +53,7 @@ class SyncCmId(BaseCmId):
         Cancelling leaves nothing behind.
 
         Raises:
-            VerbsError: ENODEV when there is no RDMA device, EMFILE, ENOMEM.
+            VerbsError: ENODEV (no RDMA device), EMFILE, ENOMEM.
         """
         loop = running_loop()
         await checkpoint()
@@ -71,18 +73,20 @@ class SyncCmId(BaseCmId):
         pd: ProtectionDomain | None = None,
         init: QueuePairInit | None = None,
     ) -> SyncCmId:
-        """Make an endpoint from what getaddrinfo() gave: rdma_create_ep(3).
+        """Make an endpoint from a result of getaddrinfo(): rdma_create_ep(3).
 
-        An active one is ready to connect: its address and route are resolved, and it has a queue
-        pair if `init` is given, in `pd` or in the default one. A passive one is ready to listen;
-        ids from its get_request() arrive with a queue pair made of `pd` and `init`.
+        An active endpoint is ready to connect: its address and route are resolved, and it has a
+        queue pair if `init` is given, in `pd` or in the default protection domain. A passive
+        endpoint is ready to listen. If `init` is given, the ids from its get_request() have a queue
+        pair made with `pd` and `init`.
 
-        Takes up to 4 seconds. Cancelling returns at once; what is made nevertheless is destroyed.
+        Takes up to 4 seconds. Cancelling returns at once; the endpoint is then destroyed when it
+        has been made.
 
         Raises:
-            VerbsError: ENODEV (no device there), ETIMEDOUT (nobody has the address), EADDRINUSE or
-                EADDRNOTAVAIL (the port is taken), ENOMEM, EMFILE, EINVAL.
-            DeviceRemoved: the device went away meanwhile.
+            VerbsError: ENODEV (no device has the address), ETIMEDOUT (no host has the address),
+                EADDRINUSE or EADDRNOTAVAIL (the port is in use), ENOMEM, EMFILE, EINVAL.
+            DeviceRemoved: the device was removed meanwhile.
             ValueError: an argument is closed.
         """
         loop = running_loop()
@@ -92,7 +96,7 @@ class SyncCmId(BaseCmId):
             handle = IdHandle(loop, CmId.create_ep(info, pd, init))
             try:
                 event = handle.cm_id.take_event()
-                handle.move_to_own_channel()  # it has one already, but that is librdmacm's
+                handle.move_to_own_channel()  # it has librdmacm's private channel
                 if handle.cm_id.has_qp and pd is None:
                     handle.acquire_context()
             except RdmaError:
@@ -110,26 +114,26 @@ class SyncCmId(BaseCmId):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """One call at a time, on the loop that is running."""
-        if self._busy:
+        """Reserve the id for one call, on the running loop."""
+        if self._is_busy:
             raise BusyError("another task is waiting for this id")
-        self._busy = True
+        self._is_busy = True
         try:
             self.handle.move_to(running_loop())
             yield
         finally:
-            self._busy = False
+            self._is_busy = False
 
     async def _perform(self, step: Step, is_done: Callable[[], bool]) -> None:
         with self._in_use():
             await self.handle.wait(lambda interrupt: self._run(step, is_done, interrupt))
 
     def _run(self, step: Step, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
-        """The whole of a step, in a thread."""
-        with self._reading:
-            self._run_alone(step, is_done, interrupt)
+        """Run a whole step, in a worker thread."""
+        with self._read_lock:
+            self._run_locked(step, is_done, interrupt)
 
-    def _run_alone(self, step: Step, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
+    def _run_locked(self, step: Step, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         if step.call is not None:
             before = self._state.enter(step.call)
         expected = self.state
@@ -160,30 +164,30 @@ class SyncCmId(BaseCmId):
                 self.handle_event(event)
 
     def event_fds(self) -> list[int]:
-        # After a migration the loop reads them, though a thread may still wait for completions.
+        # After a migration the loop reads them, while a thread might still wait for completions.
         return [] if self._channel is None else [self._channel.fd]
 
     def read_events(self) -> None:
-        # Should a step be under way, it sees to events itself.
-        if self._reading.acquire(timeout=READ_LOCK_SECONDS):
+        # If a step is under way, it reads the events itself.
+        if self._read_lock.acquire(timeout=READ_LOCK_SECONDS):
             try:
                 self._read_events()
             finally:
-                self._reading.release()
+                self._read_lock.release()
 
-    # --- being connected to ---
+    # --- listening ---
 
     async def get_request(self) -> SyncCmId:
         """Wait for a connection request: rdma_get_request(3), in a worker thread.
 
-        It is a synchronous id in state REQUESTED, to be accepted or rejected. Cancelling loses
-        none.
+        Return its id, which is synchronous and in state REQUESTED; accept or reject it. Cancelling
+        loses no request.
 
         Raises:
-            LocalClosed: the id is closed, or was while waiting.
-            DeviceRemoved: the device it was bound to went away.
+            LocalClosed: the id is closed, or was closed during the wait.
+            DeviceRemoved: the device of the id was removed.
             BusyError: another task is waiting for this id.
-            VerbsError: EMFILE, or the queue pair for the request could not be made; the request is
+            VerbsError: EMFILE, or the queue pair for the request could not be made. The request is
                 then rejected.
         """
         with self._in_use():
@@ -196,14 +200,17 @@ class SyncCmId(BaseCmId):
             return SyncCmId(request.handle, CmState.REQUESTED, request.event)
 
     def _wait_for_request(self, interrupt: Interrupt) -> None:
-        with self._reading:
+        with self._read_lock:
             self._wait_until(
                 lambda: bool(self._requests) or self.state is not CmState.LISTENING, interrupt
             )
             self._prepare_request()
 
     def _prepare_request(self) -> None:
-        """In a thread: give the first request what a synchronous id has. If cancelled, it stays."""
+        """Give the first request a channel and a queue pair, in a worker thread.
+
+        The request stays in the queue, so that cancelling does not lose it.
+        """
         try:
             request = self._requests.pop()
         except IndexError:
@@ -238,45 +245,45 @@ class SyncCmId(BaseCmId):
     # --- migration ---
 
     async def migrate(self) -> AsyncCmId:
-        """Move to the running loop's event channel: rdma_migrate_id(3).
+        """Move the id to the running loop's event channel: rdma_migrate_id(3).
 
-        Everything goes along: the state, the queue pair, events that are not read yet, requests
-        that are not taken yet. A listener misses no request meanwhile, as its channel stays the
-        same, and is read by the loop from now on. This object is closed. Best done before
-        connecting: who waits for completions here, waits on.
+        Return the new object, and close this one. The new object has the state, the queue pair, the
+        events that are not read yet, and the requests that are not taken yet. A listener misses no
+        request, as its channel stays the same; the loop reads it from now on. Best called before
+        connecting: a task that waits for completions of this object continues to wait.
 
-        Cancelling leaves it as it is.
+        Cancelling leaves the id as it is.
 
         Raises:
-            BusyError: a task is waiting for it, or a call on it is under way.
-            LocalClosed: it is closed.
+            BusyError: a task is waiting for the id, or a call on it is under way.
+            LocalClosed: the id is closed.
         """
         dispatcher = await CmDispatcher.of(running_loop())
         with dispatcher.referenced(), self._in_use():
             self._state.check_open()
-            await self.handle.call(lambda: None)  # behind a call whose task was cancelled
+            await self.handle.call(lambda: None)  # waits for a call whose task was cancelled
             self._state.check_open()
-            with self._reading:
+            with self._read_lock:
                 return self._move_to(dispatcher)
 
     def _move_to(self, dispatcher: CmDispatcher) -> AsyncCmId:
-        # On the loop's thread, with nobody reading the channel meanwhile.
+        # On the loop's thread. No thread reads the channel meanwhile.
         if not self._has_listened:
             self.handle.move_to_loop(dispatcher)
         self._channel = None
         successor = AsyncCmId(self.handle, dispatcher, self.state, self.event)
         self._transfer_to(successor)
         if not successor._has_listened:
-            # The kernel moves events without waking those who watch the descriptor.
+            # The kernel moves events without waking the pollers of the new channel.
             dispatcher.read_all()
         return successor
 
     # --- the end ---
 
     async def aclose(self) -> None:
-        """abort(), and wait until everything is destroyed. Idempotent.
+        """Close the id as abort() does, and wait until everything is destroyed. Idempotent.
 
-        Cancelling stops the waiting only.
+        Cancelling stops the wait only.
         """
         if self.state is not CmState.CLOSED:
             self.handle.move_to(running_loop())

@@ -1,4 +1,7 @@
-"""librdmacm, one class a noun, faithful to its man pages. Nothing here touches an event loop."""
+"""A thin binding of librdmacm: one class for each C struct, one method for each C function.
+
+Each method behaves as its man page describes. Nothing here uses an event loop.
+"""
 
 from aiordma.rdmacm.address import SocketAddress, parse_address
 from aiordma.rdmacm.addrinfo import AddrInfo, getaddrinfo

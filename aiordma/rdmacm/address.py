@@ -1,4 +1,4 @@
-"""Socket addresses in C's form and in Python's `(host, port)`."""
+"""Socket addresses, as C structs and as Python's `(host, port)`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAMILY = struct.Struct("=H")
 
 @dataclass(frozen=True, slots=True)
 class SocketAddress:
-    """A numeric IPv4 or IPv6 address with its port, as librdmacm takes and gives them."""
+    """A numeric IPv4 or IPv6 address with its port, for librdmacm's arguments and results."""
 
     host: str
     port: int
@@ -29,7 +29,7 @@ class SocketAddress:
 
     @property
     def pair(self) -> tuple[str, int]:
-        """`(host, port)`; a link-local host carries its interface, as in `fe80::1%eth0`."""
+        """`(host, port)`. A link-local host includes its interface, as in `fe80::1%eth0`."""
         return f"{self.host}{self._scope()}", self.port
 
     def _scope(self) -> str:
@@ -37,11 +37,11 @@ class SocketAddress:
             return ""
         try:
             return f"%{socket.if_indextoname(self.scope_id)}"
-        except OSError:  # the interface went away
+        except OSError:  # the interface was removed
             return f"%{self.scope_id}"
 
     def pack(self) -> bytes:
-        """The bytes of a `struct sockaddr_in` or `struct sockaddr_in6`."""
+        """Return the bytes of a `struct sockaddr_in` or `struct sockaddr_in6`."""
         port = self.port.to_bytes(2, "big")
         packed = socket.inet_pton(self.family, self.host)
         if self.family == socket.AF_INET6:
@@ -66,7 +66,7 @@ class PackedAddress:
 
 
 def read_sockaddr(pointer: Sockaddr) -> SocketAddress | None:
-    """The address behind a C pointer; None for one that is not set, or of another family."""
+    """Return the address at a C pointer; None if it is not set, or of another family."""
     (family,) = _FAMILY.unpack(ffi.buffer(pointer, _FAMILY.size))
     if family == socket.AF_INET:
         _, port, packed = _INET.unpack(ffi.buffer(pointer, _INET.size))
@@ -80,7 +80,7 @@ def read_sockaddr(pointer: Sockaddr) -> SocketAddress | None:
 
 
 def parse_address(host: str, port: int = 0) -> SocketAddress:
-    """The SocketAddress of a numeric host, which may carry a scope (`fe80::1%eth0`).
+    """Return the SocketAddress of a numeric host, which can have a scope (`fe80::1%eth0`).
 
     Raises:
         ValueError: `host` is not a numeric address, or `port` is not between 0 and 65535.
@@ -108,6 +108,6 @@ def _scope_id(scope: str) -> int:
 
 
 def format_address(pair: tuple[str, int]) -> str:
-    """`host:port` for messages, with brackets where the host has colons."""
+    """Return `host:port` for messages, with brackets around a host that has colons."""
     host, port = pair
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""AddrInfo: what a name stands for, with all that an endpoint is made from."""
+"""AddrInfo: the addresses of a name, and everything else that an endpoint is made from."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NO_FLAGS = AddrInfoFlags(0)
 class AddrInfo:
     """`struct rdma_addrinfo`. See rdma_getaddrinfo(3).
 
-    As hints: what is set narrows the search; `source` is an address of this machine to start from.
-    As a result: what CmId.create_ep takes. `route` is an array of `struct ibv_path_data`, `connect`
-    what goes before the private data of a request; both are empty but where ibacm runs. A `qp_type`
-    of None is the port space's own.
+    As hints: each field that is set narrows the search; `source` is a local address to start from.
+    As a result: the argument of CmId.create_ep. `route` is an array of `struct ibv_path_data`.
+    `connect` is sent before the private data of a request. Both are empty if ibacm does not run. A
+    `qp_type` of None means the default type of the port space.
     """
 
     flags: AddrInfoFlags = NO_FLAGS
@@ -42,23 +42,23 @@ class AddrInfo:
 
     @property
     def is_passive(self) -> bool:
-        """Whether it is to listen at `source`, not to connect to `destination`."""
+        """True for an address to listen at (`source`), not to connect to (`destination`)."""
         return AddrInfoFlags.PASSIVE in self.flags
 
 
 def default_qp_type(port_space: PortSpace) -> QpType:
-    """What rdma_create_id(3) chooses."""
+    """Return the queue pair type that rdma_create_id(3) chooses for a port space."""
     is_datagram = port_space in (PortSpace.UDP, PortSpace.IPOIB)
     return QpType.UD if is_datagram else QpType.RC
 
 
 class PackedAddrInfo:
-    """A `struct rdma_addrinfo *` and all that it points at."""
+    """A `struct rdma_addrinfo *` and all the memory that it points at."""
 
-    __slots__ = ("_kept", "pointer")
+    __slots__ = ("_memory", "pointer")
 
     def __init__(self, info: AddrInfo) -> None:
-        self._kept: list[object] = []
+        self._memory: list[object] = []
         self.pointer = pointer = ffi.new("struct rdma_addrinfo *")
         pointer.ai_flags, pointer.ai_family = info.flags, info.family
         qp_type = default_qp_type(info.port_space) if info.qp_type is None else info.qp_type
@@ -70,29 +70,29 @@ class PackedAddrInfo:
 
     def _address(self, address: SocketAddress | None) -> tuple[Sockaddr, int]:
         packed = PackedAddress(address)
-        self._kept.append(packed)
+        self._memory.append(packed)
         return packed.pointer, packed.length
 
     def _bytes(self, data: bytes) -> tuple[Bytes, int]:
         if not data:
             return ffi.NULL, 0
         memory = ffi.new("char[]", data)
-        self._kept.append(memory)
+        self._memory.append(memory)
         return memory, len(data)
 
 
 def getaddrinfo(
     node: str | None, service: str | int | None = None, hints: AddrInfo | None = None
 ) -> list[AddrInfo]:
-    """Resolve a name and a port: rdma_getaddrinfo(3). Blocks: the resolver, and ibacm.
+    """Resolve a name and a port: rdma_getaddrinfo(3). Blocks for the resolver, and for ibacm.
 
-    librdmacm gives the first address only. `node` may be None with the flag PASSIVE. What C made is
-    freed on return: rdma_freeaddrinfo(3).
+    librdmacm returns the first address only. `node` can be None with the flag PASSIVE. The C list
+    is freed before this returns: rdma_freeaddrinfo(3).
 
     Raises:
-        AddressError: the name or the service is not known (EAI_NONAME and its like).
+        AddressError: the name or the service is unknown (EAI_NONAME or a similar error).
         VerbsError: ENODEV (no RDMA device), ENOMEM.
-        ValueError: neither node, nor service, nor an address in the hints was given.
+        ValueError: no node, no service and no address in the hints was given.
     """
     if node is None and service is None and (hints is None or hints.source is None):
         raise ValueError("a node or a service is needed")
@@ -120,7 +120,7 @@ def _text(text: str | None) -> Bytes:
 def _failure(
     result: int, code: int, node: str | None, service: str | int | None
 ) -> AddressError | VerbsError:
-    # librdmacm's own -1 with errno, and EAI_BADFLAGS, are the same number.
+    # librdmacm returns -1 and sets errno; the resolver's EAI_BADFLAGS is -1, too.
     if result == EAI_BADFLAGS and code:
         return VerbsError(abs(code), "rdma_getaddrinfo")
     if result == socket.EAI_SYSTEM:
@@ -130,7 +130,7 @@ def _failure(
 
 
 def read_addrinfos(pointer: AddrInfoPtr) -> list[AddrInfo]:
-    """The values of a C list."""
+    """Return the values of a C list."""
     found: list[AddrInfo] = []
     while pointer != ffi.NULL:
         found.append(read_addrinfo(pointer))
@@ -139,7 +139,7 @@ def read_addrinfos(pointer: AddrInfoPtr) -> list[AddrInfo]:
 
 
 def read_addrinfo(pointer: AddrInfoPtr) -> AddrInfo:
-    """The value of one C struct."""
+    """Return the value of one C struct."""
     return AddrInfo(
         flags=AddrInfoFlags(pointer.ai_flags),
         family=pointer.ai_family,

@@ -1,4 +1,4 @@
-"""EventChannel: the fd on which rdma_cm events arrive; OwnChannel: one that an id has to itself."""
+"""EventChannel: the fd on which rdma_cm events arrive. OwnChannel: the channel of one id only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENT_BATCH = 16
 
 
 class EventChannel:
-    """`struct rdma_event_channel`, its fd non-blocking. See rdma_create_event_channel(3)."""
+    """`struct rdma_event_channel`, with a non-blocking fd. See rdma_create_event_channel(3)."""
 
     __slots__ = ("_events", "fd", "pointer")
 
@@ -25,10 +25,10 @@ class EventChannel:
     _events: CmEventArray
 
     def __init__(self) -> None:
-        """Open a channel. The first one in a process looks for devices, which takes a while.
+        """Open a channel. The first one in a process lists the devices, which takes a while.
 
         Raises:
-            VerbsError: ENODEV or ENOENT (no RDMA device), EACCES (no right to use them), EMFILE.
+            VerbsError: ENODEV or ENOENT (no RDMA device), EACCES (no permission), EMFILE.
         """
         pointer = lib.rdma_create_event_channel()
         if pointer == ffi.NULL:
@@ -43,19 +43,20 @@ class EventChannel:
         """The C channel.
 
         Raises:
-            ValueError: it is closed.
+            ValueError: the channel is closed.
         """
         if self.pointer is None:
             raise ValueError("the event channel is closed")
         return self.pointer
 
     def get_events(self) -> list[CmEvent]:
-        """Read up to EVENT_BATCH pending events, each acknowledged already. Does not block.
+        """Return up to EVENT_BATCH pending events, each acknowledged already. Does not block.
 
         See rdma_get_cm_event(3) and rdma_ack_cm_event(3).
 
         Raises:
-            VerbsError: EACCES when the process changed its credentials since it opened the channel.
+            VerbsError: EACCES (the process has changed its credentials since it opened the
+                channel).
         """
         if self.pointer is None:
             return []
@@ -65,9 +66,9 @@ class EventChannel:
         return [read_event(self._events[index]) for index in range(count)]
 
     def close(self) -> None:
-        """Close the channel, which every id must have left: rdma_destroy_event_channel(3).
+        """Close the channel: rdma_destroy_event_channel(3). Idempotent.
 
-        Idempotent. Take the fd out of the event loop first.
+        First destroy or migrate every id on it, and remove the fd from the event loop.
         """
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
@@ -75,32 +76,33 @@ class EventChannel:
 
 
 class OwnChannel(EventChannel):
-    """An event channel that one id has to itself, closed when the last of its holders lets go.
+    """The event channel of one id only. It is closed when its last reference is released.
 
-    Its holders are that id; the ids of connection requests that came by it, until they are moved to
-    another channel; and the loop that watches its fd. So each may go when it likes, in any thread:
-    the channel outlives all ids on it, and its fd is not closed under a loop.
+    References belong to that id, to the ids of connection requests that arrived on the channel
+    (until they are moved to another channel), and to the loop that watches the fd. Each can be
+    released at any time and in any thread: the channel outlives all ids on it, and its fd is not
+    closed while a loop watches it.
     """
 
-    __slots__ = ("_holders", "_lock")
+    __slots__ = ("_lock", "_references")
 
     def __init__(self) -> None:
-        """Open a channel, held once. Raises: VerbsError, as EventChannel."""
+        """Open a channel with one reference. Raises: VerbsError, as EventChannel."""
         super().__init__()
-        self._holders = 1
-        # Reentrant: an object may be closed by the garbage collector, in the middle of this.
+        self._references = 1
+        # Reentrant: the garbage collector can close an object while this thread has the lock.
         self._lock = RLock()
 
     def acquire(self) -> OwnChannel:
-        """One holder more; itself. Whoever calls this must know of one that does not let go yet."""
+        """Add a reference and return the channel. The caller makes sure that one exists already."""
         with self._lock:
-            self._holders += 1
+            self._references += 1
         return self
 
     def release(self) -> None:
-        """One holder less."""
+        """Drop a reference. The last one closes the channel."""
         with self._lock:
-            self._holders -= 1
-            if self._holders:
+            self._references -= 1
+            if self._references:
                 return
         self.close()

@@ -1,4 +1,4 @@
-"""CmId: a communication identifier, RDMA's counterpart of a socket."""
+"""CmId: a communication identifier, the RDMA counterpart of a socket."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Segment = tuple[Registration, int, int]
 
 _SIGNALED = SendFlags.SIGNALED
 
-# How each option's value is laid out in C: uint8_t or int.
+# The C type of each option's value: uint8_t or int.
 _OPTION_LAYOUT = {
     IdOption.TOS: struct.Struct("=B"),
     IdOption.REUSEADDR: struct.Struct("=i"),
@@ -66,33 +66,33 @@ _OPTION_LAYOUT = {
 class CmId:
     """`struct rdma_cm_id`. Each method is the C call of that name.
 
-    "Starts" below means that on an event channel the call returns at once, and an event tells the
-    result. On a synchronous id, made without a channel, it blocks until then, and take_event()
-    gives that event. All calls on one id are the caller's to serialise.
+    "Start to" below means: on an event channel the call returns at once, and an event reports the
+    result. On a synchronous id, which has no channel of the caller, the call blocks until the
+    event, and take_event() returns it. The caller serialises all calls on one id.
 
-    A work request's `wr_id` comes back in its completion. The memory that a request names belongs
-    to the device until then. An id has completion queues of its own only if none were given to
-    create_qp().
+    The `wr_id` of a work request is returned in its completion. The device uses the memory of a
+    request until that completion. librdmacm makes completion queues for the id only if none were
+    given to create_qp().
     """
 
-    __slots__ = ("_is_passive_ep", "_kept", "_pointer", "context", "qp", "srq")
+    __slots__ = ("_ep_arguments", "_is_passive_ep", "_pointer", "context", "qp", "srq")
 
     def __init__(self, pointer: CmIdPtr) -> None:
         self._pointer: CmIdPtr | None = pointer
         self.context: object = None
-        """The user's own; librdmacm's `context` field is not used."""
+        """Any object of the user. The `context` field of the C struct is not used."""
         self.qp: QueuePair | None = None
         """The queue pair made by create_qp(), or by get_request()."""
         self.srq: SharedReceiveQueue | None = None
         """The shared receive queue made by create_srq()."""
         self._is_passive_ep = False
-        self._kept: tuple[ProtectionDomain | None, QueuePairInit | None] | None = None
+        self._ep_arguments: tuple[ProtectionDomain | None, QueuePairInit | None] | None = None
 
     # --- making ---
 
     @classmethod
     def create(cls, channel: EventChannel | None, port_space: PortSpace) -> CmId:
-        """Make an id on `channel`, or a synchronous one: rdma_create_id(3).
+        """Make an id on `channel`; without a channel, a synchronous one: rdma_create_id(3).
 
         Raises:
             VerbsError: ENODEV (no device), ENOMEM.
@@ -110,15 +110,15 @@ class CmId:
         pd: ProtectionDomain | None = None,
         init: QueuePairInit | None = None,
     ) -> CmId:
-        """Make a synchronous id from what getaddrinfo() gave: rdma_create_ep(3).
+        """Make a synchronous id from a result of getaddrinfo(): rdma_create_ep(3).
 
-        An active one has its address and route resolved, and a queue pair if `init` is given, in
-        `pd` or in the default one; this blocks, for up to 4 seconds. A passive one is bound, and
-        keeps `pd` and `init` for the ids that get_request() gives.
+        An active id has its address and route resolved, and a queue pair if `init` is given, in
+        `pd` or in the default protection domain; this blocks, for up to 4 seconds. A passive id is
+        bound. It stores `pd` and `init`: the ids that get_request() returns use them.
 
         Raises:
-            VerbsError: ENODEV (no device there), ETIMEDOUT (nobody has the address), EADDRINUSE,
-                ENOMEM, EINVAL.
+            VerbsError: ENODEV (no device has the address), ETIMEDOUT (no host has the address),
+                EADDRINUSE, ENOMEM, EINVAL.
             ValueError: an argument is closed.
         """
         packed = PackedAddrInfo(info)
@@ -133,14 +133,14 @@ class CmId:
         check(result, "rdma_create_ep")
         made = cls(out[0])
         made._is_passive_ep = info.is_passive
-        made._kept = (pd, init)  # C has pointers to them
+        made._ep_arguments = (pd, init)  # C has pointers to them
         if made.has_qp and init is not None:
             made.qp = QueuePair(made.pointer.qp, read_caps(attr.cap))
         return made
 
     @classmethod
     def from_address(cls, address: int) -> CmId:
-        """The id that an event names by its address."""
+        """Return the id at the address in an event."""
         return cls(ffi.cast("struct rdma_cm_id *", address))
 
     # --- the fields of struct rdma_cm_id ---
@@ -150,7 +150,7 @@ class CmId:
         """The C id.
 
         Raises:
-            ValueError: it is destroyed.
+            ValueError: the id is destroyed.
         """
         if self._pointer is None:
             raise ValueError("the id is destroyed")
@@ -158,88 +158,91 @@ class CmId:
 
     @property
     def address(self) -> int:
-        """The address of the C id, as it stands in events. Unique while the id lives."""
+        """The address of the C id, as in events. Unique until the id is destroyed."""
         return int(ffi.cast("uintptr_t", self.pointer))
 
     @property
     def channel_fd(self) -> int:
-        """The fd of its event channel; of a synchronous id, its private one's."""
+        """The fd of the event channel; for a synchronous id, of its private channel."""
         return self.pointer.channel.fd
 
     @property
     def port_space(self) -> PortSpace:
-        """The port space it was made in."""
+        """The port space of the id."""
         return PortSpace(self.pointer.ps)
 
     @property
     def qp_type(self) -> QpType:
-        """The type of queue pair that it carries."""
+        """The type of queue pair that the id can have."""
         return QpType(self.pointer.qp_type)
 
     @property
     def is_datagram(self) -> bool:
-        """Whether it stands for datagrams, not for a connection."""
+        """True if the id is for datagrams, not for a connection."""
         return self.qp_type is QpType.UD
 
     @property
     def has_device(self) -> bool:
-        """Whether the id is bound to a device: after an address of one is bound or resolved."""
+        """True if the id is bound to a device. bind_addr() and resolve_addr() can bind it."""
         return self.pointer.verbs != ffi.NULL
 
     @property
     def has_qp(self) -> bool:
-        """Whether it has a queue pair."""
+        """True if the id has a queue pair."""
         return self.pointer.qp != ffi.NULL
 
     @property
     def qp_num(self) -> int:
-        """The number of its queue pair; 0 without one."""
+        """The number of the queue pair; 0 without one."""
         return self.pointer.qp.qp_num if self.has_qp else 0
 
     @property
     def port_num(self) -> int:
-        """The port of the device, from 1; 0 before there is one."""
+        """The port of the device, from 1; 0 before the id is bound to a device."""
         return self.pointer.port_num
 
     def device(self) -> Device:
-        """The device that the id is bound to.
+        """Return the device that the id is bound to.
 
         Raises:
-            ValueError: it is bound to none yet.
+            ValueError: the id is not bound to a device yet.
         """
         if not self.has_device:
             raise ValueError("the id is not bound to a device yet")
         return device_contexts.device_of(self.pointer.verbs)
 
-    # Both C functions return just this. A call of them would give up the GIL, and wait for it.
+    # Both C functions only return this field. Calling them would release and reacquire the GIL.
 
     @property
     def local_address(self) -> SocketAddress | None:
-        """The address the id is bound to, or None: rdma_get_local_addr(3)."""
+        """The address that the id is bound to; None if there is none: rdma_get_local_addr(3)."""
         return read_sockaddr(ffi.addressof(self.pointer.route.addr, "src_addr"))
 
     @property
     def peer_address(self) -> SocketAddress | None:
-        """The address of the peer, or None: rdma_get_peer_addr(3)."""
+        """The address of the peer; None before it is known: rdma_get_peer_addr(3)."""
         return read_sockaddr(ffi.addressof(self.pointer.route.addr, "dst_addr"))
 
     @property
     def src_port(self) -> int:
-        """The local port; 0 before there is one: rdma_get_src_port(3)."""
+        """The local port; 0 before the id has one: rdma_get_src_port(3)."""
         return socket.ntohs(lib.rdma_get_src_port(self.pointer))
 
     @property
     def dst_port(self) -> int:
-        """The peer's port; 0 before there is one: rdma_get_dst_port(3)."""
+        """The port of the peer; 0 before it is known: rdma_get_dst_port(3)."""
         return socket.ntohs(lib.rdma_get_dst_port(self.pointer))
 
     @property
     def route(self) -> Route:
-        """The way to the peer, as far as it is known."""
+        """The route to the peer, as far as it is resolved."""
         return Route.read(self.pointer.route)
 
     def take_event(self) -> CmEvent | None:
-        """The event that the last call on a synchronous id ended with, acknowledged; or None."""
+        """Return the event that ended the last call on a synchronous id; None if there is none.
+
+        The event is acknowledged.
+        """
         copy = ffi.new("struct aiordma_cm_event *")
         if not lib.aiordma_take_event(self.pointer, copy):
             return None
@@ -250,11 +253,12 @@ class CmId:
     def set_option(self, option: IdOption | IbOption, value: int | bytes) -> None:
         """Set an option: rdma_set_option(3).
 
-        Those of level ID take a number, `IbOption.PATH` an array of `struct ibv_path_data` as
-        bytes; it takes the place of resolve_route(), and "starts".
+        The options of IdOption take a number. `IbOption.PATH` takes an array of
+        `struct ibv_path_data` as bytes. It replaces resolve_route(), and like that it only starts
+        the operation.
 
         Raises:
-            VerbsError: EINVAL (too late for it, or not on this kind of id), ENOSYS (unknown).
+            VerbsError: EINVAL (too late, or not allowed on this kind of id), ENOSYS (unknown).
         """
         if isinstance(option, IdOption):
             assert isinstance(value, int)
@@ -268,7 +272,7 @@ class CmId:
         )
 
     def set_local_ece(self, ece: Ece) -> None:
-        """Offer options to the peer's card, before the queue pair is made: rdma_set_local_ece(3).
+        """Offer ECE options to the peer, before the queue pair is made: rdma_set_local_ece(3).
 
         Raises:
             VerbsError: EINVAL (the id has a queue pair).
@@ -276,7 +280,9 @@ class CmId:
         check(lib.rdma_set_local_ece(self.pointer, ece.write()), "rdma_set_local_ece")
 
     def remote_ece(self) -> Ece:
-        """What the peer's card offered, before the queue pair is made: rdma_get_remote_ece(3).
+        """Return the ECE options that the peer offered: rdma_get_remote_ece(3).
+
+        Call it before the queue pair is made.
 
         Raises:
             VerbsError: EINVAL (the id has a queue pair).
@@ -285,13 +291,13 @@ class CmId:
         check(lib.rdma_get_remote_ece(self.pointer, ece), "rdma_get_remote_ece")
         return Ece.read(ece)
 
-    # --- finding the way ---
+    # --- resolving ---
 
     def bind_addr(self, address: SocketAddress) -> None:
-        """Bind to a local address; port 0 picks one: rdma_bind_addr(3). Does not block.
+        """Bind to a local address; port 0 selects a free one: rdma_bind_addr(3). Does not block.
 
         Raises:
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken, or not local), ENODEV, EACCES.
+            VerbsError: EADDRINUSE or EADDRNOTAVAIL (in use, or not local), ENODEV, EACCES.
         """
         packed = PackedAddress(address)
         check(lib.rdma_bind_addr(self.pointer, packed.pointer), "rdma_bind_addr")
@@ -299,7 +305,7 @@ class CmId:
     def resolve_addr(
         self, source: SocketAddress | None, destination: SocketAddress, timeout_ms: int
     ) -> None:
-        """Start to find the device for `destination`: rdma_resolve_addr(3).
+        """Start to resolve `destination` to a device: rdma_resolve_addr(3).
 
         Raises:
             VerbsError: ENETUNREACH, ENODEV, EADDRNOTAVAIL, EINVAL.
@@ -311,7 +317,7 @@ class CmId:
         )
 
     def resolve_route(self, timeout_ms: int) -> None:
-        """Start to find the route: rdma_resolve_route(3). Can block, where ibacm runs.
+        """Start to resolve the route: rdma_resolve_route(3). Can block if ibacm runs.
 
         Raises:
             VerbsError: EINVAL (the address is not resolved), ENODEV.
@@ -324,12 +330,12 @@ class CmId:
     def resolve_addrinfo(
         self, node: str | None, service: str | None, hints: AddrInfo | None = None
     ) -> None:
-        """Start to look a name up: rdma_resolve_addrinfo(3), of rdma-core 60 and Linux 6.18.
+        """Start to resolve a name: rdma_resolve_addrinfo(3). Needs rdma-core 60 and Linux 6.18.
 
         With the flag DNS it blocks for the resolver. ADDRINFO_RESOLVED or ADDRINFO_ERROR follows.
 
         Raises:
-            VerbsError: ENOSYS (this rdma-core does not have it), EINVAL (this kernel), EBUSY.
+            VerbsError: ENOSYS (rdma-core is too old), EINVAL (the kernel is too old), EBUSY.
         """
         packed = PackedAddrInfo(hints) if hints is not None else None
         texts = [ffi.NULL if t is None else ffi.new("char[]", t.encode()) for t in (node, service)]
@@ -338,10 +344,10 @@ class CmId:
         check(result, "rdma_resolve_addrinfo")
 
     def query_addrinfo(self) -> list[AddrInfo]:
-        """What resolve_addrinfo() found: rdma_query_addrinfo(3), of rdma-core 60 and later.
+        """Return the result of resolve_addrinfo(): rdma_query_addrinfo(3). Needs rdma-core 60.
 
         Raises:
-            VerbsError: ENOSYS (this rdma-core does not have it), ENOENT (nothing was resolved).
+            VerbsError: ENOSYS (rdma-core is too old), ENOENT (nothing was resolved).
         """
         out = ffi.new("struct rdma_addrinfo **")
         check(lib.aiordma_query_addrinfo(self.pointer, out), "rdma_query_addrinfo")
@@ -355,12 +361,12 @@ class CmId:
     def create_qp(self, init: QueuePairInit, pd: ProtectionDomain | None = None) -> QueuePair:
         """Make the id's queue pair: rdma_create_qp(3), or rdma_create_qp_ex(3) for create_flags.
 
-        In `pd`, or librdmacm's default one; where `init` names no completion queue, the id gets one
-        of its own. System calls.
+        It is made in `pd`, or in librdmacm's default protection domain. Where `init` has no
+        completion queue, librdmacm makes one for the id. Blocks for system calls.
 
         Raises:
-            VerbsError: EINVAL (more than the device can, or it has one), ENOMEM (memory, or the
-                locked-memory limit), EOPNOTSUPP (not this type).
+            VerbsError: EINVAL (over a limit of the device, or the id has a queue pair), ENOMEM
+                (memory, or the locked-memory limit), EOPNOTSUPP (type not supported).
             ValueError: an argument is closed, or the id is not bound to a device yet.
         """
         pd_pointer = self._pd_pointer(pd)
@@ -371,15 +377,15 @@ class CmId:
             attr.pd, attr.create_flags = pd_pointer, init.create_flags
             check(lib.rdma_create_qp_ex(self.pointer, attr), "rdma_create_qp_ex")
         else:
-            plain = ffi.cast("struct ibv_qp_init_attr *", attr)  # the beginning of the other
+            plain = ffi.cast("struct ibv_qp_init_attr *", attr)  # the extended struct begins so
             check(lib.rdma_create_qp(self.pointer, pd_pointer, plain), "rdma_create_qp")
         self.qp = QueuePair(self.pointer.qp, read_caps(attr.cap))
         return self.qp
 
     def destroy_qp(self) -> None:
-        """Destroy the queue pair and the id's own completion queues: rdma_destroy_qp(3).
+        """Destroy the queue pair and the completion queues of the id: rdma_destroy_qp(3).
 
-        Waits until their events are acknowledged. Idempotent.
+        Blocks until their events are acknowledged. Idempotent.
         """
         qp, self.qp = self.qp, None
         if self.has_qp:
@@ -388,10 +394,12 @@ class CmId:
             qp.forget()
 
     def init_qp_attr(self, state: QpState) -> QueuePairAttributes:
-        """What a queue pair made by hand needs to go to `state`: rdma_init_qp_attr(3).
+        """Return the attributes that move a queue pair to `state`: rdma_init_qp_attr(3).
+
+        They are for a queue pair that create_qp() did not make.
 
         Raises:
-            VerbsError: EINVAL (the id is not so far).
+            VerbsError: EINVAL (too early in the state of the id).
         """
         attributes = QueuePairAttributes.to_state(state)
         mask = ffi.new("int *")
@@ -400,11 +408,11 @@ class CmId:
         return attributes
 
     def send_queue(self) -> OwnQueue:
-        """The completion queue for sending that create_qp() made. Raises: ValueError if none."""
+        """Return the send completion queue that create_qp() made. Raises: ValueError if none."""
         return OwnQueue(self.pointer.send_cq, self.pointer.send_cq_channel)
 
     def recv_queue(self) -> OwnQueue:
-        """The completion queue for receiving that create_qp() made. Raises: ValueError if none."""
+        """Return the receive completion queue that create_qp() made. Raises: ValueError if none."""
         return OwnQueue(self.pointer.recv_cq, self.pointer.recv_cq_channel)
 
     # --- connecting ---
@@ -412,39 +420,39 @@ class CmId:
     def connect(self, parameters: ConnectionParameters | None = None) -> None:
         """Start to connect along the resolved route: rdma_connect(3).
 
-        Without parameters: as many retries and resources as the device can. On iWARP the kernel
+        Without parameters, retries and resources are the maximum of the device. On iWARP the kernel
         connects a TCP socket before it returns, which can take minutes.
 
         Raises:
-            VerbsError: EINVAL (wrong state; a parameter over a limit); on iWARP also what a TCP
-                connect gives, such as ECONNREFUSED.
+            VerbsError: EINVAL (wrong state, or a parameter over a limit); on iWARP also the errno
+                of a TCP connect, such as ECONNREFUSED.
         """
         packed = PackedParameters(parameters)
         check(lib.rdma_connect(self.pointer, packed.pointer), "rdma_connect")
 
     def establish(self) -> None:
-        """Confirm a connection whose queue pair was moved by hand: rdma_establish(3).
+        """Confirm a connection whose queue pair the caller itself has moved: rdma_establish(3).
 
         Raises:
-            VerbsError: EINVAL (no CONNECT_RESPONSE has come).
+            VerbsError: EINVAL (no CONNECT_RESPONSE has arrived).
         """
         check(lib.rdma_establish(self.pointer), "rdma_establish")
 
     def listen(self, backlog: int) -> None:
-        """Start listening; 0 is the system's longest backlog: rdma_listen(3). Does not block.
+        """Listen; a backlog of 0 means the system's maximum: rdma_listen(3). Does not block.
 
         Raises:
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL (taken), EINVAL (wrong state).
+            VerbsError: EADDRINUSE or EADDRNOTAVAIL (in use), EINVAL (wrong state).
         """
         check(lib.rdma_listen(self.pointer, backlog), "rdma_listen")
 
     def get_request(self) -> CmId:
         """Wait for a connection request on a synchronous listener: rdma_get_request(3). Blocks.
 
-        The new id is synchronous too. Its request's event is for take_event().
+        The new id is synchronous too. Its take_event() returns the CONNECT_REQUEST event.
 
         Raises:
-            VerbsError: EINVAL (not synchronous, or another event came, see take_event()), ENOMEM
+            VerbsError: EINVAL (not synchronous, or another event arrived, see take_event()), ENOMEM
                 (its queue pair could not be made), EAGAIN (the fd was made non-blocking).
         """
         out = ffi.new("struct rdma_cm_id **")
@@ -459,21 +467,22 @@ class CmId:
 
     @property
     def for_requests(self) -> tuple[ProtectionDomain | None, QueuePairInit] | None:
-        """What create_ep() was told of queue pairs for the ids of requests, if it was."""
-        if self._kept is None:
+        """The arguments of create_ep() for the queue pairs of requests; None without `init`."""
+        if self._ep_arguments is None:
             return None
-        pd, init = self._kept
+        pd, init = self._ep_arguments
         return None if init is None else (pd, init)
 
     def accept(self, parameters: ConnectionParameters | None = None) -> None:
         """Start to accept the request that made this id: rdma_accept(3).
 
-        Without parameters (which needs a queue pair): what the peer asked for. If it fails the
-        connection is lost: the only thing left to do is to destroy the id.
+        Without parameters (which needs a queue pair), the parameters of the peer are used. If this
+        fails, the connection is lost, and the id can only be destroyed.
 
         Raises:
-            VerbsError: EINVAL (the peer is gone; a parameter over a limit), ECONNRESET, ENOMEM.
-            ValueError: neither parameters nor a queue pair (the C function would crash).
+            VerbsError: EINVAL (the peer has disconnected, or a parameter is over a limit),
+                ECONNRESET, ENOMEM.
+            ValueError: no parameters and no queue pair (the C function would crash).
         """
         if parameters is None and not self.has_qp:
             raise ValueError("parameters are needed to accept without a queue pair")
@@ -481,12 +490,13 @@ class CmId:
         check(lib.rdma_accept(self.pointer, packed.pointer), "rdma_accept")
 
     def reject(self, private_data: bytes = b"", *, ece: bool = False) -> None:
-        """Refuse the request that made this id: rdma_reject(3). Does not block.
+        """Reject the request that made this id: rdma_reject(3). Does not block.
 
-        With `ece`, because of the options that the peer's card offered: rdma_reject_ece(3).
+        With `ece`, the reason is the ECE options that the peer offered: rdma_reject_ece(3).
 
         Raises:
-            VerbsError: EINVAL (the peer is gone; over 148 bytes on InfiniBand and RoCE).
+            VerbsError: EINVAL (the peer has disconnected, or over 148 bytes on InfiniBand and
+                RoCE).
         """
         data = ffi.from_buffer("char[]", private_data)
         if ece:
@@ -496,12 +506,12 @@ class CmId:
             check(lib.rdma_reject(self.pointer, data, len(private_data)), "rdma_reject")
 
     def notify(self, event: AsyncEventType = AsyncEventType.COMM_EST) -> None:
-        """Tell the CM of an event of the queue pair: rdma_notify(3). Does not block.
+        """Notify the CM of an event of the queue pair: rdma_notify(3). Does not block.
 
-        COMM_EST: data has come, so the connection stands.
+        COMM_EST: data has arrived, so the connection is established.
 
         Raises:
-            VerbsError: EISCONN (it knows already), EINVAL.
+            VerbsError: EISCONN (the connection is established already), EINVAL.
         """
         check(lib.rdma_notify(self.pointer, event), "rdma_notify")
 
@@ -509,7 +519,7 @@ class CmId:
         """Move the queue pair to its error state and start to disconnect: rdma_disconnect(3).
 
         Raises:
-            VerbsError: EINVAL (never connected); others on iWARP when the peer closed first.
+            VerbsError: EINVAL (never connected); others on iWARP if the peer disconnected first.
         """
         check(lib.rdma_disconnect(self.pointer), "rdma_disconnect")
 
@@ -523,11 +533,11 @@ class CmId:
     ) -> None:
         """Start to join a group: rdma_join_multicast(3), or rdma_join_multicast_ex(3) for flags.
 
-        `context` comes back in the event. The id is bound to a device, and carries datagrams. When
-        the event is read, the queue pair of the id is attached if it has one.
+        The event contains `context`. The id must be bound to a device and be for datagrams. When
+        the event is read, the queue pair of the id, if there is one, is attached to the group.
 
         Raises:
-            VerbsError: EINVAL (wrong state, or no datagrams), ENOSYS (iWARP), EOPNOTSUPP.
+            VerbsError: EINVAL (wrong state, or not for datagrams), ENOSYS (iWARP), EOPNOTSUPP.
         """
         packed = PackedAddress(group)
         token = ffi.cast("void *", context)
@@ -542,7 +552,7 @@ class CmId:
         check(result, "rdma_join_multicast_ex")
 
     def leave_multicast(self, group: SocketAddress) -> None:
-        """Leave a group: rdma_leave_multicast(3). Waits until its events are acknowledged.
+        """Leave a group: rdma_leave_multicast(3). Blocks until its events are acknowledged.
 
         Raises:
             VerbsError: EADDRNOTAVAIL (not joined).
@@ -553,10 +563,10 @@ class CmId:
     # --- channels ---
 
     def migrate(self, channel: EventChannel | None) -> None:
-        """Move to another event channel, with pending events; None: rdma_migrate_id(3).
+        """Move the id and its pending events to another event channel: rdma_migrate_id(3).
 
-        None makes it synchronous. Waits until its events are acknowledged; nobody may be reading
-        the channel it leaves. A synchronous id's fd is closed.
+        None makes the id synchronous. Blocks until its events are acknowledged. No other thread may
+        read the old channel meanwhile. The private channel of a synchronous id is closed.
 
         Raises:
             VerbsError: EINVAL (synchronous already), EMFILE.
@@ -566,12 +576,12 @@ class CmId:
         check(lib.rdma_migrate_id(self.pointer, pointer), "rdma_migrate_id")
 
     def write_event(self, status: int = 0, arg: int = 0) -> None:
-        """Put a USER event onto the id's channel: rdma_write_cm_event(3), of rdma-core 60.
+        """Add a USER event to the id's channel: rdma_write_cm_event(3). Needs rdma-core 60.
 
-        From any thread. Does not block.
+        Callable from any thread. Does not block.
 
         Raises:
-            VerbsError: ENOSYS (this rdma-core does not have it), EINVAL (Linux before 6.18).
+            VerbsError: ENOSYS (rdma-core is too old), EINVAL (Linux before 6.18).
         """
         result = lib.aiordma_write_cm_event(self.pointer, CmEventType.USER, status, arg)
         check(result, "rdma_write_cm_event")
@@ -581,7 +591,7 @@ class CmId:
     # --- memory ---
 
     def reg_msgs(self, buffer: Buffer) -> Registration:
-        """Register memory to send from and receive into: rdma_reg_msgs(3). Blocks, as all three do.
+        """Register memory to send from and receive into: rdma_reg_msgs(3). Blocks.
 
         Raises:
             VerbsError: ENOMEM (the locked-memory limit is reached).
@@ -590,13 +600,13 @@ class CmId:
         return self._register(buffer, AccessFlags.LOCAL_WRITE)
 
     def reg_read(self, buffer: Buffer) -> Registration:
-        """Register memory that the peer may read: rdma_reg_read(3). Raises: as reg_msgs."""
+        """Register memory that the peer can read: rdma_reg_read(3). Blocks. Raises: as reg_msgs."""
         return self._register(buffer, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ)
 
     def reg_write(self, buffer: Buffer) -> Registration:
-        """Register memory that the peer may write: rdma_reg_write(3). Raises: as reg_msgs.
+        """Register memory that the peer can write: rdma_reg_write(3). Raises: as reg_msgs.
 
-        `Registration.close` is rdma_dereg_mr(3) for all of them.
+        Blocks. `Registration.close` is rdma_dereg_mr(3) for all three functions.
         """
         return self._register(buffer, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE)
 
@@ -604,12 +614,12 @@ class CmId:
         return Registration(self.pd(), buffer, access)
 
     def pd(self) -> ProtectionDomain:
-        """The protection domain of the id: the one given, or librdmacm's default of the device.
+        """Return the protection domain of the id: the one given, or librdmacm's default.
 
-        Not to be closed.
+        The default belongs to the device. Do not close the result.
 
         Raises:
-            ValueError: it has none yet.
+            ValueError: the id has none yet.
         """
         pointer = self.pointer.pd
         if pointer == ffi.NULL:
@@ -621,16 +631,18 @@ class CmId:
     def create_srq(
         self, pd: ProtectionDomain | None, caps: SharedReceiveQueueCaps
     ) -> SharedReceiveQueue:
-        """Make a shared receive queue for the id's queue pair: rdma_create_srq(3). A system call.
+        """Make a shared receive queue for the id's queue pair: rdma_create_srq(3).
+
+        Blocks for a system call.
 
         Raises:
-            VerbsError: EINVAL (more than the device can), ENOMEM, EOPNOTSUPP.
+            VerbsError: EINVAL (over a limit of the device), ENOMEM, EOPNOTSUPP.
             ValueError: the id is not bound to a device yet.
         """
         attr = ffi.new("struct ibv_srq_init_attr *")
         caps.fill(attr.attr)
         check(lib.rdma_create_srq(self.pointer, self._pd_pointer(pd), attr), "rdma_create_srq")
-        return self._made_srq(attr.attr.max_wr, attr.attr.max_sge)
+        return self._wrap_srq(attr.attr.max_wr, attr.attr.max_sge)
 
     def create_srq_ex(
         self,
@@ -638,10 +650,12 @@ class CmId:
         caps: SharedReceiveQueueCaps,
         srq_type: SrqType = SrqType.BASIC,
     ) -> SharedReceiveQueue:
-        """Make one of a given type: rdma_create_srq_ex(3). XRC brings its domain and queue along.
+        """Make a shared receive queue of a given type: rdma_create_srq_ex(3).
+
+        For XRC, librdmacm also makes the XRC domain and the completion queue.
 
         Raises:
-            VerbsError: EOPNOTSUPP (the device has no such thing), EINVAL, ENOMEM.
+            VerbsError: EOPNOTSUPP (type not supported by the device), EINVAL, ENOMEM.
             ValueError: the id is not bound to a device yet.
         """
         attr = ffi.new("struct ibv_srq_init_attr_ex *")
@@ -650,22 +664,22 @@ class CmId:
         attr.comp_mask = lib.IBV_SRQ_INIT_ATTR_TYPE | lib.IBV_SRQ_INIT_ATTR_PD
         attr.pd = self._pd_pointer(pd)
         check(lib.rdma_create_srq_ex(self.pointer, attr), "rdma_create_srq_ex")
-        return self._made_srq(attr.attr.max_wr, attr.attr.max_sge)
+        return self._wrap_srq(attr.attr.max_wr, attr.attr.max_sge)
 
     def _pd_pointer(self, pd: ProtectionDomain | None) -> IbvPd:
-        """For calls that would crash without a device."""
+        """Return the C protection domain. Raise ValueError where C would crash without a device."""
         if not self.has_device:
             raise ValueError("the id is not bound to a device yet")
         return self.pd().open_pointer if pd is None else pd.open_pointer
 
-    def _made_srq(self, max_wr: int, max_sge: int) -> SharedReceiveQueue:
+    def _wrap_srq(self, max_wr: int, max_sge: int) -> SharedReceiveQueue:
         self.srq = SharedReceiveQueue(self.pointer.srq, SharedReceiveQueueCaps(max_wr, max_sge))
         return self.srq
 
     def destroy_srq(self) -> None:
-        """Destroy the shared receive queue, and what XRC brought along: rdma_destroy_srq(3).
+        """Destroy the shared receive queue, and the objects made for XRC: rdma_destroy_srq(3).
 
-        Not if its own close() did so already; then, or without one, nothing happens.
+        Do nothing if there is none, or if SharedReceiveQueue.close() has destroyed it already.
         """
         srq, self.srq = self.srq, None
         if srq is None or srq.pointer == ffi.NULL:
@@ -679,14 +693,14 @@ class CmId:
     def post_recv(self, wr_id: int, memory: Registration, offset: int, length: int) -> None:
         """Post a receive into one piece of memory: rdma_post_recv(3). Does not block.
 
-        It goes to the id's shared receive queue if it has one.
+        It is posted on the id's shared receive queue if there is one.
 
         Raises:
-            VerbsError: ENOMEM (the queue is full), EINVAL (no memory there, or wrong state).
+            VerbsError: ENOMEM (the queue is full), EINVAL (memory not registered, or wrong state).
             ValueError: the id has no queue pair.
         """
-        address = self._inside(memory, offset, length)
-        pointer = self._with_queue()
+        address = self._address_of(memory, offset, length)
+        pointer = self._pointer_with_receives()
         check(
             lib.rdma_post_recv(pointer, _context(wr_id), address, length, memory.pointer),
             "rdma_post_recv",
@@ -700,11 +714,11 @@ class CmId:
         length: int,
         flags: SendFlags = _SIGNALED,
     ) -> None:
-        """Send one piece of memory: rdma_post_send(3). Raises: as post_recv."""
-        address = self._inside(memory, offset, length)
+        """Post a send of one piece of memory: rdma_post_send(3). Raises: as post_recv."""
+        address = self._address_of(memory, offset, length)
         check(
             lib.rdma_post_send(
-                self._with_qp(), _context(wr_id), address, length, memory.pointer, flags
+                self._pointer_with_qp(), _context(wr_id), address, length, memory.pointer, flags
             ),
             "rdma_post_send",
         )
@@ -712,15 +726,17 @@ class CmId:
     def post_read(
         self, wr_id: int, segment: Segment, remote: int, rkey: int, flags: SendFlags = _SIGNALED
     ) -> None:
-        """Read the peer's memory at address `remote` into a piece of ours: rdma_post_read(3).
+        """Post a read of the peer's memory at address `remote`: rdma_post_read(3).
+
+        It is read into a local piece of memory.
 
         Raises: as post_recv.
         """
         memory, offset, length = segment
-        address = self._inside(memory, offset, length)
+        address = self._address_of(memory, offset, length)
         check(
             lib.rdma_post_read(
-                self._with_qp(),
+                self._pointer_with_qp(),
                 _context(wr_id),
                 address,
                 length,
@@ -735,15 +751,15 @@ class CmId:
     def post_write(
         self, wr_id: int, segment: Segment, remote: int, rkey: int, flags: SendFlags = _SIGNALED
     ) -> None:
-        """Write a piece of our memory to the peer's at address `remote`: rdma_post_write(3).
+        """Post a write of a local piece to the peer's address `remote`: rdma_post_write(3).
 
         Raises: as post_recv.
         """
         memory, offset, length = segment
-        address = self._inside(memory, offset, length)
+        address = self._address_of(memory, offset, length)
         check(
             lib.rdma_post_write(
-                self._with_qp(),
+                self._pointer_with_qp(),
                 _context(wr_id),
                 address,
                 length,
@@ -763,15 +779,15 @@ class CmId:
         remote_qpn: int,
         flags: SendFlags = _SIGNALED,
     ) -> None:
-        """Send a datagram with the queue key of port space UDP: rdma_post_ud_send(3).
+        """Post a send of a datagram, with the Q_Key of port space UDP: rdma_post_ud_send(3).
 
         `QueuePair.post_ud_send` sends with any key. Raises: as post_recv.
         """
         memory, offset, length = segment
-        address = self._inside(memory, offset, length)
+        address = self._address_of(memory, offset, length)
         check(
             lib.rdma_post_ud_send(
-                self._with_qp(),
+                self._pointer_with_qp(),
                 _context(wr_id),
                 address,
                 length,
@@ -787,17 +803,24 @@ class CmId:
         """Post a receive into several pieces: rdma_post_recvv(3). Raises: as post_recv."""
         sges = self._segments(segments)
         check(
-            lib.rdma_post_recvv(self._with_queue(), _context(wr_id), sges, len(segments)),
+            lib.rdma_post_recvv(
+                self._pointer_with_receives(), _context(wr_id), sges, len(segments)
+            ),
             "rdma_post_recvv",
         )
 
     def post_sendv(
         self, wr_id: int, segments: Sequence[Segment], flags: SendFlags = _SIGNALED
     ) -> None:
-        """Send several pieces as one message: rdma_post_sendv(3). Raises: as post_recv."""
+        """Post a send of several pieces in one message: rdma_post_sendv(3).
+
+        Raises: as post_recv.
+        """
         sges = self._segments(segments)
         check(
-            lib.rdma_post_sendv(self._with_qp(), _context(wr_id), sges, len(segments), flags),
+            lib.rdma_post_sendv(
+                self._pointer_with_qp(), _context(wr_id), sges, len(segments), flags
+            ),
             "rdma_post_sendv",
         )
 
@@ -809,11 +832,11 @@ class CmId:
         rkey: int,
         flags: SendFlags = _SIGNALED,
     ) -> None:
-        """Read into several pieces: rdma_post_readv(3). Raises: as post_recv."""
+        """Post a read into several pieces: rdma_post_readv(3). Raises: as post_recv."""
         sges = self._segments(segments)
         check(
             lib.rdma_post_readv(
-                self._with_qp(), _context(wr_id), sges, len(segments), flags, remote, rkey
+                self._pointer_with_qp(), _context(wr_id), sges, len(segments), flags, remote, rkey
             ),
             "rdma_post_readv",
         )
@@ -826,11 +849,14 @@ class CmId:
         rkey: int,
         flags: SendFlags = _SIGNALED,
     ) -> None:
-        """Write several pieces, one after the other: rdma_post_writev(3). Raises: as post_recv."""
+        """Post a write of several pieces to one address: rdma_post_writev(3).
+
+        The pieces are written one after the other. Raises: as post_recv.
+        """
         sges = self._segments(segments)
         check(
             lib.rdma_post_writev(
-                self._with_qp(), _context(wr_id), sges, len(segments), flags, remote, rkey
+                self._pointer_with_qp(), _context(wr_id), sges, len(segments), flags, remote, rkey
             ),
             "rdma_post_writev",
         )
@@ -843,28 +869,28 @@ class CmId:
             sge.addr, sge.length, sge.lkey = memory.address + offset, length, memory.lkey
         return sges
 
-    def _inside(self, memory: Registration, offset: int, length: int) -> VoidPtr:
+    def _address_of(self, memory: Registration, offset: int, length: int) -> VoidPtr:
         _check_inside(memory, offset, length)
         return ffi.cast("void *", memory.address + offset)
 
-    def _with_qp(self) -> CmIdPtr:
-        """For calls that would crash without a queue pair."""
+    def _pointer_with_qp(self) -> CmIdPtr:
+        """Return the C id. Raise ValueError where C would crash without a queue pair."""
         if not self.has_qp:
             raise ValueError("the id has no queue pair")
         return self.pointer
 
-    def _with_queue(self) -> CmIdPtr:
+    def _pointer_with_receives(self) -> CmIdPtr:
         if self.pointer.srq == ffi.NULL:
-            return self._with_qp()
+            return self._pointer_with_qp()
         return self.pointer
 
     # --- completions ---
 
     def get_send_comp(self) -> Completion:
-        """Wait for the next completion of its own send queue: rdma_get_send_comp(3). Blocks.
+        """Wait for the next completion of the id's send queue: rdma_get_send_comp(3). Blocks.
 
         Raises:
-            VerbsError: the device is gone.
+            VerbsError: the device was removed.
             ValueError: the id has no completion queue of its own for sending.
         """
         if self.pointer.send_cq_channel == ffi.NULL:
@@ -875,10 +901,10 @@ class CmId:
         return Completion.read(wc)
 
     def get_recv_comp(self) -> Completion:
-        """Wait for the next completion of its own receive queue: rdma_get_recv_comp(3). Blocks.
+        """Wait for the next completion of the id's receive queue: rdma_get_recv_comp(3). Blocks.
 
         Raises:
-            VerbsError: the device is gone.
+            VerbsError: the device was removed.
             ValueError: the id has no completion queue of its own for receiving.
         """
         if self.pointer.recv_cq_channel == ffi.NULL:
@@ -891,24 +917,24 @@ class CmId:
     # --- the end ---
 
     def own_objects(self) -> OwnObjects:
-        """What is to be destroyed after the id: to be asked for before."""
+        """Return the objects to destroy after the id. Call this before destroy()."""
         return OwnObjects(self.pointer, self.qp, self.srq)
 
     def destroy(self) -> None:
-        """Free the id, telling the peer what its state demands: rdma_destroy_id(3).
+        """Free the id: rdma_destroy_id(3). The kernel notifies the peer if the state requires it.
 
-        Can block: for the events of the id in flight, and on iWARP for a connect under way. Its
-        queue pair and queues are not destroyed, see own_objects(). A passive endpoint is freed by
-        rdma_destroy_ep(3), with what it kept.
+        Can block for events of the id that are not acknowledged, and on iWARP for a connect under
+        way. Its queue pair and queues are not destroyed, see own_objects(). A passive endpoint is
+        freed by rdma_destroy_ep(3), together with the arguments that C stores.
 
         Raises:
-            VerbsError: the kernel does not know the id.
-            ValueError: it is destroyed already.
+            VerbsError: the kernel does not have the id.
+            ValueError: the id is destroyed already.
         """
         pointer = self.pointer
         self._pointer = None
         if self._is_passive_ep:
-            pointer.srq = ffi.NULL  # it is among the own objects
+            pointer.srq = ffi.NULL  # OwnObjects destroys it
             lib.rdma_destroy_ep(pointer)
         else:
             check(lib.rdma_destroy_id(pointer), "rdma_destroy_id")
@@ -919,7 +945,7 @@ def _context(wr_id: int) -> VoidPtr:
 
 
 def _check_inside(memory: Registration, offset: int, length: int) -> None:
-    """Where C has an assertion, or nothing."""
+    """Raise ValueError for bytes that are not registered, where C has an assertion or no check."""
     if offset < 0 or length < 0 or offset + length > memory.length or not memory.is_open:
         raise ValueError(
             f"bytes {offset} to {offset + length} are not within the {memory.length} registered"

@@ -1,22 +1,23 @@
-"""DeviceContexts: the device contexts librdmacm has open, and letting go of a device that is gone.
+"""DeviceContexts: librdmacm's open device contexts, and closing those of removed devices.
 
-librdmacm opens each device once a process and keeps it open. Drivers without "disassociation", the
-soft ones among them, cannot be removed while any process has them open: `rdma link delete` then
-waits in the kernel. So a process has to notice that a device is gone, and to close it.
+librdmacm opens each device once in a process and leaves it open. Some drivers, such as the soft
+ones, have no "disassociation": their device cannot be removed while any process has it open, and
+`rdma link delete` waits in the kernel. So a process must detect a removal, and close the device.
 
-Noticing: rdma_get_devices(3) lists the devices that are there; one that was and is not any more is
-gone. It is called whenever the kernel tells of a change, and when an id is told of a removal.
+Detecting: rdma_get_devices(3) lists the present devices. A device that was in an earlier list and
+is not in the newest one has been removed. The function is called when the kernel reports a change,
+and when an id gets a DEVICE_REMOVAL event.
 
-Closing: the same call has librdmacm mark what is gone, and close it with its last user. Users are
-ids, and lists from rdma_get_devices(3), of which one is always kept here: so the context outlives
-what was made from it, which is counted in `holds`.
+Closing: the same call makes librdmacm mark the removed devices, and close each with its last user.
+Users are ids, and lists from rdma_get_devices(3). One list is always stored here, so a context
+outlives the objects made from it, which ContextReferences counts.
 
-One thing librdmacm does not do: when no device is left at all, it fails (ENODEV) before it marks
-any. The descriptors of such a context are then pointed at /dev/null, which is what the kernel waits
-for. librdmacm frees the rest when a device comes back.
+librdmacm does not handle one case: if no device is left at all, it fails (ENODEV) before it marks
+any. The descriptors of such a context are then redirected to /dev/null, which ends the kernel's
+wait. librdmacm frees the rest when a device is added again.
 
-Drivers with disassociation are done with a device at once, and what is destroyed afterwards fails
-with EIO, though it is no more; unless libibverbs is told to take that for success.
+Drivers with disassociation free a device at once. A call that destroys an object afterwards fails
+with EIO, though the object no longer exists, unless libibverbs is set to report success instead.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# libibverbs reads it once, when it looks for devices for the first time.
+# libibverbs reads this variable once, when it lists the devices for the first time.
 ALLOW_DISASSOC_DESTROY = "RDMAV_ALLOW_DISASSOC_DESTROY"
 
 
 class ContextList:
-    """What rdma_get_devices(3) gave: none of its contexts is closed before it is freed."""
+    """A list from rdma_get_devices(3). None of its contexts is closed before the list is freed."""
 
     def __init__(self, pointer: DeviceList, count: int) -> None:
         self.contexts = frozenset(pointer[index] for index in range(count))
@@ -52,10 +53,10 @@ class ContextList:
 
     @classmethod
     def get(cls) -> ContextList:
-        """Look for devices, and open those not open yet, which takes a while the first time.
+        """List the devices, and open those not open yet, which takes a while the first time.
 
         Raises:
-            VerbsError: ENODEV when there is no RDMA device.
+            VerbsError: ENODEV (no RDMA device).
         """
         os.environ.setdefault(ALLOW_DISASSOC_DESTROY, "1")
         count = ffi.new("int *")
@@ -65,46 +66,46 @@ class ContextList:
         return cls(pointer, count[0])
 
     def free(self) -> None:
-        """rdma_free_devices(3). What is gone and has no other user is closed now."""
+        """Free the list: rdma_free_devices(3). This closes removed devices with no other user."""
         lib.rdma_free_devices(self._pointer)
 
 
 class DeviceContexts:
-    """Every context of this process. What has no leading underscore is callable from any thread."""
+    """All device contexts of this process. Its public methods are callable from any thread."""
 
     def __init__(self, counts: ContextReferences = context_references) -> None:
         self.on_removed: Callable[[Device], None] = lambda device: None
-        """Called with each device that is found gone, in the thread that looks for devices."""
-        self._holds = counts
+        """Called in the device thread with each device that was removed."""
+        self._references = counts
         self._thread = DeviceThread(self._check)
-        self._lock = threading.Lock()  # whether a list is freed, or one of its contexts held
+        self._lock = threading.Lock()  # held to free a list, or to acquire a context of one
         self._lists: list[ContextList] = []
         self._devices: dict[IbvContext, Device] = {}
-        self._gone: set[IbvContext] = set()
-        self._emptied: set[IbvContext] = set()
-        counts.on_free = self._freed
+        self._removed: set[IbvContext] = set()
+        self._detached: set[IbvContext] = set()
+        counts.on_free = self._on_free
 
     def open(self) -> list[Device]:
-        """Have librdmacm look for devices. Those it has are held, once each, until let_go().
+        """List the devices, acquire a reference to each, and return them. See release().
 
         Raises:
-            VerbsError: ENODEV when there is no RDMA device.
+            VerbsError: ENODEV (no RDMA device).
         """
         return self._thread.call(self._open)
 
     def release(self, devices: list[Device]) -> None:
-        """Hold those devices no more."""
+        """Release a reference to each of the devices."""
         for device in devices:
-            self._holds.release(device.context)
+            self._references.release(device.context)
 
     def acquire(self, device: Device) -> None:
-        """Hold a device that an id is bound to. Blocks if it is not known here yet.
+        """Acquire a reference to a device that an id is bound to. Blocks if it is not listed yet.
 
-        An id alone does not keep the context of a removed device open for longer than itself, and
-        it is destroyed before what was made with its help: so this comes first.
+        An id keeps the context of a removed device open only until the id is destroyed, and the
+        objects made with its help are destroyed later. So acquire the reference before making them.
 
         Raises:
-            DeviceRemoved: it is gone.
+            DeviceRemoved: the device was removed.
         """
         if not self._try_acquire(device.context):
             self._thread.call(self._check)
@@ -113,115 +114,117 @@ class DeviceContexts:
 
     def _try_acquire(self, context: IbvContext) -> bool:
         with self._lock:
-            if context in self._gone or context not in self._known():
+            if context in self._removed or context not in self._listed():
                 return False
-            self._holds.acquire(context)
+            self._references.acquire(context)
             return True
 
     def device_of(self, context: IbvContext) -> Device:
-        """The device that has this context: always the same one, if it is known here.
+        """Return the device with this context: the same object each time, if it is listed here.
 
-        So what it was asked for once need not be asked for again.
+        So its attributes are queried only once.
         """
         return self._devices.get(context) or Device(context)
 
     def is_gone(self, device: Device) -> bool:
-        """Whether the device was removed."""
-        return device.context in self._gone
+        """Return True if the device was removed."""
+        return device.context in self._removed
 
     def check_soon(self) -> None:
-        """Look for devices soon: an id was told that one is gone."""
+        """List the devices again soon, because an id was notified of a removal."""
         self._thread.submit(self._check)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have the thread that looks for devices call `function`, and wait for it."""
+        """Call `function` in the device thread, and wait for it."""
         self._thread.call(function)
 
-    def _freed(self) -> None:
-        if self._gone:
+    def _on_free(self) -> None:
+        if self._removed:
             self.check_soon()
 
-    # --- in the thread ---
+    # --- in the device thread ---
 
     def _open(self) -> list[Device]:
-        error = self._look()
+        error = self._update()
         if error is not None:
             raise error
         devices = [Device(context) for context in self._lists[-1].contexts]
         for device in devices:
-            self._holds.acquire(device.context)
+            self._references.acquire(device.context)
         return devices
 
     def _check(self) -> None:
-        error = self._look()
+        error = self._update()
         if error is not None and error.errno != errno.ENODEV:
-            logger.error("could not look for RDMA devices: %s", error)
+            logger.error("could not list the RDMA devices: %s", error)
 
-    def _look(self) -> VerbsError | None:
-        """Take a new list of devices, and do what is to be done about those that are gone."""
+    def _update(self) -> VerbsError | None:
+        """List the devices, and handle those that were removed. Return the error, if any."""
         found, error = None, None
         try:
             found = ContextList.get()
         except VerbsError as failure:
             error = failure
         if found is not None:
-            self._note_gone(self._known() - found.contexts)
+            self._report_removed(self._listed() - found.contexts)
             self._lists.append(found)
             self._free_lists()
-            known = self._devices
+            old = self._devices
             self._devices = {
-                context: known.get(context) or Device(context) for context in self._known()
+                context: old.get(context) or Device(context) for context in self._listed()
             }
             if not found.contexts:
                 error = VerbsError(errno.ENODEV, "rdma_get_devices")
         if error is not None:
-            # Whatever goes wrong is ENODEV here: running out of descriptors is, too.
-            self._note_gone({context for context in self._known() if not has_node(context)})
-            self._empty_unused()
+            # Every failure is ENODEV here, even a lack of descriptors. So check the device nodes.
+            self._report_removed({context for context in self._listed() if not has_node(context)})
+            self._detach_unused()
         return error
 
-    def _known(self) -> set[IbvContext]:
-        return {context for known in self._lists for context in known.contexts}
+    def _listed(self) -> set[IbvContext]:
+        return {context for listed in self._lists for context in listed.contexts}
 
-    def _note_gone(self, gone: set[IbvContext]) -> None:
-        for context in gone - self._gone:
-            self._gone.add(context)
+    def _report_removed(self, contexts: set[IbvContext]) -> None:
+        for context in contexts - self._removed:
+            self._removed.add(context)
             device = Device(context)
             logger.info("%s was removed", device.name)
             self.on_removed(device)
 
-    def _is_in_use(self, context: IbvContext) -> bool:
-        return context in self._gone and self._holds.has(context)
+    def _is_removed_and_in_use(self, context: IbvContext) -> bool:
+        return context in self._removed and self._references.has(context)
 
     def _free_lists(self) -> None:
-        """Free all but the newest list, unless somebody holds what is gone, and was in it."""
+        """Free all but the newest list and those with a removed device that is still in use."""
         with self._lock:
             *old, newest = self._lists
-            kept = [known for known in old if any(map(self._is_in_use, known.contexts))]
-            self._lists = [*kept, newest]
-            known_still = self._known()
-            self._gone &= known_still
-            self._emptied &= known_still
-        for known in old:
-            if known not in kept:
-                known.free()
+            needed = [
+                listed for listed in old if any(map(self._is_removed_and_in_use, listed.contexts))
+            ]
+            self._lists = [*needed, newest]
+            still_listed = self._listed()
+            self._removed &= still_listed
+            self._detached &= still_listed
+        for listed in old:
+            if listed not in needed:
+                listed.free()
 
-    def _empty_unused(self) -> None:
-        """No device is left, and so librdmacm closes nothing: have the kernel do without it."""
-        for context in self._gone - self._emptied:  # of which nobody can take hold any more
-            if not self._holds.has(context):
-                self._emptied.add(context)
-                empty(context)
+    def _detach_unused(self) -> None:
+        """Detach the removed contexts without references, which librdmacm does not close now."""
+        for context in self._removed - self._detached:  # acquire() refuses these
+            if not self._references.has(context):
+                self._detached.add(context)
+                detach(context)
 
 
 def has_node(context: IbvContext) -> bool:
-    """Whether the system still has the character device that a context is open on."""
+    """Return True if the character device that a context is open on still exists."""
     number = os.fstat(context.cmd_fd).st_rdev
     return os.path.exists(f"/sys/dev/char/{os.major(number)}:{os.minor(number)}")
 
 
-def empty(context: IbvContext) -> None:
-    """Point the descriptors of a context at /dev/null; librdmacm will close them one day."""
+def detach(context: IbvContext) -> None:
+    """Redirect the descriptors of a context to /dev/null. librdmacm closes them later."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         for fd in (context.cmd_fd, context.async_fd):

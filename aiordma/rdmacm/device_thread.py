@@ -1,4 +1,4 @@
-"""DeviceThread: the one thread that looks for devices, and hears when they come and go."""
+"""DeviceThread: the one thread that lists devices, and is notified when they change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# <linux/netlink.h> and <linux/kobject.h>: what the kernel tells udev, and anybody who listens.
+# <linux/netlink.h> and <linux/kobject.h>: the messages that the kernel sends to udev and others.
 NETLINK_KOBJECT_UEVENT = 15
 KERNEL_EVENTS = 1
 SUBSYSTEM = b"SUBSYSTEM=infiniband_verbs"
@@ -23,11 +23,11 @@ UEVENT_SIZE = 8192
 
 
 class DeviceThread:
-    """Runs calls one after the other, and `on_change` whenever an RDMA device came or went.
+    """Runs calls one after the other, and `on_change` when an RDMA device is added or removed.
 
-    One thread for all looking, because librdmacm before rdma-core 52 sorts its devices by the
+    One thread makes all these calls. librdmacm before rdma-core 52 sorts its devices by the
     difference of their addresses as an int: it finds them again only if they were allocated near
-    each other, and so by one thread. Otherwise a device that goes can take another one with it.
+    each other, and so by one thread. Otherwise the removal of a device can remove another one, too.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -40,13 +40,13 @@ class DeviceThread:
 
     @property
     def running(self) -> bool:
-        """Whether it was started, in this process."""
+        """True if the thread was started in this process."""
         return self._thread is not None and self._pid == os.getpid()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Have the thread call `function`, and wait for what it returns or raises.
+        """Call `function` in the thread, and return its result or raise its exception.
 
-        Where there can be no thread, the caller's own does it: in a forked child, for one.
+        If there can be no thread, as in a forked child, the calling thread calls it.
         """
         if threading.current_thread() is self._thread or not self._start():
             return function()
@@ -62,10 +62,10 @@ class DeviceThread:
         return future.result()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have the thread, if it runs, call `job` soon. Callable from any thread."""
+        """Call `job` in the thread soon, if the thread runs. Callable from any thread."""
         if self.running:
             self._jobs.append(job)
-            with suppress(BlockingIOError):  # so it is awake already
+            with suppress(BlockingIOError):  # the thread is awake already
                 os.eventfd_write(self._wake_fd, 1)
 
     def _start(self) -> bool:
@@ -100,7 +100,7 @@ class DeviceThread:
 
 
 def open_uevents() -> socket.socket | None:
-    """A socket on which the kernel tells of devices; None where a sandbox does not allow it."""
+    """Open a socket for the kernel's device events. Return None if a sandbox does not allow it."""
     try:
         opened = socket.socket(
             socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, NETLINK_KOBJECT_UEVENT
@@ -112,12 +112,12 @@ def open_uevents() -> socket.socket | None:
 
 
 def has_changes(uevents: socket.socket) -> bool:
-    """Read all there is: whether any of it, or what was lost, may be about RDMA devices."""
+    """Read all messages. Return True if one is about RDMA devices, or if messages were lost."""
     found = False
     while True:
         try:
             found |= SUBSYSTEM in uevents.recv(UEVENT_SIZE)
         except BlockingIOError:
             return found
-        except OSError:  # ENOBUFS: some were lost
+        except OSError:  # ENOBUFS: messages were lost
             return True

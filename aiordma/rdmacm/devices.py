@@ -1,4 +1,4 @@
-"""The devices librdmacm has open, and the addresses they can be reached at."""
+"""The devices that librdmacm has open, and their addresses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _IFADDRS_SIZE = 1 << 20
 
 
 class DeviceReference:
-    """Keeps librdmacm's device contexts open: rdma_get_devices(3) and rdma_free_devices(3).
+    """A reference to librdmacm's device contexts: rdma_get_devices(3) and rdma_free_devices(3).
 
-    Without one, the context of a device that was removed is closed together with the last id on it.
-    With one, the removal waits: close it when you hear of that.
+    Without one, the context of a removed device is closed together with the last id on it. With
+    one, the removal waits. So close it when you are notified of the removal.
     """
 
     __slots__ = ("devices",)
@@ -29,20 +29,20 @@ class DeviceReference:
         """Open every device not open yet, which takes a while the first time.
 
         Raises:
-            VerbsError: ENODEV when there is no RDMA device.
+            VerbsError: ENODEV (no RDMA device).
         """
         self.devices: list[Device] = device_contexts.open()
-        """The devices that it keeps."""
+        """The devices whose contexts stay open."""
 
     def close(self) -> None:
-        """Let go of the devices. Idempotent."""
+        """Release the devices. Idempotent."""
         devices, self.devices = self.devices, []
         device_contexts.release(devices)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceAddress:
-    """An IP address of this machine, and the RDMA device that answers there."""
+    """An IP address of this machine, and the RDMA device that has it."""
 
     host: str
     interface: str
@@ -51,10 +51,10 @@ class DeviceAddress:
 
 
 def interface_addresses() -> list[tuple[str, SocketAddress]]:
-    """Every interface that is up with each of its IP addresses: getifaddrs(3).
+    """Return each interface that is up with each of its IP addresses: getifaddrs(3).
 
     Raises:
-        VerbsError: the system would not tell.
+        VerbsError: the system call failed.
     """
     text = ffi.new("char[]", _IFADDRS_SIZE)
     length = lib.aiordma_ifaddrs(text, _IFADDRS_SIZE)
@@ -65,10 +65,10 @@ def interface_addresses() -> list[tuple[str, SocketAddress]]:
 
 
 def device_addresses() -> list[DeviceAddress]:
-    """Every address of this machine that an RDMA device has. Blocks: opens devices.
+    """Return each address of this machine that an RDMA device has. Blocks: opens devices.
 
     Raises:
-        VerbsError: ENODEV when there is no RDMA device.
+        VerbsError: ENODEV (no RDMA device).
     """
     reference = DeviceReference()
     channel = EventChannel()
@@ -83,7 +83,7 @@ def device_addresses() -> list[DeviceAddress]:
 def _on_device(
     channel: EventChannel, interface: str, address: SocketAddress
 ) -> DeviceAddress | None:
-    """What rdma_cm says of an address: it binds to a device there, or it does not."""
+    """Return the device that rdma_cm binds an address to; None if there is none."""
     cm_id = CmId.create(channel, PortSpace.TCP)
     try:
         cm_id.bind_addr(address)

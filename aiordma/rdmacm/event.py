@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 class CmEvent:
     """`struct rdma_cm_event` as a value. See rdma_get_cm_event(3).
 
-    `id` and `listen_id` are the addresses of the C ids (`listen_id` is 0 but for CONNECT_REQUEST).
-    `private_data` is what arrived: InfiniBand and RoCE pad it with zeros, iWARP gives it exactly.
-    `ah_attr`, `qp_num` and `qkey` say where to send: to a datagram peer, or to a multicast group,
-    whose events carry the `context` of the call that joined. `arg` is of rdma_write_cm_event(3).
+    `id` and `listen_id` are the addresses of the C ids. `listen_id` is 0 except in CONNECT_REQUEST.
+    `private_data` is as it arrived: InfiniBand and RoCE pad it with zeros, iWARP does not.
+    `ah_attr`, `qp_num` and `qkey` are the destination for sends to a datagram peer or to a
+    multicast group. In a group's events, `context` is the argument of the call that joined it.
+    `arg` is the argument of rdma_write_cm_event(3).
     """
 
     type: CmEventType
@@ -43,25 +44,26 @@ class CmEvent:
 
     @property
     def errno(self) -> int:
-        """The errno that the status stands for; 0 for success and for a transport's own numbers.
+        """The errno in the status; 0 for success and for statuses that the transport defines.
 
-        librdmacm gives a failure of its own as -1 and leaves the cause in errno, which is `error`.
+        If librdmacm itself fails, it sets the status to -1 and the cause in errno, which is
+        `error`.
         """
         if self.status >= 0:
             return 0
         return self.error if self.status == -1 and self.error else -self.status
 
     def __str__(self) -> str:
-        """The name that C gives the type: rdma_event_str(3)."""
+        """Return the C name of the type: rdma_event_str(3)."""
         return ffi.string(lib.rdma_event_str(self.type)).decode()
 
 
-# The events that say where datagrams go.
+# The events that contain a destination for datagrams.
 _ADDRESSED = frozenset({CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN})
 
 
 def read_event(copy: CmEventCopy) -> CmEvent:
-    """The value of one event that the C helper copied."""
+    """Return the value of one event that the C helper copied."""
     kind = CmEventType(copy.event)
     is_addressed = kind in _ADDRESSED and copy.ah_attr.port_num
     return CmEvent(

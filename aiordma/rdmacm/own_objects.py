@@ -1,4 +1,4 @@
-"""What librdmacm made for an id: its own completion queues; and how all of it is destroyed."""
+"""The objects that librdmacm made for an id, such as completion queues, and their destruction."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 
 
 class OwnQueue:
-    """One of the completion queues that `create_qp` made for an id, with a channel of its own.
+    """A completion queue that `create_qp` made for an id, and its completion channel.
 
-    Valid while the id lives, or until OwnObjects.destroy().
+    Valid until the id is destroyed, or until OwnObjects.destroy().
     """
 
     __slots__ = ("_channel", "_cq", "fd")
 
     def __init__(self, cq: IbvCq, channel: IbvCompChannel) -> None:
-        """Take both from the id, and make the channel's fd non-blocking.
+        """Wrap both pointers of the id, and make the channel's fd non-blocking.
 
         Raises:
             ValueError: the id has no such queue.
         """
         if cq == ffi.NULL or channel == ffi.NULL:
-            raise ValueError("the id has no completion queue of its own there")
+            raise ValueError("the id has no completion queue of its own for this direction")
         self._cq = cq
         self._channel = channel
         self.fd = channel.fd
         check(lib.aiordma_set_nonblocking(self.fd), "fcntl")
 
     def poll(self) -> Completion | None:
-        """The next completion, if there is one: ibv_poll_cq(3). Does not block.
+        """Return the next completion; None if the queue is empty: ibv_poll_cq(3). Does not block.
 
         Raises:
-            VerbsError: the queue overran, or the device is gone.
+            VerbsError: the queue overran, or the device was removed.
         """
         wc = ffi.new("struct ibv_wc *")
         count = lib.ibv_poll_cq(self._cq, 1, wc)
@@ -47,14 +47,14 @@ class OwnQueue:
         return Completion.read(wc) if count else None
 
     def arm(self) -> None:
-        """Have the next completion make the fd readable; poll() once more after this.
+        """Arm the queue: the next completion makes the fd readable. Poll once more after this.
 
         See ibv_req_notify_cq(3).
         """
         check_errno(lib.ibv_req_notify_cq(self._cq, 0), "ibv_req_notify_cq")
 
     def read_event(self) -> None:
-        """Read what made the fd readable, acknowledged: ibv_get_cq_event(3). Does not block.
+        """Read and acknowledge a completion event: ibv_get_cq_event(3). Does not block.
 
         Raises:
             VerbsError: EIO after the device was removed.
@@ -65,10 +65,10 @@ class OwnQueue:
 
 
 class OwnObjects:
-    """The queue pair, queues and channels of an id, so that they can outlive it, and be destroyed.
+    """The queue pair, queues and channels of an id, which outlive the id and are destroyed later.
 
-    The id is destroyed before its queue pair here, the reverse of what the man page says:
-    afterwards no rdma_get_cm_event() can be at work on that queue pair.
+    The id is destroyed before its queue pair, in the reverse of the order in the man page. After
+    that, no rdma_get_cm_event() can be using the queue pair.
     """
 
     __slots__ = ("_channels", "_cqs", "_srq", "qp")
@@ -78,15 +78,15 @@ class OwnObjects:
     ) -> None:
         self.qp = qp
         self._srq = srq
-        # librdmacm may have made one queue for both directions.
+        # Both directions can have the same queue. Then it is destroyed once.
         self._cqs = list(dict.fromkeys([pointer.recv_cq, pointer.send_cq]))
         self._channels = list(dict.fromkeys([pointer.recv_cq_channel, pointer.send_cq_channel]))
 
     def destroy(self) -> None:
-        """Destroy the queue pair, then the queues. Its memory is the device's no more then.
+        """Destroy the queue pair, then the queues. After that the device uses its memory no more.
 
         Raises:
-            VerbsError: the queue pair could not be destroyed, and so nothing else was.
+            VerbsError: the queue pair could not be destroyed, so nothing else was destroyed.
         """
         if self.qp is not None:
             self.qp.destroy()

@@ -1,4 +1,4 @@
-"""What connections are negotiated with, as values, and their C structs."""
+"""The parameters of a connection, as values and as C structs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class ConnectionParameters:
     """`struct rdma_conn_param`. See rdma_connect(3) and rdma_accept(3).
 
-    `retry_count` and `rnr_retry_count` are 0 to 7; an `rnr_retry_count` of 7 means for ever. For
-    `responder_resources` and `initiator_depth`, 255 stands for as many as the device can. `srq` and
-    `qp_num` count only where the id has no queue pair of its own.
+    `retry_count` and `rnr_retry_count` are 0 to 7; an `rnr_retry_count` of 7 means forever. For
+    `responder_resources` and `initiator_depth`, 255 means the maximum of the device. `srq` and
+    `qp_num` are used only if the id has no queue pair.
     """
 
     private_data: bytes = b""
@@ -31,7 +31,7 @@ class ConnectionParameters:
 
 
 class PackedParameters:
-    """A `struct rdma_conn_param *`, NULL for None, and the private data it points at."""
+    """A `struct rdma_conn_param *`, NULL for None, and the private data that it points at."""
 
     __slots__ = ("_private_data", "pointer")
 
@@ -57,7 +57,7 @@ class PackedParameters:
 
 @dataclass(frozen=True, slots=True)
 class Ece:
-    """`struct ibv_ece`: enhanced connection establishment, options between cards of one vendor.
+    """`struct ibv_ece`: enhanced connection establishment, options of devices of one vendor.
 
     See rdma_set_local_ece(3) and rdma_get_remote_ece(3).
     """
@@ -68,11 +68,11 @@ class Ece:
 
     @classmethod
     def read(cls, ece: IbvEce) -> Ece:
-        """The value of a C struct."""
+        """Return the value of a C struct."""
         return cls(ece.vendor_id, ece.options, ece.comp_mask)
 
     def write(self) -> IbvEce:
-        """A C struct of this value."""
+        """Return a C struct with this value."""
         ece = ffi.new("struct ibv_ece *")
         ece.vendor_id, ece.options, ece.comp_mask = self.vendor_id, self.options, self.comp_mask
         return ece

@@ -1,4 +1,4 @@
-"""Route: the way to the peer as librdmacm has found it."""
+"""Route: the route to the peer that librdmacm has resolved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PathRecord:
 
     @classmethod
     def read(cls, record: SaPathRec) -> PathRecord:
-        """The value of a C struct."""
+        """Return the value of a C struct."""
         return cls(
             dgid=read_gid(record.dgid),
             sgid=read_gid(record.sgid),
@@ -72,7 +72,7 @@ _PRIMARY_BOTH_WAYS = 0x01 | 0x02 | 0x08 | 0x20  # GMP, PRIMARY, OUTBOUND, INBOUN
 
 
 def pack_path_data(paths: Sequence[PathRecord]) -> bytes:
-    """An array of `struct ibv_path_data`, as the option IB_PATH takes it."""
+    """Return an array of `struct ibv_path_data`, as the option `IbOption.PATH` takes it."""
     return b"".join(_FLAGS.pack(_PRIMARY_BOTH_WAYS, 0) + _pack_record(path) for path in paths)
 
 
@@ -97,7 +97,7 @@ def _pack_record(path: PathRecord) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`struct rdma_route` but for the socket addresses, which are the id's own.
+    """`struct rdma_route` without the socket addresses, which are properties of the id.
 
     `sgid`, `dgid` and `pkey` are its `struct rdma_ib_addr`; `paths` is `path_rec`.
     """
@@ -109,7 +109,7 @@ class Route:
 
     @classmethod
     def read(cls, route: CmRoute) -> Route:
-        """The value of a C struct."""
+        """Return the value of a C struct."""
         ib = route.addr.addr.ibaddr
         paths = tuple(PathRecord.read(route.path_rec[index]) for index in range(route.num_paths))
         return cls(read_gid(ib.sgid), read_gid(ib.dgid), socket.ntohs(ib.pkey), paths)

@@ -1,6 +1,6 @@
-"""An id whose C calls are a script, for tests of what the id makes of events and of time.
+"""Fakes of librdmacm's ids and channels, for tests of `aiordma.cm` without a device.
 
-The loop, the worker threads and everything in `aiordma.cm` are real; only librdmacm is not there.
+The loop, the worker threads and everything in `aiordma.cm` are real.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from aiordma.cm import AsyncCmId, CmState
+from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.cm.handle import IdHandle
 from aiordma.enums import CmEventType
 from aiordma.loop import Loop
@@ -31,7 +31,7 @@ class FakeDevice:
 
 @dataclass
 class FakeQp:
-    """A queue pair that can be made to resist its destruction."""
+    """A queue pair whose destruction fails if `failure` is set."""
 
     destroyed: bool = False
     failure: Exception | None = None
@@ -53,12 +53,12 @@ class FakeOwnObjects:
 
 @dataclass
 class FakeCmId:
-    """What a CmId does, as told: `during["connect"]` is called in place of the C function."""
+    """A CmId that records its calls; `during["connect"]` is called instead of the C function."""
 
     address: int
     is_iwarp: bool = False
     calls: list[str] = field(default_factory=list)
-    during: dict[str, Callable[[], None]] = field(default_factory=dict)
+    during: dict[str, Callable[[], object]] = field(default_factory=dict)
     local_address: SocketAddress | None = HERE
     peer_address: SocketAddress | None = PEER
     destroyed: threading.Event = field(default_factory=threading.Event)
@@ -83,10 +83,10 @@ class FakeCmId:
 
 
 class FakeOwnChannel:
-    """Counts its holders; brings the events that are put there."""
+    """An OwnChannel that counts its references, and returns the events that put() added."""
 
     def __init__(self) -> None:
-        self.holders = 1
+        self.references = 1
         self.fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._events: list[CmEvent] = []
 
@@ -95,26 +95,26 @@ class FakeOwnChannel:
         os.eventfd_write(self.fd, 1)
 
     def get_events(self) -> list[CmEvent]:
-        assert self.holders
+        assert self.references
         with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         events, self._events = self._events, []
         return events
 
     def acquire(self) -> FakeOwnChannel:
-        assert self.holders
-        self.holders += 1
+        assert self.references
+        self.references += 1
         return self
 
     def release(self) -> None:
-        assert self.holders
-        self.holders -= 1
-        if not self.holders:
+        assert self.references
+        self.references -= 1
+        if not self.references:
             os.close(self.fd)
 
 
 class FakeDispatcher:
-    """Knows which ids get events, and how many are still to be released."""
+    """A CmDispatcher that records the registered ids, and counts its users."""
 
     def __init__(self) -> None:
         self.handlers: dict[int, object] = {}
@@ -122,7 +122,7 @@ class FakeDispatcher:
 
     def register(self, cm_id: FakeCmId, handler: AsyncCmId) -> None:
         self.users += 1
-        self.handlers[cm_id.address] = None  # as weak as the real one: it must keep nothing alive
+        self.handlers[cm_id.address] = None  # like the real one, it must keep no handler alive
 
     def migrate_id(self, cm_id: FakeCmId) -> None:
         cm_id.migrate(None)
@@ -139,7 +139,7 @@ class FakeDispatcher:
 
 
 class FakeCm:
-    """Makes ids, and brings them events."""
+    """A factory of ids and channels, and of the events for them."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
@@ -170,14 +170,15 @@ class FakeCm:
         return AsyncCmId(handle, self.dispatcher, CmState.REQUESTED, request)  # type: ignore[arg-type]
 
     def request_event(self, private_data: bytes = b"hello") -> CmEvent:
-        """A CONNECT_REQUEST as it comes to a listener, with an id of its own."""
+        """Return a CONNECT_REQUEST for a listener, with a new id."""
         raw = self.raw_id()
         return CmEvent(CmEventType.CONNECT_REQUEST, raw.address, private_data=private_data)
 
 
-def raw_of(cm: AsyncCmId) -> FakeCmId:
-    assert isinstance(cm.cm_id, FakeCmId)
-    return cm.cm_id
+def raw_of(cm: AsyncCmId | SyncCmId) -> FakeCmId:
+    raw: object = cm.cm_id
+    assert isinstance(raw, FakeCmId)
+    return raw
 
 
 def event(kind: CmEventType, status: int = 0, private_data: bytes = b"") -> CmEvent:
@@ -186,7 +187,7 @@ def event(kind: CmEventType, status: int = 0, private_data: bytes = b"") -> CmEv
 
 @contextmanager
 def fake_cm(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCm]:
-    """A FakeCm whose ids are also found when an event names them by their address."""
+    """Patch CmId.from_address() and OwnChannel, and yield the FakeCm that they use."""
     cm = FakeCm(loop)
     with monkeypatch.context() as patch:
         patch.setattr(CmId, "from_address", cm.ids.__getitem__)

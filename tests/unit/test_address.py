@@ -1,4 +1,4 @@
-"""Socket addresses in C's bytes, in Python's pairs, and in text."""
+"""Socket addresses as bytes of a C struct, as Python pairs, and as text."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ ADDRESSES = EDGES + random_addresses(50)
 
 
 @pytest.mark.parametrize("sample", ADDRESSES, ids=str)
-def test_what_is_packed_reads_back_the_same(sample: SocketAddress) -> None:
+def test_a_packed_address_reads_back_the_same(sample: SocketAddress) -> None:
     assert read_sockaddr(PackedAddress(sample).pointer) == sample
 
 
 @pytest.mark.parametrize("sample", ADDRESSES, ids=str)
-def test_the_bytes_are_those_of_a_c_struct(sample: SocketAddress) -> None:
+def test_the_bytes_have_the_layout_of_the_c_struct(sample: SocketAddress) -> None:
     packed = sample.pack()
     port = sample.port.to_bytes(2, "big")
     host = socket.inet_pton(sample.family, sample.host)
@@ -86,7 +86,7 @@ def test_the_bytes_are_those_of_a_c_struct(sample: SocketAddress) -> None:
 @pytest.mark.parametrize(
     ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
 )
-def test_the_kernel_takes_and_gives_these_bytes(family: socket.AddressFamily, host: str) -> None:
+def test_the_kernel_uses_the_same_bytes(family: socket.AddressFamily, host: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     with socket.socket(family, socket.SOCK_DGRAM) as bound:
         packed = SocketAddress(host, 0, family).pack()
@@ -153,7 +153,7 @@ def test_an_ipv4_mapped_address_is_an_ipv6_one(host: str) -> None:
     "host",
     ["", "localhost", "10.7.1", "10.7.1.256", "010.7.1.1", "1::2::3", "[::1]", "::1/128", " ::1"],
 )
-def test_what_is_not_numeric_is_refused(host: str) -> None:
+def test_a_host_that_is_not_numeric_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="does not appear to be"):
         parse_address(host, 7471)
 
@@ -165,7 +165,7 @@ def test_a_port_out_of_range_is_refused(port: int) -> None:
 
 
 @pytest.mark.parametrize("port", [0, 65535])
-def test_the_first_and_the_last_port_are_taken(port: int) -> None:
+def test_the_first_and_the_last_port_are_accepted(port: int) -> None:
     assert parse_address("10.7.1.1", port).port == port
 
 
@@ -182,7 +182,7 @@ def test_a_pair_names_the_interface() -> None:
     assert parse_address("10.7.1.1", 7471).pair == ("10.7.1.1", 7471)
 
 
-def test_an_interface_that_went_away_is_its_number() -> None:
+def test_a_removed_interface_is_shown_by_its_number() -> None:
     assert SocketAddress("fe80::1", 1, socket.AF_INET6, 4_000_000).pair == ("fe80::1%4000000", 1)
 
 

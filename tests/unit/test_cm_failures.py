@@ -1,4 +1,4 @@
-"""Which exception each event, and each errno of an iWARP connect, becomes."""
+"""The exception for each event, and for each errno of an iWARP connect."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_event_becomes_an_exception_of_its_kind(event: CmEventType, status
 
 
 @pytest.mark.parametrize("event", [event for event in KINDS if event != CmEventType.DEVICE_REMOVAL])
-def test_the_text_names_the_peer(event: CmEventType) -> None:
+def test_the_message_contains_the_peer(event: CmEventType) -> None:
     assert PEER in str(error_for_event(CmEvent(event, 0), PEER))
 
 
@@ -64,7 +64,7 @@ def test_a_negative_status_is_an_errno(event: CmEventType) -> None:
     assert os.strerror(errno.ETIMEDOUT) in str(error)
 
 
-def test_a_status_of_minus_one_means_the_errno_that_librdmacm_left() -> None:
+def test_a_status_of_minus_one_means_the_errno_of_librdmacm() -> None:
     event = CmEvent(CmEventType.CONNECT_ERROR, 0, status=-1, error=errno.ENOMEM)
     assert event.errno == errno.ENOMEM
     assert os.strerror(errno.ENOMEM) in str(error_for_event(event, PEER))
@@ -75,71 +75,71 @@ def test_a_status_of_minus_one_alone_is_eperm() -> None:
 
 
 @pytest.mark.parametrize("status", [0, 8, 28])
-def test_the_transports_own_numbers_are_no_errno(status: int) -> None:
+def test_a_status_that_the_transport_defines_is_no_errno(status: int) -> None:
     assert CmEvent(CmEventType.REJECTED, 0, status=status, error=5).errno == 0
 
 
-def test_other_errnos_are_not_mistaken_for_the_one_left_behind() -> None:
+def test_a_status_with_an_errno_overrides_the_errno_of_librdmacm() -> None:
     event = CmEvent(CmEventType.CONNECT_ERROR, 0, status=-errno.ECONNRESET, error=errno.ENOMEM)
     assert event.errno == errno.ECONNRESET
 
 
-def test_a_status_without_errno_is_told_as_it_is() -> None:
+def test_a_status_without_errno_is_in_the_message() -> None:
     event = CmEvent(CmEventType.CONNECT_ERROR, 0, status=7)
     assert str(error_for_event(event, PEER)).endswith("status 7")
 
 
-def test_an_address_that_no_device_has_comes_with_advice() -> None:
+def test_an_address_that_no_device_has_adds_a_hint_to_the_message() -> None:
     event = CmEvent(CmEventType.ADDR_ERROR, 0, status=-errno.ENODEV)
     assert "aiordma devices" in str(error_for_event(event, PEER))
 
 
 @pytest.mark.parametrize(
-    ("status", "why"),
+    ("status", "reason"),
     [
-        (8, "nobody listens there (status 8)"),
-        (28, "its application refused (status 28)"),
-        (999, "reason not known here (status 999)"),
+        (8, "no listener at this port (status 8)"),
+        (28, "the application refused (status 28)"),
+        (999, "unknown reason (status 999)"),
         (-errno.ECONNREFUSED, f"{os.strerror(errno.ECONNREFUSED)} (status -{errno.ECONNREFUSED})"),
     ],
 )
-def test_a_rejection_says_why(status: int, why: str) -> None:
+def test_the_message_of_a_rejection_contains_the_reason(status: int, reason: str) -> None:
     event = CmEvent(CmEventType.REJECTED, 0, status=status, private_data=b"no\0\0")
     error = error_for_event(event, PEER)
     assert isinstance(error, Rejected)
-    assert str(error) == f"{PEER} rejected the connection: {why}"
+    assert str(error) == f"{PEER} rejected the connection: {reason}"
     assert (error.status, error.private_data) == (status, b"no\0\0")
 
 
 @pytest.mark.parametrize(
-    ("status", "why"),
+    ("status", "reason"),
     [
-        (1, "nobody serves that port (status 1)"),
-        (2, "its application refused (status 2)"),
-        (999, "reason not known here (status 999)"),
+        (1, "no listener at this port (status 1)"),
+        (2, "the application refused (status 2)"),
+        (999, "unknown reason (status 999)"),
     ],
 )
-def test_an_answer_that_says_no_to_datagrams_is_a_rejection(status: int, why: str) -> None:
+def test_a_positive_status_for_datagrams_is_a_rejection(status: int, reason: str) -> None:
     event = CmEvent(CmEventType.UNREACHABLE, 0, status=status, private_data=b"no\0")
     error = error_for_event(event, PEER)
     assert isinstance(error, Rejected)
-    assert str(error) == f"{PEER} rejected the request: {why}"
+    assert str(error) == f"{PEER} rejected the request: {reason}"
     assert (error.status, error.private_data) == (status, b"no\0")
 
 
-def test_a_device_that_was_removed_is_all_there_is_to_tell() -> None:
+def test_a_device_removal_without_errno_has_a_short_message() -> None:
     text = str(error_for_event(CmEvent(CmEventType.DEVICE_REMOVAL, 0), PEER))
     assert text == "the RDMA device was removed"
 
 
-def test_a_channel_that_failed_is_told_as_the_cause_of_the_removal() -> None:
+def test_a_device_removal_with_errno_has_it_in_the_message() -> None:
     event = CmEvent(CmEventType.DEVICE_REMOVAL, 0, status=-errno.EIO)
     text = str(error_for_event(event, PEER))
     assert text.startswith("the RDMA device was removed: ")
     assert os.strerror(errno.EIO) in text
 
 
-def test_an_unexpected_event_is_named() -> None:
+def test_an_unexpected_event_is_in_the_message() -> None:
     text = str(error_for_event(CmEvent(CmEventType(99), 0, status=3), PEER))
     assert text == "unexpected UNKNOWN_99 event (status 3)"
 
@@ -154,13 +154,13 @@ def test_a_refused_tcp_connect_is_a_rejection(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH])
-def test_a_tcp_connect_that_nobody_answers_is_unreachable(code: int) -> None:
+def test_a_tcp_connect_without_answer_is_unreachable(code: int) -> None:
     error = error_for_iwarp_connect(VerbsError(code, "rdma_connect"), PEER)
     assert isinstance(error, Unreachable)
     assert os.strerror(code) in str(error)
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOMEM, 0])
-def test_other_failures_of_a_connect_stay_what_they_are(code: int) -> None:
+def test_other_errors_of_a_connect_are_returned_unchanged(code: int) -> None:
     error = VerbsError(code, "rdma_connect")
     assert error_for_iwarp_connect(error, PEER) is error

@@ -1,4 +1,4 @@
-"""Letting go of a device that is gone: who holds what, and what librdmacm is asked to do when."""
+"""Closing removed devices: the references to their contexts, and the calls of librdmacm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from aiordma import DeviceRemoved, VerbsError
 from aiordma.rdmacm import contexts as contexts_module
-from aiordma.rdmacm.contexts import DeviceContexts, empty, has_node
+from aiordma.rdmacm.contexts import DeviceContexts, detach, has_node
 from aiordma.rdmacm.device_thread import SUBSYSTEM, DeviceThread, has_changes, open_uevents
 from aiordma.verbs.context_references import ContextReferences
 
@@ -38,30 +38,30 @@ class FakeList:
 
 
 class Librdmacm:
-    """The devices of a machine, and what is asked about them."""
+    """The devices of a machine, and a record of the calls about them."""
 
     def __init__(self) -> None:
-        self.there: set[str] = {RXE, SIW}
+        self.present: set[str] = {RXE, SIW}
         self.nodes: set[str] = set()
         self.error = errno.ENODEV
         self.lists: list[FakeList] = []
-        self.emptied: list[str] = []
+        self.detached: list[str] = []
         self.removed: list[str] = []
-        self.holds = ContextReferences()
-        self.table = DeviceContexts(self.holds)
+        self.references = ContextReferences()
+        self.table = DeviceContexts(self.references)
         self.table.on_removed = lambda device: self.removed.append(device.name)
         self.table._thread.submit = lambda job: job()  # type: ignore[method-assign]
         self.table._thread.call = lambda function: function()  # type: ignore[method-assign]
 
     def get(self) -> FakeList:
-        if not self.there:
+        if not self.present:
             raise VerbsError(self.error, "rdma_get_devices")
-        self.lists.append(FakeList(self.there))
+        self.lists.append(FakeList(self.present))
         return self.lists[-1]
 
     @property
-    def kept(self) -> list[set[str]]:
-        return [set(known.contexts) for known in self.lists if not known.freed]
+    def open_lists(self) -> list[set[str]]:
+        return [set(listed.contexts) for listed in self.lists if not listed.freed]
 
 
 @pytest.fixture
@@ -69,109 +69,109 @@ def lib(monkeypatch: pytest.MonkeyPatch) -> Librdmacm:
     made = Librdmacm()
     monkeypatch.setattr(contexts_module, "ContextList", made)
     monkeypatch.setattr(contexts_module, "Device", FakeDevice)
-    monkeypatch.setattr(contexts_module, "empty", made.emptied.append)
+    monkeypatch.setattr(contexts_module, "detach", made.detached.append)
     monkeypatch.setattr(contexts_module, "has_node", lambda context: context in made.nodes)
     return made
 
 
-def test_opened_devices_are_held_until_they_are_let_go(lib: Librdmacm) -> None:
+def test_opened_devices_are_referenced_until_they_are_released(lib: Librdmacm) -> None:
     first, second = lib.table.open(), lib.table.open()
     assert {device.name for device in first} == {RXE, SIW}
     lib.table.release(first)
-    assert lib.holds.has(RXE)  # type: ignore[arg-type]
+    assert lib.references.has(RXE)  # type: ignore[arg-type]
     lib.table.release(second)
-    assert not lib.holds.has(RXE)  # type: ignore[arg-type]
-    assert lib.kept == [{RXE, SIW}]
+    assert not lib.references.has(RXE)  # type: ignore[arg-type]
+    assert lib.open_lists == [{RXE, SIW}]
 
 
-def test_without_a_device_there_is_nothing_to_open(lib: Librdmacm) -> None:
-    lib.there = set()
+def test_opening_without_a_device_raises(lib: Librdmacm) -> None:
+    lib.present = set()
     with pytest.raises(VerbsError, match="no RDMA device"):
         lib.table.open()
 
 
-def test_a_device_that_goes_is_told_of_once_and_let_go(lib: Librdmacm) -> None:
+def test_a_removed_device_is_reported_once_and_closed(lib: Librdmacm) -> None:
     lib.table.release(lib.table.open())
-    lib.there = {SIW}
+    lib.present = {SIW}
     lib.table.check_soon()
     lib.table.check_soon()
     assert lib.removed == [RXE]
-    assert lib.kept == [{SIW}]
-    assert lib.emptied == []
+    assert lib.open_lists == [{SIW}]
+    assert lib.detached == []
 
 
-def test_a_device_that_is_held_is_let_go_with_the_last_holder(lib: Librdmacm) -> None:
+def test_a_removed_device_is_closed_with_its_last_reference(lib: Librdmacm) -> None:
     devices = lib.table.open()
     rxe = next(device for device in devices if device.name == RXE)
     assert not lib.table.is_gone(rxe)
-    lib.there = {SIW}
+    lib.present = {SIW}
     lib.table.check_soon()
     assert lib.table.is_gone(rxe)
-    assert {RXE, SIW} in lib.kept
+    assert {RXE, SIW} in lib.open_lists
     lib.table.release(devices)
-    assert lib.kept == [{SIW}]
-    assert not lib.table.is_gone(rxe)  # its address may be another's now
+    assert lib.open_lists == [{SIW}]
+    assert not lib.table.is_gone(rxe)  # another context can have its address now
 
 
-def test_the_last_device_is_emptied_as_librdmacm_does_not_close_it(lib: Librdmacm) -> None:
+def test_the_last_device_is_detached_as_librdmacm_does_not_close_it(lib: Librdmacm) -> None:
     devices = lib.table.open()
-    lib.there = set()
+    lib.present = set()
     lib.table.check_soon()
     assert set(lib.removed) == {RXE, SIW}
-    assert lib.emptied == []
+    assert lib.detached == []
     lib.table.release(devices)
-    assert sorted(lib.emptied) == [RXE, SIW]
-    assert lib.kept == [{RXE, SIW}]
+    assert sorted(lib.detached) == [RXE, SIW]
+    assert lib.open_lists == [{RXE, SIW}]
     lib.table.check_soon()
-    assert len(lib.emptied) == 2
-    lib.there = {NEW_RXE}
+    assert len(lib.detached) == 2
+    lib.present = {NEW_RXE}
     lib.table.check_soon()
-    assert lib.kept == [{NEW_RXE}]
+    assert lib.open_lists == [{NEW_RXE}]
     assert len(lib.removed) == 2
 
 
-def test_what_the_system_still_has_is_not_taken_for_gone(lib: Librdmacm) -> None:
-    """Such as when there was no descriptor left to look for devices with: ENODEV again."""
+def test_a_device_that_still_has_its_node_is_not_removed(lib: Librdmacm) -> None:
+    """Listing the devices also fails with ENODEV if there is no free descriptor."""
     lib.table.release(lib.table.open())
-    lib.there, lib.nodes = set(), {RXE, SIW}
+    lib.present, lib.nodes = set(), {RXE, SIW}
     lib.table.check_soon()
-    assert (lib.removed, lib.emptied) == ([], [])
+    assert (lib.removed, lib.detached) == ([], [])
     lib.nodes = {SIW}
     lib.table.check_soon()
-    assert (lib.removed, lib.emptied) == ([RXE], [RXE])
+    assert (lib.removed, lib.detached) == ([RXE], [RXE])
 
 
-def test_a_device_that_an_id_found_first_can_be_held(lib: Librdmacm) -> None:
+def test_a_device_that_is_not_listed_yet_can_be_acquired(lib: Librdmacm) -> None:
     lib.table.release(lib.table.open())
-    lib.there = {SIW, NEW_RXE}
+    lib.present = {SIW, NEW_RXE}
     known: Any = FakeDevice(SIW)
     lib.table.acquire(known)
     assert len(lib.lists) == 1
     found: Any = FakeDevice(NEW_RXE)
     lib.table.acquire(found)
-    assert lib.kept == [{SIW, NEW_RXE}]
-    assert lib.holds.has(SIW)  # type: ignore[arg-type]
-    assert lib.holds.has(NEW_RXE)  # type: ignore[arg-type]
+    assert lib.open_lists == [{SIW, NEW_RXE}]
+    assert lib.references.has(SIW)  # type: ignore[arg-type]
+    assert lib.references.has(NEW_RXE)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_nothing_more_is_made_from_a_device_that_is_gone(lib: Librdmacm, held: bool) -> None:
-    """An id may still be bound to it."""
+@pytest.mark.parametrize("referenced", [False, True])
+def test_acquiring_a_removed_device_raises(lib: Librdmacm, referenced: bool) -> None:
+    """An id can still be bound to it."""
     devices = lib.table.open()
     rxe = next(device for device in devices if device.name == RXE)
-    if not held:
+    if not referenced:
         lib.table.release(devices)
-    lib.there = {SIW}
+    lib.present = {SIW}
     lib.table.check_soon()
     with pytest.raises(DeviceRemoved, match=RXE):
         lib.table.acquire(rxe)
-    assert lib.holds.has(RXE) is held  # type: ignore[arg-type]
+    assert lib.references.has(RXE) is referenced  # type: ignore[arg-type]
 
 
-def test_an_emptied_context_has_dev_null_in_place_of_its_descriptors() -> None:
+def test_a_detached_context_has_dev_null_in_place_of_its_descriptors() -> None:
     fds = [os.eventfd(0), os.eventfd(0)]
     context: Any = SimpleNamespace(cmd_fd=fds[0], async_fd=fds[1])
-    empty(context)
+    detach(context)
     for fd in fds:
         assert os.readlink(f"/proc/self/fd/{fd}") == os.devnull
         assert not os.get_inheritable(fd)
@@ -188,16 +188,21 @@ def thread() -> DeviceThread:
     return DeviceThread(lambda: None)
 
 
+def is_running(thread: DeviceThread) -> bool:
+    """Return `thread.running`. mypy takes the attribute for unchanged after an assertion."""
+    return thread.running
+
+
 def test_calls_are_made_by_one_thread(thread: DeviceThread) -> None:
     assert not thread.running
     names = {thread.call(threading.get_ident) for _ in range(3)}
     assert len(names) == 1
     assert names != {threading.get_ident()}
-    assert thread.running
+    assert is_running(thread)
     assert thread.call(lambda: thread.call(threading.get_ident)) in names
 
 
-def test_what_a_call_raises_is_the_callers(thread: DeviceThread) -> None:
+def test_an_exception_of_a_call_is_raised_in_the_caller(thread: DeviceThread) -> None:
     def fail() -> None:
         raise VerbsError(errno.ENODEV, "rdma_get_devices")
 
@@ -206,7 +211,7 @@ def test_what_a_call_raises_is_the_callers(thread: DeviceThread) -> None:
     assert thread.call(lambda: 1) == 1
 
 
-def test_a_job_is_dropped_where_nothing_was_opened_yet(thread: DeviceThread) -> None:
+def test_a_job_is_dropped_if_the_thread_does_not_run(thread: DeviceThread) -> None:
     thread.submit(lambda: pytest.fail("it was called"))
     assert not thread.running
 
@@ -218,7 +223,7 @@ def test_a_job_is_done_by_the_thread(thread: DeviceThread) -> None:
     assert done.wait(10)
 
 
-def test_in_a_forked_child_calls_are_the_callers_own(
+def test_in_a_forked_child_the_caller_makes_the_call(
     thread: DeviceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thread.call(lambda: None)
@@ -227,7 +232,7 @@ def test_in_a_forked_child_calls_are_the_callers_own(
     assert thread.call(threading.get_ident) == threading.get_ident()
 
 
-def test_where_there_can_be_no_thread_calls_are_the_callers_own(
+def test_if_no_thread_can_start_the_caller_makes_the_call(
     thread: DeviceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
@@ -246,7 +251,7 @@ OTHER = b"\0".join([b"add@/x/loop0", b"ACTION=add", b"SUBSYSTEM=block", b""])
     ("messages", "expected"),
     [([], False), ([OTHER], False), ([OTHER, REMOVED, OTHER], True), ([REMOVED], True)],
 )
-def test_what_the_kernel_tells_of_rdma_devices(messages: list[bytes], expected: bool) -> None:
+def test_a_message_about_an_rdma_device_is_a_change(messages: list[bytes], expected: bool) -> None:
     ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, kernels:
         ours.setblocking(False)
@@ -256,7 +261,7 @@ def test_what_the_kernel_tells_of_rdma_devices(messages: list[bytes], expected: 
         assert has_changes(ours) is False
 
 
-def test_what_was_lost_may_have_been_about_them() -> None:
+def test_lost_messages_count_as_a_change() -> None:
     def recv(size: int) -> bytes:
         raise OSError(errno.ENOBUFS, "too slow")
 
@@ -264,7 +269,7 @@ def test_what_was_lost_may_have_been_about_them() -> None:
     assert has_changes(lossy)
 
 
-def test_a_sandbox_without_uevents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_without_uevents_has_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: int) -> socket.socket:
         raise PermissionError
 
@@ -272,7 +277,7 @@ def test_a_sandbox_without_uevents(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_uevents() is None
 
 
-def test_a_change_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_calls_on_change(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = threading.Event()
     ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     ours.setblocking(False)

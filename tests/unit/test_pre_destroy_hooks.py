@@ -1,4 +1,4 @@
-"""What is done before an id is destroyed, such as leaving its groups."""
+"""The hooks that run before an id is destroyed, such as those that leave its groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ pytestmark = pytest.mark.asyncio
 GROUP = SocketAddress("239.1.1.1", 0)
 
 
-async def test_farewells_come_before_the_destruction(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pre_destroy_hooks_run_before_the_destruction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with fake_cm(running_loop(), monkeypatch) as made:
         cm = made.make_id()
         calls = raw_of(cm).calls
@@ -29,14 +31,14 @@ async def test_farewells_come_before_the_destruction(monkeypatch: pytest.MonkeyP
         cm.handle.add_pre_destroy_hook("one", lambda: calls.append("one"))
         cm.handle.add_pre_destroy_hook("two", fail)
         cm.handle.add_pre_destroy_hook("three", lambda: calls.append("three"))
-        taken_back = cm.handle.remove_pre_destroy_hook("one")
-        assert taken_back is not None
+        removed = cm.handle.remove_pre_destroy_hook("one")
+        assert removed is not None
         assert cm.handle.remove_pre_destroy_hook("one") is None
         await cm.aclose()
         assert calls == ["three", "fail", "destroy"]
 
 
-async def test_an_id_leaves_the_groups_that_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_an_id_leaves_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cm(running_loop(), monkeypatch) as made:
         cm = made.make_id(CmState.ADDR_BOUND)
         raw = raw_of(cm)

@@ -1,4 +1,4 @@
-"""Names to addresses."""
+"""The resolution of names to addresses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_numeric_host_is_its_own_address(
 
 
 @pytest.mark.parametrize("host", [None, ""])
-async def test_no_host_is_every_address_of_both_families(
+async def test_no_host_is_the_wildcard_address_of_both_families(
     host: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_resolver(monkeypatch)
@@ -76,23 +76,23 @@ async def test_a_name_is_looked_up_in_another_thread(monkeypatch: pytest.MonkeyP
     assert threads != [threading.current_thread()]
 
 
-async def test_a_slow_resolver_does_not_keep_short_calls_waiting(
+async def test_a_name_is_looked_up_in_the_blocking_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parked: list[object] = []
+    blocking_jobs: list[object] = []
     submit = blocking_pool.submit
 
-    def park(job: Callable[[], None]) -> None:
-        parked.append(job)
+    def record(job: Callable[[], None]) -> None:
+        blocking_jobs.append(job)
         submit(job)
 
-    monkeypatch.setattr(blocking_pool, "submit", park)
+    monkeypatch.setattr(blocking_pool, "submit", record)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: [found_v4("10.7.1.1")])
     assert await resolve("storage") == [SocketAddress("10.7.1.1", 7471)]
-    assert len(parked) == 1
+    assert len(blocking_jobs) == 1
 
 
-async def test_an_address_that_is_found_twice_is_tried_once(
+async def test_an_address_that_is_found_twice_is_returned_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answer = [found_v4("10.7.1.1"), found_v6("fe80::1", 1), found_v4("10.7.1.1")]
@@ -105,7 +105,7 @@ async def test_an_address_that_is_found_twice_is_tried_once(
     ]
 
 
-async def test_an_address_of_another_family_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_of_another_family_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     vsock = (socket.AF_VSOCK, socket.SOCK_STREAM, 0, "", (2, 7471))
     answer = [vsock, found_v4("10.7.1.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: answer)
@@ -113,7 +113,7 @@ async def test_an_address_of_another_family_is_passed_over(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("host", ["a" * 300, "..", "fe80::1%nonesuch0", f"fe80::1%{2**32}"])
-async def test_what_cannot_be_a_name_is_an_address_error(host: str) -> None:
+async def test_an_invalid_name_is_an_address_error(host: str) -> None:
     with pytest.raises(AddressError, match="cannot be resolved"):
         await resolve(host)
 
@@ -181,7 +181,7 @@ async def test_loopback_is_recognised(host: str, expected: bool) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
-async def test_loopback_in_every_dress(host: str) -> None:
+async def test_every_form_of_a_loopback_address_is_recognised(host: str) -> None:
     assert is_loopback(parse_address(host))
 
 

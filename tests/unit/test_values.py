@@ -50,13 +50,13 @@ from aiordma.verbs import (
 )
 from aiordma.verbs.address_handle import gid_host, make_gid, read_gid
 from aiordma.verbs.device import mtu_bytes
-from aiordma.verbs.queue_pair import read_caps
+from aiordma.verbs.queue_pair_init import read_caps
 
 RAW_GID = bytes(range(1, 17))
 
 
 def distinct(kind: type[Any], **given: object) -> Any:
-    """A value whose numbers are all different, so that no two fields can be mistaken."""
+    """Return a value whose numbers are all different, so that a mix-up of fields is found."""
     numbers = {
         field.name: index
         for index, field in enumerate(dataclasses.fields(kind), 3)
@@ -74,19 +74,19 @@ HINTS = AddrInfo(
     port_space=PortSpace.UDP,
     source=SocketAddress("fe80::1", 7471, socket.AF_INET6, 3),
     destination=SocketAddress("10.7.1.2", 4711),
-    route=b"\0way\0",
+    route=b"\0path\0",
     connect=b"\0before\0",
 )
 
 
-def test_an_addrinfo_comes_back_from_c_as_it_went() -> None:
+def test_an_addrinfo_reads_back_from_c_unchanged() -> None:
     packed = PackedAddrInfo(HINTS)
     assert read_addrinfo(packed.pointer) == HINTS
     assert packed.pointer.ai_src_len == 28
     assert packed.pointer.ai_dst_len == 16
 
 
-def test_an_empty_addrinfo_points_at_nothing() -> None:
+def test_an_empty_addrinfo_has_null_pointers() -> None:
     pointer = PackedAddrInfo(AddrInfo()).pointer
     for name in ("src_addr", "dst_addr", "src_canonname", "dst_canonname", "route", "connect"):
         assert getattr(pointer, f"ai_{name}") == ffi.NULL, name
@@ -115,12 +115,14 @@ def test_every_addrinfo_of_a_list_is_read() -> None:
         (PortSpace.IPOIB, QpType.UD),
     ],
 )
-def test_the_queue_pair_goes_with_the_port_space(port_space: PortSpace, qp_type: QpType) -> None:
+def test_the_default_qp_type_depends_on_the_port_space(
+    port_space: PortSpace, qp_type: QpType
+) -> None:
     assert default_qp_type(port_space) is qp_type
     assert PackedAddrInfo(AddrInfo(port_space=port_space)).pointer.ai_qp_type == qp_type
 
 
-def test_an_addrinfo_says_whether_it_is_to_listen() -> None:
+def test_an_addrinfo_with_the_flag_passive_is_passive() -> None:
     assert HINTS.is_passive
     assert not AddrInfo(flags=AddrInfoFlags.NUMERICHOST).is_passive
 
@@ -129,25 +131,25 @@ def test_an_addrinfo_says_whether_it_is_to_listen() -> None:
 
 
 @pytest.mark.parametrize("hints", [None, AddrInfo(), AddrInfo(flags=AddrInfoFlags.PASSIVE)])
-def test_nothing_to_look_up_is_a_mistake(hints: AddrInfo | None) -> None:
+def test_neither_node_nor_service_is_a_value_error(hints: AddrInfo | None) -> None:
     with pytest.raises(ValueError, match="a node or a service is needed"):
         getaddrinfo(None, None, hints)
 
 
 class FakeLookUp:
-    """librdmacm's functions for names: they answer as told, and note how they were asked."""
+    """Fakes of librdmacm's functions for names. They record their arguments."""
 
     def __init__(self, result: int, code: int, info: AddrInfo | None = None) -> None:
         self.result, self.code = result, code
         self.packed = PackedAddrInfo(info) if info is not None else None
-        self.asked: list[tuple[object, ...]] = []
+        self.calls: list[tuple[object, ...]] = []
         self.freed: list[object] = []
         self.gai_strerror = lib.gai_strerror
 
     def rdma_getaddrinfo(self, node: Any, service: Any, hints: Any, out: Any) -> int:
         texts = [None if text == ffi.NULL else ffi.string(text) for text in (node, service)]
         given = None if hints == ffi.NULL else read_addrinfo(hints)
-        self.asked.append((*texts, given))
+        self.calls.append((*texts, given))
         ffi.errno = self.code
         if self.packed is not None:
             out[0] = self.packed.pointer
@@ -172,7 +174,7 @@ def test_a_name_is_looked_up_and_the_answer_freed(monkeypatch: pytest.MonkeyPatc
     assert getaddrinfo(None, "rdma", None) == [HINTS]
     assert getaddrinfo("peer") == [HINTS]
     assert getaddrinfo(None, None, HINTS) == [HINTS]
-    assert fake.asked == [
+    assert fake.calls == [
         (b"peer", b"7471", hints),
         (None, b"rdma", None),
         (b"peer", None, None),
@@ -191,7 +193,7 @@ def test_a_name_is_looked_up_and_the_answer_freed(monkeypatch: pytest.MonkeyPatc
         (socket.EAI_SYSTEM, 0, errno.EIO),
     ],
 )
-def test_librdmacms_own_failure_is_an_errno(
+def test_a_failure_of_librdmacm_is_a_verbs_error(
     monkeypatch: pytest.MonkeyPatch, result: int, code: int, expected: int
 ) -> None:
     fake = look_up(monkeypatch, result, code)
@@ -214,15 +216,15 @@ def test_an_unknown_name_is_an_address_error(
     monkeypatch: pytest.MonkeyPatch, result: int, code: int
 ) -> None:
     fake = look_up(monkeypatch, result, code)
-    why = ffi.string(lib.gai_strerror(result)).decode()
-    with pytest.raises(AddressError, match=f"peer, service 7471, cannot be resolved: {why}"):
+    text = ffi.string(lib.gai_strerror(result)).decode()
+    with pytest.raises(AddressError, match=f"peer, service 7471, cannot be resolved: {text}"):
         getaddrinfo("peer", 7471)
     with pytest.raises(AddressError, match=r"^\*, service rdma"):
         getaddrinfo(None, "rdma")
     assert fake.freed == []
 
 
-def test_a_machine_without_a_device_knows_no_names() -> None:
+def test_a_lookup_without_a_device_is_enodev() -> None:
     path = Path("/sys/class/infiniband")
     if path.exists() and os.listdir(path):
         (info,) = getaddrinfo(None, 7471, AddrInfo(flags=AddrInfoFlags.PASSIVE))
@@ -234,14 +236,14 @@ def test_a_machine_without_a_device_knows_no_names() -> None:
         assert caught.value.errno == errno.ENODEV
 
 
-# --- what is negotiated ---
+# --- connection parameters ---
 
 
 def test_no_parameters_are_a_null_pointer() -> None:
     assert PackedParameters(None).pointer == ffi.NULL
 
 
-def test_parameters_are_written_as_they_are() -> None:
+def test_parameters_are_written_unchanged() -> None:
     value = distinct(ConnectionParameters, private_data=b"a\0b")
     packed = PackedParameters(value)
     pointer: Any = packed.pointer
@@ -252,12 +254,12 @@ def test_parameters_are_written_as_they_are() -> None:
     assert bytes(ffi.buffer(pointer.private_data, 3)) == b"a\0b"
 
 
-def test_private_data_that_its_length_cannot_tell_is_refused() -> None:
+def test_private_data_over_255_bytes_is_refused() -> None:
     with pytest.raises(OverflowError):
         PackedParameters(ConnectionParameters(private_data=bytes(256)))
 
 
-def test_ece_comes_back_from_c_as_it_went() -> None:
+def test_ece_reads_back_from_c_unchanged() -> None:
     ece = Ece(vendor_id=0x15B3, options=0xFFFFFFFF, comp_mask=7)
     assert Ece.read(ece.write()) == ece
 
@@ -265,7 +267,7 @@ def test_ece_comes_back_from_c_as_it_went() -> None:
 # --- addresses ---
 
 
-def test_address_handle_attributes_come_back_from_c_as_they_went() -> None:
+def test_address_handle_attributes_read_back_from_c_unchanged() -> None:
     value = distinct(AddressHandleAttributes, dgid=RAW_GID, is_global=True)
     assert AddressHandleAttributes.read(value.write()) == value
     assert AddressHandleAttributes.read(AddressHandleAttributes().write()) == (
@@ -273,7 +275,7 @@ def test_address_handle_attributes_come_back_from_c_as_they_went() -> None:
     )
 
 
-def test_a_gid_comes_back_from_c_as_it_went() -> None:
+def test_a_gid_reads_back_from_c_unchanged() -> None:
     assert read_gid(make_gid(RAW_GID)) == RAW_GID
 
 
@@ -284,7 +286,7 @@ def test_a_gid_has_sixteen_bytes(length: int) -> None:
 
 
 @pytest.mark.parametrize("host", ["10.7.1.2", "fe80::1", "2001:db8::7"])
-def test_a_gid_stands_for_an_address(host: str) -> None:
+def test_a_gid_contains_an_ip_address(host: str) -> None:
     mapped = host if ":" in host else f"::ffff:{host}"
     assert gid_host(socket.inet_pton(socket.AF_INET6, mapped)) == host
 
@@ -303,9 +305,9 @@ def test_a_route_is_read_in_host_byte_order() -> None:
     ffi.memmove(path.dgid.raw, RAW_GID[::-1], 16)
     path.dlid, path.slid, path.pkey = map(socket.htons, (0x102, 0x304, 0x506))
     path.flow_label, path.reversible = socket.htonl(0x1020304), 1
-    plain = ("hop_limit", "traffic_class", "numb_path", "sl", "mtu_selector", "mtu")
-    plain += ("rate_selector", "rate", "packet_life_time_selector", "packet_life_time")
-    plain += ("preference",)
+    plain = ["hop_limit", "traffic_class", "numb_path", "sl", "mtu_selector", "mtu"]
+    plain += ["rate_selector", "rate", "packet_life_time_selector", "packet_life_time"]
+    plain += ["preference"]
     for number, name in enumerate(plain, 3):
         setattr(path, name, number)
 
@@ -324,11 +326,11 @@ def test_a_route_is_read_in_host_byte_order() -> None:
 
 
 @pytest.mark.parametrize(("mtu", "size"), [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096)])
-def test_an_mtu_is_told_in_bytes(mtu: int, size: int) -> None:
+def test_an_mtu_is_converted_to_bytes(mtu: int, size: int) -> None:
     assert mtu_bytes(mtu) == size
 
 
-def test_queue_pair_caps_come_back_from_c_as_they_went() -> None:
+def test_queue_pair_caps_read_back_from_c_unchanged() -> None:
     caps = distinct(QueuePairCaps)
     attr = ffi.new("struct ibv_qp_init_attr *")
     QueuePairInit(caps).fill(attr, QpType.UD)
@@ -337,7 +339,7 @@ def test_queue_pair_caps_come_back_from_c_as_they_went() -> None:
     assert (attr.send_cq, attr.recv_cq, attr.srq) == (ffi.NULL,) * 3
 
 
-def test_the_type_of_queue_pair_that_is_asked_for_counts() -> None:
+def test_a_given_qp_type_overrides_the_default() -> None:
     attr = ffi.new("struct ibv_qp_init_attr *")
     QueuePairInit(QueuePairCaps(1, 1), qp_type=QpType.UC, sq_sig_all=True).fill(attr, QpType.RC)
     assert (attr.qp_type, attr.sq_sig_all) == (QpType.UC, 1)
@@ -373,13 +375,13 @@ def test_a_completion_is_read_from_c() -> None:
     assert completion.check() is completion
 
 
-def test_a_completion_brings_its_immediate_in_host_byte_order() -> None:
+def test_a_completion_has_its_immediate_in_host_byte_order() -> None:
     flags = WcFlags.WITH_IMM | WcFlags.GRH
     completion = Completion.read(work_completion(wc_flags=flags, imm_data=socket.htonl(0x1020304)))
     assert (completion.imm, completion.flags) == (0x1020304, flags)
 
 
-def test_a_number_that_is_no_immediate_is_none() -> None:
+def test_an_invalidated_key_is_not_an_immediate() -> None:
     completion = Completion.read(work_completion(wc_flags=WcFlags.WITH_INV, imm_data=5))
     assert (completion.imm, completion.flags) == (None, WcFlags.WITH_INV)
 
@@ -438,36 +440,39 @@ def test_an_event_is_read_from_c() -> None:
     ("status", "error", "expected"),
     [(0, 5, 0), (28, 0, 0), (-110, 0, 110), (-1, 19, 19), (-1, -19, 19), (-1, 0, 1)],
 )
-def test_an_event_tells_the_errno_behind_its_status(status: int, error: int, expected: int) -> None:
+def test_the_errno_of_an_event_is_read_from_its_status(
+    status: int, error: int, expected: int
+) -> None:
     event = read_event(copied_event(CmEventType.ADDR_ERROR, status=status, error=error))
     assert (event.status, event.errno) == (status, expected)
 
 
 def addressed(kind: CmEventType, port_num: int) -> CmEvent:
+    raw: Any = ffi
     copy = copied_event(kind)
     attributes = distinct(AddressHandleAttributes, dgid=RAW_GID, is_global=True, port_num=port_num)
-    ffi.memmove(ffi.addressof(copy, "ah_attr"), attributes.write(), ffi.sizeof(copy.ah_attr))
+    raw.memmove(raw.addressof(copy, "ah_attr"), attributes.write(), raw.sizeof(copy.ah_attr))
     event = read_event(copy)
     assert event.ah_attr in (attributes, None)
     return event
 
 
 @pytest.mark.parametrize("kind", [CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN])
-def test_some_events_say_where_to_send(kind: CmEventType) -> None:
+def test_events_with_a_destination_have_ah_attr(kind: CmEventType) -> None:
     assert addressed(kind, port_num=1).ah_attr is not None
     assert addressed(kind, port_num=0).ah_attr is None
 
 
 @pytest.mark.parametrize("kind", [CmEventType.CONNECT_REQUEST, CmEventType.MULTICAST_ERROR])
-def test_other_events_do_not(kind: CmEventType) -> None:
+def test_other_events_have_no_ah_attr(kind: CmEventType) -> None:
     assert addressed(kind, port_num=1).ah_attr is None
 
 
-def test_an_event_prints_as_c_names_it() -> None:
+def test_an_event_prints_as_its_c_name() -> None:
     assert str(CmEvent(CmEventType.REJECTED, 0)) == "RDMA_CM_EVENT_REJECTED"
 
 
-def test_an_event_of_tomorrow_is_read_too() -> None:
+def test_an_unknown_event_is_read() -> None:
     event = read_event(copied_event(CmEventType(1000)))
     assert event.type.name == "UNKNOWN_1000"
     assert str(event)
