@@ -10,7 +10,7 @@ async def main(host: str) -> None:
     try:
         await aiordma.connect(host, 1)  # no program listens on this port
     except aiordma.Rejected as error:
-        print("Rejected:", error)
+        print("Rejected: status", error.status)
 
     async with aiordma.connect(host, 7471) as connection:
         await connection.send(b"question")
