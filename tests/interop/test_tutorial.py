@@ -12,11 +12,13 @@ from helpers import ROOT, TIME_LIMIT
 
 from aiordma.rdmacm import DeviceAddress
 
+PAGE = (ROOT / "docs" / "tutorial.md").read_text()
+
 # Starting Python takes long in the lab, and other tests cover the differences between devices.
 pytestmark = pytest.mark.transport("IB")
 
 
-async def start_server(server: asyncio.subprocess.Process) -> None:
+async def wait_until_it_listens(server: asyncio.subprocess.Process) -> None:
     """Wait until the server listens."""
     assert (await next_line(server.stdout)).startswith("listening")
 
@@ -50,19 +52,20 @@ async def run_client(name: str, *arguments: str) -> list[str]:
         ),
     ],
 )
-async def test_a_client_and_its_server(
+async def test_each_client_prints_the_lines_of_the_page(
     address: DeviceAddress, server: str, client: str, arguments: list[str], expected: list[str]
 ) -> None:
     async with asyncio.timeout(TIME_LIMIT), running(f"tutorial/{server}") as process:
-        await start_server(process)
+        await wait_until_it_listens(process)
         assert await run_client(client, address.host, *arguments) == expected
         assert await interrupt(process) == Done(0, "", "")
+    assert [line for line in expected if line not in PAGE] == []
 
 
 @pytest.mark.asyncio
-async def test_the_memory_of_the_server(address: DeviceAddress) -> None:
+async def test_the_client_reads_and_writes_memory_of_the_server(address: DeviceAddress) -> None:
     async with asyncio.timeout(TIME_LIMIT), running("tutorial/4_memory_server") as server:
-        await start_server(server)
+        await wait_until_it_listens(server)
         lines = await run_client("4_memory_client", address.host)
         assert lines == ["the server has 4096 bytes", "read b'hello'"]
         assert await next_line(server.stdout) == "the client wrote b'goodbye'"
@@ -70,9 +73,9 @@ async def test_the_memory_of_the_server(address: DeviceAddress) -> None:
 
 
 @pytest.mark.asyncio
-async def test_timeout_errors_and_cancelling(address: DeviceAddress) -> None:
+async def test_timeouts_and_cancelling_lose_no_message(address: DeviceAddress) -> None:
     async with asyncio.timeout(TIME_LIMIT), running("tutorial/5_slow_server") as server:
-        await start_server(server)
+        await wait_until_it_listens(server)
         lines = await run_client("5_errors_client", address.host)
         assert [line.partition(":")[0] for line in lines] == [
             "Rejected",
@@ -92,7 +95,7 @@ async def test_timeout_errors_and_cancelling(address: DeviceAddress) -> None:
 async def test_the_service_ends_on_sigterm(address: DeviceAddress) -> None:
     words = ["one", "two"]
     async with asyncio.timeout(TIME_LIMIT), running("service", "--work", "0.1") as service:
-        await start_server(service)
+        await wait_until_it_listens(service)
         lines = await run_client("7_digest_client", address.host, *words)
         digests = [hashlib.sha256(word.encode()).hexdigest()[:16] for word in words]
         assert lines == [f"{word} {digest}" for word, digest in zip(words, digests, strict=True)]
@@ -101,6 +104,5 @@ async def test_the_service_ends_on_sigterm(address: DeviceAddress) -> None:
 
 
 def test_the_page_includes_each_program() -> None:
-    page = (ROOT / "docs" / "tutorial.md").read_text()
-    included = set(re.findall(r"\{literalinclude\} \.\./examples/tutorial/(\S+)", page))
+    included = set(re.findall(r"\{literalinclude\} \.\./examples/tutorial/(\S+)", PAGE))
     assert included == {path.name for path in (ROOT / "examples" / "tutorial").glob("*.py")}
