@@ -235,7 +235,7 @@ async def test_a_port_that_is_free_in_one_family_only_is_not_taken(machine: Mach
 
 async def test_looking_for_a_port_ends(machine: Machine) -> None:
     machine.taken = {("0.0.0.0", port): IN_USE for port in machine.free_ports}
-    with pytest.raises(VerbsError, match="port is taken"):
+    with pytest.raises(VerbsError, match="port is in use"):
         await machine.listen_on_all(0)
     assert len(machine.made) == len(machine.closed) == dialing.PORT_ATTEMPTS
     assert machine.left == []
@@ -244,7 +244,7 @@ async def test_looking_for_a_port_ends(machine: Machine) -> None:
 @pytest.mark.parametrize("host", ["::", "0.0.0.0"])
 async def test_a_port_that_was_asked_for_is_tried_once(machine: Machine, host: str) -> None:
     machine.taken = {(host, 7471): IN_USE}
-    with pytest.raises(VerbsError, match="port is taken"):
+    with pytest.raises(VerbsError, match="port is in use"):
         await machine.listen_on_all(7471)
     assert len(machine.made) == len(machine.closed) == (host == "0.0.0.0")
     assert machine.left == []

@@ -11,7 +11,7 @@ import pytest
 
 from aiordma import Message
 
-STILL = "still looked at"
+STILL = "still in use"
 
 
 class BufferOwner:

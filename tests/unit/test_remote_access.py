@@ -486,8 +486,8 @@ async def test_a_device_without_atomics_says_so() -> None:
     ("remote", "operands", "why"),
     [
         (WORD[:7], (0, 0), "8 bytes do not fit into the remote buffer of 7"),
-        (REMOTE[4:12], (0, 0), "an address that 8 divides"),
-        (REMOTE[1:], (0, 0), "an address that 8 divides"),
+        (REMOTE[4:12], (0, 0), "an address that is a multiple of 8"),
+        (REMOTE[1:], (0, 0), "an address that is a multiple of 8"),
         (WORD, (-1, 0), "-1 is not a number of 64 bits"),
         (WORD, (0, 1 << 64), "is not a number of 64 bits"),
         (WORD, (1 << 64, 0), "is not a number of 64 bits"),
