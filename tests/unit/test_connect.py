@@ -254,7 +254,7 @@ async def test_a_given_port_is_tried_once(machine: Machine, host: str) -> None:
     assert machine.open_addresses == []
 
 
-async def test_a_first_failure_is_not_retried(machine: Machine) -> None:
+async def test_a_failure_of_the_first_address_is_not_retried(machine: Machine) -> None:
     machine.failures = {("::", 40001): VerbsError(errno.ENODEV, "rdma_create_event_channel")}
     with pytest.raises(VerbsError, match="no RDMA device"):
         await machine.listen_on_all(0)
