@@ -1,11 +1,13 @@
 """Asyncio-native networking over RDMA.
 
+An example::
+
     async with aiordma.connect("10.7.1.1", 7471) as connection:
         await connection.send(b"hello")
         print(await connection.recv())
 
-The public face is what stands here; beyond it, `aiordma.rdmacm` and `aiordma.verbs` bind the C
-libraries one to one.
+This module exports the public API. The packages `aiordma.rdmacm` and `aiordma.verbs` are public
+too: they bind librdmacm and libibverbs one to one.
 """
 
 from aiordma.cm import AsyncCmId, SyncCmId

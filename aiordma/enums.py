@@ -1,4 +1,7 @@
-"""Enumerations and flags: values read from the C headers, members spelled as in C, unprefixed."""
+"""Enumerations and flags of librdmacm and libibverbs.
+
+The values are read from the C headers. The members have the C names without their prefix.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from aiordma._native import lib
 
 
 class OpenIntEnum(IntEnum):
-    """An enumeration that newer libraries extend: an unknown number becomes a member too."""
+    """A base for enumerations that newer libraries extend: an unknown number becomes a member."""
 
     def __reduce_ex__(self, proto: object) -> tuple[object, ...]:
-        # By value: Python 3.11 would copy and pickle a member by a name that it cannot look up.
+        # By value: Python 3.11 copies and pickles a member by its name, and cannot look up the name
+        # of an unknown number.
         return type(self), (self._value_,)
 
     @classmethod
@@ -26,7 +30,7 @@ class OpenIntEnum(IntEnum):
 
 
 class CmEventType(OpenIntEnum):
-    """`enum rdma_cm_event_type`: what happened to an id. See rdma_get_cm_event(3)."""
+    """`enum rdma_cm_event_type`: the type of an id's event. See rdma_get_cm_event(3)."""
 
     ADDR_RESOLVED = lib.RDMA_CM_EVENT_ADDR_RESOLVED
     ADDR_ERROR = lib.RDMA_CM_EVENT_ADDR_ERROR
@@ -77,7 +81,7 @@ class IbOption(IntEnum):
 class AddrInfoFlags(IntFlag):
     """`ai_flags` of `struct rdma_addrinfo`. See rdma_getaddrinfo(3).
 
-    SA and DNS belong to rdma_resolve_addrinfo(3) of rdma-core 60 and later.
+    SA and DNS are for rdma_resolve_addrinfo(3) of rdma-core 60 and later.
     """
 
     PASSIVE = lib.RAI_PASSIVE
@@ -103,7 +107,7 @@ class TransportType(OpenIntEnum):
 
 
 class AccessFlags(IntFlag):
-    """`enum ibv_access_flags`: who may do what with registered memory. See ibv_reg_mr(3)."""
+    """`enum ibv_access_flags`: the allowed access to registered memory. See ibv_reg_mr(3)."""
 
     LOCAL_WRITE = lib.IBV_ACCESS_LOCAL_WRITE
     REMOTE_WRITE = lib.IBV_ACCESS_REMOTE_WRITE
@@ -117,7 +121,7 @@ class AccessFlags(IntFlag):
 
 
 class QpType(OpenIntEnum):
-    """`enum ibv_qp_type`: what a queue pair carries. See ibv_create_qp(3)."""
+    """`enum ibv_qp_type`: the transport service of a queue pair. See ibv_create_qp(3)."""
 
     RC = lib.IBV_QPT_RC
     UC = lib.IBV_QPT_UC
@@ -128,7 +132,7 @@ class QpType(OpenIntEnum):
 
 
 class QpState(OpenIntEnum):
-    """`enum ibv_qp_state`: what a queue pair can do. See ibv_modify_qp(3)."""
+    """`enum ibv_qp_state`: the state of a queue pair. See ibv_modify_qp(3)."""
 
     RESET = lib.IBV_QPS_RESET
     INIT = lib.IBV_QPS_INIT
@@ -140,14 +144,14 @@ class QpState(OpenIntEnum):
 
 
 class SrqType(OpenIntEnum):
-    """`enum ibv_srq_type`: whose messages a shared receive queue takes."""
+    """`enum ibv_srq_type`: the type of a shared receive queue. See ibv_create_srq_ex(3)."""
 
     BASIC = lib.IBV_SRQT_BASIC
     XRC = lib.IBV_SRQT_XRC
 
 
 class PortState(OpenIntEnum):
-    """`enum ibv_port_state`: whether a device's port can carry anything. See ibv_query_port(3)."""
+    """`enum ibv_port_state`: the link state of a device's port. See ibv_query_port(3)."""
 
     NOP = lib.IBV_PORT_NOP
     DOWN = lib.IBV_PORT_DOWN
@@ -158,7 +162,7 @@ class PortState(OpenIntEnum):
 
 
 class AsyncEventType(OpenIntEnum):
-    """`enum ibv_event_type`: what happened to a device. See ibv_get_async_event(3)."""
+    """`enum ibv_event_type`: the type of a device's event. See ibv_get_async_event(3)."""
 
     CQ_ERR = lib.IBV_EVENT_CQ_ERR
     QP_FATAL = lib.IBV_EVENT_QP_FATAL
@@ -183,7 +187,7 @@ class AsyncEventType(OpenIntEnum):
 
 
 class SendFlags(IntFlag):
-    """`enum ibv_send_flags`. See ibv_post_send(3)."""
+    """`enum ibv_send_flags`: the flags of a work request. See ibv_post_send(3)."""
 
     FENCE = lib.IBV_SEND_FENCE
     SIGNALED = lib.IBV_SEND_SIGNALED
@@ -192,7 +196,7 @@ class SendFlags(IntFlag):
 
 
 class WrOpcode(OpenIntEnum):
-    """`enum ibv_wr_opcode`: what a work request asks for. See ibv_post_send(3)."""
+    """`enum ibv_wr_opcode`: the operation of a work request. See ibv_post_send(3)."""
 
     RDMA_WRITE = lib.IBV_WR_RDMA_WRITE
     RDMA_WRITE_WITH_IMM = lib.IBV_WR_RDMA_WRITE_WITH_IMM
@@ -206,7 +210,7 @@ class WrOpcode(OpenIntEnum):
 
 
 class WcStatus(OpenIntEnum):
-    """`enum ibv_wc_status`: how a work request ended. See ibv_poll_cq(3)."""
+    """`enum ibv_wc_status`: the status of a completed work request. See ibv_poll_cq(3)."""
 
     SUCCESS = lib.IBV_WC_SUCCESS
     LOC_LEN_ERR = lib.IBV_WC_LOC_LEN_ERR
@@ -235,7 +239,7 @@ class WcStatus(OpenIntEnum):
 
 
 class WcOpcode(OpenIntEnum):
-    """`enum ibv_wc_opcode`: which kind of work request completed. See ibv_poll_cq(3)."""
+    """`enum ibv_wc_opcode`: the operation that completed. See ibv_poll_cq(3)."""
 
     SEND = lib.IBV_WC_SEND
     RDMA_WRITE = lib.IBV_WC_RDMA_WRITE
@@ -249,7 +253,7 @@ class WcOpcode(OpenIntEnum):
 
 
 class WcFlags(IntFlag):
-    """`enum ibv_wc_flags`: which optional fields of a completion hold something."""
+    """`enum ibv_wc_flags`: the valid optional fields of a completion. See ibv_poll_cq(3)."""
 
     GRH = lib.IBV_WC_GRH
     WITH_IMM = lib.IBV_WC_WITH_IMM

@@ -1,22 +1,25 @@
-"""Every exception aiordma raises on purpose, and the functions that turn C results into them.
+"""The exceptions that aiordma raises, and the functions that turn results of C calls into them.
+
+The hierarchy::
 
     RdmaError
     |-- VerbsError (also OSError)             a C call failed: errno, and the function's name
     |-- ConnectError (also ConnectionError)   a connection could not be made
-    |   |-- AddressError                      no RDMA path to that address
-    |   |-- RouteError                        the address is known, the way to it is not
-    |   |-- Unreachable                       nobody answered
-    |   `-- Rejected                          somebody answered no: .status, .private_data
-    |-- ConnectionClosed                      a connection that was is no more
-    |   |-- LocalClosed                       you closed it
-    |   |-- PeerClosed                        the peer closed it, or died
-    |   `-- DeviceRemoved                     the RDMA device went away
-    |-- ReceiveOverrun                        the peer sent more than was received
-    |-- ProtocolError (also ConnectionError)  a stream's peer does not speak rsocket, or not well
+    |   |-- AddressError                      no RDMA device leads to the address
+    |   |-- RouteError                        no route to the address was found
+    |   |-- Unreachable                       the peer's machine did not answer
+    |   `-- Rejected                          the peer refused: .status, .private_data
+    |-- ConnectionClosed                      an established connection has ended
+    |   |-- LocalClosed                       this side closed it
+    |   |-- PeerClosed                        the peer closed it, or its process ended
+    |   `-- DeviceRemoved                     the RDMA device was removed
+    |-- ReceiveOverrun                        messages came faster than they were received
+    |-- ProtocolError (also ConnectionError)  the peer of a stream violates rsocket's protocol
     |-- WorkRequestError                      the device could not do one operation: .status
-    `-- BusyError                             two tasks at one receiver
+    `-- BusyError                             another task already waits on the same object
 
-Wrong arguments (a message that is too long, private data that does not fit) are ValueErrors.
+Wrong arguments raise ValueError, for example a message that is too long or private data that does
+not fit.
 """
 
 from __future__ import annotations
@@ -28,43 +31,46 @@ from aiordma._native import ffi
 from aiordma.enums import WcOpcode, WcStatus
 
 NO_DEVICE = (
-    "no RDMA device on this machine; `python -m aiordma lab run -- COMMAND` runs COMMAND on a "
-    "virtual machine that has a soft one"
+    "no RDMA device on this machine; `python -m aiordma lab run -- COMMAND` runs COMMAND in a "
+    "virtual machine that has a software RDMA device"
 )
 MEMLOCK = (
     "registered memory counts against the locked-memory limit (RLIMIT_MEMLOCK); see `ulimit -l`, "
     "and raise it in /etc/security/limits.conf, with LimitMEMLOCK= in a systemd unit, or with "
     "--ulimit memlock=-1 for a container"
 )
-ADDRESS_TAKEN = "the port is taken by another RDMA id, or the address is not one of this machine's"
+ADDRESS_IN_USE = "the port is in use by another RDMA id, or this machine does not have the address"
 NO_SUCH_RDMA_ADDRESS = (
-    "no RDMA device has this address (127.0.0.1 and ::1 have none); "
-    "`python -m aiordma devices` lists the addresses that do"
+    "no RDMA device has this address (127.0.0.1 and ::1 are never RDMA addresses); "
+    "`python -m aiordma devices` lists the addresses of the RDMA devices"
 )
-BEYOND_DEVICE = "more than the device can do: try a smaller max_inline, send_depth or recv_depth"
+BEYOND_DEVICE = "more than the device allows: try a smaller max_inline, send_depth or recv_depth"
 UNPINNABLE = (
-    "the kernel cannot pin this memory; of mapped files it pins private copies (mmap.ACCESS_COPY) "
-    "for sure, others or not depending on its version"
+    "the kernel cannot pin this memory; every kernel pins private mappings of files "
+    "(mmap.ACCESS_COPY), other mappings of files only some versions"
 )
 NO_DMABUF = "this device, or its driver in this kernel, cannot register a dma-buf"
-NO_SUCH_QP = "the device has no such queue pairs: iWARP, for one, has no datagrams"
-NO_SUCH_GROUPS = "on RoCE, multicast groups are IPv4 ones"
-NEEDS_RDMA_CORE_60 = "this rdma-core does not have it: rdma-core 60 or later"
+NO_SUCH_QP = (
+    "the device does not have queue pairs of this type: iWARP, for example, has no datagrams"
+)
+NO_SUCH_GROUPS = "RoCE supports only IPv4 multicast groups"
+NEEDS_RDMA_CORE_60 = "this rdma-core does not have the function: rdma-core 60 or later does"
 NEEDS_LINUX_6_18 = "the kernel is older than Linux 6.18, or a value is not allowed"
 
-# The kernel's own number for "not supported", which it lets out in places; C has no text for it.
+# The kernel-internal number for "not supported". The kernel returns it in a few places; the C
+# library has no text for it.
 ENOTSUPP = 524
 
-# What to do about an errno, where the man page's sentence alone would leave one searching.
+# Advice for an errno of a function, where the sentence of the man page alone does not help.
 _HINTS: dict[tuple[str, int], str] = {
     ("rdma_create_event_channel", errno.ENODEV): NO_DEVICE,
     ("rdma_create_event_channel", errno.ENOENT): NO_DEVICE,
     ("rdma_create_id", errno.ENODEV): NO_DEVICE,
     ("rdma_get_devices", errno.ENODEV): NO_DEVICE,
-    ("rdma_bind_addr", errno.EADDRINUSE): ADDRESS_TAKEN,
-    ("rdma_bind_addr", errno.EADDRNOTAVAIL): ADDRESS_TAKEN,
-    ("rdma_listen", errno.EADDRINUSE): ADDRESS_TAKEN,
-    ("rdma_listen", errno.EADDRNOTAVAIL): ADDRESS_TAKEN,
+    ("rdma_bind_addr", errno.EADDRINUSE): ADDRESS_IN_USE,
+    ("rdma_bind_addr", errno.EADDRNOTAVAIL): ADDRESS_IN_USE,
+    ("rdma_listen", errno.EADDRINUSE): ADDRESS_IN_USE,
+    ("rdma_listen", errno.EADDRNOTAVAIL): ADDRESS_IN_USE,
     ("rdma_bind_addr", errno.ENODEV): NO_SUCH_RDMA_ADDRESS,
     ("rdma_resolve_addr", errno.ENODEV): NO_SUCH_RDMA_ADDRESS,
     ("rdma_resolve_addr", errno.EINVAL): NO_SUCH_RDMA_ADDRESS,
@@ -88,20 +94,21 @@ _HINTS: dict[tuple[str, int], str] = {
 
 
 def reason(function: str, code: int) -> str:
-    """What `code` means when `function` reports it, with the advice there is."""
+    """Return the meaning of errno `code` from `function`, with advice if there is any."""
     text = os.strerror(errno.EOPNOTSUPP if code == ENOTSUPP else code)
     hint = _HINTS.get((function, code))
     return f"{text} ({hint})" if hint else text
 
 
 class RdmaError(Exception):
-    """Any failure of an RDMA operation; the root of all others here."""
+    """A failure of an RDMA operation. The base class of all exceptions in this module."""
 
 
 class VerbsError(RdmaError, OSError):
-    """A call into librdmacm or libibverbs failed. `errno` is its errno, `function` its name."""
+    """A call into librdmacm or libibverbs failed. `errno` is the errno of the call."""
 
     function: str
+    """The name of the C function that failed."""
 
     def __init__(self, code: int, function: str) -> None:
         super().__init__(code, f"{function}: {reason(function, code)}")
@@ -109,7 +116,7 @@ class VerbsError(RdmaError, OSError):
 
     @property
     def would_block(self) -> bool:
-        """Whether a call on a non-blocking descriptor has begun something that is not done yet."""
+        """True if the call, on a non-blocking descriptor, began an operation and did not end it."""
         return self.errno == errno.EAGAIN
 
     def __reduce__(self) -> tuple[type[VerbsError], tuple[int, str]]:
@@ -121,7 +128,10 @@ class ConnectError(RdmaError, ConnectionError):
 
 
 class AddressError(ConnectError):
-    """The address cannot be reached from any RDMA device here (`RDMA_CM_EVENT_ADDR_ERROR`)."""
+    """No RDMA device of this machine leads to the address (`RDMA_CM_EVENT_ADDR_ERROR`).
+
+    Also raised for a host name that is unknown, and by listening on a loopback address.
+    """
 
 
 class RouteError(ConnectError):
@@ -133,15 +143,14 @@ class Unreachable(ConnectError):
 
 
 class Rejected(ConnectError):
-    """The peer refused the connection (`RDMA_CM_EVENT_REJECTED`).
-
-    `status` is the transport's reason (InfiniBand and RoCE: the CM's reject reason, 8 when nobody
-    listens, 28 when the application said no; iWARP: a negative errno). `private_data` is what the
-    peer sent along; InfiniBand and RoCE pad it with zeros to 148 bytes.
-    """
+    """The peer refused the connection (`RDMA_CM_EVENT_REJECTED`)."""
 
     status: int
+    """The reason that the transport gives. On InfiniBand and RoCE the reject reason of the CM: 8 if
+    no listener has the port, 28 if the application refused. On iWARP a negative errno."""
     private_data: bytes
+    """The private data that the peer sent with the refusal. InfiniBand and RoCE pad it with zeros
+    to 148 bytes."""
 
     def __init__(self, message: str, status: int, private_data: bytes = b"") -> None:
         super().__init__(message)
@@ -153,7 +162,7 @@ class Rejected(ConnectError):
 
 
 class ConnectionClosed(RdmaError):
-    """The connection is closed."""
+    """The connection has ended."""
 
 
 class LocalClosed(ConnectionClosed):
@@ -165,22 +174,22 @@ class PeerClosed(ConnectionClosed):
 
 
 class DeviceRemoved(ConnectionClosed):
-    """The RDMA device under the connection went away (`RDMA_CM_EVENT_DEVICE_REMOVAL`)."""
+    """The RDMA device of the connection was removed (`RDMA_CM_EVENT_DEVICE_REMOVAL`)."""
 
 
 class ProtocolError(RdmaError, ConnectionError):
-    """The peer of a byte stream speaks another protocol than rsocket's, or breaks its rules."""
+    """The peer of a byte stream uses another protocol than rsocket, or breaks its rules."""
 
 
 class WorkRequestError(RdmaError):
-    """The device could not complete an operation; the queue pair is unusable afterwards.
-
-    `status` says how it failed, `opcode` what was asked, `vendor_err` is the device's own number.
-    """
+    """The device could not complete a work request. The queue pair is unusable afterwards."""
 
     status: WcStatus
+    """The status of the completion."""
     opcode: WcOpcode
+    """The operation that failed."""
     vendor_err: int
+    """The error number of the device's vendor."""
 
     def __init__(self, status: WcStatus, opcode: WcOpcode, vendor_err: int = 0) -> None:
         super().__init__(f"{opcode.name} failed: {status.name}{_explain(status)}")
@@ -193,21 +202,22 @@ class WorkRequestError(RdmaError):
 
 
 class ReceiveOverrun(RdmaError):
-    """The peer sent more messages than were received in time, where nothing holds it back.
+    """The peer sent more messages than this side received in time, and nothing held it back.
 
-    On iWARP, and with a shared receive queue. What came in time could still be received. Either
-    take messages faster, or let the peer wait for answers, or raise `recv_depth` or `recv_backlog`.
+    This happens on iWARP, and with a shared receive queue. Messages that arrived in time can still
+    be received. To avoid it, receive faster, make the peer wait for answers, or raise `recv_depth`
+    or `recv_backlog`.
     """
 
 
 class BusyError(RdmaError):
-    """Another task is already waiting at the same place."""
+    """Another task already waits on the same object, which allows one waiting task at a time."""
 
 
 _STATUS_HINTS = {
     WcStatus.LOC_LEN_ERR: "the message was larger than the receive buffer posted for it",
     WcStatus.REM_INV_REQ_ERR: "refused by the peer: larger than its receive buffer, or not allowed",
-    WcStatus.REM_ACCESS_ERR: "the peer's memory does not allow it: key, bounds or permission",
+    WcStatus.REM_ACCESS_ERR: "the peer's memory does not allow this: key, bounds or permission",
     WcStatus.RETRY_EXC_ERR: "the peer stopped answering",
     WcStatus.RNR_RETRY_EXC_ERR: "the peer had no receive posted",
 }
@@ -219,18 +229,18 @@ def _explain(status: WcStatus) -> str:
 
 
 def last_error(function: str) -> VerbsError:
-    """The VerbsError for the errno that the C call just made by this thread left behind."""
-    # Some providers store a negative errno, and some none at all (libsiw does both).
+    """Return the VerbsError for the errno that the last C call of this thread set."""
+    # Some providers set a negative errno, and some set none (libsiw does both).
     return VerbsError(abs(ffi.errno) or errno.EIO, function)
 
 
 def check(result: int, function: str) -> None:
-    """Raise VerbsError if an rdma_* call returned other than 0 (it then set errno)."""
+    """Raise VerbsError if the result of an `rdma_...` call, which sets errno, is not 0."""
     if result:
         raise last_error(function)
 
 
 def check_errno(result: int, function: str) -> None:
-    """Raise VerbsError if a call that returns an errno (ibv_*) returned one, of either sign."""
+    """Raise VerbsError if the result of an `ibv_...` call is an errno, of either sign."""
     if result:
         raise VerbsError(abs(result), function)

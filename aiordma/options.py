@@ -1,4 +1,4 @@
-"""ConnectionOptions: what a connection is made with; Limits: what its transport sets."""
+"""ConnectionOptions, and PrivateDataLimits: the limits of a transport on private data."""
 
 from __future__ import annotations
 
@@ -11,79 +11,92 @@ from aiordma.verbs import Device
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to set up a connection. Sizes are bytes, times are seconds.
+    """The options of a connection. Sizes are in bytes, times in seconds.
 
-    Both sides choose for themselves, and nothing is negotiated beyond what is said here: a message
-    fits if it is no larger than the `max_message_size` of the side that receives it.
+    Each side chooses its own options. Nothing is negotiated except the number of RDMA reads and
+    atomics (`responder_resources` and `initiator_depth`). So both sides must allow the size of each
+    message: send() refuses a message that is larger than the `max_message_size` of its own side,
+    and one that is larger than that of the peer ends the connection.
 
     Raises:
         ValueError: a value is out of range.
     """
 
     send_depth: int = 64
-    """Sends on their way at once; more wait in send()."""
+    """The number of requests that can be in flight at the same time. Further ones wait in send(),
+    read() and so on."""
 
     recv_depth: int = 32
-    """Receive buffers: so many messages can arrive before they are taken by recv()."""
+    """The number of receive buffers, and so of messages that can arrive before recv() takes one."""
 
     max_message_size: int = 16384
-    """The largest message to send and to receive. A connection registers recv_depth times as much
-    memory, which counts against the locked-memory limit."""
+    """The largest message to send and to receive. A connection registers memory of `recv_depth`
+    times this size, which counts against the locked-memory limit."""
 
     max_inline: int = 64
-    """Messages up to this size travel inside the work request. Devices allow tens to hundreds."""
+    """Messages of up to this size are copied into the work request itself (inline data). Devices
+    allow tens to hundreds of bytes."""
 
     max_sge: int = 4
-    """Pieces of registered memory that one send, read or write may gather or scatter."""
+    """The number of pieces of registered memory that one send, read or write can gather or
+    scatter."""
 
     recv_backlog: int = 1024
-    """Messages that may wait for recv() where nothing can hold the peer back, which is so on iWARP
-    and with a shared receive queue. They are copied out of the receive buffers when half of those
-    are full. One more ends the connection, with ReceiveOverrun."""
+    """The number of messages that can wait for recv() where the transport does not hold the peer
+    back: on iWARP, and with a shared receive queue. There, messages are copied out of the receive
+    buffers when half of those are full. One message more than this ends the connection, with
+    ReceiveOverrun."""
 
     shared_recv_depth: int = 0
-    """For listeners: so many receive buffers shared by all connections that one listener accepts
-    (ibv_create_srq(3)), instead of recv_depth for each. 0: not shared."""
+    """For listen() only: the number of receive buffers that all connections of the listener share
+    (ibv_create_srq(3)), instead of `recv_depth` for each connection. 0: not shared."""
 
     busy_poll: float = 0.0
-    """How long a wait looks at the completion queue before it parks on the loop. Latency against
-    processor time, as SO_BUSY_POLL; the loop gets a turn every millisecond all the same (every
-    5 ms at most, on a machine where its turns take long)."""
+    """The time for which a wait polls the completion queue before it parks on the event loop. It
+    costs processor time and improves latency, like SO_BUSY_POLL of socket(7). Polling yields to
+    the loop once in a millisecond, or once in up to 5 ms where an iteration of the loop is slow."""
 
     adaptive_poll: bool = True
-    """Without busy_poll: whether a wait for a message that follows a short one may look at the
-    completion queue, for a few times as long as parking takes, before it parks. It does so the
-    less often the less that pays. Not on trio."""
+    """Without `busy_poll`: allow a wait for a message to poll the completion queue if the wait
+    before it was short. It polls for a few times as long as parking takes, and then parks. The less
+    often polling finds a message, the less often it is tried. Not on trio."""
 
     responder_resources: int = 16
-    """RDMA reads and atomics that the peer may have under way here; the device's limit applies."""
+    """The number of RDMA reads and atomics that the peer can have in flight to this side. The
+    limit of the device applies."""
 
     initiator_depth: int = 16
-    """RDMA reads and atomics that may be under way from here; the device's limit applies."""
+    """The number of RDMA reads and atomics that this side can have in flight. The limits of the
+    device and of the peer apply."""
 
     retry_count: int = 7
-    """How often the device repeats what is not acknowledged, 0 to 7."""
+    """The number of times that the device repeats a packet without acknowledgment, 0 to 7."""
 
     rnr_retry_count: int = 7
-    """How often it repeats a send that the peer had no buffer for, 0 to 6; 7: for ever."""
+    """The number of times that the device repeats a send for which the peer had no receive buffer
+    (receiver not ready), 0 to 6. 7: without limit."""
 
     resolve_timeout: float = 5.0
-    """How long resolving the address, and then the route, may each take."""
+    """The time that resolving the address can take, and then the time that resolving the route can
+    take."""
 
     close_timeout: float = 5.0
-    """How long aclose() waits for posted sends and for the peer before it just ends it."""
+    """The time that aclose() waits for posted sends and for the peer. After that it ends the
+    connection by force."""
 
     tos: int | None = None
-    """Type of service, 0 to 255 (rdma_set_option(3), RDMA_OPTION_ID_TOS); None: the system's."""
+    """The type of service, 0 to 255 (rdma_set_option(3), RDMA_OPTION_ID_TOS). None: the default of
+    the system."""
 
     ack_timeout: int | None = None
-    """Time until a repeat is 4.096 us times 2 to this power, 0 to 31; None: what the CM finds."""
+    """The exponent of the time before a packet without acknowledgment is repeated: 4.096 us times 2
+    to this power, 0 to 31 (RDMA_OPTION_ID_ACK_TIMEOUT). None: the connection manager chooses."""
 
     reuse_address: bool = False
-    """Whether the local address may be in use already (RDMA_OPTION_ID_REUSEADDR)."""
+    """True: the local address can already be in use (RDMA_OPTION_ID_REUSEADDR)."""
 
     port_space: PortSpace = PortSpace.TCP
-    """TCP or IB: the space of port numbers in which to connect or listen."""
+    """The space of port numbers in which to connect or listen: TCP or IB."""
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
@@ -95,7 +108,7 @@ class ConnectionOptions:
             raise ValueError(f"connections are made in port space TCP or IB, not {self.port_space}")
 
     def check_device(self, device: Device) -> None:
-        """Make sure that `device` can do it.
+        """Make sure that `device` allows these options.
 
         Raises:
             ValueError: a queue is deeper, or a request has more pieces, than the device allows.
@@ -109,10 +122,10 @@ class ConnectionOptions:
 
 
 def check_ranges(options: object, ranges: Iterable[tuple[str, float, float]]) -> None:
-    """Make sure that each named attribute is None, or from the one number to the other.
+    """Make sure that each attribute is None or in its range: name, lowest and highest value.
 
     Raises:
-        ValueError: one is not.
+        ValueError: an attribute is out of its range.
     """
     for name, low, high in ranges:
         value = getattr(options, name)
@@ -121,10 +134,10 @@ def check_ranges(options: object, ranges: Iterable[tuple[str, float, float]]) ->
 
 
 def check_depths(device: Device, *depths: int) -> None:
-    """Make sure that `device` can make queues so deep.
+    """Make sure that `device` allows queues of these depths.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: a depth is over the limit of the device.
     """
     limit = device.attributes.max_qp_wr
     if max(depths) > limit:
@@ -157,7 +170,7 @@ DEFAULT_OPTIONS = ConnectionOptions()
 
 @dataclass(frozen=True, slots=True)
 class PrivateDataLimits:
-    """How many bytes of private data a transport carries at each step of connecting."""
+    """The number of bytes of private data that a transport carries in each step of connecting."""
 
     connect: int
     accept: int
@@ -165,21 +178,21 @@ class PrivateDataLimits:
 
     @classmethod
     def of(cls, device: Device) -> PrivateDataLimits:
-        """The limits of connections on `device`."""
+        """Return the limits of connections on `device`."""
         return _IWARP if device.is_iwarp else _INFINIBAND
 
 
 _INFINIBAND = PrivateDataLimits(connect=56, accept=196, reject=148)
-# librdmacm counts it in 8 bits, and the kernel puts 4 bytes of its own before it.
+# librdmacm has 8 bits for the length, and the kernel puts 4 bytes before the private data.
 _IWARP = PrivateDataLimits(connect=251, accept=251, reject=251)
 DATAGRAM_LIMITS = PrivateDataLimits(connect=180, accept=136, reject=136)
 
 
 def check_private_data(data: bytes, limit: int) -> None:
-    """Refuse private data that does not fit, before it costs the connection.
+    """Make sure that private data fits, before the connection is lost because it does not.
 
     Raises:
         ValueError: it is longer than `limit` bytes.
     """
     if len(data) > limit:
-        raise ValueError(f"private data of {len(data)} bytes; at most {limit} can be carried here")
+        raise ValueError(f"private data of {len(data)} bytes; at most {limit} can be sent here")

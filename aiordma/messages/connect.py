@@ -1,4 +1,4 @@
-"""connect() and listen()."""
+"""connect() and listen(): make connections, and listeners for them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,28 @@ def connect(
 ) -> AwaitableContextManager[Connection]:
     """Connect to a listening peer: `await connect(...)` or `async with connect(...) as connection`.
 
-    `host` is a name or an IPv4 or IPv6 address; the addresses of a name are tried in turn.
-    `local_address` is where to connect from. `private_data` reaches the peer with the request: up
-    to 56 bytes on InfiniBand and RoCE (padded with zeros to that), 251 on iWARP.
-
-    Cancelling leaves nothing behind: what was begun is destroyed in the background.
     See rdma_resolve_addr(3), rdma_resolve_route(3), rdma_connect(3).
+
+    Cancelling leaves nothing behind on this side: everything is destroyed in the background. A
+    listener can still see the request of a peer that gave up.
+
+    Args:
+        host: A host name, or an IPv4 or IPv6 address. The addresses of a name are tried one after
+            another.
+        port: The port of the listener.
+        local_address: `(host, port)` of this side. None: any.
+        private_data: Bytes that the peer gets with the request: up to 56 bytes on InfiniBand and
+            RoCE, which pad them with zeros to 56, and up to 251 bytes on iWARP.
+        options: The options of the connection.
 
     Raises:
         AddressError: the name is unknown, or no RDMA device leads to the address.
-        RouteError: no route was found.
-        Rejected: nobody listens there, or the peer refused.
-        Unreachable: nobody answered.
-        VerbsError: no RDMA device, a local address that is taken, or not enough locked memory.
-        ValueError: the private data is too long, or an option is more than the device can do.
+        RouteError: no route to the address was found.
+        Rejected: no listener has the port, or the peer refused.
+        Unreachable: the peer's machine did not answer.
+        VerbsError: there is no RDMA device, the local address is in use, or the locked-memory limit
+            is too low.
+        ValueError: the private data is too long, or the device does not allow an option.
     """
     return AwaitableContextManager(_connect(host, port, local_address, private_data, options))
 
@@ -46,7 +54,7 @@ async def _connect(
     options: ConnectionOptions,
 ) -> Connection:
     if options.shared_recv_depth:
-        raise ValueError("shared_recv_depth is for listen(): one connection shares with nobody")
+        raise ValueError("shared_recv_depth is for listen(), not for a single connection")
 
     async def finish(cm: AsyncCmId) -> Connection:
         return await Connection.from_id(cm, private_data=private_data, options=options)
@@ -63,19 +71,23 @@ def listen(
 ) -> AwaitableContextManager[Listener]:
     """Listen for peers: `await listen(...)` or `async with listen(...) as listener`.
 
-    `host` is a name or address of this machine; None or "" stands for all of them, "::" for all
-    IPv6 and "0.0.0.0" for all IPv4 addresses. Port 0 picks a free one: see
-    `Listener.local_address`. At most `backlog` requests wait to be taken (0: 1024); those beyond
-    are rejected. `options` are those of the connections that are accepted.
+    A loopback address is refused, because rdma_cm would treat it as "all addresses" and accept
+    peers from the network. See rdma_bind_addr(3), rdma_listen(3).
 
-    A loopback address is refused: rdma_cm would take it for "all addresses" and let the network in.
+    Cancelling leaves nothing behind: the port is free.
 
-    Cancelling leaves nothing behind. See rdma_bind_addr(3), rdma_listen(3).
+    Args:
+        host: A name or an address of this machine. None or "" means all addresses, "::" all IPv6
+            addresses, and "0.0.0.0" all IPv4 addresses.
+        port: The port. 0 selects a free one: see `Listener.local_address`.
+        backlog: The number of connection requests that can wait to be taken. Further ones are
+            rejected. 0 means 1024.
+        options: The options of the connections that the listener accepts.
 
     Raises:
-        AddressError: the name is unknown, or the address is a loopback one.
-        VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is taken or the address is not this
-            machine's; ENODEV when there is no RDMA device.
+        AddressError: the name is unknown, or the address is a loopback address.
+        VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is in use, or this machine does not
+            have the address; ENODEV when there is no RDMA device.
     """
     return AwaitableContextManager(_listen(host, port, backlog, options))
 

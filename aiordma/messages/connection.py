@@ -1,4 +1,4 @@
-"""Connection: two peers, the messages between them, and what they do to each other's memory."""
+"""Connection: messages, and one-sided operations on the peer's memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aiordma.qp.scatter_gather import Sink, Source
 
 MessageEndpoint = Endpoint[MessageDataPath]
-# Plain numbers, for C.
+# Plain integers: the C functions take no enumeration members.
 SEND = int(WrOpcode.SEND)
 READ = int(WrOpcode.RDMA_READ)
 WRITE = int(WrOpcode.RDMA_WRITE)
@@ -36,9 +36,9 @@ WRITE = int(WrOpcode.RDMA_WRITE)
 def message_endpoint(
     cm: AsyncCmId, options: ConnectionOptions, receives: SharedReceives | None = None
 ) -> MessageEndpoint:
-    """The endpoint of a Connection, which receives from `receives` if that is given.
+    """Return the endpoint of a new Connection. It takes its messages from `receives` if given.
 
-    Raises: see Endpoint.
+    Raises: as Endpoint.
     """
     return Endpoint(
         cm, options, lambda callbacks: MessageDataPath(cm, callbacks, options, receives)
@@ -46,10 +46,10 @@ def message_endpoint(
 
 
 def checked_imm(device: Device, imm: int | None) -> int:
-    """Immediate data for a request, NO_IMMEDIATE if None.
+    """Return the immediate data of a request: `imm`, or NO_IMMEDIATE if it is None.
 
     Raises:
-        ValueError: it is no number of 32 bits, or the device carries none.
+        ValueError: `imm` is not a number of 32 bits, or the device is iWARP.
     """
     if imm is None:
         return NO_IMMEDIATE
@@ -60,21 +60,24 @@ def checked_imm(device: Device, imm: int | None) -> int:
 
 
 class Connection(Registrar, AbortingContextManagerMixin):
-    """A reliable connection that carries whole messages, in order (RDMA's RC queue pair).
+    """A reliable connection that carries whole messages, in order (an RC queue pair).
 
-    From `connect()`, or from accepting a ConnectRequest. It is closed by `aclose()`, or by leaving
-    the `async with` block it was opened in; one that is just dropped warns, and is then aborted.
+    `connect()`, `Listener.accept()` and `ConnectRequest.accept()` return one. Close it with
+    `aclose()`, or use it in an `async with` block, which closes it at its end. A block that is
+    cancelled aborts the connection. A connection that is garbage-collected without being closed
+    emits a ResourceWarning and is aborted.
 
-    One task may receive at a time; any number may send. Belongs to the event loop it was made on.
+    Any number of tasks can send at the same time, but only one can receive. A connection belongs to
+    the event loop on which it was made.
     """
 
     def __init__(self, endpoint: MessageEndpoint) -> None:
-        """For connect() and accept(); not to be called by others."""
+        """Called by connect() and accept(); not for users."""
         super().__init__(endpoint)
         self._endpoint = endpoint
         self._local_address = endpoint.local_address
         self._peer_address = endpoint.peer_address
-        # Looked up once: most messages need no more than these.
+        # Looked up once, because most messages need only these.
         self._post_now = endpoint.data_path.sender.post_now
         self._take_message = endpoint.data_path.receiver.take
         self._recv = endpoint.data_path.receiver.recv
@@ -89,16 +92,18 @@ class Connection(Registrar, AbortingContextManagerMixin):
         private_data: bytes = b"",
         options: ConnectionOptions = DEFAULT_OPTIONS,
     ) -> AwaitableContextManager[Connection]:
-        """Make one from an id: `await Connection.from_id(cm)`, or `async with`.
+        """Make a connection of an id: `await Connection.from_id(cm)` or `async with`.
 
-        An id whose route is resolved, as SyncCmId.create_ep makes it, connects; a request is
-        accepted. A synchronous id moves to the running loop first. A queue pair that the id has is
-        replaced by one on the loop's completion queues.
+        If the route of the id is resolved, it connects; `SyncCmId.create_ep()` returns such ids. If
+        the id is a connection request, it is accepted. A SyncCmId is first moved to the running
+        loop. If the id has a queue pair, that is replaced by one that uses the loop's completion
+        queues.
 
-        The id is the connection's from now on, and is closed if this fails or is cancelled.
+        The connection owns the id from now on. The id is closed if this fails or is cancelled. Only
+        a SyncCmId that was not moved to the loop yet stays as it was.
 
         Raises:
-            RdmaError: the id is in another state; it is left as it is.
+            RdmaError: the id is in another state. It is left unchanged.
             Others: as connect(), and as ConnectRequest.accept().
         """
         return AwaitableContextManager(cls._from_id(cm, private_data, options))
@@ -109,15 +114,15 @@ class Connection(Registrar, AbortingContextManagerMixin):
     ) -> Connection:
         if cm.state not in (CmState.ROUTE_RESOLVED, CmState.REQUESTED):
             raise RdmaError(
-                f"an id in state {cm.state.name} makes no connection: its route must be resolved, "
-                "or it must be a request that is not answered"
+                f"an id in state {cm.state.name} cannot become a connection: its route must be "
+                "resolved, or it must be a connection request that is not answered yet"
             )
         if options.shared_recv_depth:
-            raise ValueError("shared_recv_depth is for listen(): one connection shares with nobody")
-        own = await cm.migrate() if isinstance(cm, SyncCmId) else cm
-        is_request = own.state is CmState.REQUESTED
-        async with own.closed_on_failure():
-            endpoint = message_endpoint(own, options)
+            raise ValueError("shared_recv_depth is for listen(), not for a single connection")
+        async_cm = await cm.migrate() if isinstance(cm, SyncCmId) else cm
+        is_request = async_cm.state is CmState.REQUESTED
+        async with async_cm.closed_on_failure():
+            endpoint = message_endpoint(async_cm, options)
             await (endpoint.accept if is_request else endpoint.connect)(private_data)
         return cls(endpoint)
 
@@ -128,38 +133,38 @@ class Connection(Registrar, AbortingContextManagerMixin):
 
     @property
     def peer_address(self) -> tuple[str, int]:
-        """`(host, port)` of the other side."""
+        """`(host, port)` of the peer."""
         return self._peer_address
 
     @property
     def device_name(self) -> str:
-        """The RDMA device it runs on. Registered memory is good for all of a loop's connections
-        on one device."""
+        """The name of the RDMA device. All connections of a loop on the same device can use the
+        same registered memory."""
         return self._endpoint.device.name
 
     @property
     def private_data(self) -> bytes:
-        """What the peer sent along when it accepted, or when it asked to connect.
+        """The private data that the peer sent when it accepted, or when it requested to connect.
 
-        InfiniBand and RoCE pad it with zeros (196 and 56 bytes): a protocol that uses it says its
-        own length.
+        InfiniBand and RoCE pad it with zeros, to 196 bytes with an accept and to 56 bytes with a
+        request. So a protocol that uses private data must encode its length.
         """
         return self._endpoint.peer_private_data
 
     @property
     def max_message_size(self) -> int:
-        """The largest message in bytes: what send() takes, and what this side can receive."""
+        """The size in bytes of the largest message that this side can send and receive."""
         return self._endpoint.options.max_message_size
 
     @property
     def closed(self) -> bool:
-        """Whether it ended, here or at the peer. Messages that came before can still be received
-        if it was not ended here."""
+        """True if the connection has ended, here or at the peer. Messages that arrived before can
+        still be received, unless this side closed the connection."""
         return self._endpoint.closed
 
     @property
     def stats(self) -> ConnectionStats:
-        """What it has carried, and how full its queues are: the numbers of this moment."""
+        """A snapshot of the connection's counters and of the fill levels of its queues."""
         return self._endpoint.data_path.snapshot()
 
     # --- sending ---
@@ -171,30 +176,40 @@ class Connection(Registrar, AbortingContextManagerMixin):
         imm: int | None = None,
         invalidate: RemoteBuffer | None = None,
     ) -> None:
-        """Send one message: any bytes-like object, registered memory, or a list of such.
+        """Send one message. See ibv_post_send(3).
 
-        It may be empty; a list is one message, of at most `max_sge` pieces of registered memory. A
-        message without registered memory is copied: this returns when it is posted, which is at
-        once unless `send_depth` requests are on their way already, and a later failure raises from
-        the next call. Registered memory is not copied: this returns when it may be reused.
+        `data` without registered memory is copied, and send() returns when the message is posted.
+        That is immediate, unless `send_depth` requests are in flight already. If the message fails
+        later, the next call raises the error.
 
-        `imm` is a number of 32 bits that travels beside the data (not on iWARP). `invalidate` is
-        memory of the peer's, of a MemoryWindow, whose key is of no use any more when the message
-        arrives. See ibv_post_send(3).
+        Registered memory is not copied, and send() returns when the request has completed: the
+        memory can then be reused.
 
-        While it waits to be copied, the object cannot be resized (BufferError), and what it holds
-        in the end is sent. Cancelling before it is posted sends nothing; the connection goes on.
-        Registered memory that was posted stays pinned until the device is done with it.
+        While a send waits, a buffer in `data` cannot be resized (BufferError). The message has the
+        bytes that the buffer holds when the message is posted.
+
+        Cancelling a send that is not posted yet sends nothing, and the connection goes on. If
+        registered memory is posted already, it is sent all the same, and stays pinned until the
+        request has completed.
+
+        Args:
+            data: A bytes-like object, registered memory, or a list of those. A list is one message,
+                with at most `max_sge` pieces of registered memory. A message can be empty.
+            imm: Immediate data: a number of 32 bits that arrives with the message (not on iWARP).
+            invalidate: Memory of the peer that the peer has bound to a MemoryWindow. Its key
+                becomes invalid when the message arrives.
 
         Raises:
-            ValueError: the message is larger than max_message_size, in too many pieces, or its
-                memory is closed or not registered for this connection. The connection goes on.
+            ValueError: the message is larger than `max_message_size` or has too many pieces, its
+                memory is closed or not registered for this connection, or `imm` is not possible.
+                The connection goes on.
             PeerClosed, WorkRequestError, DeviceRemoved: the connection has ended.
-            LocalClosed: it was closed on this side.
-            VerbsError: ENOMEM when no more memory can be registered.
+            LocalClosed: the connection was closed on this side.
+            VerbsError: ENOMEM when no more memory can be registered for copies.
         """
         if imm is None and invalidate is None:
-            post_now = self._post_now  # not called at once: Python would look for a method first
+            # A local name first: Python would otherwise look for a method.
+            post_now = self._post_now
             error = post_now(data)
             if not error:
                 return
@@ -213,37 +228,42 @@ class Connection(Registrar, AbortingContextManagerMixin):
                 raise ValueError("a message carries immediate data or invalidates a key, not both")
             await sender.send_registered(data, number, invalidate)
         else:
-            with join_buffers(data) as view:  # held, so that nobody resizes it while it waits
+            with join_buffers(data) as view:  # keeps the buffer from being resized meanwhile
                 await sender.send_copy(view, len(view), number)
 
     # --- receiving ---
 
     async def recv(self) -> bytes:
-        """Wait for the next message and return it; b"" is a message too.
+        """Wait for the next message and return its bytes. A message can be empty.
 
-        Messages that came before the peer disconnected are returned first. See ibv_post_recv(3).
+        Messages that arrived before the peer disconnected, or before the connection failed, are
+        returned first. See ibv_post_recv(3).
 
         Cancelling loses no message.
 
         Raises:
-            PeerClosed: the peer has disconnected, or its process ended.
-            WorkRequestError: the device reported a failure, such as a message that is too large.
-            DeviceRemoved: the RDMA device went away.
-            LocalClosed: it was closed on this side.
-            ReceiveOverrun: the peer sent too much, where it cannot be held back (iWARP).
+            PeerClosed: the peer has disconnected, or its process has ended.
+            WorkRequestError: the device reported a failure, such as a message that was too large.
+            DeviceRemoved: the RDMA device was removed.
+            LocalClosed: the connection was closed on this side.
+            ReceiveOverrun: the peer sent more than was received in time, on iWARP or with a shared
+                receive queue.
             BusyError: another task is receiving.
         """
-        take = self._take_message  # see send()
+        take = self._take_message  # a local name first: see send()
         message = take()
         return await self._recv() if message is None else message
 
     async def recv_into(self, buffer: Buffer | MemorySlice) -> int:
-        """Wait for the next message and copy it to the beginning of `buffer`; how long it was.
+        """Wait for the next message, copy it to the beginning of `buffer`, and return its length.
 
-        Cancelling loses no message. Raises: as recv(), and
+        Cancelling loses no message.
 
-            ValueError: the message is longer than the buffer. It is not lost, but comes next.
+        Raises:
+            ValueError: the message is longer than the buffer. It is not lost: the next call returns
+                it.
             BufferError: the buffer is read-only, or not contiguous.
+            Others: as recv().
         """
         with buffer.view if isinstance(buffer, MemorySlice) else memoryview(buffer) as view:
             if view.readonly or not view.c_contiguous:
@@ -252,22 +272,26 @@ class Connection(Registrar, AbortingContextManagerMixin):
                 return await self._endpoint.data_path.receiver.recv_into(memory)
 
     async def recv_message(self) -> Message:
-        """Wait for the next message and get it where the device put it, with what came beside it.
+        """Wait for the next message and return it in its receive buffer, without a copy.
 
-        Until it is released, as by the end of a `with` block, one receive buffer less is there for
-        messages to come, of `recv_depth`: on InfiniBand and RoCE, who holds them all holds the peer
-        back; on iWARP the connection ends if the peer goes on sending. It outlives the connection.
+        The Message also has the immediate data and the invalidated key, if any. It occupies one of
+        the `recv_depth` receive buffers until it is released, for example by the end of a `with`
+        block. When all receive buffers are occupied, InfiniBand and RoCE hold the peer back. On
+        iWARP the connection ends if the peer goes on sending. A Message stays valid after the
+        connection has ended.
 
-        Cancelling loses no message. Raises: as recv().
+        Cancelling loses no message.
+
+        Raises: as recv().
         """
         return await self._endpoint.data_path.receiver.recv_message()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Iterate over messages until the peer disconnects; other ends raise, as from recv()."""
+        """Iterate over messages until the peer disconnects. Other ends raise, as from recv()."""
         return self
 
     async def __anext__(self) -> bytes:
-        take = self._take_message  # see send()
+        take = self._take_message  # a local name first: see send()
         message = take()
         if message is not None:
             return message
@@ -283,16 +307,23 @@ class Connection(Registrar, AbortingContextManagerMixin):
         part: MemorySlice | MemoryRegion,
         access: AccessFlags = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE,
     ) -> MemoryWindow:
-        """Give the peer a key of its own for registered memory, that can be taken back.
+        """Bind a memory window: give the peer a key for registered memory that can be revoked.
 
-        The region must be registered with MW_BIND, and with LOCAL_WRITE if the peer is to write.
-        The key is good on this connection only, until the peer invalidates it (`send(...,
-        invalidate=...)`) or the window is closed. Cancelling leaves no window. See ibv_bind_mw(3).
+        The key is valid on this connection only, until the window is closed or the peer sends a
+        message that invalidates the key (`send(..., invalidate=...)`). See ibv_bind_mw(3).
+
+        Cancelling leaves no window.
+
+        Args:
+            part: The memory. Its region must be registered with MW_BIND, and with LOCAL_WRITE if
+                `access` includes REMOTE_WRITE.
+            access: The operations that the peer can use.
 
         Raises:
-            ValueError: the device has no windows (as iWARP), or the region does not allow it.
-            VerbsError: ENOMEM when there are no more windows.
-            WorkRequestError: the device refused; this connection has ended then.
+            ValueError: the device has no memory windows (iWARP has none), the region is not
+                registered with MW_BIND, or `part` is empty.
+            VerbsError: ENOMEM when no more windows can be allocated.
+            WorkRequestError: the device refused the request. This connection has ended then.
             PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
         """
         self._endpoint.check_open()
@@ -301,21 +332,26 @@ class Connection(Registrar, AbortingContextManagerMixin):
     # --- one-sided operations ---
 
     async def read(self, remote: RemoteBuffer, into: Sink) -> None:
-        """Read the whole of `remote`, memory of the peer's, into the beginning of `into`.
+        """Read the peer's memory `remote` into the beginning of `into`: RDMA READ.
 
-        `into` is registered memory, or a list of it to scatter to, of at most `max_sge` pieces. The
-        peer takes no part: RDMA READ. Returns when the data is there. More reads and atomics at
-        once than `initiator_depth` wait for their turn. See ibv_post_send(3).
+        The peer's program takes no part. read() returns when all bytes have arrived. At most
+        `initiator_depth` reads and atomics are in flight at a time; further ones wait. See
+        ibv_post_send(3).
 
-        Cancelling stops the waiting only: `into` may still be written to, and stays pinned for
-        that, until it has ended. What is sent next reaches the peer after that.
+        Cancelling stops only the waiting. The device can still write to `into`, which stays pinned,
+        until the read has completed. Messages that are sent after the cancelled read reach the peer
+        after the read has completed.
+
+        Args:
+            remote: The memory to read, all of it. A slice of it reads a part.
+            into: Registered memory, or a list of at most `max_sge` pieces of it to scatter to.
 
         Raises:
-            ValueError: `into` is too small, in too many pieces, closed, or not registered for it
-                (LOCAL_WRITE; on iWARP REMOTE_WRITE too) or for this connection, or the connection
-                was made with an initiator_depth of 0.
-            WorkRequestError: the peer's memory does not allow it (REM_ACCESS_ERR); this connection
-                has ended then.
+            ValueError: `into` is too small, has too many pieces, is closed, is not registered with
+                LOCAL_WRITE (on iWARP also REMOTE_WRITE) or not for this connection, or the
+                connection was made with an `initiator_depth` of 0.
+            WorkRequestError: the peer's memory does not allow the read (REM_ACCESS_ERR). This
+                connection has ended then.
             PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
         """
         transfer = self._start_transfer(READ, into, remote)
@@ -325,18 +361,25 @@ class Connection(Registrar, AbortingContextManagerMixin):
             await self._endpoint.data_path.remote.read(remote, into)
 
     async def write(self, source: Source, remote: RemoteBuffer, *, imm: int | None = None) -> None:
-        """Write `source` to the beginning of `remote`, memory of the peer's: RDMA WRITE.
+        """Write `source` to the beginning of the peer's memory `remote`: RDMA WRITE.
 
-        Registered memory is not copied, any other is; a list is gathered, from at most `max_sge`
-        pieces of registered memory. Returns when the peer's device has it all, and the source may
-        be reused. With `imm`, a number of 32 bits, the peer learns of the write: it gets an empty
-        message. Without, the peer takes no part. See ibv_post_send(3).
+        Registered memory is not copied, other memory is. write() returns when the request has
+        completed: the peer's device has all bytes, and `source` can be reused. See
+        ibv_post_send(3).
 
-        Cancelling stops the waiting only: the source is pinned until it has ended.
+        Cancelling stops only the waiting. A write that is posted still happens, and `source` stays
+        pinned until it has completed.
+
+        Args:
+            source: A bytes-like object, registered memory, or a list of those to gather, with at
+                most `max_sge` pieces of registered memory.
+            remote: The memory to write to.
+            imm: Immediate data, a number of 32 bits (not on iWARP). With it, the peer receives an
+                empty message that has the number. Without it, the peer's program takes no part.
 
         Raises:
-            ValueError: `remote` is too small, the source is closed, in too many pieces or not
-                registered for this connection, or iWARP was to carry `imm`.
+            ValueError: `remote` is too small, `source` is closed, has too many pieces or is not
+                registered for this connection, or `imm` is not possible.
             WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
         """
         if imm is None:
@@ -348,24 +391,31 @@ class Connection(Registrar, AbortingContextManagerMixin):
         await self._endpoint.data_path.remote.write(source, remote, number)
 
     async def fetch_and_add(self, remote: RemoteBuffer, value: int) -> int:
-        """Add `value` to the 8 bytes at `remote`, at one go; what was there before is returned.
+        """Add `value` atomically to the number at `remote`, and return the number before.
 
-        The bytes are a number of 64 bits in the peer's byte order, at an address that 8 divides;
-        the sum wraps around. Atomic among the operations of the peer's device.
+        The number has 64 bits, in the byte order of the peer, at an address that is a multiple of
+        8. The sum wraps around. The operation is atomic with respect to the other operations of
+        the peer's device. See ibv_post_send(3).
 
-        Cancelling stops the waiting only: it may still be done.
+        Cancelling stops only the waiting. The operation can still happen, once.
 
         Raises:
-            ValueError: the device has no atomics (as iWARP), the address or a number is wrong.
+            ValueError: the device has no atomics (iWARP has none), `remote` has fewer than 8 bytes,
+                its address is not a multiple of 8, or the connection was made with an
+                `initiator_depth` of 0.
             WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
         """
         return await self._atomic(WrOpcode.ATOMIC_FETCH_AND_ADD, remote, (value % (1 << 64), 0))
 
     async def compare_and_swap(self, remote: RemoteBuffer, compare: int, swap: int) -> int:
-        """Put `swap` into the 8 bytes at `remote` if they are `compare`, at one go.
+        """Set the number at `remote` atomically to `swap` if it equals `compare`.
 
-        Returns what was there before: it was swapped if that equals `compare`. Otherwise as
-        fetch_and_add().
+        Return the number before: if it equals `compare`, it was replaced. Everything else is as
+        with fetch_and_add().
+
+        Raises:
+            ValueError: as fetch_and_add(), or an operand is not a number of 64 bits.
+            WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
         """
         return await self._atomic(WrOpcode.ATOMIC_CMP_AND_SWP, remote, (compare, swap))
 
@@ -377,19 +427,20 @@ class Connection(Registrar, AbortingContextManagerMixin):
     # --- the end ---
 
     async def aclose(self) -> None:
-        """Close gracefully: posted sends reach the peer, then both sides disconnect.
+        """Close gracefully: wait until posted sends have reached the peer, then disconnect.
 
-        Takes at most `close_timeout` seconds until what is left is ended by force. Receivers and
-        senders that wait get LocalClosed. Idempotent. See rdma_disconnect(3).
+        If that takes longer than `close_timeout` seconds, the connection is ended by force. Tasks
+        that wait to send or to receive get LocalClosed. Idempotent. See rdma_disconnect(3).
 
-        Cancelling ends it by force: everything is destroyed all the same.
+        Cancelling ends the connection by force: messages that were not sent yet can be lost.
+        Everything is destroyed all the same.
         """
         await self._endpoint.aclose()
 
     def abort(self) -> None:
-        """End it at once, without letting posted sends arrive. Idempotent.
+        """End the connection at once, without waiting for posted sends. Idempotent.
 
-        The peer is told to disconnect; everything is destroyed in the background.
+        The peer is disconnected. Everything is destroyed in the background.
         """
         self._endpoint.abort()
 

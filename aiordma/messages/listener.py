@@ -1,4 +1,4 @@
-"""Listener: the requests of peers who want to connect; ConnectRequest: one of them."""
+"""Listener: waits for peers that want to connect. ConnectRequest: the request of one peer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class SharedReceivesByDevice:
-    """The receive buffers that a listener's connections share, one set for each device."""
+    """The receive buffers that the connections of a listener share, for each device."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self._depth = options.shared_recv_depth
@@ -35,17 +35,18 @@ class SharedReceivesByDevice:
         self._closed = False
 
     def receives(self, cm: AsyncCmId, options: ConnectionOptions) -> SharedReceives | None:
-        """What a connection with these options takes from; None if it has buffers of its own.
+        """Return the shared buffers for a connection with these options; None if it shares none.
 
         Raises:
-            ValueError: the options ask for larger messages than the listener's.
+            ValueError: the options ask for sharing or for larger messages, and those of the
+                listener do not.
         """
         if not options.shared_recv_depth or self._closed:
             return None
         if options.max_message_size > self._slot_size or not self._depth:
             raise ValueError(
-                f"the listener shares {self._depth} receive buffers of {self._slot_size} bytes: "
-                "shared_recv_depth and max_message_size are for listen() to set"
+                f"the listener shares {self._depth} receive buffers of {self._slot_size} bytes; "
+                "shared_recv_depth and a larger max_message_size are for listen() to set"
             )
         device = cm.device()
         receives = self._receives.get(device)
@@ -55,49 +56,55 @@ class SharedReceivesByDevice:
         return receives
 
     def close(self) -> None:
-        """The connections that there are keep what they share. Idempotent."""
+        """Drop the listener's references. Existing connections keep the buffers. Idempotent."""
         self._closed = True
         while self._receives:
             self._receives.popitem()[1].release()
 
 
 class ConnectRequest(BaseRequest):
-    """A peer that wants to connect: accept it or reject it.
+    """The request of a peer that wants to connect: accept it or reject it.
 
-    One that is just dropped is rejected, with a ResourceWarning.
+    `Listener.get_request()` and `async for` over a listener return one. A request that is
+    garbage-collected without an answer is rejected, with a ResourceWarning.
     """
 
     def __init__(
-        self, cm: AsyncCmId, options: ConnectionOptions, sharing: SharedReceivesByDevice
+        self, cm: AsyncCmId, options: ConnectionOptions, shared_receives: SharedReceivesByDevice
     ) -> None:
-        """For Listener; not to be called by others."""
+        """Called by Listener; not for users."""
         super().__init__(cm)
         self._options = options
-        self._shared_receives = sharing
+        self._shared_receives = shared_receives
         self._private_data = cm.event.private_data if cm.event is not None else b""
 
     @property
     def private_data(self) -> bytes:
-        """What the peer sent along; InfiniBand and RoCE pad it with zeros to 56 bytes."""
+        """The private data of the request. InfiniBand and RoCE pad it with zeros to 56 bytes."""
         return self._private_data
 
     def accept(
         self, private_data: bytes = b"", options: ConnectionOptions | None = None
     ) -> AwaitableContextManager[Connection]:
-        """Accept: `await request.accept()`, or `async with request.accept() as connection`.
+        """Accept: `await request.accept()` or `async with request.accept() as connection`.
 
-        `private_data` reaches the peer with the answer: up to 196 bytes on InfiniBand and RoCE
-        (padded with zeros to that), 251 on iWARP. `options` default to the listener's.
+        See rdma_accept(3).
 
-        Cancelling ends the connection; nothing is left behind. See rdma_accept(3).
+        Cancelling ends the connection, and the peer is notified. Nothing is left behind.
+
+        Args:
+            private_data: Bytes that the peer gets with the accept: up to 196 bytes on InfiniBand
+                and RoCE, which pad them with zeros to 196, and up to 251 bytes on iWARP.
+            options: The options of the connection. None: those of the listener.
 
         Raises:
-            ConnectError: the peer gave up, or did not confirm.
-            DeviceRemoved: the device went away.
+            ConnectError: the peer gave up, or did not confirm the connection.
+            DeviceRemoved: the RDMA device was removed.
             LocalClosed: the request was answered already.
-            VerbsError: not enough locked memory, for one; the peer is rejected.
-            ValueError: the private data is too long, or the options are more than the device can
-                do; the request can still be answered.
+            VerbsError: a call failed, for example because the locked-memory limit is too low. The
+                peer is rejected.
+            ValueError: the private data is too long, or the device or the listener does not allow
+                the options. The request can still be answered.
         """
         return AwaitableContextManager(self._accept(private_data, options or self._options))
 
@@ -116,31 +123,37 @@ class ConnectRequest(BaseRequest):
         return Connection(endpoint)
 
     async def reject(self, private_data: bytes = b"") -> None:
-        """Refuse the peer, who gets Rejected with `private_data` (148 bytes; 251 on iWARP).
+        """Reject the request: the peer's connect() raises Rejected with `private_data`.
 
-        A peer that gave up already is no error. See rdma_reject(3).
+        The private data can have 148 bytes, 251 on iWARP. It is not an error if the peer gave up
+        already. See rdma_reject(3).
 
-        Cancelling does not take the refusal back.
+        Cancelling does not revoke the rejection.
 
         Raises:
             LocalClosed: the request was answered already.
-            ValueError: the private data is too long; the request can still be answered.
+            ValueError: the private data is too long. The request can still be answered.
         """
         await self._reject(private_data)
 
 
 class Listener(BaseListener[ConnectRequest, Connection]):
-    """Connection requests, one after another: `async for request in listener`.
+    """Waits for peers that want to connect.
 
-    From `listen()`. Closing it rejects the requests that nobody has taken, and leaves the
-    connections that were accepted alone.
+    `listen()` returns one. There are three ways to use it: `serve()` runs a handler for each peer;
+    `accept()` returns the connection to the next peer; `get_request()` and
+    `async for request in listener` return the requests, to be accepted or rejected. Only one task
+    can wait for requests at a time.
+
+    Close it with `aclose()`, or use it in an `async with` block, which closes it at its end.
+    Closing rejects the requests that were not taken. Accepted connections stay open.
     """
 
     def __init__(self, cms: list[AsyncCmId], options: ConnectionOptions) -> None:
-        """For listen(); not to be called by others. All `cms` listen on the same port."""
-        sharing = SharedReceivesByDevice(options)
-        super().__init__(cms, lambda cm: ConnectRequest(cm, options, sharing))
-        self._shared_receives = sharing
+        """Called by listen(); not for users. All `cms` listen on the same port."""
+        shared_receives = SharedReceivesByDevice(options)
+        super().__init__(cms, lambda cm: ConnectRequest(cm, options, shared_receives))
+        self._shared_receives = shared_receives
 
     @classmethod
     def from_id(
@@ -150,15 +163,18 @@ class Listener(BaseListener[ConnectRequest, Connection]):
         backlog: int = 0,
         options: ConnectionOptions = DEFAULT_OPTIONS,
     ) -> AwaitableContextManager[Listener]:
-        """Make one from an id: `await Listener.from_id(cm)`, or `async with`.
+        """Make a listener of an id: `await Listener.from_id(cm)` or `async with`.
 
-        The id is bound to an address, as SyncCmId.create_ep makes a passive one, or listens
-        already. A synchronous one moves to the running loop first. What create_ep() was told of
-        queue pairs is not used. The id is the listener's from now on, and is closed if this fails.
+        The id must be bound to an address or listen already; `SyncCmId.create_ep()` returns such
+        ids for the passive side. A SyncCmId is first moved to the running loop. The attributes of
+        queue pairs that create_ep() was given are not used.
+
+        The listener owns the id from now on. The id is closed if this fails or is cancelled. Only a
+        SyncCmId that was not moved to the loop yet stays as it was.
 
         Raises:
-            RdmaError: the id is in another state; it is left as it is.
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is taken.
+            RdmaError: the id is in another state. It is left unchanged.
+            VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is in use.
         """
         return AwaitableContextManager(cls._from_id(cm, backlog, options))
 
@@ -168,33 +184,38 @@ class Listener(BaseListener[ConnectRequest, Connection]):
     ) -> Listener:
         if cm.state not in (CmState.ADDR_BOUND, CmState.LISTENING):
             raise RdmaError(f"an id in state {cm.state.name} cannot listen: it must be bound")
-        own = await cm.migrate() if isinstance(cm, SyncCmId) else cm
-        if own.state is CmState.ADDR_BOUND:
+        async_cm = await cm.migrate() if isinstance(cm, SyncCmId) else cm
+        if async_cm.state is CmState.ADDR_BOUND:
             try:
-                own.listen(backlog)
+                async_cm.listen(backlog)
             except VerbsError:
-                await own.aclose()
+                await async_cm.aclose()
                 raise
-        return cls([own], options)
+        return cls([async_cm], options)
 
     async def accept(self, private_data: bytes = b"") -> Connection:
-        """Wait for a peer that connects, and accept it.
+        """Wait for the next peer, accept it, and return the connection.
 
-        A peer that gives up halfway is passed over. Cancelling may lose the one peer that was just
-        being accepted. Raises: as get_request(), and VerbsError as ConnectRequest.accept.
+        A peer that gives up before the connection is established is skipped.
+
+        Cancelling can lose the one peer that is being accepted at that moment, and no other.
+
+        Raises:
+            VerbsError: as ConnectRequest.accept().
+            Others: as get_request().
         """
         return await self._accept_next(lambda request: request.accept(private_data))
 
     async def serve(self, handler: Callable[[Connection], Awaitable[object]]) -> None:
-        """Accept every peer, and run `handler(connection)` for each in a task of its own.
+        """Accept every peer, and run `handler(connection)` for each peer in a separate task.
 
-        The connection is closed when its handler returns. An exception that a handler raises is
-        logged, and ends that connection only; that a peer went away is no more than an INFO.
-        Returns when the listener is closed, after the last handler has returned.
+        The connection is closed when its handler returns. An exception in a handler is logged, and
+        ends only that connection. If the peer has ended the connection, that is logged at level
+        INFO. serve() returns when the listener is closed and the last handler has returned.
 
         Cancelling closes the listener and cancels every handler.
 
-        Raises: as get_request(), except for LocalClosed.
+        Raises: as get_request(), except LocalClosed.
         """
         await self._serve(ConnectRequest.accept, handler)
 

@@ -1,4 +1,4 @@
-"""MemoryWindow: a part of a region that one peer may use, until either side puts an end to it."""
+"""MemoryWindow: a part of a region that one peer can use until either side revokes it."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ from aiordma.verbs import ProtectionDomain, QueuePair
 
 
 class MemoryWindow(ContextManagerMixin):
-    """A key of its own for a part of a region, good on one connection. See ibv_alloc_mw(3).
+    """A key for a part of a region, valid on one connection and revocable. See ibv_alloc_mw(3).
 
-    From `Connection.bind()`. The peer puts an end to it by a message that invalidates it
-    (`send(..., invalidate=window.remote)`), this side by close(), or the end of a `with` block;
-    it ends with the connection in any case. The region stays pinned until then, closed or not.
+    `Connection.bind()` returns one. This side revokes the key with close(), or at the end of a
+    `with` block. The peer revokes it with a message that invalidates it
+    (`send(..., invalidate=...)` with this window's `remote`). The end of the connection revokes it
+    in any case. The memory stays pinned until the window is closed or the connection has ended,
+    even if the region is closed before.
     """
 
-    def __init__(self, part: MemorySlice, rkey: int, end: Callable[[], None]) -> None:
-        """For Connection; not to be called by others."""
+    def __init__(self, part: MemorySlice, rkey: int, close: Callable[[], None]) -> None:
+        """Called by Connection.bind(); not for users."""
         self.remote = RemoteBuffer(part.addr, rkey, len(part))
-        """What the peer needs to use it."""
-        self._end = end
+        """The address, key and length that the peer needs to access the memory."""
+        self._close = close
 
     def close(self) -> None:
-        """End the peer's access, in a worker thread: ibv_dealloc_mw(3). Idempotent.
+        """Revoke the key in a worker thread: ibv_dealloc_mw(3). Idempotent.
 
-        On the loop's thread. A peer that uses it afterwards loses the connection.
+        Call it on the loop's thread. If the peer uses the key afterwards, the connection ends.
         """
-        self._end()
+        self._close()
 
 
 class MemoryWindows:
-    """Binds windows by requests on the queue pair, and ends them before it does."""
+    """Binds windows by work requests, and closes them before the queue pair is destroyed."""
 
     def __init__(self, cm: AsyncCmId, operations: Operations) -> None:
         self.pd: ProtectionDomain
-        """Where the queue pair was made; set once it is."""
+        """The protection domain of the queue pair. Set when the queue pair is made."""
         self._cm = cm
         self._operations = operations
 
     async def bind(self, part: MemorySlice, access: AccessFlags) -> MemoryWindow:
-        """See Connection.bind."""
+        """Bind a window: see Connection.bind()."""
         self._check(part)
         part.region.acquire(self.pd)
         try:
@@ -54,27 +56,28 @@ class MemoryWindows:
         except BaseException:
             part.region.release()
             raise
-        end = self._ending(raw, part)
+        close = self._make_close(raw, part)
         bounds, registration = (part.addr, len(part)), part.region.registration
-        is_over = is_unwanted = False
+        is_completed = is_abandoned = False
 
         def post(qp: QueuePair, wr_id: int, flags: int) -> None:
             qp.post_bind_mw(wr_id, raw, registration, bounds, access, flags)
 
-        def over() -> None:
-            nonlocal is_over
-            is_over = True
-            if is_unwanted:
-                end()
+        def on_completed() -> None:
+            nonlocal is_completed
+            is_completed = True
+            if is_abandoned:
+                close()
 
         try:
-            await self._operations.perform(WcOpcode.BIND_MW, post, over)
+            await self._operations.perform(WcOpcode.BIND_MW, post, on_completed)
         except BaseException:
-            is_unwanted = True  # but not to be freed under a request that names it
-            if is_over:
-                end()
+            # The window must live until the request that names it has completed.
+            is_abandoned = True
+            if is_completed:
+                close()
             raise
-        return MemoryWindow(part, raw.rkey, end)
+        return MemoryWindow(part, raw.rkey, close)
 
     def _check(self, part: MemorySlice) -> None:
         device = self._cm.device()
@@ -85,8 +88,8 @@ class MemoryWindows:
         if not len(part):
             raise ValueError("an empty slice cannot be bound")
 
-    def _ending(self, raw: RawWindow, part: MemorySlice) -> Callable[[], None]:
-        """What ends the window: now, or before the queue pair is destroyed, if that is earlier."""
+    def _make_close(self, raw: RawWindow, part: MemorySlice) -> Callable[[], None]:
+        """Return a function that closes the window, unless a pre-destroy hook has done that."""
         handle = self._cm.handle
 
         def dispose() -> None:
@@ -95,11 +98,11 @@ class MemoryWindows:
             finally:
                 ensure_called(handle.loop, part.region.release)
 
-        def end_now() -> None:
+        def close_now() -> None:
             pending = handle.remove_pre_destroy_hook(raw)
             if pending is not None:
                 pending()
 
-        # A queue pair cannot be destroyed under a bound window, nor a region unpinned.
+        # While a window is bound, neither can the queue pair be destroyed nor the region unpinned.
         handle.add_pre_destroy_hook(raw, dispose)
-        return lambda: handle.submit(end_now)
+        return lambda: handle.submit(close_now)

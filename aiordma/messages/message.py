@@ -1,4 +1,4 @@
-"""Message: what arrived, where it arrived."""
+"""Message: a received message in the buffer in which it arrived."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from typing import Protocol, Self
 
 from aiordma._native import BufferExporter
 
-STILL_EXPORTED = "the message is still looked at: let go of slices and arrays of its data first"
+STILL_EXPORTED = "the data of the message is still in use: release slices and arrays of it first"
 
 
 class BufferOwner(Protocol):
-    """Who owns the buffer."""
+    """The owner of a message's receive buffer."""
 
     def release(self) -> None:
-        """The message is not needed any more. On the loop's thread."""
+        """Take the buffer back. Called on the loop's thread."""
 
     def release_threadsafe(self) -> None:
-        """Likewise, from any thread."""
+        """Take the buffer back. Callable from any thread."""
 
 
 class Message(BufferExporter):
-    """A message in the receive buffer that the device put it in: nothing is copied.
+    """A received message in the buffer to which the device wrote it, without a copy.
 
-    From `Connection.recv_message()`. release() gives the buffer back, as does the end of a `with`
-    block, and the garbage collector once nothing looks at the message any more.
+    `Connection.recv_message()` returns one. The buffer is used for other messages after release(),
+    which the end of a `with` block calls too. A message that is garbage-collected, with all views
+    of its data, is released as well.
+
+    `memoryview(message)` and numpy.frombuffer() work on it without a copy. `len(message)` is its
+    length in bytes.
     """
 
     __slots__ = ("__weakref__", "_buffer_owner", "_data", "_length", "imm", "invalidated")
@@ -37,22 +41,22 @@ class Message(BufferExporter):
         invalidated: int | None,
         buffer_owner: BufferOwner,
     ) -> None:
-        """For Connection; not to be called by others."""
+        """Called by Connection.recv_message(); not for users."""
         self._exported = memory
         self._length = memory.nbytes
         self._buffer_owner: BufferOwner | None = buffer_owner
         self._data: weakref.ref[memoryview] | None = None
         self.imm = imm
-        """The number of 32 bits that came beside the data, or None."""
+        """The immediate data, a number of 32 bits. None: the message has none."""
         self.invalidated = invalidated
-        """The key of this side's that the peer has invalidated with it, or None."""
+        """The key (rkey) of this side that the message has invalidated. None: none."""
 
     @property
     def data(self) -> memoryview:
-        """The bytes, until release().
+        """A view of the bytes. release() releases the view too.
 
         Raises:
-            ValueError: it is released.
+            ValueError: the message is released.
         """
         if self._buffer_owner is None:
             raise ValueError("the message is released")
@@ -64,15 +68,18 @@ class Message(BufferExporter):
 
     @property
     def released(self) -> bool:
-        """Whether the buffer was given back."""
+        """True if the message is released."""
         return self._buffer_owner is None
 
     def release(self) -> None:
-        """Give the buffer back; `data` cannot be read any more. Idempotent. On the loop's thread.
+        """Release the receive buffer; `data` cannot be read any more. Idempotent.
+
+        Call it on the loop's thread.
 
         Raises:
-            BufferError: something else still looks at the data, such as a slice of it or a numpy
-                array. The message is not released, but `data` has to be had anew.
+            BufferError: the data is still in use, for example by a slice of it or by a numpy array.
+                The message is then not released, but the view that `data` returned before can be:
+                take a new one from `data`.
         """
         if self._buffer_owner is None:
             return
@@ -89,11 +96,11 @@ class Message(BufferExporter):
             except BufferError:
                 raise BufferError(STILL_EXPORTED) from None
             self._data = None
-        if self._views:  # a slice of `data` is no view of `data`, but one of the message
+        if self._views:  # a slice of `data` is a view of the message, not of `data`
             raise BufferError(STILL_EXPORTED)
 
     def __len__(self) -> int:
-        """Its length in bytes."""
+        """Return the length in bytes."""
         return self._length
 
     def __enter__(self) -> Self:
@@ -119,7 +126,7 @@ class Message(BufferExporter):
 
 def _is_released(view: memoryview) -> bool:
     try:
-        view.nbytes  # noqa: B018 - which is all there is to ask
+        view.nbytes  # noqa: B018 - a memoryview has no other way to find out
     except ValueError:
         return True
     return False

@@ -1,10 +1,10 @@
 """Receiver: the messages that have arrived, and the task that waits for them.
 
-On InfiniBand and RoCE a reader that falls behind holds the peer back: its messages keep their
-buffers, and the peer's device repeats what finds none. Where the transport cannot do that (iWARP
-ends the connection instead) or others would suffer (a shared receive queue), messages are copied
-away as soon as half of the buffers are full, and a reader that falls behind by more than
-`recv_backlog` messages is told so by the end of its connection.
+On InfiniBand and RoCE, a reader that falls behind holds the peer back: its messages occupy the
+receive buffers, and the peer's device repeats sends that find no buffer. This does not work on
+iWARP, which ends the connection instead, and with a shared receive queue, where it would hold back
+other connections. There, messages are copied out of the receive buffers (spilled) when half of
+those are full. If more than `recv_backlog` messages wait, the connection ends.
 """
 
 from __future__ import annotations
@@ -40,18 +40,17 @@ if TYPE_CHECKING:
 WRITE_WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 BACKLOG_EXCEEDED = (
     "more than {} messages (recv_backlog) waited to be received, and nothing holds the peer back "
-    "on iWARP, or with a shared receive queue: take messages faster, or have the peer wait for "
-    "answers"
+    "on iWARP or with a shared receive queue: receive faster, or make the peer wait for answers"
 )
-# Instead of a slot, for what was copied away.
+# In place of a slot, for a message that was copied out of its slot.
 SPILLED = -1
 
 
 class Receiver:
-    """Takes what the device has received, in order. One task may wait at a time.
+    """Returns the messages that the device has received, in order. One task can wait at a time.
 
-    What has arrived stands in C (fast_path.Arrivals), which is told of most of it without a Python
-    frame, and gives it to a task likewise as long as the task need not wait: `take`.
+    The queue of messages is in C (fast_path.ReceiveQueue). Most completions reach it without a
+    Python frame, and `take` returns a message without one if the task does not need to wait.
     """
 
     def __init__(
@@ -71,38 +70,39 @@ class Receiver:
         self._waiter: LoopFuture | None = None
         self._woken = 0
         self.polling = AdaptivePolling(queue)
-        """How long take() looks for a message before it takes the long way."""
+        """The policy for the time that take() polls before the slow path, recv(), parks."""
         self._checkpoint = checkpoint_of(loop)
-        # What is there at once is no reason to skip the checkpoint that a loop is owed.
+        # On a loop with checkpoints (trio), each await must pass one, also when a message is there.
         self.take: Callable[[], bytes | None] = (
-            queue.take_bytes if self._checkpoint is None else _none
+            queue.take_bytes if self._checkpoint is None else _take_nothing
         )
-        """The next message, if nothing needs to be waited for, or decided, before: see recv()."""
+        """Return the next message on the fast path. Return None if only recv() can decide: the task
+        must wait, or the connection has ended."""
 
     def set_backlog(self, backlog: int) -> None:
-        """Copy messages away rather than let the buffers run out, up to so many."""
+        """Copy messages out of their slots when those run short, up to `backlog` messages."""
         self.queue.backlog = backlog
 
     def __len__(self) -> int:
-        """Messages that have arrived and are not taken."""
+        """Return the number of messages that have arrived and are not taken."""
         return len(self.queue)
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a task waits for a message."""
+        """True if a task waits for a message."""
         return self.queue.has_waiter
 
     # --- from the device ---
 
     def message_received(self, slot: int, wc: IbvWc) -> None:
-        """The device filled a slot with a message."""
-        # The bytes of a write with immediate data went elsewhere: the message itself is empty.
+        """Append the message that the device has written to a slot."""
+        # The bytes of a write with immediate data are not in the slot: the message itself is empty.
         length = 0 if wc.opcode == WRITE_WITH_IMM else wc.byte_len
         self.queue.append(slot, length, wc.wc_flags, wc.imm_data)
         self.check_queue()
 
     def check_queue(self) -> None:
-        """Something has arrived, or a slot could not be given back."""
+        """Wake the waiting task, after checking for failed posts and for an overrun."""
         queue = self.queue
         if queue.error:
             self._callbacks.fail(VerbsError(queue.error, "ibv_post_recv"))
@@ -111,29 +111,29 @@ class Receiver:
         self.wake()
 
     def wake(self) -> None:
-        """Have the task that waits look again."""
+        """Wake the waiting task, so that it checks the state again."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             self._woken = time.monotonic_ns()
             wake(waiter)
 
     def stop(self) -> None:
-        """It ended: messages that are there may still be taken, unless it was closed here."""
+        """Wake the waiting task: the connection has ended. After a local close, refuse messages."""
         self.queue.closed = self._callbacks.closed_here
         self.wake()
 
     def abandon(self) -> None:
-        """Nobody will take what is left."""
-        while (arrival := self.queue.peek()) is not None:
-            self._taken(arrival[0])
+        """Drop the messages that were not taken, and post their slots again."""
+        while (oldest := self.queue.peek()) is not None:
+            self._drop_oldest(oldest[0])
 
     # --- to the user ---
 
     async def recv(self) -> bytes:
-        """See Connection.recv. Comes after `take`, which had nothing."""
-        if (wait := self._waiting(has_polled=True)) is not None:
+        """Wait for the next message and return it: see Connection.recv(). Call `take` before."""
+        if (wait := self._wait_if_needed(has_polled=True)) is not None:
             await wait
-        self._check()
+        self._check_available()
         message = self.queue.take_bytes()
         assert message is not None
         if self.queue.error:
@@ -141,28 +141,28 @@ class Receiver:
         return message
 
     async def recv_into(self, memory: memoryview) -> int:
-        """See Connection.recv_into. `memory` is one of bytes."""
-        if (wait := self._waiting()) is not None:
+        """Wait for a message and copy it: see Connection.recv_into(). `memory` has format "B"."""
+        if (wait := self._wait_if_needed()) is not None:
             await wait
-        slot, message, _, _ = self._first()
+        slot, message, _, _ = self._oldest()
         length = message.nbytes
         if length > memory.nbytes:
             raise ValueError(f"a message of {length} bytes does not fit into {memory.nbytes}")
         memory[:length] = message
-        self._taken(slot)
+        self._drop_oldest(slot)
         return length
 
     async def recv_message(self) -> Message:
-        """See Connection.recv_message."""
-        if (wait := self._waiting()) is not None:
+        """Wait for a message and return it in its slot: see Connection.recv_message()."""
+        if (wait := self._wait_if_needed()) is not None:
             await wait
-        slot, message, imm, invalidated = self._first()
+        slot, message, imm, invalidated = self._oldest()
         self.queue.drop_oldest()
         self._stats.messages_held += 1
         return Message(message, imm, invalidated, _ReceivedBuffer(self, slot))
 
-    def _waiting(self, *, has_polled: bool = False) -> Awaitable[None] | None:
-        """What is to be awaited before a message can be taken, if anything is."""
+    def _wait_if_needed(self, *, has_polled: bool = False) -> Awaitable[None] | None:
+        """Return an awaitable to await before a message can be taken, or None."""
         refuse_forked_child()
         if self.queue.error:
             self.check_queue()
@@ -170,19 +170,19 @@ class Receiver:
             raise BusyError("another task is receiving on this connection")
         if not self._is_ready():
             return self._wait(has_polled)
-        return None if self._checkpoint is None else self._pause(self._checkpoint)
+        return None if self._checkpoint is None else self._pass_checkpoint(self._checkpoint)
 
-    def _check(self) -> None:
-        """Make sure that there is a message to be taken."""
+    def _check_available(self) -> None:
+        """Raise the reason of the connection's end if there is no message to take."""
         if self._callbacks.closed_here or not self.queue:
             raise self._callbacks.end_reason()
 
-    def _first(self) -> tuple[int, memoryview, int | None, int | None]:
-        """The oldest message: its slot, the bytes, immediate data, the key that it invalidated."""
-        self._check()
-        arrival = self.queue.peek()
-        assert arrival is not None
-        slot, length, flags, imm_data, copy = arrival
+    def _oldest(self) -> tuple[int, memoryview, int | None, int | None]:
+        """Return the oldest message: slot, bytes, immediate data and invalidated key."""
+        self._check_available()
+        oldest = self.queue.peek()
+        assert oldest is not None
+        slot, length, flags, imm_data, copy = oldest
         message = self._ring.view(slot, length) if copy is None else memoryview(copy)
         return slot, message, immediate_of(flags, imm_data), invalidated_of(flags, imm_data)
 
@@ -193,11 +193,14 @@ class Receiver:
         try:
             if self._checkpoint is not None:
                 if self._busy.is_on:
-                    await self._checkpoint()  # what polling finds has waited for nothing
+                    # If polling finds a message, there is no other checkpoint.
+                    await self._checkpoint()
                     await self._busy.until(self._is_ready, self._busy.nanoseconds)
             elif queue.poll_budget > 0 and (queue.preempted or not has_polled):
-                gives_way = not self._busy.is_on
-                await self._busy.until(self._is_ready, queue.poll_budget, preemptible=gives_way)
+                is_preemptible = not self._busy.is_on
+                await self._busy.until(
+                    self._is_ready, queue.poll_budget, preemptible=is_preemptible
+                )
                 if not self._is_ready():
                     queue.missed_polls += 1
             while not self._is_ready():
@@ -210,8 +213,8 @@ class Receiver:
             queue.has_waiter = False
             self._waiter = None
 
-    async def _pause(self, checkpoint: Checkpoint) -> None:
-        self.queue.has_waiter = True
+    async def _pass_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.queue.has_waiter = True  # no other task can take the message meanwhile
         try:
             await checkpoint()
         finally:
@@ -223,36 +226,36 @@ class Receiver:
         callbacks = self._callbacks
         return callbacks.closed_here or callbacks.is_drained
 
-    def _taken(self, slot: int) -> None:
-        """The oldest message, in this slot, is not needed any more."""
+    def _drop_oldest(self, slot: int) -> None:
+        """Remove the oldest message from the queue and post its slot again."""
         self.queue.drop_oldest()
         if slot != SPILLED:
             self.repost(slot)
 
     def repost(self, slot: int) -> None:
-        """A slot's message is not needed any more."""
+        """Post a slot again. If that fails, end the connection."""
         try:
             self._ring.post(slot)
         except VerbsError as error:
             self._callbacks.fail(error)
 
     def message_released(self, slot: int) -> None:
-        """A message that the user held is released."""
+        """Post the slot of a Message that is released."""
         self._stats.messages_held -= 1
         if slot != SPILLED:
             self.repost(slot)
 
-    def release_threadsafe(self, loan: _ReceivedBuffer) -> None:
-        """Have the loop take a loan back; from any thread."""
-        call_threadsafe(self._loop, loan.release)
+    def release_threadsafe(self, buffer: _ReceivedBuffer) -> None:
+        """Release a buffer on the loop's thread. Callable from any thread."""
+        call_threadsafe(self._loop, buffer.release)
 
 
-def _none() -> None:
+def _take_nothing() -> None:
     return None
 
 
 class _ReceivedBuffer:
-    """A slot that the user holds a message in."""
+    """The slot of a Message that is not released: the BufferOwner of the Message."""
 
     __slots__ = ("_receiver", "_slot")
 

@@ -1,4 +1,4 @@
-"""RemoteAccess: one-sided operations, by which the peer's memory is read and written."""
+"""RemoteAccess: the one-sided operations, which read and write the peer's memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ATOMIC_SIZE = 8
 
 
 class _RdAtomicCredits(FairSemaphore):
-    """The reads and atomics that may be under way, some of which a SendLane starts on its own."""
+    """Credits for reads and atomics. The SendQueueCore stores the number, and takes some itself."""
 
     __slots__ = ("_core",)
 
@@ -45,7 +45,7 @@ class _RdAtomicCredits(FairSemaphore):
 
     @property
     def free(self) -> int:
-        """Turns that nobody has."""
+        """The number of free credits."""
         return self._core.rd_atomic_credits
 
     @free.setter
@@ -53,7 +53,7 @@ class _RdAtomicCredits(FairSemaphore):
         self._core.rd_atomic_credits = value
 
     async def acquire(self) -> None:
-        """As Slots does."""
+        """Wait for a credit and take it. Cancelling takes none."""
         self._core.rd_atomic_waiters += 1
         try:
             await super().acquire()
@@ -61,16 +61,16 @@ class _RdAtomicCredits(FairSemaphore):
             self._core.rd_atomic_waiters -= 1
 
     def release(self, count: int = 1) -> None:
-        """Give back `count` turns, to whom waits here or in the lane."""
+        """Return `count` credits, to tasks that wait here or to reads queued in the core."""
         self._core.rd_atomic_credits += count
         self._core.grant_rd_atomic_credits()
 
 
 class RemoteAccess:
-    """Posts one-sided operations and waits for their ends, one completion each.
+    """Posts one-sided operations and waits for their completions, one each.
 
-    Reads and atomics take turns: the device would make everything behind one too many wait, sends
-    as well.
+    Reads and atomics take a credit each. If more were posted than the connection allows, the device
+    would delay all requests behind them, also sends.
     """
 
     def __init__(
@@ -91,30 +91,30 @@ class RemoteAccess:
         if device.is_iwarp:
             self._read_access |= AccessFlags.REMOTE_WRITE
         self.initiator_depth = 0
-        """Reads and atomics that may be under way from here; 0 until it is negotiated."""
+        """The number of reads and atomics that can be in flight. 0 until it is negotiated."""
 
     def negotiated(self, initiator_depth: int) -> None:
-        """So many reads and atomics may be under way."""
+        """Allow `initiator_depth` reads and atomics in flight."""
         self.initiator_depth = initiator_depth
         if initiator_depth:
             self._sends.core.read_access = self._read_access
             self._rd_atomic_credits.release(initiator_depth)
 
     def stop(self) -> None:
-        """Nothing will be posted any more: let those go who wait for their turn."""
+        """Wake all tasks that wait for a credit: nothing will be posted any more."""
         self._rd_atomic_credits.release(NUMBER_MASK)
 
     async def read(self, remote: RemoteBuffer, into: Sink) -> None:
-        """See Connection.read."""
+        """Read the peer's memory: see Connection.read()."""
         self._check_reads()
         needed = self._read_access
         self._callbacks.check_open()
         if is_region(into) and remote.length:
             await self._read(self._builder.sink(into, remote.length, needed), remote)
             return
-        at_once = self._device.attributes.max_sge_rd
-        requests = self._builder.sinks(into, len(remote), needed, at_once)
-        if not requests:  # nothing is to be read
+        max_segments = self._device.attributes.max_sge_rd
+        requests = self._builder.sinks(into, len(remote), needed, max_segments)
+        if not requests:  # `remote` is empty
             await checkpoint()
         try:
             while requests:
@@ -136,13 +136,13 @@ class RemoteAccess:
         await self._perform_with_credit(WcOpcode.RDMA_READ, request, sgl.release)
 
     def probe(self) -> None:
-        """Read no bytes, if anything may be read: see SendQueue.knock."""
+        """Post a read of no bytes if a credit is free: see SendQueue.probe()."""
         if self._rd_atomic_credits.try_acquire():
-            give_back = self._rd_atomic_credits.release
-            knocking = Operation(self._operations.make_future(), WcOpcode.RDMA_READ, give_back)
+            release = self._rd_atomic_credits.release
+            operation = Operation(self._operations.make_future(), WcOpcode.RDMA_READ, release)
             try:
-                if not self._sends.probe(knocking):
-                    give_back()
+                if not self._sends.probe(operation):
+                    release()
             except VerbsError as error:
                 self._callbacks.post_failed(error)
 
@@ -151,19 +151,19 @@ class RemoteAccess:
             raise ValueError("the connection was made without reads and atomics: initiator_depth 0")
 
     async def write(self, source: Source, remote: RemoteBuffer, imm: int) -> None:
-        """See Connection.write."""
+        """Write to the peer's memory: see Connection.write()."""
         self._callbacks.check_open()
-        room, where = remote.length, "the remote buffer"
+        max_bytes, where = remote.length, "the remote buffer"
         if is_region(source):
-            sgl = self._builder.one(source, room, where)
+            sgl = self._builder.one(source, max_bytes, where)
         else:
             if not is_registered(source):
                 source = join_buffers(source)
                 if len(source) <= self._max_inline:
                     await self._write_inline(source, remote, imm)
                     return
-            sgl = await self._builder.sources(source, room, where)
-            del source  # what was copied may be resized
+            sgl = await self._builder.sources(source, max_bytes, where)
+            del source  # a buffer that was copied can be resized from now on
         opcode = WrOpcode.RDMA_WRITE if imm == NO_IMMEDIATE else WrOpcode.RDMA_WRITE_WITH_IMM
         target = (remote.addr, remote.rkey)
         count = partial(self._count_write, sgl.nbytes)
@@ -178,7 +178,7 @@ class RemoteAccess:
             qp.post_write_inline(wr_id, data, target, imm, flags)
             self._count_write(len(data))
 
-        await self._operations.perform(WcOpcode.RDMA_WRITE, post, _nothing)
+        await self._operations.perform(WcOpcode.RDMA_WRITE, post, _release_nothing)
 
     def _count_write(self, nbytes: int) -> None:
         stats = self._sends.stats
@@ -188,7 +188,7 @@ class RemoteAccess:
     async def atomic(
         self, opcode: WrOpcode, remote: RemoteBuffer, operands: tuple[int, int]
     ) -> int:
-        """See Connection.fetch_and_add and compare_and_swap."""
+        """Do an atomic operation: see Connection.fetch_and_add() and compare_and_swap()."""
         self._check_atomic(remote, operands)
         sends = self._sends
         buffer = sends.try_buffer(ATOMIC_SIZE) or await sends.buffer(
@@ -201,12 +201,12 @@ class RemoteAccess:
             qp.post_atomic(wr_id, opcode, local, target, operands, flags)
             sends.stats.atomics += 1
 
-        def take() -> None:
+        def take_result() -> None:
             nonlocal result
             result = _read_int(buffer)
             buffer.release()
 
-        await self._perform_with_credit(WC_OPCODE_OF[opcode], post, take)
+        await self._perform_with_credit(WC_OPCODE_OF[opcode], post, take_result)
         return result
 
     def _check_atomic(self, remote: RemoteBuffer, operands: tuple[int, int]) -> None:
@@ -215,13 +215,13 @@ class RemoteAccess:
         self._check_reads()
         check_fits(ATOMIC_SIZE, len(remote), "the remote buffer")
         if remote.addr % ATOMIC_SIZE:
-            raise ValueError(f"atomics need an address that {ATOMIC_SIZE} divides")
+            raise ValueError(f"atomics need an address that is a multiple of {ATOMIC_SIZE}")
         for operand in operands:
             if not 0 <= operand < 1 << 64:
                 raise ValueError(f"{operand} is not a number of 64 bits")
 
     async def _perform_with_credit(
-        self, opcode: WcOpcode, post: Post, give_back: Callable[[], None]
+        self, opcode: WcOpcode, post: Post, release_memory: Callable[[], None]
     ) -> None:
         credits = self._rd_atomic_credits
         try:
@@ -229,19 +229,19 @@ class RemoteAccess:
                 self._sends.stats.send_waits += 1
                 await credits.acquire()
         except BaseException:
-            give_back()
+            release_memory()
             raise
 
-        def end() -> None:
-            give_back()
+        def release_all() -> None:
+            release_memory()
             credits.release()
 
-        await self._operations.perform(opcode, post, end)
+        await self._operations.perform(opcode, post, release_all)
 
 
 def _read_int(buffer: PooledBuffer) -> int:
     return int.from_bytes(buffer.view[:ATOMIC_SIZE], sys.byteorder)
 
 
-def _nothing() -> None:
-    """For a request that nothing is lent for."""
+def _release_nothing() -> None:
+    """Do nothing: an inline request uses no memory after it is posted."""

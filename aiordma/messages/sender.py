@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Sender:
-    """Sends messages. Any number of tasks may send; those of one task arrive in their order."""
+    """Sends messages. Any number of tasks can send; the messages of each task stay in order."""
 
     def __init__(
         self, operations: Operations, builder: ScatterGatherBuilder, options: ConnectionOptions
@@ -34,12 +34,16 @@ class Sender:
         self._max_size = options.max_message_size
         self._checkpoint = checkpoint_of(operations.loop)
         core = self._sends.core
-        # What is posted at once is no reason to skip the checkpoint that a loop is owed.
-        self.post_now: Callable[[object], int] = core.send if self._checkpoint is None else _never
-        """Post a short message without further ado: 0, an errno, or -1: that takes copy()."""
+        # On a loop with checkpoints (trio), each await must pass one, also when a send can be
+        # posted immediately.
+        self.post_now: Callable[[object], int] = (
+            core.send if self._checkpoint is None else _post_nothing
+        )
+        """Post a small message on the fast path. Return 0, an errno of ibv_post_send(3), or -1 if
+        the message was not posted and needs send_copy() or send_registered()."""
 
     async def send_copy(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
-        """Copy and post one message. See Connection.send."""
+        """Copy and post one message: see Connection.send()."""
         self._callbacks.check_open()
         if nbytes > self._max_size:
             raise ValueError(f"a message of {nbytes} bytes; max_message_size is {self._max_size}")
@@ -73,7 +77,8 @@ class Sender:
             self._callbacks.check_open()
             self._sends.post_copy(buffer, data, imm)
         except VerbsError:
-            # libsiw keeps a request that it reports as failed: the buffer is not given back yet.
+            # libsiw keeps a request that it reports as failed, so that the device can still read
+            # the buffer.
             self._sends.keep_until_destroyed(buffer)
             raise
         except BaseException:
@@ -83,13 +88,13 @@ class Sender:
     async def send_registered(
         self, data: Source, imm: int, invalidate: RemoteBuffer | None
     ) -> None:
-        """Send registered memory as it is, and wait until it may be reused."""
+        """Send registered memory without a copy, and wait until it can be reused."""
         self._callbacks.check_open()
-        builder, room, where = self._builder, self._max_size, "a max_message_size"
+        builder, max_bytes, where = self._builder, self._max_size, "a max_message_size"
         if is_region(data):
-            sgl = builder.one(data, room, where)
+            sgl = builder.one(data, max_bytes, where)
         else:
-            sgl = await builder.sources(data, room, where)
+            sgl = await builder.sources(data, max_bytes, where)
         opcode = WrOpcode.SEND if imm == NO_IMMEDIATE else WrOpcode.SEND_WITH_IMM
         remote = (0, 0)
         if invalidate is not None:
@@ -99,7 +104,7 @@ class Sender:
         await self._operations.perform(WcOpcode.SEND, request, sgl.release)
 
     def post_error(self, error: int) -> RdmaError:
-        """What an errno of post_now() means."""
+        """End the connection for an errno of post_now(), and return the exception to raise."""
         return self._callbacks.post_failed(VerbsError(error, "ibv_post_send"))
 
     def _count(self, nbytes: int) -> None:
@@ -108,5 +113,5 @@ class Sender:
         stats.bytes_sent += nbytes
 
 
-def _never(_: object) -> int:
+def _post_nothing(_: object) -> int:
     return -1

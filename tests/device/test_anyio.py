@@ -308,7 +308,7 @@ async def test_there_is_no_half_close(address: DeviceAddress) -> None:
 async def test_opening_fails_as_aiordma_says(address: DeviceAddress) -> None:
     async with aiordma.anyio.listen(address.host, 0) as listener:
         where = address_of(listener)
-        with pytest.raises(VerbsError, match="port is taken"):
+        with pytest.raises(VerbsError, match="port is in use"):
             await aiordma.anyio.listen(*where)
     with pytest.raises(Rejected) as caught:
         await aiordma.anyio.connect(*where)

@@ -1,4 +1,4 @@
-"""The enumerations against the C headers that are installed."""
+"""The enumerations, compared with the installed C headers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PREFIXES: dict[type[enum.IntEnum] | type[enum.IntFlag], str] = {
 OPEN = [kind for kind in PREFIXES if issubclass(kind, OpenIntEnum)]
 FLAGS = [kind for kind in PREFIXES if issubclass(kind, enum.IntFlag)]
 
-# The enumerations of C that these stand for; the others are macros, or have no name there.
+# The name of each enumeration in C. The others are macros, or have no name in C.
 IN_C: dict[type[enum.IntEnum] | type[enum.IntFlag], str] = {
     CmEventType: "rdma_cm_event_type",
     PortSpace: "rdma_port_space",
@@ -77,7 +77,7 @@ IN_C: dict[type[enum.IntEnum] | type[enum.IntFlag], str] = {
     WcOpcode: "ibv_wc_opcode",
     WcFlags: "ibv_wc_flags",
 }
-# What they leave out of it, and why.
+# The enumerators that the Python enumerations leave out, by the reason.
 LEFT_OUT = {
     "the end of the list": {"RDMA_MC_JOIN_FLAG_RESERVED", "IBV_QPS_UNKNOWN"},
     "devices of other kinds, which librdmacm does not drive": {
@@ -115,7 +115,7 @@ LEFT_OUT = {
     },
 }
 
-# Of rdma-core 60 and later: the kernel's numbers, which no header of rdma-core 44 has.
+# Members for rdma-core 60 and later: the kernel's numbers, which rdma-core 44 has in no header.
 NEWER = {
     "RDMA_CM_EVENT_ADDRINFO_RESOLVED": 16,
     "RDMA_CM_EVENT_ADDRINFO_ERROR": 17,
@@ -124,8 +124,8 @@ NEWER = {
     "RAI_SA": 0x10,
     "RAI_DNS": 0x20,
 }
-# What the bindings fill into structs themselves, or compare with.
-NO_MEMBERS = {
+# Constants that are no members: the bindings write them to structs, or compare with them.
+NOT_MEMBERS = {
     "RDMA_OPTION_ID",
     "RDMA_OPTION_IB",
     "RDMA_MAX_RESP_RES",
@@ -163,7 +163,7 @@ int main(void) {{ {statements} return 0; }}
 
 
 def preprocessed(directory: Path) -> str:
-    """The headers as the compiler sees them, and the macros that they define."""
+    """Return the headers after the preprocessor, with the macros that they define."""
     source = directory / "headers.c"
     source.write_text("#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n")
     command = ["cc", "-E", "-P", "-dD", str(source)]
@@ -171,7 +171,7 @@ def preprocessed(directory: Path) -> str:
 
 
 def enumerators(name: str, directory: Path) -> list[str]:
-    """The names that the headers list in `enum name`."""
+    """Return the names that the headers list in `enum name`."""
     lines = preprocessed(directory).splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#"))
     body = re.search(rf"enum {name}\s*{{(.*?)}}", text, re.DOTALL)
@@ -180,7 +180,7 @@ def enumerators(name: str, directory: Path) -> list[str]:
 
 
 def values_in_c(names: list[str], directory: Path) -> dict[str, int]:
-    """What the compiler makes of these names."""
+    """Return the values of these names, as a compiled program prints them."""
     source, program = directory / "values.c", directory / "values"
     statements = " ".join(f'printf("%lld\\n", (long long)({name}));' for name in names)
     source.write_text(PROGRAM.format(statements=statements))
@@ -190,7 +190,7 @@ def values_in_c(names: list[str], directory: Path) -> dict[str, int]:
 
 
 def all_members() -> dict[str, int]:
-    """Every member, by its name in C."""
+    """Return the value of every member by its name in C."""
     return {
         f"{prefix}{member.name}": int(member)
         for kind, prefix in PREFIXES.items()
@@ -204,11 +204,11 @@ def test_every_member_has_the_value_of_the_header(tmp_path: Path) -> None:
     assert values_in_c(list(in_header), tmp_path) == in_header
 
 
-def test_what_is_newer_than_the_header_has_the_kernels_numbers() -> None:
+def test_members_newer_than_the_headers_have_the_numbers_of_the_kernel() -> None:
     assert {name: all_members()[name] for name in NEWER} == NEWER
 
 
-def test_every_enumeration_is_compared() -> None:
+def test_every_enumeration_is_compared_with_the_headers() -> None:
     here = vars(enums).values()
     found = {kind for kind in here if isinstance(kind, enum.EnumType) and len(kind)}
     assert found == PREFIXES.keys()
@@ -237,7 +237,7 @@ def test_every_option_and_macro_of_the_header_is_a_member(
     assert known - found - NEWER.keys() == set()
 
 
-def test_the_header_is_read_and_not_guessed(tmp_path: Path) -> None:
+def test_an_enumeration_that_the_headers_lack_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no enum"):
         enumerators("rdma_no_such_thing", tmp_path)
 
@@ -251,7 +251,7 @@ def test_every_constant_of_the_compiled_module_is_a_member() -> None:
     constants = {name for name in dir(lib) if not callable(getattr(lib, name))}
     newer = {re.sub("^RDMA_|^(?=RAI_)", "AIORDMA_", name) for name in NEWER}
     assert newer <= constants
-    assert constants - all_members().keys() - newer == NO_MEMBERS
+    assert constants - all_members().keys() - newer == NOT_MEMBERS
 
 
 @pytest.mark.parametrize("kind", OPEN)
@@ -268,7 +268,7 @@ def test_an_unknown_number_becomes_a_member(kind: type[OpenIntEnum], number: int
 
 
 @pytest.mark.parametrize("kind", OPEN)
-def test_an_unknown_number_stays_out_of_the_enumeration(kind: type[OpenIntEnum]) -> None:
+def test_an_unknown_number_is_not_listed_in_the_enumeration(kind: type[OpenIntEnum]) -> None:
     before = list(kind)
     kind(1000)
     assert list(kind) == before
@@ -277,9 +277,9 @@ def test_an_unknown_number_stays_out_of_the_enumeration(kind: type[OpenIntEnum])
 
 @pytest.mark.parametrize("kind", OPEN)
 @pytest.mark.parametrize("value", ["1000", None, 1.5])
-def test_what_is_no_number_is_no_member(kind: type[OpenIntEnum], value: object) -> None:
+def test_a_value_that_is_not_a_number_is_refused(kind: type[OpenIntEnum], value: object) -> None:
     with pytest.raises(ValueError, match="not a valid"):
-        kind(value)
+        kind(value)  # type: ignore[arg-type]  # a wrong type on purpose
 
 
 def through_pickle(member: object) -> object:
@@ -288,17 +288,19 @@ def through_pickle(member: object) -> object:
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, through_pickle])
 def test_members_known_or_not_can_be_copied_and_pickled(
-    duplicate: Callable[[enum.IntEnum], enum.IntEnum],
+    duplicate: Callable[[enum.IntEnum | enum.IntFlag], enum.IntEnum | enum.IntFlag],
 ) -> None:
     for member in (CmEventType.REJECTED, CmEventType(1000), AccessFlags(3), WcStatus.SUCCESS):
-        twin = duplicate(member)
-        assert twin == member
-        assert type(twin) is type(member)
-        assert twin.name == member.name
+        duplicated = duplicate(member)
+        assert duplicated == member
+        assert type(duplicated) is type(member)
+        assert duplicated.name == member.name
 
 
 @pytest.mark.parametrize("kind", [PortSpace, IdOption, IbOption, JoinFlags])
-def test_what_this_side_chooses_must_be_known(kind: type[enum.IntEnum]) -> None:
+def test_an_unknown_number_is_refused_where_only_this_side_sets_it(
+    kind: type[enum.IntEnum],
+) -> None:
     with pytest.raises(ValueError, match="not a valid"):
         kind(1000)
 
@@ -319,7 +321,7 @@ def test_each_flag_is_one_bit(kind: type[enum.IntFlag]) -> None:
     assert [member for member in kind if int(member).bit_count() != 1] == []
 
 
-def test_the_library_knows_each_status() -> None:
+def test_the_library_has_a_text_for_each_status() -> None:
     texts = {ffi.string(lib.ibv_wc_status_str(status)) for status in WcStatus}
     assert b"unknown" not in texts
     assert len(texts) == len(WcStatus)

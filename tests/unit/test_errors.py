@@ -1,4 +1,4 @@
-"""The exceptions: how they are related, what they say, and that they survive copying."""
+"""The exceptions: their hierarchy, their messages, and that they can be copied and pickled."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ EXAMPLES = [
     ConnectError("could not connect"),
     AddressError("no RDMA path"),
     RouteError("no route"),
-    Unreachable("nobody answers"),
+    Unreachable("no answer"),
     Rejected("refused", 28, b"not today"),
     ConnectionClosed("closed"),
     LocalClosed("closed here"),
@@ -75,24 +75,24 @@ EXAMPLES = [
 
 
 def through_pickle(error: RdmaError) -> RdmaError:
-    twin = pickle.loads(pickle.dumps(error))
-    assert isinstance(twin, RdmaError)
-    return twin
+    duplicated = pickle.loads(pickle.dumps(error))
+    assert isinstance(duplicated, RdmaError)
+    return duplicated
 
 
-def test_the_hierarchy_is_as_drawn() -> None:
+def test_the_hierarchy_is_that_of_the_docstring() -> None:
     assert {kind: kind.__bases__ for kind in PARENTS} == PARENTS
 
 
-def test_every_exception_of_the_module_is_drawn_and_public() -> None:
+def test_every_exception_of_the_module_is_public_and_in_the_docstring() -> None:
     defined = {
         kind
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, Exception)
     }
     assert defined == PARENTS.keys()
-    drawing = errors.__doc__ or ""
-    assert [kind.__name__ for kind in PARENTS if kind.__name__ not in drawing] == []
+    docstring = errors.__doc__ or ""
+    assert [kind.__name__ for kind in PARENTS if kind.__name__ not in docstring] == []
     assert [kind.__name__ for kind in PARENTS if kind.__name__ not in aiordma.__all__] == []
 
 
@@ -102,34 +102,34 @@ def test_there_is_an_example_of_each() -> None:
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, through_pickle])
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_a_copy_says_and_holds_the_same(
+def test_a_copy_has_the_same_message_and_attributes(
     error: RdmaError, duplicate: Callable[[RdmaError], RdmaError]
 ) -> None:
-    twin = duplicate(error)
-    assert twin is not error
-    assert type(twin) is type(error)
-    assert str(twin) == str(error)
+    duplicated = duplicate(error)
+    assert duplicated is not error
+    assert type(duplicated) is type(error)
+    assert str(duplicated) == str(error)
     for name in ("errno", "function", "status", "private_data", "opcode", "vendor_err"):
-        assert getattr(twin, name, None) == getattr(error, name, None)
+        assert getattr(duplicated, name, None) == getattr(error, name, None)
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_a_copy_of_a_copy_is_still_the_same(error: RdmaError) -> None:
+def test_a_copy_of_a_copy_has_the_same_message(error: RdmaError) -> None:
     assert str(copy.copy(copy.copy(error))) == str(error)
 
 
-def test_a_copy_has_a_traceback_of_its_own() -> None:
+def test_a_copy_has_no_traceback() -> None:
     with pytest.raises(PeerClosed) as caught:
         raise PeerClosed("closed there")
     assert caught.value.__traceback__ is not None
     assert copy.copy(caught.value).__traceback__ is None
 
 
-def test_an_unknown_status_survives() -> None:
-    twin = through_pickle(WorkRequestError(WcStatus(99), WcOpcode(77), 5))
-    assert isinstance(twin, WorkRequestError)
-    assert (twin.status, twin.opcode, twin.vendor_err) == (99, 77, 5)
-    assert "UNKNOWN_99" in str(twin)
+def test_an_unknown_status_can_be_pickled() -> None:
+    duplicated = through_pickle(WorkRequestError(WcStatus(99), WcOpcode(77), 5))
+    assert isinstance(duplicated, WorkRequestError)
+    assert (duplicated.status, duplicated.opcode, duplicated.vendor_err) == (99, 77, 5)
+    assert "UNKNOWN_99" in str(duplicated)
 
 
 def test_a_verbs_error_is_an_os_error_with_the_functions_name() -> None:
@@ -138,15 +138,15 @@ def test_a_verbs_error_is_an_os_error_with_the_functions_name() -> None:
     assert error.errno == errno.EPERM
     assert error.function == "ibv_destroy_qp"
     assert error.strerror == f"ibv_destroy_qp: {os.strerror(errno.EPERM)}"
-    assert type(error) is VerbsError  # not PermissionError, as OSError would make of it
+    assert type(error) is VerbsError  # OSError itself would make a PermissionError
 
 
 def test_a_connect_error_is_a_connection_error() -> None:
     with pytest.raises(ConnectionError):
-        raise Unreachable("nobody answers")
+        raise Unreachable("no answer")
 
 
-def test_rejected_keeps_what_the_peer_sent() -> None:
+def test_rejected_has_the_status_and_the_private_data_of_the_peer() -> None:
     error = Rejected("refused", 28, b"not today")
     assert (error.status, error.private_data) == (28, b"not today")
     assert Rejected("refused", 8).private_data == b""
@@ -161,15 +161,15 @@ HINTED = [
     ("rdma_create_event_channel", errno.ENOENT, "aiordma lab"),
     ("rdma_get_devices", errno.ENODEV, "aiordma lab"),
     ("rdma_create_id", errno.ENODEV, "aiordma lab"),
-    ("rdma_bind_addr", errno.EADDRINUSE, "port is taken"),
-    ("rdma_bind_addr", errno.EADDRNOTAVAIL, "not one of this machine's"),
-    ("rdma_listen", errno.EADDRINUSE, "port is taken"),
+    ("rdma_bind_addr", errno.EADDRINUSE, "port is in use"),
+    ("rdma_bind_addr", errno.EADDRNOTAVAIL, "does not have the address"),
+    ("rdma_listen", errno.EADDRINUSE, "port is in use"),
     ("rdma_bind_addr", errno.ENODEV, "aiordma devices"),
     ("rdma_resolve_addr", errno.ENODEV, "aiordma devices"),
     ("rdma_getaddrinfo", errno.ENODEV, "aiordma lab"),
-    ("rdma_resolve_addrinfo", errno.ENOSYS, "does not have it: rdma-core 60 or later"),
-    ("rdma_query_addrinfo", errno.ENOSYS, "does not have it: rdma-core 60 or later"),
-    ("rdma_write_cm_event", errno.ENOSYS, "does not have it: rdma-core 60 or later"),
+    ("rdma_resolve_addrinfo", errno.ENOSYS, "does not have the function: rdma-core 60 or later"),
+    ("rdma_query_addrinfo", errno.ENOSYS, "does not have the function: rdma-core 60 or later"),
+    ("rdma_write_cm_event", errno.ENOSYS, "does not have the function: rdma-core 60 or later"),
     ("rdma_resolve_addrinfo", errno.EINVAL, "older than Linux 6.18"),
     ("rdma_write_cm_event", errno.EINVAL, "older than Linux 6.18"),
 ]
@@ -182,18 +182,18 @@ def test_an_error_comes_with_advice(function: str, code: int, advice: str) -> No
     assert advice in text
 
 
-def test_where_there_is_no_advice_there_are_no_brackets() -> None:
+def test_an_error_without_advice_has_no_brackets() -> None:
     assert reason("rdma_listen", errno.EPERM) == os.strerror(errno.EPERM)
 
 
-def test_every_advice_is_for_a_function_that_exists() -> None:
+def test_every_hint_is_for_an_existing_function() -> None:
     functions = {function for function, _ in errors._HINTS}
     newer = {name for name in functions if hasattr(lib, f"aio{name}")}
     assert newer == {"rdma_resolve_addrinfo", "rdma_query_addrinfo", "rdma_write_cm_event"}
     assert {name for name in functions - newer if not callable(getattr(lib, name, None))} == set()
 
 
-def test_no_table_has_a_key_twice() -> None:
+def test_no_dictionary_of_the_module_has_a_duplicate_key() -> None:
     with open(errors.__file__, encoding="utf-8") as file:
         tree = parse(file.read())
     for node in ast.walk(tree):
@@ -217,25 +217,25 @@ def test_a_failed_work_request_is_explained(status: WcStatus, advice: str) -> No
     assert advice in text
 
 
-def test_a_status_that_needs_no_explanation_has_none() -> None:
+def test_a_status_without_a_hint_has_no_brackets() -> None:
     text = str(WorkRequestError(WcStatus.WR_FLUSH_ERR, WcOpcode.RECV))
     assert text == "RECV failed: WR_FLUSH_ERR"
 
 
-def test_check_lets_success_pass() -> None:
+def test_check_of_a_success_raises_nothing() -> None:
     check(0, "rdma_listen")
     check_errno(0, "ibv_dereg_mr")
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_an_errno_of_either_sign_is_understood(sign: int) -> None:
+def test_check_errno_accepts_either_sign(sign: int) -> None:
     with pytest.raises(VerbsError) as caught:
         check_errno(sign * errno.EBUSY, "ibv_dealloc_pd")
     assert caught.value.errno == errno.EBUSY
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_check_takes_the_errno_that_the_call_left(sign: int) -> None:
+def test_check_raises_the_errno_of_the_call(sign: int) -> None:
     ffi.errno = sign * errno.EINVAL
     with pytest.raises(VerbsError, match="rdma_connect: Invalid argument") as caught:
         check(-1, "rdma_connect")
@@ -248,6 +248,6 @@ def test_the_errno_of_a_c_call_reaches_the_exception() -> None:
     assert (error.errno, error.function) == (errno.EBADF, "fcntl")
 
 
-def test_a_failure_without_errno_is_an_input_output_error() -> None:
+def test_a_failure_without_errno_is_eio() -> None:
     ffi.errno = 0
     assert last_error("ibv_create_cq").errno == errno.EIO

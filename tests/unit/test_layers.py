@@ -1,4 +1,4 @@
-"""Imports go downwards only, and modules stay small."""
+"""Imports go only to the same layer or to lower ones, and modules are short."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from parsing import parse
 
 import aiordma
 
-PACKAGE = Path(aiordma.__file__).parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
+PACKAGE_ROOT = Path(aiordma.__file__).parent
+MODULES = sorted(PACKAGE_ROOT.rglob("*.py"))
 MAX_LINES = 400
-LONG = {
+LONG_MODULES = {
     "aiordma.cm.base_id": "one class, whose operations are those of rdma_cm(7)",
     "aiordma.messages.connection": "one class, and a docstring for each of its public methods",
     "aiordma.rdmacm.cm_id": "one C struct: every call of rdma_cma.h and rdma_verbs.h on it",
 }
-"""Modules that are longer, and why. Neither splits nor joins are made for a count."""
+"""Modules that are longer, with the reason. The limit alone is no reason to split a module."""
 
 LAYERS = {
     0: ["_native"],
@@ -30,9 +30,9 @@ LAYERS = {
     5: ["", "datagrams", "messages", "streams"],
     6: ["__main__", "anyio", "asyncio", "bench", "cli", "lab", "ping", "trio"],
 }
-"""The rooms of each floor; "" is aiordma/__init__.py."""
+"""The packages and modules of each layer; "" is aiordma/__init__.py."""
 
-LAYER_OF = {room: layer for layer, rooms in LAYERS.items() for room in rooms}
+LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in packages}
 LOOP_FREE = ["_native", "enums", "errors", "rdmacm", "verbs"]
 EVENT_LOOPS = {"asyncio", "trio", "anyio", "uvloop"}
 OPTIONAL = {
@@ -41,26 +41,29 @@ OPTIONAL = {
     "matplotlib": ("aiordma.bench.plot",),
     "pyverbs": ("aiordma.bench.workers.pyverbs_latency",),
 }
-"""Packages that need not be installed, and the only modules that import them."""
+"""Packages that are optional dependencies, and the only modules that can import them."""
 
 
 def dotted_name(module: Path) -> str:
-    """`aiordma.loop.waiting`; a package is `aiordma.loop.__init__`, whose relative imports then
-    count their dots as a module's do."""
-    relative = module.relative_to(PACKAGE.parent).with_suffix("")
+    """Return the name of a module, such as `aiordma.loop.waiting`.
+
+    A package is `aiordma.loop.__init__`. Then the dots of relative imports count alike in packages
+    and in modules.
+    """
+    relative = module.relative_to(PACKAGE_ROOT.parent).with_suffix("")
     return ".".join(relative.parts)
 
 
-def room_of(name: str) -> str:
-    """The first part below `aiordma`: "" for the package itself."""
-    room = f"{name}.".split(".")[1]
-    return "" if room == "__init__" else room
+def package_of(name: str) -> str:
+    """Return the first part of a name below `aiordma`; "" for `aiordma` itself."""
+    package = f"{name}.".split(".")[1]
+    return "" if package == "__init__" else package
 
 
 def imported_names(source: str, importer: str) -> Iterator[str]:
-    """Every module that is imported anywhere in `source`, in functions and for type checkers too.
+    """Yield every module that `source` imports, also in functions and for type checkers.
 
-    What `from aiordma import x` names is given as `aiordma.x` where x is a room.
+    For `from aiordma import x` yield `aiordma.x` if x is a package.
     """
     for node in ast.walk(parse(source)):
         if isinstance(node, ast.Import):
@@ -68,47 +71,47 @@ def imported_names(source: str, importer: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                package = importer.split(".")[: -node.level]
-                base = ".".join([*package, *base.split(".")]).rstrip(".")
+                parents = importer.split(".")[: -node.level]
+                base = ".".join([*parents, *base.split(".")]).rstrip(".")
             for alias in node.names:
-                is_room = base == "aiordma" and alias.name in LAYER_OF
-                yield f"{base}.{alias.name}" if is_room else base
+                is_package = base == "aiordma" and alias.name in LAYER_OF
+                yield f"{base}.{alias.name}" if is_package else base
 
 
-def arrows(source: str, importer: str) -> set[str]:
-    """The rooms of aiordma, other than its own, that a module imports."""
+def package_imports(source: str, importer: str) -> set[str]:
+    """Return the packages of aiordma that a module imports, except its own."""
     names = imported_names(source, importer)
-    rooms = {room_of(name) for name in names if name.split(".")[0] == "aiordma"}
-    return rooms - {room_of(importer)}
+    packages = {package_of(name) for name in names if name.split(".")[0] == "aiordma"}
+    return packages - {package_of(importer)}
 
 
-def layer_of(room: str) -> int:
-    if room not in LAYER_OF:
+def layer_of(package: str) -> int:
+    if package not in LAYER_OF:
         pytest.fail(
-            f"aiordma/{room} stands on no floor: add it to LAYERS in {Path(__file__).name}, "
-            "as low as what it imports allows"
+            f"aiordma/{package} is in no layer: add it to LAYERS in {Path(__file__).name}, "
+            "in the lowest layer that its imports allow"
         )
-    return LAYER_OF[room]
+    return LAYER_OF[package]
 
 
-def upward_arrows(source: str, importer: str) -> list[str]:
-    room = room_of(importer)
-    floor = layer_of(room)
+def upward_imports(source: str, importer: str) -> list[str]:
+    package = package_of(importer)
+    layer = layer_of(package)
     return [
-        f"{importer} (floor {floor}) imports aiordma.{target} (floor {layer_of(target)})"
-        for target in sorted(arrows(source, importer))
-        if layer_of(target) > floor
+        f"{importer} (layer {layer}) imports aiordma.{target} (layer {layer_of(target)})"
+        for target in sorted(package_imports(source, importer))
+        if layer_of(target) > layer
     ]
 
 
-def test_there_are_modules_to_look_at() -> None:
+def test_modules_are_found() -> None:
     assert len(MODULES) > 30
-    assert {"", "_native", "cm", "messages"} <= {room_of(dotted_name(path)) for path in MODULES}
+    assert {"", "_native", "cm", "messages"} <= {package_of(dotted_name(path)) for path in MODULES}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted_name)
-def test_no_import_goes_up(path: Path) -> None:
-    assert upward_arrows(path.read_text(), dotted_name(path)) == []
+def test_no_module_imports_from_a_higher_layer(path: Path) -> None:
+    assert upward_imports(path.read_text(), dotted_name(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -127,8 +130,8 @@ def test_no_import_goes_up(path: Path) -> None:
         "try:\n    import aiordma.messages\nexcept ImportError:\n    pass\n",
     ],
 )
-def test_an_upward_arrow_is_found(source: str) -> None:
-    assert len(upward_arrows(source, "aiordma.loop.waiting")) == 1
+def test_an_upward_import_is_found(source: str) -> None:
+    assert len(upward_imports(source, "aiordma.loop.waiting")) == 1
 
 
 @pytest.mark.parametrize(
@@ -144,36 +147,36 @@ def test_an_upward_arrow_is_found(source: str) -> None:
         "from .. import errors",
     ],
 )
-def test_other_arrows_are_allowed(source: str) -> None:
-    assert upward_arrows(source, "aiordma.loop.waiting") == []
+def test_other_imports_are_allowed(source: str) -> None:
+    assert upward_imports(source, "aiordma.loop.waiting") == []
 
 
-def test_relative_imports_of_a_package_are_followed() -> None:
-    assert arrows("from ..messages import listen", "aiordma.loop.__init__") == {"messages"}
-    assert arrows("from .waiting import Slots", "aiordma.loop.__init__") == set()
-    assert arrows("from .cli import main", "aiordma.__main__") == {"cli"}
+def test_relative_imports_of_a_package_are_resolved() -> None:
+    assert package_imports("from ..messages import listen", "aiordma.loop.__init__") == {"messages"}
+    assert package_imports("from .waiting import WaitQueue", "aiordma.loop.__init__") == set()
+    assert package_imports("from .cli import main", "aiordma.__main__") == {"cli"}
 
 
-def test_an_unknown_room_is_pointed_out() -> None:
+def test_an_unknown_package_fails() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"aiordma/attic .* add it to LAYERS"):
-        upward_arrows("", "aiordma.attic.box")
+        upward_imports("", "aiordma.attic.box")
 
 
-def test_no_two_rooms_import_each_other() -> None:
+def test_no_two_packages_import_each_other() -> None:
     found = {
-        (room_of(dotted_name(path)), target)
+        (package_of(dotted_name(path)), target)
         for path in MODULES
-        for target in arrows(path.read_text(), dotted_name(path))
+        for target in package_imports(path.read_text(), dotted_name(path))
     }
-    assert {arrow for arrow in found if arrow[::-1] in found} == set()
+    assert {pair for pair in found if pair[::-1] in found} == set()
 
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in MODULES if room_of(dotted_name(path)) in LOOP_FREE],
+    [path for path in MODULES if package_of(dotted_name(path)) in LOOP_FREE],
     ids=dotted_name,
 )
-def test_the_bindings_know_no_event_loop(path: Path) -> None:
+def test_the_bindings_import_no_event_loop(path: Path) -> None:
     names = imported_names(path.read_text(), dotted_name(path))
     assert {name.split(".")[0] for name in names} & EVENT_LOOPS == set()
 
@@ -181,17 +184,17 @@ def test_the_bindings_know_no_event_loop(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=dotted_name)
 def test_optional_packages_are_imported_where_they_belong(path: Path) -> None:
     importer = dotted_name(path)
-    packages = {name.split(".")[0] for name in imported_names(path.read_text(), importer)}
-    for package in packages & OPTIONAL.keys():
-        assert importer.startswith(OPTIONAL[package])
+    imported = {name.split(".")[0] for name in imported_names(path.read_text(), importer)}
+    for name in imported & OPTIONAL.keys():
+        assert importer.startswith(OPTIONAL[name])
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted_name)
-def test_modules_stay_small(path: Path) -> None:
+def test_modules_are_short_except_the_listed_ones(path: Path) -> None:
     is_long = len(path.read_text().splitlines()) > MAX_LINES
-    assert is_long == (dotted_name(path) in LONG)
+    assert is_long == (dotted_name(path) in LONG_MODULES)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted_name)
-def test_every_module_says_what_it_is(path: Path) -> None:
+def test_every_module_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(parse(path.read_text()))

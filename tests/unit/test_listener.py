@@ -1,4 +1,4 @@
-"""Listener and ConnectRequest, on ids that are not librdmacm's."""
+"""Listener and ConnectRequest, on fake ids."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def cm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeCm]:
 
 @pytest_asyncio.fixture
 async def ids(cm: FakeCm) -> AsyncIterator[list[AsyncCmId]]:
-    """Two ids that listen, one for each address family."""
+    """Make two ids that listen, one for each address family."""
     made = [cm.make_id(), cm.make_id()]
     for cm_id in made:
         cm_id.listen()
@@ -56,7 +56,7 @@ async def settle() -> None:
 
 
 async def no_handler(connection: object) -> None:
-    raise AssertionError("nobody was to be served")
+    raise AssertionError("no connection was expected")
 
 
 async def test_requests_come_from_every_id(
@@ -73,7 +73,7 @@ async def test_requests_come_from_every_id(
         await request.reject()
 
 
-async def test_requests_that_came_before_are_taken_one_by_one(
+async def test_waiting_requests_are_returned_one_by_one(
     cm: FakeCm, ids: list[AsyncCmId], listener: Listener
 ) -> None:
     for data in (b"one", b"two"):
@@ -101,7 +101,7 @@ async def test_cancelling_loses_no_request(
     await request.reject()
 
 
-async def test_two_tasks_may_not_wait_for_requests(listener: Listener) -> None:
+async def test_a_second_task_that_waits_for_requests_gets_a_busy_error(listener: Listener) -> None:
     task = asyncio.create_task(listener.get_request())
     await settle()
     with pytest.raises(BusyError):
@@ -130,14 +130,14 @@ async def test_closing_closes_every_id(ids: list[AsyncCmId], listener: Listener)
     assert [raw_of(cm_id).calls for cm_id in ids] == [["migrate", "listen", "destroy"]] * 2
 
 
-async def test_serving_ends_when_the_listener_is_closed(listener: Listener) -> None:
+async def test_serve_returns_when_the_listener_is_closed(listener: Listener) -> None:
     task = asyncio.create_task(listener.serve(no_handler))
     await settle()
     listener.abort()
     await task
 
 
-async def test_serving_while_another_task_waits_leaves_the_listener_open(
+async def test_serve_while_another_task_waits_leaves_the_listener_open(
     cm: FakeCm, ids: list[AsyncCmId], listener: Listener
 ) -> None:
     task = asyncio.create_task(listener.get_request())
@@ -151,18 +151,20 @@ async def test_serving_while_another_task_waits_leaves_the_listener_open(
     await request.reject()
 
 
-def gives_up(cm: FakeCm, cm_id: AsyncCmId, monkeypatch: pytest.MonkeyPatch) -> AsyncCmId:
-    """A request at `cm_id`, whose peer has given up by the time that it is taken."""
+def request_of_a_peer_that_gave_up(
+    cm: FakeCm, cm_id: AsyncCmId, monkeypatch: pytest.MonkeyPatch
+) -> AsyncCmId:
+    """Add a request to `cm_id` whose peer gives up before the request is taken. Return its id."""
     cm_id.handle_event(cm.request_event())
     child = cm_id.take_request()
     assert child is not None
     child.handle_event(event(CmEventType.REJECTED, 4))
-    left = [child]
-    monkeypatch.setattr(cm_id, "take_request", lambda: left.pop() if left else None)
+    requests = [child]
+    monkeypatch.setattr(cm_id, "take_request", lambda: requests.pop() if requests else None)
     return child
 
 
-async def test_a_peer_that_gave_up_is_passed_over_by_serve(
+async def test_serve_skips_a_peer_that_gave_up(
     cm: FakeCm,
     ids: list[AsyncCmId],
     listener: Listener,
@@ -170,7 +172,7 @@ async def test_a_peer_that_gave_up_is_passed_over_by_serve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO", "aiordma")
-    child = gives_up(cm, ids[0], monkeypatch)
+    child = request_of_a_peer_that_gave_up(cm, ids[0], monkeypatch)
     task = asyncio.create_task(listener.serve(no_handler))
     await settle()
     assert not task.done()
@@ -224,7 +226,7 @@ async def test_serve_waits_for_its_handlers_before_it_raises(
         await task
 
 
-async def test_a_rejected_request_can_be_answered_no_more(
+async def test_a_rejected_request_cannot_be_answered_again(
     cm: FakeCm, ids: list[AsyncCmId], listener: Listener
 ) -> None:
     ids[0].handle_event(cm.request_event())
@@ -236,7 +238,7 @@ async def test_a_rejected_request_can_be_answered_no_more(
         await request.accept()
 
 
-async def test_private_data_that_does_not_fit_answers_nothing(
+async def test_a_request_can_be_answered_after_private_data_that_does_not_fit(
     cm: FakeCm, ids: list[AsyncCmId], listener: Listener
 ) -> None:
     ids[0].handle_event(cm.request_event())
@@ -248,7 +250,7 @@ async def test_private_data_that_does_not_fit_answers_nothing(
     await request.reject(bytes(148))
 
 
-async def test_a_peer_that_gave_up_while_it_waited_is_a_connect_error(cm: FakeCm) -> None:
+async def test_accepting_a_peer_that_gave_up_raises_a_connect_error(cm: FakeCm) -> None:
     async with cm.make_request() as cm_id:
         request = ConnectRequest(cm_id, OPTIONS, SharedReceivesByDevice(OPTIONS))
         cm_id.handle_event(event(CmEventType.REJECTED, 4))
@@ -260,7 +262,7 @@ async def test_a_peer_that_gave_up_while_it_waited_is_a_connect_error(cm: FakeCm
 
 
 @pytest.mark.parametrize("kind", [CmEventType.REJECTED, CmEventType.DEVICE_REMOVAL])
-async def test_refusing_a_peer_that_gave_up_closes_its_id(cm: FakeCm, kind: CmEventType) -> None:
+async def test_rejecting_a_peer_that_gave_up_closes_its_id(cm: FakeCm, kind: CmEventType) -> None:
     async with cm.make_request() as cm_id:
         request = ConnectRequest(cm_id, OPTIONS, SharedReceivesByDevice(OPTIONS))
         cm_id.handle_event(event(kind, 4))
@@ -271,14 +273,13 @@ async def test_refusing_a_peer_that_gave_up_closes_its_id(cm: FakeCm, kind: CmEv
     assert raw_of(cm_id).calls == ["destroy"]
 
 
-async def test_accept_passes_over_a_peer_whose_device_went(
+async def test_accept_skips_a_peer_whose_device_was_removed(
     cm: FakeCm, ids: list[AsyncCmId], listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The listener may have others."""
-
+    # The listener can have ids on other devices.
     async def accept(self: ConnectRequest, private_data: bytes) -> None:
         await self._cm.aclose()
-        raise DeviceRemoved("gone")
+        raise DeviceRemoved("removed")
 
     monkeypatch.setattr(ConnectRequest, "accept", accept)
     task = asyncio.create_task(listener.accept())
@@ -290,10 +291,10 @@ async def test_accept_passes_over_a_peer_whose_device_went(
         await task
 
 
-async def test_accept_passes_over_a_peer_that_gave_up(
+async def test_accept_skips_a_peer_that_gave_up(
     cm: FakeCm, ids: list[AsyncCmId], listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child = gives_up(cm, ids[0], monkeypatch)
+    child = request_of_a_peer_that_gave_up(cm, ids[0], monkeypatch)
     task = asyncio.create_task(listener.accept())
     try:
         await settle()

@@ -1,4 +1,4 @@
-"""AllocatedRegion and BufferPool, on a protection domain that pins nothing."""
+"""AllocatedRegion and BufferPool, on a fake protection domain."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import pytest
 from aiordma import VerbsError
 from aiordma.enums import AccessFlags
 from aiordma.loop import run_in_worker, running_loop
-from aiordma.memory import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer
-from aiordma.memory import buffer_pool as memory
+from aiordma.memory import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer, buffer_pool
 
 pytestmark = pytest.mark.asyncio
 
 TIME_LIMIT = 10
-LARGE = SLAB_SIZE  # a slab of its own for each buffer
+LARGE = SLAB_SIZE  # one buffer in each slab
 
 
 class FakeDomain:
-    """Counts what is registered, in which threads; `limit` slabs, or else ENOMEM."""
+    """Records the registrations and their threads. Fails with ENOMEM beyond `limit` slabs."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -33,16 +32,18 @@ class FakeDomain:
         self.gate = threading.Event()
         self.gate.set()
         self._lock = threading.Lock()
-        self.inside: list[int] = []
-        self.most: dict[int, int] = {}
+        self.in_progress: list[int] = []
+        self.most_in_progress: dict[int, int] = {}
 
     def register(self, nbytes: int) -> int:
         with self._lock:
-            self.inside.append(nbytes)
-            self.most[nbytes] = max(self.most.get(nbytes, 0), self.inside.count(nbytes))
+            self.in_progress.append(nbytes)
+            self.most_in_progress[nbytes] = max(
+                self.most_in_progress.get(nbytes, 0), self.in_progress.count(nbytes)
+            )
         assert self.gate.wait(TIME_LIMIT)
         with self._lock:
-            self.inside.remove(nbytes)
+            self.in_progress.remove(nbytes)
             if len(self.sizes) >= self.limit:
                 raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
             self.sizes.append(nbytes)
@@ -63,7 +64,7 @@ class FakeRegistration:
 
 @pytest.fixture
 def pd(monkeypatch: pytest.MonkeyPatch) -> FakeDomain:
-    monkeypatch.setattr(memory, "Registration", FakeRegistration)
+    monkeypatch.setattr(buffer_pool, "Registration", FakeRegistration)
     return FakeDomain()
 
 
@@ -75,7 +76,7 @@ async def call(function: Callable[[], None]) -> None:
     await run_in_worker(running_loop(), function)
 
 
-def acquiring(pool: BufferPool, nbytes: int) -> asyncio.Task[PooledBuffer]:
+def start_acquire(pool: BufferPool, nbytes: int) -> asyncio.Task[PooledBuffer]:
     return asyncio.create_task(pool.acquire(nbytes, call))
 
 
@@ -99,7 +100,7 @@ async def test_a_buffer_is_the_next_power_of_four(pd: FakeDomain, nbytes: int, s
     assert pd.sizes == [max(size, SLAB_SIZE)]
 
 
-async def test_an_empty_pool_grows_in_another_thread(pd: FakeDomain) -> None:
+async def test_an_empty_pool_grows_in_a_worker_thread(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     assert pool.try_acquire(100) is None
     await pool.acquire(100, call)
@@ -108,7 +109,7 @@ async def test_an_empty_pool_grows_in_another_thread(pd: FakeDomain) -> None:
     assert pool.try_acquire(2000) is None
 
 
-async def test_a_buffer_that_is_there_is_not_waited_for(pd: FakeDomain) -> None:
+async def test_a_free_buffer_is_acquired_without_growing(pd: FakeDomain) -> None:
     async def never(function: Callable[[], None]) -> None:
         raise AssertionError("the pool grew")
 
@@ -119,7 +120,7 @@ async def test_a_buffer_that_is_there_is_not_waited_for(pd: FakeDomain) -> None:
     assert pool.try_acquire(100) is first
 
 
-async def test_the_buffers_of_a_slab_lie_side_by_side(pd: FakeDomain) -> None:
+async def test_the_buffers_of_a_slab_are_adjacent(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pool.grow(1024)
     buffers: list[PooledBuffer] = []
@@ -135,40 +136,40 @@ async def test_the_buffers_of_a_slab_lie_side_by_side(pd: FakeDomain) -> None:
         assert bytes(buffer.view) == number.to_bytes(2, "big") * 512
 
 
-# --- many that want one ---
+# --- several tasks ---
 
 
-async def test_senders_that_find_the_pool_empty_grow_it_once(pd: FakeDomain) -> None:
+async def test_many_tasks_grow_an_empty_pool_once(pd: FakeDomain) -> None:
     pool = make_pool(pd)
-    buffers = await asyncio.gather(*(acquiring(pool, 100) for _ in range(200)))
+    buffers = await asyncio.gather(*(start_acquire(pool, 100) for _ in range(200)))
     assert pd.sizes == [SLAB_SIZE]
     assert len({buffer.address for buffer in buffers}) == 200
 
 
-async def test_senders_of_large_messages_grow_it_one_after_the_other(pd: FakeDomain) -> None:
+async def test_many_large_buffers_are_made_one_after_another(pd: FakeDomain) -> None:
     pool = make_pool(pd)
-    buffers = await asyncio.gather(*(acquiring(pool, LARGE) for _ in range(20)))
+    buffers = await asyncio.gather(*(start_acquire(pool, LARGE) for _ in range(20)))
     assert pd.sizes == [LARGE] * 20
-    assert pd.most == {LARGE: 1}
+    assert pd.most_in_progress == {LARGE: 1}
     assert len({buffer.address for buffer in buffers}) == 20
 
 
-async def test_other_sizes_do_not_wait(pd: FakeDomain) -> None:
+async def test_growing_for_one_size_does_not_delay_other_sizes(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.gate.clear()
-    tasks = [acquiring(pool, nbytes) for nbytes in (LARGE, 4 * LARGE, LARGE, 4 * LARGE)]
-    await eventually(lambda: sorted(pd.inside) == [LARGE, 4 * LARGE])
+    tasks = [start_acquire(pool, nbytes) for nbytes in (LARGE, 4 * LARGE, LARGE, 4 * LARGE)]
+    await eventually(lambda: sorted(pd.in_progress) == [LARGE, 4 * LARGE])
     pd.gate.set()
     buffers = await asyncio.gather(*tasks)
     assert [len(buffer.view) for buffer in buffers] == [LARGE, 4 * LARGE] * 2
 
 
-async def test_a_buffer_that_comes_back_serves_who_waits_next(pd: FakeDomain) -> None:
+async def test_a_released_buffer_goes_to_a_waiting_task(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     first = await pool.acquire(LARGE, call)
     pd.gate.clear()
-    tasks = [acquiring(pool, LARGE) for _ in range(2)]
-    await eventually(lambda: pd.inside == [LARGE])
+    tasks = [start_acquire(pool, LARGE) for _ in range(2)]
+    await eventually(lambda: pd.in_progress == [LARGE])
     first.release()
     pd.gate.set()
     buffers = await asyncio.gather(*tasks)
@@ -179,10 +180,10 @@ async def test_a_buffer_that_comes_back_serves_who_waits_next(pd: FakeDomain) ->
 # --- failing ---
 
 
-async def test_memory_that_cannot_be_had_is_told_to_each(pd: FakeDomain) -> None:
+async def test_a_failed_growth_is_raised_in_each_waiting_task(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.limit = 0
-    tasks = [acquiring(pool, 100) for _ in range(5)]
+    tasks = [start_acquire(pool, 100) for _ in range(5)]
     errors = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), TIME_LIMIT)
     assert [type(error) for error in errors] == [VerbsError] * 5
     assert len({id(error) for error in errors}) == 5
@@ -191,10 +192,10 @@ async def test_memory_that_cannot_be_had_is_told_to_each(pd: FakeDomain) -> None
     assert await pool.acquire(100, call)
 
 
-async def test_those_who_got_a_buffer_keep_it_when_the_next_fails(pd: FakeDomain) -> None:
+async def test_a_failed_growth_leaves_the_buffers_of_other_tasks(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.limit = 3
-    tasks = [acquiring(pool, LARGE) for _ in range(5)]
+    tasks = [start_acquire(pool, LARGE) for _ in range(5)]
     results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), TIME_LIMIT)
     assert sum(isinstance(result, PooledBuffer) for result in results) == 3
     assert sum(isinstance(result, VerbsError) for result in results) == 2
@@ -203,11 +204,11 @@ async def test_those_who_got_a_buffer_keep_it_when_the_next_fails(pd: FakeDomain
 # --- cancelling ---
 
 
-async def test_a_grower_that_is_cancelled_leaves_what_it_pinned(pd: FakeDomain) -> None:
+async def test_a_cancelled_growth_leaves_its_buffers_in_the_pool(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.gate.clear()
-    task = acquiring(pool, 100)
-    await eventually(lambda: pd.inside == [SLAB_SIZE])
+    task = start_acquire(pool, 100)
+    await eventually(lambda: pd.in_progress == [SLAB_SIZE])
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -217,31 +218,31 @@ async def test_a_grower_that_is_cancelled_leaves_what_it_pinned(pd: FakeDomain) 
     assert pd.sizes == [SLAB_SIZE]
 
 
-async def test_when_the_grower_is_cancelled_another_takes_over(pd: FakeDomain) -> None:
+async def test_another_task_grows_the_pool_after_a_cancelled_one(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.gate.clear()
-    first, *others = (acquiring(pool, LARGE) for _ in range(4))
-    await eventually(lambda: pd.inside == [LARGE])
+    first, *others = (start_acquire(pool, LARGE) for _ in range(4))
+    await eventually(lambda: pd.in_progress == [LARGE])
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    await eventually(lambda: pd.inside == [LARGE, LARGE])
+    await eventually(lambda: pd.in_progress == [LARGE, LARGE])
     await asyncio.sleep(0.01)
-    assert pd.inside == [LARGE, LARGE]  # the one that was left behind, and one that took over
+    assert pd.in_progress == [LARGE, LARGE]  # the cancelled growth, and that of another task
     pd.gate.set()
     buffers = await asyncio.wait_for(asyncio.gather(*others), TIME_LIMIT)
     assert len({buffer.address for buffer in buffers}) == 3
     assert len(pd.sizes) <= 4
 
 
-async def test_a_growth_cancelled_before_it_began_is_made_by_another(pd: FakeDomain) -> None:
+async def test_a_growth_cancelled_before_it_began_is_done_by_another_task(pd: FakeDomain) -> None:
     async def queued(function: Callable[[], None]) -> None:
         await run_in_worker(running_loop(), function, jobs.append)
 
     pool, jobs = make_pool(pd), list[Callable[[], None]]()
     first = asyncio.create_task(pool.acquire(100, queued))
     await eventually(lambda: len(jobs) == 1)
-    others = [acquiring(pool, 100) for _ in range(3)]
+    others = [start_acquire(pool, 100) for _ in range(3)]
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.wait_for(asyncio.gather(*others), TIME_LIMIT)
@@ -250,11 +251,11 @@ async def test_a_growth_cancelled_before_it_began_is_made_by_another(pd: FakeDom
     assert pd.sizes == [SLAB_SIZE]
 
 
-async def test_one_that_only_waits_can_be_cancelled(pd: FakeDomain) -> None:
+async def test_cancelling_a_waiting_task_does_not_stop_the_growth(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.gate.clear()
-    grower, waiting, other = (acquiring(pool, 100) for _ in range(3))
-    await eventually(lambda: pd.inside == [SLAB_SIZE])
+    grower, waiting, other = (start_acquire(pool, 100) for _ in range(3))
+    await eventually(lambda: pd.in_progress == [SLAB_SIZE])
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -268,7 +269,7 @@ async def test_one_that_only_waits_can_be_cancelled(pd: FakeDomain) -> None:
 # --- regions ---
 
 
-async def test_pages_that_cannot_be_had_are_a_verbs_error(pd: FakeDomain) -> None:
+async def test_a_failed_mmap_is_a_verbs_error(pd: FakeDomain) -> None:
     with pytest.raises(VerbsError, match="mmap: Cannot allocate memory") as caught:
         AllocatedRegion(pd, 1 << 62, AccessFlags.LOCAL_WRITE)  # type: ignore[arg-type]
     assert (caught.value.errno, caught.value.function) == (errno.ENOMEM, "mmap")
@@ -276,9 +277,9 @@ async def test_pages_that_cannot_be_had_are_a_verbs_error(pd: FakeDomain) -> Non
     assert pd.sizes == []
 
 
-@pytest.mark.parametrize(("code", "told"), [(errno.EAGAIN, errno.EAGAIN), (None, errno.ENOMEM)])
-async def test_the_error_of_mmap_is_kept(
-    pd: FakeDomain, code: int | None, told: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("code", "raised"), [(errno.EAGAIN, errno.EAGAIN), (None, errno.ENOMEM)])
+async def test_the_errno_of_mmap_is_kept(
+    pd: FakeDomain, code: int | None, raised: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(fileno: int, length: int) -> None:
         raise OSError(code, "no") if code is not None else OSError("no")
@@ -288,7 +289,7 @@ async def test_the_error_of_mmap_is_kept(
         patch.setattr(mmap, "mmap", fail)
         with pytest.raises(VerbsError) as caught:
             await pool.acquire(100, call)
-    assert (caught.value.errno, caught.value.function) == (told, "mmap")
+    assert (caught.value.errno, caught.value.function) == (raised, "mmap")
     assert await pool.acquire(100, call)
 
 

@@ -1,4 +1,4 @@
-"""Message: the buffer that it arrived in goes back once, and not while anybody looks at it."""
+"""Message: its buffer is released once, and not while its data is in use."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ import pytest
 
 from aiordma import Message
 
-STILL = "still looked at"
+IN_USE = "still in use"
 
 
-class BufferOwner:
-    """Counts what comes back, and how."""
+class FakeOwner:
+    """A BufferOwner that counts the releases of both kinds."""
 
     def __init__(self) -> None:
-        self.given_back = 0
-        self.dropped = 0
+        self.releases = 0
+        self.threadsafe_releases = 0
 
     def release(self) -> None:
-        self.given_back += 1
+        self.releases += 1
 
     def release_threadsafe(self) -> None:
-        self.dropped += 1
+        self.threadsafe_releases += 1
 
     @property
-    def returns(self) -> tuple[int, int]:
-        return self.given_back, self.dropped
+    def counts(self) -> tuple[int, int]:
+        return self.releases, self.threadsafe_releases
 
 
 @pytest.fixture
-def lender() -> BufferOwner:
-    return BufferOwner()
+def owner() -> FakeOwner:
+    return FakeOwner()
 
 
 def message_of(
-    lender: BufferOwner, memory: bytearray | bytes = b"hello", imm: int | None = None
+    owner: FakeOwner, memory: bytearray | bytes = b"hello", imm: int | None = None
 ) -> Message:
-    return Message(memoryview(memory), imm, None, lender)
+    return Message(memoryview(memory), imm, None, owner)
 
 
-def test_the_data_is_what_arrived(lender: BufferOwner) -> None:
+def test_data_is_a_view_of_the_buffer(owner: FakeOwner) -> None:
     memory = bytearray(b"hello")
-    message = message_of(lender, memory, 7)
+    message = message_of(owner, memory, 7)
     assert (bytes(message.data), len(message), message.imm) == (b"hello", 5, 7)
     assert message.invalidated is None
     memory[0] = ord("j")
@@ -54,25 +54,25 @@ def test_the_data_is_what_arrived(lender: BufferOwner) -> None:
     assert repr(message) == "<Message 5 bytes>"
 
 
-def test_the_data_is_the_same_view_each_time(lender: BufferOwner) -> None:
-    message = message_of(lender)
+def test_the_data_is_the_same_view_each_time(owner: FakeOwner) -> None:
+    message = message_of(owner)
     assert message.data is message.data
     view = message.data
     assert message.data is view
 
 
-def test_an_empty_message_has_data_too(lender: BufferOwner) -> None:
-    message = message_of(lender, b"", 0)
+def test_an_empty_message_has_data_too(owner: FakeOwner) -> None:
+    message = message_of(owner, b"", 0)
     assert (bytes(message.data), len(message), message.imm) == (b"", 0, 0)
     message.release()
-    assert lender.returns == (1, 0)
+    assert owner.counts == (1, 0)
 
 
-def test_a_released_message_has_no_data(lender: BufferOwner) -> None:
-    message = message_of(lender)
+def test_a_released_message_has_no_data(owner: FakeOwner) -> None:
+    message = message_of(owner)
     message.release()
     assert message.released
-    assert lender.returns == (1, 0)
+    assert owner.counts == (1, 0)
     with pytest.raises(ValueError, match="released"):
         message.data  # noqa: B018
     with pytest.raises(BufferError):
@@ -81,42 +81,42 @@ def test_a_released_message_has_no_data(lender: BufferOwner) -> None:
     assert repr(message) == "<Message released>"
 
 
-def test_data_that_was_looked_at_can_be_read_no_more(lender: BufferOwner) -> None:
-    message = message_of(lender)
+def test_a_view_of_a_released_message_cannot_be_read(owner: FakeOwner) -> None:
+    message = message_of(owner)
     view = message.data
     message.release()
     with pytest.raises(ValueError, match="released memoryview"):
         view[0]
-    assert lender.returns == (1, 0)
+    assert owner.counts == (1, 0)
 
 
-def test_it_is_released_once(lender: BufferOwner) -> None:
-    message = message_of(lender)
+def test_a_message_is_released_once(owner: FakeOwner) -> None:
+    message = message_of(owner)
     for _ in range(3):
         message.release()
     del message
     gc.collect()
-    assert lender.returns == (1, 0)
+    assert owner.counts == (1, 0)
 
 
-def test_a_block_releases_it(lender: BufferOwner) -> None:
-    with message_of(lender) as message:
+def test_the_end_of_a_block_releases_the_message(owner: FakeOwner) -> None:
+    with message_of(owner) as message:
         assert bytes(message.data) == b"hello"
-        assert lender.returns == (0, 0)
+        assert owner.counts == (0, 0)
     assert message.released
-    with message_of(lender) as message:
+    with message_of(owner) as message:
         message.release()
-    assert lender.returns == (2, 0)
+    assert owner.counts == (2, 0)
 
 
-def test_a_block_that_fails_releases_it(lender: BufferOwner) -> None:
+def test_a_block_that_raises_releases_the_message(owner: FakeOwner) -> None:
     def fail() -> None:
-        with message_of(lender):
+        with message_of(owner):
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
         fail()
-    assert lender.returns == (1, 0)
+    assert owner.counts == (1, 0)
 
 
 def slice_of(message: Message) -> object:
@@ -136,7 +136,7 @@ def cast_of(message: Message) -> object:
 
 
 def array_of(message: Message) -> object:
-    """As numpy.frombuffer() makes one, with an export of the view itself."""
+    """Return an array like that of numpy.frombuffer(), which exports the view itself."""
     return (ctypes.c_char * 5).from_buffer(message.data)
 
 
@@ -150,7 +150,7 @@ def array_of_a_slice(message: Message) -> object:
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["data dropped", "data kept"])
 @pytest.mark.parametrize(
-    "look",
+    "make_export",
     [
         slice_of,
         view_of_the_view,
@@ -161,117 +161,117 @@ def array_of_a_slice(message: Message) -> object:
         array_of_a_slice,
     ],
 )
-def test_it_is_not_released_while_something_looks_at_the_data(
-    lender: BufferOwner, look: object, is_kept: bool
+def test_a_message_is_not_released_while_its_data_is_in_use(
+    owner: FakeOwner, make_export: object, is_kept: bool
 ) -> None:
-    assert callable(look)
-    message = message_of(lender, bytearray(b"hello"))
+    assert callable(make_export)
+    message = message_of(owner, bytearray(b"hello"))
     kept = message.data if is_kept else None
-    looking = look(message)
+    export = make_export(message)
     for _ in range(2):
-        with pytest.raises(BufferError, match=STILL):
+        with pytest.raises(BufferError, match=IN_USE):
             message.release()
         assert not message.released
         assert bytes(message.data) == b"hello"
-    assert lender.returns == (0, 0)
-    del looking
+    assert owner.counts == (0, 0)
+    del export
     gc.collect()
     message.release()
     assert message.released
-    assert lender.returns == (1, 0)
+    assert owner.counts == (1, 0)
     del kept
 
 
-def test_what_looks_at_the_data_still_reads_it_after_the_refusal(lender: BufferOwner) -> None:
-    message = message_of(lender)
+def test_a_slice_can_be_read_after_a_refused_release(owner: FakeOwner) -> None:
+    message = message_of(owner)
     part = message.data[1:3]
-    with pytest.raises(BufferError, match=STILL):
+    with pytest.raises(BufferError, match=IN_USE):
         message.release()
     assert bytes(part) == b"el"
     part.release()
     message.release()
 
 
-def test_a_block_that_leaves_a_slice_behind_says_so(lender: BufferOwner) -> None:
-    message = message_of(lender)
-    with pytest.raises(BufferError, match=STILL), message:
+def test_the_end_of_a_block_with_a_slice_in_use_raises(owner: FakeOwner) -> None:
+    message = message_of(owner)
+    with pytest.raises(BufferError, match=IN_USE), message:
         part = message.data[:2]
     assert not message.released
     part.release()
     message.release()
-    assert lender.returns == (1, 0)
+    assert owner.counts == (1, 0)
 
 
-def test_a_dropped_message_goes_back_by_another_way(lender: BufferOwner) -> None:
-    message = message_of(lender)
+def test_a_dropped_message_is_released_threadsafe(owner: FakeOwner) -> None:
+    message = message_of(owner)
     assert bytes(message.data) == b"hello"
     del message
     gc.collect()
-    assert lender.returns == (0, 1)
+    assert owner.counts == (0, 1)
 
 
-def test_a_message_in_a_cycle_goes_back_too(lender: BufferOwner) -> None:
-    holder: list[object] = [message_of(lender)]
+def test_a_dropped_message_in_a_reference_cycle_is_released(owner: FakeOwner) -> None:
+    holder: list[object] = [message_of(owner)]
     holder.append(holder)
     del holder
     gc.collect()
-    assert lender.returns == (0, 1)
+    assert owner.counts == (0, 1)
 
 
-def test_a_message_that_another_thread_drops_goes_back(lender: BufferOwner) -> None:
-    messages = [message_of(lender)]
+def test_a_message_that_another_thread_drops_is_released(owner: FakeOwner) -> None:
+    messages = [message_of(owner)]
     thread = threading.Thread(target=messages.clear)
     thread.start()
     thread.join()
-    assert lender.returns == (0, 1)
+    assert owner.counts == (0, 1)
 
 
-@pytest.mark.parametrize("look", [slice_of, view_of_the_view, view_of_the_message, array_of])
-def test_what_looks_at_the_data_keeps_the_message(lender: BufferOwner, look: object) -> None:
-    assert callable(look)
-    message = message_of(lender, bytearray(b"hello"))
+@pytest.mark.parametrize("make_export", [slice_of, view_of_the_view, view_of_the_message, array_of])
+def test_views_of_the_data_keep_the_message_alive(owner: FakeOwner, make_export: object) -> None:
+    assert callable(make_export)
+    message = message_of(owner, bytearray(b"hello"))
     alive = weakref.ref(message)
-    looking = look(message)
+    export = make_export(message)
     del message
     gc.collect()
     assert alive() is not None
-    assert lender.returns == (0, 0)
-    assert bytes(looking)
-    del looking
+    assert owner.counts == (0, 0)
+    assert bytes(export)
+    del export
     gc.collect()
     assert alive() is None
-    assert lender.returns == (0, 1)
+    assert owner.counts == (0, 1)
 
 
-def test_the_data_alone_keeps_the_message(lender: BufferOwner) -> None:
-    view = message_of(lender).data
+def test_the_data_view_keeps_the_message_alive(owner: FakeOwner) -> None:
+    view = message_of(owner).data
     gc.collect()
     assert bytes(view) == b"hello"
-    assert lender.returns == (0, 0)
+    assert owner.counts == (0, 0)
     del view
     gc.collect()
-    assert lender.returns == (0, 1)
+    assert owner.counts == (0, 1)
 
 
-def test_data_that_the_user_released_can_be_had_again(lender: BufferOwner) -> None:
-    message = message_of(lender)
+def test_data_after_its_view_was_released_is_a_new_view(owner: FakeOwner) -> None:
+    message = message_of(owner)
     with message.data as view:
         assert bytes(view) == b"hello"
     assert bytes(message.data) == b"hello"
     message.release()
-    assert lender.returns == (1, 0)
+    assert owner.counts == (1, 0)
 
 
-def test_the_memory_is_let_go_of(lender: BufferOwner) -> None:
+def test_release_drops_the_export_of_the_memory(owner: FakeOwner) -> None:
     memory = bytearray(b"hello")
-    message = message_of(lender, memory)
+    message = message_of(owner, memory)
     with pytest.raises(BufferError):
         memory.append(0)
     message.release()
     memory.append(0)
 
 
-def test_one_that_was_not_made_is_not_given_back() -> None:
+def test_an_uninitialized_message_is_not_released() -> None:
     message = Message.__new__(Message)
     del message
     gc.collect()

@@ -118,7 +118,7 @@ except VerbsError as error:
     print(error)
 """
     text = run(OLDER, code, tmp_path)
-    assert "this rdma-core does not have it: rdma-core 60 or later" in text
+    assert "this rdma-core does not have the function: rdma-core 60 or later" in text
 
 
 def test_an_older_rdma_core_is_found_out_before_the_id_is_touched(tmp_path: Path) -> None:

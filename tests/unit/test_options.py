@@ -1,4 +1,4 @@
-"""ConnectionOptions refuse what cannot be, before it costs a connection."""
+"""ConnectionOptions: their defaults and ranges, and the limits of devices and transports."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ INFINIBAND = PrivateDataLimits(connect=56, accept=196, reject=148)
 IWARP = PrivateDataLimits(connect=251, accept=251, reject=251)
 
 
+def options_with(**values: Any) -> ConnectionOptions:
+    """Return options with these values, which can be of wrong types."""
+    return ConnectionOptions(**values)
+
+
 def test_the_defaults_are_allowed() -> None:
     options = ConnectionOptions()
     assert (options.send_depth, options.recv_depth) == (64, 32)
@@ -25,19 +30,19 @@ def test_the_defaults_are_allowed() -> None:
 @pytest.mark.parametrize(("name", "low", "high"), _RANGES)
 def test_both_ends_of_a_range_are_allowed(name: str, low: float, high: float) -> None:
     for value in (low, high):
-        assert getattr(ConnectionOptions(**{name: value}), name) == value
+        assert getattr(options_with(**{name: value}), name) == value
 
 
 @pytest.mark.parametrize(("name", "low", "high"), _RANGES)
-def test_what_is_beyond_a_range_is_refused(name: str, low: float, high: float) -> None:
+def test_a_value_out_of_its_range_is_refused(name: str, low: float, high: float) -> None:
     for value in (low - 1, high + 1, float("nan")):
         with pytest.raises(ValueError, match=f"^{name} is {value}, not between {low} and {high}$"):
-            ConnectionOptions(**{name: value})
+            options_with(**{name: value})
 
 
 @pytest.mark.parametrize(("depth", "size"), [(1 << 20, 1 << 20), (1 << 10, 1 << 30)])
-def test_the_memory_to_receive_into_has_a_bound(depth: int, size: int) -> None:
-    # Of sends there is no ring: their depth does not count.
+def test_the_size_of_the_receive_ring_is_limited(depth: int, size: int) -> None:
+    # There is no ring for sends: send_depth does not count.
     options = ConnectionOptions(send_depth=1 << 20, recv_depth=depth, max_message_size=size)
     assert options.recv_depth * options.max_message_size == 1 << 40
     with pytest.raises(ValueError, match=f"recv_depth times max_message_size is over {1 << 40}"):
@@ -54,12 +59,12 @@ def test_every_number_has_a_range() -> None:
 
 
 @pytest.mark.parametrize("name", ["tos", "ack_timeout"])
-def test_none_leaves_it_to_the_system(name: str) -> None:
-    assert getattr(ConnectionOptions(**{name: None}), name) is None
+def test_none_is_allowed_and_means_the_default_of_the_system(name: str) -> None:
+    assert getattr(options_with(**{name: None}), name) is None
 
 
 @pytest.mark.parametrize("space", [PortSpace.UDP, PortSpace.IPOIB])
-def test_connections_are_made_in_port_spaces_that_connect(space: PortSpace) -> None:
+def test_only_the_port_spaces_tcp_and_ib_are_allowed(space: PortSpace) -> None:
     with pytest.raises(ValueError, match="port space TCP or IB"):
         ConnectionOptions(port_space=space)
     assert ConnectionOptions(port_space=PortSpace.IB).port_space is PortSpace.IB
@@ -88,7 +93,7 @@ def test_private_data_has_the_limits_of_the_transport(
 
 
 @pytest.mark.parametrize("limit", [0, 56, 251])
-def test_private_data_that_fits_is_let_through(limit: int) -> None:
+def test_private_data_up_to_the_limit_is_allowed(limit: int) -> None:
     check_private_data(bytes(limit), limit)
     with pytest.raises(ValueError, match=f"{limit + 1} bytes; at most {limit}"):
         check_private_data(bytes(limit + 1), limit)
@@ -108,9 +113,9 @@ class ShallowDevice:
 
 @pytest.mark.parametrize("name", ["send_depth", "recv_depth"])
 def test_a_queue_deeper_than_the_device_allows_is_refused(name: str) -> None:
-    ConnectionOptions(**{name: 100}).check_device(ShallowDevice())  # type: ignore[arg-type]
+    options_with(**{name: 100}).check_device(ShallowDevice())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"shallow0 allows .* 100"):
-        ConnectionOptions(**{name: 101}).check_device(ShallowDevice())  # type: ignore[arg-type]
+        options_with(**{name: 101}).check_device(ShallowDevice())  # type: ignore[arg-type]
 
 
 class SharingDevice(ShallowDevice):
@@ -118,21 +123,21 @@ class SharingDevice(ShallowDevice):
 
 
 @pytest.mark.parametrize(("name", "limit"), [("max_sge", 8), ("shared_recv_depth", 200)])
-def test_more_than_the_device_has_is_refused(name: str, limit: int) -> None:
+def test_more_than_a_limit_of_the_device_is_refused(name: str, limit: int) -> None:
     options: dict[str, Any] = {name: limit}
-    ConnectionOptions(**options).check_device(SharingDevice())  # type: ignore[arg-type]
+    options_with(**options).check_device(SharingDevice())  # type: ignore[arg-type]
     options = {name: limit + 1}
     with pytest.raises(ValueError, match=f"^shallow0 allows a {name} of {limit}$"):
-        ConnectionOptions(**options).check_device(SharingDevice())  # type: ignore[arg-type]
+        options_with(**options).check_device(SharingDevice())  # type: ignore[arg-type]
 
 
-def test_a_device_that_cannot_share_does_not_mind_what_is_not_shared() -> None:
+def test_a_device_without_shared_receive_queues_allows_options_without_sharing() -> None:
     ConnectionOptions().check_device(ShallowDevice())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="shallow0 allows a shared_recv_depth of 0"):
         ConnectionOptions(shared_recv_depth=1).check_device(ShallowDevice())  # type: ignore[arg-type]
 
 
-NEW = {
+DATA_PATH_OPTIONS = {
     "max_sge": (4, 1, 1 << 10),
     "recv_backlog": (1024, 1, 1 << 30),
     "shared_recv_depth": (0, 0, 1 << 20),
@@ -140,20 +145,24 @@ NEW = {
 }
 
 
-@pytest.mark.parametrize(("name", "default", "low", "high"), [(n, *r) for n, r in NEW.items()])
-def test_what_is_said_of_the_data_path(name: str, default: float, low: float, high: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "default", "low", "high"), [(n, *r) for n, r in DATA_PATH_OPTIONS.items()]
+)
+def test_data_path_options_have_their_defaults_and_ranges(
+    name: str, default: float, low: float, high: float
+) -> None:
     assert getattr(ConnectionOptions(), name) == default
     for value in (low, high):
         options: dict[str, Any] = {name: value}
-        assert getattr(ConnectionOptions(**options), name) == value
+        assert getattr(options_with(**options), name) == value
     for value in (low - 0.5, high + 0.5):
         options = {name: value}
         with pytest.raises(ValueError, match=f"^{name} is "):
-            ConnectionOptions(**options)
+            options_with(**options)
 
 
 @pytest.mark.parametrize(("depth", "size"), [(1 << 20, 1 << 20), (1 << 10, 1 << 30)])
-def test_the_memory_to_share_has_a_bound(depth: int, size: int) -> None:
+def test_the_size_of_the_shared_receive_ring_is_limited(depth: int, size: int) -> None:
     options = ConnectionOptions(recv_depth=1, shared_recv_depth=depth, max_message_size=size)
     with pytest.raises(ValueError, match=r"shared_recv_depth times max_message_size is over"):
         dataclasses.replace(options, shared_recv_depth=depth // 2 + 1, max_message_size=2 * size)

@@ -1,4 +1,4 @@
-"""Receiver: messages in order, each taken once, and their buffers back to the device."""
+"""Receiver: each message is received once and in order, and its slot is posted again."""
 
 from __future__ import annotations
 
@@ -32,62 +32,63 @@ from aiordma.qp import ConnectionStats, ReceiveRing
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
 
-# Nanoseconds of polling.
-TIME_LIMIT = 5_000
+POLL_NS = 5_000
 
 
 class Rig:
-    """A Receiver on a ring that a fake device fills."""
+    """A Receiver on a ring whose slots a fake device fills."""
 
-    def __init__(self, slots: int = SLOTS, busy: BusyPoll | None = None) -> None:
+    def __init__(self, slots: int = SLOTS, busy_poll: BusyPoll | None = None) -> None:
         self.ring = ReceiveRing(slots, SLOT_SIZE)
         pages: Any = FakePages(None, slots * SLOT_SIZE, None)  # type: ignore[arg-type]
         self.ring.use_region(pages)
         self.pages: FakePages = pages
-        self.queue = FakeReceivePoster(pages)
-        self.ring.post_all(self.queue, RECV_WR_ID)
-        self.owner = FakeCallbacks()
+        self.poster = FakeReceivePoster(pages)
+        self.ring.post_all(self.poster, RECV_WR_ID)
+        self.callbacks = FakeCallbacks()
         self.stats = ConnectionStats()
         loop = running_loop()
-        self.receiver = Receiver(loop, self.ring, self.owner, self.stats, busy or no_polling())
+        self.receiver = Receiver(
+            loop, self.ring, self.callbacks, self.stats, busy_poll or no_polling()
+        )
 
     def arrive(self, message: bytes = b"hello", **fields: Any) -> int:
-        slot = self.queue.fill(message)
+        slot = self.poster.fill(message)
         self.ring.completed()
         self.receiver.message_received(slot, completion(len(message), **fields))
         return slot
 
-    def use_up_the_turn(self) -> None:
-        """Have take() look for a message, and find that the loop is due."""
-        completions = fast_path.CompletionDispatcher(lambda: None)
-        completions.budget_start = 0
-        # There is no queue: in a turn that is used up nobody looks there.
-        self.receiver.queue.set_polling(completions, 1, TIME_LIMIT)
+    def exhaust_the_loop_budget(self) -> None:
+        """Make take() find that polling has used up the time budget of the loop."""
+        dispatcher = fast_path.CompletionDispatcher(lambda: None)
+        dispatcher.budget_start = 0
+        # 1 is not a completion queue. With an exhausted budget it is not polled.
+        self.receiver.queue.set_polling(dispatcher, 1, POLL_NS)
         assert self.receiver.take() is None
         assert self.receiver.queue.preempted
 
-    def owe_checkpoints(self) -> list[bool]:
-        """Have a loop that is owed checkpoints: at each, whether somebody waits."""
-        seen: list[bool] = []
+    def use_checkpoints(self) -> list[bool]:
+        """Add checkpoints to the loop. Return a list that gets `is_waited_for` at each."""
+        waited_for: list[bool] = []
 
         async def checkpoint() -> None:
-            seen.append(self.receiver.is_waited_for)
+            waited_for.append(self.receiver.is_waited_for)
 
         self.receiver._checkpoint = checkpoint
-        return seen
+        return waited_for
 
     def flush(self) -> None:
-        """All that is posted comes back empty."""
-        while self.queue.posted:
-            self.queue.posted.popleft()
+        """Complete all posted receives without a message."""
+        while self.poster.posted:
+            self.poster.posted.popleft()
             self.ring.completed()
-        self.owner.is_drained = True
+        self.callbacks.is_drained = True
         self.receiver.wake()
 
     @property
     def posted(self) -> list[int]:
-        assert self.ring.posted == len(self.queue.posted)
-        return list(self.queue.posted)
+        assert self.ring.posted == len(self.poster.posted)
+        return list(self.poster.posted)
 
 
 async def settle() -> None:
@@ -95,7 +96,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def receiving(rig: Rig) -> asyncio.Task[bytes]:
+async def start_recv(rig: Rig) -> asyncio.Task[bytes]:
     task = asyncio.create_task(rig.receiver.recv())
     await settle()
     assert rig.receiver.is_waited_for
@@ -105,7 +106,7 @@ async def receiving(rig: Rig) -> asyncio.Task[bytes]:
 # --- one message ---
 
 
-async def test_messages_are_taken_in_the_order_they_came() -> None:
+async def test_messages_are_received_in_the_order_of_arrival() -> None:
     rig = Rig()
     messages = [b"", b"one", bytes(range(SLOT_SIZE))]
     for message in messages:
@@ -115,7 +116,7 @@ async def test_messages_are_taken_in_the_order_they_came() -> None:
     assert len(rig.receiver) == 0
 
 
-async def test_the_slot_of_a_taken_message_goes_to_the_end_of_the_queue() -> None:
+async def test_the_slot_of_a_received_message_is_posted_again_last() -> None:
     rig = Rig()
     rig.arrive()
     assert rig.posted == [1, 2, 3]
@@ -123,7 +124,7 @@ async def test_the_slot_of_a_taken_message_goes_to_the_end_of_the_queue() -> Non
     assert rig.posted == [1, 2, 3, 0]
 
 
-async def test_what_was_taken_is_a_copy() -> None:
+async def test_recv_returns_a_copy_of_the_slot() -> None:
     rig = Rig()
     rig.arrive(b"before")
     message = await rig.receiver.recv()
@@ -132,18 +133,18 @@ async def test_what_was_taken_is_a_copy() -> None:
     assert type(message) is bytes
 
 
-async def test_who_came_first_waits_for_the_message() -> None:
+async def test_recv_without_a_message_waits_for_one() -> None:
     rig = Rig()
-    task = await receiving(rig)
+    task = await start_recv(rig)
     rig.arrive(b"hello")
     assert await task == b"hello"
     assert not rig.receiver.is_waited_for
     assert rig.posted == [1, 2, 3, 0]
 
 
-async def test_a_wake_up_without_news_is_slept_through() -> None:
+async def test_a_wake_up_without_a_message_lets_the_task_wait_again() -> None:
     rig = Rig()
-    task = await receiving(rig)
+    task = await start_recv(rig)
     for _ in range(3):
         rig.receiver.wake()
         await settle()
@@ -156,9 +157,9 @@ async def test_a_wake_up_without_news_is_slept_through() -> None:
 async def test_a_write_with_immediate_data_is_an_empty_message() -> None:
     rig = Rig()
     rig.arrive(b"", opcode=WcOpcode.RECV_RDMA_WITH_IMM, imm=7)
-    slot = rig.queue.fill(b"")
+    slot = rig.poster.fill(b"")
     rig.ring.completed()
-    # Its byte_len tells of what was written elsewhere.
+    # Its byte_len is the length of the write, whose bytes are not in the slot.
     wc = completion(100_000, opcode=WcOpcode.RECV_RDMA_WITH_IMM, imm=0xFEEDBEEF)
     rig.receiver.message_received(slot, wc)
     assert await rig.receiver.recv() == b""
@@ -168,7 +169,7 @@ async def test_a_write_with_immediate_data_is_an_empty_message() -> None:
     assert rig.posted == [2, 3, 0, 1]
 
 
-async def test_what_comes_beside_the_data() -> None:
+async def test_a_message_has_its_immediate_data_or_its_invalidated_key() -> None:
     rig = Rig()
     rig.arrive(b"plain")
     rig.arrive(b"number", imm=0)
@@ -195,7 +196,7 @@ async def test_a_message_is_copied_to_the_beginning_of_a_buffer() -> None:
     assert rig.posted == [1, 2, 3, 0]
 
 
-async def test_a_buffer_of_just_the_size_will_do() -> None:
+async def test_recv_into_a_buffer_of_the_exact_size_copies_the_message() -> None:
     rig = Rig()
     for message in (b"hello", b""):
         rig.arrive(message)
@@ -204,7 +205,7 @@ async def test_a_buffer_of_just_the_size_will_do() -> None:
         assert bytes(memory) == message
 
 
-async def test_a_message_that_does_not_fit_comes_next() -> None:
+async def test_a_message_that_does_not_fit_is_received_by_the_next_call() -> None:
     rig = Rig()
     rig.arrive(b"hello")
     rig.arrive(b"then")
@@ -237,7 +238,7 @@ async def test_a_slot_is_not_posted_while_its_message_is_held() -> None:
     assert rig.stats.messages_held == 0
 
 
-async def test_a_message_is_seen_where_it_arrived() -> None:
+async def test_a_message_is_a_view_of_its_slot() -> None:
     rig = Rig()
     rig.arrive(b"hello")
     with await rig.receiver.recv_message() as message:
@@ -245,19 +246,19 @@ async def test_a_message_is_seen_where_it_arrived() -> None:
         assert bytes(message.data) == b"jello"
 
 
-async def test_a_message_that_is_dropped_gives_its_slot_back_soon() -> None:
+async def test_the_slot_of_a_dropped_message_is_posted_by_the_loop() -> None:
     rig = Rig()
     rig.arrive()
     message: Message | None = await rig.receiver.recv_message()
     del message
     gc.collect()
-    assert rig.posted == [1, 2, 3]  # not before the loop gets to it: it may be another thread
+    assert rig.posted == [1, 2, 3]  # the loop posts it: another thread can drop the message
     await settle()
     assert rig.posted == [1, 2, 3, 0]
     assert rig.stats.messages_held == 0
 
 
-async def test_a_message_that_is_released_after_the_end_is_not_posted() -> None:
+async def test_the_slot_of_a_message_released_after_stop_is_not_posted() -> None:
     rig = Rig()
     rig.arrive()
     message = await rig.receiver.recv_message()
@@ -270,9 +271,9 @@ async def test_a_message_that_is_released_after_the_end_is_not_posted() -> None:
 # --- one at a time ---
 
 
-async def test_two_tasks_may_not_wait_for_messages() -> None:
+async def test_a_second_task_that_receives_gets_a_busy_error() -> None:
     rig = Rig()
-    task = await receiving(rig)
+    task = await start_recv(rig)
     with pytest.raises(BusyError):
         await rig.receiver.recv()
     with pytest.raises(BusyError):
@@ -280,7 +281,7 @@ async def test_two_tasks_may_not_wait_for_messages() -> None:
     with pytest.raises(BusyError):
         await rig.receiver.recv_message()
     rig.arrive(b"hello")
-    with pytest.raises(BusyError):  # it is the other's, who was there first
+    with pytest.raises(BusyError):  # the message is for the task that waits
         await rig.receiver.recv()
     assert await task == b"hello"
     rig.arrive(b"then")
@@ -290,7 +291,7 @@ async def test_two_tasks_may_not_wait_for_messages() -> None:
 @pytest.mark.parametrize("arrives", [False, True])
 async def test_cancelling_loses_no_message(arrives: bool) -> None:
     rig = Rig()
-    task = await receiving(rig)
+    task = await start_recv(rig)
     if arrives:
         rig.arrive(b"hello")
     task.cancel()
@@ -303,21 +304,21 @@ async def test_cancelling_loses_no_message(arrives: bool) -> None:
     assert rig.posted == [1, 2, 3, 0]
 
 
-@pytest.mark.parametrize("owes_checkpoints", [False, True])
-async def test_a_failing_wait_leaves_the_place_free(owes_checkpoints: bool) -> None:
+@pytest.mark.parametrize("has_checkpoints", [False, True])
+async def test_after_a_failed_wait_another_task_can_wait(has_checkpoints: bool) -> None:
     class Failing:
         is_on = True
-        nanoseconds = TIME_LIMIT
+        nanoseconds = POLL_NS
 
         async def until(self, is_over: object, nanoseconds: int, **_: bool) -> None:
-            assert nanoseconds == TIME_LIMIT
+            assert nanoseconds == POLL_NS
             raise RuntimeError("no time")
 
-    rig = Rig(busy=Failing())  # type: ignore[arg-type]
-    if owes_checkpoints:
-        rig.owe_checkpoints()
+    rig = Rig(busy_poll=Failing())  # type: ignore[arg-type]
+    if has_checkpoints:
+        rig.use_checkpoints()
     else:
-        rig.use_up_the_turn()
+        rig.exhaust_the_loop_budget()
     with pytest.raises(RuntimeError):
         await rig.receiver.recv()
     assert not rig.receiver.is_waited_for
@@ -326,10 +327,10 @@ async def test_a_failing_wait_leaves_the_place_free(owes_checkpoints: bool) -> N
 # --- the end ---
 
 
-async def test_messages_that_came_before_the_end_come_first() -> None:
+async def test_messages_that_arrived_before_the_end_are_received_first() -> None:
     rig = Rig()
     rig.arrive(b"last")
-    rig.owner.fail(PeerClosed("closed there"))
+    rig.callbacks.fail(PeerClosed("closed there"))
     rig.flush()
     assert await rig.receiver.recv() == b"last"
     for _ in range(2):
@@ -337,53 +338,53 @@ async def test_messages_that_came_before_the_end_come_first() -> None:
             await rig.receiver.recv()
 
 
-async def test_who_waits_hears_of_the_end_when_all_was_seen() -> None:
+async def test_the_end_is_raised_after_all_receives_have_completed() -> None:
     rig = Rig()
-    task = await receiving(rig)
-    rig.owner.fail(PeerClosed("closed there"))
+    task = await start_recv(rig)
+    rig.callbacks.fail(PeerClosed("closed there"))
     rig.receiver.wake()
     await settle()
-    assert not task.done()  # messages may still be among what is flushed
+    assert not task.done()  # there can still be messages before the flushed receives
     rig.arrive(b"last")
     assert await task == b"last"
-    task = await receiving(rig)
+    task = await start_recv(rig)
     rig.flush()
     with pytest.raises(PeerClosed):
         await task
 
 
-async def test_after_closing_here_nothing_is_received() -> None:
+async def test_after_a_local_close_nothing_is_received() -> None:
     rig = Rig()
     rig.arrive(b"too late")
-    rig.owner.closed_here = True
+    rig.callbacks.closed_here = True
     for receive in (rig.receiver.recv, rig.receiver.recv_message):
         with pytest.raises(LocalClosed):
             await receive()
 
 
-async def test_closing_here_lets_the_waiting_task_go() -> None:
+async def test_a_local_close_wakes_the_waiting_task() -> None:
     rig = Rig()
-    task = await receiving(rig)
-    rig.owner.closed_here = True
+    task = await start_recv(rig)
+    rig.callbacks.closed_here = True
     rig.receiver.wake()
     with pytest.raises(LocalClosed):
         await task
 
 
-async def test_a_message_whose_slot_is_refused_is_not_lost() -> None:
+async def test_a_message_whose_slot_cannot_be_posted_again_is_not_lost() -> None:
     rig = Rig()
     rig.arrive(b"hello")
     rig.arrive(b"then")
-    rig.queue.refuses = True
+    rig.poster.refuses = True
     assert await rig.receiver.recv() == b"hello"
-    [cause] = rig.owner.breaks
+    [cause] = rig.callbacks.breaks
     assert isinstance(cause, VerbsError)
     assert cause.errno == errno.ENOMEM
     assert await rig.receiver.recv() == b"then"
     assert rig.posted == [2, 3]
 
 
-async def test_what_nobody_takes_goes_back_once() -> None:
+async def test_abandon_posts_the_slots_of_untaken_messages_once() -> None:
     rig = Rig()
     for number in range(4):
         rig.arrive(b"%d" % number)
@@ -396,13 +397,11 @@ async def test_what_nobody_takes_goes_back_once() -> None:
     assert rig.posted == [1, 2, 3, 0]
 
 
-# --- where nothing holds the peer back ---
+# --- spilling, where nothing holds the peer back ---
 
 
 @pytest.mark.parametrize(("slots", "kept"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (8, 4)])
-async def test_messages_are_copied_away_once_half_of_the_slots_are_full(
-    slots: int, kept: int
-) -> None:
+async def test_messages_are_spilled_once_half_of_the_slots_are_full(slots: int, kept: int) -> None:
     rig = Rig(slots)
     rig.receiver.set_backlog(100)
     messages = [b"message %d" % number for number in range(50)]
@@ -412,12 +411,12 @@ async def test_messages_are_copied_away_once_half_of_the_slots_are_full(
         assert len(rig.posted) == slots - min(number, kept)
     rig.pages.memory[:] = bytes(len(rig.pages.memory))
     taken = [await rig.receiver.recv() for _ in messages]
-    assert taken[kept:] == messages[kept:]  # those copied are copies
+    assert taken[kept:] == messages[kept:]  # spilled messages are copies
     assert sorted(rig.posted) == list(range(slots))
-    assert rig.owner.breaks == []
+    assert rig.callbacks.breaks == []
 
 
-async def test_without_spilling_the_slots_run_out() -> None:
+async def test_without_a_backlog_messages_can_fill_all_slots() -> None:
     rig = Rig()
     for _ in range(SLOTS):
         rig.arrive()
@@ -425,7 +424,7 @@ async def test_without_spilling_the_slots_run_out() -> None:
     assert rig.receiver.queue.spilled == 0
 
 
-async def test_messages_that_are_held_count_as_full_slots() -> None:
+async def test_held_messages_count_as_full_slots() -> None:
     rig = Rig()
     rig.receiver.set_backlog(100)
     for _ in range(2):
@@ -436,29 +435,29 @@ async def test_messages_that_are_held_count_as_full_slots() -> None:
     with await rig.receiver.recv_message() as message:
         assert bytes(message.data) == b"spilled"
         assert rig.stats.messages_held == 3
-    assert sorted(rig.posted) == [2, 3]  # it had no slot to give back
+    assert sorted(rig.posted) == [2, 3]  # a spilled message has no slot
     assert rig.stats.messages_held == 2
     for one in held:
         one.release()
     assert sorted(rig.posted) == [0, 1, 2, 3]
 
 
-async def test_more_than_the_backlog_is_an_overrun() -> None:
+async def test_more_messages_than_the_backlog_are_an_overrun() -> None:
     rig = Rig()
     rig.receiver.set_backlog(10)
     for number in range(10):
         rig.arrive(b"%d" % number)
-    assert rig.owner.breaks == []
+    assert rig.callbacks.breaks == []
     rig.arrive(b"10")
-    assert isinstance(rig.owner.end, ReceiveOverrun)
-    assert "more than 10 messages (recv_backlog)" in str(rig.owner.end)
+    assert isinstance(rig.callbacks.end, ReceiveOverrun)
+    assert "more than 10 messages (recv_backlog)" in str(rig.callbacks.end)
     rig.flush()
     assert [await rig.receiver.recv() for _ in range(11)] == [b"%d" % n for n in range(11)]
     with pytest.raises(ReceiveOverrun):
         await rig.receiver.recv()
 
 
-async def test_a_reader_that_keeps_up_overruns_nothing() -> None:
+async def test_a_reader_that_keeps_up_causes_no_overrun() -> None:
     rig = Rig()
     rig.receiver.set_backlog(2)
     for number in range(100):
@@ -466,10 +465,10 @@ async def test_a_reader_that_keeps_up_overruns_nothing() -> None:
         rig.arrive(b"again")
         assert await rig.receiver.recv() == b"%d" % number
         assert await rig.receiver.recv() == b"again"
-    assert rig.owner.breaks == []
+    assert rig.callbacks.breaks == []
 
 
-async def test_a_spilled_message_that_does_not_fit_comes_next() -> None:
+async def test_a_spilled_message_that_does_not_fit_is_received_by_the_next_call() -> None:
     rig = Rig(1)
     rig.receiver.set_backlog(10)
     rig.arrive(b"hello", imm=3)
@@ -480,16 +479,16 @@ async def test_a_spilled_message_that_does_not_fit_comes_next() -> None:
     assert rig.posted == [0]
 
 
-async def test_a_slot_refused_while_spilling_loses_no_message() -> None:
+async def test_a_failed_repost_while_spilling_loses_no_message() -> None:
     rig = Rig(1)
     rig.receiver.set_backlog(10)
-    rig.queue.refuses = True
+    rig.poster.refuses = True
     rig.arrive(b"hello")
-    assert len(rig.owner.breaks) == 1
+    assert len(rig.callbacks.breaks) == 1
     assert await rig.receiver.recv() == b"hello"
 
 
-async def test_what_was_copied_away_has_no_slot_to_go_back() -> None:
+async def test_abandon_posts_no_slot_for_a_spilled_message() -> None:
     rig = Rig()
     rig.receiver.set_backlog(10)
     for _ in range(6):
@@ -501,65 +500,65 @@ async def test_what_was_copied_away_has_no_slot_to_go_back() -> None:
 # --- polling, and counting ---
 
 
-class Looking:
-    """A BusyPoll that makes a message arrive while it looks."""
+class FakeBusyPoll:
+    """A BusyPoll during which a message arrives."""
 
     is_on = True
-    nanoseconds = TIME_LIMIT
+    nanoseconds = POLL_NS
 
     def __init__(self) -> None:
         self.rig: Rig | None = None
-        self.looks: list[bool] = []
+        self.results: list[bool] = []
         self.waited_for: list[bool] = []
 
     async def until(self, is_over: Any, nanoseconds: int, *, preemptible: bool = False) -> None:
         assert self.rig is not None
-        assert (nanoseconds, preemptible) == (TIME_LIMIT, not self.is_on)
+        assert (nanoseconds, preemptible) == (POLL_NS, not self.is_on)
         self.waited_for.append(self.rig.receiver.is_waited_for)
-        self.looks.append(is_over())
+        self.results.append(is_over())
         self.rig.arrive(b"polled")
-        self.looks.append(is_over())
+        self.results.append(is_over())
 
 
-async def test_a_message_that_polling_finds_takes_no_turn_of_the_loop() -> None:
-    busy = Looking()
-    rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
-    rig.use_up_the_turn()
+async def test_a_message_that_polling_finds_is_received_without_a_loop_iteration() -> None:
+    busy_poll = FakeBusyPoll()
+    rig = busy_poll.rig = Rig(busy_poll=busy_poll)  # type: ignore[arg-type]
+    rig.exhaust_the_loop_budget()
     with pytest.raises(StopIteration) as caught:
         rig.receiver.recv().send(None)
     assert caught.value.value == b"polled"
-    assert (busy.looks, busy.waited_for) == ([False, True], [True])
+    assert (busy_poll.results, busy_poll.waited_for) == ([False, True], [True])
     rig.arrive(b"there already")
     assert await rig.receiver.recv() == b"there already"
-    assert len(busy.looks) == 2  # for that nobody looked
+    assert len(busy_poll.results) == 2  # recv() did not poll for that message
 
 
-async def test_where_the_turn_is_not_used_up_take_has_looked_already() -> None:
-    busy = Looking()
-    rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
+async def test_recv_does_not_poll_again_after_take_has_polled() -> None:
+    busy_poll = FakeBusyPoll()
+    rig = busy_poll.rig = Rig(busy_poll=busy_poll)  # type: ignore[arg-type]
     assert rig.receiver.take() is None
-    task = await receiving(rig)
-    assert busy.looks == []
+    task = await start_recv(rig)
+    assert busy_poll.results == []
     rig.arrive(b"hello")
     assert await task == b"hello"
 
 
-async def test_where_checkpoints_are_owed_one_comes_before_polling() -> None:
-    busy = Looking()
-    rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
-    checkpoints = rig.owe_checkpoints()
+async def test_on_a_loop_with_checkpoints_recv_passes_one_before_polling() -> None:
+    busy_poll = FakeBusyPoll()
+    rig = busy_poll.rig = Rig(busy_poll=busy_poll)  # type: ignore[arg-type]
+    checkpoints = rig.use_checkpoints()
     assert await rig.receiver.recv() == b"polled"
-    assert (busy.looks, checkpoints) == ([False, True], [True])
+    assert (busy_poll.results, checkpoints) == ([False, True], [True])
     rig.arrive(b"there already")
     assert await rig.receiver.recv() == b"there already"
-    assert (len(busy.looks), checkpoints) == (2, [True, True])
+    assert (len(busy_poll.results), checkpoints) == (2, [True, True])
     assert not rig.receiver.is_waited_for
 
 
-# --- without waiting ---
+# --- take() ---
 
 
-async def test_what_is_there_is_taken_at_once() -> None:
+async def test_take_returns_a_message_that_has_arrived() -> None:
     rig = Rig()
     assert rig.receiver.take() is None
     rig.arrive(b"hello")
@@ -570,25 +569,25 @@ async def test_what_is_there_is_taken_at_once() -> None:
     assert rig.receiver.take() is None
 
 
-async def test_nothing_is_taken_from_under_the_task_that_waits() -> None:
+async def test_take_returns_none_while_a_task_waits() -> None:
     rig = Rig()
-    task = await receiving(rig)
+    task = await start_recv(rig)
     rig.arrive(b"hello")
     assert rig.receiver.take() is None
     assert await task == b"hello"
 
 
-async def test_nothing_is_taken_at_once_where_a_checkpoint_is_owed() -> None:
-    class Owing:
+async def test_take_returns_none_on_a_loop_with_checkpoints() -> None:
+    class CheckpointLoop:
         def create_future(self) -> None:
-            """Nobody waits."""
+            """Make no future: no task waits."""
 
         async def checkpoint(self) -> None:
-            """Nor here."""
+            """Pass a checkpoint without yielding."""
 
     rig = Rig()
-    loop: Any = Owing()
-    receiver = Receiver(loop, rig.ring, rig.owner, rig.stats, no_polling())
+    loop: Any = CheckpointLoop()
+    receiver = Receiver(loop, rig.ring, rig.callbacks, rig.stats, no_polling())
     rig.receiver = receiver
     rig.arrive(b"hello")
     assert receiver.take() is None
@@ -596,98 +595,98 @@ async def test_nothing_is_taken_at_once_where_a_checkpoint_is_owed() -> None:
 
 
 @pytest.mark.parametrize("closed_here", [False, True])
-async def test_after_the_end_what_is_there_is_taken_unless_it_was_closed_here(
+async def test_take_after_stop_returns_messages_unless_this_side_closed(
     closed_here: bool,
 ) -> None:
     rig = Rig()
     rig.arrive(b"hello")
-    rig.owner.closed_here = closed_here
+    rig.callbacks.closed_here = closed_here
     rig.receiver.stop()
     assert rig.receiver.take() == (None if closed_here else b"hello")
 
 
-async def test_a_slot_that_is_refused_as_its_message_is_taken_at_once_is_told_by_the_next() -> None:
+async def test_a_failed_repost_in_take_is_reported_by_the_next_recv() -> None:
     rig = Rig()
     rig.arrive(b"hello")
     rig.arrive(b"then")
-    rig.queue.refuses = True
+    rig.poster.refuses = True
     assert rig.receiver.take() == b"hello"
-    assert rig.owner.breaks == []
-    assert rig.receiver.queue.notify  # the next that arrives is told, too
+    assert rig.callbacks.breaks == []
+    assert rig.receiver.queue.notify  # the next message is notified, too
     assert await rig.receiver.recv() == b"then"
-    [cause, *_] = rig.owner.breaks
+    [cause, *_] = rig.callbacks.breaks
     assert isinstance(cause, VerbsError)
     assert cause.errno == errno.ENOMEM
 
 
-async def test_a_slot_that_is_refused_is_told_though_nothing_more_arrives() -> None:
+async def test_a_failed_repost_in_take_is_reported_by_a_recv_that_waits() -> None:
     rig = Rig()
     rig.arrive(b"hello")
-    rig.queue.refuses = True
+    rig.poster.refuses = True
     assert rig.receiver.take() == b"hello"
     task = asyncio.create_task(rig.receiver.recv())
     await settle()
     task.cancel()
-    assert rig.owner.breaks != []
+    assert rig.callbacks.breaks != []
 
 
-@pytest.mark.parametrize("how", ["recv_into", "recv_message"])
-async def test_who_receives_in_another_way_looks_too(how: str) -> None:
-    busy = Looking()
-    rig = busy.rig = Rig(busy=busy)  # type: ignore[arg-type]
-    completions = fast_path.CompletionDispatcher(lambda: None)
-    rig.receiver.queue.set_polling(completions, 1, TIME_LIMIT)  # as with busy_poll
+@pytest.mark.parametrize("method", ["recv_into", "recv_message"])
+async def test_recv_into_and_recv_message_poll_too(method: str) -> None:
+    busy_poll = FakeBusyPoll()
+    rig = busy_poll.rig = Rig(busy_poll=busy_poll)  # type: ignore[arg-type]
+    dispatcher = fast_path.CompletionDispatcher(lambda: None)
+    rig.receiver.queue.set_polling(dispatcher, 1, POLL_NS)  # as with the option busy_poll
     receive = rig.receiver.recv_message()
-    if how == "recv_into":
+    if method == "recv_into":
         receive.close()
         receive = rig.receiver.recv_into(memoryview(bytearray(SLOT_SIZE)))  # type: ignore[assignment]
     with pytest.raises(StopIteration) as caught:
         receive.send(None)
-    if how == "recv_message":
+    if method == "recv_message":
         caught.value.value.release()
-    assert busy.looks == [False, True]
+    assert busy_poll.results == [False, True]
 
 
-async def test_to_look_has_the_waiting_task_go_on_and_asks_for_no_more_than_it_needs() -> None:
+async def test_check_queue_wakes_the_waiting_task() -> None:
     rig = Rig()
-    arrivals = rig.receiver.queue
-    arrivals.notify = False
-    task = await receiving(rig)
-    assert arrivals.notify  # it waits
-    arrivals.append(rig.queue.fill(b"hello"), 5, 0, 0)
+    queue = rig.receiver.queue
+    queue.notify = False
+    task = await start_recv(rig)
+    assert queue.notify  # it waits
+    queue.append(rig.poster.fill(b"hello"), 5, 0, 0)
     await settle()
     assert not task.done()
     rig.receiver.check_queue()
     assert await task == b"hello"
-    assert rig.owner.breaks == []
+    assert rig.callbacks.breaks == []
 
 
-async def test_the_numbers() -> None:
+async def test_statistics_count_messages_bytes_and_waits() -> None:
     rig = Rig()
-    arrivals = rig.receiver.queue
+    queue = rig.receiver.queue
     rig.arrive(b"12345")
     rig.arrive(b"123")
-    assert (arrivals.messages, arrivals.nbytes) == (2, 8)
+    assert (queue.messages, queue.nbytes) == (2, 8)
     for _ in range(2):
         await rig.receiver.recv()
     assert rig.stats.recv_waits == 0
-    task = await receiving(rig)
+    task = await start_recv(rig)
     assert rig.stats.recv_waits == 1
     rig.arrive(b"1")
     await task
-    assert (arrivals.messages, arrivals.nbytes) == (3, 9)
+    assert (queue.messages, queue.nbytes) == (3, 9)
 
 
 @pytest.mark.parametrize("spills", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-async def test_a_long_exchange_keeps_every_byte_and_every_slot(seed: int, spills: bool) -> None:
+async def test_a_long_exchange_loses_no_byte_and_no_slot(seed: int, spills: bool) -> None:
     source, rig = random.Random(seed), Rig()
     sent: deque[bytes] = deque()
     held: list[tuple[Message, bytes]] = []
     if spills:
         rig.receiver.set_backlog(1000)
     for _ in range(2000):
-        if rig.queue.posted and source.random() < 0.5:
+        if rig.poster.posted and source.random() < 0.5:
             sent.append(source.randbytes(source.randrange(SLOT_SIZE + 1)))
             rig.arrive(sent[-1])
         elif held and source.random() < 0.5:

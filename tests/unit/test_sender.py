@@ -1,4 +1,4 @@
-"""Sender: messages that are copied, and messages that are lent."""
+"""Sender: messages that are copied, and messages of registered memory."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Rig(SendRig):
     def __init__(self, free_buffers: int = 1, *, depth: int = 16) -> None:
         super().__init__(free_buffers, depth=depth)
         loop = running_loop()
-        self.owner = FakeCallbacks()
-        operations = Operations(loop, self.queue, self.owner, no_polling())
-        gatherer = ScatterGatherBuilder(self.queue, 4, self.call)
-        gatherer.pd = HERE
-        self.sender = Sender(operations, gatherer, OPTIONS)
+        self.callbacks = FakeCallbacks()
+        operations = Operations(loop, self.queue, self.callbacks, no_polling())
+        builder = ScatterGatherBuilder(self.queue, 4, self.call)
+        builder.pd = HERE
+        self.sender = Sender(operations, builder, OPTIONS)
 
     async def call(self, function: Callable[[], None]) -> None:
         function()
@@ -55,17 +55,17 @@ class Rig(SendRig):
     async def copy(self, data: bytes, imm: int = NO_IMMEDIATE) -> None:
         await self.sender.send_copy(data, len(data), imm)
 
-    def lend(
+    def send_registered(
         self, data: Any, imm: int = NO_IMMEDIATE, invalidate: RemoteBuffer | None = None
     ) -> asyncio.Task[None]:
         return asyncio.create_task(self.sender.send_registered(data, imm, invalidate))
 
     def end(self, status: WcStatus = WcStatus.SUCCESS) -> None:
-        lent = self.queue.completed(self.qp.posted.popleft())
-        if isinstance(lent, Operation):
-            lent.succeeded = status is WcStatus.SUCCESS
+        completed = self.queue.completed(self.qp.posted.popleft())
+        if isinstance(completed, Operation):
+            completed.succeeded = status is WcStatus.SUCCESS
             if status is not WcStatus.SUCCESS:
-                self.owner.fail(WorkRequestError(status, lent.opcode))
+                self.callbacks.fail(WorkRequestError(status, completed.opcode))
 
     @property
     def sent(self) -> tuple[int, int]:
@@ -81,7 +81,7 @@ async def settle() -> None:
 
 
 @pytest.mark.parametrize(("nbytes", "is_inline"), [(0, True), (16, True), (17, False)])
-async def test_short_messages_travel_in_the_request(nbytes: int, is_inline: bool) -> None:
+async def test_small_messages_are_sent_inline(nbytes: int, is_inline: bool) -> None:
     rig = Rig()
     await rig.copy(bytes(nbytes), 7)
     assert rig.qp.sent == [(bytes(nbytes), 7)]
@@ -92,7 +92,7 @@ async def test_short_messages_travel_in_the_request(nbytes: int, is_inline: bool
     assert len(rig.pool.home) == 1
 
 
-async def test_a_message_as_large_as_can_be_is_sent_and_no_larger_one() -> None:
+async def test_a_message_of_the_largest_size_is_sent_and_a_larger_one_is_refused() -> None:
     rig = Rig()
     await rig.copy(bytes(1000))
     with pytest.raises(ValueError, match="a message of 1001 bytes; max_message_size is 1000"):
@@ -100,7 +100,7 @@ async def test_a_message_as_large_as_can_be_is_sent_and_no_larger_one() -> None:
     assert rig.sent == (1, 1000)
 
 
-async def test_a_buffer_that_is_not_there_is_made_in_the_ids_own_way() -> None:
+async def test_a_buffer_for_an_empty_pool_is_made_by_the_given_worker_call() -> None:
     rig = Rig(free_buffers=0)
     await rig.copy(bytes(100))
     assert rig.pool.asked == [(100, rig.call)]
@@ -108,7 +108,7 @@ async def test_a_buffer_that_is_not_there_is_made_in_the_ids_own_way() -> None:
     assert rig.pool.is_whole
 
 
-async def test_senders_wait_for_a_place_and_are_counted() -> None:
+async def test_senders_that_wait_for_a_credit_are_counted_and_served_in_order() -> None:
     rig = Rig(depth=1)
     await rig.copy(b"one")
     tasks = [asyncio.create_task(rig.copy(b"%d" % number)) for number in range(3)]
@@ -122,12 +122,12 @@ async def test_senders_wait_for_a_place_and_are_counted() -> None:
     assert [data for data, _ in rig.qp.sent] == [b"one", b"0", b"1", b"2"]
 
 
-async def test_a_connection_that_ends_while_one_waits_for_a_place() -> None:
+async def test_a_send_that_waits_for_a_credit_raises_the_end_of_the_connection() -> None:
     rig = Rig(depth=1)
     await rig.copy(b"one")
     task = asyncio.create_task(rig.copy(b"two"))
     await settle()
-    rig.owner.fail(PeerClosed("closed there"))
+    rig.callbacks.fail(PeerClosed("closed there"))
     rig.queue.wake_senders()
     with pytest.raises(PeerClosed):
         await task
@@ -135,9 +135,9 @@ async def test_a_connection_that_ends_while_one_waits_for_a_place() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1, 100])
-async def test_on_a_connection_that_has_ended_nothing_is_sent(nbytes: int) -> None:
+async def test_send_copy_on_an_ended_connection_sends_nothing(nbytes: int) -> None:
     rig = Rig(depth=1)
-    rig.owner.closed_here = True
+    rig.callbacks.closed_here = True
     for _ in range(3):
         with pytest.raises(LocalClosed):
             await rig.copy(bytes(nbytes))
@@ -145,26 +145,26 @@ async def test_on_a_connection_that_has_ended_nothing_is_sent(nbytes: int) -> No
 
 
 @pytest.mark.parametrize("nbytes", [1, 100])
-async def test_a_refused_message_is_not_counted_and_loses_no_place(nbytes: int) -> None:
+async def test_a_refused_copy_is_not_counted_and_returns_its_credit(nbytes: int) -> None:
     rig = Rig(depth=1)
     rig.qp.refuses = True
     with pytest.raises(VerbsError, match="ibv_post_send"):
         await rig.copy(bytes(nbytes))
     assert rig.sent == (0, 0)
-    assert len(rig.owner.breaks) == 1
+    assert len(rig.callbacks.breaks) == 1
     assert rig.queue.try_reserve()
-    # The device may still read the buffer of one that it refused.
+    # The device can still read the buffer of a request that it refused.
     assert len(rig.pool.home) == (1 if nbytes == 1 else 0)
     rig.queue.abandon()
     assert rig.pool.is_whole
 
 
-async def test_a_connection_that_ends_while_memory_is_registered() -> None:
+async def test_a_send_that_registers_a_buffer_raises_the_end_of_the_connection() -> None:
     rig = Rig(free_buffers=0, depth=1)
 
     async def call(function: Callable[[], None]) -> None:
         function()
-        rig.owner.fail(PeerClosed("closed there"))
+        rig.callbacks.fail(PeerClosed("closed there"))
 
     rig.sender._builder.call_in_worker = call
     with pytest.raises(PeerClosed):
@@ -173,7 +173,7 @@ async def test_a_connection_that_ends_while_memory_is_registered() -> None:
     assert rig.queue.try_reserve()
 
 
-async def test_cancelling_while_memory_is_registered_sends_nothing() -> None:
+async def test_cancelling_a_send_that_registers_a_buffer_sends_nothing() -> None:
     async def never(function: Callable[[], None]) -> None:
         await asyncio.Event().wait()
 
@@ -188,7 +188,7 @@ async def test_cancelling_while_memory_is_registered_sends_nothing() -> None:
     assert rig.qp.sent == []
 
 
-async def test_memory_that_cannot_be_registered_is_told_as_it_is() -> None:
+async def test_a_failed_registration_is_raised_and_returns_the_credit() -> None:
     async def fail(function: Callable[[], None]) -> None:
         raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
@@ -200,7 +200,7 @@ async def test_memory_that_cannot_be_registered_is_told_as_it_is() -> None:
     assert rig.queue.try_reserve()
 
 
-# --- lent ---
+# --- registered memory ---
 
 
 @pytest.mark.parametrize(
@@ -212,11 +212,11 @@ async def test_memory_that_cannot_be_registered_is_told_as_it_is() -> None:
         (NO_IMMEDIATE, RemoteBuffer(0x5000, 77, 9), WrOpcode.SEND_WITH_INV, (0, 77)),
     ],
 )
-async def test_registered_memory_is_sent_as_it_is(
+async def test_registered_memory_is_sent_in_place(
     imm: int, invalidate: RemoteBuffer | None, opcode: WrOpcode, remote: tuple[int, int]
 ) -> None:
     rig, region = Rig(), FakeRegion(50)
-    task = rig.lend([region, region[:5], b"copy"], imm, invalidate)
+    task = rig.send_registered([region, region[:5], b"copy"], imm, invalidate)
     await settle()
     segments = [(0x10000, 50, 11), (0x10000, 5, 11), (0x1000, 4, 99)]
     assert rig.qp.requests == [(opcode, segments, remote, imm)]
@@ -231,23 +231,23 @@ async def test_registered_memory_is_sent_as_it_is(
 async def test_registered_memory_that_is_too_large_is_refused() -> None:
     rig, region = Rig(), FakeRegion(1001)
     with pytest.raises(ValueError, match="1001 bytes do not fit into a max_message_size of 1000"):
-        await rig.lend(region)
+        await rig.send_registered(region)
     with pytest.raises(ValueError, match="1001 bytes"):
-        await rig.lend([region[:1000], b"x"])
+        await rig.send_registered([region[:1000], b"x"])
     assert (region.uses, rig.sent) == (0, (0, 0))
     assert BUFFER_SIZE >= 1000
 
 
-async def test_memory_of_elsewhere_is_refused() -> None:
+async def test_memory_of_another_protection_domain_is_refused() -> None:
     rig = Rig()
     with pytest.raises(ValueError, match="registered on another device"):
-        await rig.lend(FakeRegion(pd=ELSEWHERE))
+        await rig.send_registered(FakeRegion(pd=ELSEWHERE))
     assert rig.qp.requests == []
 
 
-async def test_a_lent_message_that_fails_raises_why_and_is_given_back() -> None:
+async def test_a_failed_send_of_registered_memory_raises_and_releases_it() -> None:
     rig, region = Rig(), FakeRegion()
-    task = rig.lend(region)
+    task = rig.send_registered(region)
     await settle()
     rig.end(WcStatus.RETRY_EXC_ERR)
     with pytest.raises(WorkRequestError, match="SEND failed: RETRY_EXC_ERR"):
@@ -255,9 +255,9 @@ async def test_a_lent_message_that_fails_raises_why_and_is_given_back() -> None:
     assert region.uses == 0
 
 
-async def test_cancelling_does_not_take_back_what_was_lent() -> None:
+async def test_cancelling_keeps_posted_memory_acquired_until_its_completion() -> None:
     rig, region = Rig(), FakeRegion()
-    task = rig.lend(region)
+    task = rig.send_registered(region)
     await settle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -267,53 +267,53 @@ async def test_cancelling_does_not_take_back_what_was_lent() -> None:
     assert region.uses == 0
 
 
-async def test_a_refused_message_is_not_counted_and_stays_lent() -> None:
+async def test_a_refused_send_of_registered_memory_keeps_it_until_abandon() -> None:
     rig, region = Rig(), FakeRegion()
     rig.qp.refuses = True
     with pytest.raises(VerbsError, match="ibv_post_send"):
-        await rig.lend(region)
+        await rig.send_registered(region)
     assert (region.uses, rig.sent) == (1, (0, 0))
     rig.queue.abandon()
     assert region.uses == 0
 
 
-async def test_on_a_connection_that_has_ended_nothing_is_lent() -> None:
+async def test_send_registered_on_an_ended_connection_acquires_no_memory() -> None:
     rig, region = Rig(free_buffers=0), FakeRegion()
-    rig.owner.closed_here = True
+    rig.callbacks.closed_here = True
     with pytest.raises(LocalClosed):
-        await rig.lend([region, b"copy"])
+        await rig.send_registered([region, b"copy"])
     assert region.uses == 0
     assert rig.pool.asked == []
 
 
-# --- without further ado ---
+# --- post_now ---
 
 
-async def test_what_is_posted_at_once_goes_by_the_lane() -> None:
+async def test_post_now_is_the_send_of_the_core() -> None:
     rig = Rig()
     assert rig.sender.post_now == rig.queue.core.send
-    assert rig.sender.post_now(b"x") == -1  # on fakes: the long way
+    assert rig.sender.post_now(b"x") == -1  # C cannot use the fake queue pair: the slow path
 
 
-async def test_where_a_checkpoint_is_owed_nothing_is_posted_at_once() -> None:
-    class Owing:
+async def test_post_now_posts_nothing_on_a_loop_with_checkpoints() -> None:
+    class CheckpointLoop:
         async def checkpoint(self) -> None:
-            """Nobody waits."""
+            """Pass a checkpoint without yielding."""
 
         def create_future(self) -> object:
-            raise AssertionError("nobody waits")
+            raise AssertionError("no task waits")
 
     rig = Rig()
-    loop: Any = Owing()
-    operations = Operations(loop, rig.queue, rig.owner, no_polling())
+    loop: Any = CheckpointLoop()
+    operations = Operations(loop, rig.queue, rig.callbacks, no_polling())
     sender = Sender(operations, ScatterGatherBuilder(rig.queue, 4, rig.call), OPTIONS)
     assert sender.post_now is not rig.queue.core.send
     assert sender.post_now(b"x") == -1
 
 
-async def test_an_errno_of_what_is_posted_at_once_ends_the_connection() -> None:
+async def test_an_errno_of_post_now_ends_the_connection() -> None:
     rig = Rig()
     error = rig.sender.post_error(errno.EINVAL)
     assert isinstance(error, VerbsError)
     assert (error.errno, "ibv_post_send" in str(error)) == (errno.EINVAL, True)
-    assert rig.owner.breaks == [rig.owner.end]
+    assert rig.callbacks.breaks == [rig.callbacks.end]
