@@ -37,7 +37,10 @@ nitpick_ignore_regex = [
     ("py:.*", r"(set|frozenset|type|[A-Z]\w*(Error|Warning)|StopAsyncIteration)"),
     # Pointers to C structs, and types of the library that have no page.
     ("py:.*", r"(Ibv\w+|\w+Ptr|\w+Out|CmRoute|SaPathRec|\w+Array)"),
-    ("py:.*", r"aiordma\._native\..*|aiordma\.\w+\.\w+\.[A-Z]"),
+    ("py:.*", r"aiordma\._native\..*|aiordma\.\w+\.\w+\.[A-Z]|Segment"),
+    ("py:.*", r"aiordma\.(datagrams\.origin\.Origin|loop\.protocol\.Loop)"),
+    ("py:.*", r"aiordma\.asyncio\.server\.ListeningAddress"),
+    ("py:exc", r"EndOfStream"),
     ("py:.*", r"(Buffer|Self|ipaddress\..*|types\..*|BaseException|Ellipsis|\.\.\.)"),
 ]
 
