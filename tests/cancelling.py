@@ -52,14 +52,13 @@ async def cancelled(start: Start, *, seconds: float = 0.0, begun: bool = True) -
 def _results_held_back() -> Iterator[None]:
     """Deliver the results of worker threads to the loop only after the block."""
     held: list[tuple[Loop, Callable[[], None]]] = []
-    module: Any = sys.modules[
-        "aiordma.loop.workers"
-    ]  # the package's attribute `workers` is not this module
-    post = module.post
-    module.post = lambda loop, callback: held.append((loop, callback))
+    # The attribute `workers` of the package aiordma.loop is not this module.
+    module: Any = sys.modules["aiordma.loop.workers"]
+    call_threadsafe = module.call_threadsafe
+    module.call_threadsafe = lambda loop, callback: held.append((loop, callback))
     try:
         yield
     finally:
-        module.post = post
+        module.call_threadsafe = call_threadsafe
         for loop, callback in held:
-            post(loop, callback)
+            call_threadsafe(loop, callback)
