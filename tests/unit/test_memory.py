@@ -1,4 +1,4 @@
-"""AllocatedRegion and BufferPool, on a protection domain that pins nothing."""
+"""AllocatedRegion and BufferPool, on a protection domain that registers nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiordma import VerbsError
 from aiordma.enums import AccessFlags
 from aiordma.loop import run_in_worker, running_loop
 from aiordma.memory import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer
-from aiordma.memory import buffer_pool as memory
+from aiordma.memory import buffer_pool as buffer_pool_module
 
 pytestmark = pytest.mark.asyncio
 
@@ -23,7 +23,7 @@ LARGE = SLAB_SIZE  # a slab of its own for each buffer
 
 
 class FakeDomain:
-    """Counts what is registered, in which threads; `limit` slabs, or else ENOMEM."""
+    """A domain that records the registrations and their threads. Beyond `limit`, ENOMEM."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -63,7 +63,7 @@ class FakeRegistration:
 
 @pytest.fixture
 def pd(monkeypatch: pytest.MonkeyPatch) -> FakeDomain:
-    monkeypatch.setattr(memory, "Registration", FakeRegistration)
+    monkeypatch.setattr(buffer_pool_module, "Registration", FakeRegistration)
     return FakeDomain()
 
 
@@ -92,7 +92,9 @@ async def eventually(condition: Callable[[], bool]) -> None:
     ("nbytes", "size"),
     [(0, 1024), (1, 1024), (1024, 1024), (1025, 4096), (4097, 16384), (LARGE + 1, 4 * LARGE)],
 )
-async def test_a_buffer_is_the_next_power_of_four(pd: FakeDomain, nbytes: int, size: int) -> None:
+async def test_the_size_of_a_buffer_is_the_next_power_of_four(
+    pd: FakeDomain, nbytes: int, size: int
+) -> None:
     pool = make_pool(pd)
     buffer = await pool.acquire(nbytes, call)
     assert len(buffer.view) == size
@@ -108,7 +110,7 @@ async def test_an_empty_pool_grows_in_another_thread(pd: FakeDomain) -> None:
     assert pool.try_acquire(2000) is None
 
 
-async def test_a_buffer_that_is_there_is_not_waited_for(pd: FakeDomain) -> None:
+async def test_a_free_buffer_is_acquired_without_growing(pd: FakeDomain) -> None:
     async def never(function: Callable[[], None]) -> None:
         raise AssertionError("the pool grew")
 
@@ -119,7 +121,7 @@ async def test_a_buffer_that_is_there_is_not_waited_for(pd: FakeDomain) -> None:
     assert pool.try_acquire(100) is first
 
 
-async def test_the_buffers_of_a_slab_lie_side_by_side(pd: FakeDomain) -> None:
+async def test_the_buffers_of_a_slab_are_adjacent(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pool.grow(1024)
     buffers: list[PooledBuffer] = []
@@ -135,17 +137,19 @@ async def test_the_buffers_of_a_slab_lie_side_by_side(pd: FakeDomain) -> None:
         assert bytes(buffer.view) == number.to_bytes(2, "big") * 512
 
 
-# --- many that want one ---
+# --- many tasks acquire a buffer ---
 
 
-async def test_senders_that_find_the_pool_empty_grow_it_once(pd: FakeDomain) -> None:
+async def test_tasks_that_find_the_pool_empty_grow_it_once(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     buffers = await asyncio.gather(*(acquiring(pool, 100) for _ in range(200)))
     assert pd.sizes == [SLAB_SIZE]
     assert len({buffer.address for buffer in buffers}) == 200
 
 
-async def test_senders_of_large_messages_grow_it_one_after_the_other(pd: FakeDomain) -> None:
+async def test_tasks_that_acquire_large_buffers_grow_the_pool_one_after_the_other(
+    pd: FakeDomain,
+) -> None:
     pool = make_pool(pd)
     buffers = await asyncio.gather(*(acquiring(pool, LARGE) for _ in range(20)))
     assert pd.sizes == [LARGE] * 20
@@ -153,7 +157,7 @@ async def test_senders_of_large_messages_grow_it_one_after_the_other(pd: FakeDom
     assert len({buffer.address for buffer in buffers}) == 20
 
 
-async def test_other_sizes_do_not_wait(pd: FakeDomain) -> None:
+async def test_growths_of_different_sizes_run_concurrently(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.gate.clear()
     tasks = [acquiring(pool, nbytes) for nbytes in (LARGE, 4 * LARGE, LARGE, 4 * LARGE)]
@@ -163,7 +167,7 @@ async def test_other_sizes_do_not_wait(pd: FakeDomain) -> None:
     assert [len(buffer.view) for buffer in buffers] == [LARGE, 4 * LARGE] * 2
 
 
-async def test_a_buffer_that_comes_back_serves_who_waits_next(pd: FakeDomain) -> None:
+async def test_a_released_buffer_is_acquired_by_a_waiting_task(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     first = await pool.acquire(LARGE, call)
     pd.gate.clear()
@@ -179,7 +183,7 @@ async def test_a_buffer_that_comes_back_serves_who_waits_next(pd: FakeDomain) ->
 # --- failing ---
 
 
-async def test_memory_that_cannot_be_had_is_told_to_each(pd: FakeDomain) -> None:
+async def test_a_failure_to_register_is_raised_in_each_task(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.limit = 0
     tasks = [acquiring(pool, 100) for _ in range(5)]
@@ -191,7 +195,7 @@ async def test_memory_that_cannot_be_had_is_told_to_each(pd: FakeDomain) -> None
     assert await pool.acquire(100, call)
 
 
-async def test_those_who_got_a_buffer_keep_it_when_the_next_fails(pd: FakeDomain) -> None:
+async def test_acquired_buffers_stay_valid_when_the_next_growth_fails(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.limit = 3
     tasks = [acquiring(pool, LARGE) for _ in range(5)]
@@ -203,7 +207,7 @@ async def test_those_who_got_a_buffer_keep_it_when_the_next_fails(pd: FakeDomain
 # --- cancelling ---
 
 
-async def test_a_grower_that_is_cancelled_leaves_what_it_pinned(pd: FakeDomain) -> None:
+async def test_buffers_of_a_cancelled_growth_stay_in_the_pool(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.gate.clear()
     task = acquiring(pool, 100)
@@ -217,7 +221,7 @@ async def test_a_grower_that_is_cancelled_leaves_what_it_pinned(pd: FakeDomain) 
     assert pd.sizes == [SLAB_SIZE]
 
 
-async def test_when_the_grower_is_cancelled_another_takes_over(pd: FakeDomain) -> None:
+async def test_when_a_growing_task_is_cancelled_another_task_grows_the_pool(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.gate.clear()
     first, *others = (acquiring(pool, LARGE) for _ in range(4))
@@ -227,14 +231,14 @@ async def test_when_the_grower_is_cancelled_another_takes_over(pd: FakeDomain) -
         await first
     await eventually(lambda: pd.inside == [LARGE, LARGE])
     await asyncio.sleep(0.01)
-    assert pd.inside == [LARGE, LARGE]  # the one that was left behind, and one that took over
+    assert pd.inside == [LARGE, LARGE]  # the abandoned call of grow(), and the new one
     pd.gate.set()
     buffers = await asyncio.wait_for(asyncio.gather(*others), TIME_LIMIT)
     assert len({buffer.address for buffer in buffers}) == 3
     assert len(pd.sizes) <= 4
 
 
-async def test_a_growth_cancelled_before_it_began_is_made_by_another(pd: FakeDomain) -> None:
+async def test_a_growth_cancelled_before_it_began_is_made_by_another_task(pd: FakeDomain) -> None:
     async def queued(function: Callable[[], None]) -> None:
         await run_in_worker(running_loop(), function, jobs.append)
 
@@ -250,7 +254,7 @@ async def test_a_growth_cancelled_before_it_began_is_made_by_another(pd: FakeDom
     assert pd.sizes == [SLAB_SIZE]
 
 
-async def test_one_that_only_waits_can_be_cancelled(pd: FakeDomain) -> None:
+async def test_a_task_that_waits_for_a_growth_can_be_cancelled(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.gate.clear()
     grower, waiting, other = (acquiring(pool, 100) for _ in range(3))
@@ -268,7 +272,7 @@ async def test_one_that_only_waits_can_be_cancelled(pd: FakeDomain) -> None:
 # --- regions ---
 
 
-async def test_pages_that_cannot_be_had_are_a_verbs_error(pd: FakeDomain) -> None:
+async def test_a_failure_of_mmap_is_raised_as_a_verbs_error(pd: FakeDomain) -> None:
     with pytest.raises(VerbsError, match="mmap: Cannot allocate memory") as caught:
         AllocatedRegion(pd, 1 << 62, AccessFlags.LOCAL_WRITE)  # type: ignore[arg-type]
     assert (caught.value.errno, caught.value.function) == (errno.ENOMEM, "mmap")
@@ -276,9 +280,9 @@ async def test_pages_that_cannot_be_had_are_a_verbs_error(pd: FakeDomain) -> Non
     assert pd.sizes == []
 
 
-@pytest.mark.parametrize(("code", "told"), [(errno.EAGAIN, errno.EAGAIN), (None, errno.ENOMEM)])
+@pytest.mark.parametrize(("code", "expected"), [(errno.EAGAIN, errno.EAGAIN), (None, errno.ENOMEM)])
 async def test_the_error_of_mmap_is_kept(
-    pd: FakeDomain, code: int | None, told: int, monkeypatch: pytest.MonkeyPatch
+    pd: FakeDomain, code: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(fileno: int, length: int) -> None:
         raise OSError(code, "no") if code is not None else OSError("no")
@@ -288,7 +292,7 @@ async def test_the_error_of_mmap_is_kept(
         patch.setattr(mmap, "mmap", fail)
         with pytest.raises(VerbsError) as caught:
             await pool.acquire(100, call)
-    assert (caught.value.errno, caught.value.function) == (told, "mmap")
+    assert (caught.value.errno, caught.value.function) == (expected, "mmap")
     assert await pool.acquire(100, call)
 
 
