@@ -34,12 +34,14 @@ class FakeDomain:
         self.gate.set()
         self._lock = threading.Lock()
         self.inside: list[int] = []
-        self.most: dict[int, int] = {}
+        self.most_inside: dict[int, int] = {}
 
     def register(self, nbytes: int) -> int:
         with self._lock:
             self.inside.append(nbytes)
-            self.most[nbytes] = max(self.most.get(nbytes, 0), self.inside.count(nbytes))
+            self.most_inside[nbytes] = max(
+                self.most_inside.get(nbytes, 0), self.inside.count(nbytes)
+            )
         assert self.gate.wait(TIME_LIMIT)
         with self._lock:
             self.inside.remove(nbytes)
@@ -153,7 +155,7 @@ async def test_tasks_that_acquire_large_buffers_grow_the_pool_one_after_the_othe
     pool = make_pool(pd)
     buffers = await asyncio.gather(*(acquiring(pool, LARGE) for _ in range(20)))
     assert pd.sizes == [LARGE] * 20
-    assert pd.most == {LARGE: 1}
+    assert pd.most_inside == {LARGE: 1}
     assert len({buffer.address for buffer in buffers}) == 20
 
 
@@ -257,14 +259,14 @@ async def test_a_growth_cancelled_before_it_began_is_made_by_another_task(pd: Fa
 async def test_a_task_that_waits_for_a_growth_can_be_cancelled(pd: FakeDomain) -> None:
     pool = make_pool(pd)
     pd.gate.clear()
-    grower, waiting, other = (acquiring(pool, 100) for _ in range(3))
+    growing, waiting, other = (acquiring(pool, 100) for _ in range(3))
     await eventually(lambda: pd.inside == [SLAB_SIZE])
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert not grower.done()
+    assert not growing.done()
     pd.gate.set()
-    assert await grower is not await other
+    assert await growing is not await other
     assert pd.sizes == [SLAB_SIZE]
     assert len(pool._free[1024]) == SLAB_SIZE // 1024 - 2
 
