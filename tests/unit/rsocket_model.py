@@ -1,8 +1,9 @@
-"""rsocket.c as a Side: what librdmacm's rsockets do with a stream, under the names they use.
+"""A model of rsocket.c as a Side: it handles a stream as librdmacm does, and uses its names.
 
-Left out are the send buffer and everything that waits: what rsocket waits for, it tries again when
-something has completed. So it says its last word even where rsocket.c forgets it: if it had to wait
-for a place, and the peer's last word came first. Then rsocket.c disconnects without.
+The model has no send buffer and never waits. Where rsocket.c waits, the model tries again when a
+request has completed. In one case it sends a control message that rsocket.c does not send. If the
+peer's last control message arrives while the last one of this side waits for a credit, rsocket.c
+disconnects without sending it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ SQ_SIZE = 384
 HOST = {"little": "<", "big": ">"}
 
 
-def short(number: int) -> int:
+def signed_16_bits(number: int) -> int:
+    """Return the lower 16 bits of `number` as a signed number, as a C cast to short does."""
     return (number + 0x8000 & 0xFFFF) - 0x8000
 
 
 class Rsocket(Side):
-    """Its `protocol` is not used."""
+    """One side of a stream, after rsocket.c. The attribute `protocol` of Side is not used."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -49,9 +51,9 @@ class Rsocket(Side):
     # --- connecting ---
 
     def connection_data(self) -> bytes:
-        board, buffer = self.settings.remote_sgl, self.settings.buffer
+        remote_sgl, buffer = self.settings.remote_sgl, self.settings.buffer
         flags = 2 | (self.settings.byte_order == "big")
-        targets = board.addr, board.key, RS_SGL_SIZE
+        targets = remote_sgl.addr, remote_sgl.key, RS_SGL_SIZE
         half = buffer.addr, buffer.key, self.rbuf_size >> 1
         iomap_size = self.settings.mappings
         return RS_CONN_DATA.pack(1, flags, self.rq_size, bytes(3), iomap_size, *targets, *half)
@@ -80,19 +82,19 @@ class Rsocket(Side):
             return StreamState.ENDED
         if self.readable:
             return StreamState.OPEN if self.writable else StreamState.RECEIVING
-        # After the last word it is disconnected when that is done.
+        # Once the last control message completes, the side is disconnected.
         return StreamState.SENDING
 
-    # --- out ---
+    # --- sending ---
 
     def write(self, data: bytes) -> int:
         if not data or not self._can_send():
             return 0
-        addr, key, room = self._target_sgl(self.target_sge)
-        data = data[:room]
+        addr, key, available = self._target_sgl(self.target_sge)
+        data = data[:available]
         length = len(data)
-        self._target_sgl(self.target_sge, addr + length, key, room - length)
-        if room == length:
+        self._target_sgl(self.target_sge, addr + length, key, available - length)
+        if available == length:
             self.target_sge = (self.target_sge + 1) % RS_SGL_SIZE
         self.sseq_no = self.sseq_no + 1 & 0xFFFF
         target = Segment(addr, key, length)
@@ -129,11 +131,11 @@ class Rsocket(Side):
     def _sqe_completed(self) -> None:
         self.sqe_avail += 1
 
-    def _post_control(self, message: int, data: bytes = b"", at: int = 0) -> None:
+    def _post_control(self, message: int, data: bytes = b"", address: int = 0) -> None:
         for _ in range(1 + (self.msg_send and bool(data))):
             self.ctrl_seqno += 1
             self.completions.append(lambda: self._ctrl_completed(message))
-        target = Segment(at, self.remote_sgl.key if data else 0, len(data))
+        target = Segment(address, self.remote_sgl.key if data else 0, len(data))
         self._post(OutgoingMessage(message, b"", target), data)
 
     def _ctrl_completed(self, message: int) -> None:
@@ -153,9 +155,10 @@ class Rsocket(Side):
             self._send_credits()
 
     def _give_credits(self) -> bool:
-        half = self.rbuf_bytes_avail >= self.rbuf_size >> 1
-        room = self.ctrl_max_seqno - self.ctrl_seqno > self.msg_send
-        return (half or short(self.rseq_no - self.rseq_comp) >= 0) and room and self.is_connected
+        is_half_free = self.rbuf_bytes_avail >= self.rbuf_size >> 1
+        is_due = is_half_free or signed_16_bits(self.rseq_no - self.rseq_comp) >= 0
+        can_post = self.ctrl_max_seqno - self.ctrl_seqno > self.msg_send
+        return is_due and can_post and self.is_connected
 
     def _send_credits(self) -> None:
         self.rseq_comp = self.rseq_no + (self.rq_size >> 1) & 0xFFFF
@@ -167,15 +170,15 @@ class Rsocket(Side):
         addr, key, _ = self.settings.buffer
         entry = addr + self.rbuf_free_offset, key, half
         self.announced.append(Segment(*entry))
-        at = self.remote_sgl.addr + self.remote_sge * 16
-        self._post_control(message, self.remote_sge_format.pack(*entry), at)
+        address = self.remote_sgl.addr + self.remote_sge * 16
+        self._post_control(message, self.remote_sge_format.pack(*entry), address)
         self.rbuf_bytes_avail -= half
         self.rbuf_free_offset += half
         if self.rbuf_free_offset >= self.rbuf_size:
             self.rbuf_free_offset = 0
         self.remote_sge = (self.remote_sge + 1) % self.remote_sgl.length
 
-    # --- in ---
+    # --- receiving ---
 
     def receive(self, message: int) -> None:
         op, value = message >> 29, message & 0x1FFFFFFF
@@ -187,7 +190,7 @@ class Rsocket(Side):
             self._disconnected()
         elif op not in (RS_OP_IOMAP_SGL, RS_OP_CTRL):
             self.rmsg.append(value)
-            assert len(self.rmsg) <= self.rq_size, "its queue of messages is overrun"
+            assert len(self.rmsg) <= self.rq_size, "the queue of messages overflows"
         self.pump()
 
     def read(self, limit: int) -> bytes:
@@ -210,7 +213,7 @@ class Rsocket(Side):
         self.pump()
         return bytes(data)
 
-    # --- the end: rshutdown() ---
+    # --- rshutdown() ---
 
     def finish(self) -> None:
         if self.is_connected and self.writable:
