@@ -21,7 +21,7 @@ def is_forked_child() -> bool:
 
 
 def refuse_forked_child() -> None:
-    """Raise RdmaError if is_forked_child().
+    """Raise an error if this process is a forked child. See is_forked_child().
 
     Raises:
         RdmaError: this process is a forked child.

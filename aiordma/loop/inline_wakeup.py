@@ -50,14 +50,14 @@ class InlineFuture(asyncio.Future[None]):
     def add_done_callback(
         self, fn: Callable[[InlineFuture], object], /, *, context: Context | None = None
     ) -> None:
-        """Add a callback. The first one with a context is the step of the task that awaits this."""
+        """Add a callback. The first one with a context resumes the task that awaits the future."""
         if self._waiter is None and context is not None and not self.done():
             self._waiter, self._context_of_waiter = fn, context
         else:
             super().add_done_callback(fn, context=context)
 
     def remove_done_callback(self, fn: Callable[[InlineFuture], object], /) -> int:
-        """Remove a callback. A task calls this when something else resumes it."""
+        """Remove a callback. The waiting task does so if something else resumes it."""
         if self._waiter == fn:
             self._waiter = None
             return 1

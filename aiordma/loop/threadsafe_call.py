@@ -24,11 +24,10 @@ IDLE_ROUNDS = 20
 
 
 def ensure_called(loop: Loop, callback: Callable[[], None]) -> None:
-    """Have the loop call `callback` soon. Call it elsewhere if the loop is or gets closed.
+    """Have the loop call `callback` soon, exactly once, even if the loop is closed.
 
-    It is called exactly once: on the loop's thread, in the calling thread if the loop is closed
-    already, or in the watching thread if the loop is closed later. Callable from any thread. Does
-    not wait.
+    If the loop is closed already, it is called in this thread. If the loop is closed before it
+    calls, the watching thread calls instead. Callable from any thread. Does not wait.
     """
     once = _Once(callback)
     try:

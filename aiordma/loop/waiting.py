@@ -70,7 +70,7 @@ class FairSemaphore:
         self._granted: set[LoopFuture] = set()
 
     def try_acquire(self) -> bool:
-        """Acquire a unit if one is free. None is free while tasks wait."""
+        """Acquire a unit if one is free. None is free while tasks wait. Return True if acquired."""
         if self.free <= 0:
             return False
         self.free -= 1
@@ -119,5 +119,5 @@ class Deadline:
         self._wake()
 
     def cancel(self) -> None:
-        """Cancel the timer. Does nothing if it has expired."""
+        """Cancel the timer, unless it has expired."""
         self._timer.cancel()

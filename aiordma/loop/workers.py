@@ -93,9 +93,9 @@ class WorkerPool:
         try:
             threading.Thread(target=self._work, name="aiordma-worker", daemon=True).start()
         except RuntimeError:
-            self._no_thread()
+            self._on_start_failure()
 
-    def _no_thread(self) -> None:
+    def _on_start_failure(self) -> None:
         """Leave the jobs to the existing threads, or run them here if there are none.
 
         Called if the system allows no new thread.

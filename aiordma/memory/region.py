@@ -51,7 +51,7 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
         access: AccessFlags,
         dispose: Dispose,
     ) -> None:
-        """Called by `Connection.register()` and the like; not for users."""
+        """Called by register(), register_dmabuf() and alias(); not for users."""
         if buffer is not None:  # the memory of a dma-buf is not mapped in this process
             self._exported = buffer
         self._registration = registration
@@ -125,10 +125,10 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
         self.references.release()
 
     def alias(self, on_release: Callable[[], None]) -> MemoryRegion:
-        """Return another region of the same memory, with the same keys.
+        """Return an alias: another region of the same memory, with the same keys.
 
-        Closing the other region does not unregister the memory. `on_release` is called instead,
-        after the device has completed the last request that uses the other region.
+        Closing the alias does not unregister the memory. `on_release` is called instead, after the
+        device has completed the last request that uses the alias.
         """
         exported = getattr(self, "_exported", None)
 

@@ -112,7 +112,7 @@ class RegistrationCache(ContextManagerMixin):
         self._evict()
 
     def _evict(self) -> None:
-        """While there are too many bytes, drop entries not in use, least recently used first."""
+        """Drop entries not in use, least recently used first, while there are too many bytes."""
         for key in [key for key, entry in self._entries.items() if not entry.users]:
             if self.nbytes <= self._max_bytes:
                 break

@@ -9,7 +9,7 @@ _PACKED = struct.Struct(">QII")
 
 
 def bounds_of(part: slice, length: int) -> tuple[int, int]:
-    """Return the start of a slice of `length` bytes, and its length in bytes.
+    """Return the start and the length, both in bytes, of a slice of `length` bytes of memory.
 
     Raises:
         ValueError: the slice has a step.
@@ -59,7 +59,7 @@ class RemoteBuffer:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> RemoteBuffer:
-        """Return the RemoteBuffer that pack() made the first 16 bytes of `data` from.
+        """Return the RemoteBuffer that pack() turned into the first 16 bytes of `data`.
 
         Raises:
             ValueError: `data` has fewer than 16 bytes.

@@ -110,13 +110,13 @@ async def test_a_task_woken_by_an_inline_task_runs_in_the_next_iteration() -> No
     async def wait() -> None:
         await one
         wake(other, 0)
-        other.log.append("goes on")
+        other.log.append("continues")
 
     waiting = asyncio.create_task(wait())
     await asyncio.sleep(0)
     await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: one.set_result(None)))
     await asyncio.gather(waiting, *other.tasks)
-    assert other.log == ["woke 0", "goes on", "0 in task 0"]
+    assert other.log == ["woke 0", "continues", "0 in task 0"]
 
 
 async def test_a_nested_call_wakes_at_the_end_of_the_outer_one() -> None:
