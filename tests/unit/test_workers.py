@@ -347,7 +347,7 @@ def test_no_job_is_lost_while_threads_start_and_end() -> None:
 def test_after_ctrl_c_kept_a_thread_from_starting_another_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pool = WorkerPool()
+    pool = WorkerPool(stall_seconds=1.0)  # on a busy machine too, no thread overtakes another
     done: list[int] = []
 
     def interrupt() -> None:
