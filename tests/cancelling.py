@@ -6,14 +6,13 @@ compares these marks with the public awaits and with the table in docs/cancellin
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import loops
 
-from aiordma.loop import Loop
+from aiordma.loop import Loop, workers
 
 Start = Callable[[], Awaitable[Any]]
 # Seconds in which a worker thread normally completes its work.
@@ -52,7 +51,7 @@ async def cancelled(start: Start, *, seconds: float = 0.0, begun: bool = True) -
 def _results_held_back() -> Iterator[None]:
     """Deliver the results of worker threads to the loop only after the block."""
     held: list[tuple[Loop, Callable[[], None]]] = []
-    module: Any = importlib.import_module("aiordma.loop.workers")
+    module: Any = workers
     call_threadsafe = module.call_threadsafe
     module.call_threadsafe = lambda loop, callback: held.append((loop, callback))
     try:

@@ -1,4 +1,4 @@
-"""The few things the core needs of an event loop, and what is built on just those."""
+"""The event-loop methods that the core needs, and the tools built on them."""
 
 from aiordma.loop.checkpoints import (
     Checkpoint,

@@ -1,8 +1,8 @@
-"""Checkpoints: what an await owes trio even when it has nothing to wait for; and asyncio nothing.
+"""Checkpoints, which trio requires of every await and asyncio does not.
 
-Every await of trio's lets others run, and can be cancelled. What only ever waits does that anyway;
-what may find everything ready passes a checkpoint before it takes anything: entered in a cancelled
-scope, it does nothing.
+On trio every await lets other tasks run and can be cancelled, even if everything is ready. An await
+that always waits does both anyway. An await that might not have to wait executes a checkpoint
+before it takes or posts anything. So it has no effect if it is entered in a cancelled scope.
 """
 
 from __future__ import annotations
@@ -17,31 +17,38 @@ Checkpoint = Callable[[], Awaitable[None]]
 
 
 def checkpoint_of(loop: Loop) -> Checkpoint | None:
-    """What lets other tasks run, and is cancelled if that is due; None: the loop is owed none."""
-    pause: Checkpoint | None = getattr(loop, "checkpoint", None)
-    return pause
+    """Return the function that executes a full checkpoint, or None if `loop` requires none.
+
+    A full checkpoint lets other tasks run, and raises if the task is cancelled.
+    """
+    function: Checkpoint | None = getattr(loop, "checkpoint", None)
+    return function
 
 
 def cancellation_of(loop: Loop) -> Checkpoint | None:
-    """Half of it, for what will wait later on: is cancelled if that is due. None: as above."""
-    pause: Checkpoint | None = getattr(loop, "checkpoint_if_cancelled", None)
-    return pause
+    """Return the function that raises if the task is cancelled, or None if `loop` requires none.
+
+    This half of a checkpoint is for an await that waits later on, which lets other tasks run.
+    """
+    function: Checkpoint | None = getattr(loop, "checkpoint_if_cancelled", None)
+    return function
 
 
 async def checkpoint() -> None:
-    """Let other tasks run, and be cancelled if that is due, if the running loop is owed that.
+    """Execute a full checkpoint if the running loop requires one.
 
-    Nothing in a forked child, where asyncio says that no loop runs: it is on its way out.
+    Do nothing in a forked child: asyncio raises there because no loop is running, and all that the
+    child can still do is close its objects.
     """
     if is_forked_child():
         return
-    pause = checkpoint_of(running_loop())
-    if pause is not None:
-        await pause()
+    execute = checkpoint_of(running_loop())
+    if execute is not None:
+        await execute()
 
 
 async def checkpoint_if_cancelled() -> None:
-    """Be cancelled if that is due, if the running loop is owed that."""
-    pause = cancellation_of(running_loop())
-    if pause is not None:
-        await pause()
+    """Raise if the task is cancelled and the running loop requires checkpoints."""
+    execute = cancellation_of(running_loop())
+    if execute is not None:
+        await execute()

@@ -1,4 +1,4 @@
-"""Context managers: mixins that close on exit, and results to await or to enter."""
+"""Context managers: mixins that close an object on exit, and awaitable context managers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class ContextManagerMixin:
-    """A base for what has close(): `with` closes it."""
+    """A base class for objects with close(): the end of a `with` block closes them."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class ContextManagerMixin:
 
 
 class AsyncContextManagerMixin:
-    """A base for what has aclose(): `async with` closes it."""
+    """A base class for objects with aclose(): the end of an `async with` block closes them."""
 
     __slots__ = ()
 
@@ -57,7 +57,11 @@ class AsyncContextManagerMixin:
 
 
 class AbortingContextManagerMixin:
-    """Likewise; a block that is cancelled aborts it: nobody has time for a farewell then."""
+    """A base class for objects with aclose() and abort().
+
+    The end of an `async with` block closes the object. If the block is cancelled, it aborts the
+    object first, because closing gracefully could take long.
+    """
 
     __slots__ = ()
 
@@ -76,22 +80,24 @@ class AbortingContextManagerMixin:
 
 
 class Closable(Protocol):
-    """Something to be closed, gracefully or at once."""
+    """An object that can be closed gracefully or at once."""
 
     async def aclose(self) -> None:
-        """Close it, and wait until that is done."""
+        """Close the object gracefully, and wait until it is closed."""
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the object at once."""
 
 
 C = TypeVar("C", bound=Closable)
 
 
 class AwaitableContextManager(Coroutine[object, None, C]):
-    """`x = await opening`, or `async with opening as x`, which closes x at the end of the block.
+    """The result of a function that opens an object: use it with `await` or with `async with`.
 
-    A block that is cancelled aborts what it opened instead: nobody has time for a farewell then.
+    `x = await function()` only opens the object. `async with function() as x` also closes it at the
+    end of the block. If the block is cancelled, it aborts the object first, because closing
+    gracefully could take long.
     """
 
     def __init__(self, coroutine: Coroutine[object, None, C]) -> None:
@@ -99,15 +105,15 @@ class AwaitableContextManager(Coroutine[object, None, C]):
         self._opened: C | None = None
 
     def send(self, value: None, /) -> object:
-        """As a coroutine's: an Opening can be given to create_task()."""
+        """Resume the coroutine. With this method, create_task() accepts the object."""
         return self._coroutine.send(value)
 
     def throw(self, *exception: Any) -> object:
-        """As a coroutine's."""
+        """Raise an exception in the coroutine."""
         return self._coroutine.throw(*exception)
 
     def close(self) -> None:
-        """As a coroutine's."""
+        """Close the coroutine."""
         self._coroutine.close()
 
     def __await__(self) -> Generator[object, None, C]:

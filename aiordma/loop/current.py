@@ -1,4 +1,4 @@
-"""Which loop this task runs on."""
+"""The event loop that the current task runs on."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from aiordma.loop.protocol import Loop
 
 
 def running_loop() -> Loop:
-    """The loop of the running task: asyncio's own, or one that stands for the run of trio.
+    """Return the loop of the running task: the asyncio loop itself, or the TrioLoop of a trio run.
 
     Raises:
-        RuntimeError: called from outside an event loop.
+        RuntimeError: no event loop is running in this thread.
     """
-    # trio first: it may run as a guest, in the callbacks of an asyncio loop.
+    # trio first: it can run as a guest, in the callbacks of an asyncio loop.
     if "trio" in sys.modules:
         from aiordma.loop.trio_loop import running_trio_loop
 

@@ -1,4 +1,4 @@
-"""Forked children: they share the parent's RDMA objects, and must leave them alone."""
+"""Forked children: they share the parent's RDMA objects, and must not use or destroy them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ _forked = False
 
 
 def is_forked_child() -> bool:
-    """Whether this process was forked from one that had used aiordma, without an exec since.
+    """Return True if this process was forked, without exec, from one that had used aiordma.
 
-    It shares the parent's RDMA objects through its descriptors: destroying one here would destroy
-    it there.
+    Such a process shares the parent's RDMA objects through its file descriptors. If it destroyed
+    an object, the object would be destroyed in the parent too.
     """
     return _forked
 
 
 def refuse_forked_child() -> None:
-    """Make sure that this process is no forked child.
+    """Raise an error if this process is a forked child. See is_forked_child().
 
     Raises:
-        RdmaError: it is.
+        RdmaError: this process is a forked child.
     """
     if _forked:
         raise RdmaError(
-            "RDMA cannot be used in a forked child: start it with multiprocessing's spawn or "
-            "forkserver method, or as a subprocess"
+            "RDMA cannot be used in a forked child: start the child with the spawn or forkserver "
+            "method of multiprocessing, or as a subprocess"
         )
 
 
 def note_use() -> None:
-    """This process uses aiordma: children that it forks from now on may not."""
+    """Record that this process uses aiordma, so that children forked from now on are refused."""
     global _used
     _used = True
 

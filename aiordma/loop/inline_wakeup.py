@@ -1,10 +1,11 @@
-"""Waking tasks in the callback that brings the news, rather than a turn of the loop later.
+"""Inline wake-ups: run a task in the callback that wakes it, not in the loop's next iteration.
 
-asyncio's futures have the loop call their task in its next turn, which costs a system call and some
-dozen Python frames before the task goes on. What wakes tasks here is mostly a callback of the loop
-itself, that of a readable descriptor, which has nothing else to do afterwards: promptly() runs such
-a callback, and then the tasks that it woke, just as the loop would have. A task that is woken
-anywhere else, by another task for instance, waits for the loop as ever.
+An asyncio future has the loop call its task in the next iteration, which costs a system call and
+some dozen Python frames. In aiordma, tasks are mostly woken by a callback of the loop itself, for a
+readable file descriptor. Such a callback has nothing else to do afterwards. So
+run_with_inline_wakeups() calls the callback and then runs the tasks that it woke, just as the loop
+would. A task that is woken anywhere else, for instance by another task, waits for the loop's next
+iteration.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ Ts = TypeVarTuple("Ts")
 
 
 class _InlineBatch(threading.local):
-    """Per thread, and so per running loop: whom a callback has woken so far."""
+    """The batch of tasks woken by one callback; one per thread, and so one per running loop."""
 
     futures: deque[InlineFuture] | None = None
-    """None: no such callback is running."""
+    """Futures that the callback has set so far, or None while no such callback is running."""
     callbacks: dict[Callable[[], None], None] | None = None
-    """What is to be done when the tasks that it woke have had their go. None: it woke only one."""
+    """Functions called after the batch, or None if fewer than two tasks run in it."""
 
 
 _batch = _InlineBatch()
 
 
 class InlineFuture(asyncio.Future[None]):
-    """A wake-up for one task of an asyncio loop."""
+    """A future that wakes one task of an asyncio loop, inline where possible."""
 
     __slots__ = ("_context_of_waiter", "_waiter")
 
@@ -49,21 +50,21 @@ class InlineFuture(asyncio.Future[None]):
     def add_done_callback(
         self, fn: Callable[[InlineFuture], object], /, *, context: Context | None = None
     ) -> None:
-        """What the task that awaits this calls, with how to go on."""
+        """Add a callback. The first one with a context resumes the task that awaits the future."""
         if self._waiter is None and context is not None and not self.done():
             self._waiter, self._context_of_waiter = fn, context
         else:
             super().add_done_callback(fn, context=context)
 
     def remove_done_callback(self, fn: Callable[[InlineFuture], object], /) -> int:
-        """Likewise when it goes on for another reason."""
+        """Remove a callback. The waiting task does so if something else resumes it."""
         if self._waiter == fn:
             self._waiter = None
             return 1
         return super().remove_done_callback(fn)
 
     def set_result(self, result: None, /) -> None:
-        """Wake the task: at the end of the callback that does it, or else in the next turn."""
+        """Wake the task: at the end of run_with_inline_wakeups(), or else in the next iteration."""
         super().set_result(None)
         if self._waiter is not None:
             futures = _batch.futures
@@ -73,21 +74,21 @@ class InlineFuture(asyncio.Future[None]):
                 futures.append(self)
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """The task is cancelled: it hears of that in the next turn."""
+        """Cancel the future. The task is resumed in the next iteration of the loop."""
         if not super().cancel(msg):
             return False
         self.wake_later()
         return True
 
     def wake_now(self) -> None:
-        """Run the task, as the loop would."""
+        """Run the task's next step in its context, as the loop would."""
         waiter, context = self._waiter, self._context_of_waiter
         self._waiter = self._context_of_waiter = None
         if waiter is not None and context is not None:
             context.run(waiter, self)
 
     def wake_later(self) -> None:
-        """Have the loop run it."""
+        """Have the loop run the task's next step in its next iteration."""
         waiter, context = self._waiter, self._context_of_waiter
         self._waiter = self._context_of_waiter = None
         if waiter is not None:
@@ -95,24 +96,27 @@ class InlineFuture(asyncio.Future[None]):
 
 
 def make_future(loop: Loop) -> LoopFuture:
-    """A wake-up for one waiting task, prompt where the loop can have that."""
+    """Return a future for one waiting task: an InlineFuture on asyncio, else one of the loop."""
     return (
         InlineFuture(loop) if isinstance(loop, asyncio.AbstractEventLoop) else loop.create_future()
     )
 
 
 def future_factory(loop: Loop) -> Callable[[], LoopFuture]:
-    """What makes them, for those who need many: see future_of()."""
+    """Return a function that does make_future(loop), for callers that make many futures."""
     if isinstance(loop, asyncio.AbstractEventLoop):
         return partial(InlineFuture, loop)
     return loop.create_future
 
 
 def run_with_inline_wakeups(callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
-    """Call it, and then run the tasks that it has woken. Only for what the loop itself calls.
+    """Call `callback`, then run the tasks that it woke.
+
+    Use it only where the loop itself is the caller, never inside a task.
 
     Raises:
-        BaseException: what ends a task and the loop with it, such as KeyboardInterrupt.
+        BaseException: raised by `callback`, or by a task and ending the loop with it, such as
+            KeyboardInterrupt.
     """
     if _batch.futures is not None:
         callback(*arguments)
@@ -124,13 +128,13 @@ def run_with_inline_wakeups(callback: Callable[[*Ts], object], *arguments: *Ts) 
     finally:
         _batch.futures = None
         if futures:
-            _run(futures)
+            _run_batch(futures)
 
 
 def after_batch(callback: Callable[[], None]) -> bool:
-    """Have `callback` called, once, when all tasks that were woken together have had their go.
+    """Have `callback` called once, after all tasks that were woken in the same batch have run.
 
-    False, and nothing is called, unless this is such a task, and others were woken with it.
+    Return False, and do not call it, if no batch is running or if the batch is one task only.
     """
     if _batch.callbacks is None:
         return False
@@ -138,24 +142,24 @@ def after_batch(callback: Callable[[], None]) -> bool:
     return True
 
 
-def _run(futures: deque[InlineFuture]) -> None:
+def _run_batch(futures: deque[InlineFuture]) -> None:
     if len(futures) == 1:
         futures.popleft().wake_now()
         return
-    afterwards: dict[Callable[[], None], None] = {}
-    _batch.callbacks = afterwards
+    callbacks: dict[Callable[[], None], None] = {}
+    _batch.callbacks = callbacks
     try:
         while futures:
             futures.popleft().wake_now()
     finally:
         _batch.callbacks = None
-        for future in futures:  # the loop is about to end: should it run again, so do they
+        for future in futures:  # a task has ended the loop: if it runs again, it runs the others
             future.wake_later()
-        _call_all(afterwards)
+        _call_all(callbacks)
 
 
 def _call_all(callbacks: dict[Callable[[], None], None]) -> None:
-    """Call them, whatever one of them raises."""
+    """Call and remove all `callbacks`, also if some of them raise."""
     try:
         while callbacks:
             callbacks.popitem()[0]()

@@ -1,4 +1,4 @@
-"""Interrupt: waiting for a file descriptor in a worker thread, until somebody says stop."""
+"""Interrupt: end a worker thread's wait for a file descriptor from another thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from contextlib import suppress
 
 
 class Interrupt:
-    """A thread's wait that another thread can end, by an eventfd that is polled beside it."""
+    """A wait for file descriptors that another thread can end.
+
+    The wait also polls an eventfd, which set() makes readable.
+    """
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -21,7 +24,10 @@ class Interrupt:
             os.eventfd_write(self._fd, 1)
 
     def wait_readable(self, *fds: int) -> bool:
-        """Wait until one of them has something to read; False: interrupted. Blocks: in a thread."""
+        """Wait until one of `fds` is readable, and return True. Return False if interrupted.
+
+        Blocks: call it in a worker thread.
+        """
         poller = select.poll()
         for fd in (*fds, self._fd):
             poller.register(fd, select.POLLIN)
@@ -29,6 +35,6 @@ class Interrupt:
         return not self.is_set
 
     def __del__(self) -> None:
-        # Whoever comes last, the waiting thread or its owner, leaves nothing behind.
+        # Both the waiting thread and the owner refer to this object. The last one closes the fd.
         with suppress(OSError, AttributeError):
             os.close(self._fd)

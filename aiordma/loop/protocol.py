@@ -1,6 +1,6 @@
-"""What the core asks of an event loop, in asyncio's own words.
+"""The event-loop methods that the core needs, named as in asyncio.
 
-asyncio's loops, uvloop's among them, have these methods already: the running loop is used as it is.
+The loops of asyncio and uvloop already have these methods, so the running loop is used as it is.
 """
 
 from __future__ import annotations
@@ -10,45 +10,53 @@ from typing import Protocol
 
 
 class LoopFuture(Protocol):
-    """A wake-up: the task that awaits it goes on once it is set. Data never travels in it."""
+    """A future that wakes the task that awaits it. Its result is always None."""
 
     def done(self) -> bool:
-        """Whether it was set, or its waiter was cancelled."""
+        """Return True if the future was set, or the task that awaited it was cancelled."""
 
     def set_result(self, result: None, /) -> None:
-        """Wake the waiter."""
+        """Wake the waiting task."""
 
     def __await__(self) -> Generator[object, None, None]:
-        """Wait for it."""
+        """Wait until the future is set."""
 
 
 class LoopTimer(Protocol):
-    """A callback that is due later."""
+    """A callback that is scheduled for later."""
 
     def cancel(self) -> None:
-        """Do not call it after all."""
+        """Cancel the callback."""
 
 
 class Loop(Protocol):
-    """An event loop. What does not say otherwise is called on the loop's own thread only."""
+    """An event loop. Call its methods on the loop's thread, unless their docstring allows more."""
 
     def add_reader(self, fd: int, callback: Callable[[], None], /) -> object:
         """Call `callback` whenever `fd` is readable."""
 
     def remove_reader(self, fd: int, /) -> object:
-        """Stop that."""
+        """Stop calling back for `fd`."""
 
     def create_future(self) -> LoopFuture:
-        """Make a wake-up for one waiting task."""
+        """Return a new future for one waiting task."""
 
     def call_soon(self, callback: Callable[[], None], /) -> object:
-        """Call `callback` in the loop's next turn; RuntimeError when it is closed."""
+        """Call `callback` in the loop's next iteration.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
 
     def call_soon_threadsafe(self, callback: Callable[[], None], /) -> object:
-        """Call `callback` on the loop's thread; RuntimeError when it is closed. From any thread."""
+        """Call `callback` on the loop's thread, soon. Callable from any thread.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
 
     def is_closed(self) -> bool:
-        """Whether it will never run again. Called from any thread."""
+        """Return True if the loop will never run again. Callable from any thread."""
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> LoopTimer:
         """Call `callback` after `delay` seconds."""

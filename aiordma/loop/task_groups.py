@@ -1,4 +1,4 @@
-"""Task groups, for what the library itself runs side by side."""
+"""Task groups, for tasks that the library itself runs concurrently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiordma.loop.protocol import Loop
 
 
 class TaskGroup(Protocol):
-    """Tasks that have all ended at the end of its `async with` block."""
+    """A group of tasks. They have all ended at the end of the group's `async with` block."""
 
     async def __aenter__(self) -> TaskGroup: ...
 
@@ -23,14 +23,14 @@ class TaskGroup(Protocol):
     ) -> bool | None: ...
 
     def create_task(self, coro: Coroutine[object, None, None], /) -> object:
-        """Run `coro` in a task."""
+        """Run `coro` in a task of the group."""
 
 
 @runtime_checkable
-class _Grouping(Protocol):
+class _HasTaskGroup(Protocol):
     def task_group(self) -> TaskGroup: ...
 
 
 def task_group(loop: Loop) -> TaskGroup:
-    """A task group of the running loop: asyncio.TaskGroup, or trio's nursery."""
-    return loop.task_group() if isinstance(loop, _Grouping) else asyncio.TaskGroup()
+    """Return a task group for `loop`: an asyncio.TaskGroup, or one made of a trio nursery."""
+    return loop.task_group() if isinstance(loop, _HasTaskGroup) else asyncio.TaskGroup()

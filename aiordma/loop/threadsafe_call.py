@@ -1,7 +1,7 @@
-"""From a worker thread back to the loop's thread, also when the loop is closed on the way.
+"""Thread-safe calls that are made even if the loop is closed before it makes them.
 
-A loop that is closed drops the calls it was handed last. What must not be dropped is watched until
-it was called, by one thread for all, which calls it itself once the loop is closed.
+A loop drops the calls that are still scheduled when it is closed. So one thread watches all calls
+that must not be dropped. It makes those of a closed loop itself.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.05
-# The watching thread stays for so many rounds without work: more is likely to come.
+# The watching thread ends after this number of rounds without work: more work often follows soon.
 IDLE_ROUNDS = 20
 
 
 def ensure_called(loop: Loop, callback: Callable[[], None]) -> None:
-    """Have the loop call `callback` soon; once the loop is closed, have it called all the same.
+    """Have the loop call `callback` soon, exactly once, even if the loop is closed.
 
-    Callable from any thread; does not wait.
+    If the loop is closed already, it is called in this thread. If the loop is closed before it
+    calls, the watching thread calls instead. Callable from any thread. Does not wait.
     """
     once = _Once(callback)
     try:
@@ -38,7 +39,7 @@ def ensure_called(loop: Loop, callback: Callable[[], None]) -> None:
 
 
 class _Once:
-    """A callback that is called once, by whoever comes first."""
+    """A callback that several threads run, and that is called by the first of them only."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -46,19 +47,20 @@ class _Once:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether somebody has come."""
+        """True if a thread has begun to call the callback."""
         return self._claim.locked()
 
     def run(self) -> None:
+        """Call the callback, unless a thread has done so. Log what it raises."""
         if self._claim.acquire(blocking=False):
             try:
                 self._callback()
-            except Exception:  # the caller has others to see to
-                logger.exception("what was handed over failed")
+            except Exception:  # the watching thread still has other callbacks to call
+                logger.exception("a thread-safe call failed")
 
 
 class _Watcher:
-    """Sees to it that what was handed over is called."""
+    """The thread that makes the calls of closed loops. It runs only while there are calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,7 +68,10 @@ class _Watcher:
         self._running = False
 
     def watch(self, loop: Loop, once: _Once) -> None:
-        """Watch over `once`, unless there is no thread to be had for it."""
+        """Call `once` if `loop` is closed before it does.
+
+        If the system allows no thread, a later watch() starts the thread for both.
+        """
         with self._lock:
             self._watched.append((loop, once))
             if self._running or sys.is_finalizing():
@@ -79,14 +84,18 @@ class _Watcher:
 
     def _run(self) -> None:
         idle = 0
-        while self._goes_on(idle):
+        while self._must_continue(idle):
             time.sleep(WATCH_SECONDS)
             for loop, once in list(self._watched):
                 if loop.is_closed():
                     once.run()
             idle = 0 if self._watched else idle + 1
 
-    def _goes_on(self, idle: int) -> bool:
+    def _must_continue(self, idle: int) -> bool:
+        """Forget the calls that were made. Return False if the thread can end.
+
+        `idle` is the number of rounds without work.
+        """
         with self._lock:
             self._watched = [entry for entry in self._watched if not entry[1].is_claimed]
             self._running = bool(self._watched) or idle < IDLE_ROUNDS

@@ -1,4 +1,4 @@
-"""Turn: how long the loop's thread has been kept from the loop by those who poll instead."""
+"""LoopTimeBudget: a bound on how long polling keeps the event loop from running."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
 
 LOOP_BUDGET_NS = fast_path.LOOP_BUDGET_NS
-# Where the loop itself takes long for a turn, polling lasts so many times longer than that, lest
-# most of the time go into turns. But timers and other tasks wait for it.
+# Some loops take long for an empty iteration. There, polling lasts this many times longer than an
+# iteration; otherwise most of the time would go into iterations. The maximum is for timers and
+# other tasks, which wait while a task polls.
 BUDGET_FACTOR = 16
 MAX_LOOP_BUDGET_NS = 5_000_000
-# A turn so many times longer than the shortest had others in it.
+# If an iteration takes longer than this many times the shortest, other tasks have run in it.
 BUSY_ITERATION_FACTOR = 4
 
 
 class BudgetState(Protocol):
-    """Where those who poll, in C too, find when the turn began, and what they may take of it."""
+    """The state of the budget, shared with the code that polls in C. Times are in nanoseconds.
+
+    See struct completion_dispatcher in _native/fast_path/fast_path.h.
+    """
 
     budget_start: int
     budget: int
@@ -31,53 +35,53 @@ class BudgetState(Protocol):
 
 
 class LoopTimeBudget:
-    """The current turn of a loop, as far as polling needs to know of it.
+    """The time that polling can take in the current iteration of the event loop.
 
-    It began when a task that polls last came back from the loop: nobody else tells, and a callback
-    in each turn would cost more than a turn too many.
+    The iteration counts from when a polling task last resumed from the loop. Its real beginning is
+    not known: a callback in each iteration would cost more than some superfluous iterations do.
     """
 
     def __init__(self, loop: Loop, state: BudgetState) -> None:
         self._state = state
-        self._cost = MAX_LOOP_BUDGET_NS
+        self._shortest = MAX_LOOP_BUDGET_NS
         self._checkpoint = checkpoint_of(loop) or _bare_yield
 
     def is_exhausted(self, now: int) -> bool:
-        """Whether polling has taken as much of it as it may; `now` is time.monotonic_ns()."""
+        """Return True if polling has used up the budget; `now` is time.monotonic_ns()."""
         state = self._state
         return now - state.budget_start > state.budget
 
     @property
     def is_preempted(self) -> bool:
-        """Whether polling has found something for others, which they wait for the loop to do."""
+        """True if polling has produced work for other tasks, which need the loop to run."""
         state = self._state
         return state.notified_at > state.budget_start
 
     @property
     def is_batching(self) -> bool:
-        """Whether requests wait to be posted when other tasks have had their go."""
+        """True if a post list has requests that are posted only after other tasks have run."""
         return self._state.open_post_lists > 0
 
     async def yield_to_loop(self) -> None:
-        """Let the loop have its turn. Cancelling does nothing else."""
+        """Let the loop run one iteration, and start a new budget. Cancelling only ends the wait."""
         state = self._state
-        before, left = state.budget_start, time.monotonic_ns()
+        previous_start, yielded_at = state.budget_start, time.monotonic_ns()
         await self._checkpoint()
-        if state.budget_start != before:
-            return  # the turn is another task's, which polls for all
+        if state.budget_start != previous_start:
+            return  # another task has started the budget of this iteration
         now = state.budget_start = time.monotonic_ns()
-        state.budget = self._next_budget(now - left)
+        state.budget = self._next_budget(now - yielded_at)
 
     def _next_budget(self, took: int) -> int:
-        """How long may be polled after a turn of the loop that took so long."""
-        cost = self._cost = min(self._cost, took)
-        length = max(LOOP_BUDGET_NS, min(BUDGET_FACTOR * cost, MAX_LOOP_BUDGET_NS))
-        # Others that have something to do get as much time as those who poll, or more.
-        return length if took <= BUSY_ITERATION_FACTOR * cost else min(length, took)
+        """Return the budget after an iteration that took `took`, both in nanoseconds."""
+        shortest = self._shortest = min(self._shortest, took)
+        budget = max(LOOP_BUDGET_NS, min(BUDGET_FACTOR * shortest, MAX_LOOP_BUDGET_NS))
+        # Other tasks that have work get at least as much time as polling.
+        return budget if took <= BUSY_ITERATION_FACTOR * shortest else min(budget, took)
 
 
 class _Yield:
-    """What asyncio.sleep(0) awaits: the task goes on in the next turn of the loop."""
+    """The awaitable of asyncio.sleep(0): the task resumes in the loop's next iteration."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield

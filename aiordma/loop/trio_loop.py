@@ -1,4 +1,4 @@
-"""TrioLoop: what the core asks of an event loop, on trio."""
+"""TrioLoop: the event-loop methods that the core needs, on trio."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrioFuture:
-    """A wake-up for one task. Awaiting it is a checkpoint, also when it is set already."""
+    """A future that wakes one task. Awaiting it is a checkpoint, even if it is set already."""
 
     __slots__ = ("_is_done", "_task")
 
@@ -25,11 +25,11 @@ class TrioFuture:
         self._task: trio.lowlevel.Task | None = None
 
     def done(self) -> bool:
-        """Whether it was set, or its waiter was cancelled."""
+        """Return True if the future was set, or the task that awaited it was cancelled."""
         return self._is_done
 
     def set_result(self, result: None, /) -> None:
-        """Wake the waiter."""
+        """Wake the waiting task."""
         self._is_done = True
         task, self._task = self._task, None
         if task is not None:
@@ -51,7 +51,7 @@ class TrioFuture:
 
 
 class TrioTimer:
-    """A callback that is due later: a system task that sleeps until then."""
+    """A callback that is scheduled for later: a system task that sleeps until then."""
 
     def __init__(self, delay: float, callback: Callable[[], None]) -> None:
         self._scope = trio.CancelScope()
@@ -60,17 +60,17 @@ class TrioTimer:
     async def _run(self, delay: float, callback: Callable[[], None]) -> None:
         with self._scope:
             await trio.sleep(delay)
-        # It may have been cancelled when it had slept, and had not come to run again yet.
+        # The timer can be cancelled after the sleep has ended and before this task runs again.
         if not self._scope.cancel_called:
             _call(callback)
 
     def cancel(self) -> None:
-        """Do not call it after all."""
+        """Cancel the callback."""
         self._scope.cancel()
 
 
 class TrioTaskGroup:
-    """A nursery in the words of asyncio.TaskGroup."""
+    """A trio nursery with the methods of asyncio.TaskGroup."""
 
     def __init__(self) -> None:
         self._manager: AbstractAsyncContextManager[trio.Nursery] = trio.open_nursery()
@@ -94,7 +94,7 @@ class TrioTaskGroup:
 
 
 class _EndOfRun(trio.abc.Instrument):
-    """Learns of the end of a run, without a task that waits for it."""
+    """An instrument that records the end of a run. No task has to wait for it."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -104,9 +104,10 @@ class _EndOfRun(trio.abc.Instrument):
 
 
 class TrioLoop:
-    """One run of trio, as a loop. Whatever is called back runs in system tasks.
+    """One run of trio, as a loop. Callbacks run in system tasks.
 
-    Ctrl-C does not interrupt these; those for descriptors and timers that are given up end at once.
+    Ctrl-C does not interrupt system tasks. The task of a removed reader or a cancelled timer ends
+    soon.
     """
 
     def __init__(self) -> None:
@@ -122,23 +123,27 @@ class TrioLoop:
         trio.lowlevel.spawn_system_task(_watch, scope, fd, callback, name=f"aiordma fd {fd}")
 
     def remove_reader(self, fd: int, /) -> None:
-        """Stop that. The descriptor may be closed right afterwards."""
+        """Stop calling back for `fd`. The caller can close it right afterwards."""
         scope = self._readers.pop(fd, None)
         if scope is not None and not self.is_closed():
             scope.cancel()
 
     def create_future(self) -> TrioFuture:
-        """Make a wake-up for one waiting task."""
+        """Return a new future for one waiting task."""
         return TrioFuture()
 
     def call_soon_threadsafe(self, callback: Callable[[], None], /) -> None:
-        """Call `callback` on the loop's thread; RuntimeError when the run is over."""
+        """Call `callback` on the loop's thread, soon. Callable from any thread.
+
+        Raises:
+            RuntimeError: the run is over.
+        """
         self._token.run_sync_soon(_call, callback)
 
     call_soon = call_soon_threadsafe
 
     def is_closed(self) -> bool:
-        """Whether the run is over."""
+        """Return True if the run is over."""
         return self._end.is_over
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> TrioTimer:
@@ -146,21 +151,21 @@ class TrioLoop:
         return TrioTimer(delay, callback)
 
     async def checkpoint(self) -> None:
-        """Let other tasks run, and be cancelled if that is due."""
+        """Let other tasks run, and raise if the task is cancelled."""
         await trio.lowlevel.checkpoint()
 
     async def checkpoint_if_cancelled(self) -> None:
-        """Be cancelled if that is due."""
+        """Raise if the task is cancelled."""
         await trio.lowlevel.checkpoint_if_cancelled()
 
     def task_group(self) -> TrioTaskGroup:
-        """What asyncio.TaskGroup() is there."""
+        """Return a new task group."""
         return TrioTaskGroup()
 
 
 async def _watch(scope: trio.CancelScope, fd: int, callback: Callable[[], None]) -> None:
-    # A scope is looked at before each step: it may be cancelled, and the descriptor closed, before
-    # this task first runs, while it is about to run again, or by the callback.
+    # The scope is checked before each step: the reader can be removed, and the descriptor closed,
+    # before this task first runs, when it is about to resume, or by the callback.
     with scope:
         while not scope.cancel_called:
             await trio.lowlevel.wait_readable(fd)
@@ -175,7 +180,7 @@ async def _await(coro: Coroutine[object, None, None]) -> None:
 def _call(callback: Callable[[], None]) -> None:
     try:
         callback()
-    except Exception:  # as asyncio does; it would end the whole run, with everybody else in it
+    except Exception:  # log it as asyncio does; otherwise it would end the whole trio run
         logger.exception("%r failed", callback)
 
 
@@ -183,7 +188,7 @@ _loop: trio.lowlevel.RunVar[TrioLoop] = trio.lowlevel.RunVar("aiordma loop")
 
 
 def running_trio_loop() -> TrioLoop | None:
-    """The loop of the run that the calling task belongs to; None: it is not trio's."""
+    """Return the loop of the calling task's trio run, or None if it is not a trio task."""
     if not trio.lowlevel.in_trio_task():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Waiting for a condition: a queue of wake-ups, and a bound on how long to wait."""
+"""Tools for waiting: a queue of waiting tasks, a fair semaphore and a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def wake(future: LoopFuture) -> None:
-    """Wake the task that awaits `future`. On a closed loop nobody does any more."""
+    """Wake the task that awaits `future`. Do nothing if its loop is closed."""
     try:  # noqa: SIM105 - for each message, where suppress() would double the cost
         future.set_result(None)
     except RuntimeError:
@@ -21,9 +21,9 @@ def wake(future: LoopFuture) -> None:
 
 
 class WaitQueue:
-    """Tasks waiting for something to change, which they then look at themselves.
+    """A queue of tasks that wait for a change of some state. Each checks the state when woken.
 
-    A wake-up carries nothing, so a task cancelled after it was woken has taken nothing away.
+    A wake-up carries no data, so nothing is lost if a task is cancelled after it was woken.
     """
 
     __slots__ = ("_futures", "_loop")
@@ -33,11 +33,11 @@ class WaitQueue:
         self._futures: list[LoopFuture] = []
 
     def __len__(self) -> int:
-        """Tasks that wait, without those whose wait was cancelled."""
+        """Return the number of waiting tasks, without those whose wait was cancelled."""
         return sum(not future.done() for future in self._futures)
 
     async def wait(self) -> None:
-        """Wait for a wake-up. Cancelling leaves the queue."""
+        """Wait for a wake-up. Cancelling takes the task out of the queue."""
         future = make_future(self._loop)
         self._futures.append(future)
         try:
@@ -55,9 +55,10 @@ class WaitQueue:
 
 
 class FairSemaphore:
-    """So many slots, taken one at a time, given back in numbers; waiting tasks are served in order.
+    """A semaphore that serves waiting tasks in order.
 
-    A slot that was handed to a task whose wait is then cancelled goes to the next.
+    Tasks acquire units one at a time; release() takes a count. If a waiting task is cancelled after
+    it was granted a unit, the next task gets the unit.
     """
 
     __slots__ = ("_granted", "_loop", "_waiting", "free")
@@ -69,14 +70,14 @@ class FairSemaphore:
         self._granted: set[LoopFuture] = set()
 
     def try_acquire(self) -> bool:
-        """Take a slot if one is free, which none is while anybody waits."""
+        """Acquire a unit if one is free. None is free while tasks wait. Return True if acquired."""
         if self.free <= 0:
             return False
         self.free -= 1
         return True
 
     async def acquire(self) -> None:
-        """Take a slot, waiting for it if need be. Cancelling takes none."""
+        """Acquire a unit. Wait if none is free. Cancelling acquires none."""
         if self.try_acquire():
             return
         future = make_future(self._loop)
@@ -93,7 +94,7 @@ class FairSemaphore:
             self._granted.discard(future)
 
     def release(self, count: int = 1) -> None:
-        """Give back `count` slots."""
+        """Release `count` units, and grant them to waiting tasks."""
         self.free += count
         while self.free > 0 and self._waiting:
             future = self._waiting.popleft()
@@ -104,7 +105,7 @@ class FairSemaphore:
 
 
 class Deadline:
-    """A moment after which waiting is over: `expired` turns true, and `wake` is called once."""
+    """A timer for a wait: after `seconds`, it sets `expired` and calls `wake` once."""
 
     __slots__ = ("_timer", "_wake", "expired")
 
@@ -118,5 +119,5 @@ class Deadline:
         self._wake()
 
     def cancel(self) -> None:
-        """Forget about it."""
+        """Cancel the timer, unless it has expired."""
         self._timer.cancel()

@@ -1,7 +1,7 @@
-"""Worker threads for calls that block inside C, and the await for such a call.
+"""Worker threads for calls that block inside C, and functions that await such calls.
 
-They are the library's own, not the loop's default executor, which its users may have filled; and
-daemons, so that a call that hangs in the kernel keeps no interpreter from exiting.
+The threads belong to the library. The loop's default executor might be filled by the application.
+They are daemon threads: a call that hangs in the kernel does not keep the interpreter from exiting.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ T = TypeVar("T")
 
 MAX_THREADS = 64
 IDLE_SECONDS = 10.0
-# While one thread gets on with the jobs, more would only take the interpreter's lock from it and
-# from the loop. One that waits in the kernel does not get on: then another takes the next job.
+# While one thread makes progress with the jobs, more threads would only compete with it and with
+# the loop for the interpreter's lock. A thread that waits in the kernel makes no progress: if no
+# thread has taken a job for this time, another thread takes the next one.
 STALL_SECONDS = 0.02
-# So long the next thread waits for one that was started and is not there yet.
+# For this time after a thread was started, no other is started, unless the first has begun to run.
 STARTUP_SECONDS = 0.1
 
 
 class WorkerPool:
-    """Daemon threads, started as they are needed up to a limit, gone again after a while."""
+    """Daemon threads, started when needed up to a limit. They end after some idle time."""
 
     def __init__(
         self,
@@ -51,15 +52,16 @@ class WorkerPool:
         self._busy = 0
         self._starting_until = 0.0
         self._is_watched = False
-        """Whether an idle thread watches how those at work get on."""
+        """True if an idle thread watches whether the busy threads make progress."""
         self._last_taken = 0.0
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have `job` run by a thread, soon. It must not raise. Callable from any thread.
+        """Have a thread run `job`, soon. It must not raise. Callable from any thread.
 
-        Where the system allows not even one thread more, the job blocks its submitter instead: a
-        slow loop is better than an id that is never destroyed. When the interpreter exits, no
-        thread can start any more, and the kernel clears up what is left.
+        If the pool has no thread and the system allows none, the job runs in the calling thread: a
+        slow loop is better than an id that is never destroyed. In a forked child and while the
+        interpreter exits, the job is dropped: the child must not use the parent's objects, and an
+        exiting interpreter can start no thread. The kernel destroys the remaining objects then.
         """
         if sys.is_finalizing() or is_forked_child():
             return
@@ -71,7 +73,10 @@ class WorkerPool:
             self._start()
 
     def _needs_thread(self) -> bool:
-        """Have an idle thread look after the jobs; whether that takes a new one, counted here."""
+        """Notify an idle thread of the jobs. Return True if the caller must start a thread.
+
+        The new thread is already counted then. Called with the lock held.
+        """
         if self._is_watched:
             return False
         if self._idle:
@@ -88,10 +93,13 @@ class WorkerPool:
         try:
             threading.Thread(target=self._work, name="aiordma-worker", daemon=True).start()
         except RuntimeError:
-            self._no_thread()
+            self._on_start_failure()
 
-    def _no_thread(self) -> None:
-        """The system gave no thread: leave the work to those there are, or else to this one."""
+    def _on_start_failure(self) -> None:
+        """Leave the jobs to the existing threads, or run them here if there are none.
+
+        Called if the system allows no new thread.
+        """
         with self._changed:
             self._threads -= 1
             self._starting_until = 0.0
@@ -108,14 +116,17 @@ class WorkerPool:
         while (job := self._first_job()) is not None:
             while job is not None:
                 job()
-                job = None  # nothing a job holds may live on while the thread idles
+                job = None  # an idle thread must not keep the objects of its last job alive
                 job = self._next_job()
 
     def _first_job(self) -> Callable[[], None] | None:
-        """Wait for a job that is not left to a thread at work; None: there was none for long."""
+        """Wait for a job that the busy threads do not take, and return it.
+
+        Return None if the thread has been idle for so long that it ends.
+        """
         with self._changed:
-            leave_at = time.monotonic() + self._idle_seconds
-            while (wait := self._wait(leave_at)) > 0:
+            end_at = time.monotonic() + self._idle_seconds
+            while (wait := self._seconds_to_wait(end_at)) > 0:
                 self._changed.wait(wait)
                 self._is_watched = False
             self._idle -= 1
@@ -129,11 +140,11 @@ class WorkerPool:
             self._start()
         return job
 
-    def _wait(self, leave_at: float) -> float:
-        """How long an idle thread has to wait, before it takes a job or leaves."""
+    def _seconds_to_wait(self, end_at: float) -> float:
+        """Return how long an idle thread waits before it takes a job or ends."""
         now = time.monotonic()
         if not self._jobs:
-            return leave_at - now
+            return end_at - now
         if not self._busy:
             return 0.0
         if self._is_watched:
@@ -143,7 +154,7 @@ class WorkerPool:
         return wait
 
     def _next_job(self) -> Callable[[], None] | None:
-        """For a thread that has done one. None: it is idle now."""
+        """Return the next job for a busy thread, or None and count the thread as idle."""
         with self._changed:
             if self._jobs:
                 return self._take()
@@ -156,14 +167,17 @@ class WorkerPool:
         return self._jobs.popleft()
 
 
-# For calls that take milliseconds, and for those that may sit in the kernel for minutes: these must
-# not keep the others waiting.
+# worker_pool is for calls that take milliseconds. blocking_pool is for calls that can stay in the
+# kernel for minutes, and that must not delay the others.
 worker_pool = WorkerPool()
 blocking_pool = WorkerPool(max_threads=1024, stall_seconds=0.005)
 
 
 class SerialJobs:
-    """Jobs that worker threads run one after the other, in order; no thread waits for its turn."""
+    """Jobs that worker threads run one after the other, in order.
+
+    No thread blocks while a job waits for the one before it.
+    """
 
     def __init__(self) -> None:
         self._jobs: deque[tuple[WorkerPool, Callable[[], None]]] = deque()
@@ -171,7 +185,7 @@ class SerialJobs:
         self._busy = False
 
     def submit(self, job: Callable[[], None], pool: WorkerPool = worker_pool) -> None:
-        """Have a thread of `pool` run `job` after those before it. It must not raise."""
+        """Have a thread of `pool` run `job` after all earlier jobs. It must not raise."""
         with self._lock:
             self._jobs.append((pool, job))
             if self._busy:
@@ -192,13 +206,13 @@ class SerialJobs:
 
 
 def call_threadsafe(loop: Loop, callback: Callable[[], None]) -> None:
-    """Have the loop call `callback` soon; on a closed loop nobody needs it any more."""
+    """Have the loop call `callback` soon. Do nothing if the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)
 
 
 class _Call(Generic[T]):
-    """One function call on its way through a worker thread and back."""
+    """A function call in a worker thread, whose result a task of `loop` awaits."""
 
     def __init__(self, loop: Loop, function: Callable[[], T]) -> None:
         self._loop = loop
@@ -215,9 +229,9 @@ class _Call(Generic[T]):
             self._result = self._function()
         except BaseException as error:
             self._error = error
-        call_threadsafe(self._loop, lambda: run_with_inline_wakeups(self._deliver))
+        call_threadsafe(self._loop, lambda: run_with_inline_wakeups(self._wake))
 
-    def _deliver(self) -> None:
+    def _wake(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
 
@@ -235,18 +249,19 @@ async def run_in_worker(
     function: Callable[[], T],
     submit: Callable[[Callable[[], None]], None] = worker_pool.submit,
 ) -> T:
-    """Await `function()` called by a worker thread, to which `submit` hands it.
+    """Return the result of `function()`, called by a worker thread.
 
-    Cancelling returns at once. A call that has not begun by then never begins; one that has runs to
-    its end, and its result is dropped: what it makes must be owned by something outside the call.
+    `submit` passes the call to a thread. Cancelling returns at once. A call that has not begun by
+    then is never made. A call that has begun runs to its end, and its result is dropped: an object
+    that it makes needs an owner outside of the call.
 
     Raises:
         RdmaError: this process is a forked child.
     """
     refuse_forked_child()
-    if_cancelled = cancellation_of(loop)
-    if if_cancelled is not None:
-        await if_cancelled()
+    raise_if_cancelled = cancellation_of(loop)
+    if raise_if_cancelled is not None:
+        await raise_if_cancelled()
     call = _Call(loop, function)
     submit(call.run)
     try:
@@ -263,11 +278,12 @@ async def make_in_worker(
     discard: Callable[[T], None],
     submit: Callable[[Callable[[], None]], None] = worker_pool.submit,
 ) -> T:
-    """Await what `make()` makes in a worker thread.
+    """Return the object that `make()` makes, called by a worker thread.
 
-    Cancelling returns at once; what is made nevertheless is given to `discard`, in that thread.
+    Cancelling returns at once. If the object is made nevertheless, a worker thread calls `discard`
+    with it.
     """
-    claim = threading.Lock()  # whoever comes second, the maker or the canceller, discards
+    claim = threading.Lock()  # of the maker and the cancelled task, the second one discards
     made: list[T] = []
 
     def make_or_discard() -> None:

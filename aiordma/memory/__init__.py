@@ -1,4 +1,4 @@
-"""Registered memory: regions of the user's, of the peer's, and a pool of buffers of our own."""
+"""Registered memory: the user's regions, the peer's buffers, and the library's buffer pool."""
 
 from aiordma.memory.buffer_pool import SLAB_SIZE, AllocatedRegion, BufferPool, PooledBuffer
 from aiordma.memory.byte_views import address_and_length, as_exporter, byte_view

@@ -1,4 +1,4 @@
-"""Registered memory: regions that aiordma allocates, and a pool of buffers cut from them."""
+"""Registered memory that aiordma allocates, and a pool of buffers cut from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLAB_SIZE = 1 << 18
 
 
 class AllocatedRegion:
-    """Fresh zeroed pages, registered. The device may use them until close()."""
+    """Newly allocated zeroed pages, registered with the device until close()."""
 
     __slots__ = ("_pages", "_registration", "address", "lkey", "rkey", "view")
 
@@ -38,33 +38,33 @@ class AllocatedRegion:
         self.view = memoryview(self._pages)
 
     def close(self) -> None:
-        """Unregister. Idempotent. The pages go once nothing looks at them any more."""
+        """Unregister the memory. Idempotent. The pages are freed with their last memoryview."""
         self._registration.close()
 
 
 class PooledBuffer:
-    """A piece of a registered slab, on loan from a BufferPool."""
+    """A part of a registered slab, acquired from a BufferPool."""
 
     __slots__ = ("_free_list", "address", "lkey", "view")
 
     def __init__(
-        self, home: deque[PooledBuffer], address: int, lkey: int, view: memoryview
+        self, free_list: deque[PooledBuffer], address: int, lkey: int, view: memoryview
     ) -> None:
-        self._free_list = home
+        self._free_list = free_list
         self.address = address
         self.lkey = lkey
         self.view = view
 
     def release(self) -> None:
-        """Give it back. The device must be done with it."""
+        """Release the buffer to the pool. The device must not use it any more."""
         self._free_list.append(self)
 
 
 class BufferPool:
-    """Registered buffers in sizes that are powers of four, for payloads that are copied.
+    """A pool of registered buffers for payloads that are copied. Their sizes are powers of four.
 
-    Taking and releasing happen on the loop's thread and never block; grow() pins new pages and
-    belongs in a worker thread. Buffers stay with the pool until it is closed.
+    Acquire and release buffers on the loop's thread; neither blocks it. Call grow(), which
+    registers new pages, in a worker thread. Buffers belong to the pool until it is closed.
     """
 
     def __init__(self, loop: Loop, pd: ProtectionDomain) -> None:
@@ -75,17 +75,17 @@ class BufferPool:
         self._free: dict[int, deque[PooledBuffer]] = {}
 
     def try_acquire(self, nbytes: int) -> PooledBuffer | None:
-        """A buffer of at least `nbytes` bytes, or None when the pool has to grow first."""
+        """Return a buffer of at least `nbytes` bytes, or None if the pool must grow first."""
         free = self._free.get(_size_class(nbytes))
         return free.pop() if free else None
 
     async def acquire(
         self, nbytes: int, call: Callable[[Callable[[], None]], Awaitable[None]]
     ) -> PooledBuffer:
-        """A buffer of at least `nbytes` bytes; `call` awaits a function in a worker thread.
+        """Return a buffer of at least `nbytes` bytes. Grow the pool if none is free.
 
-        Tasks that want the same size wait for one growth together. Cancelling leaves what was
-        pinned with the pool.
+        `call` runs a function in a worker thread and awaits it. Tasks that need the same size wait
+        for the same call of grow(). If the task is cancelled, the pool keeps the new buffers.
 
         Raises:
             VerbsError: ENOMEM when the locked-memory limit is reached.
@@ -117,13 +117,13 @@ class BufferPool:
         size = _size_class(nbytes)
         slab = AllocatedRegion(self._pd, max(size, SLAB_SIZE), AccessFlags.LOCAL_WRITE)
         self._slabs.append(slab)
-        home = self._free.setdefault(size, deque())
+        free = self._free.setdefault(size, deque())
         for start in range(0, len(slab.view), size):
             view = slab.view[start : start + size]
-            home.append(PooledBuffer(home, slab.address + start, slab.lkey, view))
+            free.append(PooledBuffer(free, slab.address + start, slab.lkey, view))
 
     def close(self) -> None:
-        """Unregister everything. No buffer may be on loan to the device any more."""
+        """Unregister all buffers. The device must not use any of them any more."""
         self._free.clear()
         while self._slabs:
             self._slabs.pop().close()

@@ -1,4 +1,4 @@
-"""Buffers of any items, as bytes."""
+"""Views of any buffer as bytes, whatever its items are."""
 
 from __future__ import annotations
 
@@ -10,51 +10,54 @@ from aiordma._native import ffi
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# In the format of a record, as of PEP 3118.
+# The name of a field in the format string of a record. See PEP 3118.
 _FIELD_NAME = re.compile(":[^:]*:")
 
 
 def as_exporter(buffer: Buffer) -> Buffer:
-    """The buffer itself, or the same memory as bytes if its items have no name in the protocol.
+    """Return `buffer`, or a byte view of it if the buffer protocol has no format for its items.
 
-    numpy, for one, exports no arrays of dates, but views of them as bytes.
+    For instance, numpy does not export arrays of dates, but it exports their views as bytes.
 
     Raises:
-        TypeError: it has no memory of its own.
-        BufferError: it is not contiguous.
-        ValueError: it holds Python objects, which are of no use to anybody else.
+        TypeError: `buffer` does not support the buffer protocol.
+        BufferError: `buffer` is not contiguous.
+        ValueError: its items are Python objects, which are useless to another process.
     """
     try:
         with memoryview(buffer) as view:
             if "O" in _FIELD_NAME.sub("", view.format):
-                raise ValueError("an array of Python objects has no data to be sent or registered")
+                raise ValueError("an array of Python objects cannot be sent or registered")
             if not view.c_contiguous:
                 raise BufferError("the buffer is not contiguous")
     except (ValueError, TypeError):
         if getattr(getattr(buffer, "dtype", None), "hasobject", True):
             raise
-        viewed: Buffer = getattr(buffer, "view")("u1")  # noqa: B009 - of numpy, not of Buffer
-        return viewed
+        as_bytes: Buffer = getattr(buffer, "view")("u1")  # noqa: B009 - numpy has it, Buffer not
+        return as_bytes
     return buffer
 
 
 def address_and_length(buffer: Buffer) -> tuple[int, int]:
-    """The address of a buffer, and its length in bytes.
+    """Return the address of `buffer`, and its length in bytes.
 
     Raises:
-        BufferError: it is not contiguous.
+        BufferError: `buffer` is not contiguous.
     """
     data = ffi.from_buffer("char[]", buffer)
     return int(ffi.cast("uintptr_t", data)), len(data)
 
 
 def byte_view(buffer: Buffer) -> memoryview:
-    """The bytes of a buffer, copied only if they do not lie in a row. Holds the buffer."""
+    """Return a view of the bytes of `buffer`, or of a copy if `buffer` is not contiguous.
+
+    Until the view is released, `buffer` can be neither freed nor resized, unless it was copied.
+    """
     view = memoryview(buffer)
     if not view.c_contiguous or not view.nbytes:
         return memoryview(view.tobytes())
     if view.ndim == 1 and view.format == "B":
         return view
-    # memoryview.cast() knows simple items only, and numpy's may be records.
+    # memoryview.cast() supports simple items only; the items of numpy arrays can be records.
     in_bytes = memoryview(ffi.buffer(ffi.from_buffer("char[]", view), view.nbytes))
     return in_bytes.toreadonly() if view.readonly else in_bytes

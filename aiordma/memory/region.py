@@ -1,4 +1,4 @@
-"""MemoryRegion: memory of the user's, registered; MemorySlice: a part of it."""
+"""MemoryRegion: memory of the user, registered; MemorySlice: a part of it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 
 
 Dispose = Callable[[Registration, Callable[[], None]], None]
-"""Unpins, without blocking; calls the second on the loop's thread when that is done."""
+"""Unregisters without blocking, then calls the second argument on the loop's thread."""
 
 
 class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin):
-    """A buffer whose pages are pinned, so that the device can reach them. See ibv_reg_mr(3).
+    """A buffer whose pages are pinned, so that the device can access them. See ibv_reg_mr(3).
 
-    From `Connection.register()` or `allocate()`; good for every connection of the same loop on
-    the same device. `memoryview(region)` is the memory, `region[a:b]` a MemorySlice of it.
+    `Connection.register()` and `allocate()` return one. Every connection of the same event loop on
+    the same device can use it. `memoryview(region)` is the memory, and `region[a:b]` is a
+    MemorySlice of it.
 
-    close() gives it up, as does the end of a `with` block. What the device still works on is pinned
-    until that has ended: the buffer can be neither freed nor resized before. aclose(), and the end
-    of an `async with` block, wait for that.
+    close(), or the end of a `with` block, closes the region. The memory stays pinned until the
+    device has completed the requests that use it. Until then the buffer can be neither freed nor
+    resized. aclose(), or the end of an `async with` block, waits for that.
     """
 
     __slots__ = (
@@ -50,8 +51,8 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
         access: AccessFlags,
         dispose: Dispose,
     ) -> None:
-        """For Connection; not to be called by others."""
-        if buffer is not None:  # a dma-buf is memory of no process
+        """Called by register(), register_dmabuf() and alias(); not for users."""
+        if buffer is not None:  # the memory of a dma-buf is not mapped in this process
             self._exported = buffer
         self._registration = registration
         self._dispose = dispose
@@ -59,13 +60,13 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
         self._close_waiters: WaitQueue | None = None
         self.access = access
         self.references = fast_path.ReferenceCount(registration.pd, access)
-        """Counts the requests that use it."""
+        """The reference count: requests that use the region."""
         self.segment: Segment = (
             registration.address,
             registration.length,
             registration.lkey,
         )
-        """Address, length and local key, as a request names them."""
+        """The address, the length in bytes and the local key, as in ibv_sge."""
 
     @property
     def addr(self) -> int:
@@ -74,35 +75,35 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
 
     @property
     def lkey(self) -> int:
-        """The key by which this side's requests name it."""
+        """The local key, by which this side's requests name the region."""
         return self._registration.lkey
 
     @property
     def rkey(self) -> int:
-        """The key by which the peer's requests name it."""
+        """The remote key, by which the peer's requests name the region."""
         return self._registration.rkey
 
     @property
     def registration(self) -> Registration:
-        """What it stands on, for `aiordma.verbs`."""
+        """The underlying memory registration, an object of `aiordma.verbs`."""
         return self._registration
 
     @property
     def closed(self) -> bool:
-        """Whether it was given up."""
+        """True if the region was closed."""
         return self.references.closed
 
     @property
     def remote(self) -> RemoteBuffer:
-        """What the peer needs to reach it, as far as `access` allows."""
+        """The address, key and length that the peer needs to access it, as `access` allows."""
         return RemoteBuffer(self.addr, self.rkey, len(self))
 
     def __len__(self) -> int:
-        """Its size in bytes, whatever the items of the buffer are."""
+        """Return the size in bytes, whatever the items of the buffer are."""
         return self._registration.length
 
     def __getitem__(self, part: slice) -> MemorySlice:
-        """A part of it, in bytes: `region[16:32]`.
+        """Return a part of the region. The bounds are in bytes: `region[16:32]`.
 
         Raises:
             ValueError: the slice has a step.
@@ -112,42 +113,43 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
     # --- use by the device ---
 
     def acquire(self, pd: ProtectionDomain | None) -> None:
-        """The device begins to use it, in `pd`.
+        """Count a request that uses the region, posted to a queue pair in `pd`.
 
         Raises:
-            ValueError: it is closed, or belongs elsewhere.
+            ValueError: the region is closed, or registered in another protection domain.
         """
         self.references.acquire(pd)
 
     def release(self) -> None:
-        """The device has ended one use."""
+        """Count a request that uses the region as completed."""
         self.references.release()
 
     def alias(self, on_release: Callable[[], None]) -> MemoryRegion:
-        """The same memory and keys as another region, which does not unpin them when it is closed.
+        """Return an alias: another region of the same memory, with the same keys.
 
-        `on_end` is called instead, when the device has ended its last use through the lease.
+        Closing the alias does not unregister the memory. `on_release` is called instead, after the
+        device has completed the last request that uses the alias.
         """
         exported = getattr(self, "_exported", None)
 
-        def end(_: Registration, over: Callable[[], None]) -> None:
+        def dispose(_: Registration, on_disposed: Callable[[], None]) -> None:
             on_release()
-            over()
+            on_disposed()
 
-        return MemoryRegion(self._registration, exported, self.access, end)
+        return MemoryRegion(self._registration, exported, self.access, dispose)
 
     def close(self) -> None:
-        """Give it up: ibv_dereg_mr(3), in a worker thread, after the device's last use. Idempotent.
+        """Close the region. Idempotent. Call it on the loop's thread.
 
-        On the loop's thread.
+        A worker thread calls ibv_dereg_mr(3), after the last request that uses the region.
         """
         if not self.references.closed:
-            self.references.close(self._end)
+            self.references.close(self._start_disposal)
 
     async def aclose(self) -> None:
-        """close(), and wait until the buffer may be freed and resized again.
+        """Close the region, and wait until the buffer can be freed and resized again.
 
-        Cancelling stops the waiting only.
+        Cancelling stops only the waiting.
         """
         refuse_forked_child()
         self.close()
@@ -157,15 +159,15 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
         while not self._is_unregistered:
             await self._close_waiters.wait()
 
-    def _unregistered(self) -> None:
+    def _on_unregistered(self) -> None:
         self._is_unregistered = True
         if self._close_waiters is not None:
             self._close_waiters.wake_all()
 
-    def _end(self) -> None:
+    def _start_disposal(self) -> None:
         if hasattr(self, "_exported"):
             del self._exported
-        self._dispose(self._registration, self._unregistered)
+        self._dispose(self._registration, self._on_unregistered)
 
     def __del__(self) -> None:
         if hasattr(self, "references"):
@@ -177,20 +179,20 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
 
 
 class MemorySlice:
-    """A part of a MemoryRegion, to send from or to read into without a copy."""
+    """A part of a MemoryRegion, to send from or to receive or read into without a copy."""
 
     __slots__ = ("length", "references", "region", "segment", "start")
 
     def __init__(self, region: MemoryRegion, start: int, length: int) -> None:
-        """For MemoryRegion; slice one instead."""
+        """Called by MemoryRegion; users slice a region instead."""
         address, _, lkey = region.segment
         self.region = region
         self.start = start
         self.length = length
         self.references = region.references
-        """Counts the requests that use the region."""
+        """The reference count: requests that use the region."""
         self.segment: Segment = (address + start, length, lkey)
-        """Address, length and local key, as a request names them."""
+        """The address, the length in bytes and the local key, as in ibv_sge."""
 
     @property
     def addr(self) -> int:
@@ -199,28 +201,28 @@ class MemorySlice:
 
     @property
     def lkey(self) -> int:
-        """The key of its region."""
+        """The local key of the region."""
         return self.region.lkey
 
     @property
     def view(self) -> memoryview:
-        """The bytes themselves.
+        """The memory of the slice, as bytes.
 
         Raises:
-            BufferError: the region is closed, or a dma-buf.
+            BufferError: the region is closed, or is of a dma-buf.
         """
         return byte_view(self.region)[self.start : self.start + self.length]
 
     @property
     def remote(self) -> RemoteBuffer:
-        """What the peer needs to reach it."""
+        """The address, key and length that the peer needs to access the slice."""
         return RemoteBuffer(self.addr, self.region.rkey, self.length)
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, part: slice) -> MemorySlice:
-        """A part of the part.
+        """Return a part of the slice. The bounds are in bytes, from the start of the slice.
 
         Raises:
             ValueError: the slice has a step.

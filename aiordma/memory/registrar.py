@@ -1,4 +1,4 @@
-"""Registering memory of the user's with the device of a loop."""
+"""Registering the user's memory with a device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DomainReference(Protocol):
     pd: ProtectionDomain
 
     def release(self) -> None:
-        """Drop the reference. The last one closes the domain."""
+        """Release the reference. The last one closes the domain."""
 
 
 class RegistrationScope(Protocol):
@@ -39,38 +39,40 @@ class RegistrationScope(Protocol):
 
     @property
     def loop(self) -> Loop:
-        """The event loop that it belongs to."""
+        """The event loop that the connection or stream belongs to."""
 
     def check_open(self) -> None:
-        """Raise the reason if nothing can be sent any more."""
+        """Raise the reason if the connection or stream can send no more."""
 
     def acquire_domain(self) -> DomainReference:
-        """Take a reference to the protection domain of the loop's connections on the device."""
+        """Acquire a reference to the protection domain of the loop's connections on the device."""
 
 
 class Registrar:
-    """The part of whatever has an endpoint that is about memory of this side's."""
+    """The base class of connections and streams for the methods that register local memory."""
 
     def __init__(self, scope: RegistrationScope) -> None:
         self._scope = scope
 
     async def register(self, buffer: Buffer, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
-        """Pin memory of yours, so that the device reaches it without a copy: ibv_reg_mr(3).
+        """Register a buffer, so that the device accesses it without a copy. See ibv_reg_mr(3).
 
-        Anything contiguous with the buffer protocol will do, and numpy arrays of any type but
-        objects. `access` says who may do what; it must include LOCAL_WRITE for memory that is read
-        into, or that the peer writes. A read-only buffer takes neither, and may be sent and read
-        from. With ON_DEMAND, where the device has on-demand paging, nothing is pinned. In a worker
-        thread. A RegistrationCache makes it cheap to register the same buffer again.
+        `buffer` can be any contiguous object with the buffer protocol, and a numpy array of any
+        type except objects. `access` is what this side and the peer are allowed to do. It must
+        include LOCAL_WRITE for memory that this side receives or reads into, or that the peer
+        writes. A read-only buffer can be registered only for sending, and for reads by the peer.
+        With ON_DEMAND, on a device with on-demand paging, the pages are not pinned.
 
-        The region is good for every connection and stream of this event loop on this device, until
-        it is closed. Cancelling leaves nothing pinned.
+        Every connection and stream of this event loop on this device can use the region until it is
+        closed. A worker thread registers the buffer. A RegistrationCache makes it cheap to register
+        the same buffer again. Cancelling leaves nothing pinned.
 
         Raises:
-            VerbsError: ENOMEM (the locked-memory limit is reached), EINVAL (not this access).
+            VerbsError: ENOMEM (the locked-memory limit is reached), EINVAL (the device does not
+                allow this access).
             BufferError: the buffer is not contiguous.
-            ValueError: it is empty, read-only and to be written to, or holds Python objects; or the
-                device has no on-demand paging.
+            ValueError: the buffer is empty, is read-only while `access` includes writing, or holds
+                Python objects; or the device has no on-demand paging.
             LocalClosed, PeerClosed, ...: the connection has ended.
         """
         self._scope.check_open()
@@ -79,26 +81,28 @@ class Registrar:
     async def register_dmabuf(
         self, fd: int, offset: int, length: int, access: AccessFlags = DEFAULT_ACCESS
     ) -> MemoryRegion:
-        """Let the device reach `length` bytes of a dma-buf: ibv_reg_dmabuf_mr(3).
+        """Register `length` bytes of a dma-buf, from `offset` on. See ibv_reg_dmabuf_mr(3).
 
-        A dma-buf is memory of another device, such as a GPU, behind a file descriptor, which may be
-        closed afterwards. The region has no bytes to look at here, `memoryview()` of it raises
-        BufferError; all else is as with register().
+        A dma-buf is memory of another device, such as a GPU. `fd` is its file descriptor, which the
+        caller can close afterwards. The memory is not mapped in this process: `memoryview()` of the
+        region raises BufferError. Otherwise as register().
 
         Raises:
-            VerbsError: EOPNOTSUPP (this device or kernel cannot), EINVAL, EBADF.
-            ValueError: `offset` or `length` is not possible.
+            VerbsError: EOPNOTSUPP (the device or the kernel does not support it), EINVAL, EBADF.
+            ValueError: `offset` is negative, `length` is not positive, or the device has no
+                on-demand paging.
             LocalClosed, PeerClosed, ...: the connection has ended.
         """
         self._scope.check_open()
         return await register_dmabuf(self._scope, fd, (offset, length), access)
 
     async def allocate(self, nbytes: int, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
-        """Fresh zeroed memory, registered. Otherwise as register().
+        """Allocate and register `nbytes` bytes of zeroed memory. Otherwise as register().
 
         Raises:
             ValueError: `nbytes` is not positive.
-            MemoryError: there is not so much.
+            MemoryError: the system has not enough memory.
+            Others: as register().
         """
         if nbytes <= 0:
             raise ValueError(f"{nbytes} bytes cannot be allocated")
@@ -110,7 +114,7 @@ class Registrar:
 
 
 async def register(scope: RegistrationScope, buffer: Buffer, access: AccessFlags) -> MemoryRegion:
-    """Register `buffer` with the device of the loop's connections. See Connection.register."""
+    """Register `buffer` in the scope's protection domain. See Registrar.register()."""
     _check_access(scope.device, access)
     buffer = as_exporter(buffer)
     with memoryview(buffer) as view:
@@ -124,7 +128,7 @@ async def register(scope: RegistrationScope, buffer: Buffer, access: AccessFlags
 async def register_dmabuf(
     scope: RegistrationScope, fd: int, part: tuple[int, int], access: AccessFlags
 ) -> MemoryRegion:
-    """Register a part, offset and length, of a dma-buf. See Connection.register_dmabuf."""
+    """Register a part of a dma-buf, `(offset, length)`. See Registrar.register_dmabuf()."""
     _check_access(scope.device, access)
     offset, length = part
     if offset < 0 or length <= 0:
@@ -147,23 +151,23 @@ async def _register(
     access: AccessFlags,
     make: Callable[[ProtectionDomain], Registration],
 ) -> MemoryRegion:
-    """Do it in a worker thread, in the protection domain of the loop's connections.
+    """Call `make` in a worker thread, with the protection domain of the loop's connections.
 
-    Cancelling leaves nothing pinned. The region keeps the loop's share of the device until it is
-    disposed of.
+    Cancelling leaves nothing pinned. The region holds a reference to the protection domain until it
+    is unregistered.
     """
     loop, domain = scope.loop, scope.acquire_domain()
 
-    def unpin(registration: Registration, over: Callable[[], None]) -> None:
+    def unregister(registration: Registration, on_unregistered: Callable[[], None]) -> None:
         try:
             registration.close()
         except RdmaError:
             logger.exception("memory could not be unregistered")
-        ensure_called(loop, over)
+        ensure_called(loop, on_unregistered)
         ensure_called(loop, domain.release)
 
-    def dispose(registration: Registration, over: Callable[[], None]) -> None:
-        worker_pool.submit(lambda: unpin(registration, over))
+    def dispose(registration: Registration, on_unregistered: Callable[[], None]) -> None:
+        worker_pool.submit(lambda: unregister(registration, on_unregistered))
 
     try:
         registration = await make_in_worker(loop, lambda: make(domain.pd), Registration.close)

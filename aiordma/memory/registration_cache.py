@@ -1,4 +1,4 @@
-"""RegistrationCache: the same buffer registered again and again, at the price of once."""
+"""RegistrationCache: keeps buffers registered, so that registering them again is cheap."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from aiordma.memory.registrar import DEFAULT_ACCESS, Registrar
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# The buffer's address and length in bytes, and what was allowed.
+# The buffer's address, its length in bytes, and its access flags.
 _Key = tuple[int, int, AccessFlags]
 
 
 class _Entry:
-    """A registered buffer, and how many regions of it are in use."""
+    """A registered buffer, and the number of its regions in use."""
 
     __slots__ = ("is_cached", "region", "users")
 
@@ -31,12 +31,13 @@ class _Entry:
 
 
 class RegistrationCache(ContextManagerMixin):
-    """Registers buffers for the connections of one loop and device, and keeps them registered.
+    """A cache of registered buffers, for the connections of one loop and device.
 
-    Closing a region from here leaves its buffer pinned, and exported: it can be neither freed nor
-    resized (BufferError), so that no entry ever speaks of memory that is not there any more. It
-    goes when it was not used for longest and there are more than `max_bytes`, with discard(), or
-    with the cache. Until then peers that were given its key can reach it.
+    Closing a region of the cache leaves its buffer registered and exported: the buffer can be
+    neither freed nor resized (BufferError). So an entry of the cache never names memory that does
+    not exist any more. While the cache has more than `max_bytes` bytes, it unregisters the least
+    recently used buffers that are not in use. It also unregisters a buffer on discard(), and all
+    buffers on close(). Until then, a peer that has the key of a buffer can access it.
 
         async with aiordma.connect(host, port) as connection:
             with aiordma.RegistrationCache(connection) as cache:
@@ -44,34 +45,36 @@ class RegistrationCache(ContextManagerMixin):
                     with await cache.register(array) as region:
                         await connection.write(region, remote)
 
-    For the loop's thread only.
+    Use the cache on the loop's thread only.
     """
 
     def __init__(self, connection: Registrar, *, max_bytes: int = 1 << 30) -> None:
-        """For `connection`, and every other on the same device, as long as `connection` is open.
+        """Make a cache that registers through `connection`, while `connection` is open.
+
+        Every connection of the same loop on the same device can use its regions.
 
         Raises:
             ValueError: `max_bytes` is negative.
         """
         if max_bytes < 0:
-            raise ValueError(f"max_bytes is {max_bytes}, less than nothing")
+            raise ValueError(f"max_bytes is {max_bytes}, but must not be negative")
         self._connection = connection
         self._max_bytes = max_bytes
-        # The one that was used last stands last.
+        # The most recently used entry is the last.
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._closed = False
         self.nbytes = 0
-        """Bytes that are registered."""
+        """The number of bytes that the cache keeps registered."""
 
     def __len__(self) -> int:
-        """Buffers that are registered."""
+        """Return the number of buffers that the cache keeps registered."""
         return len(self._entries)
 
     async def register(self, buffer: Buffer, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
-        """A region of `buffer`, to be closed as any other. At once if it is registered already.
+        """Return a region of `buffer`, which the caller closes. Register the buffer if needed.
 
-        Only the same memory with the same access is the same buffer. Cancelling leaves nothing but
-        what the cache keeps.
+        A registration is used again only for the same memory with the same access. Cancelling
+        leaves the buffer in the cache, or not registered.
 
         Raises:
             LocalClosed: the cache is closed.
@@ -84,32 +87,32 @@ class RegistrationCache(ContextManagerMixin):
         key = _key(buffer, access)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._added(key, await self._connection.register(buffer, access))
+            entry = self._add(key, await self._connection.register(buffer, access))
         self._entries.move_to_end(key)
         entry.users += 1
         self._evict()
-        return entry.region.alias(lambda: self._ended(entry))
+        return entry.region.alias(lambda: self._release(entry))
 
-    def _added(self, key: _Key, region: MemoryRegion) -> _Entry:
+    def _add(self, key: _Key, region: MemoryRegion) -> _Entry:
         if self._closed:
             region.close()
             raise LocalClosed("the registration cache was closed meanwhile")
         entry = self._entries.get(key)
-        if entry is not None:  # another task was faster
+        if entry is not None:  # another task has registered the same buffer first
             region.close()
             return entry
         entry = self._entries[key] = _Entry(region)
         self.nbytes += len(region)
         return entry
 
-    def _ended(self, entry: _Entry) -> None:
+    def _release(self, entry: _Entry) -> None:
         entry.users -= 1
         if not entry.is_cached and not entry.users:
             entry.region.close()
         self._evict()
 
     def _evict(self) -> None:
-        """While there is too much, drop what is not in use, the oldest first."""
+        """Drop entries not in use, least recently used first, while there are too many bytes."""
         for key in [key for key, entry in self._entries.items() if not entry.users]:
             if self.nbytes <= self._max_bytes:
                 break
@@ -123,16 +126,20 @@ class RegistrationCache(ContextManagerMixin):
             entry.region.close()
 
     def discard(self, buffer: Buffer) -> None:
-        """Let go of a buffer: it may be resized or freed soon after its last region is closed.
+        """Remove `buffer` from the cache, and unregister it after its last region is closed.
 
-        Not at once, as a worker thread unpins it. One that is not here is no error.
+        A worker thread unregisters it, so the buffer can be resized or freed soon, but not at once.
+        It is no error if the cache does not have the buffer.
         """
         address, length, _ = _key(as_exporter(buffer), AccessFlags(0))
         for key in [key for key in self._entries if key[:2] == (address, length)]:
             self._drop(key)
 
     def close(self) -> None:
-        """Let go of all buffers, of those in use when their regions are closed. Idempotent."""
+        """Remove all buffers from the cache. Idempotent.
+
+        Buffers in use are unregistered after their last region is closed, the others at once.
+        """
         self._closed = True
         for key in [*self._entries]:
             self._drop(key)

@@ -1,4 +1,4 @@
-"""RemoteBuffer: memory of the peer's, as this side names it."""
+"""RemoteBuffer: the address, key and length of registered memory of the peer."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ _PACKED = struct.Struct(">QII")
 
 
 def bounds_of(part: slice, length: int) -> tuple[int, int]:
-    """Where a slice of `length` bytes starts, and how long it is.
+    """Return the start and the length, both in bytes, of a slice of `length` bytes of memory.
 
     Raises:
-        ValueError: it has a step.
+        ValueError: the slice has a step.
     """
     start, stop, step = part.indices(length)
     if step != 1:
-        raise ValueError("memory can be sliced without a step only")
+        raise ValueError("memory can only be sliced without a step")
     return start, max(0, stop - start)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteBuffer:
-    """`length` bytes at address `addr` of the peer, which gave the key `rkey` for them.
+    """Memory of the peer: `length` bytes at address `addr`, which the remote key `rkey` names.
 
-    The peer gets it from `MemoryRegion.remote` and sends it along, pickled or packed. Slicing gives
-    a part. Nothing is checked here but the bounds: the peer's device checks every access.
+    The peer gets the object from `MemoryRegion.remote` and sends it, pickled or packed. Slicing
+    returns a part. This side checks only the bounds; the peer's device checks every access.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: `addr`, `rkey` or `length` is out of range.
     """
 
     addr: int
@@ -45,7 +45,7 @@ class RemoteBuffer:
         return self.length
 
     def __getitem__(self, part: slice) -> RemoteBuffer:
-        """A part of it: `remote[16:32]`.
+        """Return a part of the memory. The bounds are in bytes: `remote[16:32]`.
 
         Raises:
             ValueError: the slice has a step.
@@ -54,15 +54,15 @@ class RemoteBuffer:
         return RemoteBuffer(self.addr + start, self.rkey, length)
 
     def pack(self) -> bytes:
-        """16 bytes, in network byte order: the address, the key, the length."""
+        """Return 16 bytes, in network byte order: the address, the key, the length."""
         return _PACKED.pack(self.addr, self.rkey, self.length)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> RemoteBuffer:
-        """What pack() made, from the first 16 bytes.
+        """Return the RemoteBuffer that pack() turned into the first 16 bytes of `data`.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: `data` has fewer than 16 bytes.
         """
         if len(data) < _PACKED.size:
             raise ValueError(f"a RemoteBuffer has {_PACKED.size} bytes, not {len(data)}")

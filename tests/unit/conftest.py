@@ -1,4 +1,4 @@
-"""A bound on how long a test takes, for those that would wait for ever where the code is wrong."""
+"""Fixtures: a time limit for tests that might never end, and a verbs provider without a device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TIME_LIMIT = 20.0
 
 @pytest.fixture
 def time_limit() -> Iterator[None]:
-    """Fail a test that takes longer, wherever it is."""
+    """Fail the test if it takes longer than TIME_LIMIT seconds."""
 
-    def give_up(*_: object) -> None:
+    def fail(*_: object) -> None:
         pytest.fail(f"not done after {TIME_LIMIT} seconds")
 
-    before = signal.signal(signal.SIGALRM, give_up)
+    before = signal.signal(signal.SIGALRM, fail)
     signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -28,13 +28,13 @@ def time_limit() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A provider of verbs without a device: see verbs_fakes."""
+    """The shared library of a verbs provider without a device. See verbs_fakes."""
     return compile_verbs(tmp_path_factory.mktemp("verbs"))
 
 
 @pytest.fixture
 def verbs(library: Path) -> Iterator[FakeVerbs]:
-    """One of these devices."""
-    made = FakeVerbs(library)
-    yield made
-    made.close()
+    """A fake device of that provider."""
+    fake = FakeVerbs(library)
+    yield fake
+    fake.close()

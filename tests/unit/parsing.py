@@ -9,10 +9,10 @@ import gc
 
 @functools.cache
 def parse(source: str) -> ast.Module:
-    """The tree of a source text, to be looked at and not to be changed.
+    """Return the syntax tree of `source`. It is cached: do not change it.
 
-    The collector rests meanwhile. In Python 3.11 a destructor that it runs inside of ast.parse(),
-    and that warns, has its traceback printed by help of ast.parse(): the outer one then fails with
+    Garbage collection is off meanwhile. In Python 3.11, a destructor that runs inside ast.parse()
+    and warns has its traceback printed with the help of ast.parse(). The outer call then fails with
     `SystemError: AST constructor recursion depth mismatch`.
     """
     was_enabled = gc.isenabled()

@@ -1,4 +1,4 @@
-"""Buffers of any items as bytes, and which of them can be registered."""
+"""Byte views of buffers of any items, and the buffers that can be registered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def grid(items: bytes = bytes(range(24))) -> memoryview:
     return memoryview(items).cast("B", [2, 3, 4])
 
 
-# --- as bytes ---
+# --- byte_view ---
 
 
 @pytest.mark.parametrize("code", "bBhHiIlLqQfd")
@@ -57,25 +57,25 @@ def test_arrays_of_numbers_are_their_bytes(code: str) -> None:
     ],
     ids=lambda buffer: f"{type(buffer).__name__} {memoryview(buffer).format}",
 )
-def test_what_lies_in_a_row_is_not_copied(buffer: Any) -> None:
+def test_a_contiguous_buffer_is_not_copied(buffer: Any) -> None:
     expected = memoryview(buffer)
-    seen = byte_view(buffer)
-    assert (seen.format, seen.ndim, seen.itemsize) == ("B", 1, 1)
-    assert seen.nbytes == expected.nbytes
-    assert bytes(seen) == expected.tobytes()
-    assert seen.readonly == expected.readonly
-    assert address_and_length(seen) == address_and_length(buffer)
+    viewed = byte_view(buffer)
+    assert (viewed.format, viewed.ndim, viewed.itemsize) == ("B", 1, 1)
+    assert viewed.nbytes == expected.nbytes
+    assert bytes(viewed) == expected.tobytes()
+    assert viewed.readonly == expected.readonly
+    assert address_and_length(viewed) == address_and_length(buffer)
 
 
-def test_what_is_written_through_it_reaches_the_buffer() -> None:
+def test_writing_to_the_view_writes_to_the_buffer() -> None:
     numbers = array.array("i", [0, 0])
-    seen = byte_view(numbers)
-    seen[:] = struct.pack("ii", 5, 6)
+    viewed = byte_view(numbers)
+    viewed[:] = struct.pack("ii", 5, 6)
     assert list(numbers) == [5, 6]
 
 
 @pytest.mark.parametrize("items", [b"abcdef", array.array("i", [1, 2, 3]).tobytes()])
-def test_what_is_read_only_stays_so(items: bytes) -> None:
+def test_a_view_of_a_read_only_buffer_is_read_only(items: bytes) -> None:
     for view in (memoryview(items), memoryview(items).cast("h"), memoryview(items).cast("c")):
         with pytest.raises(TypeError, match="read-only"):
             byte_view(view)[0] = 1
@@ -90,33 +90,33 @@ def test_what_is_read_only_stays_so(items: bytes) -> None:
         (grid()[::2], bytes(range(12))),
     ],
 )
-def test_what_does_not_lie_in_a_row_is_copied(view: memoryview, expected: bytes) -> None:
-    seen = byte_view(view)
-    assert bytes(seen) == expected
-    assert (seen.format, seen.ndim) == ("B", 1)
+def test_a_buffer_that_is_not_contiguous_is_copied(view: memoryview, expected: bytes) -> None:
+    viewed = byte_view(view)
+    assert bytes(viewed) == expected
+    assert (viewed.format, viewed.ndim) == ("B", 1)
 
 
 @pytest.mark.parametrize("empty", [b"", bytearray(), array.array("d"), memoryview(b"abc")[1:1]])
-def test_nothing_is_no_bytes(empty: bytes) -> None:
+def test_a_view_of_an_empty_buffer_is_empty(empty: bytes) -> None:
     assert (bytes(byte_view(empty)), byte_view(empty).nbytes) == (b"", 0)
 
 
 @pytest.mark.parametrize("code", "Bd")
-def test_it_holds_the_buffer_until_it_is_dropped(code: str) -> None:
+def test_a_view_exports_the_buffer_until_it_is_released(code: str) -> None:
     numbers = array.array(code, [1])
-    seen = byte_view(numbers)
+    viewed = byte_view(numbers)
     with pytest.raises(BufferError):
         numbers.append(2)
-    seen.release()
+    viewed.release()
     numbers.append(2)
 
 
-def test_what_is_no_buffer_is_refused() -> None:
+def test_an_object_that_is_no_buffer_is_refused() -> None:
     with pytest.raises(TypeError):
         byte_view("text")  # type: ignore[arg-type]
 
 
-# --- to be registered ---
+# --- as_exporter ---
 
 
 @pytest.mark.parametrize(
@@ -124,27 +124,27 @@ def test_what_is_no_buffer_is_refused() -> None:
     [b"abc", bytearray(b"abc"), array.array("d", [1.0]), grid(), Point(), (Point * 3)(), Picture()],
     ids=lambda buffer: f"{type(buffer).__name__} {memoryview(buffer).format}",
 )
-def test_what_has_memory_is_registered_as_it_is(buffer: Any) -> None:
+def test_a_buffer_is_its_own_exporter(buffer: Any) -> None:
     assert as_exporter(buffer) is buffer
 
 
-def test_python_objects_are_refused() -> None:
+def test_an_array_of_python_objects_is_refused() -> None:
     with pytest.raises(ValueError, match="Python objects"):
         as_exporter((ctypes.py_object * 2)())
 
 
-def test_a_record_whose_field_is_only_called_so_holds_no_objects() -> None:
+def test_a_record_with_the_code_of_objects_in_a_field_name_is_accepted() -> None:
     record = Owned(1, 2)
     assert as_exporter(record) is record
 
 
 @pytest.mark.parametrize("thing", ["text", None, 5, [b"abc"]])
-def test_what_has_no_memory_is_refused(thing: Any) -> None:
+def test_an_object_without_memory_is_refused(thing: Any) -> None:
     with pytest.raises(TypeError, match="bytes-like"):
         as_exporter(thing)
 
 
-def test_nothing_is_held_afterwards() -> None:
+def test_as_exporter_keeps_no_export_of_the_buffer() -> None:
     memory = bytearray(3)
     as_exporter(memory)
     memory.append(1)
@@ -156,7 +156,7 @@ class FakeType:
 
 
 class Dates:
-    """An array that exports itself as bytes only, as numpy's arrays of dates."""
+    """An array that exports only byte views of itself, like a numpy array of dates."""
 
     def __init__(self, hasobject: bool = False) -> None:
         self.dtype = FakeType(hasobject)
@@ -168,24 +168,24 @@ class Dates:
         return memoryview(self.memory)
 
 
-def test_arrays_whose_items_have_no_name_are_seen_as_bytes() -> None:
+def test_an_array_without_a_format_is_viewed_as_bytes() -> None:
     dates: Any = Dates()
-    seen = as_exporter(dates)
-    assert bytes(seen) == b"20260101"
+    viewed = as_exporter(dates)
+    assert bytes(viewed) == b"20260101"
     assert dates.views == ["u1"]
 
 
-def test_arrays_of_objects_are_not() -> None:
+def test_an_array_of_objects_is_not_viewed_as_bytes() -> None:
     objects: Any = Dates(hasobject=True)
     with pytest.raises(TypeError):
         as_exporter(objects)
     assert objects.views == []
 
 
-# --- where it is ---
+# --- address_and_length ---
 
 
-def test_bounds_are_an_address_and_bytes() -> None:
+def test_address_and_length_are_in_bytes() -> None:
     memory = bytearray(100)
     address, length = address_and_length(memory)
     assert length == 100
@@ -194,6 +194,6 @@ def test_bounds_are_an_address_and_bytes() -> None:
     assert address_and_length(array.array("d", [1.0, 2.0]))[1] == 16
 
 
-def test_what_is_not_contiguous_has_no_bounds() -> None:
+def test_a_buffer_that_is_not_contiguous_has_no_address() -> None:
     with pytest.raises(BufferError):
         address_and_length(memoryview(b"abcdef")[::2])

@@ -1,12 +1,11 @@
-"""docs/cancelling.md, the tests of cancelling, and the public awaits: none knows of one that the
-others do not."""
+"""The public awaits, the table in docs/cancelling.md and the tests of cancelling are complete."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import aiordma
@@ -17,37 +16,40 @@ WORDS = {"async for": "__anext__", "async with": "__aexit__"}
 
 
 def public_awaits() -> set[str]:
+    """Return the names of the public functions and methods that are awaited or entered."""
     found = set()
     for name in aiordma.__all__:
-        thing = getattr(aiordma, name)
-        if inspect.isclass(thing):
-            members = inspect.getmembers(thing, callable)
+        public = getattr(aiordma, name)
+        if inspect.isclass(public):
+            members = inspect.getmembers(public, callable)
             found |= {f"{name}.{member}" for member, value in members if is_await(member, value)}
-        elif callable(thing) and is_await(name, thing):
+        elif callable(public) and is_await(name, public):
             found.add(name)
     return found
 
 
-def is_await(name: str, thing: object) -> bool:
-    if name == "__aenter__" and "await" not in inspect.getsource(thing):  # type: ignore[arg-type]
-        return False  # most only return the thing
+def is_await(name: str, function: Callable[..., object]) -> bool:
+    if name == "__aenter__" and "await" not in inspect.getsource(function):
+        return False  # most of them only return the object
     if name.startswith("_") and name not in ("__aenter__", "__aexit__", "__anext__"):
         return False
-    returns = getattr(thing, "__annotations__", {}).get("return", "")
-    return inspect.iscoroutinefunction(thing) or str(returns).startswith("AwaitableContextManager")
+    returns = str(getattr(function, "__annotations__", {}).get("return", ""))
+    return inspect.iscoroutinefunction(function) or returns.startswith("AwaitableContextManager")
 
 
-def in_the_table() -> set[str]:
+def awaits_in_table() -> set[str]:
+    """Return the full names of the awaits in the first column of the table."""
     rows = re.findall(r"^\| (.*`.*) \| .+ \|$", (ROOT / "docs/cancelling.md").read_text(), re.M)
     return {name for row in rows for name in names_in(row)}
 
 
 def names_in(row: str) -> Iterator[str]:
+    """Generate the full names in a cell of the table: A.b and A.c for "`A.b()`, `c()`"."""
     owner = ""
     for word in re.findall(r"`([^`]*)`", row):
         name = WORDS.get(word, word.removesuffix("()"))
         if name == word and "." not in name:
-            owner = name  # a class alone
+            owner = name  # a class, for the words after it
             continue
         if "." in name:
             owner, _, name = name.partition(".")
@@ -55,7 +57,8 @@ def names_in(row: str) -> Iterator[str]:
             yield f"{kind}.{name}" if kind else name
 
 
-def in_tests() -> set[str]:
+def awaits_in_tests() -> set[str]:
+    """Return the names in the `awaits` marks of the device tests."""
     found: set[str] = set()
     for path in (ROOT / "tests/device").glob("test_cancel_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -77,9 +80,9 @@ def names_of(decorator: ast.expr) -> Iterator[str]:
 
 
 def test_every_public_await_has_a_test() -> None:
-    assert in_tests() == public_awaits()
+    assert awaits_in_tests() == public_awaits()
 
 
 def test_every_public_await_is_in_the_table() -> None:
-    # A class's own way into its block is told of with the way out.
-    assert in_the_table() == public_awaits() - {"DeviceWatch.__aenter__"}
+    # The row of DeviceWatch.__aexit__, "async with", is also for DeviceWatch.__aenter__.
+    assert awaits_in_table() == public_awaits() - {"DeviceWatch.__aenter__"}

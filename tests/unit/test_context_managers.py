@@ -1,4 +1,4 @@
-"""Opening: awaited or entered, and closed as the block ends."""
+"""AwaitableContextManager: awaited, or entered and closed at the end of the block."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from aiordma.loop.context_managers import AwaitableContextManager
 pytestmark = pytest.mark.asyncio
 
 
-class Door:
-    """Something to close, that writes down how it was."""
+class FakeConnection:
+    """An object that records how it is closed."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -27,53 +27,53 @@ class Door:
         self.calls.append("abort")
 
 
-class Failing(Door):
+class UnclosableConnection(FakeConnection):
     async def aclose(self) -> None:
-        raise OSError("it is stuck")
+        raise OSError("closing failed")
 
 
-def opening(door: Door) -> AwaitableContextManager[Door]:
-    async def unlock() -> Door:
+def connect(connection: FakeConnection) -> AwaitableContextManager[FakeConnection]:
+    async def open_connection() -> FakeConnection:
         await asyncio.sleep(0)
-        return door
+        return connection
 
-    return AwaitableContextManager(unlock())
+    return AwaitableContextManager(open_connection())
 
 
-def refusal() -> AwaitableContextManager[Door]:
-    async def refuse() -> Door:
-        raise ConnectionError("locked")
+def connect_refused() -> AwaitableContextManager[FakeConnection]:
+    async def refuse() -> FakeConnection:
+        raise ConnectionError("refused")
 
     return AwaitableContextManager(refuse())
 
 
-async def test_awaited_it_stays_open() -> None:
-    door = Door()
-    assert await opening(door) is door
-    assert door.calls == []
+async def test_an_awaited_object_stays_open() -> None:
+    connection = FakeConnection()
+    assert await connect(connection) is connection
+    assert connection.calls == []
 
 
-async def test_entered_it_is_closed_at_the_end() -> None:
-    door = Door()
-    async with opening(door) as entered:
-        assert entered is door
-        assert door.calls == []
-    assert door.calls == ["aclose"]
+async def test_an_entered_object_is_closed_at_the_end() -> None:
+    connection = FakeConnection()
+    async with connect(connection) as entered:
+        assert entered is connection
+        assert connection.calls == []
+    assert connection.calls == ["aclose"]
 
 
-async def test_an_exception_closes_it_gracefully_and_goes_on() -> None:
-    door = Door()
+async def test_an_exception_in_the_block_closes_gracefully_and_is_raised() -> None:
+    connection = FakeConnection()
     with pytest.raises(ValueError, match="no"):
-        async with opening(door):
+        async with connect(connection):
             raise ValueError("no")
-    assert door.calls == ["aclose"]
+    assert connection.calls == ["aclose"]
 
 
-async def test_cancelling_the_block_aborts_it() -> None:
-    door = Door()
+async def test_cancelling_the_block_aborts_the_object() -> None:
+    connection = FakeConnection()
 
     async def block() -> None:
-        async with opening(door):
+        async with connect(connection):
             await asyncio.sleep(60)
 
     task = asyncio.create_task(block())
@@ -81,22 +81,22 @@ async def test_cancelling_the_block_aborts_it() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert door.calls == ["abort", "aclose"]
+    assert connection.calls == ["abort", "aclose"]
 
 
-async def test_a_timeout_of_the_block_aborts_it() -> None:
-    door = Door()
+async def test_a_timeout_of_the_block_aborts_the_object() -> None:
+    connection = FakeConnection()
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01), opening(door):
+        async with asyncio.timeout(0.01), connect(connection):
             await asyncio.sleep(60)
-    assert door.calls == ["abort", "aclose"]
+    assert connection.calls == ["abort", "aclose"]
 
 
-async def test_cancelling_the_opening_opens_nothing() -> None:
-    door = Door()
+async def test_cancelling_while_opening_opens_nothing() -> None:
+    connection = FakeConnection()
 
     async def block() -> None:
-        async with opening(door):
+        async with connect(connection):
             raise AssertionError("it was opened")
 
     task = asyncio.create_task(block())
@@ -104,37 +104,38 @@ async def test_cancelling_the_opening_opens_nothing() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert door.calls == []
+    assert connection.calls == []
 
 
-async def test_what_cannot_be_opened_raises_either_way() -> None:
-    with pytest.raises(ConnectionError, match="locked"):
-        await refusal()
-    with pytest.raises(ConnectionError, match="locked"):
-        async with refusal():
+async def test_a_failure_to_open_is_raised_by_await_and_by_async_with() -> None:
+    with pytest.raises(ConnectionError, match="refused"):
+        await connect_refused()
+    with pytest.raises(ConnectionError, match="refused"):
+        async with connect_refused():
             raise AssertionError("it was opened")
 
 
-async def test_a_failure_to_close_is_seen() -> None:
-    with pytest.raises(OSError, match="stuck"):
-        async with opening(Failing()):
+async def test_a_failure_to_close_is_raised() -> None:
+    with pytest.raises(OSError, match="closing failed"):
+        async with connect(UnclosableConnection()):
             pass
 
 
-async def test_it_opens_once() -> None:
-    once = opening(Door())
+async def test_awaiting_twice_raises() -> None:
+    once = connect(FakeConnection())
     await once
     with pytest.raises(RuntimeError, match="cannot reuse"):
         await once
 
 
-async def test_a_task_can_open_it() -> None:
-    door = Door()
+async def test_a_task_can_open_an_object() -> None:
+    connection = FakeConnection()
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(opening(door))
-    assert await task is door
-    assert await asyncio.gather(opening(door), opening(door)) == [door, door]
-    assert door.calls == []
+        task = tasks.create_task(connect(connection))
+    assert await task is connection
+    first, second = await asyncio.gather(connect(connection), connect(connection))
+    assert first is second is connection
+    assert connection.calls == []
 
 
 async def test_a_task_of_connect_raises_what_connect_raises() -> None:
@@ -146,18 +147,18 @@ async def test_a_task_of_connect_raises_what_connect_raises() -> None:
             await task
 
 
-async def test_a_task_that_opens_it_can_be_cancelled() -> None:
+async def test_a_task_that_opens_an_object_can_be_cancelled() -> None:
     ended: list[BaseException] = []
 
-    async def unlock() -> Door:
+    async def open_connection() -> FakeConnection:
         try:
             await asyncio.sleep(60)
         except BaseException as error:
             ended.append(error)
             raise
-        return Door()
+        return FakeConnection()
 
-    task = asyncio.create_task(AwaitableContextManager(unlock()))
+    task = asyncio.create_task(AwaitableContextManager(open_connection()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -165,14 +166,14 @@ async def test_a_task_that_opens_it_can_be_cancelled() -> None:
     assert [type(error) for error in ended] == [asyncio.CancelledError]
 
 
-async def test_one_that_is_not_wanted_can_be_closed(recwarn: pytest.WarningsRecorder) -> None:
-    unwanted = opening(Door())
+async def test_close_without_await_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    unwanted = connect(FakeConnection())
     unwanted.close()
     del unwanted
     gc.collect()
     assert not recwarn.list
 
 
-async def test_one_that_is_dropped_is_noticed() -> None:
+async def test_dropping_without_await_warns() -> None:
     with pytest.warns(RuntimeWarning, match="never awaited"):
-        opening(Door())
+        connect(FakeConnection())

@@ -1,4 +1,4 @@
-"""The tools of the tests on every loop: a mistake in them would make tests that cannot fail."""
+"""The tools that run tests on every loop. With a mistake in them, tests might never fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ markers =
 
 
 def run_tests(pytester: pytest.Pytester, code: str) -> tuple[dict[str, str], str]:
-    """Run them with the hooks of every_loop.py. Their outcomes by name, and what pytest says."""
+    """Run tests with the hooks of every_loop.py.
+
+    Return their outcomes by name, and the output of pytest.
+    """
     pytester.makeconftest(HOOKS)
     pytester.makeini(MARKERS)
     pytester.makepyfile(f"import asyncio, subprocess, time, loops, pytest, trio, uvloop\n{code}")
@@ -38,14 +41,15 @@ def run_tests(pytester: pytest.Pytester, code: str) -> tuple[dict[str, str], str
 
 
 def on_each(test: str, outcome: str) -> dict[str, str]:
+    """Return the same outcome of `test` for every loop."""
     return {f"{test}[{kind}]": outcome for kind in ("asyncio", "uvloop", "trio")}
 
 
-# --- which loop ---
+# --- the loop of a test ---
 
 
 def test_a_test_runs_on_every_loop_that_it_names(pytester: pytest.Pytester) -> None:
-    outcomes, said = run_tests(
+    outcomes, output = run_tests(
         pytester,
         """
 ran = []
@@ -78,23 +82,23 @@ def test_without_a_loop():
         "test_on_asyncio[asyncio]": "passed",
         "test_on_uvloop[uvloop]": "passed",
         "test_without_a_loop": "passed",
-    }, said
+    }, output
 
 
 @pytest.mark.parametrize("kind", loops.KINDS)
-def test_a_loop_is_what_it_is_said_to_be(kind: str) -> None:
-    async def look() -> str:
+def test_run_runs_on_the_loop_of_the_given_kind(kind: str) -> None:
+    async def actual_kind() -> str:
         assert loops.kind() == kind
         if trio.lowlevel.in_trio_run():
             return "trio"
         is_uvloop = isinstance(asyncio.get_running_loop(), uvloop.Loop)
         return "uvloop" if is_uvloop else "asyncio"
 
-    assert loops.run(kind, look) == kind
+    assert loops.run(kind, actual_kind) == kind
 
 
 def test_a_test_fails_on_every_loop(pytester: pytest.Pytester) -> None:
-    outcomes, said = run_tests(
+    outcomes, output = run_tests(
         pytester,
         """
 async def test_itself():
@@ -109,15 +113,17 @@ async def test_its_task():
     )
     assert outcomes == on_each("test_itself", "failed") | on_each("test_its_task", "failed")
     for kind in loops.KINDS:
-        assert f"FAILED test_a_test_fails_on_every_loop.py::test_its_task[{kind}] - Failed" in said
-    assert "ExceptionGroup" not in said
+        assert (
+            f"FAILED test_a_test_fails_on_every_loop.py::test_its_task[{kind}] - Failed" in output
+        )
+    assert "ExceptionGroup" not in output
 
 
-# --- whether the loop's thread was blocked ---
+# --- detecting a blocked loop thread ---
 
 
-def test_many_short_sleeps_in_one_turn_block_no_loop(pytester: pytest.Pytester) -> None:
-    outcomes, said = run_tests(
+def test_many_short_sleeps_in_one_iteration_block_no_loop(pytester: pytest.Pytester) -> None:
+    outcomes, output = run_tests(
         pytester,
         """
 async def test_busy():
@@ -126,11 +132,11 @@ async def test_busy():
         time.sleep(0.005)
 """,
     )
-    assert outcomes == on_each("test_busy", "passed"), said
+    assert outcomes == on_each("test_busy", "passed"), output
 
 
 def test_a_test_that_blocks_its_loop_fails(pytester: pytest.Pytester) -> None:
-    outcomes, said = run_tests(
+    outcomes, output = run_tests(
         pytester,
         """
 async def test_asleep():
@@ -167,29 +173,29 @@ async def test_in_the_loop():
         "test_waiting_for_a_process",
     )
     healthy = ("test_on_purpose", "test_in_a_thread", "test_in_the_loop")
-    expected = {}
+    expected: dict[str, str] = {}
     for name in blocking:
         expected |= on_each(name, "failed")
     for name in healthy:
         expected |= on_each(name, "passed")
-    assert outcomes == expected, said
-    # At the begin of a line: on CI pytest says it once more in its summary.
-    assert said.count("\nthe loop's thread was blocked for ") == len(blocking) * 3
-    assert "time.sleep(0.5)" in said  # and where
+    assert outcomes == expected, output
+    # At the beginning of a line: on CI, the summary of pytest repeats the message.
+    assert output.count("\nthe loop's thread was blocked for ") == len(blocking) * 3
+    assert "time.sleep(0.5)" in output  # the place in the code
 
 
-def live(detector: BlockingDetector, turns: int = 4) -> None:
-    """What the thread of a loop does that works."""
-    for _ in range(turns):
+def tick_regularly(detector: BlockingDetector, count: int = 4) -> None:
+    """Sleep and tick as the thread of a loop that is not blocked."""
+    for _ in range(count):
         time.sleep(0.05)
         detector.tick()
 
 
 def test_a_thread_that_sleeps_between_two_ticks_is_blocked() -> None:
     detector = BlockingDetector()
-    live(detector)
+    tick_regularly(detector)
     time.sleep(2 * LIMIT)
-    live(detector)
+    tick_regularly(detector)
     detector.stop()
     report = detector.report()
     assert report is not None
@@ -198,19 +204,19 @@ def test_a_thread_that_sleeps_between_two_ticks_is_blocked() -> None:
 
 def test_a_thread_that_works_is_not_blocked() -> None:
     detector = BlockingDetector()
-    live(detector)
+    tick_regularly(detector)
     end = time.monotonic() + 2 * LIMIT
     while time.monotonic() < end:
         pass
     detector.tick()
-    live(detector, turns=20)
+    tick_regularly(detector, count=20)
     detector.stop()
     assert detector.report() is None
 
 
 @pytest.mark.parametrize("kind", loops.KINDS)
-def test_a_loop_that_waits_too_long_was_woken_late(kind: str) -> None:
-    """No tick could have prevented this wait. The machine woke the loop late."""
+def test_a_long_wait_of_the_loop_itself_is_no_blocking(kind: str) -> None:
+    """The loop itself waits here: if the machine wakes it late, no call has blocked it."""
     detector = BlockingDetector()
 
     async def wait() -> None:
@@ -222,7 +228,7 @@ def test_a_loop_that_waits_too_long_was_woken_late(kind: str) -> None:
     assert detector.report() is None
 
 
-# --- asyncio's words on every loop ---
+# --- asyncio's functions on every loop ---
 
 
 async def fail_soon() -> None:
@@ -230,7 +236,7 @@ async def fail_soon() -> None:
     raise ZeroDivisionError
 
 
-async def beside_one_that_fails() -> None:
+async def sleep_beside_a_failing_task() -> None:
     async with loops.TaskGroup() as tasks:
         tasks.create_task(fail_soon())
         await loops.sleep(60)
@@ -242,7 +248,7 @@ async def answer() -> int:
 
 
 @pytest.mark.parametrize("kind", loops.KINDS)
-def test_errors_of_tasks_come_out(kind: str) -> None:
+def test_errors_of_tasks_are_raised(kind: str) -> None:
     async def body() -> None:
         with pytest.raises(ZeroDivisionError):
             await loops.create_task(fail_soon())
@@ -252,13 +258,13 @@ def test_errors_of_tasks_come_out(kind: str) -> None:
         assert found[0] == 42
         assert isinstance(found[1], ZeroDivisionError)
         with pytest.raises(ExceptionGroup):
-            await beside_one_that_fails()
+            await sleep_beside_a_failing_task()
 
     loops.run(kind, body)
 
 
 @pytest.mark.parametrize("kind", loops.KINDS)
-def test_results_of_tasks_come_out(kind: str) -> None:
+def test_results_of_tasks_are_returned(kind: str) -> None:
     async def body() -> int:
         task = loops.create_task(answer())
         assert not task.done()
@@ -276,7 +282,7 @@ def test_results_of_tasks_come_out(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", loops.KINDS)
-def test_what_takes_too_long_ends(kind: str) -> None:
+def test_timeouts_end_a_wait(kind: str) -> None:
     async def body() -> None:
         with pytest.raises(TimeoutError):
             async with loops.timeout(0.05):

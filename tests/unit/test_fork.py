@@ -1,4 +1,4 @@
-"""A forked child leaves what is its parent's alone."""
+"""A forked child neither uses nor destroys the RDMA objects of its parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def use():
     assert begun.wait(10)
 
 def in_child(check):
-    "Run it in a forked child, which must come to its end."
+    "Run check() in a forked child, and assert that it ends without an exception."
     child = os.fork()
     if not child:
         try:
@@ -38,7 +38,7 @@ def run(code: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-def test_a_forked_child_and_its_children_know_what_they_are() -> None:
+def test_forked_children_and_grandchildren_are_forked_children() -> None:
     run("""
 def check():
     assert is_forked_child()
@@ -54,7 +54,7 @@ assert not is_forked_child()
 """)
 
 
-def test_a_child_of_a_process_that_used_nothing_yet_can_use_all() -> None:
+def test_a_child_forked_before_any_use_can_use_aiordma() -> None:
     run("""
 async def call():
     return await run_in_worker(running_loop(), lambda: 42)
@@ -74,15 +74,15 @@ in_child(check_forked)
 """)
 
 
-def test_a_child_that_was_forked_in_a_loop_closes_without_one() -> None:
-    """asyncio says there that no loop runs."""
+def test_in_a_child_forked_inside_a_loop_checkpoint_returns_at_once() -> None:
+    """asyncio raises there because no loop is running."""
     run("""
 from aiordma.loop import checkpoint
 
 def check():
-    leaving = checkpoint()
+    waiting = checkpoint()
     try:
-        leaving.send(None)
+        waiting.send(None)
     except StopIteration:
         return
     raise AssertionError("it waited")
@@ -96,7 +96,7 @@ asyncio.run(main())
 """)
 
 
-def test_a_child_that_was_started_afresh_is_none() -> None:
+def test_a_subprocess_of_a_forked_child_is_no_forked_child() -> None:
     run("""
 import subprocess
 use()
@@ -109,7 +109,7 @@ in_child(check)
 """)
 
 
-def test_a_forked_child_is_told_that_it_can_call_nothing() -> None:
+def test_in_a_forked_child_run_in_worker_raises() -> None:
     run("""
 calls = []
 
@@ -131,7 +131,7 @@ assert asyncio.run(called()) == 42
 """)
 
 
-def test_a_forked_child_runs_no_jobs() -> None:
+def test_in_a_forked_child_submitted_jobs_are_dropped() -> None:
     run("""
 def check():
     for submit in (worker_pool.submit, blocking_pool.submit, SerialJobs().submit):
@@ -144,19 +144,19 @@ in_child(check)
 """)
 
 
-def test_a_forked_child_destroys_nothing_and_does_not_wait_for_it() -> None:
+def test_in_a_forked_child_an_id_handle_destroys_nothing_and_does_not_wait() -> None:
     run("""
 class Id:
     def __init__(self):
         self.calls = []
 
     def own_objects(self):
-        return Own(self.calls)
+        return OwnObjects(self.calls)
 
     def destroy(self):
         self.calls.append("destroy")
 
-class Own:
+class OwnObjects:
     def __init__(self, calls):
         self.calls = calls
 

@@ -1,4 +1,4 @@
-"""Futures that wake their task in the callback that brings the news."""
+"""Inline wake-ups: futures that resume their task at the end of the callback that sets them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make() -> InlineFuture:
 
 
 class Waiters:
-    """Tasks that each wait for a future, and note what happens."""
+    """Tasks that each wait for a future, and a log of what happens to them."""
 
     def __init__(self, count: int = 1) -> None:
         self.futures = [make() for _ in range(count)]
@@ -64,11 +64,15 @@ async def called_by_the_loop(callback: Callable[[], object]) -> None:
     await asyncio.wait_for(done.wait(), TIME_LIMIT)
 
 
-async def test_whom_a_callback_wakes_goes_on_at_its_end() -> None:
+async def test_tasks_woken_by_a_callback_run_at_its_end() -> None:
     two = await waiters(2)
 
+    def wake_both() -> None:
+        wake(two, 1)
+        wake(two, 0)
+
     def call() -> None:
-        run_with_inline_wakeups(lambda: [wake(two, number) for number in (1, 0)])
+        run_with_inline_wakeups(wake_both)
         two.log.append("called")
 
     await called_by_the_loop(call)
@@ -82,7 +86,7 @@ def wake(waiting: Waiters, number: int) -> None:
     waiting.log.append(f"woke {number}")
 
 
-async def test_on_uvloop_too() -> None:
+async def test_a_task_woken_on_uvloop_runs_at_the_end_of_the_callback() -> None:
     async def body() -> list[str]:
         one = await waiters()
         await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: wake(one, 0)))
@@ -92,30 +96,30 @@ async def test_on_uvloop_too() -> None:
     assert log == ["woke 0", "0 in task 0"]
 
 
-async def test_without_such_a_callback_the_loop_does_it() -> None:
+async def test_a_task_woken_by_a_task_runs_in_the_next_iteration() -> None:
     one = await waiters()
-    wake(one, 0)  # by a task: two cannot run at once
+    wake(one, 0)  # in a task: another task cannot run inside it
     assert one.log == ["woke 0"]
     await asyncio.sleep(0)
     assert one.log == ["woke 0", "0 in task 0"]
 
 
-async def test_what_a_woken_task_wakes_waits_for_the_loop() -> None:
+async def test_a_task_woken_by_an_inline_task_runs_in_the_next_iteration() -> None:
     one, other = make(), await waiters()
 
     async def wait() -> None:
         await one
         wake(other, 0)
-        other.log.append("goes on")
+        other.log.append("continues")
 
     waiting = asyncio.create_task(wait())
     await asyncio.sleep(0)
     await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: one.set_result(None)))
     await asyncio.gather(waiting, *other.tasks)
-    assert other.log == ["woke 0", "goes on", "0 in task 0"]
+    assert other.log == ["woke 0", "continues", "0 in task 0"]
 
 
-async def test_one_within_another_is_one() -> None:
+async def test_a_nested_call_wakes_at_the_end_of_the_outer_one() -> None:
     one = await waiters()
 
     def outer() -> None:
@@ -126,14 +130,14 @@ async def test_one_within_another_is_one() -> None:
     assert one.log == ["woke 0", "inner ended", "0 in task 0"]
 
 
-async def test_one_that_was_set_before_is_not_waited_for() -> None:
+async def test_a_future_that_is_set_already_is_not_waited_for() -> None:
     future = make()
     run_with_inline_wakeups(lambda: future.set_result(None))
     await asyncio.wait_for(future, TIME_LIMIT)
     assert future.done()
 
 
-async def test_a_cancelled_task_hears_of_it_once() -> None:
+async def test_a_cancelled_task_is_cancelled_once() -> None:
     one = await waiters()
     one.tasks[0].cancel()
     assert one.futures[0].done()
@@ -142,7 +146,7 @@ async def test_a_cancelled_task_hears_of_it_once() -> None:
     assert one.log == ["0 cancelled"]
 
 
-async def test_a_task_that_is_cancelled_by_one_that_was_woken_with_it() -> None:
+async def test_a_task_cancelled_by_another_task_of_its_batch_is_cancelled() -> None:
     two = await waiters(2)
     first = make()
 
@@ -165,21 +169,21 @@ async def test_a_task_that_is_cancelled_by_one_that_was_woken_with_it() -> None:
     await asyncio.gather(cancelling, two.tasks[1])
 
 
-async def test_others_may_be_told_too() -> None:
+async def test_other_callbacks_of_a_future_are_called_too() -> None:
     one = await waiters()
-    told: list[str] = []
-    note: Callable[[object], None] = lambda _: told.append("told")  # noqa: E731
-    one.futures[0].add_done_callback(note)
-    dropped: Callable[[object], None] = lambda _: told.append("never")  # noqa: E731
-    one.futures[0].add_done_callback(dropped)
-    assert one.futures[0].remove_done_callback(dropped) == 1
+    calls: list[str] = []
+    callback: Callable[[object], None] = lambda _: calls.append("called")  # noqa: E731
+    one.futures[0].add_done_callback(callback)
+    removed: Callable[[object], None] = lambda _: calls.append("never")  # noqa: E731
+    one.futures[0].add_done_callback(removed)
+    assert one.futures[0].remove_done_callback(removed) == 1
     await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: wake(one, 0)))
     await asyncio.sleep(0)
-    assert told == ["told"]
+    assert calls == ["called"]
     assert one.log == ["woke 0", "0 in task 0"]
 
 
-async def test_with_a_timeout_and_in_a_group() -> None:
+async def test_a_timeout_ends_the_wait() -> None:
     one = make()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -188,7 +192,7 @@ async def test_with_a_timeout_and_in_a_group() -> None:
     assert (len(done), len(pending)) == (0, 1)
 
 
-async def test_a_callback_that_fails_wakes_whom_it_has_woken() -> None:
+async def test_a_failing_callback_still_runs_the_tasks_it_woke() -> None:
     one = await waiters()
 
     def fail() -> None:
@@ -204,7 +208,7 @@ async def test_a_callback_that_fails_wakes_whom_it_has_woken() -> None:
     await one.tasks[0]
 
 
-async def test_what_ends_the_loop_leaves_the_others_to_it() -> None:
+async def test_after_a_base_exception_the_loop_runs_the_other_tasks() -> None:
     class End(BaseException):
         pass
 
@@ -216,17 +220,22 @@ async def test_what_ends_the_loop_leaves_the_others_to_it() -> None:
 
     first.add_done_callback(end, context=contextvars.copy_context())
 
+    def wake_all() -> None:
+        wake(two, 0)
+        first.set_result(None)
+        wake(two, 1)
+
     def call() -> None:
         with pytest.raises(End):
-            run_with_inline_wakeups(lambda: (wake(two, 0), first.set_result(None), wake(two, 1)))
-        two.log.append("over")
+            run_with_inline_wakeups(wake_all)
+        two.log.append("raised")
 
     await called_by_the_loop(call)
     await asyncio.wait_for(two.tasks[1], TIME_LIMIT)
-    assert two.log == ["woke 0", "woke 1", "0 in task 0", "over", "1 in task 1"]
+    assert two.log == ["woke 0", "woke 1", "0 in task 0", "raised", "1 in task 1"]
 
 
-async def test_nothing_is_kept_of_a_task_that_went_on() -> None:
+async def test_a_future_keeps_no_reference_to_a_resumed_task() -> None:
     one = await waiters()
     await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: wake(one, 0)))
     await one.tasks[0]
@@ -236,39 +245,43 @@ async def test_nothing_is_kept_of_a_task_that_went_on() -> None:
     assert one.futures[0].done()
 
 
-async def test_what_is_to_follow_comes_after_all_that_were_woken() -> None:
+async def test_after_batch_calls_after_all_tasks_of_the_batch() -> None:
     three = await waiters(3)
-    assert not after_batch(lambda: three.log.append("never: nobody was woken"))
+    assert not after_batch(lambda: three.log.append("never: no task was woken"))
 
     async def wait(future: InlineFuture) -> None:
         await future
-        assert after_batch(lambda: three.log.append("afterwards"))
+        assert after_batch(lambda: three.log.append("after the batch"))
 
     first = make()
     waiting = asyncio.create_task(wait(first))
     await asyncio.sleep(0)
 
+    def wake_all() -> None:
+        first.set_result(None)
+        for number in range(3):
+            wake(three, number)
+
     def call() -> None:
-        run_with_inline_wakeups(
-            lambda: (first.set_result(None), *(wake(three, number) for number in range(3)))
-        )
+        run_with_inline_wakeups(wake_all)
         three.log.append("called")
 
     await called_by_the_loop(call)
-    assert three.log[3:] == ["0 in task 0", "1 in task 1", "2 in task 2", "afterwards", "called"]
+    in_batch = ["0 in task 0", "1 in task 1", "2 in task 2"]
+    assert three.log[3:] == [*in_batch, "after the batch", "called"]
     await waiting
 
 
-async def test_nothing_follows_one_that_is_alone() -> None:
-    said: list[bool] = []
+async def test_after_batch_refuses_in_a_batch_of_one() -> None:
+    results: list[bool] = []
 
     async def wait(future: InlineFuture) -> None:
         await future
-        said.append(after_batch(lambda: None))
+        results.append(after_batch(lambda: None))
 
     first = make()
     waiting = asyncio.create_task(wait(first))
     await asyncio.sleep(0)
     await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: first.set_result(None)))
     await waiting
-    assert said == [False]
+    assert results == [False]

@@ -1,4 +1,4 @@
-"""Interrupt: a thread's wait for a file descriptor, and its end."""
+"""Interrupt: ending a thread's wait for a file descriptor."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TIME_LIMIT = 10.0
 
 @pytest.fixture
 def readable() -> Iterator[int]:
-    """A descriptor that is readable once it is written to."""
+    """A file descriptor that becomes readable when it is written to."""
     fd = os.eventfd(0, os.EFD_NONBLOCK)
     yield fd
     os.close(fd)
 
 
-class Waiting:
-    """A thread that waits for a descriptor."""
+class WaitingThread:
+    """A thread that waits for a file descriptor."""
 
     def __init__(self, interrupt: Interrupt, fd: int) -> None:
         self.result: bool | None = None
@@ -39,17 +39,17 @@ class Waiting:
         assert not self.thread.is_alive()
         return self.result
 
-    def stays(self) -> bool:
+    def still_waits(self) -> bool:
         self.thread.join(0.05)
         return self.thread.is_alive()
 
 
 def open_fds() -> list[str]:
-    gc.collect()  # what earlier tests dropped closes now, and not between two looks
+    gc.collect()  # objects of earlier tests close their descriptors now, not between two calls
     return sorted(os.listdir("/proc/self/fd"))
 
 
-def test_a_descriptor_that_is_readable_is_not_waited_for(readable: int) -> None:
+def test_a_readable_descriptor_is_not_waited_for(readable: int) -> None:
     os.eventfd_write(readable, 1)
     interrupt = Interrupt()
     assert interrupt.wait_readable(readable)
@@ -58,24 +58,24 @@ def test_a_descriptor_that_is_readable_is_not_waited_for(readable: int) -> None:
 
 
 def test_the_wait_lasts_until_the_descriptor_is_readable(readable: int) -> None:
-    waiting = Waiting(Interrupt(), readable)
-    assert waiting.stays()
+    waiting = WaitingThread(Interrupt(), readable)
+    assert waiting.still_waits()
     os.eventfd_write(readable, 1)
     assert waiting.end() is True
 
 
 def test_another_thread_ends_the_wait(readable: int) -> None:
     interrupt = Interrupt()
-    waiting = Waiting(interrupt, readable)
-    assert waiting.stays()
+    waiting = WaitingThread(interrupt, readable)
+    assert waiting.still_waits()
     interrupt.set()
     assert waiting.end() is False
 
 
-def test_all_who_wait_are_told(readable: int) -> None:
+def test_set_ends_the_wait_of_every_thread(readable: int) -> None:
     interrupt = Interrupt()
-    waiting = [Waiting(interrupt, readable) for _ in range(3)]
-    assert all(one.stays() for one in waiting)
+    waiting = [WaitingThread(interrupt, readable) for _ in range(3)]
+    assert all(one.still_waits() for one in waiting)
     interrupt.set()
     assert [one.end() for one in waiting] == [False] * 3
 
@@ -84,19 +84,24 @@ def test_a_wait_after_the_interrupt_ends_at_once(readable: int) -> None:
     interrupt = Interrupt()
     assert not interrupt.is_set
     interrupt.set()
-    assert interrupt.is_set
+    assert is_set(interrupt)
     assert not interrupt.wait_readable(readable)
     assert not interrupt.wait_readable(readable)
 
 
-def test_the_interrupt_counts_more_than_the_descriptor(readable: int) -> None:
+def is_set(interrupt: Interrupt) -> bool:
+    """Return `interrupt.is_set`, whose value mypy takes for constant."""
+    return interrupt.is_set
+
+
+def test_the_interrupt_has_priority_over_a_readable_descriptor(readable: int) -> None:
     os.eventfd_write(readable, 1)
     interrupt = Interrupt()
     interrupt.set()
     assert not interrupt.wait_readable(readable)
 
 
-def test_it_may_be_set_many_times(readable: int) -> None:
+def test_set_on_a_full_eventfd_does_not_block(readable: int) -> None:
     interrupt = Interrupt()
     os.eventfd_write(interrupt._fd, (1 << 64) - 2)  # full: another write would block
     begun = time.monotonic()
@@ -106,7 +111,7 @@ def test_it_may_be_set_many_times(readable: int) -> None:
     assert not interrupt.wait_readable(readable)
 
 
-def test_nothing_is_left_open_once_it_is_dropped() -> None:
+def test_a_dropped_interrupt_closes_its_descriptor() -> None:
     before = open_fds()
     interrupt = Interrupt()
     assert len(open_fds()) == len(before) + 1
@@ -115,10 +120,10 @@ def test_nothing_is_left_open_once_it_is_dropped() -> None:
     assert open_fds() == before
 
 
-def test_it_stays_open_while_a_thread_waits(readable: int) -> None:
+def test_a_dropped_interrupt_stays_open_while_a_thread_waits(readable: int) -> None:
     before = open_fds()
-    waiting = Waiting(Interrupt(), readable)
-    assert waiting.stays()
+    waiting = WaitingThread(Interrupt(), readable)
+    assert waiting.still_waits()
     assert len(open_fds()) > len(before)
     os.eventfd_write(readable, 1)
     assert waiting.end() is True
@@ -126,6 +131,6 @@ def test_it_stays_open_while_a_thread_waits(readable: int) -> None:
     assert open_fds() == before
 
 
-def test_no_child_process_inherits_it() -> None:
+def test_child_processes_do_not_inherit_the_descriptor() -> None:
     interrupt = Interrupt()
     assert not os.get_inheritable(interrupt._fd)

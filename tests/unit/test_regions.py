@@ -16,7 +16,7 @@ from aiordma import AccessFlags, MemoryRegion, RemoteBuffer
 
 
 class FakeDomain:
-    """A protection domain, of which nothing is asked but which one it is."""
+    """A protection domain. Only its identity matters."""
 
 
 HERE: Any = FakeDomain()
@@ -39,14 +39,14 @@ def region_of(buffer: bytearray | array.array[float], disposed: list[object]) ->
     registration: Any = FakeRegistration(buffer)
     access = AccessFlags.LOCAL_WRITE
 
-    def dispose(registration: object, over: Callable[[], None]) -> None:
+    def dispose(registration: object, on_disposed: Callable[[], None]) -> None:
         disposed.append(registration)
-        over()
+        on_disposed()
 
     return MemoryRegion(registration, buffer, access, dispose)
 
 
-def test_a_region_is_the_buffer_itself(disposed: list[object]) -> None:
+def test_a_region_exports_the_memory_of_the_buffer(disposed: list[object]) -> None:
     memory = bytearray(b"0123456789")
     region = region_of(memory, disposed)
     view = memoryview(region)
@@ -64,7 +64,7 @@ def test_a_region_counts_bytes_whatever_the_items_are(disposed: list[object]) ->
     assert len(region[8:].view) == 8
 
 
-def test_slices(disposed: list[object]) -> None:
+def test_slicing_a_region_returns_parts_of_it(disposed: list[object]) -> None:
     region = region_of(bytearray(range(100)), disposed)
     part = region[10:30]
     assert (part.addr, part.lkey, len(part)) == (0x1000A, 5, 20)
@@ -76,7 +76,7 @@ def test_slices(disposed: list[object]) -> None:
         region[::2]
 
 
-def test_closing_waits_for_the_device(disposed: list[object]) -> None:
+def test_close_unregisters_after_the_last_release(disposed: list[object]) -> None:
     memory = bytearray(10)
     region = region_of(memory, disposed)
     region.acquire(HERE)
@@ -96,15 +96,15 @@ def test_closing_waits_for_the_device(disposed: list[object]) -> None:
 
 
 @pytest.mark.parametrize("pd", [ELSEWHERE, None])
-def test_memory_that_is_registered_elsewhere_is_not_taken(pd: Any, disposed: list[object]) -> None:
+def test_a_region_of_another_domain_is_refused(pd: Any, disposed: list[object]) -> None:
     region = region_of(bytearray(10), disposed)
     with pytest.raises(ValueError, match="registered on another device, or by another event loop"):
         region.acquire(pd)
     region.close()
-    assert len(disposed) == 1  # nobody uses it
+    assert len(disposed) == 1  # no request uses it
 
 
-def test_a_block_and_dropping_close_it(disposed: list[object]) -> None:
+def test_the_end_of_a_block_and_dropping_close_a_region(disposed: list[object]) -> None:
     with region_of(bytearray(1), disposed) as region:
         assert not region.closed
     assert len(disposed) == 1
@@ -113,14 +113,14 @@ def test_a_block_and_dropping_close_it(disposed: list[object]) -> None:
     assert len(disposed) == 2
 
 
-class Slow:
-    """Unpins when it is told to."""
+class SlowDispose:
+    """A dispose function that records each call. A test calls the recorded callbacks later."""
 
     def __init__(self) -> None:
-        self.calls: list[Callable[[], None]] = []
+        self.callbacks: list[Callable[[], None]] = []
 
-    def __call__(self, registration: object, over: Callable[[], None]) -> None:
-        self.calls.append(over)
+    def __call__(self, registration: object, on_disposed: Callable[[], None]) -> None:
+        self.callbacks.append(on_disposed)
 
     def region_of(self, memory: bytearray) -> MemoryRegion:
         registration: Any = FakeRegistration(memory)
@@ -128,26 +128,26 @@ class Slow:
 
 
 @pytest.mark.asyncio
-async def test_aclose_waits_for_the_device_and_for_the_unpinning() -> None:
-    slow = Slow()
-    region = slow.region_of(bytearray(10))
+async def test_aclose_waits_for_the_last_release_and_for_unregistering() -> None:
+    dispose = SlowDispose()
+    region = dispose.region_of(bytearray(10))
     region.acquire(HERE)
     tasks = [asyncio.create_task(region.aclose()) for _ in range(2)]
     await asyncio.sleep(0.01)
     assert region.closed
-    assert slow.calls == []
+    assert dispose.callbacks == []
     region.release()
     await asyncio.sleep(0.01)
-    assert len(slow.calls) == 1
+    assert len(dispose.callbacks) == 1
     assert not any(task.done() for task in tasks)
-    slow.calls[0]()
+    dispose.callbacks[0]()
     await asyncio.gather(*tasks)
     await region.aclose()
-    assert len(slow.calls) == 1
+    assert len(dispose.callbacks) == 1
 
 
 @pytest.mark.asyncio
-async def test_the_end_of_an_async_block_waits_too(disposed: list[object]) -> None:
+async def test_the_end_of_an_async_block_waits_for_unregistering(disposed: list[object]) -> None:
     memory = bytearray(10)
     async with region_of(memory, disposed) as region:
         assert not region.closed
@@ -157,50 +157,52 @@ async def test_the_end_of_an_async_block_waits_too(disposed: list[object]) -> No
 
 @pytest.mark.asyncio
 async def test_cancelling_aclose_stops_the_waiting_only() -> None:
-    slow = Slow()
-    region = slow.region_of(bytearray(10))
+    dispose = SlowDispose()
+    region = dispose.region_of(bytearray(10))
     task = asyncio.create_task(region.aclose())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert region.closed
-    slow.calls[0]()
+    dispose.callbacks[0]()
     await region.aclose()
 
 
-def test_a_lease_ends_without_unpinning(disposed: list[object]) -> None:
-    memory, ends = bytearray(b"0123456789"), list[str]()
+def test_closing_an_alias_does_not_unregister_the_memory(disposed: list[object]) -> None:
+    memory, released = bytearray(b"0123456789"), list[str]()
     region = region_of(memory, disposed)
-    lease = region.alias(lambda: ends.append("end"))
-    assert (lease.addr, lease.lkey, lease.rkey, len(lease)) == (0x10000, 5, 6, 10)
-    assert lease.access == region.access
-    assert bytes(memoryview(lease)) == b"0123456789"
-    lease.acquire(HERE)
-    lease.close()
-    assert ends == []
-    lease.release()
-    assert ends == ["end"]
+    alias = region.alias(lambda: released.append("released"))
+    assert (alias.addr, alias.lkey, alias.rkey, len(alias)) == (0x10000, 5, 6, 10)
+    assert alias.access == region.access
+    assert bytes(memoryview(alias)) == b"0123456789"
+    alias.acquire(HERE)
+    alias.close()
+    assert released == []
+    alias.release()
+    assert released == ["released"]
     assert disposed == []
     assert not region.closed
     with pytest.raises(ValueError, match="closed"):
-        lease.acquire(HERE)
+        alias.acquire(HERE)
     region.acquire(HERE)
     region.release()
 
 
 @pytest.mark.asyncio
-async def test_the_end_of_a_lease_is_waited_for(disposed: list[object]) -> None:
-    region, ends = region_of(bytearray(10), disposed), list[str]()
-    async with region.alias(lambda: ends.append("end")):
-        assert ends == []
-    assert ends == ["end"]
+async def test_the_end_of_an_async_block_waits_for_the_release_of_an_alias(
+    disposed: list[object],
+) -> None:
+    region, released = region_of(bytearray(10), disposed), list[str]()
+    async with region.alias(lambda: released.append("released")):
+        assert released == []
+    assert released == ["released"]
     assert disposed == []
 
 
-def test_memory_of_no_process_has_no_bytes() -> None:
+def test_a_region_of_a_dmabuf_has_no_bytes() -> None:
     registration: Any = FakeRegistration(bytearray(10))
-    region = MemoryRegion(registration, None, AccessFlags.REMOTE_READ, Slow())
+    region = MemoryRegion(registration, None, AccessFlags.REMOTE_READ, SlowDispose())
     assert (len(region), len(region[2:5]), region.remote.length) == (10, 3, 10)
     with pytest.raises(BufferError):
         memoryview(region)
@@ -209,7 +211,7 @@ def test_memory_of_no_process_has_no_bytes() -> None:
     region.close()
 
 
-def test_a_remote_buffer_travels() -> None:
+def test_a_remote_buffer_can_be_packed_and_pickled() -> None:
     remote = RemoteBuffer((1 << 64) - 1, (1 << 32) - 1, 100)
     assert remote.pack() == b"\xff" * 12 + b"\0\0\0\x64"
     assert RemoteBuffer.unpack(remote.pack() + b"more") == remote

@@ -1,4 +1,4 @@
-"""RegistrationCache: buffers that stay registered while they are wanted, or in use."""
+"""RegistrationCache: buffers that stay registered while they are cached or in use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FakeRegistration:
 
 
 class FakeConnection:
-    """Registers what it is given, and knows what is registered now."""
+    """A connection that records the buffers which are registered now, by their number."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -41,28 +41,31 @@ class FakeConnection:
         self.made += 1
         number = self.made
         registration: Any = FakeRegistration(buffer, number)
-        self.registered[number] = memoryview(buffer)  # holds it, as a registration does
+        self.registered[number] = memoryview(buffer)  # exports the buffer, as a registration does
 
-        def dispose(registration: object, over: Callable[[], None]) -> None:
+        def dispose(registration: object, on_disposed: Callable[[], None]) -> None:
             del self.registered[number]
-            over()
+            on_disposed()
 
         return MemoryRegion(registration, buffer, access, dispose)
 
 
 class Rig:
+    """A cache on a FakeConnection."""
+
     def __init__(self, max_bytes: int = 1000) -> None:
         self.connection = FakeConnection()
         connection: Any = self.connection
         self.cache = RegistrationCache(connection, max_bytes=max_bytes)
 
     async def use(self, buffer: Any, access: AccessFlags = WRITE) -> int:
-        """Register it, and let go of the region; the key that it had."""
+        """Register `buffer`, close the region, and return its local key."""
         with await self.cache.register(buffer, access) as region:
             return region.lkey
 
     @property
     def state(self) -> tuple[int, int, int]:
+        """The cached buffers, the cached bytes, and the buffers that are registered."""
         return len(self.cache), self.cache.nbytes, len(self.connection.registered)
 
 
@@ -93,7 +96,7 @@ async def test_other_memory_or_access_is_another_buffer() -> None:
     assert rig.state == (5, 400, 5)
 
 
-async def test_what_is_cached_is_pinned() -> None:
+async def test_a_cached_buffer_stays_exported() -> None:
     rig, memory = Rig(), bytearray(100)
     await rig.use(memory)
     with pytest.raises(BufferError):
@@ -102,7 +105,7 @@ async def test_what_is_cached_is_pinned() -> None:
     memory.append(0)
 
 
-async def test_what_was_not_used_for_longest_goes_first() -> None:
+async def test_the_least_recently_used_buffer_is_unregistered_first() -> None:
     rig, memories = Rig(300), [bytearray(100) for _ in range(5)]
     for memory in memories[:3]:
         await rig.use(memory)
@@ -114,7 +117,7 @@ async def test_what_was_not_used_for_longest_goes_first() -> None:
     assert list(rig.connection.registered) == [1, 4, 5]
 
 
-async def test_a_large_one_sends_as_many_away_as_it_needs() -> None:
+async def test_a_large_buffer_evicts_several_small_ones() -> None:
     rig = Rig(300)
     memories = [bytearray(100) for _ in range(3)]
     for memory in memories:
@@ -124,7 +127,7 @@ async def test_a_large_one_sends_as_many_away_as_it_needs() -> None:
     assert rig.state == (2, 300, 2)
 
 
-async def test_what_is_in_use_does_not_go() -> None:
+async def test_a_buffer_in_use_is_not_evicted() -> None:
     rig, memories = Rig(100), [bytearray(100) for _ in range(3)]
     regions = [await rig.cache.register(memory, WRITE) for memory in memories]
     assert rig.state == (3, 300, 3)
@@ -136,7 +139,7 @@ async def test_what_is_in_use_does_not_go() -> None:
     assert rig.state == (1, 100, 1)
 
 
-async def test_one_that_alone_is_too_large_goes_when_it_is_not_used() -> None:
+async def test_a_buffer_larger_than_the_cache_is_evicted_after_its_use() -> None:
     rig = Rig(100)
     region = await rig.cache.register(bytearray(101), WRITE)
     assert rig.state == (1, 101, 1)
@@ -144,13 +147,13 @@ async def test_one_that_alone_is_too_large_goes_when_it_is_not_used() -> None:
     assert rig.state == (0, 0, 0)
 
 
-async def test_without_room_nothing_is_kept() -> None:
+async def test_with_max_bytes_0_nothing_stays_registered() -> None:
     rig, memory = Rig(0), bytearray(10)
     assert [await rig.use(memory) for _ in range(2)] == [1, 2]
     assert rig.state == (0, 0, 0)
 
 
-async def test_what_the_device_still_uses_does_not_go() -> None:
+async def test_a_buffer_that_the_device_uses_is_not_evicted() -> None:
     rig, memory = Rig(0), bytearray(10)
     region = await rig.cache.register(memory, WRITE)
     region.acquire(None)
@@ -160,13 +163,13 @@ async def test_what_the_device_still_uses_does_not_go() -> None:
     assert rig.state == (0, 0, 0)
 
 
-async def test_a_discarded_buffer_goes_with_its_last_region() -> None:
+async def test_a_discarded_buffer_is_unregistered_with_its_last_region() -> None:
     rig, memory = Rig(), bytearray(100)
     regions = [await rig.cache.register(memory, WRITE) for _ in range(2)]
     await rig.use(memory, READ)
     rig.cache.discard(memory)
-    assert rig.state == (0, 0, 1)  # that with the other access is gone
-    assert await rig.use(memory) == 3  # it is registered anew
+    assert rig.state == (0, 0, 1)  # the registration with the other access is not in use
+    assert await rig.use(memory) == 3  # a new registration
     regions[0].close()
     assert list(rig.connection.registered) == [1, 3]
     regions[1].close()
@@ -174,7 +177,7 @@ async def test_a_discarded_buffer_goes_with_its_last_region() -> None:
     assert rig.state == (1, 100, 1)
 
 
-async def test_discarding_what_is_not_here_is_no_error() -> None:
+async def test_discarding_an_unknown_buffer_is_no_error() -> None:
     rig, memory = Rig(), bytearray(100)
     await rig.use(memory)
     rig.cache.discard(bytearray(100))
@@ -182,7 +185,7 @@ async def test_discarding_what_is_not_here_is_no_error() -> None:
     assert rig.state == (1, 100, 1)
 
 
-async def test_a_region_that_is_dropped_is_let_go_of() -> None:
+async def test_a_dropped_region_releases_its_buffer() -> None:
     rig, memory = Rig(0), bytearray(100)
     region: MemoryRegion | None = await rig.cache.register(memory, WRITE)
     assert region is not None
@@ -191,7 +194,7 @@ async def test_a_region_that_is_dropped_is_let_go_of() -> None:
     assert rig.state == (0, 0, 0)
 
 
-async def test_tasks_that_register_the_same_at_once_share_one() -> None:
+async def test_tasks_that_register_the_same_buffer_concurrently_share_a_registration() -> None:
     rig, memory = Rig(), bytearray(100)
     rig.connection.gate.clear()
     tasks = [asyncio.create_task(rig.cache.register(memory, WRITE)) for _ in range(5)]
@@ -207,7 +210,7 @@ async def test_tasks_that_register_the_same_at_once_share_one() -> None:
     assert rig.state == (0, 0, 0)
 
 
-async def test_what_cannot_be_registered_is_told_and_not_kept() -> None:
+async def test_a_failure_to_register_is_raised_and_not_cached() -> None:
     rig, memory = Rig(), bytearray(100)
     rig.connection.failure = VerbsError(12, "ibv_reg_mr")
     with pytest.raises(VerbsError, match="ibv_reg_mr"):
@@ -217,7 +220,7 @@ async def test_what_cannot_be_registered_is_told_and_not_kept() -> None:
     assert await rig.use(memory) == 1
 
 
-async def test_cancelling_leaves_nothing_in_use() -> None:
+async def test_cancelled_register_leaves_nothing_registered() -> None:
     rig, memory = Rig(0), bytearray(100)
     rig.connection.gate.clear()
     task = asyncio.create_task(rig.cache.register(memory, WRITE))
@@ -228,7 +231,7 @@ async def test_cancelling_leaves_nothing_in_use() -> None:
     assert rig.state == (0, 0, 0)
 
 
-async def test_closing_lets_go_of_all_that_is_not_in_use() -> None:
+async def test_closing_unregisters_the_buffers_that_are_not_in_use() -> None:
     rig = Rig()
     used = await rig.cache.register(bytearray(100), WRITE)
     await rig.use(bytearray(50))
@@ -243,7 +246,7 @@ async def test_closing_lets_go_of_all_that_is_not_in_use() -> None:
         await rig.cache.register(bytearray(1), WRITE)
 
 
-async def test_closing_while_one_is_registered() -> None:
+async def test_closing_while_a_buffer_is_being_registered() -> None:
     rig = Rig()
     rig.connection.gate.clear()
     task = asyncio.create_task(rig.cache.register(bytearray(100), WRITE))
@@ -255,6 +258,6 @@ async def test_closing_while_one_is_registered() -> None:
     assert rig.state == (0, 0, 0)
 
 
-async def test_less_than_nothing_is_refused() -> None:
+async def test_negative_max_bytes_is_refused() -> None:
     with pytest.raises(ValueError, match="max_bytes is -1"):
         Rig(-1)

@@ -1,4 +1,4 @@
-"""ensure_called: called once whatever becomes of the loop, and nobody waits for it."""
+"""ensure_called(): it calls exactly once, even if the loop is closed, and does not wait."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from aiordma.loop import ensure_called, running_loop
-from aiordma.loop import threadsafe_call as handing
+from aiordma.loop import Loop, ensure_called, running_loop, threadsafe_call
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 TIME_LIMIT = 10.0
 
@@ -27,25 +32,30 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class FakeLoop:
-    """A loop that runs when told to, and is closed when told to: also both at once."""
+    """A loop that a test runs and closes. It can run even after it was closed."""
 
     def __init__(self, *, closed: bool = False) -> None:
         self.closed = closed
-        self.handed: list[Callable[[], None]] = []
+        self.scheduled: list[Callable[[], None]] = []
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
-        self.handed.append(callback)
+        self.scheduled.append(callback)
 
     def is_closed(self) -> bool:
         return self.closed
 
     def run(self) -> None:
-        while self.handed:
-            self.handed.pop()()
+        while self.scheduled:
+            self.scheduled.pop()()
+
+
+def ensure_called_by(loop: FakeLoop, callback: Callable[[], None]) -> None:
+    """ensure_called() on a FakeLoop, which has all the methods that it uses."""
+    ensure_called(cast(Loop, loop), callback)
 
 
 class Calls:
-    """Counts calls of numbered callbacks, and knows the threads that made them."""
+    """The calls of numbered callbacks, and the threads that made them."""
 
     def __init__(self) -> None:
         self.made: list[int] = []
@@ -68,7 +78,7 @@ def calls() -> Calls:
 
 
 class Watchers:
-    """The library's threads that were started meanwhile."""
+    """The library's threads that were started after this object was made."""
 
     def __init__(self) -> None:
         self._before = set(threading.enumerate())
@@ -81,15 +91,15 @@ class Watchers:
 
 @pytest.fixture
 def watchers(monkeypatch: pytest.MonkeyPatch) -> Watchers:
-    """A watcher for this test alone; it has no thread at first, and keeps none idle for long."""
-    monkeypatch.setattr(handing, "_watcher", handing._Watcher())
-    monkeypatch.setattr(handing, "WATCH_SECONDS", 0.002)
+    """A watcher for this test alone. It has no thread at first, and its idle thread ends soon."""
+    monkeypatch.setattr(threadsafe_call, "_watcher", threadsafe_call._Watcher())
+    monkeypatch.setattr(threadsafe_call, "WATCH_SECONDS", 0.002)
     return Watchers()
 
 
 @pytest.fixture
 def loops(watchers: Watchers) -> Iterator[Callable[[], asyncio.AbstractEventLoop]]:
-    """Makes loops, all closed at the end, so that the watcher stops."""
+    """A function that makes loops. All are closed at the end, so that the watcher stops."""
     made: list[asyncio.AbstractEventLoop] = []
 
     def make() -> asyncio.AbstractEventLoop:
@@ -121,25 +131,25 @@ async def test_a_running_loop_calls_it_on_its_own_thread(watchers: Watchers, cal
 
 
 @pytest.mark.asyncio
-async def test_handing_over_does_not_wait(watchers: Watchers, calls: Calls) -> None:
-    ensure_called(running_loop(), calls.number())  # the loop could never get to it meanwhile
+async def test_ensure_called_does_not_wait(watchers: Watchers, calls: Calls) -> None:
+    ensure_called(running_loop(), calls.number())  # it blocks the loop: waiting would never end
     assert len(calls) == 0
     await asyncio.sleep(0)
     assert len(calls) == 1
 
 
 @pytest.mark.asyncio
-async def test_the_order_is_kept(watchers: Watchers, calls: Calls) -> None:
+async def test_a_running_loop_calls_in_order(watchers: Watchers, calls: Calls) -> None:
     for number in range(20):
         ensure_called(running_loop(), calls.number(number))
     await asyncio.sleep(0)
     assert calls.made == list(range(20))
 
 
-def test_a_loop_that_stands_still_is_left_its_time(loops: MakeLoop, calls: Calls) -> None:
+def test_the_watcher_leaves_calls_to_an_idle_open_loop(loops: MakeLoop, calls: Calls) -> None:
     loop = loops()
     ensure_called(loop, calls.number())
-    time.sleep(0.03)  # the watcher looked many times
+    time.sleep(0.03)  # meanwhile the watcher has checked the loop many times
     assert len(calls) == 0
     loop.run_until_complete(asyncio.sleep(0))
     assert calls.threads == [threading.current_thread()]
@@ -148,7 +158,7 @@ def test_a_loop_that_stands_still_is_left_its_time(loops: MakeLoop, calls: Calls
 # --- a loop that is closed ---
 
 
-def test_a_closed_loop_has_it_called_at_once(
+def test_on_a_closed_loop_the_calling_thread_calls_at_once(
     loops: MakeLoop, watchers: Watchers, calls: Calls
 ) -> None:
     loop = loops()
@@ -158,7 +168,7 @@ def test_a_closed_loop_has_it_called_at_once(
     assert watchers.count == 0
 
 
-def test_a_loop_closed_before_it_gets_to_it_has_it_called_all_the_same(
+def test_calls_of_a_loop_closed_later_are_made_by_the_watcher(
     loops: MakeLoop, watchers: Watchers, calls: Calls
 ) -> None:
     loop = loops()
@@ -170,7 +180,7 @@ def test_a_loop_closed_before_it_gets_to_it_has_it_called_all_the_same(
     assert threading.current_thread() not in calls.threads
 
 
-def test_one_loop_closed_does_not_end_the_others_wait(
+def test_closing_a_loop_does_not_affect_calls_of_another(
     loops: MakeLoop, watchers: Watchers, calls: Calls
 ) -> None:
     closing, staying = loops(), loops()
@@ -183,7 +193,9 @@ def test_one_loop_closed_does_not_end_the_others_wait(
     assert calls.made == [2, 1]
 
 
-def test_a_callback_may_hand_over_more(loops: MakeLoop, watchers: Watchers, calls: Calls) -> None:
+def test_a_callback_can_schedule_more_calls(
+    loops: MakeLoop, watchers: Watchers, calls: Calls
+) -> None:
     first, second = loops(), loops()
 
     def more() -> None:
@@ -209,20 +221,20 @@ def quick_switches() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quick_switches")
-def test_a_loop_that_closes_meanwhile_has_it_called_exactly_once(
+def test_a_loop_closed_concurrently_gets_each_call_made_exactly_once(
     loops: MakeLoop, watchers: Watchers, calls: Calls
 ) -> None:
     each, rounds = 5, 200
 
-    def hand_all_over(loop: asyncio.AbstractEventLoop, start: int) -> None:
+    def schedule_all(loop: asyncio.AbstractEventLoop, start: int) -> None:
         for number in range(start, start + each):
             ensure_called(loop, calls.number(number))
 
-    for turn in range(rounds):
+    for round_number in range(rounds):
         loop = loops()
-        thread = threading.Thread(target=hand_all_over, args=(loop, turn * each))
+        thread = threading.Thread(target=schedule_all, args=(loop, round_number * each))
         thread.start()
-        for _ in range(turn % 4):
+        for _ in range(round_number % 4):
             loop.run_until_complete(asyncio.sleep(0))
         loop.close()
         thread.join(TIME_LIMIT)
@@ -235,31 +247,31 @@ def test_a_loop_that_closes_meanwhile_has_it_called_exactly_once(
 def test_the_loop_and_the_watcher_never_both_call_it(
     watchers: Watchers, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handing, "WATCH_SECONDS", 0)
+    monkeypatch.setattr(threadsafe_call, "WATCH_SECONDS", 0)
     loop, count = FakeLoop(closed=True), 3000
     for number in range(count):
-        ensure_called(loop, calls.number(number))  # type: ignore[arg-type]
+        ensure_called_by(loop, calls.number(number))
         if number % 3 == 0:
             loop.run()
     loop.run()
     wait_until(lambda: watchers.count == 0)
     assert Counter(calls.made) == Counter(range(count))
-    assert len(set(calls.threads)) > 1  # else nobody raced
+    assert len(set(calls.threads)) > 1  # otherwise there was no race
 
 
-def test_of_many_who_come_at_once_only_one_calls_it(calls: Calls) -> None:
+def test_of_many_concurrent_threads_only_one_calls(calls: Calls) -> None:
     callers, rounds = 4, 200
-    onces = [handing._Once(calls.number(number)) for number in range(rounds)]
+    onces = [threadsafe_call._Once(calls.number(number)) for number in range(rounds)]
     barrier = threading.Barrier(callers)
 
-    def give_way(*_: object) -> object:
-        time.sleep(0)  # before every line another thread gets its turn
-        return give_way
+    def yield_to_threads(frame: FrameType, event: str, arg: object) -> TraceFunction:
+        time.sleep(0)  # lets another thread run before every line
+        return yield_to_threads
 
     def run() -> None:
         for once in onces:
             barrier.wait(TIME_LIMIT)
-            sys.settrace(give_way)
+            sys.settrace(yield_to_threads)
             once.run()
             sys.settrace(None)
 
@@ -275,7 +287,7 @@ def test_of_many_who_come_at_once_only_one_calls_it(calls: Calls) -> None:
 # --- the watcher ---
 
 
-def test_one_thread_watches_over_all(loops: MakeLoop, watchers: Watchers, calls: Calls) -> None:
+def test_one_thread_watches_all_loops(loops: MakeLoop, watchers: Watchers, calls: Calls) -> None:
     made = [loops() for _ in range(5)]
     for loop in made:
         for _ in range(10):
@@ -289,10 +301,10 @@ def test_one_thread_watches_over_all(loops: MakeLoop, watchers: Watchers, calls:
     assert len(set(calls.threads)) == 1
 
 
-def test_the_watcher_goes_away_and_comes_back(watchers: Watchers, calls: Calls) -> None:
+def test_the_watching_thread_ends_and_is_started_again(watchers: Watchers, calls: Calls) -> None:
     for count in (1, 2, 3):
         loop = FakeLoop()
-        ensure_called(loop, calls.number())  # type: ignore[arg-type]
+        ensure_called_by(loop, calls.number())
         assert watchers.count == 1
         time.sleep(0.02)
         assert watchers.count == 1  # something is outstanding
@@ -301,28 +313,32 @@ def test_the_watcher_goes_away_and_comes_back(watchers: Watchers, calls: Calls) 
         wait_until(lambda: watchers.count == 0)
 
 
-def test_nothing_is_held_once_it_was_called(watchers: Watchers) -> None:
-    class EndpointCallbacks:
+def test_nothing_is_referenced_after_the_call(watchers: Watchers) -> None:
+    class Owner:
         def finish(self) -> None:
             pass
 
-    outstanding = FakeLoop()  # keeps the watcher at it
-    ensure_called(outstanding, lambda: None)  # type: ignore[arg-type]
+    outstanding = FakeLoop()  # keeps the watcher running
+    ensure_called_by(outstanding, lambda: None)
     for closed in (False, True):
-        owner, loop = EndpointCallbacks(), FakeLoop(closed=closed)
-        gone = weakref.ref(owner), weakref.ref(loop)
-        ensure_called(loop, owner.finish)  # type: ignore[arg-type]
+        owner, loop = Owner(), FakeLoop(closed=closed)
+        references = weakref.ref(owner), weakref.ref(loop)
+        ensure_called_by(loop, owner.finish)
         if closed:
-            loop.handed.clear()
+            loop.scheduled.clear()
         else:
             loop.run()
         del owner, loop
-        wait_until(lambda gone=gone: [ref() for ref in gone] == [None, None])
+        wait_until(partial(are_dead, references))
     outstanding.run()
     wait_until(lambda: watchers.count == 0)
 
 
-def test_what_is_never_called_keeps_no_interpreter_from_exiting() -> None:
+def are_dead(references: tuple[weakref.ref[Any], ...]) -> bool:
+    return all(reference() is None for reference in references)
+
+
+def test_an_outstanding_call_does_not_keep_the_interpreter_from_exiting() -> None:
     code = (
         "import asyncio; from aiordma.loop import ensure_called\n"
         "loop = asyncio.new_event_loop()\n"
@@ -333,30 +349,30 @@ def test_what_is_never_called_keeps_no_interpreter_from_exiting() -> None:
     assert (ended.stdout, ended.stderr) == ("", "")
 
 
-def test_nobody_waits_even_where_no_thread_is_to_be_had(
+def test_without_a_thread_ensure_called_does_not_wait_either(
     watchers: Watchers, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Watched(FakeLoop):
-        looks = 0
+    class CheckedLoop(FakeLoop):
+        checks = 0
 
         def is_closed(self) -> bool:
-            self.looks += 1
-            if threading.current_thread() is threading.main_thread() and self.looks > 3:
-                raise AssertionError("the loop's own thread waits for the loop")
+            self.checks += 1
+            if threading.current_thread() is threading.main_thread() and self.checks > 3:
+                raise AssertionError("the loop's thread waits for the loop")
             return False
 
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    loop = Watched()
+    loop = CheckedLoop()
     monkeypatch.setattr(threading.Thread, "start", start)
-    ensure_called(loop, calls.number())  # type: ignore[arg-type]
+    ensure_called_by(loop, calls.number())
     assert len(calls) == 0
     loop.run()
     assert len(calls) == 1
 
 
-def test_what_found_no_thread_is_watched_over_with_the_next(
+def test_a_call_without_a_thread_is_watched_with_the_next_call(
     watchers: Watchers, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(thread: threading.Thread) -> None:
@@ -365,9 +381,9 @@ def test_what_found_no_thread_is_watched_over_with_the_next(
     loop = FakeLoop(closed=True)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        ensure_called(loop, calls.number(1))  # type: ignore[arg-type]
+        ensure_called_by(loop, calls.number(1))
     assert (len(calls), watchers.count) == (0, 0)
-    ensure_called(loop, calls.number(2))  # type: ignore[arg-type]
+    ensure_called_by(loop, calls.number(2))
     wait_until(lambda: calls.made == [1, 2])
 
 
@@ -375,16 +391,16 @@ def test_a_callback_that_raises_does_not_keep_others_from_being_called(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail() -> None:
-        raise RuntimeError("as asked")
+        raise RuntimeError("raised by the callback")
 
     calls = Calls()
     loop = FakeLoop()
-    ensure_called(loop, fail)
-    ensure_called(loop, calls.number(1))
+    ensure_called_by(loop, fail)
+    ensure_called_by(loop, calls.number(1))
     loop.closed = True
     wait_until(lambda: len(calls) == 1)
     later = FakeLoop()
-    ensure_called(later, calls.number(2))
+    ensure_called_by(later, calls.number(2))
     later.closed = True
     wait_until(lambda: len(calls) == 2)
-    assert "as asked" in caplog.text
+    assert "raised by the callback" in caplog.text

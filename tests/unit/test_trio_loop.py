@@ -1,4 +1,4 @@
-"""One run of trio as a loop: what the core is promised, and that nothing of it is left behind."""
+"""TrioLoop: it has the methods that the core needs, and leaves nothing behind after a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("time_limit")
 
 
 def on_trio(test: Callable[..., Any]) -> Callable[..., None]:
-    """A test whose body runs on trio; every system task that it began must have ended with it."""
+    """Run a test on trio, and assert that all system tasks of aiordma have ended after it."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
@@ -81,15 +81,15 @@ def loop() -> TrioLoop:
     return running
 
 
-# --- which loop ---
+# --- running_loop ---
 
 
 @on_trio
-async def test_there_is_one_for_each_run() -> None:
+async def test_a_run_has_one_loop() -> None:
     assert loop() is loop()
 
 
-def test_another_run_has_another() -> None:
+def test_another_run_has_another_loop() -> None:
     seen = []
 
     async def note() -> None:
@@ -100,32 +100,32 @@ def test_another_run_has_another() -> None:
     assert seen[0] is not seen[1]
 
 
-def test_asyncio_is_known_when_trio_is_imported() -> None:
+def test_on_asyncio_the_asyncio_loop_is_found_although_trio_is_imported() -> None:
     async def note() -> object:
         return running_loop() is asyncio.get_running_loop()
 
-    assert asyncio.run(note())  # type: ignore[arg-type]
+    assert asyncio.run(note())
 
 
-def test_outside_of_any_loop() -> None:
+def test_running_loop_outside_of_any_loop_raises() -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         running_loop()
 
 
 def test_trio_as_a_guest_of_asyncio() -> None:
-    """Then both run in one thread; a task is of one or the other."""
+    """Both run in one thread then. Each task belongs to one of the two loops."""
 
     async def host() -> tuple[object, object]:
-        mine = asyncio.get_running_loop()
-        done = mine.create_future()
+        host_loop = asyncio.get_running_loop()
+        done = host_loop.create_future()
         trio.lowlevel.start_guest_run(
             guest,
-            run_sync_soon_threadsafe=mine.call_soon_threadsafe,
+            run_sync_soon_threadsafe=host_loop.call_soon_threadsafe,
             done_callback=done.set_result,
             host_uses_signal_set_wakeup_fd=True,
         )
-        assert running_loop() is mine
-        return (await done).unwrap(), running_loop() is mine
+        assert running_loop() is host_loop
+        return (await done).unwrap(), running_loop() is host_loop
 
     async def guest() -> object:
         await checkpoint()
@@ -158,7 +158,7 @@ async def wait_for(future: TrioFuture) -> None:
 
 
 @on_trio
-async def test_one_that_is_set_already_is_a_checkpoint() -> None:
+async def test_awaiting_a_set_future_is_a_checkpoint() -> None:
     future = loop().create_future()
     future.set_result(None)
     with assert_checkpoints():
@@ -166,32 +166,32 @@ async def test_one_that_is_set_already_is_a_checkpoint() -> None:
 
 
 @on_trio
-async def test_one_whose_waiter_was_cancelled_is_done() -> None:
+async def test_a_future_whose_waiter_was_cancelled_is_done() -> None:
     future = loop().create_future()
     with trio.move_on_after(0) as scope:
         await future
     assert scope.cancelled_caught
     assert future.done()
-    future.set_result(None)  # too late, and no harm
+    future.set_result(None)  # has no effect
 
 
 @on_trio
-async def test_a_wake_up_that_came_first_is_not_taken_back() -> None:
-    """trio cancels nobody who was woken already: what he was woken for is his."""
-    slots = FairSemaphore(loop(), 0)
-    got = []
+async def test_a_wake_up_before_the_cancellation_has_priority() -> None:
+    """trio does not cancel a task that was woken already. So the task gets the unit."""
+    semaphore = FairSemaphore(loop(), 0)
+    acquired = []
 
     async def acquire() -> None:
-        await slots.acquire()
-        got.append("a slot")
+        await semaphore.acquire()
+        acquired.append("a unit")
 
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(acquire)
             await wait_all_tasks_blocked()
-            slots.release()
+            semaphore.release()
             scope.cancel()
-    assert (got, slots.free) == (["a slot"], 0)
+    assert (acquired, semaphore.free) == (["a unit"], 0)
 
 
 # --- readers ---
@@ -217,7 +217,7 @@ async def test_a_reader_is_called_while_there_is_something_to_read() -> None:
 
 @on_trio
 async def test_a_reader_that_is_removed_is_not_called_again() -> None:
-    """Also where the descriptor was found readable already, and its task is about to run."""
+    """Not even if the descriptor is readable and the task of the reader is about to run."""
     async with pipe() as (read_end, write_end):
         calls: list[int] = []
         loop().add_reader(read_end, lambda: calls.append(1))
@@ -237,8 +237,8 @@ async def test_a_reader_that_is_removed_is_not_called_again() -> None:
 
 
 @on_trio
-async def test_the_descriptor_may_be_closed_at_once() -> None:
-    """Before the task has begun, while it waits, and by the callback itself."""
+async def test_a_descriptor_can_be_closed_right_after_remove_reader() -> None:
+    """The test closes it before the task has begun, while it waits, and in the callback."""
     read_end, write_end = os.pipe()
     loop().add_reader(read_end, lambda: None)
     loop().remove_reader(read_end)
@@ -267,7 +267,7 @@ async def test_the_descriptor_may_be_closed_at_once() -> None:
 
 
 @on_trio
-async def test_the_number_of_a_closed_descriptor_may_be_used_again() -> None:
+async def test_the_number_of_a_closed_descriptor_can_be_used_again() -> None:
     calls: list[str] = []
     for name in ("first", "second"):
         async with pipe() as (read_end, write_end):
@@ -285,7 +285,9 @@ async def test_the_number_of_a_closed_descriptor_may_be_used_again() -> None:
 
 
 @on_trio
-async def test_a_callback_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_callback_is_logged_and_its_reader_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with pipe() as (read_end, write_end):
         calls = []
 
@@ -303,7 +305,7 @@ async def test_a_callback_that_fails_ends_nothing(caplog: pytest.LogCaptureFixtu
 
 
 @on_trio
-async def test_nobody_is_starved_by_a_reader_that_is_always_readable() -> None:
+async def test_a_reader_that_is_always_readable_starves_no_task() -> None:
     async with pipe() as (read_end, write_end):
         calls: list[int] = []
         os.write(write_end, b"x")
@@ -327,7 +329,7 @@ async def test_a_deadline_expires() -> None:
 
 
 @on_trio
-async def test_a_deadline_that_is_cancelled_does_not() -> None:
+async def test_a_cancelled_deadline_does_not_expire() -> None:
     calls: list[int] = []
     deadlines = [Deadline(loop(), delay, lambda: calls.append(1)) for delay in (0.0, 0.01, 3600)]
     for deadline in deadlines:
@@ -338,7 +340,7 @@ async def test_a_deadline_that_is_cancelled_does_not() -> None:
 
 
 @on_trio
-async def test_a_call_in_the_next_turn() -> None:
+async def test_call_soon_calls_in_the_next_iteration() -> None:
     called = trio.Event()
     loop().call_soon(called.set)
     assert not called.is_set()
@@ -346,56 +348,56 @@ async def test_a_call_in_the_next_turn() -> None:
 
 
 @on_trio
-async def test_a_call_from_another_thread() -> None:
+async def test_call_soon_threadsafe_from_another_thread() -> None:
     called = trio.Event()
-    mine = loop()
-    await run_in_worker(mine, lambda: mine.call_soon_threadsafe(called.set))
+    trio_loop = loop()
+    await run_in_worker(trio_loop, lambda: trio_loop.call_soon_threadsafe(called.set))
     await called.wait()
 
 
 @on_trio
-async def test_the_result_of_a_worker_thread() -> None:
+async def test_run_in_worker_returns_the_result() -> None:
     with assert_checkpoints():
         assert await run_in_worker(loop(), threading.get_ident) != threading.get_ident()
 
 
 @on_trio
-async def test_a_worker_thread_is_not_waited_for_when_cancelled() -> None:
-    go_on = threading.Event()
+async def test_cancelled_run_in_worker_does_not_wait_for_the_thread() -> None:
+    gate = threading.Event()
     with trio.move_on_after(0.05) as scope:
-        await run_in_worker(loop(), go_on.wait)
-    go_on.set()
+        await run_in_worker(loop(), gate.wait)
+    gate.set()
     assert scope.cancelled_caught
 
 
 @on_trio
-async def test_polling_leaves_turns_to_others() -> None:
-    turn = LoopTimeBudget(loop(), fast_path.CompletionDispatcher(lambda: None))
+async def test_yield_to_loop_is_a_checkpoint() -> None:
+    budget = LoopTimeBudget(loop(), fast_path.CompletionDispatcher(lambda: None))
     with assert_checkpoints():
-        await turn.yield_to_loop()
+        await budget.yield_to_loop()
 
 
 # --- the end of a run ---
 
 
-def test_it_is_closed_after_the_run_and_is_not_kept() -> None:
+def test_the_loop_is_closed_after_the_run_and_not_referenced() -> None:
     async def main() -> TrioLoop:
-        mine = loop()
-        assert not mine.is_closed()
-        return mine
+        running = loop()
+        assert not running.is_closed()
+        return running
 
-    mine = trio.run(main)
-    assert mine.is_closed()
+    closed_loop = trio.run(main)
+    assert closed_loop.is_closed()
     with pytest.raises(RuntimeError):
-        mine.call_soon_threadsafe(lambda: None)
-    mine.remove_reader(0)
-    kept = weakref.ref(mine)
-    del mine
+        closed_loop.call_soon_threadsafe(lambda: None)
+    closed_loop.remove_reader(0)
+    reference = weakref.ref(closed_loop)
+    del closed_loop
     gc.collect()
-    assert kept() is None
+    assert reference() is None
 
 
-def test_what_is_handed_over_is_called_whatever_becomes_of_the_run() -> None:
+def test_ensure_called_calls_after_the_end_of_the_run() -> None:
     called = threading.Event()
 
     async def main() -> TrioLoop:
@@ -405,7 +407,7 @@ def test_what_is_handed_over_is_called_whatever_becomes_of_the_run() -> None:
     assert called.is_set()
 
 
-def test_readers_and_timers_that_are_left_end_with_the_run() -> None:
+def test_remaining_readers_and_timers_end_with_the_run() -> None:
     async def main() -> None:
         loop().add_reader(read_end, lambda: None)
         loop().call_later(3600, lambda: None)
@@ -419,30 +421,30 @@ def test_readers_and_timers_that_are_left_end_with_the_run() -> None:
 
 
 @on_trio
-async def test_checkpoints() -> None:
-    pause, if_cancelled = checkpoint_of(loop()), cancellation_of(loop())
-    assert pause is not None
-    assert if_cancelled is not None
+async def test_checkpoints_on_trio() -> None:
+    full_checkpoint, raise_if_cancelled = checkpoint_of(loop()), cancellation_of(loop())
+    assert full_checkpoint is not None
+    assert raise_if_cancelled is not None
     with assert_checkpoints():
-        await pause()
+        await full_checkpoint()
     with assert_checkpoints():
         await checkpoint()
-    await if_cancelled()
-    for one in (pause, if_cancelled, checkpoint):
+    await raise_if_cancelled()
+    for function in (full_checkpoint, raise_if_cancelled, checkpoint):
         with trio.CancelScope() as scope:
             scope.cancel()
-            await one()
+            await function()
         assert scope.cancelled_caught
 
 
-def test_asyncio_is_owed_none() -> None:
+def test_asyncio_requires_no_checkpoints() -> None:
     async def main() -> None:
         assert checkpoint_of(running_loop()) is None
         assert cancellation_of(running_loop()) is None
-        turns = []
-        asyncio.get_running_loop().call_soon(lambda: turns.append(1))
+        calls = []
+        asyncio.get_running_loop().call_soon(lambda: calls.append(1))
         await checkpoint()
-        assert not turns
+        assert not calls
 
     asyncio.run(main())
 
@@ -468,9 +470,9 @@ def test_a_group_waits_for_its_tasks(run: Callable[[Any], Any]) -> None:
         async with task_group(running_loop()) as tasks:
             for number in range(3):
                 tasks.create_task(work(number))
-            turn = LoopTimeBudget(running_loop(), fast_path.CompletionDispatcher(lambda: None))
+            budget = LoopTimeBudget(running_loop(), fast_path.CompletionDispatcher(lambda: None))
             while len(queue) < 3:
-                await turn.yield_to_loop()
+                await budget.yield_to_loop()
             queue.wake_all()
         return sorted(done)
 
@@ -483,7 +485,7 @@ def test_a_group_ends_with_the_first_failure(run: Callable[[Any], Any]) -> None:
             await WaitQueue(running_loop()).wait()
 
         async def fail() -> None:
-            raise ValueError("one of them")
+            raise ValueError("raised by a task")
 
         async with task_group(running_loop()) as tasks:
             tasks.create_task(wait())
@@ -491,4 +493,4 @@ def test_a_group_ends_with_the_first_failure(run: Callable[[Any], Any]) -> None:
 
     with pytest.raises(ExceptionGroup) as group:
         run(main())
-    assert [str(error) for error in group.value.exceptions] == ["one of them"]
+    assert [str(error) for error in group.value.exceptions] == ["raised by a task"]

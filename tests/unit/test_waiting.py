@@ -1,4 +1,4 @@
-"""WaitQueue, Slots and Deadline on asyncio, and what cancelling does to each."""
+"""WaitQueue, FairSemaphore and Deadline on asyncio, and their behaviour when cancelled."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ pytestmark = pytest.mark.asyncio
 
 
 async def settle() -> None:
-    """Let every task run until it has nothing left to do but wait."""
+    """Let every task run until it waits."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-async def cancelled(*tasks: asyncio.Task[None]) -> None:
+async def cancel(*tasks: asyncio.Task[None]) -> None:
+    """Cancel `tasks`, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -46,16 +47,16 @@ async def test_tasks_are_woken_in_the_order_they_came() -> None:
     assert woken == [0, 1, 2]
 
 
-async def test_waking_nobody_is_not_remembered() -> None:
+async def test_wake_all_without_waiting_tasks_has_no_later_effect() -> None:
     queue = WaitQueue(running_loop())
     queue.wake_all()
     task = asyncio.create_task(queue.wait())
     await settle()
     assert not task.done()
-    await cancelled(task)
+    await cancel(task)
 
 
-async def test_wake_all_wakes_those_who_wait_now() -> None:
+async def test_wake_all_wakes_only_the_tasks_that_wait_now() -> None:
     queue = WaitQueue(running_loop())
     rounds: list[int] = []
 
@@ -70,20 +71,20 @@ async def test_wake_all_wakes_those_who_wait_now() -> None:
     await settle()
     assert rounds == [0, 1, 2]
     assert len(queue) == 3
-    await cancelled(*tasks)
+    await cancel(*tasks)
 
 
 async def test_a_cancelled_task_leaves_the_queue() -> None:
     queue = WaitQueue(running_loop())
     first, second = asyncio.create_task(queue.wait()), asyncio.create_task(queue.wait())
     await settle()
-    await cancelled(first)
+    await cancel(first)
     assert len(queue) == 1
     queue.wake_all()
     await second
 
 
-async def test_a_task_that_is_being_cancelled_is_passed_over() -> None:
+async def test_wake_all_passes_over_a_task_that_is_being_cancelled() -> None:
     queue = WaitQueue(running_loop())
     first, second = asyncio.create_task(queue.wait()), asyncio.create_task(queue.wait())
     await settle()
@@ -93,7 +94,7 @@ async def test_a_task_that_is_being_cancelled_is_passed_over() -> None:
     assert first.cancelled()
 
 
-async def test_a_task_that_is_being_cancelled_does_not_count() -> None:
+async def test_a_task_that_is_being_cancelled_is_not_counted() -> None:
     queue = WaitQueue(running_loop())
     first, second = asyncio.create_task(queue.wait()), asyncio.create_task(queue.wait())
     await settle()
@@ -101,167 +102,168 @@ async def test_a_task_that_is_being_cancelled_does_not_count() -> None:
     assert len(queue) == 1
     second.cancel()
     assert len(queue) == 0
-    await cancelled(first, second)
+    await cancel(first, second)
 
 
-async def test_a_wake_up_reaches_the_others_when_its_first_task_is_cancelled() -> None:
+async def test_a_wake_up_reaches_other_tasks_when_the_first_is_cancelled() -> None:
     queue = WaitQueue(running_loop())
     first, second = asyncio.create_task(queue.wait()), asyncio.create_task(queue.wait())
     await settle()
     queue.wake_all()
-    await cancelled(first)
+    await cancel(first)
     assert first.cancelled()
     await second
 
 
-async def test_a_task_cancelled_as_it_is_woken_leaves_those_who_came_later() -> None:
+async def test_a_task_cancelled_after_its_wake_up_leaves_later_tasks_in_the_queue() -> None:
     queue = WaitQueue(running_loop())
     first = asyncio.create_task(queue.wait())
     await settle()
     queue.wake_all()
     later = asyncio.create_task(queue.wait())
-    await cancelled(first)
+    await cancel(first)
     assert len(queue) == 1
     queue.wake_all()
     await later
 
 
 def wait_begun(waiting: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine of another loop up to its future, which then has somebody to call."""
+    """Run a coroutine of another loop up to its future, and add a callback to the future."""
     waiting.send(None).add_done_callback(lambda future: None)
 
 
 async def test_waking_a_task_of_a_closed_loop_does_nothing() -> None:
     other = asyncio.new_event_loop()
-    queue, slots = WaitQueue(other), FairSemaphore(other, 0)
-    waiting = [queue.wait(), queue.wait(), slots.acquire()]
+    queue, semaphore = WaitQueue(other), FairSemaphore(other, 0)
+    waiting = [queue.wait(), queue.wait(), semaphore.acquire()]
     for coroutine in waiting:
         wait_begun(coroutine)
     other.close()
     queue.wake_all()
-    slots.release()
+    semaphore.release()
     assert len(queue) == 0
     for coroutine in waiting:
         coroutine.close()
 
 
-# --- Slots ---
+# --- FairSemaphore ---
 
 
-class Holders:
-    """Tasks that want a slot, what they got, and in which order."""
+class Acquirers:
+    """Tasks that acquire a unit, and the order in which they got it."""
 
     def __init__(self, free: int) -> None:
-        self.slots = FairSemaphore(running_loop(), free)
+        self.semaphore = FairSemaphore(running_loop(), free)
         self.served: list[int] = []
 
     def start(self, number: int) -> asyncio.Task[None]:
         return asyncio.create_task(self._acquire(number))
 
     async def _acquire(self, number: int) -> None:
-        await self.slots.acquire()
+        await self.semaphore.acquire()
         self.served.append(number)
 
 
-async def test_free_slots_are_taken_at_once() -> None:
-    slots = FairSemaphore(running_loop(), 2)
-    await slots.acquire()
-    assert slots.try_acquire()
-    assert not slots.try_acquire()
-    assert slots.free == 0
+async def test_free_units_are_acquired_at_once() -> None:
+    semaphore = FairSemaphore(running_loop(), 2)
+    await semaphore.acquire()
+    assert semaphore.try_acquire()
+    assert not semaphore.try_acquire()
+    assert semaphore.free == 0
 
 
 async def test_waiting_tasks_are_served_in_order() -> None:
-    holders = Holders(0)
-    tasks = [holders.start(number) for number in range(5)]
+    acquirers = Acquirers(0)
+    tasks = [acquirers.start(number) for number in range(5)]
     await settle()
-    holders.slots.release(2)
+    acquirers.semaphore.release(2)
     await settle()
-    assert holders.served == [0, 1]
-    holders.slots.release(5)
+    assert acquirers.served == [0, 1]
+    acquirers.semaphore.release(5)
     await asyncio.gather(*tasks)
-    assert holders.served == [0, 1, 2, 3, 4]
-    assert holders.slots.free == 2
+    assert acquirers.served == [0, 1, 2, 3, 4]
+    assert acquirers.semaphore.free == 2
 
 
-async def test_nobody_overtakes_a_task_that_was_handed_a_slot() -> None:
-    holders = Holders(0)
-    first, second = holders.start(1), holders.start(2)
+async def test_no_task_overtakes_a_task_that_was_granted_a_unit() -> None:
+    acquirers = Acquirers(0)
+    first, second = acquirers.start(1), acquirers.start(2)
     await settle()
-    holders.slots.release()
-    assert not holders.slots.try_acquire()
+    acquirers.semaphore.release()
+    assert not acquirers.semaphore.try_acquire()
     await first
     assert not second.done()
-    holders.slots.release()
+    acquirers.semaphore.release()
     await second
 
 
-async def test_a_task_cancelled_while_it_waits_takes_nothing() -> None:
-    holders = Holders(0)
-    first, second = holders.start(1), holders.start(2)
+async def test_a_task_cancelled_while_it_waits_acquires_nothing() -> None:
+    acquirers = Acquirers(0)
+    first, second = acquirers.start(1), acquirers.start(2)
     await settle()
-    await cancelled(first)
-    holders.slots.release()
+    await cancel(first)
+    acquirers.semaphore.release()
     await second
-    assert (holders.served, holders.slots.free) == ([2], 0)
+    assert (acquirers.served, acquirers.semaphore.free) == ([2], 0)
 
 
-async def test_a_task_that_is_being_cancelled_is_handed_nothing() -> None:
-    holders = Holders(0)
-    first = holders.start(1)
+async def test_a_task_that_is_being_cancelled_is_granted_nothing() -> None:
+    acquirers = Acquirers(0)
+    first = acquirers.start(1)
     await settle()
     first.cancel()
-    holders.slots.release()
-    await cancelled(first)
-    assert (holders.served, holders.slots.free) == ([], 1)
+    acquirers.semaphore.release()
+    await cancel(first)
+    assert (acquirers.served, acquirers.semaphore.free) == ([], 1)
 
 
-async def test_a_slot_handed_to_a_cancelled_task_goes_to_the_next() -> None:
-    holders = Holders(0)
-    first, second = holders.start(1), holders.start(2)
+async def test_a_unit_granted_to_a_cancelled_task_goes_to_the_next() -> None:
+    acquirers = Acquirers(0)
+    first, second = acquirers.start(1), acquirers.start(2)
     await settle()
-    holders.slots.release()
-    await cancelled(first)
+    acquirers.semaphore.release()
+    await cancel(first)
     await second
-    assert (holders.served, holders.slots.free) == ([2], 0)
+    assert (acquirers.served, acquirers.semaphore.free) == ([2], 0)
 
 
-async def test_a_slot_handed_to_a_cancelled_task_is_free_if_nobody_waits() -> None:
-    holders = Holders(0)
-    first = holders.start(1)
+async def test_a_unit_granted_to_a_cancelled_task_is_free_if_no_task_waits() -> None:
+    acquirers = Acquirers(0)
+    first = acquirers.start(1)
     await settle()
-    holders.slots.release()
-    await cancelled(first)
-    assert (holders.served, holders.slots.free) == ([], 1)
-    assert holders.slots.try_acquire()
+    acquirers.semaphore.release()
+    await cancel(first)
+    assert (acquirers.served, acquirers.semaphore.free) == ([], 1)
+    assert acquirers.semaphore.try_acquire()
 
 
-async def test_several_handed_slots_survive_several_cancellations() -> None:
-    holders = Holders(0)
-    tasks = [holders.start(number) for number in range(4)]
+async def test_units_granted_to_several_cancelled_tasks_are_not_lost() -> None:
+    acquirers = Acquirers(0)
+    tasks = [acquirers.start(number) for number in range(4)]
     await settle()
-    holders.slots.release(3)
-    await cancelled(*tasks[:3])
+    acquirers.semaphore.release(3)
+    await cancel(*tasks[:3])
     await tasks[3]
-    assert (holders.served, holders.slots.free) == ([3], 2)
+    assert (acquirers.served, acquirers.semaphore.free) == ([3], 2)
 
 
-class SlotsModel:
-    """Many tasks that take, hold, give back and are cancelled at random, and a count beside them.
+class SemaphoreModel:
+    """Many tasks that acquire and release at random, and that are cancelled at random.
 
-    No more are held than there are, and in the end all are back.
+    The model counts the held units. There are never more than `total`, and none are left at the
+    end.
     """
 
     def __init__(self, seed: int, total: int) -> None:
         self.random = random.Random(seed)
         self.total = total
-        self.slots = FairSemaphore(running_loop(), total)
+        self.semaphore = FairSemaphore(running_loop(), total)
         self.held = 0
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def acquire(self) -> None:
-        if not (self.random.random() < 0.3 and self.slots.try_acquire()):
-            await self.slots.acquire()
+        if not (self.random.random() < 0.3 and self.semaphore.try_acquire()):
+            await self.semaphore.acquire()
         self.held += 1
         assert self.held <= self.total
         try:
@@ -269,7 +271,7 @@ class SlotsModel:
                 await asyncio.sleep(0)
         finally:
             self.held -= 1
-            self.slots.release()
+            self.semaphore.release()
 
     async def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -281,24 +283,24 @@ class SlotsModel:
             if self.random.random() < 0.7:
                 await asyncio.sleep(0)
             self.tasks = {task for task in self.tasks if not task.done()}
-            assert 0 <= self.slots.free <= self.total - self.held
+            assert 0 <= self.semaphore.free <= self.total - self.held
         results = await asyncio.gather(*self.tasks, return_exceptions=True)
         assert [error for error in results if isinstance(error, Exception)] == []
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("total", [1, 3])
-async def test_no_slot_is_lost_or_doubled(seed: int, total: int) -> None:
-    model = SlotsModel(seed, total)
+async def test_no_unit_is_lost_or_granted_twice(seed: int, total: int) -> None:
+    model = SemaphoreModel(seed, total)
     await asyncio.wait_for(model.run(steps=500), timeout=10)
-    assert (model.held, model.slots.free) == (0, total)
-    assert model.slots._granted == set()
+    assert (model.held, model.semaphore.free) == (0, total)
+    assert model.semaphore._granted == set()
 
 
 # --- Deadline ---
 
 
-async def test_a_deadline_expires_once_and_wakes() -> None:
+async def test_a_deadline_expires_and_wakes() -> None:
     woken = asyncio.Event()
     deadline = Deadline(running_loop(), 0.01, woken.set)
     assert not deadline.expired
@@ -306,7 +308,7 @@ async def test_a_deadline_expires_once_and_wakes() -> None:
     assert deadline.expired
 
 
-async def test_a_cancelled_deadline_never_comes() -> None:
+async def test_a_cancelled_deadline_never_expires() -> None:
     calls: list[None] = []
     deadline = Deadline(running_loop(), 0.0, lambda: calls.append(None))
     deadline.cancel()
@@ -316,7 +318,7 @@ async def test_a_cancelled_deadline_never_comes() -> None:
     assert calls == []
 
 
-async def test_a_deadline_may_be_cancelled_after_it_came() -> None:
+async def test_an_expired_deadline_can_be_cancelled() -> None:
     deadline = Deadline(running_loop(), 0.0, lambda: None)
     await asyncio.sleep(0.01)
     deadline.cancel()

@@ -1,4 +1,4 @@
-"""Worker threads: calls awaited, jobs in order, and threads that come and go."""
+"""Worker threads: awaited calls, jobs in order, and threads that start and end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -29,7 +30,7 @@ TIME_LIMIT = 10.0
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What blocking jobs wait for; opened at the end, so that none outlives its test."""
+    """The event that blocking jobs wait for. Set at the end, so that no job outlives its test."""
     event = threading.Event()
     yield event
     event.set()
@@ -53,9 +54,13 @@ async def wait_for_event(event: threading.Event) -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_result_comes_back() -> None:
+async def test_the_result_of_the_call_is_returned() -> None:
     assert await run_in_worker(running_loop(), lambda: 6 * 7) == 42
-    assert await run_in_worker(running_loop(), lambda: None) is None
+    assert await run_in_worker(running_loop(), return_none) is None
+
+
+def return_none() -> object:
+    return None
 
 
 @pytest.mark.asyncio
@@ -66,7 +71,7 @@ async def test_the_function_runs_in_another_thread() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), StopIteration()])
-async def test_an_exception_comes_back(error: BaseException) -> None:
+async def test_an_exception_of_the_call_is_raised(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -83,12 +88,12 @@ async def test_an_exception_comes_back(error: BaseException) -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_exception_leaves_no_cycle_behind() -> None:
+async def test_an_exception_leaves_no_reference_cycle() -> None:
     class Token:
         pass
 
     token = Token()
-    gone = weakref.ref(token)
+    reference = weakref.ref(token)
 
     def fail(token: Token) -> None:
         raise ValueError
@@ -96,18 +101,18 @@ async def test_an_exception_leaves_no_cycle_behind() -> None:
     gc.disable()
     try:
         with pytest.raises(ValueError):  # noqa: PT011
-            await run_in_worker(running_loop(), lambda token=token: fail(token))
+            await run_in_worker(running_loop(), partial(fail, token))
         del token
         deadline = time.monotonic() + TIME_LIMIT
-        while gone() is not None and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)  # the thread may still be on its way out
-        assert gone() is None
+        while reference() is not None and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)  # the thread might not have left the call yet
+        assert reference() is None
     finally:
         gc.enable()
 
 
 @pytest.mark.asyncio
-async def test_the_loop_goes_on_meanwhile(gate: threading.Event) -> None:
+async def test_the_loop_runs_during_the_call(gate: threading.Event) -> None:
     task = asyncio.create_task(run_in_worker(running_loop(), lambda: gate.wait(TIME_LIMIT)))
     await asyncio.sleep(0.01)
     assert not task.done()
@@ -130,7 +135,7 @@ async def test_a_call_cancelled_before_it_began_is_never_made() -> None:
 
 
 @pytest.mark.asyncio
-async def test_cancelling_returns_at_once_and_the_call_goes_on(gate: threading.Event) -> None:
+async def test_cancelling_returns_at_once_and_the_call_continues(gate: threading.Event) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -168,12 +173,12 @@ async def test_the_failure_of_a_cancelled_call_is_dropped(gate: threading.Event)
 
 
 @pytest.mark.asyncio
-async def test_many_calls_at_once_all_return() -> None:
-    calls = [run_in_worker(running_loop(), lambda number=number: number) for number in range(200)]
+async def test_many_concurrent_calls_all_return() -> None:
+    calls = [run_in_worker(running_loop(), partial(int, number)) for number in range(200)]
     assert await asyncio.gather(*calls) == list(range(200))
 
 
-def test_a_loop_that_was_closed_meanwhile_is_left_alone(gate: threading.Event) -> None:
+def test_a_call_can_end_after_its_loop_was_closed(gate: threading.Event) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -197,11 +202,11 @@ def test_a_loop_that_was_closed_meanwhile_is_left_alone(gate: threading.Event) -
     assert ended.is_set()
 
 
-# --- post ---
+# --- call_threadsafe ---
 
 
 @pytest.mark.asyncio
-async def test_what_is_posted_the_loop_calls_soon() -> None:
+async def test_call_threadsafe_calls_in_the_next_iteration() -> None:
     called = list[threading.Thread]()
     call_threadsafe(running_loop(), lambda: called.append(threading.current_thread()))
     assert called == []
@@ -209,7 +214,7 @@ async def test_what_is_posted_the_loop_calls_soon() -> None:
     assert called == [threading.current_thread()]
 
 
-def test_what_is_posted_to_a_closed_loop_is_dropped() -> None:
+def test_call_threadsafe_on_a_closed_loop_does_nothing() -> None:
     loop, called = asyncio.new_event_loop(), list[None]()
     loop.close()
     call_threadsafe(loop, lambda: called.append(None))
@@ -219,126 +224,130 @@ def test_what_is_posted_to_a_closed_loop_is_dropped() -> None:
 # --- WorkerPool ---
 
 
-class Crowd:
-    """Jobs that hold their threads until the gate opens, and which threads they ran in."""
+class BlockingJobs:
+    """Jobs that block until the gate is set, and a record of the threads that ran them."""
 
     def __init__(self, gate: threading.Event) -> None:
         self._gate = gate
         self._lock = threading.Lock()
         self.threads: set[threading.Thread] = set()
         self.running = 0
-        self.most = 0
+        self.most_running = 0
         self.finished = 0
 
     def job(self) -> None:
         with self._lock:
             self.threads.add(threading.current_thread())
             self.running += 1
-            self.most = max(self.most, self.running)
+            self.most_running = max(self.most_running, self.running)
         self._gate.wait(TIME_LIMIT)
         with self._lock:
             self.running -= 1
             self.finished += 1
 
 
-def test_no_more_threads_than_allowed(gate: threading.Event) -> None:
-    pool, crowd = WorkerPool(max_threads=3, idle_seconds=0.05), Crowd(gate)
+def test_a_pool_starts_no_more_than_max_threads(gate: threading.Event) -> None:
+    pool, blocking_jobs = WorkerPool(max_threads=3, idle_seconds=0.05), BlockingJobs(gate)
     for _ in range(10):
-        pool.submit(crowd.job)
-    wait_until(lambda: crowd.running == 3)
+        pool.submit(blocking_jobs.job)
+    wait_until(lambda: blocking_jobs.running == 3)
     time.sleep(0.02)
-    assert crowd.most == 3
+    assert blocking_jobs.most_running == 3
     gate.set()
-    wait_until(lambda: crowd.finished == 10)
-    assert len(crowd.threads) == 3
-    assert crowd.most == 3
+    wait_until(lambda: blocking_jobs.finished == 10)
+    assert len(blocking_jobs.threads) == 3
+    assert blocking_jobs.most_running == 3
 
 
-def test_jobs_that_block_do_not_wait_for_each_other(gate: threading.Event) -> None:
-    pool, crowd = WorkerPool(max_threads=8, idle_seconds=0.05), Crowd(gate)
+def test_blocking_jobs_run_concurrently(gate: threading.Event) -> None:
+    pool, blocking_jobs = WorkerPool(max_threads=8, idle_seconds=0.05), BlockingJobs(gate)
     for _ in range(8):
-        pool.submit(crowd.job)
-    wait_until(lambda: crowd.running == 8)
+        pool.submit(blocking_jobs.job)
+    wait_until(lambda: blocking_jobs.running == 8)
 
 
-def test_one_thread_does_what_it_gets_on_with(gate: threading.Event) -> None:
-    pool, crowd = WorkerPool(idle_seconds=0.05, stall_seconds=TIME_LIMIT), Crowd(gate)
-    pool.submit(crowd.job)
-    wait_until(lambda: crowd.running == 1)
-    for _ in range(20):
-        pool.submit(crowd.job)
-    time.sleep(0.02)
-    assert crowd.running == 1
-    gate.set()
-    wait_until(lambda: crowd.finished == 21)
-    assert len(crowd.threads) == 1
-
-
-def test_a_job_that_blocks_holds_others_back_for_a_moment_only(gate: threading.Event) -> None:
-    """Once that is known, not even so long."""
-    pool, crowd, done = (
-        WorkerPool(idle_seconds=TIME_LIMIT, stall_seconds=0.2),
-        Crowd(gate),
-        list[float](),
+def test_no_second_thread_starts_before_the_first_stalls(gate: threading.Event) -> None:
+    pool, blocking_jobs = (
+        WorkerPool(idle_seconds=0.05, stall_seconds=TIME_LIMIT),
+        BlockingJobs(gate),
     )
-    pool.submit(crowd.job)
-    wait_until(lambda: crowd.running == 1)
-    taken = pool._last_taken
+    pool.submit(blocking_jobs.job)
+    wait_until(lambda: blocking_jobs.running == 1)
+    for _ in range(20):
+        pool.submit(blocking_jobs.job)
+    time.sleep(0.02)
+    assert blocking_jobs.running == 1
+    gate.set()
+    wait_until(lambda: blocking_jobs.finished == 21)
+    assert len(blocking_jobs.threads) == 1
+
+
+def test_after_a_stall_another_thread_takes_the_next_job(gate: threading.Event) -> None:
+    """If the thread has stalled already, the next job does not wait at all."""
+    pool, blocking_jobs = WorkerPool(idle_seconds=TIME_LIMIT, stall_seconds=0.2), BlockingJobs(gate)
+    done: list[float] = []
+    pool.submit(blocking_jobs.job)
+    wait_until(lambda: blocking_jobs.running == 1)
+    taken_at = pool._last_taken
     pool.submit(lambda: done.append(time.monotonic()))
     wait_until(lambda: bool(done))
-    assert done[0] - taken >= 0.2
+    assert done[0] - taken_at >= 0.2
     wait_until(lambda: pool._idle == 1)
     pool._stall_seconds = 10 * TIME_LIMIT
     pool._last_taken -= 10 * TIME_LIMIT
     pool.submit(lambda: done.append(time.monotonic()))
     wait_until(lambda: len(done) == 2)
-    assert crowd.running == 1
+    assert blocking_jobs.running == 1
 
 
 def test_threads_are_daemons(gate: threading.Event) -> None:
-    pool, crowd = WorkerPool(idle_seconds=0.05), Crowd(gate)
-    pool.submit(crowd.job)
-    wait_until(lambda: crowd.running == 1)
-    assert {thread.daemon for thread in crowd.threads} == {True}
+    pool, blocking_jobs = WorkerPool(idle_seconds=0.05), BlockingJobs(gate)
+    pool.submit(blocking_jobs.job)
+    wait_until(lambda: blocking_jobs.running == 1)
+    assert {thread.daemon for thread in blocking_jobs.threads} == {True}
 
 
 def test_an_idle_thread_is_used_again(gate: threading.Event) -> None:
-    pool, crowd = WorkerPool(idle_seconds=TIME_LIMIT), Crowd(gate)
+    pool, blocking_jobs = WorkerPool(idle_seconds=TIME_LIMIT), BlockingJobs(gate)
     gate.set()
+
+    def is_done(count: int) -> bool:
+        return blocking_jobs.finished == count and pool._idle == 1
+
     for count in range(1, 6):
-        pool.submit(crowd.job)
-        wait_until(lambda count=count: crowd.finished == count and pool._idle == 1)
-    assert len(crowd.threads) == 1
+        pool.submit(blocking_jobs.job)
+        wait_until(partial(is_done, count))
+    assert len(blocking_jobs.threads) == 1
 
 
-def test_idle_threads_go_away_and_come_back(gate: threading.Event) -> None:
-    pool, crowd = WorkerPool(idle_seconds=0.01), Crowd(gate)
+def test_idle_threads_end_and_new_ones_start(gate: threading.Event) -> None:
+    pool, blocking_jobs = WorkerPool(idle_seconds=0.01), BlockingJobs(gate)
     gate.set()
     for _ in range(3):
-        pool.submit(crowd.job)
-    wait_until(lambda: crowd.finished == 3)
-    for thread in list(crowd.threads):
+        pool.submit(blocking_jobs.job)
+    wait_until(lambda: blocking_jobs.finished == 3)
+    for thread in list(blocking_jobs.threads):
         thread.join(TIME_LIMIT)
         assert not thread.is_alive()
-    pool.submit(crowd.job)
-    wait_until(lambda: crowd.finished == 4)
+    pool.submit(blocking_jobs.job)
+    wait_until(lambda: blocking_jobs.finished == 4)
 
 
-def test_no_job_is_lost_while_threads_come_and_go() -> None:
+def test_no_job_is_lost_while_threads_start_and_end() -> None:
     pool = WorkerPool(max_threads=4, idle_seconds=0.0005)
     done: list[int] = []
     for number in range(500):
-        pool.submit(lambda number=number: done.append(number))
+        pool.submit(partial(done.append, number))
         if number % 10 == 0:
             time.sleep(0.0006)
     wait_until(lambda: len(done) == 500)
     assert sorted(done) == list(range(500))
 
 
-def test_a_thread_that_a_ctrl_c_kept_from_starting_is_replaced(
+def test_after_ctrl_c_kept_a_thread_from_starting_another_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pool = WorkerPool()
+    pool = WorkerPool(stall_seconds=1.0)  # on a busy machine too, no thread overtakes another
     done: list[int] = []
 
     def interrupt() -> None:
@@ -355,19 +364,19 @@ def test_a_thread_that_a_ctrl_c_kept_from_starting_is_replaced(
     wait_until(lambda: done == [1, 2, 3])
 
 
-def test_an_idle_thread_holds_no_job() -> None:
+def test_an_idle_thread_keeps_no_reference_to_its_last_job() -> None:
     class Job:
         def __call__(self) -> None:
             pass
 
     pool, job = WorkerPool(idle_seconds=2 * TIME_LIMIT), Job()
-    gone = weakref.ref(job)
+    reference = weakref.ref(job)
     pool.submit(job)
     del job
-    wait_until(lambda: gone() is None)
+    wait_until(lambda: reference() is None)
 
 
-def test_a_job_that_hangs_keeps_no_interpreter_from_exiting() -> None:
+def test_a_hanging_job_does_not_keep_the_interpreter_from_exiting() -> None:
     code = (
         "import threading; from aiordma.loop import worker_pool, blocking_pool; import time\n"
         "begun = threading.Semaphore(0)\n"
@@ -380,7 +389,7 @@ def test_a_job_that_hangs_keeps_no_interpreter_from_exiting() -> None:
 @pytest.mark.parametrize(
     "submit", ["worker_pool.submit", "blocking_pool.submit", "SerialJobs().submit"]
 )
-def test_a_job_submitted_as_the_interpreter_exits_does_not_keep_it(submit: str) -> None:
+def test_a_job_submitted_while_the_interpreter_exits_is_dropped(submit: str) -> None:
     code = (
         "import sys; from aiordma.loop import SerialJobs, blocking_pool, worker_pool\n"
         "class Late:\n"
@@ -394,38 +403,38 @@ def test_a_job_submitted_as_the_interpreter_exits_does_not_keep_it(submit: str) 
     assert (ended.stdout, ended.stderr) == ("submitted True\n", "")
 
 
-def no_more_threads(*args: object) -> None:
+def refuse_thread(*args: object) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_job_that_no_thread_can_be_had_for_runs_in_its_submitters(
+def test_without_any_thread_a_job_runs_in_the_submitting_thread(
     monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
-    pool, crowd = WorkerPool(max_threads=1, idle_seconds=0.05), Crowd(gate)
+    pool, blocking_jobs = WorkerPool(max_threads=1, idle_seconds=0.05), BlockingJobs(gate)
     gate.set()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_more_threads)
+        patch.setattr(threading.Thread, "start", refuse_thread)
         for count in (1, 2, 3):
-            pool.submit(crowd.job)
-            assert crowd.finished == count
-    assert crowd.threads == {threading.current_thread()}
-    pool.submit(crowd.job)
-    wait_until(lambda: crowd.finished == 4)
-    assert len(crowd.threads) == 2
+            pool.submit(blocking_jobs.job)
+            assert blocking_jobs.finished == count
+    assert blocking_jobs.threads == {threading.current_thread()}
+    pool.submit(blocking_jobs.job)
+    wait_until(lambda: blocking_jobs.finished == 4)
+    assert len(blocking_jobs.threads) == 2
     wait_until(lambda: pool._threads == 0)
 
 
-def test_jobs_left_to_a_thread_that_cannot_be_had_either_are_not_lost(
+def test_a_job_submitted_while_a_thread_fails_to_start_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool, done = WorkerPool(), list[str]()
 
     def start(thread: threading.Thread) -> None:
-        if not done:  # a second job comes in while the first one's thread is still being started
+        if not done:  # the second job is submitted while the thread of the first is being started
             done.append("began")
             pool.submit(lambda: done.append("second"))
             assert done == ["began"]
-        no_more_threads()
+        refuse_thread()
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
@@ -434,29 +443,29 @@ def test_jobs_left_to_a_thread_that_cannot_be_had_either_are_not_lost(
     assert pool._threads == 0
 
 
-def test_a_job_is_left_to_the_threads_there_are(
+def test_without_a_new_thread_a_job_waits_for_an_existing_one(
     monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
-    pool, crowd = WorkerPool(max_threads=2, idle_seconds=0.05), Crowd(gate)
-    pool.submit(crowd.job)
-    wait_until(lambda: crowd.running == 1)
+    pool, blocking_jobs = WorkerPool(max_threads=2, idle_seconds=0.05), BlockingJobs(gate)
+    pool.submit(blocking_jobs.job)
+    wait_until(lambda: blocking_jobs.running == 1)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_more_threads)
-        pool.submit(crowd.job)
-    assert crowd.running == 1
+        patch.setattr(threading.Thread, "start", refuse_thread)
+        pool.submit(blocking_jobs.job)
+    assert blocking_jobs.running == 1
     gate.set()
-    wait_until(lambda: crowd.finished == 2)
-    assert len(crowd.threads) == 1
+    wait_until(lambda: blocking_jobs.finished == 2)
+    assert len(blocking_jobs.threads) == 1
     wait_until(lambda: pool._threads == 0)
 
 
 @pytest.mark.asyncio
-async def test_a_call_that_no_thread_can_be_had_for_is_made_all_the_same(
+async def test_without_any_thread_run_in_worker_calls_in_the_loops_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = WorkerPool()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_more_threads)
+        patch.setattr(threading.Thread, "start", refuse_thread)
         made_in = await run_in_worker(running_loop(), threading.current_thread, pool.submit)
         assert made_in is threading.current_thread()
     assert await run_in_worker(running_loop(), lambda: 42, pool.submit) == 42
@@ -465,8 +474,8 @@ async def test_a_call_that_no_thread_can_be_had_for_is_made_all_the_same(
 # --- make_in_worker ---
 
 
-class Workshop:
-    """Makes one thing, as slowly as it is told, and takes back what nobody wants."""
+class Maker:
+    """Makes an object once the gate is set, and records the discarded objects."""
 
     def __init__(self, gate: threading.Event) -> None:
         self.gate = gate
@@ -495,65 +504,75 @@ class Workshop:
 
 
 @pytest.mark.asyncio
-async def test_what_is_made_is_handed_over(gate: threading.Event) -> None:
-    shop = Workshop(gate)
+async def test_make_in_worker_returns_the_object(gate: threading.Event) -> None:
+    maker = Maker(gate)
     gate.set()
-    thing = await make_in_worker(running_loop(), shop.make, shop.discard, shop.submit)
-    assert shop.made == [thing]
-    assert shop.finished.wait(TIME_LIMIT)
-    assert shop.discarded == []
+    thing = await make_in_worker(running_loop(), maker.make, maker.discard, maker.submit)
+    assert maker.made == [thing]
+    assert maker.finished.wait(TIME_LIMIT)
+    assert maker.discarded == []
 
 
 @pytest.mark.asyncio
-async def test_nothing_is_made_for_one_who_cancelled_before(gate: threading.Event) -> None:
-    shop, jobs = Workshop(gate), list[Callable[[], None]]()
+async def test_make_in_worker_cancelled_before_it_begins_makes_nothing(
+    gate: threading.Event,
+) -> None:
+    maker, jobs = Maker(gate), list[Callable[[], None]]()
     gate.set()
-    task = asyncio.create_task(make_in_worker(running_loop(), shop.make, shop.discard, jobs.append))
+    task = asyncio.create_task(
+        make_in_worker(running_loop(), maker.make, maker.discard, jobs.append)
+    )
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     (job,) = jobs
     job()
-    assert (shop.made, shop.discarded) == ([], [])
+    assert (maker.made, maker.discarded) == ([], [])
 
 
 @pytest.mark.asyncio
-async def test_what_is_made_after_cancelling_is_discarded_where_it_was_made(
+async def test_an_object_made_after_cancelling_is_discarded_in_the_worker_thread(
     gate: threading.Event,
 ) -> None:
-    shop = Workshop(gate)
-    task = asyncio.create_task(make_in_worker(running_loop(), shop.make, shop.discard, shop.submit))
-    await wait_for_event(shop.begun)
+    maker = Maker(gate)
+    task = asyncio.create_task(
+        make_in_worker(running_loop(), maker.make, maker.discard, maker.submit)
+    )
+    await wait_for_event(maker.begun)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert shop.discarded == []
+    assert maker.discarded == []
     gate.set()
-    assert shop.finished.wait(TIME_LIMIT)
-    assert len(shop.made) == 1
-    assert shop.discarded == shop.made
-    assert shop.discarded_in == ["aiordma-worker"]
+    assert maker.finished.wait(TIME_LIMIT)
+    assert len(maker.made) == 1
+    assert maker.discarded == maker.made
+    assert maker.discarded_in == ["aiordma-worker"]
 
 
 @pytest.mark.asyncio
-async def test_what_was_made_before_cancelling_is_discarded_too(gate: threading.Event) -> None:
-    shop = Workshop(gate)
-    task = asyncio.create_task(make_in_worker(running_loop(), shop.make, shop.discard, shop.submit))
-    await wait_for_event(shop.begun)
+async def test_an_object_made_before_cancelling_is_discarded_in_a_worker_thread(
+    gate: threading.Event,
+) -> None:
+    maker = Maker(gate)
+    task = asyncio.create_task(
+        make_in_worker(running_loop(), maker.make, maker.discard, maker.submit)
+    )
+    await wait_for_event(maker.begun)
     gate.set()
-    assert shop.finished.wait(TIME_LIMIT)  # the loop stands still, so the task knows nothing of it
+    assert maker.finished.wait(TIME_LIMIT)  # it blocks the loop, so the task is not woken yet
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    wait_until(lambda: bool(shop.discarded))
+    wait_until(lambda: bool(maker.discarded))
     await asyncio.sleep(0.02)
-    assert shop.discarded == shop.made
-    assert shop.discarded_in == ["aiordma-worker"]
+    assert maker.discarded == maker.made
+    assert maker.discarded_in == ["aiordma-worker"]
 
 
 @pytest.mark.asyncio
-async def test_whenever_one_cancels_what_is_made_is_discarded_once() -> None:
+async def test_cancelling_at_any_time_discards_the_object_once() -> None:
     for _ in range(200):
         made, discarded, done = list[int](), list[int](), threading.Event()
 
@@ -562,7 +581,11 @@ async def test_whenever_one_cancels_what_is_made_is_discarded_once() -> None:
             return 1
 
         def submit(job: Callable[[], None], done: threading.Event = done) -> None:
-            worker_pool.submit(lambda: (job(), done.set()))
+            def run() -> None:
+                job()
+                done.set()
+
+            worker_pool.submit(run)
 
         task = asyncio.create_task(make_in_worker(running_loop(), make, discarded.append, submit))
         await asyncio.sleep(0)
@@ -570,42 +593,46 @@ async def test_whenever_one_cancels_what_is_made_is_discarded_once() -> None:
         (result,) = await asyncio.gather(task, return_exceptions=True)
         assert done.wait(TIME_LIMIT)
         if isinstance(result, asyncio.CancelledError):
-            wait_until(lambda made=made, discarded=discarded: len(discarded) == len(made))
+            wait_until(partial(have_equal_length, made, discarded))
         else:
             assert (result, made, discarded) == (1, [1], [])
 
 
+def have_equal_length(first: list[int], second: list[int]) -> bool:
+    return len(first) == len(second)
+
+
 @pytest.mark.asyncio
-async def test_an_error_of_the_maker_passes(gate: threading.Event) -> None:
-    shop = Workshop(gate)
+async def test_an_error_of_make_is_raised(gate: threading.Event) -> None:
+    maker = Maker(gate)
 
     def fail() -> object:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await make_in_worker(running_loop(), fail, shop.discard, shop.submit)
-    assert shop.finished.wait(TIME_LIMIT)
-    assert shop.discarded == []
+        await make_in_worker(running_loop(), fail, maker.discard, maker.submit)
+    assert maker.finished.wait(TIME_LIMIT)
+    assert maker.discarded == []
 
 
 @pytest.mark.asyncio
-async def test_an_error_of_the_maker_after_cancelling_discards_nothing(
+async def test_an_error_of_make_after_cancelling_discards_nothing(
     gate: threading.Event,
 ) -> None:
-    shop = Workshop(gate)
+    maker = Maker(gate)
 
     def fail() -> object:
-        shop.make()
+        maker.make()
         raise ValueError("no")
 
-    task = asyncio.create_task(make_in_worker(running_loop(), fail, shop.discard, shop.submit))
-    await wait_for_event(shop.begun)
+    task = asyncio.create_task(make_in_worker(running_loop(), fail, maker.discard, maker.submit))
+    await wait_for_event(maker.begun)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     gate.set()
-    assert shop.finished.wait(TIME_LIMIT)
-    assert shop.discarded == []
+    assert maker.finished.wait(TIME_LIMIT)
+    assert maker.discarded == []
 
 
 # --- SerialJobs ---
@@ -623,13 +650,13 @@ def test_serial_jobs_run_in_order_and_never_two_at_once() -> None:
 
     pools = (worker_pool, blocking_pool, WorkerPool(max_threads=2, idle_seconds=0.01))
     for number in range(100):
-        jobs.submit(lambda number=number: job(number), pools[number % 3])
+        jobs.submit(partial(job, number), pools[number % 3])
     wait_until(lambda: len(order) == 100)
     assert order == list(range(100))
 
 
-def test_serial_jobs_go_to_the_pool_that_was_named(gate: threading.Event) -> None:
-    jobs, first, second = SerialJobs(), Crowd(gate), Crowd(gate)
+def test_a_serial_job_runs_in_the_given_pool(gate: threading.Event) -> None:
+    jobs, first, second = SerialJobs(), BlockingJobs(gate), BlockingJobs(gate)
     gate.set()
     one, two = WorkerPool(idle_seconds=TIME_LIMIT), WorkerPool(idle_seconds=TIME_LIMIT)
     for _ in range(3):
@@ -639,27 +666,31 @@ def test_serial_jobs_go_to_the_pool_that_was_named(gate: threading.Event) -> Non
     assert first.threads.isdisjoint(second.threads)
 
 
-def test_no_thread_waits_for_its_turn(gate: threading.Event) -> None:
-    pool, jobs, crowd = WorkerPool(max_threads=2, idle_seconds=0.05), SerialJobs(), Crowd(gate)
+def test_waiting_serial_jobs_occupy_no_thread(gate: threading.Event) -> None:
+    pool, jobs, blocking_jobs = (
+        WorkerPool(max_threads=2, idle_seconds=0.05),
+        SerialJobs(),
+        BlockingJobs(gate),
+    )
     for _ in range(5):
-        jobs.submit(crowd.job, pool)
-    wait_until(lambda: crowd.running == 1)
+        jobs.submit(blocking_jobs.job, pool)
+    wait_until(lambda: blocking_jobs.running == 1)
     done = threading.Event()
     pool.submit(done.set)
     assert done.wait(TIME_LIMIT)
-    assert crowd.running == 1
+    assert blocking_jobs.running == 1
 
 
-def test_two_series_do_not_wait_for_each_other(gate: threading.Event) -> None:
-    blocked, crowd = SerialJobs(), Crowd(gate)
-    blocked.submit(crowd.job)
-    wait_until(lambda: crowd.running == 1)
+def test_two_series_run_concurrently(gate: threading.Event) -> None:
+    blocked, blocking_jobs = SerialJobs(), BlockingJobs(gate)
+    blocked.submit(blocking_jobs.job)
+    wait_until(lambda: blocking_jobs.running == 1)
     done = threading.Event()
     SerialJobs().submit(done.set)
     assert done.wait(TIME_LIMIT)
 
 
-def test_a_series_that_ran_empty_starts_again() -> None:
+def test_a_series_that_became_empty_runs_later_jobs() -> None:
     jobs = SerialJobs()
     for _ in range(50):
         done = threading.Event()
@@ -667,48 +698,52 @@ def test_a_series_that_ran_empty_starts_again() -> None:
         assert done.wait(TIME_LIMIT)
 
 
-def test_a_job_may_submit_the_next() -> None:
+def test_a_serial_job_can_submit_another() -> None:
     jobs, order, done = SerialJobs(), list[str](), threading.Event()
 
     def first() -> None:
-        jobs.submit(lambda: (order.append("last"), done.set()))
+        jobs.submit(last)
         order.append("first")
+
+    def last() -> None:
+        order.append("last")
+        done.set()
 
     jobs.submit(first)
     assert done.wait(TIME_LIMIT)
     assert order == ["first", "last"]
 
 
-class Threadless(WorkerPool):
-    """A pool for which the system has no thread: its jobs block who submits them."""
+class ThreadlessPool(WorkerPool):
+    """A pool that gets no thread from the system: its jobs run in the submitting thread."""
 
     def submit(self, job: Callable[[], None]) -> None:
         job()
 
 
-def test_a_series_that_no_thread_can_be_had_for_runs_in_its_submitters() -> None:
+def test_without_any_thread_serial_jobs_run_in_the_submitting_thread() -> None:
     jobs, order = SerialJobs(), list[str]()
 
     def first() -> None:
-        jobs.submit(lambda: order.append("last"), Threadless())
+        jobs.submit(lambda: order.append("last"), ThreadlessPool())
         order.append("first")
 
-    jobs.submit(first, Threadless())
+    jobs.submit(first, ThreadlessPool())
     assert order == ["first", "last"]
     done = threading.Event()
     jobs.submit(done.set)
     assert done.wait(TIME_LIMIT)
 
 
-def test_jobs_that_no_thread_can_be_had_for_later_run_where_the_one_before_did(
+def test_serial_jobs_without_a_thread_run_where_the_previous_job_ran(
     gate: threading.Event,
 ) -> None:
-    jobs, crowd, done = SerialJobs(), Crowd(gate), threading.Event()
-    jobs.submit(crowd.job, WorkerPool(idle_seconds=TIME_LIMIT))
-    jobs.submit(crowd.job, Threadless())
-    jobs.submit(crowd.job, Threadless())
+    jobs, blocking_jobs, done = SerialJobs(), BlockingJobs(gate), threading.Event()
+    jobs.submit(blocking_jobs.job, WorkerPool(idle_seconds=TIME_LIMIT))
+    jobs.submit(blocking_jobs.job, ThreadlessPool())
+    jobs.submit(blocking_jobs.job, ThreadlessPool())
     jobs.submit(done.set)
     gate.set()
     assert done.wait(TIME_LIMIT)
-    assert crowd.finished == 3
-    assert (crowd.most, len(crowd.threads)) == (1, 1)
+    assert blocking_jobs.finished == 3
+    assert (blocking_jobs.most_running, len(blocking_jobs.threads)) == (1, 1)
