@@ -71,7 +71,7 @@ def way(number: int) -> AddressKey:
 async def test_a_way_is_made_once(rig: Rig) -> None:
     first = await rig.book.acquire(way(1))
     assert await rig.book.acquire(way(1)) is first
-    assert first.uses == 2
+    assert first.count == 2
     assert await rig.book.acquire(way(2)) is not first
     assert len(rig.make.all) == len(rig.book) == 2
 
@@ -79,7 +79,7 @@ async def test_a_way_is_made_once(rig: Rig) -> None:
 async def test_those_who_want_the_same_wait_for_one(rig: Rig) -> None:
     borrowed = await asyncio.gather(*(rig.book.acquire(way(1)) for _ in range(5)))
     assert len({id(each) for each in borrowed}) == 1
-    assert borrowed[0].uses == 5
+    assert borrowed[0].count == 5
     assert len(rig.make.all) == 1
 
 
@@ -97,7 +97,7 @@ async def test_a_slow_one_does_not_hold_up_the_others(rig: Rig) -> None:
     await rig.book.acquire(way(2))
     assert not slow.done()
     go.set()
-    assert (await slow).uses == 1
+    assert (await slow).count == 1
 
 
 async def test_a_failure_is_everybodys_own_and_is_forgotten(rig: Rig) -> None:
@@ -110,7 +110,7 @@ async def test_a_failure_is_everybodys_own_and_is_forgotten(rig: Rig) -> None:
     )
     assert [type(each) for each in done] == [VerbsError] * 3
     rig.make.during = lambda: None
-    assert (await rig.book.acquire(way(1))).uses == 1
+    assert (await rig.book.acquire(way(1))).count == 1
 
 
 async def test_the_one_not_used_for_longest_goes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ async def test_a_cancelled_one_is_destroyed(rig: Rig) -> None:
     await asyncio.sleep(0.01)
     rig.make.during = lambda: None
     go.set()
-    assert (await waiting).uses == 1
+    assert (await waiting).count == 1
     with pytest.raises(asyncio.CancelledError):
         await borrowing
     while len(rig.make.all) < 2:

@@ -43,7 +43,7 @@ class Rig:
 
     def receive(self, header: bytes, data: bytes = b"", **fields: int) -> Datagram:
         self.fill(header, data)
-        self.inbox.arrived(self.slot, self.wc(len(data), **fields))  # type: ignore[arg-type]
+        self.inbox.append(self.slot, self.wc(len(data), **fields))  # type: ignore[arg-type]
         assert len(self.inbox) == 1
         slot, datagram = self.inbox.take_datagram()
         assert slot == self.slot
@@ -126,4 +126,4 @@ def test_what_is_a_copy_of_what_was_sent_to_a_group() -> None:
         ("10.7.1.1", "10.7.1.1", False),
     ):
         rig.fill(ipv4(source, destination))
-        assert rig.inbox.is_copy(0, rig.wc(), own) is expected  # type: ignore[arg-type]
+        assert rig.inbox.is_own_multicast(0, rig.wc(), own) is expected  # type: ignore[arg-type]
