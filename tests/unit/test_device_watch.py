@@ -217,14 +217,14 @@ def test_a_subscription_outlives_its_loop(device: FakeDevice) -> None:
 def owned(
     pairs: QueuePairEvents, key: int, qp: int, cq: int, tell: Callable[[AsyncEvent], None]
 ) -> None:
-    pairs._owners[key] = {qp, cq}, tell
+    pairs._handlers[key] = {qp, cq}, tell
 
 
 def test_an_event_goes_to_the_owners_of_what_it_is_about() -> None:
     pairs = QueuePairEvents()
     seen: dict[int, list[AsyncEvent]] = {1: [], 2: [], 3: []}
     for key, qp, cq in ((1, 0x10, 0xA0), (2, 0x20, 0xA0), (3, 0x30, 0xB0)):
-        pairs._owners[key] = {qp, cq}, seen[key].append
+        pairs._handlers[key] = {qp, cq}, seen[key].append
     pairs.dispatch(event(E.COMM_EST, 0x20))
     assert [len(one) for one in seen.values()] == [0, 1, 0]
     pairs.dispatch(event(E.CQ_ERR, 0xA0))
@@ -383,7 +383,7 @@ async def test_a_task_cancelled_as_it_is_woken_takes_nothing_away(
     async with watching.watch_devices() as watch:
         task = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(0)
-        watch._take(DOWN, device)  # type: ignore[arg-type]
+        watch._append(DOWN, device)  # type: ignore[arg-type]
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
