@@ -85,8 +85,8 @@ class DatagramEndpoint(AbortingContextManagerMixin):
 
     `open_datagram()` returns one. A datagram arrives whole or not at all. Datagrams can be lost,
     duplicated or reordered. Close the endpoint with `aclose()`, or by leaving the `async with`
-    block it was opened in. An endpoint that is garbage-collected while it is open raises a
-    ResourceWarning and is aborted.
+    block it was opened in. An open endpoint that is garbage-collected is aborted, with a
+    ResourceWarning.
 
     One task can receive at a time; any number of tasks can send. The endpoint belongs to the event
     loop it was created on.

@@ -229,8 +229,8 @@ class LoopDevice:
     def unreserve(self, queue: SharedCompletionQueue, entries: int) -> None:
         """Undo reserve(), when the queue pair is destroyed.
 
-        The queue is polled first: completions of the queue pair still occupy entries, so that it
-        could overflow.
+        The queue is polled first: completions of the queue pair can still occupy entries. If new
+        queue pairs reserved these entries, the queue could overflow.
         """
 
         def add_entries() -> None:
