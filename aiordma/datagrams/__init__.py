@@ -1,4 +1,4 @@
-"""Datagrams: a queue pair that sends to anybody, its peers and its multicast groups."""
+"""Datagrams: unconnected (UD) queue pairs, their peers and their multicast groups."""
 
 from aiordma.datagrams.datagram_queue_pair import DatagramQueuePair
 from aiordma.datagrams.datagram_receive_ring import Datagram

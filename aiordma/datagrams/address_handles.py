@@ -1,4 +1,4 @@
-"""AddressBook: the address handles of one endpoint, made when first needed and kept for a while."""
+"""AddressHandleCache: the address handles of one endpoint, created when they are first needed."""
 
 from __future__ import annotations
 
@@ -10,99 +10,105 @@ from aiordma.datagrams.peer import AddressKey
 from aiordma.loop import Interrupt, WaitQueue
 from aiordma.verbs import AddressHandle
 
-# A service with more peers than that makes handles again and again, but works.
+# An endpoint with more peers works too, but creates handles again and again.
 MAX_HANDLES = 1024
 
 
 class AddressHandleReference:
-    """An address handle that the device may be using, or is about to use."""
+    """A cached address handle, and the number of sends that use it or are about to use it."""
 
-    __slots__ = ("_cache", "evicted", "handle", "uses")
+    __slots__ = ("_cache", "count", "evicted", "handle")
 
     def __init__(self, cache: AddressHandleCache, handle: AddressHandle) -> None:
         self._cache = cache
         self.handle = handle
-        self.uses = 0
+        self.count = 0
         self.evicted = False
 
     def release(self) -> None:
-        """One use less."""
-        self.uses -= 1
-        if self.evicted and not self.uses:
+        """Drop one reference. The last one destroys a handle that is no longer in the cache."""
+        self.count -= 1
+        if self.evicted and not self.count:
             self._cache.discard(self.handle)
 
 
 class AddressHandleCache:
-    """Where each peer and group is, as address handles; the one not used for longest goes first.
+    """The address handles of peers and groups, by key. The least recently used one is evicted.
 
-    A handle outlives the sends that name it, and all are destroyed after the queue pair.
+    A handle is destroyed after the sends that use it. All are destroyed after the queue pair.
     """
 
-    def __init__(self, handle: IdHandle, make: Callable[[AddressKey], AddressHandle]) -> None:
-        """`make` is called in a worker thread."""
-        self._owner = handle
-        self._make = make
+    def __init__(
+        self, id_handle: IdHandle, create_handle: Callable[[AddressKey], AddressHandle]
+    ) -> None:
+        """Create an empty cache. `create_handle` is called in a worker thread."""
+        self._id_handle = id_handle
+        self._create_handle = create_handle
         self._cached: OrderedDict[AddressKey, AddressHandleReference] = OrderedDict()
         self._undestroyed: set[AddressHandle] = set()
-        self._being_made: set[AddressKey] = set()
-        self._made = WaitQueue(handle.loop)
-        handle.add_destroyed_callback(self._close)
+        self._being_created: set[AddressKey] = set()
+        self._created = WaitQueue(id_handle.loop)
+        id_handle.add_destroyed_callback(self._close)
 
     def __len__(self) -> int:
-        """Handles that are known."""
+        """Return the number of handles in the cache."""
         return len(self._cached)
 
     async def acquire(self, key: AddressKey) -> AddressHandleReference:
-        """The handle for `key`, to be released when the device is done with it.
+        """Return a reference to the handle for `key`. The caller releases it after the send.
 
-        Made in a worker thread, which can take seconds, if it is not known yet. Cancelling borrows
-        none.
+        A handle that is not in the cache is created in a worker thread. This can take seconds.
+        Cancelling acquires no reference.
 
         Raises:
-            VerbsError: there is no such way, or nobody has the address (ENOENT, ETIMEDOUT, ...).
+            VerbsError: no route leads there, or no machine has the address (ENOENT, ETIMEDOUT,
+                ...).
             LocalClosed: the endpoint is closed.
         """
-        while (known := self._cached.get(key)) is None:
-            if key in self._being_made:
-                await self._made.wait()
+        while (reference := self._cached.get(key)) is None:
+            if key in self._being_created:
+                await self._created.wait()
             else:
                 await self._add(key)
         self._cached.move_to_end(key)
-        known.uses += 1
-        return known
+        reference.count += 1
+        return reference
 
     async def _add(self, key: AddressKey) -> None:
-        self._being_made.add(key)
+        """Create the handle for `key` and put it into the cache."""
+        self._being_created.add(key)
         try:
-            # Not in turn: one peer that is slow to be found must not hold up what the others need.
-            handle = await self._owner.wait(lambda wait: self._create(key, wait), serialized=False)
+            # Not serialized: a peer that is slow to resolve must not delay the other jobs.
+            handle = await self._id_handle.wait(
+                lambda interrupt: self._create(key, interrupt), serialized=False
+            )
         finally:
-            self._being_made.discard(key)
-            self._made.wake_all()
+            self._being_created.discard(key)
+            self._created.wake_all()
         self._cached[key] = AddressHandleReference(self, handle)
         if len(self._cached) > MAX_HANDLES:
             _, oldest = self._cached.popitem(last=False)
             oldest.evicted = True
-            if not oldest.uses:
+            if not oldest.count:
                 self.discard(oldest.handle)
 
     def _create(self, key: AddressKey, interrupt: Interrupt) -> AddressHandle:
-        """In a thread. Nobody takes the handle if the interrupt is set by then."""
-        handle = self._make(key)
+        """Create a handle, in a worker thread. A set interrupt means that no task waits for it."""
+        handle = self._create_handle(key)
         self._undestroyed.add(handle)
         if interrupt.is_set:
             self._destroy(handle)
         return handle
 
     def discard(self, handle: AddressHandle) -> None:
-        """Destroy a handle that nobody uses any more, in a worker thread."""
-        self._owner.submit(lambda: self._destroy(handle))
+        """Destroy a handle that no send uses any more, in a worker thread."""
+        self._id_handle.submit(lambda: self._destroy(handle))
 
     def _destroy(self, handle: AddressHandle) -> None:
         self._undestroyed.discard(handle)
         handle.close()
 
     def _close(self) -> None:
-        """In a thread, when the queue pair is destroyed."""
+        """Destroy all handles, in a worker thread, after the queue pair was destroyed."""
         while self._undestroyed:
             self._undestroyed.pop().close()

@@ -1,4 +1,4 @@
-"""open_datagram() and DatagramEndpoint: datagrams to and from anybody, and multicast."""
+"""open_datagram() and DatagramEndpoint: unconnected datagrams and multicast."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def open_datagram(
 ) -> AwaitableContextManager[DatagramEndpoint]:
     """Open an endpoint: `await open_datagram(...)` or `async with open_datagram(...) as endpoint`.
 
-    `local_address` is `(host, port)`: a name or address of an RDMA device of this machine, and the
-    port where peers can ask for it; 0 picks a free one. Datagrams belong to one device, so there is
-    no "all addresses" here. iWARP has none.
+    `local_address` is `(host, port)`: the name or address of an RDMA device of this machine, and
+    the port where peers can resolve the endpoint. Port 0 picks a free one. A datagram endpoint
+    belongs to one device, so wildcard addresses are not possible. iWARP has no datagrams.
 
     Cancelling leaves nothing behind. See rdma_bind_addr(3), rdma_create_qp(3).
 
     Raises:
-        AddressError: the name is unknown, or stands for no RDMA device.
-        VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is taken or the address is not this
-            machine's; ENODEV when no RDMA device has it; EOPNOTSUPP when the device has no
-            datagrams; ENOMEM when no more memory can be locked.
-        ValueError: an option is more than the device can do.
+        AddressError: the name is unknown, or it is not the name of one RDMA device.
+        VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is in use or the address does not
+            belong to this machine; ENODEV when no RDMA device has the address; EOPNOTSUPP when the
+            device has no datagrams; ENOMEM when no more memory can be locked.
+        ValueError: an option exceeds a limit of the device.
     """
     return AwaitableContextManager(_open(local_address, options))
 
@@ -69,8 +69,8 @@ async def _open(local_address: tuple[str, int], options: DatagramOptions) -> Dat
 async def _open_at(address: SocketAddress, options: DatagramOptions) -> DatagramEndpoint:
     if is_loopback(address) or ipaddress.ip_address(address.host).is_unspecified:
         raise AddressError(
-            f"datagrams belong to one RDMA device, which {address.host} does not name: take an "
-            "address from `python -m aiordma devices`"
+            f"{address.host} is not the address of one RDMA device, which a datagram endpoint "
+            "needs: see `python -m aiordma devices` for addresses"
         )
     cm = await AsyncCmId.create(PortSpace.UDP)
     async with cm.closed_on_failure():
@@ -81,57 +81,62 @@ async def _open_at(address: SocketAddress, options: DatagramOptions) -> Datagram
 
 
 class DatagramEndpoint(AbortingContextManagerMixin):
-    """Sends datagrams to peers and groups, and receives them (RDMA's UD queue pair).
+    """An endpoint that sends and receives datagrams (an RDMA queue pair of type UD).
 
-    From `open_datagram()`. Datagrams arrive whole or not at all; they may be lost, doubled or
-    overtake each other. It is closed by `aclose()`, or by leaving the `async with` block it was
-    opened in; one that is just dropped warns, and is then aborted.
+    `open_datagram()` returns one. A datagram arrives whole or not at all. Datagrams can be lost,
+    duplicated or reordered. Close the endpoint with `aclose()`, or by leaving the `async with`
+    block it was opened in. An open endpoint that is garbage-collected is aborted, with a
+    ResourceWarning.
 
-    One task may receive at a time; any number may send. Belongs to the event loop it was made on.
+    One task can receive at a time; any number of tasks can send. The endpoint belongs to the event
+    loop it was created on.
     """
 
     def __init__(self, queue_pair: DatagramQueuePair) -> None:
-        """For open_datagram(); not to be called by others."""
+        """Called by open_datagram(); not for users."""
         self._queue_pair = queue_pair
         self._groups = MulticastGroups(queue_pair)
         self._local_address = queue_pair.cm.local_address
 
     @property
     def local_address(self) -> tuple[str, int]:
-        """`(host, port)` where peers can ask for it, once it listens."""
+        """`(host, port)` where peers can resolve the endpoint, once it listens."""
         return self._local_address
 
     @property
     def qp_num(self) -> int:
-        """The number of its queue pair, which peers send to."""
+        """The number of the queue pair, which peers send to."""
         return self._queue_pair.qp.number
 
     @property
     def max_message_size(self) -> int:
-        """The largest datagram in bytes that send_to() takes."""
+        """The size of the largest datagram that send_to() accepts, in bytes."""
         return self._queue_pair.max_message_size
 
     @property
     def closed(self) -> bool:
-        """Whether it ended. What came before can still be received if it was not ended here."""
+        """True if the endpoint has ended.
+
+        Datagrams that arrived before can still be received, unless it was closed on this side.
+        """
         return self._queue_pair.closed
 
     # --- peers ---
 
     async def resolve(self, host: str, port: int, private_data: bytes = b"") -> DatagramPeer:
-        """Ask who serves datagrams at a host and port: a peer to send to.
+        """Ask the machine at `host` for the datagram endpoint at `port`. Return a peer to send to.
 
-        The addresses of a name are tried in turn. Up to 180 bytes of `private_data` reach the peer
-        with the request, and its own come back with the answer.
+        The addresses of a name are tried one after another. The request carries up to 180 bytes of
+        `private_data` to the peer; the answer carries the peer's private data back.
 
-        Cancelling leaves nothing behind. A machine that does not answer keeps this waiting for
-        about a minute. See rdma_resolve_addr(3), rdma_resolve_route(3), rdma_connect(3).
+        Cancelling leaves nothing behind. If the machine does not answer, this takes about a minute.
+        See rdma_resolve_addr(3), rdma_resolve_route(3), rdma_connect(3).
 
         Raises:
-            AddressError: the name is unknown, or no way leads there from the endpoint's device.
+            AddressError: the name is unknown, or no route leads there from the endpoint's device.
             RouteError: no route was found.
-            Rejected: nobody serves there (status 1), or the application refused (status 2).
-            Unreachable: nobody answered.
+            Rejected: no endpoint listens there (status 1), or the application refused (status 2).
+            Unreachable: the machine did not answer.
             LocalClosed, DeviceRemoved, WorkRequestError: the endpoint has ended.
             ValueError: the private data is too long.
         """
@@ -146,34 +151,35 @@ class DatagramEndpoint(AbortingContextManagerMixin):
         )
 
     def listen(self, backlog: int = 0) -> None:
-        """Let peers ask for this endpoint; get_request() tells of them, or serve() answers all.
+        """Let peers resolve this endpoint. get_request() returns each request; serve() accepts all.
 
-        At most `backlog` requests wait to be answered (0: as the options say); those beyond are
-        rejected. See rdma_listen(3).
+        At most `backlog` requests wait for an answer (0: the `backlog` of the options); further
+        ones are rejected. See rdma_listen(3).
 
         Raises:
-            VerbsError: EADDRINUSE or EADDRNOTAVAIL (the port is taken).
-            RdmaError: it listens already.
+            VerbsError: EADDRINUSE or EADDRNOTAVAIL (the port is in use).
+            RdmaError: the endpoint listens already.
             LocalClosed, DeviceRemoved, WorkRequestError: the endpoint has ended.
         """
         self._queue_pair.listen(backlog)
 
     async def get_request(self) -> DatagramRequest:
-        """Wait for the next peer that asks, after listen().
+        """Wait for the next request of a peer, after listen().
 
-        Cancelling loses none.
+        Cancelling loses no request.
 
         Raises:
-            RdmaError: it does not listen.
+            RdmaError: the endpoint does not listen.
             BusyError: another task is waiting for requests.
             LocalClosed, DeviceRemoved, WorkRequestError: the endpoint has ended.
         """
         return DatagramRequest(await self._queue_pair.get_request(), self._queue_pair)
 
     async def serve(self, private_data: bytes = b"") -> None:
-        """Accept every peer that asks, with `private_data`, until the endpoint is closed.
+        """Accept all requests, with `private_data`, until the endpoint is closed.
 
-        Listens first, if it does not yet. Cancelling stops accepting, not listening.
+        Calls listen() first unless the endpoint listens already. Cancelling stops accepting, not
+        listening.
 
         Raises: as get_request(), except for LocalClosed.
         """
@@ -186,31 +192,31 @@ class DatagramEndpoint(AbortingContextManagerMixin):
                 try:
                     await request.accept(private_data)
                 except ConnectError as error:
-                    logger.info("%r went away: %s", request, error)
+                    logger.info("%r could not be accepted: %s", request, error)
 
     # --- groups ---
 
     async def join(self, group: str, *, send_only: bool = False) -> MulticastGroup:
-        """Join a multicast group, by its IP address: to send to, and to receive from.
+        """Join a multicast group, given by its IP address, to send to it and to receive from it.
 
-        With `send_only`, nothing is received from it. An endpoint can be in many groups; each can
-        be joined once. RoCE has IPv4 groups only. Cancelling leaves nothing behind.
+        With `send_only`, nothing is received from it. An endpoint can join many groups, but each
+        only once. RoCE has IPv4 groups only. Cancelling leaves nothing behind.
         See rdma_join_multicast(3), rdma_join_multicast_ex(3), ibv_attach_mcast(3).
 
         Raises:
-            ValueError: it is no address of a multicast group.
+            ValueError: `group` is not the address of a multicast group.
             ConnectError: the subnet manager refused.
-            VerbsError: 524 (the device has no such groups), ENOMEM (it can be in no more).
+            VerbsError: 524 (the device does not support such groups), ENOMEM (too many groups).
             RdmaError: the endpoint is in the group already.
             LocalClosed, DeviceRemoved, WorkRequestError: the endpoint has ended.
         """
         return await self._groups.join(_group_address(group), send_only)
 
     async def leave(self, group: MulticastGroup | str) -> None:
-        """Leave a group, given by what join() returned, or by its address.
+        """Leave a group: `group` is the result of join(), or the group's address.
 
-        A MulticastGroup that was left already is no error. Cancelling stops the waiting only.
-        See rdma_leave_multicast(3).
+        Leaving a MulticastGroup again does nothing. Cancelling stops only the waiting: the group
+        is left all the same. See rdma_leave_multicast(3).
 
         Raises:
             RdmaError: the endpoint is not in the group with that address.
@@ -228,18 +234,19 @@ class DatagramEndpoint(AbortingContextManagerMixin):
         *,
         imm: int | None = None,
     ) -> None:
-        """Send one datagram: any bytes-like object, or several to be joined; it may be empty.
+        """Send one datagram: a bytes-like object, or several, which are joined. It can be empty.
 
-        Returns when the data is copied and posted, which is at once unless `send_depth` sends are
-        on their way already, or the way to the peer has to be found first. `imm` is a number of 32
-        bits that travels beside the data. Nobody tells whether it arrived. See ibv_post_send(3),
-        ibv_create_ah(3).
+        Returns when the data is copied and posted. That is at once, unless `send_depth` sends are
+        in flight, or the peer needs a new address handle. `imm` is a 32-bit number that travels
+        beside the data (immediate data). The sender is not notified if the datagram is lost.
+        See ibv_post_send(3), ibv_create_ah(3).
 
-        Cancelling while it waits sends nothing; the endpoint goes on.
+        Cancelling while it waits sends nothing; the endpoint stays open.
 
         Raises:
-            ValueError: the datagram is larger than max_message_size. The endpoint goes on.
-            VerbsError: no way leads to the peer, or no more memory can be registered.
+            ValueError: the datagram is larger than max_message_size, or `imm` has more than 32
+                bits. The endpoint stays open.
+            VerbsError: no route leads to the peer, or no more memory can be registered.
             LocalClosed: the endpoint is closed, or the group was left.
             DeviceRemoved, WorkRequestError: the endpoint has ended.
         """
@@ -248,24 +255,24 @@ class DatagramEndpoint(AbortingContextManagerMixin):
             target.check_joined()
         destination = (target.qp_num, target.qkey)
         number = NO_IMMEDIATE if imm is None else checked_immediate(imm)
-        payload = data if type(data) is bytes else _joined(data)
+        payload = data if type(data) is bytes else _copy(data)
         await self._queue_pair.send_to(target.address_key, destination, payload, number)
 
     async def recv_from(self) -> Datagram:
-        """Wait for the next datagram: what was sent, who sent it, and the number beside it if any.
+        """Wait for the next datagram. Return its data, its sender and its immediate data, if any.
 
         Cancelling loses no datagram. See ibv_post_recv(3).
 
         Raises:
-            LocalClosed: it was closed on this side.
-            DeviceRemoved: the RDMA device went away.
+            LocalClosed: the endpoint was closed on this side.
+            DeviceRemoved: the RDMA device was removed.
             WorkRequestError: the device reported a failure.
             BusyError: another task is receiving.
         """
         return await self._queue_pair.recv_from()
 
     def __aiter__(self) -> AsyncIterator[Datagram]:
-        """Iterate over datagrams until the endpoint is closed; other ends raise."""
+        """Iterate over datagrams until the endpoint is closed. A failure raises."""
         return self
 
     async def __anext__(self) -> Datagram:
@@ -277,15 +284,15 @@ class DatagramEndpoint(AbortingContextManagerMixin):
     # --- the end ---
 
     async def aclose(self) -> None:
-        """Close: what was posted is sent, groups are left, and everything is destroyed. Idempotent.
+        """Wait for posted sends, leave all groups and destroy the queue pair. Idempotent.
 
-        Takes at most `close_timeout` seconds until what is left is ended by force. Tasks that wait
-        get LocalClosed. Cancelling ends it by force: everything is destroyed all the same.
+        After `close_timeout` seconds the endpoint is aborted. Waiting tasks get LocalClosed.
+        Cancelling aborts the endpoint: everything is destroyed all the same.
         """
         await self._queue_pair.aclose()
 
     def abort(self) -> None:
-        """End it at once, without letting posted datagrams be sent. Idempotent.
+        """End the endpoint at once, without waiting for posted sends. Idempotent.
 
         Everything is destroyed in the background.
         """
@@ -307,10 +314,10 @@ class DatagramEndpoint(AbortingContextManagerMixin):
 def _group_address(group: str) -> SocketAddress:
     address = parse_address(group)
     if not ipaddress.ip_address(address.host).is_multicast:
-        raise ValueError(f"{group} is no address of a multicast group")
+        raise ValueError(f"{group} is not the address of a multicast group")
     return address
 
 
-def _joined(data: Buffer | list[Buffer] | tuple[Buffer, ...]) -> bytes:
-    """A copy: a datagram is small, and what it was made from may change while it waits."""
+def _copy(data: Buffer | list[Buffer] | tuple[Buffer, ...]) -> bytes:
+    """Return a copy: a datagram is small, and its sources might change while the send waits."""
     return b"".join(data) if isinstance(data, (list, tuple)) else bytes(memoryview(data))

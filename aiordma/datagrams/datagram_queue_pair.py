@@ -1,11 +1,11 @@
-"""DatagramEngine: a bound id with a datagram queue pair; sending, receiving, and the end.
+"""DatagramQueuePair: a bound id with a datagram queue pair; sending, receiving and closing.
 
-The dispatch tables hold an engine as long as its queue pair lives. A DatagramEndpoint is what users
-hold.
+The dispatch tables hold a reference to a DatagramQueuePair as long as its C queue pair exists.
+Users hold a DatagramEndpoint.
 
-The one id with the queue pair also listens. Whatever else needs an id gets one of its own, without
-a queue pair: a peer being resolved, a group (which a listening id could not join), and each request
-arrives with one. They are closed with the first.
+The id with the queue pair also listens. Other ids have no queue pair: one for each peer that is
+being resolved, one for each group (a listening id cannot join a group), and one that arrives with
+each request. They are closed with the first.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ logger = logging.getLogger(__name__)
 
 
 class DatagramQueuePair:
-    """One end of no connection. All methods are for the loop's thread, but for abandon()."""
+    """The core of a datagram endpoint. All methods but abandon() run on the loop's thread."""
 
     def __init__(self, cm: AsyncCmId, options: DatagramOptions) -> None:
-        """Take over `cm`, which is bound to a device; abort() destroys it too.
+        """Take ownership of `cm`, which is bound to a device. abort() destroys it too.
 
         Raises:
-            ValueError: the options are more than the device can do.
+            ValueError: an option exceeds a limit of the device.
         """
         options.check_device(cm.device())
         address = cm.cm_id.local_address
@@ -69,13 +69,13 @@ class DatagramQueuePair:
         self._qp: QueuePair
         self.receive_ring: DatagramReceiveRing
         self._sends = DatagramSendQueue(cm.loop, options.send_depth, selective=False)
-        self._handles = AddressHandleCache(cm.handle, self._make_handle)
+        self._handles = AddressHandleCache(cm.handle, self._create_handle)
         self._receive_waiters = WaitQueue(cm.loop)
         self._request_waiters = WaitQueue(cm.loop)
         self._checkpoint = checkpoint_of(cm.loop)
         self._changed = WaitQueue(cm.loop)
         self._other_ids: set[AsyncCmId] = set()
-        self._end: RdmaError | None = None
+        self._cause: RdmaError | None = None
         self._closing = False
         caps = QueuePairCaps(
             max_send_wr=options.send_depth,
@@ -87,21 +87,22 @@ class DatagramQueuePair:
         cm.handle.add_released_callback(self._release)
 
     async def open(self) -> None:
-        """Make the queue pair, and receive from now on.
+        """Create the queue pair and post the receives.
 
         Raises:
             VerbsError: EOPNOTSUPP (the device has no datagrams), ENOMEM.
-            ValueError: an option is more than the port can do.
+            ValueError: an option exceeds a limit of the port.
         """
         await self.cm.handle.call(self._prepare)
 
     def _prepare(self) -> None:
+        """Create the queue pair and post the receives, in a worker thread."""
         options = self.options
         mtu = self.cm.device().query_port(self._port_num).active_mtu
-        wanted = options.max_message_size
-        if wanted is not None and wanted > mtu:
-            raise ValueError(f"max_message_size is {wanted}; the port's MTU carries {mtu} bytes")
-        self.max_message_size = wanted or mtu
+        size = options.max_message_size
+        if size is not None and size > mtu:
+            raise ValueError(f"max_message_size is {size}; the port's MTU carries {mtu} bytes")
+        self.max_message_size = size or mtu
         self.receive_ring = DatagramReceiveRing(options.recv_depth, mtu)
         self._qp = self._resources.make_qp(self.receive_ring, self._sends)
         self._resources.watch(self._qp, self._on_queue_pair_event)
@@ -111,11 +112,11 @@ class DatagramQueuePair:
         """The queue pair."""
         return self._qp
 
-    async def other_id(self) -> AsyncCmId:
-        """A further id, without a queue pair, to be closed by the caller or with the endpoint.
+    async def create_id(self) -> AsyncCmId:
+        """Create another id, without a queue pair. The caller closes it, or else aclose() does.
 
         Raises:
-            LocalClosed, or why the endpoint ended.
+            LocalClosed, DeviceRemoved, WorkRequestError: the endpoint has ended.
         """
         cm = await AsyncCmId.create(PortSpace.UDP)
         self._other_ids.add(cm)
@@ -138,7 +139,7 @@ class DatagramQueuePair:
         self.check_open()
         if len(data) > self.max_message_size:
             limit = self.max_message_size
-            raise ValueError(f"a datagram of {len(data)} bytes; at most {limit} are allowed (MTU)")
+            raise ValueError(f"a datagram of {len(data)} bytes; the limit is {limit} bytes (MTU)")
         if self._checkpoint is not None:
             await self._checkpoint()
         datagram_send = DatagramSend(await self._handles.acquire(key))
@@ -157,6 +158,7 @@ class DatagramQueuePair:
     async def _post(
         self, datagram_send: DatagramSend, destination: tuple[int, int], data: bytes, imm: int
     ) -> None:
+        """Copy and post one datagram, with the send credit that the caller has reserved."""
         if len(data) > self.options.max_inline:
             datagram_send.buffer = self._sends.try_buffer(len(data))
             if datagram_send.buffer is None:
@@ -168,8 +170,8 @@ class DatagramQueuePair:
             self._fail(error)
             raise
 
-    def _make_handle(self, key: AddressKey) -> AddressHandle:
-        """In a worker thread."""
+    def _create_handle(self, key: AddressKey) -> AddressHandle:
+        """Create an address handle, in a worker thread."""
         if not isinstance(key, AddressHandleAttributes):
             key = key.attributes(self.cm.device(), self._port_num, self._gid)
         return AddressHandle(self._resources.loop_device.pd, key)
@@ -186,13 +188,14 @@ class DatagramQueuePair:
             self.check_open()
             await self._receive_waiters.wait()
         slot, datagram = self.receive_ring.take_datagram()
-        if self._end is None:
+        if self._cause is None:
             self._repost(slot)
         return datagram
 
-    def _check_idle(self, waiting: WaitQueue, doing: str) -> None:
-        if len(waiting):
-            raise BusyError(f"another task is {doing} on this endpoint")
+    def _check_idle(self, waiters: WaitQueue, activity: str) -> None:
+        """Raise BusyError if another task waits in `waiters`."""
+        if len(waiters):
+            raise BusyError(f"another task is {activity} on this endpoint")
 
     def _repost(self, slot: int) -> None:
         try:
@@ -203,7 +206,7 @@ class DatagramQueuePair:
     # --- completions ---
 
     def complete(self, number: int, wc: IbvWc) -> None:
-        """Take a completion from the dispatcher."""
+        """Handle a completion. Called by the dispatcher."""
         if number & RECEIVE:
             self._received(number & NUMBER_MASK, wc)
         else:
@@ -213,16 +216,17 @@ class DatagramQueuePair:
         self.receive_ring.completed()
         if wc.status != WcStatus.SUCCESS:
             self._request_failed(WcOpcode.RECV, wc)
-        elif self._is_unwanted(slot, wc):
+        elif self._is_unwanted_copy(slot, wc):
             self._repost(slot)
         else:
-            self.receive_ring.arrived(slot, wc)
+            self.receive_ring.append(slot, wc)
             self._receive_waiters.wake_all()
 
-    def _is_unwanted(self, slot: int, wc: IbvWc) -> bool:
+    def _is_unwanted_copy(self, slot: int, wc: IbvWc) -> bool:
+        """Return True for this endpoint's own multicast datagrams, if they are to be dropped."""
         if self.options.multicast_loopback or wc.src_qp != self._qp.number:
             return False
-        return self.receive_ring.is_copy(slot, wc, self._gid)
+        return self.receive_ring.is_own_multicast(slot, wc, self._gid)
 
     def _sent(self, number: int, wc: IbvWc) -> None:
         self._sends.completed(number)
@@ -235,7 +239,7 @@ class DatagramQueuePair:
         self._fail(WorkRequestError(WcStatus(wc.status), opcode, wc.vendor_err))
 
     def device_failed(self, error: VerbsError) -> None:
-        """The device is gone: no completion will come any more."""
+        """End the endpoint: the device was removed or failed, and completes nothing any more."""
         self._fail(translate_removal(error))
 
     def _on_queue_pair_event(self, event: AsyncEvent) -> None:
@@ -243,20 +247,20 @@ class DatagramQueuePair:
         if failure is not None:
             self._fail(failure)
 
-    # --- being asked ---
+    # --- requests of peers ---
 
     def listen(self, backlog: int) -> None:
-        """Let peers ask for this endpoint. See DatagramEndpoint.listen."""
+        """Let peers resolve this endpoint. See DatagramEndpoint.listen."""
         self.check_open()
         self.cm.listen(backlog or self.options.backlog)
 
     @property
     def is_listening(self) -> bool:
-        """Whether peers can ask for it."""
+        """True if peers can resolve this endpoint."""
         return self.cm.state is CmState.LISTENING
 
     async def get_request(self) -> AsyncCmId:
-        """Wait for a peer that asks. See DatagramEndpoint.get_request."""
+        """Wait for a request of a peer. See DatagramEndpoint.get_request."""
         self._check_idle(self._request_waiters, "waiting for requests")
         if self._checkpoint is not None:
             await self._checkpoint()
@@ -270,25 +274,30 @@ class DatagramQueuePair:
                 return request
             await self._request_waiters.wait()
 
-    # --- the end ---
+    # --- closing ---
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be sent any more."""
-        return self._closing or self._end is not None
+        """True if nothing can be sent any more."""
+        return self._closing or self._cause is not None
 
     @property
     def released(self) -> bool:
-        """Whether it is on its way to be destroyed: nothing is left for the user to close."""
+        """True once the queue pair is being destroyed: the user has nothing left to close."""
         return self.cm.state is CmState.CLOSED
 
     def check_open(self) -> None:
-        """Raise why it is closed, if it is: each time a new exception, with its own traceback."""
+        """Raise the cause if the endpoint is closed, each time as a new exception object.
+
+        Raises:
+            LocalClosed, DeviceRemoved, WorkRequestError: the endpoint has ended.
+            RdmaError: this process is a forked child.
+        """
         refuse_forked_child()
         if self._closing:
             raise LocalClosed("the endpoint is closed on this side")
-        if self._end is not None:
-            raise copy.copy(self._end)
+        if self._cause is not None:
+            raise copy.copy(self._cause)
 
     def _on_cm_change(self) -> None:
         if self.cm.state in (CmState.FAILED, CmState.REMOVED):
@@ -297,11 +306,11 @@ class DatagramQueuePair:
         self._request_waiters.wake_all()
 
     def _fail(self, cause: RdmaError) -> None:
-        """The endpoint is of no use any more, for this cause if there was none before."""
+        """End the endpoint with `cause`, unless it has ended already."""
         if self.closed:
             return
         logger.debug("datagram endpoint ended: %r", cause)
-        self._end = cause
+        self._cause = cause
         self._wake_all()
 
     def _wake_all(self) -> None:
@@ -311,7 +320,7 @@ class DatagramQueuePair:
         self._changed.wake_all()
 
     async def aclose(self) -> None:
-        """Let what is posted be sent, and destroy everything."""
+        """Wait for posted sends and destroy everything. See DatagramEndpoint.aclose."""
         if not self._closing:
             self._closing = True
             self._wake_all()
@@ -326,13 +335,13 @@ class DatagramQueuePair:
     async def _close_gracefully(self) -> None:
         deadline = Deadline(self.cm.loop, self.options.close_timeout, self._changed.wake_all)
         try:
-            while self._end is None and len(self._sends) and not deadline.expired:
+            while self._cause is None and len(self._sends) and not deadline.expired:
                 await self._changed.wait()
         finally:
             deadline.cancel()
 
     def abort(self) -> None:
-        """End it at once; everything is destroyed in the background. Idempotent."""
+        """End the endpoint at once; everything is destroyed in the background. Idempotent."""
         self._closing = True
         self._wake_all()
         for cm in [*self._other_ids]:
@@ -340,14 +349,14 @@ class DatagramQueuePair:
         self.cm.abort()
 
     def abandon(self) -> None:
-        """abort() from any thread, when nobody can be waiting any more."""
+        """Abort from any thread, when no task can wait any more."""
         self._closing = True
         for cm in [*self._other_ids]:
             cm.abandon()
         self.cm.abandon()
 
     def _release(self) -> None:
-        """The queue pair is destroyed: let go of what is shared."""
+        """Release the shared resources. Called when the queue pair is destroyed."""
         self.cm.on_change = None
         self._sends.abandon()
         self._resources.release()

@@ -1,4 +1,4 @@
-"""Inbox: the receive ring of a datagram queue pair, and what stands in its slots."""
+"""DatagramReceiveRing: the receive ring of a datagram queue pair. Datagram: a received datagram."""
 
 from __future__ import annotations
 
@@ -20,59 +20,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Datagram:
-    """A datagram that came."""
+    """A received datagram."""
 
     data: bytes
     peer: DatagramPeer
-    """Who sent it, and can be answered."""
+    """The sender, which send_to() can answer."""
     imm: int | None
-    """The number of 32 bits that came beside the data, or None."""
+    """The 32-bit number that came beside the data (immediate data), or None."""
     group: str | None
     """The multicast group that it was sent to, or None."""
 
 
-# A LinkHeader as long as it is not looked at.
+# The fields of a LinkHeader. A tuple is cheaper, and the LinkHeader is rarely needed.
 _Link = tuple[int, int, int, bool]
-# What is kept of a completion, which is overwritten: the slot, the length of what stands in it, the
-# sender's queue pair, link, immediate data.
-_Arrival = tuple[int, int, int, _Link, int | None]
-# Senders that are remembered, so that their next datagram costs less.
+# A copy of the fields of a completion, which is overwritten: the slot, the length of its contents,
+# the sender's queue pair number, the link, the immediate data.
+_Received = tuple[int, int, int, _Link, int | None]
+# The size of the cache of senders. A datagram of a cached sender costs less.
 MAX_SENDERS = 4096
 
 
 class DatagramReceiveRing(ReceiveRing):
-    """A ReceiveRing in whose slots the 40 bytes of an Origin precede each message."""
+    """A ReceiveRing whose slots have a 40-byte header (see Origin) before each message."""
 
     def __init__(self, slots: int, max_message_size: int) -> None:
         super().__init__(slots, GRH_SIZE + max_message_size)
         self.group_names: dict[bytes, str] = {}
-        """The IP addresses of groups by their gids: on InfiniBand these are made otherwise."""
-        self._arrivals: deque[_Arrival] = deque()
+        """The IP address of each joined group, by gid. An InfiniBand gid does not contain it."""
+        self._received: deque[_Received] = deque()
         self._senders: dict[tuple[int, _Link, bytes], tuple[DatagramPeer, bytes]] = {}
 
     def __len__(self) -> int:
-        """Datagrams that have arrived and are not taken."""
-        return len(self._arrivals)
+        """Return the number of datagrams that have arrived and are not taken yet."""
+        return len(self._received)
 
-    def arrived(self, slot: int, wc: IbvWc) -> None:
-        """The device filled a slot, as the completion says."""
-        self._arrivals.append((slot, wc.byte_len, wc.src_qp, _link(wc), immediate(wc)))
+    def append(self, slot: int, wc: IbvWc) -> None:
+        """Append the datagram that `wc`, the completion of the receive, has put into `slot`."""
+        self._received.append((slot, wc.byte_len, wc.src_qp, _link(wc), immediate(wc)))
 
-    def is_copy(self, slot: int, wc: IbvWc, gid: bytes) -> bool:
-        """Whether a slot was filled with what the port of `gid` sent to a group."""
+    def is_own_multicast(self, slot: int, wc: IbvWc, gid: bytes) -> bool:
+        """Return True if the port with `gid` sent the datagram in `slot` to a group."""
         header = bytes(self.view(slot, GRH_SIZE))
         origin = Origin.read(LinkHeader(*_link(wc)), header)
         return is_multicast(origin.destination) and origin.source == gid
 
     def take_datagram(self) -> tuple[int, Datagram]:
-        """The oldest datagram, copied out, and the slot that it leaves, to be posted again."""
-        slot, length, src_qp, link, imm = self._arrivals.popleft()
+        """Return a copy of the oldest datagram, and its slot, which the caller posts again."""
+        slot, length, src_qp, link, imm = self._received.popleft()
         message = bytes(self.view(slot, length))
         key = src_qp, link, significant_part(message) if link[3] else b""
-        peer, destination = self._senders.get(key) or self._remember(key, message[:GRH_SIZE])
+        peer, destination = self._senders.get(key) or self._add_sender(key, message[:GRH_SIZE])
         return slot, Datagram(message[GRH_SIZE:], peer, imm, self._group_of(destination))
 
-    def _remember(self, key: tuple[int, _Link, bytes], header: bytes) -> tuple[DatagramPeer, bytes]:
+    def _add_sender(
+        self, key: tuple[int, _Link, bytes], header: bytes
+    ) -> tuple[DatagramPeer, bytes]:
+        """Put a sender into the cache. Return it and the gid that it sent to."""
         src_qp, link, _ = key
         origin = Origin.read(LinkHeader(*link), header)
         sender = DatagramPeer.sending(origin, src_qp), origin.destination

@@ -1,4 +1,4 @@
-"""DatagramSends: the send queue of a datagram queue pair."""
+"""DatagramSendQueue: the send queue of a datagram queue pair."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from aiordma.qp import SendQueue
 
 
 class DatagramSend:
-    """What the device uses to send one datagram: the address handle, and the buffer if any."""
+    """The address handle and the buffer, if any, that the device uses to send one datagram."""
 
     __slots__ = ("buffer", "handle_reference")
 
-    def __init__(self, borrowed: AddressHandleReference) -> None:
-        self.handle_reference = borrowed
+    def __init__(self, handle_reference: AddressHandleReference) -> None:
+        self.handle_reference = handle_reference
         self.buffer: PooledBuffer | None = None
 
     def release(self) -> None:
-        """The device is done with it."""
+        """Release the address handle and the buffer, when the send has completed."""
         self.handle_reference.release()
         if self.buffer is not None:
             self.buffer.release()
 
 
 class DatagramSendQueue(SendQueue):
-    """A SendQueue whose every message has a destination of its own."""
+    """A SendQueue in which each message has its own destination."""
 
     def post_to(
         self, datagram_send: DatagramSend, data: bytes, imm: int, destination: tuple[int, int]
     ) -> None:
-        """Send a datagram from a reserved place: inline, or copied if the parcel has a buffer.
+        """Post a datagram, with a reserved send credit: inline, or copied into the buffer if any.
 
         `destination` is a queue pair number and a queue key.
 
         Raises:
-            VerbsError: the device refused; place and parcel are still the caller's.
+            VerbsError: the device refused. The caller still owns the credit and `datagram_send`.
         """
         target = (datagram_send.handle_reference.handle, *destination)
         buffer = datagram_send.buffer

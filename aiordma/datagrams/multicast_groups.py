@@ -1,4 +1,4 @@
-"""MulticastGroup: a group that an endpoint is in; Groups: all of them."""
+"""MulticastGroup: a group that an endpoint has joined. MulticastGroups: all of its groups."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ logger = logging.getLogger(__name__)
 
 
 class MulticastGroup:
-    """A multicast group, to send to and, unless joined to send only, to receive from.
+    """A multicast group that an endpoint has joined, to send to it and to receive from it.
 
-    From `DatagramEndpoint.join()`. It is left by `leave()`, by leaving an `async with` block, or
-    with the endpoint.
+    `DatagramEndpoint.join()` returns one. With `send_only`, nothing is received from the group.
+    The endpoint leaves it by `leave()`, at the end of an `async with` block, or when it is closed.
     """
 
     def __init__(
         self, groups: MulticastGroups, cm: AsyncCmId, address: str, event: CmEvent
     ) -> None:
-        """For join(); not to be called by others."""
+        """Called by join(); not for users."""
         assert event.ah_attr is not None
         self.address_key: AddressKey = event.ah_attr
-        """How to get there."""
+        """The attributes of the group's address handle."""
         self.gid = event.ah_attr.dgid
         """The group's 16-byte address in RDMA."""
         self.lid = event.ah_attr.dlid
-        """Its local identifier; 0 on RoCE."""
+        """The group's local identifier (LID); 0 on RoCE."""
         self._groups = groups
         self._cm = cm
         self._address = address
@@ -51,24 +51,24 @@ class MulticastGroup:
 
     @property
     def qp_num(self) -> int:
-        """The number that stands for all queue pairs: 0xffffff."""
+        """The queue pair number of all multicast datagrams: 0xffffff."""
         return self._event.qp_num
 
     @property
     def qkey(self) -> int:
-        """The key without which its members take nothing."""
+        """The queue key (qkey). The members drop datagrams that have another one."""
         return self._event.qkey
 
     @property
     def joined(self) -> bool:
-        """Whether it is not left yet."""
+        """True until the endpoint leaves the group or is closed."""
         return self._groups.has(self)
 
     def check_joined(self) -> None:
-        """Make sure that it can be sent to.
+        """Make sure that the endpoint can send to the group.
 
         Raises:
-            LocalClosed: it was left.
+            LocalClosed: the endpoint has left the group.
             ConnectError: the subnet manager ended the membership.
         """
         if not self.joined:
@@ -83,15 +83,16 @@ class MulticastGroup:
             logger.warning("%s", self._failure)
 
     async def leave(self) -> None:
-        """Leave the group; what has arrived can still be received. Idempotent.
+        """Leave the group. Datagrams that have arrived can still be received. Idempotent.
 
-        See ibv_detach_mcast(3) and rdma_leave_multicast(3). Cancelling stops the waiting only.
+        Cancelling stops only the waiting: the group is left all the same. See ibv_detach_mcast(3)
+        and rdma_leave_multicast(3).
         """
         await self._groups.leave(self)
 
     @property
     def cm(self) -> AsyncCmId:
-        """The id that is in the group; the kernel leaves it when the id is closed."""
+        """The id that has joined the group. Closing the id makes the kernel leave the group."""
         return self._cm
 
     async def __aenter__(self) -> Self:
@@ -111,21 +112,21 @@ class MulticastGroup:
 
 
 class MulticastGroups:
-    """The groups of one endpoint. Each has an id of its own; the queue pair is attached here."""
+    """The groups of one endpoint. Each group has its own id; the queue pair is attached to all."""
 
     def __init__(self, queue_pair: DatagramQueuePair) -> None:
         self._queue_pair = queue_pair
         self._joined: dict[str, MulticastGroup | None] = {}
 
     def has(self, group: MulticastGroup) -> bool:
-        """Whether the endpoint is open, and in the group."""
+        """Return True if the endpoint is open and in the group."""
         return self._joined.get(group.address) is group and not self._queue_pair.closed
 
     def find(self, address: str) -> MulticastGroup:
-        """The group of that address.
+        """Return the group with the IP address `address`.
 
         Raises:
-            RdmaError: the endpoint is not in it.
+            RdmaError: the endpoint is not in the group.
         """
         group = self._joined.get(address)
         if group is None:
@@ -133,7 +134,7 @@ class MulticastGroups:
         return group
 
     async def join(self, address: SocketAddress, send_only: bool) -> MulticastGroup:
-        """See DatagramEndpoint.join."""
+        """Join a group. See DatagramEndpoint.join."""
         host = address.host
         if host in self._joined:
             raise RdmaError(f"the endpoint is in the group {host} already")
@@ -146,7 +147,7 @@ class MulticastGroups:
         return group
 
     async def _join(self, address: SocketAddress, send_only: bool) -> MulticastGroup:
-        cm = await self._queue_pair.other_id()
+        cm = await self._queue_pair.create_id()
         flags = JoinFlags.SENDONLY_FULLMEMBER if send_only else JoinFlags.FULLMEMBER
         async with cm.closed_on_failure():
             cm.bind_addr(self._queue_pair.source)
@@ -156,12 +157,13 @@ class MulticastGroups:
         return group
 
     async def _attach(self, group: MulticastGroup) -> None:
+        """Attach the queue pair to the group, so that it receives the group's datagrams."""
         handle, qp = self._queue_pair.cm.handle, self._queue_pair.qp
         gid, lid = group.gid, group.lid
 
         def attach() -> None:
             qp.attach_mcast(gid, lid)
-            # A queue pair that is attached cannot be destroyed.
+            # An attached queue pair cannot be destroyed.
             handle.add_pre_destroy_hook(gid, lambda: qp.detach_mcast(gid, lid))
 
         self._queue_pair.receive_ring.group_names[gid] = group.address
@@ -172,7 +174,7 @@ class MulticastGroups:
             raise
 
     def _detach(self, group: MulticastGroup) -> None:
-        """In a worker thread, also if this task is cancelled."""
+        """Have a worker thread detach the queue pair from the group. Does not wait for it."""
         handle, gid = self._queue_pair.cm.handle, group.gid
         self._queue_pair.receive_ring.group_names.pop(gid, None)
 
@@ -184,11 +186,12 @@ class MulticastGroups:
         handle.submit(detach)
 
     async def leave(self, group: MulticastGroup) -> None:
-        """See MulticastGroup.leave."""
+        """Leave a group. See MulticastGroup.leave."""
         if self._joined.get(group.address) is group:
             self._detach(group)
             group.cm.abort()
             del self._joined[group.address]
-        with suppress(LocalClosed):  # with the endpoint, everything is left
-            await self._queue_pair.cm.handle.call(lambda: None)  # behind the detaching
+        with suppress(LocalClosed):  # a closed endpoint has left all groups
+            # This job runs after that of _detach(), so its end means that detaching is done.
+            await self._queue_pair.cm.handle.call(lambda: None)
         await group.cm.aclose()

@@ -1,4 +1,4 @@
-"""DatagramOptions: what a datagram endpoint is made with."""
+"""DatagramOptions: the options of a datagram endpoint."""
 
 from __future__ import annotations
 
@@ -10,45 +10,47 @@ from aiordma.verbs import Device
 
 @dataclass(frozen=True, slots=True)
 class DatagramOptions:
-    """How to set up a datagram endpoint. Sizes are bytes, times are seconds.
+    """The options of a datagram endpoint. Sizes are in bytes, times in seconds.
 
     Raises:
         ValueError: a value is out of range.
     """
 
     send_depth: int = 64
-    """Sends on their way at once; more wait in send_to()."""
+    """The largest number of sends in flight. When it is reached, send_to() waits."""
 
     recv_depth: int = 128
-    """Receive buffers: datagrams that arrive when all of them are full are lost."""
+    """The number of receive buffers. Datagrams that arrive while all of them are full are lost."""
 
     max_message_size: int | None = None
-    """The largest datagram to send; None: what the port's MTU carries, which is the most there can
-    be. Receive buffers always have room for that, so that no peer can send too much."""
+    """The size of the largest datagram to send; None: the port's MTU, which is also the limit.
+    Receive buffers always have the size of the MTU, so that no peer can send too much."""
 
     max_inline: int = 64
-    """Datagrams up to this size travel inside the work request. Devices allow tens to hundreds."""
+    """Datagrams up to this size are copied into the work request. Devices allow tens to hundreds
+    of bytes."""
 
     backlog: int = 0
-    """Requests of peers that wait to be answered, at most; 0: 1024."""
+    """The largest number of requests of peers that wait for an answer; 0: 1024."""
 
     resolve_timeout: float = 5.0
-    """How long finding a peer's address, and then the route to it, may each take."""
+    """The time limit for resolving a peer's address, and again for resolving the route to it."""
 
     close_timeout: float = 5.0
-    """How long aclose() waits for posted sends."""
+    """The time that aclose() waits for posted sends, at most."""
 
     multicast_loopback: bool = True
-    """Whether this endpoint gets its own copy of what it sends to a group that it is in."""
+    """True: the endpoint receives a copy of what it sends to a group that it has joined."""
 
     tos: int | None = None
-    """Type of service, 0 to 255 (rdma_set_option(3), RDMA_OPTION_ID_TOS); None: the system's."""
+    """Type of service, 0 to 255 (rdma_set_option(3), RDMA_OPTION_ID_TOS); None: the default of
+    the system."""
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
 
     def check_device(self, device: Device) -> None:
-        """Make sure that `device` can do it.
+        """Make sure that the queues are within the limits of `device`.
 
         Raises:
             ValueError: a queue is deeper than the device allows.

@@ -1,4 +1,4 @@
-"""DatagramPeer: somebody to send datagrams to."""
+"""DatagramPeer: a destination of datagrams."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from aiordma.datagrams.origin import Origin
 from aiordma.rdmacm import CmEvent
 from aiordma.verbs import AddressHandleAttributes
 
-# What an address handle is made of.
+# An address handle is created from one of these.
 AddressKey: TypeAlias = AddressHandleAttributes | Origin
 
 
 @dataclass(frozen=True, slots=True)
 class DatagramPeer:
-    """A datagram queue pair somewhere: from `resolve()`, or the sender of a datagram.
+    """A remote datagram queue pair: the result of `resolve()`, or the sender of a datagram.
 
-    Two are equal if they are the same queue pair at the same address, however they were found. It
-    is only a value: there is nothing to close, and it says nothing about whether anybody is there.
+    Two peers are equal if they are the same queue pair at the same address, no matter how they were
+    found. A peer is only a value: it needs no closing, and the queue pair need not exist any more.
     """
 
     address: tuple[str, int] = field(compare=False)
-    """`(host, port)`. The port of a datagram's sender is not known, and given as 0."""
+    """`(host, port)`. The port of a datagram's sender is unknown, and 0 here."""
     qp_num: int
-    """The number of its queue pair."""
+    """The number of the peer's queue pair."""
     qkey: int = field(compare=False)
-    """The key without which its queue pair takes nothing."""
+    """The queue key. The peer's queue pair drops datagrams that have another one."""
     private_data: bytes = field(compare=False, repr=False)
-    """What it sent along when it accepted: padded with zeros to 136 bytes. b"" of a sender."""
+    """The data that the peer passed to accept(), padded with zeros to 136 bytes. b"" for the
+    sender of a datagram."""
     node: bytes | int = field(repr=False)
-    """Its port's gid, or local identifier."""
+    """The gid of the peer's port, or its local identifier (LID)."""
     address_key: AddressKey = field(compare=False, repr=False)
-    """How to get there."""
+    """The data from which an address handle for the peer is created."""
 
     @classmethod
     def answering(cls, address: tuple[str, int], event: CmEvent) -> DatagramPeer:
-        """Who answered a request, in the ESTABLISHED event of a datagram id."""
+        """Return the peer that answered a request, from the ESTABLISHED event of a datagram id."""
         key = event.ah_attr
         assert key is not None
         node = key.dgid if key.is_global else key.dlid
@@ -45,11 +46,11 @@ class DatagramPeer:
 
     @classmethod
     def sending(cls, origin: Origin, qp_num: int) -> DatagramPeer:
-        """Who sent a datagram; its key is the one that all in port space UDP have."""
+        """Return the sender of a datagram. Its qkey is that of the port space RDMA_PS_UDP."""
         address = (origin.host, 0)
         return cls(address, qp_num, lib.RDMA_UDP_QKEY, b"", origin.node, origin)
 
     @property
     def host(self) -> str:
-        """Its address, without the port."""
+        """The host in `address`."""
         return self.address[0]

@@ -1,4 +1,7 @@
-"""The SIDR exchange: requests for a queue pair number, of peers and to peers."""
+"""The SIDR exchange: requests for a queue pair number, from peers and to peers.
+
+SIDR is the service ID resolution protocol of InfiniBand's communication manager.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 class DatagramRequest:
-    """A peer that wants to send datagrams here: accept it or reject it.
+    """A peer's request for this endpoint's queue pair number. Accept it or reject it.
 
-    It is told the endpoint's numbers, no more: nothing keeps a peer that knows them from sending.
-    One that is just dropped is rejected, with a ResourceWarning.
+    The answer is no permission: a peer that knows the number and the queue key can send without
+    asking. A request that is garbage-collected without an answer is rejected, with a
+    ResourceWarning.
     """
 
     def __init__(self, cm: AsyncCmId, queue_pair: DatagramQueuePair) -> None:
-        """For DatagramEndpoint; not to be called by others."""
+        """Called by DatagramEndpoint; not for users."""
         self._cm = cm
         self._queue_pair = queue_pair
         self._private_data = cm.event.private_data if cm.event is not None else b""
@@ -31,19 +35,19 @@ class DatagramRequest:
 
     @property
     def peer_address(self) -> tuple[str, int]:
-        """`(host, port)` that the peer asks from: not where it can be asked."""
+        """`(host, port)` that the peer sent the request from. resolve() does not find it there."""
         return self._peer_address
 
     @property
     def private_data(self) -> bytes:
-        """What the peer sent along, padded with zeros to 180 bytes."""
+        """The private data of the request, padded with zeros to 180 bytes."""
         return self._private_data
 
     async def accept(self, private_data: bytes = b"") -> None:
-        """Tell the peer where to send; it gets up to 136 bytes of `private_data` along.
+        """Send the peer the queue pair number, with up to 136 bytes of `private_data`.
 
-        Nobody confirms: the answer may be lost, and the peer then asks again. Cancelling does not
-        take the answer back. See rdma_accept(3).
+        The peer does not confirm the answer. If the answer is lost, the peer asks again. Cancelling
+        does not take the answer back. See rdma_accept(3).
 
         Raises:
             ConnectError: the peer gave up.
@@ -56,12 +60,12 @@ class DatagramRequest:
         try:
             await self._cm.accept(ConnectionParameters(private_data, qp_num=qp_num))
         finally:
-            self._cm.abort()  # behind the call, also if that is not waited for any more
+            self._cm.abort()  # runs after the call, even if this task is cancelled
 
     async def reject(self, private_data: bytes = b"") -> None:
-        """Refuse the peer, who gets Rejected with up to 136 bytes of `private_data`.
+        """Reject the request. The peer gets Rejected, with up to 136 bytes of `private_data`.
 
-        A peer that gave up already is no error. Cancelling does not take the refusal back. See
+        Does nothing if the peer gave up already. Cancelling does not take the rejection back. See
         rdma_reject(3).
 
         Raises:
@@ -72,7 +76,7 @@ class DatagramRequest:
         try:
             self._cm.check_unanswered()
         except ConnectError as error:
-            logger.debug("nobody is there to be refused: %s", error)
+            logger.debug("the peer to be rejected has given up: %s", error)
             await checkpoint()
             return
         self._cm.reject(private_data)
@@ -86,12 +90,12 @@ class DatagramRequest:
 async def resolve_peer(
     queue_pair: DatagramQueuePair, destination: SocketAddress, private_data: bytes
 ) -> DatagramPeer:
-    """The peer that serves at `destination`, as it answers. See DatagramEndpoint.resolve."""
-    cm = await queue_pair.other_id()
+    """Ask for the endpoint at `destination` and return it. See DatagramEndpoint.resolve."""
+    cm = await queue_pair.create_id()
     try:
         peer = await _exchange(cm, queue_pair, destination, private_data)
     except Exception:
-        await cm.aclose()  # nothing of a failed attempt is left when its error arrives
+        await cm.aclose()  # so that nothing of a failed attempt is left when this raises
         raise
     finally:
         cm.abort()
@@ -104,7 +108,7 @@ async def _exchange(
     timeout = queue_pair.options.resolve_timeout
     await cm.resolve_addr(destination, source=queue_pair.source, timeout=timeout)
     await cm.resolve_route(timeout=timeout)
-    # Without a queue pair of its own, the id speaks for the number given here.
+    # The id has no queue pair, so it sends the number that is given here.
     await cm.connect(ConnectionParameters(private_data, qp_num=queue_pair.qp.number))
     assert cm.established is not None
     return DatagramPeer.answering(destination.pair, cm.established)

@@ -1,4 +1,4 @@
-"""Readers of file descriptors: cm events go to their ids, completions to their owners."""
+"""Readers of events: rdma_cm events for ids, completions for queue pairs, events of devices."""
 
 from aiordma.dispatch.busy_poll import BusyPoll
 from aiordma.dispatch.cm_events import CmDispatcher, destroy_and_log, initialise

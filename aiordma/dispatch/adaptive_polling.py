@@ -1,10 +1,10 @@
-"""Outlook: how long to look at the completion queue before a wait parks on the loop.
+"""AdaptivePolling: the time that a wait polls the completion queue before it parks on the loop.
 
-Parking costs an event, system calls and turns of the loop on the way back: tens of microseconds,
-where a message takes a few. Who looks for a little longer than the last wait took, if that was not
-much more than parking itself, wins nearly all of it when the next message comes in time, which is
-when the peer waits for answers, too. So a wait looks as long as that pays: after short waits, and
-the less often the more often it was in vain.
+A parked wait needs an event, system calls and iterations of the event loop until its task goes on.
+That takes tens of microseconds; a message takes a few. If the last wait was not much longer than
+that, polling a little longer than the last wait took saves nearly all of this time, provided that
+the next message arrives in time. It does when the peer waits for answers, too. So a wait polls only
+when that pays: after short waits, and the less often, the more often polling found no message.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ if TYPE_CHECKING:
     from aiordma._native._fast_path import CompletionDispatcher, ReceiveQueue
     from aiordma.verbs import CompletionQueue
 
-# Parking takes so many times what can be seen of it, which is from the reading of the event until
-# the task goes on: the kernel has to raise the event, and to wake the loop's thread, before that.
+# The measured part of a wake-up is the time from reading the event until the task goes on. Before
+# that the kernel raises the event and wakes the loop's thread. The whole cost of parking is assumed
+# to be the measured part times this factor.
 PARKING_FACTOR = 4
 MAX_WAKEUP_NS = 500_000
-# A wait is short if it takes no longer than parking so many times: that is what a peer takes that
-# parks itself, as long as one of the two does.
+# A wait is short if it takes less than the cost of parking times this factor. A peer that parks too
+# needs that long to answer, as long as one of the two sides parks.
 SHORT_WAIT_FACTOR = 4
-# So often in vain, and no more, looking becomes less frequent each time.
+# Each missed poll makes polling less frequent, up to this number of misses.
 MAX_MISSES = 6
 
 
 class AdaptivePolling:
-    """Decides it for one connection's receiver. Times are nanoseconds."""
+    """The polling policy of one connection's receiver. Times are in nanoseconds.
+
+    It sets `poll_budget` of the ReceiveQueue: 0 polls once, -1 does not poll.
+    """
 
     __slots__ = (
         "_dispatcher",
@@ -48,34 +52,35 @@ class AdaptivePolling:
         self._known_misses = 0
 
     def open(
-        self, completions: CompletionDispatcher, cq: CompletionQueue, busy_poll: int, adaptive: bool
+        self, dispatcher: CompletionDispatcher, cq: CompletionQueue, busy_poll: int, adaptive: bool
     ) -> None:
-        """Begin: `busy` is how long in any case; otherwise as it pays, if it may be `adaptive`."""
+        """Begin. Each wait polls for `busy_poll`. If that is 0, `adaptive` polls when it pays."""
         self._is_adaptive = adaptive and not busy_poll
-        self._dispatcher = completions
-        self._queue.set_polling(completions, cq.address, busy_poll)
+        self._dispatcher = dispatcher
+        self._queue.set_polling(dispatcher, cq.address, busy_poll)
 
     def close(self) -> None:
-        """The queue is about to go."""
+        """Stop polling. Called before the completion queue is destroyed. Idempotent."""
         self._dispatcher = None
         self._queue.set_polling(None, 0, -1)
 
     def parked(self, began: int, woken: int) -> None:
-        """A wait parked at one time, and was woken at another; it goes on now."""
+        """Note that a wait parked at `began`, was woken at `woken`, and goes on now."""
         now = time.monotonic_ns()
         if self._dispatcher is not None:
             self._dispatcher.budget_start = now
         if not self._is_adaptive:
             return
         event = 0 if self._dispatcher is None else self._dispatcher.last_event_at
-        came = event if event >= began else woken  # what others have polled raised no event
-        queue, wait = self._queue, came - began
-        seen = min(now - came, MAX_WAKEUP_NS)
-        self._wakeup_ns = (3 * self._wakeup_ns + seen) // 4 if self._wakeup_ns else seen
+        arrived = event if event >= began else woken  # without an event if another task polled it
+        queue, wait = self._queue, arrived - began
+        wakeup = min(now - arrived, MAX_WAKEUP_NS)
+        self._wakeup_ns = (3 * self._wakeup_ns + wakeup) // 4 if self._wakeup_ns else wakeup
         if self._known_misses != queue.missed_polls:
             self._known_misses, self._short_waits = queue.missed_polls, 0
         longest = SHORT_WAIT_FACTOR * PARKING_FACTOR * self._wakeup_ns
         self._short_waits = self._short_waits + 1 if wait < longest else 0
         pays = self._short_waits >= 1 << min(self._known_misses, MAX_MISSES)
-        idle = -1 if self._known_misses else 0  # not even once: what is found may be for others
+        # After a miss it does not poll even once: the completions might be those of other tasks.
+        idle = -1 if self._known_misses else 0
         queue.poll_budget = min(wait + wait // 2, longest) if pays else idle

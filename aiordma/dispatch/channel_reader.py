@@ -1,4 +1,4 @@
-"""ChannelReader: a loop's watch over one event channel."""
+"""ChannelReader: reads one event channel on a loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 class ChannelReader:
-    """Until stop(), the loop reads the channel, and calls `dispatch` with each event.
+    """A reader of an event channel: until stop(), the loop calls `dispatch` with each event.
 
-    When the channel cannot be read any more it stops by itself, and calls `fail`.
+    If reading the channel fails, the reader stops and calls `fail`.
     """
 
     def __init__(
@@ -34,12 +34,15 @@ class ChannelReader:
         loop.add_reader(channel.fd, self._on_readable)
 
     def stop(self) -> None:
-        """Read no more; the fd may then be closed. On a loop's thread, or once it is closed."""
-        with suppress(RuntimeError):  # a closed loop watches nothing any more
+        """Stop reading, so that the fd can be closed.
+
+        Call it on the loop's thread, or on any thread once the loop is closed.
+        """
+        with suppress(RuntimeError):  # a closed loop watches no fd any more
             self._loop.remove_reader(self._channel.fd)
 
     def read_all(self) -> None:
-        """Dispatch every event that is pending now."""
+        """Dispatch all events that are pending now."""
         while self._read() == EVENT_BATCH:
             pass
 
@@ -50,7 +53,7 @@ class ChannelReader:
         try:
             events = self._channel.get_events()
         except VerbsError as error:
-            self.stop()  # the fd may stay readable for ever
+            self.stop()  # the fd might stay readable for ever
             self._fail(error)
             return 0
         for event in events:
@@ -58,8 +61,8 @@ class ChannelReader:
         return len(events)
 
     def dispatch_safely(self, event: CmEvent) -> None:
-        """Have the event dispatched, and nothing else disturbed if that fails."""
+        """Dispatch the event. An exception of the handler is only logged."""
         try:
             self._dispatch(event)
-        except Exception:  # the events behind it are other ids' and must arrive
+        except Exception:  # the next events belong to other ids and must be dispatched
             logger.exception("could not handle %s", event.type.name)

@@ -1,4 +1,4 @@
-"""CmDispatcher: reads the rdma_cm events of one loop and hands each to the id it belongs to."""
+"""CmDispatcher: reads the rdma_cm events of one loop and dispatches them to their ids."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ logger = logging.getLogger(__name__)
 
 
 class CmEventHandler(Protocol):
-    """What an event is given to."""
+    """The handler of an id's events."""
 
     def handle_event(self, event: CmEvent) -> None:
-        """Take note of the event. Runs on the loop's thread; must not block."""
+        """Handle an event. Called on the loop's thread; must not block."""
 
 
 class CmDispatcher:
-    """The rdma_event_channel that the ids of a loop share, and those that its listening ids have.
+    """The rdma_event_channel that the ids of a loop share, and those of its listening ids.
 
-    It exists while the loop has ids: each is a user, and the last to go closes the channel. Ids
-    are known by the address of their C struct, and held weakly: an id that its owner forgot gets
-    no events, but is not kept from warning about that.
+    It exists while the loop has ids. Each id has a reference to it; the last release() closes the
+    channel. Handlers are found by the address of the C id. The references to them are weak: an
+    unclosed id can be garbage-collected, with a ResourceWarning.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -42,10 +42,10 @@ class CmDispatcher:
 
     @classmethod
     async def of(cls, loop: Loop) -> CmDispatcher:
-        """The dispatcher of `loop`, made if need be.
+        """Return the dispatcher of `loop`. The first call creates it.
 
         Raises:
-            VerbsError: there is no RDMA device, or no right to use one.
+            VerbsError: there is no RDMA device, or no permission to use one.
             RdmaError: this process is a forked child.
         """
         await initialise(loop)
@@ -54,29 +54,29 @@ class CmDispatcher:
             dispatcher = _dispatchers[loop] = cls(loop)
         return dispatcher
 
-    # --- users ---
+    # --- references ---
 
     def register(self, cm_id: CmId, handler: CmEventHandler) -> None:
-        """Give the id's events to `handler` from now on. The id is a user, until release()."""
+        """Dispatch the id's events to `handler` from now on. Adds a reference, see release()."""
         self._users += 1
         self._handlers[cm_id.address] = handler
 
     def forget(self, cm_id: CmId) -> None:
-        """Give its events to nobody: to be called before the id is destroyed.
+        """Drop the id's events from now on. Call it before the id is destroyed.
 
-        Its address can belong to another id as soon as it is.
+        Another id can have the same address as soon as the id is destroyed.
         """
         self._handlers.pop(cm_id.address, None)
 
     def release(self) -> None:
-        """One user less: its id is destroyed, or has left the loop."""
+        """Drop one reference, when its id is destroyed or has left the loop."""
         self._users -= 1
         if not self._users:
             self._close()
 
     @contextmanager
     def referenced(self) -> Iterator[None]:
-        """Be a user for a while."""
+        """Return a context manager that has a reference in its block."""
         self._users += 1
         try:
             yield
@@ -95,7 +95,7 @@ class CmDispatcher:
     # --- the channel that ids share ---
 
     def create_id(self, port_space: PortSpace) -> CmId:
-        """Make an id on the channel.
+        """Create an id on the channel.
 
         Raises:
             VerbsError: see CmId.create.
@@ -103,7 +103,7 @@ class CmDispatcher:
         return CmId.create(self._channel, port_space)
 
     def migrate_id(self, cm_id: CmId) -> None:
-        """Move an id to the channel. Events that come along wait for read_all().
+        """Move an id to the channel. Its pending events are dispatched by read_all().
 
         Raises:
             VerbsError: see CmId.migrate.
@@ -111,7 +111,7 @@ class CmDispatcher:
         cm_id.migrate(self._channel)
 
     def read_all(self) -> None:
-        """Dispatch every event that is pending there now."""
+        """Dispatch all events that are pending on the channel now."""
         self._reader.read_all()
 
     def _dispatch(self, event: CmEvent) -> None:
@@ -121,7 +121,7 @@ class CmDispatcher:
             handler.handle_event(event)
 
     def _fail(self, error: VerbsError) -> None:
-        """Nothing more can be read: end all that waits."""
+        """Fail all ids, because the channel cannot be read any more."""
         logger.error("the rdma_cm event channel failed, and all its ids with it: %s", error)
         self._unregister()
         for address in list(self._handlers):
@@ -130,7 +130,7 @@ class CmDispatcher:
     # --- the channels of listening ids ---
 
     def watch(self, cm_id: CmId, channel: OwnChannel) -> Callable[[], None]:
-        """Read the channel that a listening id has to itself, too. What is returned ends that."""
+        """Read the own channel of a listening id, too. Return a function that stops it."""
         listener = cm_id.address
 
         def fail(error: VerbsError) -> None:
@@ -162,23 +162,23 @@ def _log_event(event: CmEvent) -> None:
 
 
 def _removal(address: int, error: VerbsError) -> CmEvent:
-    """What an id is told when its channel failed."""
+    """Return the event that is dispatched to an id whose channel failed."""
     return CmEvent(CmEventType.DEVICE_REMOVAL, address, status=-(error.errno or 1))
 
 
-def _reject(child: CmId, channel: OwnChannel) -> None:
-    """Destroy the id of a request whose listener is being closed, which rejects it."""
+def _reject(request_id: CmId, channel: OwnChannel) -> None:
+    """Destroy the id of a request whose listener is being closed. This rejects the request."""
     channel.acquire()
 
     def destroy() -> None:
-        destroy_and_log(child)
+        destroy_and_log(request_id)
         channel.release()
 
     worker_pool.submit(destroy)
 
 
 def destroy_and_log(cm_id: CmId) -> None:
-    """Destroy an id whose owner has no more use for an error."""
+    """Destroy an id and log an error, for callers that cannot handle one."""
     try:
         cm_id.destroy()
     except VerbsError:
@@ -186,10 +186,10 @@ def destroy_and_log(cm_id: CmId) -> None:
 
 
 async def initialise(loop: Loop) -> None:
-    """Have librdmacm look for its devices, if it has not yet: in a worker thread.
+    """Have librdmacm open its devices, in a worker thread. Only the first call does it.
 
     Raises:
-        VerbsError: there is no RDMA device, or no right to use one.
+        VerbsError: there is no RDMA device, or no permission to use one.
         RdmaError: this process is a forked child.
     """
     refuse_forked_child()
@@ -202,9 +202,10 @@ _initialised = False
 
 
 def _initialise() -> None:
-    """Have librdmacm look for its devices and open them: tens of milliseconds, once a process.
+    """Have librdmacm open its devices. Takes tens of milliseconds, once in a process.
 
-    Otherwise it would open a device on the loop's thread, while it reads the first event about it.
+    Otherwise librdmacm would open a device on the loop's thread, when it reads the device's first
+    event.
     """
     global _initialised
     DeviceReference().close()  # first, see DeviceThread

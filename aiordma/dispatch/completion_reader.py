@@ -1,4 +1,4 @@
-"""CompletionReader: what the completion queues of a device say, as far as it is for Python."""
+"""CompletionReader: polls the completion queues of a device; the completions for Python."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
 
 POLL_BATCH = fast_path.BATCH
-"""A batch with fewer means that the queue was emptied."""
+"""The largest number of completions in a batch. Fewer mean that the queue is empty now."""
 
 
 class CompletionReader:
-    """Takes completions in batches. Most are done with in C: see fast_path/.
+    """A reader that takes completions in batches. C code handles most of them: see fast_path/.
 
-    Whenever something is left of a batch, or somebody is to look, `on_pending` is called.
+    `on_pending` is called when a batch contains completions for Python, or when a queue pair has
+    pending work.
     """
 
     def __init__(self, on_pending: Callable[[], None]) -> None:
         self.dispatcher = fast_path.CompletionDispatcher(on_pending)
-        """The C half: it may be polled from there, too."""
+        """The C half of this object. C code polls it, too."""
         self._batch = ffi.cast("struct ibv_wc *", self.dispatcher.batch)
         self.attach = self.dispatcher.attach
-        """attach(key, sends, arrivals): most completions with this key are for these."""
+        """attach(key, sends, receives): these queues get most completions with this key."""
         self.detach = self.dispatcher.detach
-        """Undo that."""
+        """detach(key): undo attach()."""
 
     def event(self, channel: CompletionChannel) -> int:
-        """Read and acknowledge an event of the channel: the address of a queue, or 0.
+        """Read and acknowledge one event of the channel. Return the address of its queue, or 0.
 
-        The queue is to be armed, and then polled until it is empty. Does not block.
+        The caller arms the queue and then polls it until it is empty. Does not block.
 
         Raises:
             VerbsError: EIO after the device was removed; the fd then stays readable for ever.
@@ -46,25 +47,25 @@ class CompletionReader:
         return address
 
     def arm(self, cq: CompletionQueue) -> None:
-        """Have the next completion raise an event. What is there already raises none.
+        """Arm the queue: its next completion raises an event. Older completions raise none.
 
         Raises:
-            VerbsError: the device is gone.
+            VerbsError: the device was removed.
         """
         error = self.dispatcher.arm(cq.address)
         if error:
             raise VerbsError(error, "ibv_req_notify_cq")
 
     def poll(self, cq: CompletionQueue) -> int:
-        """Take up to POLL_BATCH completions: how many there were. Does not block.
+        """Take up to POLL_BATCH completions. Return their number. Does not block.
 
         Raises:
-            VerbsError: the queue is broken (it overran, or the device is gone).
+            VerbsError: the queue failed (it overflowed, or the device was removed).
         """
         return _checked(self.dispatcher.poll(cq.address))
 
     def poll_for(self, cq: CompletionQueue, nanoseconds: int) -> int:
-        """poll(), again and again until there is a completion, or so long. Keeps its thread busy.
+        """Call poll() until there is a completion, or for `nanoseconds`. Blocks its thread.
 
         Raises:
             VerbsError: as poll().
@@ -72,7 +73,7 @@ class CompletionReader:
         return _checked(self.dispatcher.poll_for(cq.address, nanoseconds))
 
     def pending(self) -> Iterable[IbvWc]:
-        """Completions of the batch that are for Python. The next poll() overwrites them."""
+        """Return the completions of the batch for Python. The next poll() overwrites them."""
         count = self.dispatcher.pending
         if not count:
             return ()
@@ -80,12 +81,12 @@ class CompletionReader:
         return (batch[0],) if count == 1 else [batch[index] for index in range(count)]
 
     def notified(self) -> Iterable[int]:
-        """Keys of those whom something was done for in C that they are to hear of."""
-        told = self.dispatcher.notified
-        if not told:
+        """Return the keys of the queue pairs with pending work from C code, and clear them."""
+        notified = self.dispatcher.notified
+        if not notified:
             return ()
-        keys = told[:]
-        told.clear()
+        keys = notified[:]
+        notified.clear()
         return keys
 
 

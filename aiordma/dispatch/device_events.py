@@ -1,8 +1,8 @@
-"""What a device tells, beside completions: its async events to who asked, in whichever loop.
+"""DeviceSubscription: the asynchronous events of a device, for handlers in all loops.
 
-The fd of these events is one for the whole process. Each loop that asked watches it; the first to
-read an event tells all. That a device is gone need not be among them: drivers without
-"disassociation" say nothing there, and `device_contexts` finds out.
+A process has one fd for these events of a device. Each loop with a subscription watches it. The
+loop that reads an event dispatches it to all others. Drivers without "disassociation" raise no
+event when a device is removed; `device_contexts` detects the removal.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceSubscription:
-    """From start() to stop(), the loop calls `handler` with each event of `device`.
+    """A subscription: from start() to stop(), the loop calls `handler` with each event of `device`.
 
-    Of its removal, however that is found, the handler is told once, by a DEVICE_FATAL, and of
-    nothing afterwards. The device's context stays open until stop(), so that is to come soon then.
+    When the device is removed, the handler gets one DEVICE_FATAL, however the removal was detected,
+    and no further event. The device's context stays open until stop(), so call that soon then.
     """
 
     def __init__(self, loop: Loop, device: Device, handler: Callable[[AsyncEvent], None]) -> None:
@@ -35,7 +35,7 @@ class DeviceSubscription:
         self._active = False
 
     def start(self) -> None:
-        """On the loop's thread.
+        """Begin. Call it on the loop's thread.
 
         Raises:
             VerbsError: the device is closed already.
@@ -49,11 +49,14 @@ class DeviceSubscription:
                 reader = _readers[self.device, self.loop] = _Reader(self.device, self.loop)
             reader.subscriptions.append(self)
         reader.watch()
-        if device_contexts.is_gone(self.device):  # it went meanwhile, and that was told already
+        if device_contexts.is_gone(self.device):  # removed and dispatched before the subscription
             call_threadsafe(self.loop, reader.dispatch_removal)
 
     def stop(self) -> None:
-        """Hear no more. On the loop's thread, or on any once the loop is closed. Idempotent."""
+        """End the subscription. Idempotent.
+
+        Call it on the loop's thread, or on any thread once the loop is closed.
+        """
         if not self._active:
             return
         self._active = False
@@ -64,20 +67,20 @@ class DeviceSubscription:
                 del _readers[self.device, self.loop]
         if not reader.subscriptions:
             reader.unwatch()
-        self.device.release()  # from here on the fd may be closed
+        self.device.release()  # from here on the fd can be closed
 
     def handle(self, event: AsyncEvent) -> None:
-        """For the reader."""
+        """Call the handler. An exception is only logged. Called by the reader."""
         if not self._active:
             return
         try:
             self._handler(event)
-        except Exception:  # others must hear of it too
+        except Exception:  # the other handlers must get the event too
             logger.exception("could not handle %s of %s", event.type.name, event.device)
 
 
 class _Reader:
-    """One loop's watch over one device."""
+    """The reader of one device's events on one loop."""
 
     def __init__(self, device: Device, loop: Loop) -> None:
         self.subscriptions: list[DeviceSubscription] = []
@@ -94,7 +97,7 @@ class _Reader:
     def unwatch(self) -> None:
         if self._watching:
             self._watching = False
-            with suppress(RuntimeError):  # a closed loop watches nothing any more
+            with suppress(RuntimeError):  # a closed loop watches no fd any more
                 self._loop.remove_reader(self._device.async_fd)
 
     def dispatch(self, event: AsyncEvent) -> None:
@@ -105,7 +108,7 @@ class _Reader:
             subscription.handle(event)
 
     def dispatch_removal(self) -> None:
-        self.unwatch()  # the fd may stay readable for ever
+        self.unwatch()  # the fd might stay readable for ever
         if self._removed:
             return
         self._removed = True
@@ -126,20 +129,20 @@ class _Reader:
             self.dispatch(event)
 
 
-def _dispatch_to_others(device: Device, event: AsyncEvent, but: _Reader | None) -> None:
-    """Have the readers of all other loops tell of the event."""
+def _dispatch_to_others(device: Device, event: AsyncEvent, reader: _Reader | None) -> None:
+    """Have all readers of `device` but `reader` dispatch the event, each on its own loop."""
     with _lock:
         others = [
-            (loop, reader)
-            for (of, loop), reader in _readers.items()
-            if of == device and reader is not but
+            (loop, other)
+            for (other_device, loop), other in _readers.items()
+            if other_device == device and other is not reader
         ]
-    for loop, reader in others:
-        call_threadsafe(loop, lambda reader=reader: reader.dispatch(event))  # type: ignore[misc]
+    for loop, other in others:
+        call_threadsafe(loop, lambda other=other: other.dispatch(event))  # type: ignore[misc]
 
 
 def _device_removed(device: Device) -> None:
-    """In the thread that looks for devices."""
+    """Dispatch the removal of a device. Called in the thread that looks for devices."""
     _dispatch_to_others(device, AsyncEvent(device.name, AsyncEventType.DEVICE_FATAL), None)
 
 

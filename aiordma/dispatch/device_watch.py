@@ -1,4 +1,4 @@
-"""watch_devices(): what happens to the RDMA devices of this machine, as it happens."""
+"""watch_devices(): the events of the RDMA devices of this machine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from aiordma.verbs import AsyncEvent, Device
 
 
 def watch_devices() -> DeviceWatch:
-    """Watch the RDMA devices of this machine.
+    """Watch the RDMA devices of this machine::
 
         async with aiordma.watch_devices() as events:
             async for event in events:
                 print(event.device, event.type.name, event.port_num)
 
-    Tells of every device that is there when the block is entered; `events.devices` says which. A
-    device that comes later, or comes back, is another watch's. No connection is needed.
+    Watches all devices that exist when the block is entered; `events.devices` lists them. A device
+    that is added later, or added again, needs a new watch. No connection is needed.
 
-    See DeviceWatch for what entering raises.
+    See DeviceWatch for the exceptions at the beginning of the block.
     """
     return DeviceWatch()
 
@@ -33,14 +33,14 @@ def watch_devices() -> DeviceWatch:
 class DeviceWatch:
     """The events of all devices, one after another: `async for event in events`.
 
-    Each is a `verbs.AsyncEvent`, of a port (PORT_ERR: it went down, PORT_ACTIVE: it came up), of a
-    device (DEVICE_FATAL: it was removed, nothing more comes of it), or of a queue, see
-    ibv_get_async_event(3). Iterating ends when the block is left, or the last device is gone.
+    Each event is a `verbs.AsyncEvent`: of a port (PORT_ERR: it is down, PORT_ACTIVE: it is up), of
+    a device (DEVICE_FATAL: it was removed, and raises no further event), or of a queue, see
+    ibv_get_async_event(3). The iteration ends when the block is left or the last device is removed.
     """
 
     def __init__(self) -> None:
         self.devices: tuple[str, ...] = ()
-        """The names of the devices that are watched, and are not gone."""
+        """The names of the watched devices, without the removed ones."""
         self._subscriptions: list[DeviceSubscription] = []
         self._events: deque[AsyncEvent] = deque()
         self._arrived: WaitQueue | None = None
@@ -53,7 +53,7 @@ class DeviceWatch:
             LocalClosed: this watch was entered before.
         """
         if self._arrived is not None:
-            raise LocalClosed("a watch is entered once: call watch_devices() again")
+            raise LocalClosed("a watch can be entered only once: call watch_devices() again")
         loop = running_loop()
         self._arrived = WaitQueue(loop)
         await initialise(loop)
@@ -69,19 +69,19 @@ class DeviceWatch:
         return self
 
     def _watch(self, loop: Loop, device: Device) -> None:
-        subscription = DeviceSubscription(loop, device, lambda event: self._take(event, device))
+        subscription = DeviceSubscription(loop, device, lambda event: self._append(event, device))
         subscription.start()
         self._subscriptions.append(subscription)
         self.devices = tuple(sorted([*self.devices, device.name]))
 
-    def _take(self, event: AsyncEvent, device: Device) -> None:
+    def _append(self, event: AsyncEvent, device: Device) -> None:
         self._events.append(event)
         if event.type is AsyncEventType.DEVICE_FATAL:
-            self._drop(device)
+            self._unwatch(device)
         self._wake()
 
-    def _drop(self, device: Device) -> None:
-        """The device is gone, and will only be let go if nobody watches it any more."""
+    def _unwatch(self, device: Device) -> None:
+        """Stop watching a removed device, so that its context can be closed."""
         self.devices = tuple(name for name in self.devices if name != device.name)
         for subscription in list(self._subscriptions):
             if subscription.device == device:
@@ -97,15 +97,16 @@ class DeviceWatch:
         return self
 
     async def __anext__(self) -> AsyncEvent:
-        """Wait for the next event. Cancelling loses none.
+        """Wait for the next event. Cancelling loses no event.
 
         Raises:
-            BusyError: another task is waiting for events here.
+            BusyError: another task is waiting for events of this watch.
+            LocalClosed: the watch was not entered.
         """
         if self._arrived is None:
-            raise LocalClosed("a watch is to be entered first: async with watch_devices()")
+            raise LocalClosed("the watch was not entered: use async with watch_devices()")
         if len(self._arrived):
-            raise BusyError("another task is waiting for device events here")
+            raise BusyError("another task is waiting for events of this watch")
         await checkpoint()
         while not self._events:
             if not self._subscriptions:

@@ -1,4 +1,7 @@
-"""LoopDevice: what the connections of one loop on one device share; completions to their owners."""
+"""LoopDevice: the resources that the connections of one loop on one device share.
+
+It dispatches the completions of these connections to their handlers.
+"""
 
 from __future__ import annotations
 
@@ -29,52 +32,56 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CQ_ENTRIES = 4096
-# libsiw takes the mmap offset 0x90000 for an error, and so fails to make any queue pair once that
-# offset's turn comes (every version up to rdma-core 65). A queue of this length lies across it.
+# libsiw takes the mmap offset 0x90000 for an error, so it fails to create a queue pair whose memory
+# gets that offset (all versions up to rdma-core 65). A completion queue of this length covers the
+# offset, so that no queue pair gets it.
 IWARP_CQ_ENTRIES = 1 << 15
-# After so many batches from one queue the loop gets a turn before the next.
+# drain() yields to the loop after this number of batches from one queue.
 MAX_BATCHES = 16
 
-# A wr_id is the key of the completion's owner above these bits, and the owner's own number in them.
+# A wr_id has two parts: above these bits the key of the handler, in them the request's number.
 KEY_SHIFT = fast_path.KEY_SHIFT
 LOW_BITS = (1 << KEY_SHIFT) - 1
 
 
 class CompletionHandler(Protocol):
-    """The owner of work requests."""
+    """The handler of a queue pair's completions."""
 
     def complete(self, number: int, wc: IbvWc) -> None:
-        """One of them ended. `wc` is overwritten afterwards. Must not block."""
+        """Handle the completion of a request. `wc` is overwritten afterwards. Must not block."""
 
     def device_failed(self, error: VerbsError) -> None:
-        """No completion will come any more: the device is gone."""
+        """Fail all requests: the device was removed or failed, and completes nothing any more."""
 
 
 class SharedCompletionQueue:
-    """A completion queue and how many of its entries are promised to queue pairs.
+    """A completion queue that queue pairs share, and the number of its free entries.
 
-    No more are promised than it has, so it cannot overflow, which would break all of them.
+    Each queue pair reserves entries. The queue never has more reserved entries than its capacity,
+    so it cannot overflow, which would break all queue pairs.
     """
 
     def __init__(self, channel: CompletionChannel, entries: int) -> None:
         self.cq = CompletionQueue(channel, entries)
         self.free = self.cq.capacity
+        """The number of entries that are not reserved."""
         self.is_armed = False
-        """Whether the next completion raises an event."""
+        """True if the next completion raises an event."""
         self.pollers = 0
-        """Tasks that poll, and need no event."""
+        """The number of tasks that poll the queue. They need no event."""
         self.is_arming_scheduled = False
-        """Whether the loop will look at that in its next turn."""
+        """True if the loop will call _arm_again() in its next iteration."""
 
     def close(self) -> None:
+        """Destroy the queue."""
         self.cq.close()
 
 
 class LoopDevice:
-    """A protection domain, a buffer pool, a completion channel and the completion queues behind it.
+    """A protection domain, a buffer pool, a completion channel and its completion queues.
 
-    Made with the first connection of a loop on a device, closed with the last. The C objects come
-    with the first reserve(), in a worker thread.
+    It is created with the first connection of a loop on a device, and closed with the last one. The
+    first reserve() creates the C objects, in a worker thread.
     """
 
     def __init__(self, loop: Loop, device: Device) -> None:
@@ -82,17 +89,18 @@ class LoopDevice:
         self.pd: ProtectionDomain
         self.pool: BufferPool
         self._loop = loop
-        self._lock = threading.Lock()  # guards what worker threads make: all but sinks and users
+        # Guards the attributes that worker threads change, not _handlers and _users.
+        self._lock = threading.Lock()
         self.queue_pairs = QueuePairEvents()
         self._events: DeviceSubscription | None = None
         self._has_context = False
         self._channel: CompletionChannel | None = None
         self._reader = CompletionReader(self._dispatch_pending)
         self.dispatcher = self._reader.dispatcher
-        """What the connections poll themselves."""
+        """The C object that connections poll directly."""
         self.budget = LoopTimeBudget(loop, self.dispatcher)
         self._queues: dict[int, SharedCompletionQueue] = {}
-        self._sinks: dict[int, CompletionHandler] = {}
+        self._handlers: dict[int, CompletionHandler] = {}
         self._on_notified: dict[int, Callable[[], None]] = {}
         self._keys = itertools.count(1)
         self._users = 0
@@ -101,22 +109,28 @@ class LoopDevice:
 
     @classmethod
     def of(cls, loop: Loop, device: Device) -> LoopDevice:
-        """The LoopDevice of `device` on `loop`, made if need be, with one user more."""
+        """Return the LoopDevice of `device` on `loop` and add one user. The first call creates it.
+
+        Each user calls release() once.
+        """
         devices = _loop_devices.setdefault(loop, {})
-        shared = devices.get(device)
-        if shared is None:
-            shared = devices[device] = cls(loop, device)
-        shared._users += 1
-        return shared
+        loop_device = devices.get(device)
+        if loop_device is None:
+            loop_device = devices[device] = cls(loop, device)
+        loop_device._users += 1
+        return loop_device
 
     # --- in a worker thread ---
 
     def reserve(self, entries: int) -> SharedCompletionQueue:
-        """A completion queue with `entries` entries promised to the caller. Makes system calls.
+        """Reserve `entries` entries of a completion queue, and return the queue.
+
+        The caller undoes it with unreserve(). Makes system calls.
 
         Raises:
             VerbsError: the device or the locked-memory limit does not allow it.
-            DeviceRemoved: the device is gone.
+            DeviceRemoved: the device was removed.
+            ValueError: `entries` exceeds the limit of the device.
         """
         with self._lock:
             if self._channel is None:
@@ -130,7 +144,8 @@ class LoopDevice:
             return queue
 
     def _open(self) -> None:
-        # Should a step fail, those before it are not repeated: close() finds what there is.
+        # If a step fails, the next call does not repeat the steps before it. _close() can handle
+        # missing objects.
         if not self._has_context:
             device_contexts.acquire(self.device)
             self._has_context = True
@@ -146,9 +161,8 @@ class LoopDevice:
         if entries > limit:
             name = self.device.name
             raise ValueError(f"{name} allows a send_depth and recv_depth of {limit} together")
-        usual = IWARP_CQ_ENTRIES if self.device.is_iwarp else CQ_ENTRIES
-        wanted = min(max(entries, usual), limit)
-        queue = SharedCompletionQueue(self._channel, wanted)
+        default = IWARP_CQ_ENTRIES if self.device.is_iwarp else CQ_ENTRIES
+        queue = SharedCompletionQueue(self._channel, min(max(entries, default), limit))
         self._queues[queue.cq.address] = queue
         queue.cq.request_notify()
         queue.is_armed = True
@@ -165,19 +179,20 @@ class LoopDevice:
                 try:
                     step()
                 except VerbsError:
-                    logger.exception("%s was not cleaned up whole", self.device.name)
+                    logger.exception("%s: a resource could not be destroyed", self.device.name)
             if self._has_context:
                 device_contexts.release([self.device])
 
     # --- on the loop's thread ---
 
     def attach(self, handler: CompletionHandler) -> int:
-        """Return the key for the wr_ids of `handler`, which gets their completions from now on.
+        """Return a key for wr_ids. `handler` gets the completions with this key from now on.
 
-        It is held, and all it owns, until detach(): the device may be writing there.
+        This object has a reference to the handler until detach(). So the memory of its requests is
+        not freed while the device can write to it.
         """
         key = next(self._keys)
-        self._sinks[key] = handler
+        self._handlers[key] = handler
         return key
 
     def attach_fast_path(
@@ -187,16 +202,17 @@ class LoopDevice:
         receives: ReceiveQueue,
         on_notified: Callable[[], None],
     ) -> None:
-        """What the requests with this key say goes there first, in C, until detach().
+        """Have C code handle the completions with this key by `sends` and `receives`.
 
-        The handler gets the other completions. `on_notified` is called when there is pending work;
-        it must not block. Callable from any thread.
+        The handler still gets the completions that C code leaves for Python. `on_notified` is
+        called when there is pending work; it must not block. Lasts until detach(). Callable from
+        any thread.
         """
         self._on_notified[key] = on_notified
         self._reader.attach(key, sends, receives)
 
     def start_reading(self) -> None:
-        """Have the loop watch for completions; after the first reserve()."""
+        """Have the loop watch the completion channel. Call it after the first reserve()."""
         if not self._reading and self._channel is not None:
             self._reading = True
             self._loop.add_reader(self._channel.fd, self._on_readable)
@@ -204,29 +220,30 @@ class LoopDevice:
                 self._events.start()
 
     def detach(self, key: int) -> None:
-        """No more completions for this sink: its queue pair is destroyed."""
-        self._sinks.pop(key, None)
+        """Remove the handler with this key. Call it when its queue pair is destroyed."""
+        self._handlers.pop(key, None)
         self._reader.detach(key)
         self._on_notified.pop(key, None)
         self.queue_pairs.remove(key)
 
     def unreserve(self, queue: SharedCompletionQueue, entries: int) -> None:
-        """Take a promise back: the queue pair is destroyed.
+        """Undo reserve(), when the queue pair is destroyed.
 
-        What it left in the queue is polled first, or else the queue could still overflow.
+        The queue is polled first: completions of the queue pair can still occupy entries. If new
+        queue pairs reserved these entries, the queue could overflow.
         """
 
-        def take_back() -> None:
+        def add_entries() -> None:
             with self._lock:
                 queue.free += entries
 
-        if self._loop.is_closed():  # no more will come, and nobody could hear of it
-            take_back()
+        if self._loop.is_closed():  # no completion is polled any more, and no task waits for one
+            add_entries()
         else:
-            self.drain(queue, take_back)
+            self.drain(queue, add_entries)
 
     def release(self) -> None:
-        """One user less. With the last one everything is closed, in a worker thread."""
+        """Remove one user. The last one closes all resources, in a worker thread."""
         self._users -= 1
         if self._users:
             return
@@ -241,13 +258,13 @@ class LoopDevice:
     def _stop_reading(self) -> None:
         if self._reading and self._channel is not None:
             self._reading = False
-            with suppress(RuntimeError):  # a closed loop watches nothing any more
+            with suppress(RuntimeError):  # a closed loop watches no fd any more
                 self._loop.remove_reader(self._channel.fd)
 
     def _on_readable(self) -> None:
         assert self._channel is not None
         try:
-            # One event a turn: while there are more, the descriptor stays readable.
+            # One event in each iteration: while there are more, the descriptor stays readable.
             address = self._reader.event(self._channel)
         except VerbsError as error:
             self._fail(error)
@@ -255,15 +272,16 @@ class LoopDevice:
         queue = self._queues.get(address)
         if queue is not None:
             queue.is_armed = False
-            # What is there first, and the tasks that it is for: arming can wait until they sleep.
+            # First the completions and the tasks that wait for them. Arming is less urgent.
             run_with_inline_wakeups(self._poll_batch, queue)
             run_with_inline_wakeups(self._arm_again, queue)
 
     def _arm_and_drain(self, queue: SharedCompletionQueue) -> None:
-        """Armed before polled: what comes between the two raises a new event, and none is missed.
+        """Arm the queue and poll it until it is empty.
 
-        Not armed while a task polls: an event is a system call for each message, and one more to
-        arm it. See polled().
+        It is armed before it is polled, so that a completion between the two raises an event. It is
+        not armed while a task polls: each message would cost a system call to read the event, and
+        one to arm the queue again. See stop_polling().
         """
         if not queue.pollers:
             try:
@@ -276,11 +294,14 @@ class LoopDevice:
             self.drain(queue)
 
     def stop_polling(self, queue: SharedCompletionQueue) -> None:
-        """A task polls no more. If nobody else does, the queue is armed before the loop sleeps."""
+        """Note that a task has stopped polling. After the last one, the loop arms the queue soon.
+
+        The caller has increased `queue.pollers` before it polled.
+        """
         queue.pollers -= 1
         if not (queue.pollers or queue.is_armed or queue.is_arming_scheduled):
             queue.is_arming_scheduled = True
-            with suppress(RuntimeError):  # on a closed loop nobody waits for an event
+            with suppress(RuntimeError):  # on a closed loop no task waits for an event
                 self._loop.call_soon(lambda: run_with_inline_wakeups(self._arm_again, queue))
 
     def _arm_again(self, queue: SharedCompletionQueue) -> None:
@@ -289,10 +310,11 @@ class LoopDevice:
             self._arm_and_drain(queue)
 
     def drain(self, queue: SharedCompletionQueue, then: Callable[[], None] = lambda: None) -> None:
-        """Poll until empty: the queue is armed, so that what comes later raises an event.
+        """Poll until the queue is empty, then call `then`.
 
-        Calls `then` when it is empty, which may be after a turn of the loop. Not to be called from
-        a sink's complete().
+        The queue is armed already, so later completions raise an event. `then` is called at once,
+        or after iterations of the event loop if there are many completions. Must not be called from
+        complete() of a handler.
         """
         for _ in range(MAX_BATCHES):
             if self._poll_batch(queue) < POLL_BATCH:
@@ -301,7 +323,7 @@ class LoopDevice:
         call_threadsafe(self._loop, lambda: run_with_inline_wakeups(self._drain_on, queue, then))
 
     def _poll_batch(self, queue: SharedCompletionQueue) -> int:
-        """Take a batch, and say how many there were."""
+        """Take a batch of completions. Return their number; 0 if the device has failed."""
         if self._failed:
             return 0
         try:
@@ -311,9 +333,9 @@ class LoopDevice:
             return 0
 
     def poll_for(self, queue: SharedCompletionQueue, nanoseconds: int) -> None:
-        """Take the next completions as they come, for so long at most; the thread does no other.
+        """Poll until there is a completion, or for `nanoseconds`. Blocks the thread.
 
-        Not to be called from a sink's complete().
+        Must not be called from complete() of a handler.
         """
         if self._failed:
             return
@@ -323,11 +345,11 @@ class LoopDevice:
             self._fail(error)
 
     def _dispatch_pending(self) -> None:
-        """Pass on what is for Python of a batch. Called in the middle of polling."""
-        sinks = self._sinks
+        """Dispatch the completions and the pending work of a batch. Called while polling."""
+        handlers = self._handlers
         for wc in self._reader.pending():
             wr_id = wc.wr_id
-            handler = sinks.get(wr_id >> KEY_SHIFT)
+            handler = handlers.get(wr_id >> KEY_SHIFT)
             if handler is not None:
                 handler.complete(wr_id & LOW_BITS, wc)
         for key in self._reader.notified():
@@ -348,14 +370,14 @@ class LoopDevice:
             self._fail(VerbsError(errno.ENODEV, "ibv_get_async_event"))
 
     def _fail(self, error: VerbsError) -> None:
-        """Give up on the device, whose fd would stay readable for ever."""
+        """Fail all handlers and stop reading: the fd of a failed device stays readable for ever."""
         logger.warning("%s: %s", self.device.name, error)
         self._failed = True
         self._stop_reading()
-        for handler in list(self._sinks.values()):
+        for handler in list(self._handlers.values()):
             try:
                 handler.device_failed(error)
-            except Exception:  # the others must hear of it too
+            except Exception:  # the other handlers must be called too
                 logger.exception("could not handle the failure of %s", self.device.name)
 
 

@@ -1,4 +1,4 @@
-"""QueuePairs: whose queue pair a device's event is about, and what the event means."""
+"""QueuePairEvents: dispatches asynchronous events to the handlers of their queue pairs."""
 
 from __future__ import annotations
 
@@ -12,38 +12,40 @@ from aiordma.verbs import AsyncEvent, CompletionQueue, QueuePair
 _E = AsyncEventType
 _FAILURES = {
     _E.QP_FATAL: "its queue pair failed",
-    _E.QP_REQ_ERR: "the peer sent what cannot be: larger than the receive buffer, for one",
+    _E.QP_REQ_ERR: (
+        "the peer sent an invalid request, for example one larger than the receive buffer"
+    ),
     _E.QP_ACCESS_ERR: "the peer accessed memory in a way that is not allowed",
     _E.CQ_ERR: "its completion queue overflowed",
 }
 
 
 class QueuePairEvents:
-    """The queue pairs of a LoopDevice, and who is to be told what happens to them."""
+    """The queue pairs of a LoopDevice, and the handlers of their asynchronous events."""
 
     def __init__(self) -> None:
-        # By the key of the owner: an address may be another queue pair's as soon as it is freed.
-        self._owners: dict[int, tuple[set[int], Callable[[AsyncEvent], None]]] = {}
+        # By the key in the wr_ids: a new queue pair can get the address of a destroyed one.
+        self._handlers: dict[int, tuple[set[int], Callable[[AsyncEvent], None]]] = {}
 
     def add(
         self, key: int, qp: QueuePair, cq: CompletionQueue, handler: Callable[[AsyncEvent], None]
     ) -> None:
-        """Have the loop call `tell` with what happens to the queue pair, and to its queue."""
+        """Call `handler` with the events of the queue pair and of its completion queue."""
         addresses = {ffi.cast("uintptr_t", pointer) for pointer in (qp.pointer, cq.open_pointer)}
-        self._owners[key] = {int(address) for address in addresses}, handler
+        self._handlers[key] = {int(address) for address in addresses}, handler
 
     def remove(self, key: int) -> None:
-        """It is destroyed."""
-        self._owners.pop(key, None)
+        """Remove the handler with this key, when its queue pair is destroyed."""
+        self._handlers.pop(key, None)
 
     def dispatch(self, event: AsyncEvent) -> None:
-        """Pass an event on: to one owner, or to all that share a completion queue."""
-        for addresses, tell in list(self._owners.values()):
+        """Call the handler of the event's queue pair, or of all that share its queue."""
+        for addresses, handler in list(self._handlers.values()):
             if event.element in addresses:
-                tell(event)
+                handler(event)
 
 
 def failure_of(event: AsyncEvent) -> RdmaError | None:
-    """How a connection ends by this event of its queue pair; None if it does not."""
-    why = _FAILURES.get(event.type)
-    return RdmaError(f"the connection failed: {why} ({event.type.name})") if why else None
+    """Return the error of a queue pair that failed with this event; None for other events."""
+    reason = _FAILURES.get(event.type)
+    return RdmaError(f"the connection failed: {reason} ({event.type.name})") if reason else None

@@ -1,4 +1,4 @@
-"""libibverbs, one class a noun, faithful to its man pages. Nothing here touches an event loop."""
+"""libibverbs: a class for each of its objects, as in its man pages. Uses no event loop."""
 
 from aiordma.verbs.address_handle import AddressHandle, AddressHandleAttributes, LinkHeader
 from aiordma.verbs.completion import Completion, CompletionChannel, CompletionQueue

@@ -1,4 +1,4 @@
-"""AddressHandle: where a datagram goes; the value it is made from."""
+"""AddressHandle: the destination of datagrams; AddressHandleAttributes: the path to it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ GRH_SIZE = 40
 
 
 def read_gid(gid: Gid) -> bytes:
-    """The 16 bytes of a C gid."""
+    """Return the 16 bytes of a C gid."""
     return bytes(ffi.buffer(gid.raw, GID_SIZE))
 
 
 def make_gid(raw: bytes) -> Gid:
-    """A C gid of 16 bytes.
+    """Return a C gid with these 16 bytes.
 
     Raises:
-        ValueError: there are more or fewer.
+        ValueError: there are more or fewer bytes.
     """
     if len(raw) != GID_SIZE:
         raise ValueError(f"a gid has {GID_SIZE} bytes, not {len(raw)}")
@@ -38,16 +38,17 @@ def make_gid(raw: bytes) -> Gid:
 
 
 def gid_host(gid: bytes) -> str:
-    """The IP address that a RoCE gid stands for; any other gid looks like an IPv6 address too."""
+    """Return the IP address in a RoCE gid. Any other gid gives an IPv6 address, too."""
     address = ipaddress.IPv6Address(gid)
     return str(address.ipv4_mapped or address)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkHeader:
-    """What a datagram's `struct ibv_wc` says of its sender's link; RoCE has only `is_global`.
+    """The fields of a datagram's `struct ibv_wc` about the link to its sender.
 
-    `is_global`: whether a global route header came along (IBV_WC_GRH).
+    `is_global` is True if the datagram has a global route header (IBV_WC_GRH). RoCE sets only this
+    field.
     """
 
     slid: int = 0
@@ -60,7 +61,7 @@ class LinkHeader:
 class AddressHandleAttributes:
     """`struct ibv_ah_attr`: the path to a port. See ibv_create_ah(3).
 
-    `dgid` to `traffic_class` are its `grh`, which counts if `is_global`.
+    `dgid` to `traffic_class` are its `grh` (global route header), which is used if `is_global`.
     """
 
     dlid: int = 0
@@ -77,7 +78,7 @@ class AddressHandleAttributes:
 
     @classmethod
     def read(cls, attr: IbvAhAttr) -> AddressHandleAttributes:
-        """The value of a C struct."""
+        """Return the value of a C struct."""
         grh = attr.grh
         return cls(
             dlid=attr.dlid,
@@ -97,13 +98,14 @@ class AddressHandleAttributes:
     def of_sender(
         cls, device: Device, port_num: int, link: LinkHeader, grh: bytes
     ) -> AddressHandleAttributes:
-        """The way back to who sent a datagram: ibv_init_ah_from_wc(3). Reads files of the system.
+        """Return the path back to the sender of a datagram: ibv_init_ah_from_wc(3).
 
-        `grh` is the 40 bytes before it.
+        `grh` is the 40 bytes before the datagram. Reads system files.
 
         Raises:
-            VerbsError: EINVAL (it came to an address that is not the port's, such as a group's).
-            ValueError: `grh` has not 40 bytes.
+            VerbsError: EINVAL (the datagram's destination is no address of the port, but for
+                example a group).
+            ValueError: `grh` does not have 40 bytes.
         """
         if len(grh) != GRH_SIZE:
             raise ValueError(f"a global route header has {GRH_SIZE} bytes, not {len(grh)}")
@@ -118,7 +120,7 @@ class AddressHandleAttributes:
         return cls.read(attr)
 
     def write(self) -> IbvAhAttr:
-        """A C struct of this value."""
+        """Return a C struct with this value."""
         attr = ffi.new("struct ibv_ah_attr *")
         attr.dlid, attr.sl, attr.src_path_bits = self.dlid, self.sl, self.src_path_bits
         attr.static_rate, attr.is_global, attr.port_num = (
@@ -138,7 +140,9 @@ class AddressHandle:
     __slots__ = ("pointer",)
 
     def __init__(self, pd: ProtectionDomain, attributes: AddressHandleAttributes) -> None:
-        """Make one: ibv_create_ah(3). Can block for seconds, where RoCE has to find a neighbour.
+        """Create an address handle: ibv_create_ah(3).
+
+        Can block for seconds on RoCE, while the kernel resolves the neighbour's address.
 
         Raises:
             VerbsError: EINVAL (no such path), ENOMEM, ETIMEDOUT.
@@ -152,7 +156,10 @@ class AddressHandle:
         self.pointer: IbvAh = pointer
 
     def close(self) -> None:
-        """Destroy it: ibv_destroy_ah(3). Idempotent. Nothing that names it may be posted still."""
+        """Destroy the handle: ibv_destroy_ah(3). Idempotent.
+
+        All sends that use the handle must have completed.
+        """
         pointer, self.pointer = self.pointer, ffi.NULL
         if pointer != ffi.NULL:
             check_errno(lib.ibv_destroy_ah(pointer), "ibv_destroy_ah")

@@ -1,4 +1,4 @@
-"""CompletionChannel: the fd that tells of completions; CompletionQueue: where they are read."""
+"""CompletionChannel: the fd of completion events; CompletionQueue: the queue of completions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 _SUCCESS = int(WcStatus.SUCCESS)
 _WITH_IMM = int(WcFlags.WITH_IMM)
-# rxe gives the kernel's number for WITH_INV (in Linux 6.1), which is IP_CSUM_OK here: on a
-# connected queue pair, where nobody looks at checksums of IP, either means the same.
+# rxe (in Linux 6.1) sets the kernel's number of WITH_INV, which is IP_CSUM_OK in libibverbs. The
+# checksum flag is not used on a connected queue pair, so either flag means WITH_INV there.
 _WITH_INV = int(WcFlags.WITH_INV | WcFlags.IP_CSUM_OK)
 
 
 def immediate(wc: IbvWc) -> int | None:
-    """The immediate data that came with a message, if any."""
+    """Return the immediate data of a completion, or None."""
     return immediate_of(wc.wc_flags, wc.imm_data) if wc.status == _SUCCESS else None
 
 
 def immediate_of(flags: int, imm_data: int) -> int | None:
-    """Likewise, from two members of a completion that tells of success."""
+    """Return the immediate data, or None, from two members of a successful completion."""
     return socket.ntohl(imm_data) if flags & _WITH_IMM else None
 
 
 def invalidated_of(flags: int, imm_data: int) -> int | None:
-    """The key that the peer of a connected queue pair invalidated with a message, if any."""
+    """Return the key that the peer of a connected queue pair invalidated, or None."""
     return imm_data if flags & _WITH_INV else None
 
 
@@ -42,8 +42,8 @@ def invalidated_of(flags: int, imm_data: int) -> int | None:
 class Completion:
     """`struct ibv_wc` as a value. See ibv_poll_cq(3).
 
-    Of a failed request only `wr_id`, `status`, `vendor_err` and `qp_num` mean something. `imm` is
-    None if none came along.
+    For a failed request, only `wr_id`, `status`, `vendor_err` and `qp_num` are valid. `imm` is None
+    if there is no immediate data.
     """
 
     wr_id: int
@@ -58,7 +58,7 @@ class Completion:
 
     @classmethod
     def read(cls, wc: IbvWc) -> Completion:
-        """The value of a C struct."""
+        """Return the value of a C struct."""
         flags = WcFlags(wc.wc_flags) if wc.status == WcStatus.SUCCESS else WcFlags(0)
         return cls(
             wr_id=wc.wr_id,
@@ -73,10 +73,10 @@ class Completion:
         )
 
     def check(self) -> Completion:
-        """Itself, if it tells of success.
+        """Return this completion if the request succeeded.
 
         Raises:
-            WorkRequestError: it does not.
+            WorkRequestError: the request failed.
         """
         if self.status is not WcStatus.SUCCESS:
             raise WorkRequestError(self.status, self.opcode, self.vendor_err)
@@ -88,12 +88,12 @@ EVENT_BATCH = 16
 
 
 class CompletionChannel:
-    """`struct ibv_comp_channel`, its fd non-blocking. See ibv_create_comp_channel(3)."""
+    """`struct ibv_comp_channel` with a non-blocking fd. See ibv_create_comp_channel(3)."""
 
     __slots__ = ("_ready", "address", "device", "fd", "pointer")
 
     def __init__(self, device: Device) -> None:
-        """Create a channel of `device`.
+        """Create a channel on `device`.
 
         Raises:
             VerbsError: ENOMEM, EMFILE; EAGAIN when the rdma control group's limit is reached.
@@ -104,16 +104,16 @@ class CompletionChannel:
             raise last_error("ibv_create_comp_channel")
         self.pointer: IbvCompChannel | None = pointer
         self.address = int(ffi.cast("uintptr_t", pointer))
-        """Of the C channel; 0 once it is destroyed."""
+        """The address of the C channel; 0 once it is destroyed."""
         self.fd = pointer.fd
         self._ready = ffi.new("struct ibv_cq *[]", EVENT_BATCH)
         check(lib.aiordma_set_nonblocking(self.fd), "fcntl")
         context_references.acquire(device.context)
 
     def ready_queues(self) -> list[IbvCq]:
-        """Read what events are pending: the queues they name, acknowledged and armed again.
+        """Read the pending events and return their queues, armed again.
 
-        Poll each of them afterwards until it is empty. Does not block.
+        The events are acknowledged. Poll each queue afterwards until it is empty. Does not block.
 
         Raises:
             VerbsError: EIO after the device was removed; the fd then stays readable for ever.
@@ -145,7 +145,7 @@ class CompletionQueue:
     __slots__ = ("_batch", "address", "capacity", "pointer")
 
     def __init__(self, channel: CompletionChannel, entries: int) -> None:
-        """Create a queue of at least `entries` entries behind `channel`; the device may give more.
+        """Create a queue with at least `entries` entries, whose events come through `channel`.
 
         Raises:
             VerbsError: EINVAL (more than the device's max_cqe), ENOMEM.
@@ -159,7 +159,7 @@ class CompletionQueue:
             raise last_error("ibv_create_cq")
         self.pointer: IbvCq | None = pointer
         self.address = int(ffi.cast("uintptr_t", pointer))
-        """Of the C queue; 0 once it is destroyed."""
+        """The address of the C queue; 0 once it is destroyed."""
         self.capacity = pointer.cqe
         self._batch: WcArray = ffi.new("struct ibv_wc[]", POLL_BATCH)
 
@@ -168,7 +168,7 @@ class CompletionQueue:
         """The C queue.
 
         Raises:
-            ValueError: it is closed.
+            ValueError: the queue is closed.
         """
         if self.pointer is None:
             raise ValueError("the completion queue is closed")
@@ -178,25 +178,26 @@ class CompletionQueue:
         """Arm the queue: its next completion raises one event. See ibv_req_notify_cq(3).
 
         Raises:
-            VerbsError: the device is gone.
+            VerbsError: the device was removed.
         """
         if self.pointer is not None:
             check_errno(lib.ibv_req_notify_cq(self.pointer, 0), "ibv_req_notify_cq")
 
     def poll(self) -> list[IbvWc]:
-        """Take up to POLL_BATCH completions; fewer than that means that the queue was emptied.
+        """Return up to POLL_BATCH completions. Fewer mean that the queue is empty now.
 
         They are views of one batch: the next poll() overwrites them. Does not block.
         See ibv_poll_cq(3).
 
         Raises:
-            VerbsError: the queue is broken (it overran, or the device is gone).
+            VerbsError: the queue failed (it overflowed, or the device was removed).
         """
         if self.pointer is None:
             return []
-        return self._taken(lib.ibv_poll_cq(self.pointer, POLL_BATCH, self._batch))
+        return self._views(lib.ibv_poll_cq(self.pointer, POLL_BATCH, self._batch))
 
-    def _taken(self, count: int) -> list[IbvWc]:
+    def _views(self, count: int) -> list[IbvWc]:
+        """Return the first `count` completions of the batch. A negative count is an error."""
         if count < 0:
             raise VerbsError(abs(count), "ibv_poll_cq")
         batch = self._batch
@@ -208,7 +209,7 @@ class CompletionQueue:
         Raises:
             VerbsError: EBUSY while a queue pair still uses it.
         """
-        # Forgotten first: another thread that polls must not see it go.
+        # The pointer is cleared first: another thread must not poll a queue that is destroyed.
         pointer, self.pointer, self.address = self.pointer, None, 0
         if pointer is not None:
             check_errno(lib.ibv_destroy_cq(pointer), "ibv_destroy_cq")

@@ -1,4 +1,4 @@
-"""Holds: who still needs a device's context, for when the device is gone and it is to be closed."""
+"""ContextReferences: reference counts of device contexts, to close those of removed devices."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
 
 
 class ContextReferences:
-    """Counts, for each context, what was made from it and is not destroyed yet.
+    """The number of objects of each context that are not destroyed yet.
 
-    A process that does not close its contexts of a removed device blocks the removal, and one that
-    closes them too early pulls them away under its own objects.
+    A process that does not close its context of a removed device blocks the removal. A process that
+    closes it too early breaks its own objects of that context.
     """
 
     def __init__(self) -> None:
         self.on_free: Callable[[], None] = lambda: None
-        """Called when a context is held no more, in the thread that let go of it."""
-        # Reentrant: an object may be closed by the garbage collector, in the middle of this.
+        """Called when a reference count becomes zero, in the thread that released the context."""
+        # Reentrant: the garbage collector can close an object while this thread holds the lock.
         self._lock = RLock()
         self._counts: Counter[IbvContext] = Counter()
 
     def acquire(self, context: IbvContext) -> None:
-        """One holder more."""
+        """Add one reference to `context`."""
         with self._lock:
             self._counts[context] += 1
 
     def release(self, context: IbvContext) -> None:
-        """One holder less."""
+        """Drop one reference to `context`."""
         with self._lock:
             self._counts[context] -= 1
             if self._counts[context]:
@@ -40,7 +40,7 @@ class ContextReferences:
         self.on_free()
 
     def has(self, context: IbvContext) -> bool:
-        """Whether anybody holds it."""
+        """Return True if there are references to `context`."""
         with self._lock:
             return self._counts[context] > 0
 

@@ -1,4 +1,4 @@
-"""Device: an opened RDMA device."""
+"""Device: an open RDMA device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIW_VENDOR_ID = 0x626D74
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttributes:
-    """The limits of a device that aiordma respects (`struct ibv_device_attr`)."""
+    """The limits of a device that aiordma uses (`struct ibv_device_attr`)."""
 
     max_qp_wr: int
     max_sge: int
@@ -34,18 +34,18 @@ class DeviceAttributes:
     max_mcast_grp: int = 0
     phys_port_cnt: int = 1
     max_sge_rd: int = 1
-    """Pieces of memory that one RDMA READ may scatter to: 1 on most of iWARP."""
+    """The number of segments that one RDMA READ can scatter to: 1 on most iWARP devices."""
     has_atomics: bool = True
     has_memory_windows: bool = False
-    """Windows of type 2, which a queue pair binds."""
+    """True if the device has memory windows of type 2, which a queue pair binds."""
     has_on_demand_paging: bool = False
     is_siw: bool = False
-    """The soft iWARP device of Linux."""
+    """True for siw, the software iWARP device of Linux."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortAttributes:
-    """What a port of a device is like now (`struct ibv_port_attr`). The MTUs are in bytes."""
+    """The current state of a port (`struct ibv_port_attr`). The MTUs are in bytes."""
 
     state: PortState
     max_mtu: int
@@ -56,10 +56,10 @@ class PortAttributes:
 
 @dataclass(frozen=True, slots=True)
 class AsyncEvent:
-    """`struct ibv_async_event` as a value: something happened to a device, or on it.
+    """`struct ibv_async_event` as a value: an event of a device, a port, a queue or a queue pair.
 
-    `port_num` is 0 for what is not about a port; `element` is the address of the C queue or queue
-    pair that it is about, or 0.
+    `port_num` is 0 unless it is the event of a port. `element` is the address of the C queue or
+    queue pair, or 0 unless it is the event of one.
     """
 
     device: str
@@ -71,8 +71,8 @@ class AsyncEvent:
 class Device:
     """A device that librdmacm has opened (`struct ibv_context`).
 
-    librdmacm keeps one context for each device in a process and shares it among its ids, so a
-    Device only points at it and has nothing to close. Two are equal if they are the same context.
+    librdmacm has one context for each device in a process, which all ids share. A Device only
+    points to it, so it needs no closing. Two Devices are equal if they have the same context.
     """
 
     def __init__(self, context: IbvContext) -> None:
@@ -82,7 +82,7 @@ class Device:
 
     @cached_property
     def attributes(self) -> DeviceAttributes:
-        """The device's limits, asked for once: ibv_query_device(3), a system call.
+        """The limits of the device: ibv_query_device(3), a system call at the first access.
 
         Raises:
             VerbsError: the device does not answer (EIO: it was removed).
@@ -90,7 +90,7 @@ class Device:
         return _query(self.context)
 
     def query_port(self, port_num: int) -> PortAttributes:
-        """The state and the limits of a port, which count from 1: ibv_query_port(3).
+        """Return the state and the limits of a port; port numbers begin at 1: ibv_query_port(3).
 
         Raises:
             VerbsError: EINVAL (no such port), EIO (the device was removed).
@@ -106,7 +106,7 @@ class Device:
         )
 
     def query_gid(self, port_num: int, index: int) -> bytes:
-        """One of the 16-byte addresses of a port: ibv_query_gid(3). Reads a file of the system.
+        """Return one of the 16-byte addresses of a port: ibv_query_gid(3). Reads a system file.
 
         Raises:
             VerbsError: there is no such port or index.
@@ -117,16 +117,16 @@ class Device:
 
     @property
     def async_fd(self) -> int:
-        """The fd that is readable when get_async_events() has something to tell.
+        """The fd that is readable while get_async_events() has events to return.
 
-        One for the whole process: librdmacm shares its device contexts.
+        The process has one for each device, because librdmacm shares its device contexts.
         """
         return self.context.async_fd
 
     def get_async_events(self) -> list[AsyncEvent]:
-        """Read up to ASYNC_BATCH events, each acknowledged already: ibv_get_async_event(3).
+        """Return up to ASYNC_BATCH events, which are acknowledged: ibv_get_async_event(3).
 
-        Does not block once the fd was made non-blocking, see watch_async_events().
+        Does not block after watch_async_events(), which makes the fd non-blocking.
 
         Raises:
             VerbsError: EIO after the device was removed; the fd then stays readable for ever.
@@ -142,25 +142,25 @@ class Device:
         ]
 
     def watch_async_events(self) -> int:
-        """Make the fd of events non-blocking, and return it.
+        """Make the fd of the events non-blocking, and return it.
 
         Raises:
-            VerbsError: it is closed.
+            VerbsError: the fd is closed.
         """
         check(lib.aiordma_set_nonblocking(self.async_fd), "fcntl")
         return self.async_fd
 
     def acquire(self) -> None:
-        """Keep the context open, also when the device is removed, until let_go()."""
+        """Add one reference to the context: it stays open, even if the device is removed."""
         context_references.acquire(self.context)
 
     def release(self) -> None:
-        """Take one hold() back."""
+        """Drop the reference of one acquire()."""
         context_references.release(self.context)
 
     @property
     def is_iwarp(self) -> bool:
-        """Whether this device speaks iWARP: no immediates, no atomics, no receiver-not-ready."""
+        """True for an iWARP device: no immediate data, no atomics, no receiver-not-ready."""
         return self.transport is TransportType.IWARP
 
     def __eq__(self, other: object) -> bool:
@@ -174,7 +174,7 @@ class Device:
 
 
 def mtu_bytes(mtu: int) -> int:
-    """The bytes that an `enum ibv_mtu` stands for: 1 is 256, 5 is 4096."""
+    """Return the number of bytes of an `enum ibv_mtu`: 256 for 1, 4096 for 5."""
     return 128 << mtu
 
 

@@ -1,4 +1,4 @@
-"""MemoryWindow: a key for a part of a region, which comes and goes with work requests."""
+"""MemoryWindow: a key for a part of a memory region, which work requests bind and invalidate."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class MemoryWindow:
-    """`struct ibv_mw` of type 2. `QueuePair.post_bind_mw` gives it memory. See ibv_alloc_mw(3)."""
+    """`struct ibv_mw` of type 2, which `QueuePair.post_bind_mw` binds. See ibv_alloc_mw(3)."""
 
     __slots__ = ("_pointer", "rkey")
 
     def __init__(self, pd: ProtectionDomain) -> None:
-        """Make a window that is bound to nothing. A system call.
+        """Allocate a window that is not bound yet. A system call.
 
         Raises:
-            VerbsError: EOPNOTSUPP (the device has none, as iWARP), ENOMEM.
+            VerbsError: EOPNOTSUPP (the device, for example iWARP, has no memory windows), ENOMEM.
             ValueError: the protection domain is closed.
         """
         pointer = lib.ibv_alloc_mw(pd.open_pointer, lib.IBV_MW_TYPE_2)
@@ -29,26 +29,26 @@ class MemoryWindow:
             raise last_error("ibv_alloc_mw")
         self._pointer: IbvMw | NullPtr | None = pointer
         self.rkey = pointer.rkey
-        """The key that peers use, valid from a bind to its invalidation."""
+        """The key for the peers, valid from a bind until it is invalidated."""
 
     @property
     def open_pointer(self) -> IbvMw | NullPtr:
         """The C window.
 
         Raises:
-            ValueError: it is closed.
+            ValueError: the window is closed.
         """
         if self._pointer is None:
             raise ValueError("the memory window is closed")
         return self._pointer
 
     def next_rkey(self) -> int:
-        """The key for the next bind: none may be used twice in a row. See ibv_inc_rkey(3)."""
+        """Change `rkey` and return it: each bind needs a new key. See ibv_inc_rkey(3)."""
         self.rkey = lib.ibv_inc_rkey(self.rkey)
         return self.rkey
 
     def close(self) -> None:
-        """Free it, and end all access by its key: ibv_dealloc_mw(3). Idempotent. A system call.
+        """Free the window, which invalidates its key: ibv_dealloc_mw(3). Idempotent. A system call.
 
         Raises:
             VerbsError: the device refused.

@@ -1,4 +1,4 @@
-"""ProtectionDomain: what queue pairs and memory belong to."""
+"""ProtectionDomain: the queue pairs and the memory that can be used together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ProtectionDomain:
     __slots__ = ("device", "pointer")
 
     def __init__(self, device: Device) -> None:
-        """Allocate a protection domain of `device`.
+        """Allocate a protection domain on `device`.
 
         Raises:
             VerbsError: ENOMEM, or EAGAIN when the rdma control group's limit is reached.
@@ -32,24 +32,24 @@ class ProtectionDomain:
 
     @classmethod
     def wrap(cls, device: Device, pointer: IbvPd) -> ProtectionDomain:
-        """One that belongs to somebody else, and is not to be closed."""
-        borrowed = cls.__new__(cls)
-        borrowed.device, borrowed.pointer = device, pointer
-        return borrowed
+        """Return an object for a C protection domain that other code owns. Do not close it."""
+        wrapper = cls.__new__(cls)
+        wrapper.device, wrapper.pointer = device, pointer
+        return wrapper
 
     @property
     def open_pointer(self) -> IbvPd:
         """The C protection domain.
 
         Raises:
-            ValueError: it is closed.
+            ValueError: the protection domain is closed.
         """
         if self.pointer is None:
             raise ValueError("the protection domain is closed")
         return self.pointer
 
     def close(self) -> None:
-        """Free it: ibv_dealloc_pd(3). Idempotent.
+        """Free the protection domain: ibv_dealloc_pd(3). Idempotent.
 
         Raises:
             VerbsError: EBUSY while a queue pair or a registration still belongs to it.

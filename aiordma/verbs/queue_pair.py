@@ -1,4 +1,4 @@
-"""QueuePair: where work requests are posted."""
+"""QueuePair: the queues that work requests are posted to."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ NO_IMMEDIATE = -1
 
 
 def checked_immediate(imm: int) -> int:
-    """Immediate data, if it is a number of 32 bits.
+    """Return `imm` if it is a 32-bit number.
 
     Raises:
-        ValueError: it is not.
+        ValueError: `imm` is negative or larger.
     """
     if not 0 <= imm < 1 << 32:
-        raise ValueError(f"immediate data is a number of 32 bits, not {imm}")
+        raise ValueError(f"immediate data must be an unsigned number of 32 bits, not {imm}")
     return imm
 
 
 Segment = tuple[int, int, int]
-"""A piece of registered memory: its address, its length, the local key."""
+"""A part of registered memory: its address, its length, its local key."""
 
-# Plain numbers: an operation on flags costs more than the call that they are for.
+# Plain integers: combining enum flags would cost more than the call that uses them.
 UNSIGNALED = 0
 SIGNALED = int(SendFlags.SIGNALED)
 FENCE = int(SendFlags.FENCE)
@@ -50,10 +50,12 @@ _INLINE = int(SendFlags.SIGNALED | SendFlags.INLINE)
 
 
 class QueuePair:
-    """`struct ibv_qp`, made by `CmId.create_qp` or alone; outlives its id until destroyed.
+    """`struct ibv_qp`, created by `CmId.create_qp` or by `create`. See ibv_create_qp(3).
 
-    Every `post_*` call copies the request and returns at once; the memory it names belongs to the
-    device until the request's completion, or the destruction of the queue pair.
+    A queue pair outlives its id until it is destroyed.
+
+    Each `post_*` call copies the request and returns at once. The device uses the memory of the
+    request until the request has completed or the queue pair is destroyed.
     """
 
     __slots__ = ("_cell", "caps", "number")
@@ -70,15 +72,19 @@ class QueuePair:
 
     @property
     def cells(self) -> tuple[int, int]:
-        """The address of where `pointer` is kept, as long as this object lives; and 0."""
+        """The address of the cell where `pointer` is stored, valid while this object lives; and 0.
+
+        The second one is that of a shared receive queue. See SharedReceiveQueue.cells.
+        """
         return int(ffi.cast("uintptr_t", self._cell)), 0
 
     @classmethod
     def create(cls, pd: ProtectionDomain, init: QueuePairInit) -> QueuePair:
-        """Make one that belongs to no id: ibv_create_qp(3). A system call.
+        """Create a queue pair that belongs to no id: ibv_create_qp(3). A system call.
 
         Raises:
-            VerbsError: EINVAL (more than the device can), ENOMEM, EOPNOTSUPP (not this type).
+            VerbsError: EINVAL (a limit of the device is exceeded), ENOMEM, EOPNOTSUPP (the device
+                does not support the type).
             ValueError: an argument is closed, or a completion queue is missing.
         """
         if pd.pointer is None or init.send_cq is None or init.recv_cq is None:
@@ -91,10 +97,10 @@ class QueuePair:
         return cls(pointer, read_caps(attr.cap))
 
     def modify(self, attributes: QueuePairAttributes) -> None:
-        """Change the attributes that the mask names, such as the state: ibv_modify_qp(3).
+        """Change the attributes in the mask, for example the state: ibv_modify_qp(3).
 
         Raises:
-            VerbsError: EINVAL (not possible in this state, or it is destroyed).
+            VerbsError: EINVAL (not possible in this state, or the queue pair is destroyed).
         """
         if self.pointer == ffi.NULL:
             raise VerbsError(errno.EINVAL, "ibv_modify_qp")
@@ -103,18 +109,18 @@ class QueuePair:
         )
 
     def attach_mcast(self, gid: bytes, lid: int) -> None:
-        """Have what is sent to a multicast group delivered here: ibv_attach_mcast(3).
+        """Receive the datagrams of a multicast group: ibv_attach_mcast(3).
 
         Raises:
-            VerbsError: EINVAL (no datagram queue pair, or no such group), ENOMEM.
+            VerbsError: EINVAL (not a datagram queue pair, or no such group), ENOMEM.
         """
         check_errno(lib.ibv_attach_mcast(self.pointer, make_gid(gid), lid), "ibv_attach_mcast")
 
     def detach_mcast(self, gid: bytes, lid: int) -> None:
-        """Undo attach_mcast(): ibv_detach_mcast(3). Must come before destroy().
+        """Undo attach_mcast(): ibv_detach_mcast(3). Call it before destroy().
 
         Raises:
-            VerbsError: EINVAL (it is not attached).
+            VerbsError: EINVAL (the queue pair is not attached).
         """
         check_errno(lib.ibv_detach_mcast(self.pointer, make_gid(gid), lid), "ibv_detach_mcast")
 
@@ -133,7 +139,8 @@ class QueuePair:
         `destination` is an address handle, a queue pair number and a queue key.
 
         Raises:
-            VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state, too long for inline).
+            VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state, or too long for
+                inline data).
         """
         handle, qp_num, qkey = destination
         error = lib.aiordma_post_ud_send(
@@ -151,7 +158,9 @@ class QueuePair:
         imm: int,
         destination: tuple[AddressHandle, int, int],
     ) -> None:
-        """Copy `data` into registered memory at `address`, which has room for it, and send that.
+        """Copy `data` into registered memory at `address`, and send it from there.
+
+        The memory must have room for it.
 
         Raises:
             VerbsError: as post_ud_send.
@@ -163,7 +172,7 @@ class QueuePair:
     def post_ud_send_inline(
         self, wr_id: int, data: Buffer, imm: int, destination: tuple[AddressHandle, int, int]
     ) -> None:
-        """Send a datagram that travels in the request itself: `data` may be reused on return.
+        """Send a datagram inline: the request contains a copy of `data`.
 
         Raises:
             VerbsError: as post_ud_send.
@@ -192,10 +201,10 @@ class QueuePair:
         flags: int = SIGNALED,
         imm: int = NO_IMMEDIATE,
     ) -> None:
-        """Send the memory that `segments` name, or write or read it. See ibv_post_send(3).
+        """Post a send, an RDMA write or an RDMA read of the memory in `segments`.
 
-        `remote` is an address and a remote key; of a SEND_WITH_INV only the key counts, which the
-        peer then invalidates. `flags` are SendFlags.
+        `remote` is an address and a remote key. SEND_WITH_INV uses only the key, which the peer
+        then invalidates. `flags` are SendFlags. See ibv_post_send(3).
 
         Raises:
             VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state, too many segments).
@@ -213,12 +222,14 @@ class QueuePair:
             raise VerbsError(error, "ibv_post_send")
 
     def post_chain(self, chain: RequestChain) -> None:
-        """Post all requests of a chain, which has one at least, in one call. It is empty then.
+        """Post all requests of a chain in one call. The chain is empty afterwards.
+
+        The chain must contain at least one request.
 
         Raises:
-            VerbsError: as post_list; those before the one at fault have been posted.
+            VerbsError: as post_list. The requests before the failed one have been posted.
         """
-        chain.chain.count = 0  # before, not afterwards: a Ctrl-C must not have them posted twice
+        chain.chain.count = 0  # before the call: after a Ctrl-C they must not be posted again
         error = lib.aiordma_post_chain(self._cell, chain.chain)
         if error:
             raise VerbsError(error, "ibv_post_send")
@@ -232,7 +243,9 @@ class QueuePair:
         imm: int = NO_IMMEDIATE,
         flags: int = SIGNALED,
     ) -> None:
-        """Copy `data` into registered memory at `address`, which has room for it, and send that.
+        """Copy `data` into registered memory at `address`, and send it from there.
+
+        The memory must have room for it.
 
         Raises:
             VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state).
@@ -247,7 +260,7 @@ class QueuePair:
     def post_send_inline(
         self, wr_id: int, data: Buffer, imm: int = NO_IMMEDIATE, flags: int = SIGNALED
     ) -> None:
-        """Send bytes that travel in the request itself: `data` may be reused on return.
+        """Send bytes inline: the request contains a copy of `data`.
 
         Raises:
             VerbsError: ENOMEM (the send queue is full), EINVAL (longer than max_inline_data).
@@ -265,7 +278,7 @@ class QueuePair:
         imm: int = NO_IMMEDIATE,
         flags: int = SIGNALED,
     ) -> None:
-        """Write bytes that travel in the request itself to the peer's memory.
+        """Write bytes inline to the peer's memory: the request contains a copy of `data`.
 
         Raises:
             VerbsError: as post_send_inline.
@@ -286,9 +299,10 @@ class QueuePair:
         imm: int = NO_IMMEDIATE,
         flags: int = SIGNALED,
     ) -> None:
-        """Copy `data` into registered memory, which has room for it, and write that to the peer's.
+        """Copy `data` into registered memory, and write it from there to the peer's memory.
 
-        `local` and `remote` are an address and a key each.
+        `local` and `remote` are an address and a key each. The local memory must have room for
+        `data`.
 
         Raises:
             VerbsError: ENOMEM (the send queue is full), EINVAL (wrong state).
@@ -310,10 +324,11 @@ class QueuePair:
         operands: tuple[int, int],
         flags: int = SIGNALED,
     ) -> None:
-        """An atomic operation on 8 bytes of the peer's memory. See ibv_post_send(3).
+        """Post an atomic operation on 8 bytes of the peer's memory. See ibv_post_send(3).
 
-        What was there before comes to the `local` address (with its key). `operands` are what to
-        add, and 0; or what to compare with, and what to put there if that is equal.
+        `local` and `remote` are an address and a key each. The old value of the remote memory is
+        written to the local memory. `operands` are the number to add and 0, or the value to compare
+        with and the value to store if both are equal.
 
         Raises:
             VerbsError: as post_list.
@@ -333,9 +348,10 @@ class QueuePair:
         access: AccessFlags,
         flags: int = SIGNALED,
     ) -> None:
-        """Bind a memory window to a part, an address and a length, of a region: IBV_WR_BIND_MW.
+        """Bind a memory window to a part of a memory region: IBV_WR_BIND_MW.
 
-        The window has a new key from now on. See ibv_bind_mw(3) and ibv_post_send(3).
+        `part` is an address and a length. The window has a new key from now on. See ibv_bind_mw(3)
+        and ibv_post_send(3).
 
         Raises:
             VerbsError: as post_list.
@@ -355,28 +371,28 @@ class QueuePair:
             raise VerbsError(error, "ibv_post_send")
 
     def set_min_rnr_timer(self, timer: int) -> None:
-        """Say how long a peer that found no receive here waits: IBV_QP_MIN_RNR_TIMER, 0 to 31.
+        """Set the time that the peer waits after a receiver-not-ready NAK: IBV_QP_MIN_RNR_TIMER.
 
-        The numbers stand for times that the InfiniBand specification lists: 1 is 0.01 ms, 12 is
-        0.64 ms, 0 is 655.36 ms. Only once the connection is established. See ibv_modify_qp(3).
+        `timer` is 0 to 31, a code of the InfiniBand specification: 1 is 0.01 ms, 12 is 0.64 ms, 0
+        is 655.36 ms. Only possible once the connection is established. See ibv_modify_qp(3).
 
         Raises:
-            VerbsError: EINVAL (wrong state, or iWARP, which has no such thing).
+            VerbsError: EINVAL (wrong state, or iWARP, which has no such timer).
         """
         check_errno(lib.aiordma_set_min_rnr_timer(self.pointer, timer), "ibv_modify_qp")
 
     def forget(self) -> None:
-        """Somebody else has destroyed it."""
+        """Clear the pointer, because other code has destroyed the queue pair."""
         self._cell[0] = ffi.NULL
 
     def destroy(self) -> None:
-        """Destroy the queue pair: ibv_destroy_qp(3). Afterwards the device touches no memory of it.
+        """Destroy the queue pair: ibv_destroy_qp(3). Idempotent.
 
-        Waits until every asynchronous event of the queue pair is acknowledged. Idempotent; what is
-        posted afterwards fails with EINVAL.
+        Afterwards the device does not use the memory of its requests any more, and posting fails
+        with EINVAL. Waits until all asynchronous events of the queue pair are acknowledged.
 
         Raises:
-            VerbsError: EBUSY while it is attached to a multicast group.
+            VerbsError: EBUSY while the queue pair is attached to a multicast group.
         """
         pointer, self._cell[0] = self._cell[0], ffi.NULL
         if pointer != ffi.NULL:

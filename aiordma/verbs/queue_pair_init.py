@@ -1,4 +1,4 @@
-"""What a queue pair is made with, and what changes it."""
+"""QueuePairInit: the arguments of a new queue pair. QueuePairAttributes: changes to one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QueuePairCaps:
-    """How much a queue pair can hold (`struct ibv_qp_cap`): requests, segments, inline bytes."""
+    """The capacity of a queue pair (`struct ibv_qp_cap`): requests, segments, inline bytes."""
 
     max_send_wr: int
     max_recv_wr: int
@@ -27,10 +27,10 @@ class QueuePairCaps:
 
 @dataclass(frozen=True, slots=True)
 class QueuePairInit:
-    """What a queue pair is made with (`struct ibv_qp_init_attr` and `_ex`).
+    """The arguments of a new queue pair (`struct ibv_qp_init_attr` and `_ex`).
 
-    An id makes completion queues, a channel for each, of its own where none are given here. For
-    `qp_type` it takes its port space's if None; `create_flags` go to rdma_create_qp_ex(3).
+    If a completion queue is None, the id creates one, with its own channel. If `qp_type` is None,
+    the id takes the type of its port space. `create_flags` are passed to rdma_create_qp_ex(3).
     """
 
     caps: QueuePairCaps
@@ -42,7 +42,7 @@ class QueuePairInit:
     create_flags: int = 0
 
     def fill(self, attr: IbvQpInitAttr, qp_type: QpType) -> None:
-        """Write it into a C struct.
+        """Write the arguments into a C struct.
 
         Raises:
             ValueError: a queue is closed.
@@ -59,7 +59,7 @@ class QueuePairInit:
 
 
 def read_caps(cap: IbvQpCap) -> QueuePairCaps:
-    """What the device gave, which is no less than what it was asked for."""
+    """Return the real capacity of a queue pair, which is not less than what was requested."""
     return QueuePairCaps(
         max_send_wr=cap.max_send_wr,
         max_recv_wr=cap.max_recv_wr,
@@ -70,9 +70,10 @@ def read_caps(cap: IbvQpCap) -> QueuePairCaps:
 
 
 class QueuePairAttributes:
-    """`struct ibv_qp_attr` with the mask of its fields that count. See ibv_modify_qp(3).
+    """`struct ibv_qp_attr` with the mask of the fields that are set. See ibv_modify_qp(3).
 
-    `CmId.init_qp_attr` fills in what a connection needs; `pointer`'s fields may then be changed.
+    `CmId.init_qp_attr` sets the fields for a connection. The caller can change the fields of
+    `pointer` afterwards.
     """
 
     __slots__ = ("mask", "pointer")
@@ -83,7 +84,7 @@ class QueuePairAttributes:
 
     @classmethod
     def to_state(cls, state: QpState) -> QueuePairAttributes:
-        """Nothing but a move to `state`."""
+        """Return attributes that only change the state to `state`."""
         attr = ffi.new("struct ibv_qp_attr *")
         attr.qp_state = state
         return cls(attr, lib.IBV_QP_STATE)

@@ -1,4 +1,4 @@
-"""Registration: memory that the device may use, and its keys."""
+"""Registration: memory that the device is allowed to use, and its keys."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class Registration:
-    """`struct ibv_mr`: the pages of a buffer pinned, and its keys. See ibv_reg_mr(3).
+    """`struct ibv_mr`: a buffer whose pages are pinned (locked), and its keys. See ibv_reg_mr(3).
 
-    Holds the buffer exported, so that it can be neither freed nor resized, until close().
-    Registering blocks while the pages are pinned: past a few pages, call it in a worker thread.
+    The buffer stays exported until close(), so it can be neither freed nor resized.
+    Registering blocks while the pages are pinned. For more than a few pages, call it in a worker
+    thread.
     """
 
     __slots__ = ("_data", "address", "is_open", "length", "lkey", "pd", "pointer", "rkey")
@@ -27,7 +28,7 @@ class Registration:
     def __init__(self, pd: ProtectionDomain, buffer: Buffer, access: AccessFlags) -> None:
         """Register the whole of `buffer` (C-contiguous, of any item type) with `access`.
 
-        With AccessFlags.ON_DEMAND nothing is pinned: the device pages in what it needs.
+        With AccessFlags.ON_DEMAND no page is pinned: the device pages them in when it needs them.
 
         Raises:
             VerbsError: ENOMEM (the locked-memory limit is reached), EINVAL (wrong access flags).
@@ -39,35 +40,35 @@ class Registration:
         pointer = lib.ibv_reg_mr(domain, data, len(data), access)
         if pointer == ffi.NULL:
             error = last_error("ibv_reg_mr")
-            ffi.release(data)  # or it would stay exported as long as the error is looked at
+            ffi.release(data)  # otherwise the traceback of the error would keep it exported
             raise error
-        self._keep(pd, pointer, int(ffi.cast("uintptr_t", data)), len(data))
+        self._store(pd, pointer, int(ffi.cast("uintptr_t", data)), len(data))
         self._data: Bytes | None = data
 
     @classmethod
     def of_dmabuf(
         cls, pd: ProtectionDomain, fd: int, part: tuple[int, int], access: AccessFlags
     ) -> Self:
-        """Register a part, an offset and a length, of a dma-buf: ibv_reg_dmabuf_mr(3).
+        """Register a part of a dma-buf, an offset and a length: ibv_reg_dmabuf_mr(3).
 
-        Its addresses begin at the offset. The dma-buf lives as long as the registration, whatever
-        happens to the file descriptor.
+        The address of its first byte is the offset. The dma-buf lives as long as the registration,
+        even if the file descriptor is closed.
 
         Raises:
-            VerbsError: EOPNOTSUPP (the device or the kernel cannot), EINVAL, EBADF.
+            VerbsError: EOPNOTSUPP (the device or the kernel does not support it), EINVAL, EBADF.
             ValueError: the protection domain is closed.
         """
         offset, length = part
-        # The same place in its page as in the dma-buf, as the man page demands.
+        # The address needs the same offset in its page as in the dma-buf: see the man page.
         pointer = lib.ibv_reg_dmabuf_mr(pd.open_pointer, offset, length, offset, fd, access)
         if pointer == ffi.NULL:
             raise last_error("ibv_reg_dmabuf_mr")
         registration = cls.__new__(cls)
-        registration._keep(pd, pointer, offset, length)
+        registration._store(pd, pointer, offset, length)
         registration._data = None
         return registration
 
-    def _keep(self, pd: ProtectionDomain, pointer: IbvMr, address: int, length: int) -> None:
+    def _store(self, pd: ProtectionDomain, pointer: IbvMr, address: int, length: int) -> None:
         self.pd = pd
         self.pointer = pointer
         self.address = address
@@ -77,14 +78,12 @@ class Registration:
         self.is_open = True
 
     def close(self) -> None:
-        """Unpin the buffer and let go of it: ibv_dereg_mr(3) or rdma_dereg_mr(3). Idempotent.
+        """Unpin and release the buffer: ibv_dereg_mr(3) or rdma_dereg_mr(3). Idempotent.
 
-        Can block.
-
-        Call it only when no work request that names the memory is outstanding.
+        Can block. Call it only when no work request that uses the memory is in flight.
 
         Raises:
-            VerbsError: EBUSY while memory windows are bound to it.
+            VerbsError: EBUSY while memory windows are bound to the memory.
         """
         if self.is_open:
             check_errno(lib.ibv_dereg_mr(self.pointer), "ibv_dereg_mr")

@@ -1,4 +1,4 @@
-"""RequestChain: requests that go to the device in one call."""
+"""RequestChain: a linked list of work requests that are posted in one call."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 class RequestChain:
-    """Requests linked by their `next`, for one ibv_post_send(3): see QueuePair.post_chain().
+    """A linked list of work requests for one ibv_post_send(3): see QueuePair.post_chain().
 
-    A card is told of them once; a soft device does the work of the first while it has the others.
+    A hardware device is notified once (one doorbell) for all of them. A software device already has
+    all of them when it begins with the first.
     """
 
     __slots__ = ("_links", "chain")
@@ -25,17 +26,17 @@ class RequestChain:
 
     @property
     def count(self) -> int:
-        """Requests in it."""
+        """The number of requests in the chain."""
         return self.chain.count
 
     @property
     def address(self) -> int:
-        """Where C code finds it, as long as this object lives."""
+        """The address of the C struct, valid while this object lives."""
         return int(ffi.cast("uintptr_t", self.chain))
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for another."""
+        """True if no more request fits."""
         return self.chain.count == self.chain.capacity
 
     def add(
@@ -47,10 +48,10 @@ class RequestChain:
         flags: int,
         imm: int,
     ) -> None:
-        """Append a request, as QueuePair.post_list() would post it.
+        """Append a request with the arguments of QueuePair.post_list().
 
         Raises:
-            ValueError: it is full.
+            ValueError: the chain is full.
         """
         if self.is_full:
             raise ValueError(f"a chain of {self.count} requests is full")

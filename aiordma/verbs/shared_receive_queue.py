@@ -1,4 +1,4 @@
-"""SharedReceiveQueue: receives that many queue pairs take from."""
+"""SharedReceiveQueue: a receive queue that many queue pairs share."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedReceiveQueueCaps:
-    """How much a shared receive queue holds (`struct ibv_srq_attr`): requests, segments each.
+    """The capacity of a shared receive queue (`struct ibv_srq_attr`): requests, segments each.
 
-    Once armed with a `limit`, the device raises SRQ_LIMIT_REACHED when fewer are left.
+    If `limit` is armed, the device raises SRQ_LIMIT_REACHED when fewer receives are left.
     """
 
     max_wr: int
@@ -25,12 +25,12 @@ class SharedReceiveQueueCaps:
     limit: int = 0
 
     def fill(self, attr: IbvSrqAttr) -> None:
-        """Write it into a C struct."""
+        """Write the values into a C struct."""
         attr.max_wr, attr.max_sge, attr.srq_limit = self.max_wr, self.max_sge, self.limit
 
 
 class SharedReceiveQueue:
-    """`struct ibv_srq`. Made alone, or for an id by `CmId.create_srq`. See ibv_create_srq(3)."""
+    """`struct ibv_srq`, created by `create` or by `CmId.create_srq`. See ibv_create_srq(3)."""
 
     __slots__ = ("_cell", "caps")
 
@@ -45,15 +45,18 @@ class SharedReceiveQueue:
 
     @property
     def cells(self) -> tuple[int, int]:
-        """0, and the address of where `pointer` is kept, as long as this object lives."""
+        """0, and the address of the cell where `pointer` is stored, valid while this object lives.
+
+        The first one is that of a queue pair. See QueuePair.cells.
+        """
         return 0, int(ffi.cast("uintptr_t", self._cell))
 
     @classmethod
     def create(cls, pd: ProtectionDomain, caps: SharedReceiveQueueCaps) -> SharedReceiveQueue:
-        """Make one that any queue pair of `pd` can use: ibv_create_srq(3). A system call.
+        """Create a queue for the queue pairs of `pd`: ibv_create_srq(3). A system call.
 
         Raises:
-            VerbsError: EINVAL (more than the device can), ENOMEM, EOPNOTSUPP.
+            VerbsError: EINVAL (a limit of the device is exceeded), ENOMEM, EOPNOTSUPP.
             ValueError: the protection domain is closed.
         """
         if pd.pointer is None:
@@ -67,10 +70,10 @@ class SharedReceiveQueue:
 
     @property
     def number(self) -> int:
-        """The number by which XRC peers name it: ibv_get_srq_num(3).
+        """The number of the queue, which XRC peers send to: ibv_get_srq_num(3).
 
         Raises:
-            VerbsError: it is no XRC queue.
+            VerbsError: it is not an XRC queue.
         """
         out = ffi.new("uint32_t *")
         check_errno(lib.ibv_get_srq_num(self.pointer, out), "ibv_get_srq_num")
@@ -80,14 +83,14 @@ class SharedReceiveQueue:
         """Post one receive into registered memory: ibv_post_srq_recv(3). Does not block.
 
         Raises:
-            VerbsError: ENOMEM (the queue is full), EINVAL (it is destroyed).
+            VerbsError: ENOMEM (the queue is full), EINVAL (the queue is destroyed).
         """
         error = lib.aiordma_post_srq_recv(self._cell, wr_id, address, length, lkey)
         if error:
             raise VerbsError(error, "ibv_post_srq_recv")
 
     def arm(self, limit: int) -> None:
-        """Ask for one SRQ_LIMIT_REACHED event when fewer than `limit` receives are left.
+        """Request one SRQ_LIMIT_REACHED event when fewer than `limit` receives are left.
 
         See ibv_modify_srq(3).
 
@@ -99,7 +102,7 @@ class SharedReceiveQueue:
         check_errno(lib.ibv_modify_srq(self.pointer, attr, lib.IBV_SRQ_LIMIT), "ibv_modify_srq")
 
     def query(self) -> SharedReceiveQueueCaps:
-        """What it holds, and its limit, as the device says: ibv_query_srq(3). A system call.
+        """Return the capacity and the limit: ibv_query_srq(3). A system call.
 
         Raises:
             VerbsError: the device does not answer.
@@ -109,14 +112,16 @@ class SharedReceiveQueue:
         return SharedReceiveQueueCaps(attr.max_wr, attr.max_sge, attr.srq_limit)
 
     def forget(self) -> None:
-        """Somebody else has destroyed it."""
+        """Clear the pointer, because other code has destroyed the queue."""
         self._cell[0] = ffi.NULL
 
     def close(self) -> None:
-        """Destroy it: ibv_destroy_srq(3). Idempotent. What is posted is not flushed, but dropped.
+        """Destroy the queue: ibv_destroy_srq(3). Idempotent.
+
+        Posted receives are dropped. They do not complete as flushed.
 
         Raises:
-            VerbsError: EBUSY while a queue pair uses it.
+            VerbsError: EBUSY while a queue pair uses the queue.
         """
         pointer, self._cell[0] = self._cell[0], ffi.NULL
         if pointer != ffi.NULL:

@@ -1,4 +1,4 @@
-"""Outlook: how long a wait looks at the completion queue, which is as long as that pays."""
+"""AdaptivePolling: a wait polls the completion queue only as long as that pays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiordma._native import fast_path
-from aiordma.dispatch import adaptive_polling as outlook_module
+from aiordma.dispatch import adaptive_polling
 from aiordma.dispatch.adaptive_polling import (
     MAX_MISSES,
     MAX_WAKEUP_NS,
@@ -18,37 +18,37 @@ from aiordma.dispatch.adaptive_polling import (
     AdaptivePolling,
 )
 
-TURN = 10_000
-LONGEST = SHORT_WAIT_FACTOR * PARKING_FACTOR * TURN
-"""What a wait may take that is short, where what is seen of parking takes TURN."""
+WAKEUP = 10_000
+LONGEST = SHORT_WAIT_FACTOR * PARKING_FACTOR * WAKEUP
+"""The limit of a short wait, in nanoseconds, if the measured part of a wake-up takes WAKEUP."""
 
 
 class Rig:
-    """An Outlook on a clock of its own, and Arrivals to which nothing comes."""
+    """An AdaptivePolling with a fake clock, and a ReceiveQueue that receives nothing."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, *, busy: int = 0, adaptive: bool = True
     ) -> None:
         self.now = 1_000_000_000
         clock = SimpleNamespace(monotonic_ns=lambda: self.now)
-        monkeypatch.setattr(outlook_module, "time", clock)
-        self.arrivals = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 64))
-        self.completions = fast_path.CompletionDispatcher(lambda: None)
-        self.outlook = AdaptivePolling(self.arrivals)
-        cq: Any = SimpleNamespace(address=1)  # nobody takes, or polls
-        self.outlook.open(self.completions, cq, busy, adaptive)
+        monkeypatch.setattr(adaptive_polling, "time", clock)
+        self.queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 64))
+        self.dispatcher = fast_path.CompletionDispatcher(lambda: None)
+        self.polling = AdaptivePolling(self.queue)
+        cq: Any = SimpleNamespace(address=1)  # no test polls it
+        self.polling.open(self.dispatcher, cq, busy, adaptive)
 
-    def wait(self, nanoseconds: int, turn: int = TURN) -> int:
-        """Park for so long; the time_limit afterwards."""
+    def wait(self, nanoseconds: int, wakeup: int = WAKEUP) -> int:
+        """Park for `nanoseconds`, and go on `wakeup` later. Return the next poll budget."""
         began = self.now
         woken = began + nanoseconds
-        self.now = woken + turn
-        self.outlook.parked(began, woken)
-        return self.arrivals.poll_budget
+        self.now = woken + wakeup
+        self.polling.parked(began, woken)
+        return self.queue.poll_budget
 
     def miss(self) -> None:
-        """It was looked in vain."""
-        self.arrivals.missed_polls += 1
+        """Count a poll that found no message."""
+        self.queue.missed_polls += 1
 
 
 @pytest.fixture
@@ -56,62 +56,62 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig(monkeypatch)
 
 
-def test_at_first_nobody_looks_longer_than_once(rig: Rig) -> None:
-    assert rig.arrivals.poll_budget == 0
+def test_the_first_wait_polls_once(rig: Rig) -> None:
+    assert rig.queue.poll_budget == 0
 
 
 @pytest.mark.parametrize("wait", [1000, 50_000, LONGEST // 2])
-def test_after_a_short_wait_the_next_looks_for_a_little_longer(rig: Rig, wait: int) -> None:
+def test_after_a_short_wait_the_next_polls_for_a_little_longer(rig: Rig, wait: int) -> None:
     assert rig.wait(wait) == wait + wait // 2
 
 
-def test_nobody_looks_for_longer_than_parking_might_take(rig: Rig) -> None:
+def test_the_poll_budget_is_limited_to_a_short_wait(rig: Rig) -> None:
     assert rig.wait(LONGEST - 1) == LONGEST
 
 
 @pytest.mark.parametrize("wait", [LONGEST, 10 * LONGEST, 1_000_000_000])
-def test_a_long_wait_stops_it(rig: Rig, wait: int) -> None:
+def test_a_long_wait_stops_the_polling(rig: Rig, wait: int) -> None:
     assert rig.wait(1000) > 0
     assert rig.wait(wait) == 0
     assert rig.wait(1000) > 0
 
 
-def test_a_slow_loop_makes_waits_short(rig: Rig) -> None:
+def test_a_slow_loop_makes_the_limit_of_short_waits_longer(rig: Rig) -> None:
     assert rig.wait(LONGEST) == 0
     for _ in range(20):
-        rig.wait(LONGEST, 5 * TURN)
-    assert rig.wait(LONGEST, 5 * TURN) > LONGEST
+        rig.wait(LONGEST, 5 * WAKEUP)
+    assert rig.wait(LONGEST, 5 * WAKEUP) > LONGEST
 
 
-def test_one_slow_turn_is_not_believed_beyond_measure(rig: Rig) -> None:
+def test_the_measured_wakeup_is_limited(rig: Rig) -> None:
     longest = SHORT_WAIT_FACTOR * PARKING_FACTOR * MAX_WAKEUP_NS
     assert rig.wait(longest, 1_000_000_000) == 0
     assert rig.wait(longest - 1, 1_000_000_000) == longest
 
 
-def test_parking_is_seen_from_the_event_on(rig: Rig) -> None:
-    rig.completions.event(0)
-    came = rig.completions.last_event_at
-    rig.now = came + TURN
-    rig.outlook.parked(came - 1000, rig.now)
-    assert rig.arrivals.poll_budget == 1500
-    rig.now += 100 * TURN  # this time others have polled: the event is an old one
-    rig.outlook.parked(rig.now - 2000, rig.now - 1000)
-    assert rig.arrivals.poll_budget == 1500
+def test_the_wakeup_is_measured_from_the_event_on(rig: Rig) -> None:
+    rig.dispatcher.event(0)
+    arrived = rig.dispatcher.last_event_at
+    rig.now = arrived + WAKEUP
+    rig.polling.parked(arrived - 1000, rig.now)
+    assert rig.queue.poll_budget == 1500
+    rig.now += 100 * WAKEUP  # this time other tasks have polled: the event is an old one
+    rig.polling.parked(rig.now - 2000, rig.now - 1000)
+    assert rig.queue.poll_budget == 1500
 
 
-def test_turns_are_averaged(rig: Rig) -> None:
+def test_wakeups_are_averaged(rig: Rig) -> None:
     rig.wait(1000)
-    # A quarter of it is the new one.
-    average = (3 * TURN + 5 * TURN) // 4
+    # The new one has a weight of a quarter.
+    average = (3 * WAKEUP + 5 * WAKEUP) // 4
     assert (
-        rig.wait(SHORT_WAIT_FACTOR * PARKING_FACTOR * average - 1, 5 * TURN)
+        rig.wait(SHORT_WAIT_FACTOR * PARKING_FACTOR * average - 1, 5 * WAKEUP)
         == SHORT_WAIT_FACTOR * PARKING_FACTOR * average
     )
 
 
 @pytest.mark.parametrize("misses", range(MAX_MISSES + 4))
-def test_each_miss_doubles_how_many_short_waits_it_takes(rig: Rig, misses: int) -> None:
+def test_each_miss_doubles_the_short_waits_that_polling_needs(rig: Rig, misses: int) -> None:
     for _ in range(misses):
         rig.miss()
     needed = 1 << min(misses, MAX_MISSES)
@@ -119,14 +119,14 @@ def test_each_miss_doubles_how_many_short_waits_it_takes(rig: Rig, misses: int) 
     assert found == [False] * (needed - 1) + [True] * 4
 
 
-def test_a_miss_has_the_counting_begin_again(rig: Rig) -> None:
+def test_a_miss_resets_the_count_of_short_waits(rig: Rig) -> None:
     rig.miss()
     assert [rig.wait(1000) > 0 for _ in range(3)] == [False, True, True]
     rig.miss()
     assert [rig.wait(1000) > 0 for _ in range(4)] == [False, False, False, True]
 
 
-def test_a_long_wait_has_the_counting_begin_again(rig: Rig) -> None:
+def test_a_long_wait_resets_the_count_of_short_waits(rig: Rig) -> None:
     rig.miss()
     assert [rig.wait(wait) > 0 for wait in (1000, LONGEST, 1000, 1000)] == [
         False,
@@ -136,28 +136,28 @@ def test_a_long_wait_has_the_counting_begin_again(rig: Rig) -> None:
     ]
 
 
-def test_after_a_miss_nobody_looks_even_once(rig: Rig) -> None:
-    """What is found would be for others, one by one instead of all at once."""
+def test_after_a_miss_a_wait_does_not_poll_even_once(rig: Rig) -> None:
+    """It would find completions of other tasks, one by one instead of in a batch."""
     assert rig.wait(LONGEST) == 0
     rig.miss()
     assert [rig.wait(wait) for wait in (LONGEST, 1000)] == [-1, -1]
 
 
-def test_a_message_that_came_in_time_makes_up_for_all_misses(rig: Rig) -> None:
+def test_a_poll_that_finds_a_message_cancels_all_misses(rig: Rig) -> None:
     for _ in range(5):
         rig.miss()
     assert rig.wait(1000) == -1
-    rig.arrivals.missed_polls = 0
+    rig.queue.missed_polls = 0
     assert rig.wait(1000) > 0
 
 
 @pytest.mark.parametrize("options", [{"adaptive": False}, {"busy": 7000}])
-def test_what_is_not_adaptive_stays_as_it_is(
+def test_without_adaptive_polling_the_poll_budget_is_constant(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     rig = Rig(monkeypatch, **options)
     busy = options.get("busy", 0)
-    assert rig.arrivals.poll_budget == busy
+    assert rig.queue.poll_budget == busy
     for wait in (1000, LONGEST, 1000, 1000):
         assert rig.wait(wait) == busy
     rig.miss()
@@ -165,29 +165,29 @@ def test_what_is_not_adaptive_stays_as_it_is(
 
 
 @pytest.mark.parametrize("options", [{}, {"adaptive": False}, {"busy": 7000}])
-def test_a_wait_that_goes_on_begins_a_turn(
+def test_a_wait_that_goes_on_begins_a_new_loop_time_budget(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     rig = Rig(monkeypatch, **options)
     for wait in (1000, 1_000_000):
         rig.wait(wait)
-        assert rig.completions.budget_start == rig.now
+        assert rig.dispatcher.budget_start == rig.now
 
 
-def test_when_it_is_closed_nobody_looks(rig: Rig) -> None:
+def test_after_close_a_wait_does_not_poll(rig: Rig) -> None:
     rig.wait(1000)
-    began, count = rig.completions.budget_start, sys.getrefcount(rig.completions)
-    rig.outlook.close()
-    release = count - sys.getrefcount(rig.completions)
-    assert rig.arrivals.poll_budget == -1
+    began, count = rig.dispatcher.budget_start, sys.getrefcount(rig.dispatcher)
+    rig.polling.close()
+    released = count - sys.getrefcount(rig.dispatcher)
+    assert rig.queue.poll_budget == -1
     rig.now += 1_000_000
     rig.wait(1000)
-    assert rig.completions.budget_start == began
-    assert release == 2  # of the clock, and of where one looks
-    rig.outlook.close()
+    assert rig.dispatcher.budget_start == began
+    assert released == 2  # the references of the AdaptivePolling and of the ReceiveQueue
+    rig.polling.close()
 
 
-def test_before_it_is_open_a_wait_does_no_harm() -> None:
-    arrivals = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 64))
-    AdaptivePolling(arrivals).parked(0, 1000)
-    assert arrivals.poll_budget == 0
+def test_a_wait_before_open_does_not_change_the_poll_budget() -> None:
+    queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 64))
+    AdaptivePolling(queue).parked(0, 1000)
+    assert queue.poll_budget == 0

@@ -1,4 +1,4 @@
-"""CompletionReader: what C says of completion queues, in terms of Python."""
+"""CompletionReader: the completions and errors of the C code, in Python."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionReader
 
 
 class Rig:
-    """A reader of a provider without a device."""
+    """A CompletionReader of a fake verbs provider, without a device."""
 
     def __init__(self, library: Path) -> None:
         self.verbs = FakeVerbs(library)
         self.cq: Any = SimpleNamespace(address=self.verbs.cq)
         self.channel: Any = SimpleNamespace(address=self.verbs.channel)
         self.seen: list[tuple[int, int]] = []
-        self.told: list[int] = []
-        self.reader = CompletionReader(self.deliver)
+        self.notified: list[int] = []
+        self.reader = CompletionReader(self.on_pending)
 
-    def deliver(self) -> None:
+    def on_pending(self) -> None:
         self.seen += [(wc.wr_id, wc.byte_len) for wc in self.reader.pending()]
-        self.told += self.reader.notified()
+        self.notified += self.reader.notified()
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def rig(library: Path) -> Iterator[Rig]:
     made.verbs.close()
 
 
-def test_batches_are_as_long_as_they_are_in_c(rig: Rig) -> None:
+def test_a_batch_has_at_most_poll_batch_completions(rig: Rig) -> None:
     for number in range(POLL_BATCH + 1):
         rig.verbs.put(1 << 32 | number, number)
     assert [rig.reader.poll(rig.cq) for _ in range(3)] == [POLL_BATCH, 1, 0]
@@ -48,23 +48,23 @@ def test_batches_are_as_long_as_they_are_in_c(rig: Rig) -> None:
     assert list(rig.reader.pending()) == []
 
 
-def test_who_is_to_look_is_told_once(rig: Rig) -> None:
+def test_a_key_with_pending_work_is_notified_once(rig: Rig) -> None:
     ring = fast_path.ReceiveRingCore(4, 16)
     ring._use(bytearray(64), 0, 0)
-    arrivals = fast_path.ReceiveQueue(ring)
-    rig.reader.attach(7, fast_path.SendQueueCore(4, 1, 0), arrivals)
+    receives = fast_path.ReceiveQueue(ring)
+    rig.reader.attach(7, fast_path.SendQueueCore(4, 1, 0), receives)
     rig.verbs.received(7, 2, 5)
     assert rig.reader.poll_for(rig.cq, 1_000_000_000) == 1
-    assert (rig.told, rig.seen, len(arrivals)) == ([7], [], 1)
+    assert (rig.notified, rig.seen, len(receives)) == ([7], [], 1)
     assert list(rig.reader.notified()) == []
     rig.reader.detach(7)
     rig.verbs.received(7, 2, 5)
     rig.reader.poll(rig.cq)
-    assert (rig.told, len(rig.seen)) == ([7], 1)
+    assert (rig.notified, len(rig.seen)) == ([7], 1)
 
 
 @pytest.mark.parametrize("result", [-errno.EIO, -1])
-def test_a_broken_queue_raises(rig: Rig, result: int) -> None:
+def test_polling_a_broken_queue_raises(rig: Rig, result: int) -> None:
     rig.verbs.break_queue(poll=result)
     for call in (rig.reader.poll, lambda cq: rig.reader.poll_for(cq, 1000)):
         with pytest.raises(VerbsError, match="ibv_poll_cq") as caught:
@@ -72,7 +72,7 @@ def test_a_broken_queue_raises(rig: Rig, result: int) -> None:
         assert caught.value.errno == -result
 
 
-def test_a_queue_that_cannot_be_armed_raises(rig: Rig) -> None:
+def test_arming_a_broken_queue_raises(rig: Rig) -> None:
     rig.reader.arm(rig.cq)
     rig.verbs.break_queue(arm=errno.EIO)
     with pytest.raises(VerbsError, match="ibv_req_notify_cq") as caught:

@@ -1,8 +1,9 @@
-"""DatagramOptions refuse what cannot be."""
+"""DatagramOptions: defaults, ranges and limits."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -20,14 +21,16 @@ def test_the_defaults_are_allowed() -> None:
 @pytest.mark.parametrize(("name", "low", "high"), _RANGES)
 def test_both_ends_of_a_range_are_allowed(name: str, low: float, high: float) -> None:
     for value in (low, high):
-        assert getattr(DatagramOptions(**{name: value}), name) == value
+        options: dict[str, Any] = {name: value}
+        assert getattr(DatagramOptions(**options), name) == value
 
 
 @pytest.mark.parametrize(("name", "low", "high"), _RANGES)
-def test_what_is_beyond_a_range_is_refused(name: str, low: float, high: float) -> None:
+def test_a_value_outside_its_range_is_refused(name: str, low: float, high: float) -> None:
     for value in (low - 1, high + 1, float("nan")):
+        options: dict[str, Any] = {name: value}
         with pytest.raises(ValueError, match=f"^{name} is {value}, not between {low} and {high}$"):
-            DatagramOptions(**{name: value})
+            DatagramOptions(**options)
 
 
 def test_every_number_has_a_range() -> None:
@@ -35,7 +38,7 @@ def test_every_number_has_a_range() -> None:
     assert numbers - {name for name, _, _ in _RANGES} == {"multicast_loopback"}
 
 
-def test_how_much_private_data_fits() -> None:
+def test_private_data_limits() -> None:
     assert (DATAGRAM_LIMITS.connect, DATAGRAM_LIMITS.accept, DATAGRAM_LIMITS.reject) == (
         180,
         136,

@@ -1,4 +1,4 @@
-"""Origin: what the 40 bytes before a datagram say of its sender."""
+"""Origin: the sender of a datagram, read from the 40 bytes before it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAPPED = bytes(10) + b"\xff\xff"
 def ipv4(
     source: str, destination: str, *, tos: int = 0, ident: int = 1, front: bytes = bytes(20)
 ) -> bytes:
-    """The 40 bytes before a datagram that came in IPv4."""
+    """Return the 40 bytes before a datagram that was sent in IPv4."""
     addresses = ipaddress.ip_address(source).packed + ipaddress.ip_address(destination).packed
     fields = [0x45, tos, 1100, ident, 0x4000, 64, 17, 0]
     words = struct.unpack("!10H", struct.pack("!BBHHHBBH", *fields) + addresses)
@@ -33,6 +33,7 @@ def ipv4(
 
 
 def ipv6(source: str, destination: str, *, traffic_class: int = 0, length: int = 100) -> bytes:
+    """Return the 40 bytes before a datagram that was sent in IPv6."""
     word = 6 << 28 | traffic_class << 20 | 0x12345
     addresses = ipaddress.ip_address(source).packed + ipaddress.ip_address(destination).packed
     return struct.pack("!IHBB", word, length, 17, 64) + addresses
@@ -55,12 +56,12 @@ def test_a_sender_in_ipv6() -> None:
     assert origin.traffic_class == 0xA5
 
 
-def test_an_ipv4_header_is_found_behind_the_rest_of_an_older_one() -> None:
+def test_an_ipv4_header_is_found_behind_the_rest_of_an_older_ipv6_header() -> None:
     stale = ipv6("fd07::2", "fd07::1")[:20]
     assert Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1", front=stale)).host == "10.7.1.2"
 
 
-def test_an_ipv6_address_that_looks_like_an_ipv4_header() -> None:
+def test_an_ipv6_address_that_looks_like_an_ipv4_header_is_read_as_ipv6() -> None:
     source = str(ipaddress.IPv6Address(bytes(12) + b"\x45\x00\x04\x4c"))
     header = ipv6(source, "fd07::1")
     assert header[20] == 0x45
@@ -74,14 +75,14 @@ def test_a_sender_on_infiniband_without_a_header() -> None:
     assert origin == Origin.read(link, b"\xbb" * 40)
 
 
-def test_what_differs_between_datagrams_of_one_sender_does_not_count() -> None:
+def test_origins_of_one_path_are_equal_even_if_other_header_fields_differ() -> None:
     first = Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1", ident=1))
     again = Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1", ident=2))
     assert first.header != again.header
     assert first == again
     assert hash(first) == hash(again)
-    other_way = Origin.read(ROCE, ipv4("10.7.1.2", "239.1.1.1"))
-    assert first != other_way
+    other_path = Origin.read(ROCE, ipv4("10.7.1.2", "239.1.1.1"))
+    assert first != other_path
     assert Origin.read(ROCE, ipv6("fd07::2", "fd07::1", length=1)) == Origin.read(
         ROCE, ipv6("fd07::2", "fd07::1", length=2)
     )
@@ -99,14 +100,14 @@ def test_what_differs_between_datagrams_of_one_sender_does_not_count() -> None:
         ("fd07::1", False),
     ],
 )
-def test_what_is_a_group(host: str, expected: bool) -> None:
+def test_is_multicast(host: str, expected: bool) -> None:
     packed = ipaddress.ip_address(host).packed
     assert is_multicast(packed if len(packed) == 16 else MAPPED + packed) is expected
 
 
 @dataclasses.dataclass
-class Asked:
-    """Takes the place of AddressHandleAttributes.of_sender."""
+class FakeOfSender:
+    """A fake AddressHandleAttributes.of_sender that records the header."""
 
     header: bytes = b""
 
@@ -117,13 +118,14 @@ class Asked:
         return AddressHandleAttributes()
 
 
-def way_back(header: bytes, own: str, monkeypatch: pytest.MonkeyPatch) -> Origin:
-    asked = Asked()
-    monkeypatch.setattr(AddressHandleAttributes, "of_sender", asked.of_sender)
+def header_for_answer(header: bytes, own: str, monkeypatch: pytest.MonkeyPatch) -> Origin:
+    """Return the origin from which the path back to the sender of `header` is computed."""
+    fake = FakeOfSender()
+    monkeypatch.setattr(AddressHandleAttributes, "of_sender", fake.of_sender)
     packed = ipaddress.ip_address(own).packed
     gid = packed if len(packed) == 16 else MAPPED + packed
     Origin.read(ROCE, header).attributes(None, 1, gid)  # type: ignore[arg-type]
-    return Origin.read(ROCE, asked.header)
+    return Origin.read(ROCE, fake.header)
 
 
 @pytest.mark.parametrize(
@@ -134,31 +136,32 @@ def way_back(header: bytes, own: str, monkeypatch: pytest.MonkeyPatch) -> Origin
         (ipv6("fd07::2", "ff12::1", traffic_class=4), "fd07::1"),
     ],
 )
-def test_the_answer_to_a_group_comes_from_the_own_address(
+def test_the_answer_to_a_multicast_datagram_is_sent_from_the_own_address(
     header: bytes, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = way_back(header, own, monkeypatch)
+    used = header_for_answer(header, own, monkeypatch)
     sent = Origin.read(ROCE, header)
-    assert seen.source == sent.source
-    assert seen.traffic_class == 4
-    assert seen.destination.endswith(ipaddress.ip_address(own).packed)
+    assert used.source == sent.source
+    assert used.traffic_class == 4
+    assert used.destination.endswith(ipaddress.ip_address(own).packed)
 
 
-def test_the_answer_to_what_came_directly_comes_from_where_it_went(
+def test_the_answer_to_a_unicast_datagram_is_sent_from_its_destination(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     header = ipv4("10.7.1.2", "10.7.1.99")
-    assert way_back(header, "10.7.1.1", monkeypatch).destination.endswith(bytes([10, 7, 1, 99]))
+    used = header_for_answer(header, "10.7.1.1", monkeypatch)
+    assert used.destination.endswith(bytes([10, 7, 1, 99]))
 
 
 # --- peers ---
 
 
-def test_peers_are_equal_however_they_were_found() -> None:
+def test_peers_found_in_different_ways_are_equal() -> None:
     sender = DatagramPeer.sending(Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1")), 17)
     in_group = DatagramPeer.sending(Origin.read(ROCE, ipv4("10.7.1.2", "239.1.1.1")), 17)
-    way = AddressHandleAttributes(is_global=True, dgid=MAPPED + bytes([10, 7, 1, 2]))
-    event = CmEvent(CmEventType.ESTABLISHED, 0, qp_num=17, qkey=5, ah_attr=way, private_data=b"x")
+    key = AddressHandleAttributes(is_global=True, dgid=MAPPED + bytes([10, 7, 1, 2]))
+    event = CmEvent(CmEventType.ESTABLISHED, 0, qp_num=17, qkey=5, ah_attr=key, private_data=b"x")
     resolved = DatagramPeer.answering(("10.7.1.2", 7174), event)
     assert sender == in_group == resolved
     assert len({sender, in_group, resolved}) == 1
@@ -169,7 +172,7 @@ def test_peers_are_equal_however_they_were_found() -> None:
     assert sender != elsewhere
 
 
-def test_peers_on_infiniband_without_headers_are_told_apart_by_their_lids() -> None:
+def test_peers_on_infiniband_without_headers_differ_by_their_lids() -> None:
     origins = [Origin.read(LinkHeader(slid=lid, is_global=False), bytes(40)) for lid in (1, 1, 2)]
     first, same, other = [DatagramPeer.sending(origin, 17) for origin in origins]
     assert first == same != other

@@ -1,4 +1,4 @@
-"""DatagramEngine, as far as it goes without a device: what its waiters are told in the end."""
+"""DatagramQueuePair without a device: the errors that waiting tasks get when it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from aiordma.verbs import AddressHandleAttributes, AsyncEvent, DeviceAttributes
 
 pytestmark = pytest.mark.asyncio
 
-WAY = AddressHandleAttributes(dlid=1)
+KEY = AddressHandleAttributes(dlid=1)
 
 
 class FakeDevice:
@@ -47,117 +47,122 @@ class FakeDevice:
 
 
 @pytest_asyncio.fixture
-async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DatagramQueuePair]:
-    """An engine that listens, as if its queue pair were made."""
+async def queue_pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DatagramQueuePair]:
+    """A DatagramQueuePair that listens, without a C queue pair."""
     with fake_cm(running_loop(), monkeypatch) as made:
         cm = made.make_id(CmState.LISTENING)
         raw = raw_of(cm)
         monkeypatch.setattr(raw, "device", FakeDevice, raising=False)
         monkeypatch.setattr(raw, "route", SimpleNamespace(sgid=bytes(16)), raising=False)
         monkeypatch.setattr(raw, "port_num", 1, raising=False)
-        engine = DatagramQueuePair(cm, DatagramOptions(send_depth=1, recv_depth=2))
-        engine.receive_ring = DatagramReceiveRing(2, 1024)
-        engine.max_message_size = 1024
-        yield engine
-        engine.abort()
+        queue_pair = DatagramQueuePair(cm, DatagramOptions(send_depth=1, recv_depth=2))
+        queue_pair.receive_ring = DatagramReceiveRing(2, 1024)
+        queue_pair.max_message_size = 1024
+        yield queue_pair
+        queue_pair.abort()
         await cm.aclose()
         assert not loop_device._loop_devices.get(running_loop())
 
 
-async def waiters(engine: DatagramQueuePair) -> list[asyncio.Task[object]]:
-    """One at each place where one can wait."""
-    assert engine._sends.try_reserve()
-    book = SimpleNamespace(acquire=acquire)
-    engine._handles = book  # type: ignore[assignment]
+async def waiting_tasks(queue_pair: DatagramQueuePair) -> list[asyncio.Task[object]]:
+    """Start a task in each method that can wait."""
+    assert queue_pair._sends.try_reserve()
+    handles = SimpleNamespace(acquire=acquire)
+    queue_pair._handles = handles  # type: ignore[assignment]
     tasks: list[asyncio.Task[object]] = [
-        asyncio.create_task(engine.recv_from()),
-        asyncio.create_task(engine.get_request()),
-        asyncio.create_task(engine.send_to(WAY, (1, 2), b"", -1)),
+        asyncio.create_task(queue_pair.recv_from()),
+        asyncio.create_task(queue_pair.get_request()),
+        asyncio.create_task(queue_pair.send_to(KEY, (1, 2), b"", -1)),
     ]
     await asyncio.sleep(0)
     return tasks
 
 
-async def acquire(way: object) -> SimpleNamespace:
+async def acquire(key: object) -> SimpleNamespace:
     return SimpleNamespace(release=lambda: None)
 
 
-async def ends(tasks: list[asyncio.Task[object]]) -> list[object]:
+async def results(tasks: list[asyncio.Task[object]]) -> list[object]:
+    """Wait for the tasks. Return their results and exceptions."""
     async with asyncio.timeout(5):
         return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENODEV])
-async def test_a_device_that_is_gone(engine: DatagramQueuePair, code: int) -> None:
-    tasks = await waiters(engine)
-    engine.device_failed(VerbsError(code, "ibv_get_cq_event"))
-    assert [type(end) for end in await ends(tasks)] == [DeviceRemoved] * 3
-    assert engine.closed
+async def test_a_removed_device_raises_device_removed(
+    queue_pair: DatagramQueuePair, code: int
+) -> None:
+    tasks = await waiting_tasks(queue_pair)
+    queue_pair.device_failed(VerbsError(code, "ibv_get_cq_event"))
+    assert [type(result) for result in await results(tasks)] == [DeviceRemoved] * 3
+    assert queue_pair.closed
     with pytest.raises(DeviceRemoved):
-        engine.listen(0)
+        queue_pair.listen(0)
 
 
-async def test_a_device_that_fails_otherwise(engine: DatagramQueuePair) -> None:
-    tasks = await waiters(engine)
-    engine.device_failed(VerbsError(errno.EINVAL, "ibv_poll_cq"))
-    assert [type(end) for end in await ends(tasks)] == [VerbsError] * 3
+async def test_another_failure_of_the_device_raises_verbs_error(
+    queue_pair: DatagramQueuePair,
+) -> None:
+    tasks = await waiting_tasks(queue_pair)
+    queue_pair.device_failed(VerbsError(errno.EINVAL, "ibv_poll_cq"))
+    assert [type(result) for result in await results(tasks)] == [VerbsError] * 3
 
 
-async def test_the_removal_that_the_id_hears_of(engine: DatagramQueuePair) -> None:
-    tasks = await waiters(engine)
-    engine.cm.handle_event(event(CmEventType.DEVICE_REMOVAL))
-    assert [type(end) for end in await ends(tasks)] == [DeviceRemoved] * 3
+async def test_a_device_removal_event_raises_device_removed(queue_pair: DatagramQueuePair) -> None:
+    tasks = await waiting_tasks(queue_pair)
+    queue_pair.cm.handle_event(event(CmEventType.DEVICE_REMOVAL))
+    assert [type(result) for result in await results(tasks)] == [DeviceRemoved] * 3
 
 
-async def test_an_event_that_cannot_be(engine: DatagramQueuePair) -> None:
-    tasks = await waiters(engine)
-    engine.cm.handle_event(event(CmEventType.DISCONNECTED))
-    assert all(isinstance(end, RdmaError) for end in await ends(tasks))
+async def test_an_unexpected_event_ends_the_endpoint(queue_pair: DatagramQueuePair) -> None:
+    tasks = await waiting_tasks(queue_pair)
+    queue_pair.cm.handle_event(event(CmEventType.DISCONNECTED))
+    assert all(isinstance(result, RdmaError) for result in await results(tasks))
 
 
-async def test_the_queue_pair_fails(engine: DatagramQueuePair) -> None:
-    tasks = await waiters(engine)
-    engine._on_queue_pair_event(AsyncEvent("fake0", AsyncEventType.SQ_DRAINED))
-    assert not engine.closed
-    engine._on_queue_pair_event(AsyncEvent("fake0", AsyncEventType.QP_FATAL))
-    assert [type(end) for end in await ends(tasks)] == [RdmaError] * 3
+async def test_a_failed_queue_pair_ends_the_endpoint(queue_pair: DatagramQueuePair) -> None:
+    tasks = await waiting_tasks(queue_pair)
+    queue_pair._on_queue_pair_event(AsyncEvent("fake0", AsyncEventType.SQ_DRAINED))
+    assert not queue_pair.closed
+    queue_pair._on_queue_pair_event(AsyncEvent("fake0", AsyncEventType.QP_FATAL))
+    assert [type(result) for result in await results(tasks)] == [RdmaError] * 3
 
 
-async def test_a_request_fails(engine: DatagramQueuePair) -> None:
-    tasks = await waiters(engine)
+async def test_a_failed_request_ends_the_endpoint(queue_pair: DatagramQueuePair) -> None:
+    tasks = await waiting_tasks(queue_pair)
     wc = SimpleNamespace(status=WcStatus.LOC_QP_OP_ERR, vendor_err=3)
-    engine.complete(0, wc)  # type: ignore[arg-type]
-    for end in await ends(tasks):
-        assert isinstance(end, WorkRequestError)
-        assert end.status is WcStatus.LOC_QP_OP_ERR
+    queue_pair.complete(0, wc)  # type: ignore[arg-type]
+    for result in await results(tasks):
+        assert isinstance(result, WorkRequestError)
+        assert result.status is WcStatus.LOC_QP_OP_ERR
 
 
-async def test_the_first_cause_is_kept(engine: DatagramQueuePair) -> None:
-    engine.device_failed(VerbsError(errno.EIO, "ibv_get_cq_event"))
-    engine.device_failed(VerbsError(errno.EINVAL, "ibv_poll_cq"))
+async def test_the_first_cause_is_raised_after_two_failures(queue_pair: DatagramQueuePair) -> None:
+    queue_pair.device_failed(VerbsError(errno.EIO, "ibv_get_cq_event"))
+    queue_pair.device_failed(VerbsError(errno.EINVAL, "ibv_poll_cq"))
     with pytest.raises(DeviceRemoved, match="ibv_get_cq_event"):
-        await engine.recv_from()
+        await queue_pair.recv_from()
 
 
-async def test_closing(engine: DatagramQueuePair) -> None:
-    tasks = await waiters(engine)
-    await engine.aclose()
-    assert [type(end) for end in await ends(tasks)] == [LocalClosed] * 3
-    await engine.aclose()
+async def test_closing_raises_local_closed_in_waiting_tasks(queue_pair: DatagramQueuePair) -> None:
+    tasks = await waiting_tasks(queue_pair)
+    await queue_pair.aclose()
+    assert [type(result) for result in await results(tasks)] == [LocalClosed] * 3
+    await queue_pair.aclose()
 
 
-async def test_only_one_task_waits_in_each_place(engine: DatagramQueuePair) -> None:
-    tasks = await waiters(engine)
+async def test_a_second_task_that_waits_gets_busy_error(queue_pair: DatagramQueuePair) -> None:
+    tasks = await waiting_tasks(queue_pair)
     with pytest.raises(BusyError, match="receiving"):
-        await engine.recv_from()
+        await queue_pair.recv_from()
     with pytest.raises(BusyError, match="requests"):
-        await engine.get_request()
-    engine.abort()
-    await ends(tasks)
+        await queue_pair.get_request()
+    queue_pair.abort()
+    await results(tasks)
 
 
-async def test_the_options_are_checked_before_anything_is_made(
-    engine: DatagramQueuePair, monkeypatch: pytest.MonkeyPatch
+async def test_options_are_checked_before_the_queue_pair_is_created(
+    queue_pair: DatagramQueuePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="fake0 allows"):
-        DatagramQueuePair(engine.cm, DatagramOptions(recv_depth=101))
+        DatagramQueuePair(queue_pair.cm, DatagramOptions(recv_depth=101))

@@ -1,4 +1,4 @@
-"""Device events: to every loop that asked, to the queue pair's owner, and to those who watch."""
+"""Device events: DeviceSubscription in all loops, handlers of queue pairs, and DeviceWatch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from cm_fakes import fake_cm, raw_of
 
 from aiordma import BusyError, ConnectionOptions, LocalClosed, PeerClosed, RdmaError, VerbsError
 from aiordma.cm import CmState
-from aiordma.dispatch import DeviceSubscription, LoopDevice, device_events, failure_of
-from aiordma.dispatch import device_watch as watching
+from aiordma.dispatch import (
+    DeviceSubscription,
+    LoopDevice,
+    device_events,
+    device_watch,
+    failure_of,
+)
 from aiordma.dispatch.queue_pair_events import QueuePairEvents
 from aiordma.enums import AsyncEventType, CmEventType
 from aiordma.loop import running_loop
@@ -40,7 +45,7 @@ DOWN, UP = event(E.PORT_ERR), event(E.PORT_ACTIVE)
 
 
 class FakeDevice:
-    """A device with events that were put there, and a count of who holds it."""
+    """A device whose events are those of put(), with a reference count."""
 
     name = "fake0"
     context = "the context of fake0"
@@ -49,7 +54,7 @@ class FakeDevice:
     def __init__(self) -> None:
         self.async_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self.batches: deque[list[AsyncEvent] | VerbsError] = deque()
-        self.holders = 0
+        self.references = 0
         self.reads = 0
         self._lock = threading.Lock()
 
@@ -58,6 +63,7 @@ class FakeDevice:
         os.eventfd_write(self.async_fd, 1)
 
     def fail(self) -> None:
+        """Make all further reads fail, as after a removal."""
         self.batches.append(VerbsError(errno.EIO, "ibv_get_async_event"))
         os.eventfd_write(self.async_fd, 1)
 
@@ -67,7 +73,7 @@ class FakeDevice:
             if not self.batches:
                 return []
             if isinstance(self.batches[0], VerbsError):
-                raise self.batches[0]  # stays readable
+                raise self.batches[0]  # the fd stays readable
             os.eventfd_read(self.async_fd)
             if len(self.batches) > 1:
                 os.eventfd_write(self.async_fd, 1)
@@ -79,10 +85,10 @@ class FakeDevice:
         return self.async_fd
 
     def acquire(self) -> None:
-        self.holders += 1
+        self.references += 1
 
     def release(self) -> None:
-        self.holders -= 1
+        self.references -= 1
 
 
 @pytest.fixture
@@ -90,11 +96,12 @@ def device() -> Iterator[FakeDevice]:
     made = FakeDevice()
     yield made
     assert not device_events._readers
-    assert made.holders == 0
+    assert made.references == 0
     os.close(made.async_fd)
 
 
 def subscribe(device: Any, handler: Callable[[AsyncEvent], None]) -> DeviceSubscription:
+    """Start a subscription on the running loop."""
     made = DeviceSubscription(running_loop(), device, handler)
     made.start()
     return made
@@ -107,14 +114,15 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 def is_watched(device: FakeDevice) -> bool:
+    """Return True if the loop watched the device's fd, and stop watching it."""
     return asyncio.get_running_loop().remove_reader(device.async_fd)
 
 
-# --- to every loop ---
+# --- subscriptions ---
 
 
 @pytest.mark.asyncio
-async def test_all_who_asked_are_told_by_one_reader(device: FakeDevice) -> None:
+async def test_all_subscriptions_of_a_loop_get_each_event(device: FakeDevice) -> None:
     seen: list[list[AsyncEvent]] = [[], []]
     subscriptions = [subscribe(device, one.append) for one in seen]
     device.put(DOWN, UP)
@@ -130,7 +138,7 @@ async def test_all_who_asked_are_told_by_one_reader(device: FakeDevice) -> None:
 
 
 @pytest.mark.asyncio
-async def test_other_loops_are_told_too(device: FakeDevice) -> None:
+async def test_subscriptions_of_other_loops_get_each_event(device: FakeDevice) -> None:
     async def watch_one() -> None:
         subscription = subscribe(device, there.append)
         ready.set()
@@ -152,7 +160,7 @@ async def test_other_loops_are_told_too(device: FakeDevice) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_handler_that_fails_keeps_nothing_from_others(
+async def test_a_handler_that_raises_does_not_stop_the_others(
     device: FakeDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[AsyncEvent] = []
@@ -166,7 +174,7 @@ async def test_a_handler_that_fails_keeps_nothing_from_others(
 
 
 @pytest.mark.asyncio
-async def test_a_device_that_cannot_be_read_is_removed_and_read_no_more(device: FakeDevice) -> None:
+async def test_a_device_that_cannot_be_read_counts_as_removed(device: FakeDevice) -> None:
     seen: list[AsyncEvent] = []
     subscription = subscribe(device, seen.append)
     device.fail()
@@ -176,13 +184,13 @@ async def test_a_device_that_cannot_be_read_is_removed_and_read_no_more(device: 
     assert not is_watched(device)
     device_events._device_removed(device)  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
-    assert seen == [GONE]  # told once, however often it is found
-    assert device.holders == 1
+    assert seen == [GONE]  # one event, though the removal was detected twice
+    assert device.references == 1
     subscription.stop()
 
 
 @pytest.mark.asyncio
-async def test_a_removal_that_the_device_does_not_tell(device: FakeDevice) -> None:
+async def test_a_removal_without_an_event_is_dispatched(device: FakeDevice) -> None:
     seen: list[AsyncEvent] = []
     subscription = subscribe(device, seen.append)
     await asyncio.to_thread(device_events._device_removed, device)  # type: ignore[arg-type]
@@ -192,7 +200,7 @@ async def test_a_removal_that_the_device_does_not_tell(device: FakeDevice) -> No
 
 
 @pytest.mark.asyncio
-async def test_who_asks_too_late_is_told_of_the_removal_all_the_same(
+async def test_a_subscription_after_the_removal_gets_the_event(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_contexts, "is_gone", lambda device: True)
@@ -202,7 +210,7 @@ async def test_who_asks_too_late_is_told_of_the_removal_all_the_same(
     subscription.stop()
 
 
-def test_a_subscription_outlives_its_loop(device: FakeDevice) -> None:
+def test_a_subscription_can_be_stopped_after_its_loop_is_closed(device: FakeDevice) -> None:
     async def start() -> DeviceSubscription:
         return subscribe(device, lambda event: None)
 
@@ -211,20 +219,14 @@ def test_a_subscription_outlives_its_loop(device: FakeDevice) -> None:
     subscription.stop()
 
 
-# --- to the queue pair's owner ---
+# --- handlers of queue pairs ---
 
 
-def owned(
-    pairs: QueuePairEvents, key: int, qp: int, cq: int, tell: Callable[[AsyncEvent], None]
-) -> None:
-    pairs._owners[key] = {qp, cq}, tell
-
-
-def test_an_event_goes_to_the_owners_of_what_it_is_about() -> None:
+def test_an_event_is_dispatched_to_the_handlers_of_its_queue_pair_or_queue() -> None:
     pairs = QueuePairEvents()
     seen: dict[int, list[AsyncEvent]] = {1: [], 2: [], 3: []}
     for key, qp, cq in ((1, 0x10, 0xA0), (2, 0x20, 0xA0), (3, 0x30, 0xB0)):
-        pairs._owners[key] = {qp, cq}, seen[key].append
+        pairs._handlers[key] = {qp, cq}, seen[key].append
     pairs.dispatch(event(E.COMM_EST, 0x20))
     assert [len(one) for one in seen.values()] == [0, 1, 0]
     pairs.dispatch(event(E.CQ_ERR, 0xA0))
@@ -236,27 +238,27 @@ def test_an_event_goes_to_the_owners_of_what_it_is_about() -> None:
 
 
 @pytest.mark.parametrize("kind", [E.QP_FATAL, E.QP_REQ_ERR, E.QP_ACCESS_ERR, E.CQ_ERR])
-def test_what_ends_a_connection_says_so(kind: AsyncEventType) -> None:
+def test_failure_of_returns_an_error_that_names_the_event(kind: AsyncEventType) -> None:
     failure = failure_of(event(kind, 0x10))
     assert type(failure) is RdmaError
     assert kind.name in str(failure)
 
 
-def test_what_ends_no_connection() -> None:
+def test_failure_of_other_events_is_none() -> None:
     assert [failure_of(event(kind)) for kind in (E.COMM_EST, E.SQ_DRAINED, E.PORT_ERR)] == [
         None
     ] * 3
 
 
 @pytest.mark.asyncio
-async def test_a_removed_device_fails_all_on_it_once(device: FakeDevice) -> None:
-    shared = LoopDevice(running_loop(), device)  # type: ignore[arg-type]
+async def test_a_removed_device_fails_each_handler_once(device: FakeDevice) -> None:
+    loop_device = LoopDevice(running_loop(), device)  # type: ignore[arg-type]
     failures: list[VerbsError] = []
-    shared.attach(SimpleNamespace(complete=None, device_failed=failures.append))
+    loop_device.attach(SimpleNamespace(complete=None, device_failed=failures.append))
     for _ in range(2):
-        shared._on_device_event(GONE)
+        loop_device._on_device_event(GONE)
     assert [error.errno for error in failures] == [errno.ENODEV]
-    shared._on_device_event(DOWN)
+    loop_device._on_device_event(DOWN)
     assert len(failures) == 1
 
 
@@ -290,7 +292,9 @@ async def test_a_queue_pair_that_failed_ends_the_connection(endpoint: MessageEnd
 
 
 @pytest.mark.asyncio
-async def test_what_says_more_than_the_event_is_the_cause(endpoint: MessageEndpoint) -> None:
+async def test_a_disconnect_after_a_queue_pair_event_is_the_cause(
+    endpoint: MessageEndpoint,
+) -> None:
     endpoint.queue_pair_event(event(E.QP_REQ_ERR, 0x10))
     endpoint.cm.handle_event(CmEvent(CmEventType.DISCONNECTED, 0))
     await asyncio.sleep(0.1)
@@ -301,20 +305,22 @@ async def test_what_says_more_than_the_event_is_the_cause(endpoint: MessageEndpo
 
 @pytest.mark.parametrize("endpoint", [CmState.ACCEPTING], indirect=True)
 @pytest.mark.asyncio
-async def test_data_that_came_establishes_the_connection(endpoint: MessageEndpoint) -> None:
+async def test_received_data_establishes_an_accepting_connection(
+    endpoint: MessageEndpoint,
+) -> None:
     endpoint.queue_pair_event(event(E.COMM_EST, 0x10))
     assert raw_of(endpoint.cm).calls == ["notify"]
 
 
 @pytest.mark.asyncio
-async def test_a_connection_that_stands_need_not_be_established(
+async def test_received_data_does_not_establish_a_connection_again(
     endpoint: MessageEndpoint,
 ) -> None:
     endpoint.queue_pair_event(event(E.COMM_EST, 0x10))
     assert raw_of(endpoint.cm).calls == []
 
 
-# --- to those who watch ---
+# --- DeviceWatch ---
 
 
 class FakeReference:
@@ -332,13 +338,13 @@ def reference(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> FakeRefere
         return
 
     made = FakeReference([device])
-    monkeypatch.setattr(watching, "initialise", initialise)
-    monkeypatch.setattr(watching, "DeviceReference", _Maker(made))
+    monkeypatch.setattr(device_watch, "initialise", initialise)
+    monkeypatch.setattr(device_watch, "DeviceReference", FakeReferenceClass(made))
     return made
 
 
-class _Maker:
-    """DeviceReference, of which there is one."""
+class FakeReferenceClass:
+    """A fake of the class DeviceReference, with one instance."""
 
     def __init__(self, made: FakeReference) -> None:
         self._made = made
@@ -351,10 +357,10 @@ class _Maker:
 
 
 @pytest.mark.asyncio
-async def test_a_watch_gives_what_comes_in_order(
+async def test_a_watch_returns_events_in_order(
     device: FakeDevice, reference: FakeReference
 ) -> None:
-    async with watching.watch_devices() as watch:
+    async with device_watch.watch_devices() as watch:
         assert watch.devices == ("fake0",)
         assert repr(watch) == "<DeviceWatch of fake0>"
         device.put(DOWN, UP)
@@ -368,22 +374,22 @@ async def test_a_watch_gives_what_comes_in_order(
 async def test_a_watch_ends_with_its_last_device(
     device: FakeDevice, reference: FakeReference
 ) -> None:
-    async with watching.watch_devices() as watch:
+    async with device_watch.watch_devices() as watch:
         device.put(DOWN)
         device.fail()
         assert [one async for one in watch] == [DOWN, GONE]
         assert watch.devices == ()
-        assert device.holders == 0  # the block need not be left for that
+        assert device.references == 0  # before the end of the block
 
 
 @pytest.mark.asyncio
-async def test_a_task_cancelled_as_it_is_woken_takes_nothing_away(
+async def test_a_task_cancelled_while_it_is_woken_loses_no_event(
     device: FakeDevice, reference: FakeReference
 ) -> None:
-    async with watching.watch_devices() as watch:
+    async with device_watch.watch_devices() as watch:
         task = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(0)
-        watch._take(DOWN, device)  # type: ignore[arg-type]
+        watch._append(DOWN, device)  # type: ignore[arg-type]
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -391,8 +397,10 @@ async def test_a_task_cancelled_as_it_is_woken_takes_nothing_away(
 
 
 @pytest.mark.asyncio
-async def test_one_task_watches(device: FakeDevice, reference: FakeReference) -> None:
-    async with watching.watch_devices() as watch:
+async def test_a_second_task_that_waits_gets_busy_error(
+    device: FakeDevice, reference: FakeReference
+) -> None:
+    async with device_watch.watch_devices() as watch:
         task = asyncio.ensure_future(anext(watch, None))
         await asyncio.sleep(0)
         with pytest.raises(BusyError):
@@ -401,8 +409,10 @@ async def test_one_task_watches(device: FakeDevice, reference: FakeReference) ->
 
 
 @pytest.mark.asyncio
-async def test_a_watch_is_for_one_block(device: FakeDevice, reference: FakeReference) -> None:
-    watch = watching.watch_devices()
+async def test_a_watch_can_be_entered_only_once(
+    device: FakeDevice, reference: FakeReference
+) -> None:
+    watch = device_watch.watch_devices()
     with pytest.raises(LocalClosed, match="entered"):
         await anext(watch)
     async with watch:
@@ -412,7 +422,7 @@ async def test_a_watch_is_for_one_block(device: FakeDevice, reference: FakeRefer
 
 
 @pytest.mark.asyncio
-async def test_a_watch_that_cannot_begin_leaves_nothing(
+async def test_a_watch_that_fails_to_start_stops_its_subscriptions(
     device: FakeDevice, reference: FakeReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = FakeDevice()
@@ -425,7 +435,7 @@ async def test_a_watch_that_cannot_begin_leaves_nothing(
     monkeypatch.setattr(closed, "watch_async_events", fail)
     reference.devices.append(closed)
     with pytest.raises(VerbsError):
-        async with watching.watch_devices():
+        async with device_watch.watch_devices():
             pytest.fail("it was entered")
     await eventually(reference.closed.is_set)
     os.close(closed.async_fd)

@@ -1,4 +1,4 @@
-"""CmDispatcher and LoopDevice: what is read goes to its owner, and what fails ends all waiting."""
+"""CmDispatcher and LoopDevice: events and completions reach their handlers; failures end waits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 from unittest.mock import Mock
 
@@ -39,12 +40,13 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 async def settle() -> None:
+    """Let the event loop run a few iterations."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 class ReadableFd:
-    """A file descriptor that is readable while it is told so."""
+    """A file descriptor that is readable after set(), until clear()."""
 
     def __init__(self, flags: int = 0) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | flags)
@@ -57,12 +59,12 @@ class ReadableFd:
         os.eventfd_read(self.fd)
 
     def stop_watching(self) -> bool:
-        """Whether it was watched until now."""
+        """Stop watching the fd. Return True if the loop watched it until now."""
         return self._watched_by.remove_reader(self.fd)
 
 
 class FakeEventChannel(ReadableFd):
-    """rdma_cm events that were put there; an exception among them is raised in its turn."""
+    """An event channel whose batches are those of put(). A VerbsError is raised instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ class FakeEventChannel(ReadableFd):
         self.reads += 1
         batch = self.batches.popleft()
         if isinstance(batch, VerbsError):
-            raise batch  # stays readable, as the fd of a removed device does
+            raise batch  # the fd stays readable, as that of a removed device
         self.clear()
         return batch
 
@@ -89,27 +91,27 @@ class FakeEventChannel(ReadableFd):
 
 
 class FakeOwnChannel(FakeEventChannel):
-    """The channel of a listening id."""
+    """The channel of a listening id, with a reference count."""
 
-    made: ClassVar[list[FakeOwnChannel]] = []
+    created: ClassVar[list[FakeOwnChannel]] = []
 
     def __init__(self) -> None:
         super().__init__()
-        self.holders = 1
+        self.references = 1
         self.lock = threading.Lock()
-        self.made.append(self)
+        self.created.append(self)
 
     def acquire(self) -> FakeOwnChannel:
         assert not self.closed
         with self.lock:
-            self.holders += 1
+            self.references += 1
         return self
 
     def release(self) -> None:
-        """In any thread: the one that destroys the id of a request may be the last."""
+        """Drop a reference, in any thread. The last one can be that of a request's id."""
         with self.lock:
-            self.holders -= 1
-            if self.holders:
+            self.references -= 1
+            if self.references:
                 return
         assert not self.stop_watching(), "closed under the loop"
         self.close()
@@ -137,6 +139,7 @@ class Cm:
         return self.ids[-1]
 
     async def resolving(self) -> tuple[AsyncCmId, asyncio.Task[None]]:
+        """Return an id and a task that waits in its resolve_addr()."""
         cm_id = await self.make_id()
         task = asyncio.create_task(cm_id.resolve_addr(PEER))
         await eventually(lambda: len(cm_id._changed) == 1)
@@ -158,19 +161,24 @@ async def cm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cm]:
     monkeypatch.setattr(CmId, "create", made.create)
     monkeypatch.setattr(CmId, "from_address", lambda address: made.raw[address])
     monkeypatch.setattr("aiordma.cm.handle.OwnChannel", FakeOwnChannel)
-    FakeOwnChannel.made.clear()
+    FakeOwnChannel.created.clear()
     with made.dispatcher.referenced():
         yield made
         for cm_id in made.ids:
             await cm_id.aclose()
-        assert not made.channel.closed
-    assert made.channel.closed
-    await eventually(lambda: all(channel.closed for channel in FakeOwnChannel.made))
+        assert not is_closed(made.channel)
+    assert is_closed(made.channel)
+    await eventually(lambda: all(channel.closed for channel in FakeOwnChannel.created))
     assert running_loop() not in cm_events._dispatchers
 
 
-def settle_in_thread(channel: FakeEventChannel) -> None:
-    """In the thread that destroys the listener: until the loop has read what came before."""
+def is_closed(channel: FakeEventChannel) -> bool:
+    """Return channel.closed, as a call because mypy assumes that an attribute does not change."""
+    return channel.closed
+
+
+def wait_until_read(channel: FakeEventChannel) -> None:
+    """Block the worker thread until the loop has read all batches of the channel."""
     deadline = time.monotonic() + TIME_LIMIT
     while channel.batches and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -179,7 +187,7 @@ def settle_in_thread(channel: FakeEventChannel) -> None:
 # --- events of ids ---
 
 
-async def test_an_event_goes_to_its_id(cm: Cm) -> None:
+async def test_an_event_is_dispatched_to_its_id(cm: Cm) -> None:
     (first, task), (second, other) = await cm.resolving(), await cm.resolving()
     cm.channel.put([cm.event(E.ADDR_ERROR, second), cm.event(E.ADDR_RESOLVED, first)])
     await task
@@ -188,14 +196,14 @@ async def test_an_event_goes_to_its_id(cm: Cm) -> None:
     assert (first.state, second.state) == (S.ADDR_RESOLVED, S.ADDR_BOUND)
 
 
-async def test_an_event_of_an_id_that_is_gone_is_dropped(cm: Cm) -> None:
-    gone, (cm_id, task) = await cm.make_id(), await cm.resolving()
-    await gone.aclose()
-    cm.channel.put([cm.event(E.ADDR_RESOLVED, gone), cm.event(E.ADDR_RESOLVED, cm_id)])
+async def test_an_event_of_a_closed_id_is_dropped(cm: Cm) -> None:
+    closed, (cm_id, task) = await cm.make_id(), await cm.resolving()
+    await closed.aclose()
+    cm.channel.put([cm.event(E.ADDR_RESOLVED, closed), cm.event(E.ADDR_RESOLVED, cm_id)])
     await task
 
 
-async def test_an_event_that_cannot_be_handled_does_not_stop_those_behind_it(
+async def test_an_event_whose_handler_raises_does_not_stop_the_next_events(
     cm: Cm, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, (cm_id, task) = await cm.make_id(), await cm.resolving()
@@ -206,42 +214,43 @@ async def test_an_event_that_cannot_be_handled_does_not_stop_those_behind_it(
     assert "could not handle ADDR_CHANGE" in caplog.text
 
 
-async def test_a_request_for_a_listener_that_is_gone_is_refused(cm: Cm) -> None:
-    """It came just before; its id is destroyed before its channel is closed."""
+async def test_a_request_for_a_closing_listener_is_rejected(cm: Cm) -> None:
+    """The id of the request is destroyed before its channel is closed."""
     listener = await cm.make_id()
     listener.listen()
-    [channel] = FakeOwnChannel.made
-    child, closed_first = cm.create(), list[bool]()
-    child.during["destroy"] = lambda: closed_first.append(channel.closed)
-    channel.put([cm.request(listener, child)])
-    cm.raw[listener.cm_id.address].during["destroy"] = lambda: settle_in_thread(channel)
+    [channel] = FakeOwnChannel.created
+    request_id, closed_first = cm.create(), list[bool]()
+    request_id.during["destroy"] = lambda: closed_first.append(channel.closed)
+    channel.put([cm.request(listener, request_id)])
+    cm.raw[listener.cm_id.address].during["destroy"] = lambda: wait_until_read(channel)
     await listener.aclose()
-    await eventually(child.destroyed.is_set)
+    await eventually(request_id.destroyed.is_set)
     assert closed_first == [False]
     await eventually(lambda: channel.closed)
 
 
-async def test_a_listener_is_told_by_its_own_channel(cm: Cm) -> None:
+async def test_a_listener_gets_the_events_of_its_own_channel(cm: Cm) -> None:
     listener, other = await cm.make_id(), await cm.make_id()
     listener.listen()
-    [channel] = FakeOwnChannel.made
-    child = cm.create()
-    channel.put([cm.request(listener, child), cm.event(E.DEVICE_REMOVAL, listener)])
+    [channel] = FakeOwnChannel.created
+    request_id = cm.create()
+    channel.put([cm.request(listener, request_id), cm.event(E.DEVICE_REMOVAL, listener)])
     await eventually(lambda: listener.state is S.REMOVED)
     assert other.state is S.IDLE
     async with await listener.get_request() as request:
-        assert request.cm_id is child
-        assert child.calls == ["migrate"]
+        raw: object = request.cm_id
+        assert raw is request_id
+        assert request_id.calls == ["migrate"]
 
 
-async def test_a_listeners_channel_that_fails_ends_that_listener(
+async def test_a_failed_channel_of_a_listener_ends_only_that_listener(
     cm: Cm, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener, other = await cm.make_id(), await cm.make_id()
     listener.listen()
     task = asyncio.create_task(listener.get_request())
     await settle()
-    [channel] = FakeOwnChannel.made
+    [channel] = FakeOwnChannel.created
     channel.put(GONE)
     with pytest.raises(DeviceRemoved, match=os.strerror(errno.EIO)):
         await asyncio.wait_for(task, TIME_LIMIT)
@@ -250,12 +259,12 @@ async def test_a_listeners_channel_that_fails_ends_that_listener(
     assert "channel of a listener failed" in caplog.text
 
 
-async def test_a_listener_whose_channel_cannot_be_opened_stays_as_it_was(
+async def test_listen_without_a_channel_raises_and_can_be_called_again(
     cm: Cm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = await cm.make_id()
     with monkeypatch.context() as patch:
-        patch.setattr("aiordma.cm.handle.OwnChannel", none_left)
+        patch.setattr("aiordma.cm.handle.OwnChannel", too_many_files)
         with pytest.raises(VerbsError) as caught:
             listener.listen()
     assert caught.value.errno == errno.EMFILE
@@ -263,7 +272,7 @@ async def test_a_listener_whose_channel_cannot_be_opened_stays_as_it_was(
     listener.listen()
 
 
-def none_left() -> object:
+def too_many_files() -> object:
     raise VerbsError(errno.EMFILE, "rdma_create_event_channel")
 
 
@@ -273,9 +282,7 @@ def none_left() -> object:
 GONE = VerbsError(errno.EIO, "rdma_get_cm_event")
 
 
-async def test_a_channel_that_fails_ends_what_waits(
-    cm: Cm, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_channel_ends_all_waits(cm: Cm, caplog: pytest.LogCaptureFixture) -> None:
     (first, one), (second, two) = await cm.resolving(), await cm.resolving()
     cm.channel.put(GONE)
     for task in (one, two):
@@ -288,7 +295,7 @@ async def test_a_channel_that_fails_ends_what_waits(
     assert "rdma_get_cm_event" in caplog.text
 
 
-async def test_a_channel_that_fails_ends_listening(cm: Cm) -> None:
+async def test_a_failed_channel_ends_listening(cm: Cm) -> None:
     ids = [await cm.make_id(), await cm.make_id()]
     for cm_id in ids:
         cm_id.listen()
@@ -300,7 +307,7 @@ async def test_a_channel_that_fails_ends_listening(cm: Cm) -> None:
         await asyncio.wait_for(task, TIME_LIMIT)
 
 
-async def test_a_channel_that_fails_is_read_no_more(cm: Cm) -> None:
+async def test_a_failed_channel_is_not_read_again(cm: Cm) -> None:
     await cm.make_id()
     cm.channel.put(GONE)
     await eventually(lambda: cm.channel.reads == 1)
@@ -309,7 +316,7 @@ async def test_a_channel_that_fails_is_read_no_more(cm: Cm) -> None:
     assert not cm.channel.stop_watching()
 
 
-async def test_ids_are_closed_as_ever_after_their_channel_failed(cm: Cm) -> None:
+async def test_ids_can_be_closed_after_their_channel_failed(cm: Cm) -> None:
     closed, (cm_id, task) = await cm.make_id(), await cm.resolving()
     await closed.aclose()
     cm.channel.put(GONE)
@@ -321,7 +328,7 @@ async def test_ids_are_closed_as_ever_after_their_channel_failed(cm: Cm) -> None
         await cm_id.resolve_addr(PEER)
 
 
-async def test_an_id_that_cannot_take_the_failure_does_not_stop_the_others(
+async def test_an_id_that_raises_on_the_failure_does_not_stop_the_others(
     cm: Cm, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, (_, task) = await cm.make_id(), await cm.resolving()
@@ -334,7 +341,7 @@ async def test_an_id_that_cannot_take_the_failure_does_not_stop_the_others(
     assert "could not handle DEVICE_REMOVAL" in caplog.text
 
 
-async def test_an_id_made_after_the_channel_failed_is_on_a_new_one(cm: Cm) -> None:
+async def test_an_id_created_after_the_failure_has_a_new_channel(cm: Cm) -> None:
     old = await cm.make_id()
     cm.channel.put(GONE)
     await eventually(lambda: cm.channel.reads == 1)
@@ -366,7 +373,7 @@ class FakeDevice:
 
 
 class FakeCompletionChannel(ReadableFd):
-    """Completion events that were put there, each of a queue that is to be armed and polled."""
+    """A completion channel whose events are those of put(): names of queues, or a VerbsError."""
 
     def __init__(self) -> None:
         super().__init__(os.EFD_SEMAPHORE)
@@ -379,7 +386,7 @@ class FakeCompletionChannel(ReadableFd):
             self.set()
 
     def read(self) -> str:
-        """The oldest event, acknowledged."""
+        """Return the oldest event, acknowledged."""
         self.reads += 1
         event = self.ready.popleft()
         if isinstance(event, VerbsError):
@@ -389,7 +396,7 @@ class FakeCompletionChannel(ReadableFd):
 
 
 class FakeQueue:
-    """A SharedQueue and its CompletionQueue in one."""
+    """A fake SharedCompletionQueue that is its own CompletionQueue."""
 
     def __init__(self) -> None:
         self.is_armed = True
@@ -400,7 +407,7 @@ class FakeQueue:
         self.on_arm: Callable[[], None] = lambda: None
         self.waiting: deque[FakeWc] = deque()
         self.fails: VerbsError | None = None
-        self.good_polls = 0
+        self.polls_before_failure = 0
         self.polls = 0
 
     @property
@@ -416,26 +423,27 @@ class FakeQueue:
     def poll(self) -> list[FakeWc]:
         self.calls.append("poll")
         self.polls += 1
-        if self.fails is not None and self.polls > self.good_polls:
+        if self.fails is not None and self.polls > self.polls_before_failure:
             raise self.fails
         count = min(len(self.waiting), POLL_BATCH)
         return [self.waiting.popleft() for _ in range(count)]
 
 
 class FakeReader:
-    """A CompletionReader of fake queues. Nothing is done with in C: all is left for Python."""
+    """A CompletionReader of fake queues. All completions are for Python, none for C code."""
 
-    def __init__(self, shared: LoopDevice) -> None:
-        self.dispatcher = shared.dispatcher
-        self._on_pending = shared._dispatch_pending
-        self._left: list[FakeWc] = []
-        self.to_tell: list[int] = []
-        """Keys of those who are to look when a batch has been taken."""
-        self.spins: list[int] = []
+    def __init__(self, loop_device: LoopDevice) -> None:
+        self.dispatcher = loop_device.dispatcher
+        self._on_pending = loop_device._dispatch_pending
+        self._pending: list[FakeWc] = []
+        self.keys_to_notify: list[int] = []
+        """The keys that the next notified() returns."""
+        self.polled_for: list[int] = []
+        """The nanoseconds of each poll_for()."""
         self.attached: dict[int, tuple[object, object]] = {}
 
-    def attach(self, key: int, sends: object, arrivals: object) -> None:
-        self.attached[key] = (sends, arrivals)
+    def attach(self, key: int, sends: object, receives: object) -> None:
+        self.attached[key] = (sends, receives)
 
     def detach(self, key: int) -> None:
         self.attached.pop(key, None)
@@ -447,26 +455,28 @@ class FakeReader:
         queue.arm()
 
     def poll(self, queue: FakeQueue) -> int:
-        self._left = queue.poll()
-        count = len(self._left)
-        if self._left or self.to_tell:
+        self._pending = queue.poll()
+        count = len(self._pending)
+        if self._pending or self.keys_to_notify:
             self._on_pending()
-        self._left = []
+        self._pending = []
         return count
 
     def poll_for(self, queue: FakeQueue, nanoseconds: int) -> int:
-        self.spins.append(nanoseconds)
+        self.polled_for.append(nanoseconds)
         return self.poll(queue)
 
     def pending(self) -> list[FakeWc]:
-        return self._left
+        return self._pending
 
     def notified(self) -> list[int]:
-        keys, self.to_tell = self.to_tell, []
+        keys, self.keys_to_notify = self.keys_to_notify, []
         return keys
 
 
-class Sink:
+class FakeHandler:
+    """A CompletionHandler that records its completions and failures."""
+
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.failures: list[VerbsError] = []
@@ -481,22 +491,26 @@ class Sink:
 
 
 class Rig:
-    """A LoopDevice that reads a fake channel, with two queues behind it and two sinks."""
+    """A LoopDevice that reads a fake channel, with two queues and two handlers."""
 
     def __init__(self) -> None:
-        self.shared = LoopDevice(running_loop(), FakeDevice())  # type: ignore[arg-type]
-        self.reader = FakeReader(self.shared)
-        self.shared._reader = self.reader  # type: ignore[assignment]
+        self.loop_device = LoopDevice(running_loop(), FakeDevice())  # type: ignore[arg-type]
+        self.reader = FakeReader(self.loop_device)
+        self.loop_device._reader = self.reader  # type: ignore[assignment]
         self.channel = FakeCompletionChannel()
-        self.shared._channel = self.channel  # type: ignore[assignment]
+        self.loop_device._channel = self.channel  # type: ignore[assignment]
         self.queues = {"a": FakeQueue(), "b": FakeQueue()}
-        self.shared._queues = self.queues  # type: ignore[assignment]
-        self.sinks = [Sink(), Sink()]
-        self.keys = [self.shared.attach(sink) for sink in self.sinks]  # type: ignore[arg-type]
-        self.shared.start_reading()
+        self.loop_device._queues = self.queues  # type: ignore[assignment]
+        self.handlers = [FakeHandler(), FakeHandler()]
+        self.keys = [
+            self.loop_device.attach(handler)  # type: ignore[arg-type]
+            for handler in self.handlers
+        ]
+        self.loop_device.start_reading()
 
-    def complete(self, queue: str, sink: int, *numbers: int) -> None:
-        base = self.keys[sink] << KEY_SHIFT
+    def complete(self, queue: str, handler: int, *numbers: int) -> None:
+        """Put completions for a handler into a queue."""
+        base = self.keys[handler] << KEY_SHIFT
         self.queues[queue].waiting.extend(FakeWc(base | number) for number in numbers)
 
 
@@ -504,39 +518,39 @@ class Rig:
 async def rig() -> AsyncIterator[Rig]:
     made = Rig()
     yield made
-    made.shared._stop_reading()
+    made.loop_device._stop_reading()
     os.close(made.channel.fd)
 
 
-async def test_completions_go_to_their_owners(rig: Rig) -> None:
+async def test_completions_are_dispatched_to_their_handlers(rig: Rig) -> None:
     rig.complete("a", 0, 0, 1, 2**32 - 1)
     rig.complete("a", 1, 7)
     rig.complete("b", 0, 5)
     rig.channel.put(["a", "b"])
     await eventually(lambda: rig.channel.reads == 2)
-    assert [sink.numbers for sink in rig.sinks] == [[0, 1, 2**32 - 1, 5], [7]]
+    assert [handler.numbers for handler in rig.handlers] == [[0, 1, 2**32 - 1, 5], [7]]
 
 
-async def test_completions_of_an_owner_that_is_gone_are_dropped(rig: Rig) -> None:
+async def test_completions_of_a_detached_handler_are_dropped(rig: Rig) -> None:
     rig.complete("a", 0, 1)
     rig.complete("a", 1, 2)
-    rig.shared.detach(rig.keys[0])
-    rig.channel.put(["unheard of", "a"])
+    rig.loop_device.detach(rig.keys[0])
+    rig.channel.put(["unknown", "a"])
     await eventually(lambda: rig.channel.reads == 2)
-    assert [sink.numbers for sink in rig.sinks] == [[], [2]]
+    assert [handler.numbers for handler in rig.handlers] == [[], [2]]
 
 
-async def test_a_flood_of_completions_gives_the_loop_its_turns(rig: Rig) -> None:
+async def test_many_completions_do_not_block_the_loop(rig: Rig) -> None:
     count = POLL_BATCH * loop_device.MAX_BATCHES * 3 + 5
     rig.complete("a", 0, *range(count))
     rig.channel.put(["a"])
     seen = set[int]()
     async with asyncio.timeout(TIME_LIMIT):
-        while len(rig.sinks[0].numbers) < count:
-            seen.add(len(rig.sinks[0].numbers))
+        while len(rig.handlers[0].numbers) < count:
+            seen.add(len(rig.handlers[0].numbers))
             await asyncio.sleep(0)
     assert len(seen) >= 3
-    assert rig.sinks[0].numbers == list(range(count))
+    assert rig.handlers[0].numbers == list(range(count))
 
 
 BROKEN = VerbsError(errno.EIO, "ibv_poll_cq")
@@ -548,7 +562,7 @@ async def test_a_queue_that_cannot_be_polled_fails_the_device(
     rig.queues["a"].fails = BROKEN
     rig.channel.put(["a"])
     await eventually(lambda: rig.channel.reads == 1)
-    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+    assert [handler.failures for handler in rig.handlers] == [[BROKEN], [BROKEN]]
     assert "fake0: " in caplog.text
     assert "ibv_poll_cq" in caplog.text
 
@@ -557,7 +571,7 @@ async def test_a_channel_that_cannot_be_read_fails_the_device(rig: Rig) -> None:
     error = VerbsError(errno.EIO, "ibv_get_cq_event")
     rig.channel.put(error)
     await eventually(lambda: rig.channel.reads == 1)
-    assert [sink.failures for sink in rig.sinks] == [[error], [error]]
+    assert [handler.failures for handler in rig.handlers] == [[error], [error]]
     assert [queue.polls for queue in rig.queues.values()] == [0, 0]
 
 
@@ -567,9 +581,7 @@ def failure(request: pytest.FixtureRequest, rig: Rig) -> list[str] | VerbsError:
     return ["a"] if request.param == "poll" else BROKEN
 
 
-async def test_a_device_that_failed_is_read_no_more(
-    rig: Rig, failure: list[str] | VerbsError
-) -> None:
+async def test_a_failed_device_is_not_read_again(rig: Rig, failure: list[str] | VerbsError) -> None:
     rig.channel.put(failure)
     rig.channel.set()
     await eventually(lambda: rig.channel.reads == 1)
@@ -578,126 +590,126 @@ async def test_a_device_that_failed_is_read_no_more(
     assert not rig.channel.stop_watching()
 
 
-async def test_a_sink_may_go_as_it_hears_of_the_failure(
+async def test_a_handler_can_detach_in_device_failed(
     rig: Rig, failure: list[str] | VerbsError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rig.sinks[0], "device_failed", lambda error: rig.shared.detach(rig.keys[0]))
+    monkeypatch.setattr(
+        rig.handlers[0], "device_failed", lambda error: rig.loop_device.detach(rig.keys[0])
+    )
     rig.channel.put(failure)
     await eventually(lambda: rig.channel.reads == 1)
-    assert rig.sinks[1].failures == [BROKEN]
+    assert rig.handlers[1].failures == [BROKEN]
 
 
-async def test_queues_behind_one_that_failed_are_not_polled(rig: Rig) -> None:
+async def test_after_a_queue_failed_the_next_queues_are_not_polled(rig: Rig) -> None:
     rig.queues["a"].fails = rig.queues["b"].fails = BROKEN
     rig.channel.put(["a", "b"])
     await eventually(lambda: rig.channel.reads == 1)
     await settle()
     assert [queue.polls for queue in rig.queues.values()] == [1, 0]
-    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+    assert [handler.failures for handler in rig.handlers] == [[BROKEN], [BROKEN]]
 
 
-async def test_a_queue_that_breaks_between_two_turns_fails_the_device_too(rig: Rig) -> None:
+async def test_a_queue_that_fails_between_two_iterations_fails_the_device(rig: Rig) -> None:
     rig.complete("a", 0, *range(POLL_BATCH * loop_device.MAX_BATCHES * 2))
     rig.queues["a"].fails = BROKEN
-    rig.queues["a"].good_polls = loop_device.MAX_BATCHES
+    rig.queues["a"].polls_before_failure = loop_device.MAX_BATCHES
     rig.channel.put(["a"])
-    await eventually(lambda: rig.sinks[0].failures == [BROKEN])
+    await eventually(lambda: rig.handlers[0].failures == [BROKEN])
     await settle()
-    assert len(rig.sinks[0].numbers) == POLL_BATCH * loop_device.MAX_BATCHES
+    assert len(rig.handlers[0].numbers) == POLL_BATCH * loop_device.MAX_BATCHES
     assert rig.queues["a"].polls == loop_device.MAX_BATCHES + 1
     assert not rig.channel.stop_watching()
 
 
-async def test_a_failure_is_told_once_though_a_queue_was_to_be_polled_again(rig: Rig) -> None:
+async def test_two_queues_that_fail_call_device_failed_once(rig: Rig) -> None:
     rig.complete("a", 0, *range(POLL_BATCH * loop_device.MAX_BATCHES * 2))
-    rig.queues["a"].good_polls = loop_device.MAX_BATCHES
+    rig.queues["a"].polls_before_failure = loop_device.MAX_BATCHES
     rig.queues["a"].fails = rig.queues["b"].fails = BROKEN
     for queue in rig.queues.values():
-        rig.shared.drain(queue)  # type: ignore[arg-type]
+        rig.loop_device.drain(queue)  # type: ignore[arg-type]
     await settle()
-    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+    assert [handler.failures for handler in rig.handlers] == [[BROKEN], [BROKEN]]
     polls = [queue.polls for queue in rig.queues.values()]
     assert polls == [loop_device.MAX_BATCHES, 1]
     assert not rig.channel.stop_watching()
 
 
-async def test_draining_ends_when_the_queue_is_empty(rig: Rig) -> None:
+async def test_drain_calls_then_when_the_queue_is_empty(rig: Rig) -> None:
     rig.complete("a", 0, 1, 2)
     seen: list[list[int]] = []
     queue: Any = rig.queues["a"]
-    rig.shared.drain(queue, lambda: seen.append(list(rig.sinks[0].numbers)))
+    rig.loop_device.drain(queue, lambda: seen.append(list(rig.handlers[0].numbers)))
     assert seen == [[1, 2]]
 
 
-async def test_draining_a_flood_ends_after_the_last_one(rig: Rig) -> None:
+async def test_drain_of_many_completions_calls_then_after_the_last_one(rig: Rig) -> None:
     count = POLL_BATCH * loop_device.MAX_BATCHES * 2 + 5
     rig.complete("a", 0, *range(count))
     seen: list[int] = []
     queue: Any = rig.queues["a"]
-    rig.shared.drain(queue, lambda: seen.append(len(rig.sinks[0].numbers)))
+    rig.loop_device.drain(queue, lambda: seen.append(len(rig.handlers[0].numbers)))
     assert seen == []
     await eventually(lambda: bool(seen))
     await settle()
     assert seen == [count]
 
 
-async def test_a_promise_is_taken_back_when_the_queue_is_empty(rig: Rig) -> None:
+async def test_unreserve_frees_the_entries_when_the_queue_is_empty(rig: Rig) -> None:
     rig.complete("a", 0, *range(POLL_BATCH * loop_device.MAX_BATCHES + 5))
-    rig.shared.detach(rig.keys[0])
+    rig.loop_device.detach(rig.keys[0])
     queue: Any = rig.queues["a"]
     queue.free = 100
-    rig.shared.unreserve(queue, 28)
+    rig.loop_device.unreserve(queue, 28)
     assert queue.free == 100
     assert queue.waiting
     await eventually(lambda: queue.free == 128)
     assert not queue.waiting
-    rig.shared.unreserve(queue, 10)
+    rig.loop_device.unreserve(queue, 10)
     await settle()
     assert queue.free == 138
 
 
-async def test_on_a_closed_loop_a_promise_is_taken_back_and_nobody_told(
+async def test_unreserve_on_a_closed_loop_frees_the_entries_without_polling(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that hears of its end would start a timer: no loop is there for that."""
+    """A connection that handles a completion would start a timer, which needs an open loop."""
     rig.complete("a", 0, 1)
-    monkeypatch.setattr(rig.shared, "_loop", Mock(is_closed=Mock(return_value=True)))
+    monkeypatch.setattr(rig.loop_device, "_loop", Mock(is_closed=Mock(return_value=True)))
     queue: Any = rig.queues["a"]
     queue.free = 100
-    rig.shared.unreserve(queue, 28)
+    rig.loop_device.unreserve(queue, 28)
     assert queue.free == 128
-    assert rig.sinks[0].numbers == []
+    assert rig.handlers[0].numbers == []
 
 
-async def test_a_queue_that_fails_is_polled_once_and_its_promises_are_taken_back(
-    rig: Rig,
-) -> None:
+async def test_unreserve_on_a_failed_queue_frees_the_entries(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     queue.free, queue.fails = 100, BROKEN
-    rig.shared.unreserve(queue, 28)
-    rig.shared.unreserve(queue, 28)
+    rig.loop_device.unreserve(queue, 28)
+    rig.loop_device.unreserve(queue, 28)
     await settle()
     assert queue.free == 156
-    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+    assert [handler.failures for handler in rig.handlers] == [[BROKEN], [BROKEN]]
 
 
-async def test_a_sink_that_cannot_take_the_failure_does_not_stop_the_others(
+async def test_a_handler_that_raises_on_the_failure_does_not_stop_the_others(
     rig: Rig,
     failure: list[str] | VerbsError,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(rig.sinks[0], "device_failed", lambda error: 1 // 0)
+    monkeypatch.setattr(rig.handlers[0], "device_failed", lambda error: 1 // 0)
     rig.channel.put(failure)
     await eventually(lambda: rig.channel.reads == 1)
-    assert rig.sinks[1].failures == [BROKEN]
+    assert rig.handlers[1].failures == [BROKEN]
     assert "could not handle the failure of fake0" in caplog.text
 
 
-# --- events, and who polls ---
+# --- events and polling tasks ---
 
 
-async def test_one_event_is_read_a_turn(rig: Rig) -> None:
+async def test_one_event_is_read_in_each_iteration(rig: Rig) -> None:
     seen: list[int] = []
 
     async def watch() -> None:
@@ -711,17 +723,17 @@ async def test_one_event_is_read_a_turn(rig: Rig) -> None:
     assert rig.channel.stop_watching()  # it is still read
 
 
-async def test_a_queue_is_armed_before_it_is_polled_for_the_last_time(rig: Rig) -> None:
+async def test_a_queue_is_armed_before_its_last_poll(rig: Rig) -> None:
     queue = rig.queues["a"]
-    queue.on_arm = lambda: rig.complete("a", 0, 3)  # just before, and without an event
+    queue.on_arm = lambda: rig.complete("a", 0, 3)  # too early to raise an event
     rig.channel.put(["a"])
     await eventually(lambda: rig.channel.reads == 1)
     assert queue.calls == ["poll", "arm", "poll"]
     assert queue.is_armed
-    assert rig.sinks[0].numbers == [3]
+    assert rig.handlers[0].numbers == [3]
 
 
-async def test_whom_a_completion_is_for_goes_on_before_the_queue_is_armed(rig: Rig) -> None:
+async def test_a_task_woken_by_a_completion_runs_before_the_queue_is_armed(rig: Rig) -> None:
     queue, future = rig.queues["a"], make_future(asyncio.get_running_loop())
     seen: list[str] = []
 
@@ -731,16 +743,16 @@ async def test_whom_a_completion_is_for_goes_on_before_the_queue_is_armed(rig: R
 
     waiting = asyncio.create_task(wait())
     await asyncio.sleep(0)
-    rig.sinks[0].on_complete = lambda: future.set_result(None)
+    rig.handlers[0].on_complete = lambda: future.set_result(None)
     rig.complete("a", 0, 3)
     rig.channel.put(["a"])
     await asyncio.wait_for(waiting, TIME_LIMIT)
     assert seen == ["poll"]
 
 
-async def test_a_device_that_is_let_go_by_whom_a_completion_is_for_is_not_armed(rig: Rig) -> None:
+async def test_a_queue_is_not_armed_if_a_handler_stops_the_reading(rig: Rig) -> None:
     queue = rig.queues["a"]
-    rig.sinks[0].on_complete = rig.shared._stop_reading
+    rig.handlers[0].on_complete = rig.loop_device._stop_reading
     rig.complete("a", 0, 3)
     rig.channel.put(["a"])
     await eventually(lambda: rig.channel.reads == 1)
@@ -751,12 +763,12 @@ async def test_a_queue_that_cannot_be_armed_fails_the_device(rig: Rig) -> None:
     rig.queues["a"].arm_fails = BROKEN
     rig.channel.put(["a"])
     await eventually(lambda: rig.channel.reads == 1)
-    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
+    assert [handler.failures for handler in rig.handlers] == [[BROKEN], [BROKEN]]
     assert rig.queues["a"].polls == 1
     assert not rig.channel.stop_watching()
 
 
-async def test_while_a_task_polls_the_queue_is_not_armed(rig: Rig) -> None:
+async def test_a_queue_is_not_armed_while_a_task_polls(rig: Rig) -> None:
     queue = rig.queues["a"]
     queue.pollers = 1
     rig.complete("a", 0, 1)
@@ -764,112 +776,117 @@ async def test_while_a_task_polls_the_queue_is_not_armed(rig: Rig) -> None:
     await eventually(lambda: rig.channel.reads == 1)
     assert queue.calls == ["poll"]
     assert not queue.is_armed
-    assert rig.sinks[0].numbers == [1]
+    assert rig.handlers[0].numbers == [1]
 
 
-async def test_when_the_last_polls_no_more_the_queue_is_armed_and_polled(rig: Rig) -> None:
+async def test_a_queue_is_armed_and_polled_after_the_last_task_stops_polling(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     queue.pollers, queue.is_armed = 2, False
     rig.complete("a", 0, 1)
-    rig.shared.stop_polling(queue)
+    rig.loop_device.stop_polling(queue)
     await settle()
     assert (queue.pollers, queue.calls) == (1, [])
-    rig.shared.stop_polling(queue)
-    assert queue.calls == []  # not before the loop has its turn: it may poll again
+    rig.loop_device.stop_polling(queue)
+    assert queue.calls == []  # only in the next iteration: the task might poll again
     await settle()
     assert queue.calls == ["arm", "poll"]
     assert (queue.is_armed, queue.is_arming_scheduled) == (True, False)
-    assert rig.sinks[0].numbers == [1]
+    assert rig.handlers[0].numbers == [1]
 
 
-async def test_who_polls_again_at_once_has_the_queue_not_armed(rig: Rig) -> None:
+async def test_a_queue_is_not_armed_if_a_task_polls_again_at_once(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     queue.is_armed = False
     for _ in range(3):
         queue.pollers += 1
-        rig.shared.stop_polling(queue)
+        rig.loop_device.stop_polling(queue)
     queue.pollers += 1
     await settle()
     assert (queue.calls, queue.is_arming_scheduled) == ([], False)
-    rig.shared.stop_polling(queue)
+    rig.loop_device.stop_polling(queue)
     queue.pollers += 1
-    rig.shared.stop_polling(queue)
+    rig.loop_device.stop_polling(queue)
     await settle()
     assert queue.calls == ["arm", "poll"]  # once
 
 
-async def test_arming_later_takes_no_system_call(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As call_soon_threadsafe() would: writing to a socket, and reading it."""
-    loop, queue = asyncio.get_running_loop(), rig.queues["a"]
+async def test_stop_polling_schedules_the_arming_without_a_system_call(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """call_soon_threadsafe() would write to a socket and read it."""
+    loop = asyncio.get_running_loop()
+    queue: Any = rig.queues["a"]
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *_: pytest.fail("through a socket"))
     queue.pollers, queue.is_armed = 1, False
-    rig.shared.stop_polling(queue)
+    rig.loop_device.stop_polling(queue)
     await settle()
     assert queue.is_armed
 
 
-async def test_polling_may_end_with_the_loop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = rig.queues["a"]
+async def test_stop_polling_works_on_a_closed_loop(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue: Any = rig.queues["a"]
     queue.pollers, queue.is_armed = 1, False
     closed = asyncio.new_event_loop()
     closed.close()
-    monkeypatch.setattr(rig.shared, "_loop", closed)
-    rig.shared.stop_polling(queue)
+    monkeypatch.setattr(rig.loop_device, "_loop", closed)
+    rig.loop_device.stop_polling(queue)
     assert queue.pollers == 0
 
 
-async def test_a_queue_that_is_armed_is_left_so(rig: Rig) -> None:
+async def test_stop_polling_does_not_arm_an_armed_queue(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     queue.pollers = 1
-    rig.shared.stop_polling(queue)
+    rig.loop_device.stop_polling(queue)
     await settle()
     assert queue.calls == []
 
 
-async def test_a_queue_is_not_armed_when_nobody_reads_any_more(rig: Rig) -> None:
+async def test_a_queue_is_not_armed_after_the_reading_has_stopped(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     queue.pollers, queue.is_armed = 1, False
-    rig.shared.stop_polling(queue)
-    rig.shared._stop_reading()
+    rig.loop_device.stop_polling(queue)
+    rig.loop_device._stop_reading()
     await settle()
     assert queue.calls == []
 
 
-async def test_spinning_takes_completions_to_their_owners(rig: Rig) -> None:
+async def test_poll_for_dispatches_completions_to_their_handlers(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     rig.complete("a", 1, 4)
-    rig.shared.poll_for(queue, 1000)
-    assert rig.sinks[1].numbers == [4]
-    assert rig.reader.spins == [1000]
+    rig.loop_device.poll_for(queue, 1000)
+    assert rig.handlers[1].numbers == [4]
+    assert rig.reader.polled_for == [1000]
 
 
-async def test_a_queue_that_fails_under_who_polls_fails_the_device(rig: Rig) -> None:
+async def test_poll_for_on_a_broken_queue_fails_the_device(rig: Rig) -> None:
     queue: Any = rig.queues["a"]
     queue.fails = BROKEN
-    rig.shared.poll_for(queue, 1000)
-    rig.shared.poll_for(queue, 1000)
-    assert [sink.failures for sink in rig.sinks] == [[BROKEN], [BROKEN]]
-    assert rig.reader.spins == [1000]
+    rig.loop_device.poll_for(queue, 1000)
+    rig.loop_device.poll_for(queue, 1000)
+    assert [handler.failures for handler in rig.handlers] == [[BROKEN], [BROKEN]]
+    assert rig.reader.polled_for == [1000]
     assert not rig.channel.stop_watching()
 
 
-# --- what is done in C ---
+# --- the fast path ---
 
 
-async def test_who_has_something_to_look_at_is_told(rig: Rig) -> None:
-    looks: list[int] = []
+async def test_keys_with_pending_work_are_notified(rig: Rig) -> None:
+    notified: list[int] = []
     sends: Any = object()
-    arrivals: Any = object()
-    for sink, key in enumerate(rig.keys):
-        rig.shared.attach_fast_path(key, sends, arrivals, lambda sink=sink: looks.append(sink))
-    assert rig.reader.attached == dict.fromkeys(rig.keys, (sends, arrivals))
-    rig.reader.to_tell = [rig.keys[1], 12345, rig.keys[0]]
+    receives: Any = object()
+    for index, key in enumerate(rig.keys):
+        rig.loop_device.attach_fast_path(key, sends, receives, partial(notified.append, index))
+    assert rig.reader.attached == dict.fromkeys(rig.keys, (sends, receives))
+    rig.reader.keys_to_notify = [rig.keys[1], 12345, rig.keys[0]]
     rig.complete("a", 0, 8)
     queue: Any = rig.queues["a"]
-    rig.shared.drain(queue)
-    assert (looks, rig.sinks[0].numbers) == ([1, 0], [8])
-    rig.reader.to_tell = [rig.keys[1]]
-    rig.shared.detach(rig.keys[1])
-    rig.shared.drain(queue)
-    assert looks == [1, 0]
+    rig.loop_device.drain(queue)
+    assert (notified, rig.handlers[0].numbers) == ([1, 0], [8])
+    rig.reader.keys_to_notify = [rig.keys[1]]
+    rig.loop_device.detach(rig.keys[1])
+    rig.loop_device.drain(queue)
+    assert notified == [1, 0]
     assert list(rig.reader.attached) == [rig.keys[0]]
