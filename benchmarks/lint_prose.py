@@ -88,14 +88,14 @@ def check_c(path: str, source: str) -> Iterator[Finding]:
 
 
 def check_markdown(path: str, source: str) -> Iterator[Finding]:
-    """Yield what breaks a rule in a page. Tables and lines with an address may be long."""
+    """Yield what breaks a rule in a page. Tables, code and lines with an address may be long."""
     is_code = False
     for number, line in enumerate(source.split("\n"), 1):
         if line.lstrip().startswith("```"):
             is_code = not is_code
         if is_code:
             continue
-        may_be_long = line.startswith("|") or "http" in line
+        may_be_long = line.startswith(("|", "    ")) or "http" in line
         if len(line) > MAX_COLUMNS and not may_be_long:
             yield Finding(path, number, f"{len(line)} columns, more than {MAX_COLUMNS}")
         yield from check_text(path, number, line)

@@ -111,7 +111,7 @@ class BaseListener(AnyioListener[S], Generic[C, S]):
         try:
             stream = self._present(await request.accept())
         except (ConnectError, ConnectionClosed, ProtocolError) as error:
-            logger.info("%r went away: %s", request, error)
+            logger.info("%r could not be accepted: %s", request, error)
         except VerbsError as error:
             logger.error("%r could not be accepted: %s", request, error)
         else:

@@ -126,7 +126,7 @@ class StreamServer(asyncio.AbstractServer):
         except VerbsError as error:
             logger.error("%r could not be accepted: %s", request, error)
         except (DeviceRemoved, OSError) as error:  # caused by the peer or the network
-            logger.info("%r went away: %s", request, error)
+            logger.info("%r could not be accepted: %s", request, error)
         except Exception:
             logger.exception("accepting %r failed", request)
 

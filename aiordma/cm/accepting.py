@@ -118,7 +118,7 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
                 return await accept(request)
             except (ConnectError, DeviceRemoved, ProtocolError) as error:
                 # Of several devices, one can be removed.
-                logger.info("%r went away: %s", request, error)
+                logger.info("the connection of %r ended: %s", request, error)
 
     async def _serve(
         self,
@@ -150,7 +150,7 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
             async with accept(request) as accepted:
                 await handler(accepted)
         except _PEER_ERRORS as error:
-            logger.info("%r went away: %s", request, error)
+            logger.info("the connection of %r ended: %s", request, error)
         except Exception:
             logger.exception("serving %r failed", request)
 

@@ -249,7 +249,7 @@ async def test_a_peer_that_gives_up_is_logged_and_passed_over(
     caplog.set_level("INFO", "aiordma")
     async with serving(address, echo) as listener:
         await (await half_a_peer(listener)).aclose()
-        await until(lambda: "went away" in caplog.text)
+        await until(lambda: "could not be accepted" in caplog.text)
         assert {record.levelname for record in caplog.records} == {"INFO"}
         await is_echoed(address_of(listener))
 

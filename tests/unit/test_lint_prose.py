@@ -64,6 +64,7 @@ def test_a_long_line_of_a_page_is_found() -> None:
     [
         ("a.md", "|" + "x" * 120 + "\n"),
         ("a.md", "```\n" + "x" * 120 + "\n```\n"),
+        ("a.md", "    " + "x" * 120 + "\n"),
         ("a.md", "https://" + "x" * 120 + "\n"),
         ("a.py", '"""Return the bytes posted, as long as there are any."""\n'),
         ("a.py", 'text = "nobody"\n'),
