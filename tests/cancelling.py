@@ -55,11 +55,11 @@ def _results_held_back() -> Iterator[None]:
     module: Any = sys.modules[
         "aiordma.loop.workers"
     ]  # the package's attribute `workers` is not this module
-    post = module.post
-    module.post = lambda loop, callback: held.append((loop, callback))
+    call_threadsafe = module.call_threadsafe
+    module.call_threadsafe = lambda loop, callback: held.append((loop, callback))
     try:
         yield
     finally:
-        module.post = post
+        module.call_threadsafe = call_threadsafe
         for loop, callback in held:
-            post(loop, callback)
+            call_threadsafe(loop, callback)

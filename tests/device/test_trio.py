@@ -144,7 +144,7 @@ async def test_datagrams(address: DeviceAddress) -> None:
         nursery.cancel_scope.cancel()
     for _ in range(2):
         await checked(lambda: one.send_to(peer, b"x"))
-    await until(lambda: len(other._engine.inbox) == 2)
+    await until(lambda: len(other._queue_pair.receive_ring) == 2)
     await checked(other.recv_from)
     await checked(lambda: anext(other))
     group = await checked(lambda: one.join("239.20.30.70"))
