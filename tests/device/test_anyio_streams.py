@@ -56,7 +56,7 @@ async def connected(address: DeviceAddress, options: StreamOptions = SMALL) -> A
 
 
 @on_every_backend
-async def test_bytes_and_attributes(address: DeviceAddress) -> None:
+async def test_streams_carry_bytes_and_have_attributes(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, listener):
         assert isinstance(near, ByteStream)
         assert isinstance(listener, Listener)

@@ -183,7 +183,7 @@ def make_queue_pair(cm: AsyncCmId) -> tuple[QueuePair, Callable[[], None]]:
 
 
 @pytest.mark.transport("IB")
-async def test_enhanced_connection_establishment(address: DeviceAddress) -> None:
+async def test_ece_options_are_offered_and_can_be_rejected(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         client.set_local_ece(Ece(vendor_id=0x1234, options=5))

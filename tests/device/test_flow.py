@@ -89,7 +89,7 @@ async def test_cancelled_reads_that_wait_do_not_block_others(address: DeviceAddr
 
 
 async def test_the_accepting_side_can_send_first(address: DeviceAddress) -> None:
-    """On iWARP it can do so only after the connecting side has sent something."""
+    """iWARP does not allow that at once: aiordma delays the first send."""
     async with (
         loops.timeout(2 * TIME_LIMIT),
         aiordma.listen(address.host, 0) as listener,

@@ -96,7 +96,7 @@ async def test_without_loopback_only_the_others_receive_a_copy(address: DeviceAd
         serving.cancel()
 
 
-async def test_several_groups_on_one_endpoint(address: DeviceAddress) -> None:
+async def test_an_endpoint_can_join_several_groups(address: DeviceAddress) -> None:
     async with members(address, 2) as ((one, first), (other, _)):
         second = await one.join(OTHER_GROUP)
         third = await other.join(OTHER_GROUP)

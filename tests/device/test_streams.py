@@ -307,7 +307,7 @@ async def test_a_request_can_be_rejected(address: DeviceAddress) -> None:
 
 
 @pytest.mark.loops("asyncio")
-async def test_streams_with_busy_polling_echo(address: DeviceAddress) -> None:
+async def test_busy_polling_streams_echo_data(address: DeviceAddress) -> None:
     options = StreamOptions(busy_poll=0.05)
     async with streaming(address, options) as pair:
 

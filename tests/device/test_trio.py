@@ -253,7 +253,7 @@ async def test_a_deadline_around_a_block_aborts_its_connection(address: DeviceAd
 async def test_a_nursery_that_fails_aborts_its_connections(address: DeviceAddress) -> None:
     connections: list[Connection] = []
 
-    async def talk(where: tuple[str, int]) -> None:
+    async def connect_and_receive(where: tuple[str, int]) -> None:
         async with aiordma.connect(*where) as connection:
             connections.append(connection)
             await connection.recv()
@@ -261,7 +261,7 @@ async def test_a_nursery_that_fails_aborts_its_connections(address: DeviceAddres
     async def connect_and_fail(where: tuple[str, int]) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(talk, where)
+                nursery.start_soon(connect_and_receive, where)
             await until(lambda: len(connections) == 3)
             raise ValueError("one of many")
 
@@ -341,7 +341,7 @@ async def test_objects_open_after_a_run_warn(address: DeviceAddress) -> None:
 async def test_keyboard_interrupt_does_not_disturb_a_connection(address: DeviceAddress) -> None:
     """The exception is raised in user code, between awaits. System tasks of aiordma go on."""
 
-    async def talk(pair: Pair) -> None:
+    async def send_and_receive(pair: Pair) -> None:
         for number in range(1000):
             await pair.client.send(b"%d" % number)
             assert await pair.server.recv() == b"%d" % number
@@ -350,6 +350,6 @@ async def test_keyboard_interrupt_does_not_disturb_a_connection(address: DeviceA
 
     async with connected(address) as pair:
         with pytest.raises(KeyboardInterrupt):
-            await talk(pair)
+            await send_and_receive(pair)
         await pair.client.send(b"goes on")
         assert await pair.server.recv() == b"goes on"
