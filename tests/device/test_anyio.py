@@ -1,7 +1,8 @@
-"""aiordma.anyio's streams on a real device, on every back end of anyio's: manners and failures."""
+"""aiordma.anyio streams on a real device, on every anyio backend: behaviour and failures."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from socket import AddressFamily
@@ -29,7 +30,7 @@ from aiordma.anyio import MessageStream, RdmaAttribute
 from aiordma.rdmacm import DeviceAddress
 
 SMALL = ConnectionOptions(max_message_size=1024)
-# A graceful end would take longer than a test may: whoever is through in time was forceful.
+# A graceful close would exceed the time limit of a test. A close in time was a forced one.
 NEVER_GRACEFUL = ConnectionOptions(max_message_size=1024, close_timeout=10 * TIME_LIMIT)
 
 
@@ -47,7 +48,7 @@ async def receive_for_ever(stream: MessageStream) -> None:
 
 
 @on_every_backend
-async def test_an_echo(any_address: DeviceAddress) -> None:
+async def test_messages_are_echoed(any_address: DeviceAddress) -> None:
     async with connected(any_address) as (near, far, listener):
         assert isinstance(near, ObjectStream)
         assert isinstance(listener, Listener)
@@ -59,7 +60,7 @@ async def test_an_echo(any_address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_iterating_ends_with_the_peer(address: DeviceAddress) -> None:
+async def test_iteration_ends_when_the_peer_closes(address: DeviceAddress) -> None:
     sent = [b"%d" % number for number in range(10)]
     async with connected(address) as ends:
         for message in sent:
@@ -73,8 +74,8 @@ async def test_iterating_ends_with_the_peer(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_connecting_and_listening_both_ways(address: DeviceAddress) -> None:
-    """To await, and to enter; private data goes with each."""
+async def test_connect_and_listen_can_be_awaited_or_entered(address: DeviceAddress) -> None:
+    """Private data is sent in both cases."""
     listener = await aiordma.anyio.listen(address.host, 0, backlog=4, options=SMALL)
 
     async def serve_one() -> None:
@@ -84,16 +85,22 @@ async def test_connecting_and_listening_both_ways(address: DeviceAddress) -> Non
                 await stream.send(message)
 
     where = address_of(listener)
-    here = {"local_address": (address.host, 0), "private_data": b"me again", "options": SMALL}
+    connect = functools.partial(
+        aiordma.anyio.connect,
+        *where,
+        local_address=(address.host, 0),
+        private_data=b"me again",
+        options=SMALL,
+    )
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(serve_one)
-        async with aiordma.anyio.connect(*where, **here) as stream:
+        async with connect() as stream:
             assert stream.extra(RdmaAttribute.private_data).startswith(b"welcome")
             assert stream.extra(RdmaAttribute.max_message_size) == 1024
             await stream.send(b"entered")
             assert await stream.receive() == b"entered"
         tasks.start_soon(serve_one)
-        stream = await aiordma.anyio.connect(*where, **here)
+        stream = await connect()
         await stream.send(b"awaited")
         assert await stream.receive() == b"awaited"
         await stream.aclose()
@@ -103,11 +110,11 @@ async def test_connecting_and_listening_both_ways(address: DeviceAddress) -> Non
         await listener.accept()
 
 
-# --- what it tells ---
+# --- attributes ---
 
 
 @on_every_backend
-async def test_attributes(any_address: DeviceAddress) -> None:
+async def test_attributes_of_streams_and_listeners(any_address: DeviceAddress) -> None:
     family = AddressFamily.AF_INET6 if ":" in any_address.host else AddressFamily.AF_INET
     async with connected(any_address) as (near, far, listener):
         for one, other in ((near, far), (far, near)):
@@ -132,7 +139,7 @@ async def test_attributes(any_address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_the_connection_is_there_for_what_a_stream_does_not_have(
+async def test_the_connection_attribute_gives_one_sided_operations(
     address: DeviceAddress,
 ) -> None:
     async with connected(address) as (near, far, _):
@@ -143,18 +150,18 @@ async def test_the_connection_is_there_for_what_a_stream_does_not_have(
         into = await connection.allocate(remote.length)
         await connection.read(remote, into)
         assert bytes(memoryview(into)) == b"one-sided"
-        await near.send(into[4:])  # as it is, without a copy
+        await near.send(into[4:])  # without a copy
         assert await far.receive() == b"sided"
         for memory in (exposed, into):
             memory.close()
 
 
-# --- the ends ---
+# --- the end of a connection ---
 
 
 @on_every_backend
-async def test_closed_here(address: DeviceAddress) -> None:
-    """Which is what one hears then, also if messages wait, or the peer has closed as well."""
+async def test_use_after_close_raises_closed_resource_error(address: DeviceAddress) -> None:
+    """The error is the same if messages are unread or the peer has closed as well."""
     async with connected(address) as (near, far, _):
         await far.send(b"never read")
         await until(lambda: unread(near) == 1)
@@ -168,7 +175,7 @@ async def test_closed_here(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_closed_by_another_task(address: DeviceAddress) -> None:
+async def test_close_by_another_task_ends_every_wait(address: DeviceAddress) -> None:
     async with connected(address) as (near, _, listener), anyio.create_task_group() as tasks:
         caught = Caught(tasks)
         caught.start(near.receive)
@@ -181,9 +188,9 @@ async def test_closed_by_another_task(address: DeviceAddress) -> None:
         assert caught.types == [ClosedResourceError] * 2
 
 
-@pytest.mark.transport("IB")  # iWARP does not hold a sender back
+@pytest.mark.transport("IB")  # iWARP has no receiver-not-ready: its queue would not fill
 @on_every_backend
-async def test_a_sender_that_waits_when_it_is_closed(address: DeviceAddress) -> None:
+async def test_abort_ends_a_send_on_a_full_queue(address: DeviceAddress) -> None:
     async with connected(address, SMALL, SMALL) as (near, _, _), anyio.create_task_group() as tasks:
         caught = Caught(tasks)
         caught.start(send_for_ever, near, b"x")
@@ -193,7 +200,9 @@ async def test_a_sender_that_waits_when_it_is_closed(address: DeviceAddress) -> 
 
 
 @on_every_backend
-async def test_sending_to_a_peer_that_is_gone(address: DeviceAddress) -> None:
+async def test_send_after_the_peer_closed_raises_broken_resource_error(
+    address: DeviceAddress,
+) -> None:
     async with connected(address) as (near, far, _):
         await far.aclose()
         with pytest.raises(EndOfStream):
@@ -203,9 +212,11 @@ async def test_sending_to_a_peer_that_is_gone(address: DeviceAddress) -> None:
         assert type(caught.value.__cause__) is PeerClosed
 
 
-@pytest.mark.transport("IB")  # iWARP ends the connection without saying why
+@pytest.mark.transport("IB")  # iWARP ends the connection without giving a reason
 @on_every_backend
-async def test_a_message_that_the_peer_has_no_room_for(address: DeviceAddress) -> None:
+async def test_a_message_larger_than_the_peers_buffers_breaks_both_streams(
+    address: DeviceAddress,
+) -> None:
     async with connected(address, server=SMALL) as (near, far, _):
         await near.send(bytes(1025))
         with pytest.raises(BrokenResourceError, match="RECV failed") as caught:
@@ -220,7 +231,7 @@ async def test_a_message_that_the_peer_has_no_room_for(address: DeviceAddress) -
 
 
 @on_every_backend
-async def test_a_message_that_is_too_long_ends_nothing(address: DeviceAddress) -> None:
+async def test_a_message_above_max_message_size_raises_value_error(address: DeviceAddress) -> None:
     async with connected(address, SMALL) as (near, far, _):
         with pytest.raises(ValueError, match="max_message_size is 1024"):
             await near.send(bytes(1025))
@@ -229,7 +240,7 @@ async def test_a_message_that_is_too_long_ends_nothing(address: DeviceAddress) -
 
 
 @on_every_backend
-async def test_a_reader_that_is_too_slow(address: DeviceAddress) -> None:
+async def test_a_receive_overrun_breaks_the_stream(address: DeviceAddress) -> None:
     shared = ConnectionOptions(shared_recv_depth=16, recv_backlog=20, max_message_size=1024)
     async with connected(address, SMALL, shared) as (near, far, _):
         with pytest.raises(BrokenResourceError):
@@ -243,14 +254,18 @@ async def test_a_reader_that_is_too_slow(address: DeviceAddress) -> None:
 
 @pytest.fixture
 def device(address: DeviceAddress) -> Iterator[SoftDevice]:
-    """The device at `address`, which is there again after the test."""
+    """Yield the device at `address`. It is restored after the test."""
     with SoftDevice.of_address(address).restored() as soft:
         yield soft
 
 
 @on_every_backend
-async def test_a_device_that_goes_away(address: DeviceAddress, device: SoftDevice) -> None:
-    """The end that the kernel takes first may close the connection before the other is taken."""
+async def test_device_removal_breaks_streams_and_listeners(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
+    """The kernel removes one end first. That can close the connection before it removes the other,
+    which then raises EndOfStream.
+    """
     async with connected(address) as ends, anyio.create_task_group() as tasks:
         streams, listening = Caught(tasks), Caught(tasks)
         streams.start(ends.near.receive)
@@ -271,7 +286,7 @@ async def test_a_device_that_goes_away(address: DeviceAddress, device: SoftDevic
 
 
 @on_every_backend
-async def test_one_task_at_a_time(address: DeviceAddress) -> None:
+async def test_a_second_task_that_receives_or_accepts_raises_busy(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, listener), anyio.create_task_group() as tasks:
         tasks.start_soon(near.receive)
         tasks.start_soon(listener.accept)
@@ -285,7 +300,7 @@ async def test_one_task_at_a_time(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_a_task_that_receives_from_the_connection_itself(address: DeviceAddress) -> None:
+async def test_receive_while_the_connection_receives_raises_busy(address: DeviceAddress) -> None:
     async with connected(address) as (near, _, _), anyio.create_task_group() as tasks:
         tasks.start_soon(near.extra(RdmaAttribute.connection).recv)
         await settle()
@@ -296,7 +311,7 @@ async def test_a_task_that_receives_from_the_connection_itself(address: DeviceAd
 
 
 @on_every_backend
-async def test_there_is_no_half_close(address: DeviceAddress) -> None:
+async def test_send_eof_is_not_supported(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, _):
         with pytest.raises(NotImplementedError, match="as the last one"):
             await near.send_eof()
@@ -305,7 +320,7 @@ async def test_there_is_no_half_close(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_opening_fails_as_aiordma_says(address: DeviceAddress) -> None:
+async def test_failed_connect_and_listen_raise_aiordma_errors(address: DeviceAddress) -> None:
     async with aiordma.anyio.listen(address.host, 0) as listener:
         where = address_of(listener)
         with pytest.raises(VerbsError, match="port is in use"):
@@ -315,16 +330,16 @@ async def test_opening_fails_as_aiordma_says(address: DeviceAddress) -> None:
     assert isinstance(caught.value, ConnectionError)
     with pytest.raises(OSError, match="rejected the connection"):
         async with aiordma.anyio.connect(*where):
-            pytest.fail("nobody listens there")
+            pytest.fail("connected without a listener")
 
 
-# --- closing by force ---
+# --- forced close ---
 
 
-@pytest.mark.transport("IB")  # iWARP does not hold a sender back
+@pytest.mark.transport("IB")  # iWARP has no receiver-not-ready: its queue would not fill
 @on_every_backend
-async def test_closing_forcefully(address: DeviceAddress) -> None:
-    """Messages that the peer has no buffer for hold a graceful end up, but not this one."""
+async def test_aclose_forcefully_does_not_wait_for_the_peer(address: DeviceAddress) -> None:
+    """Messages that the peer has no buffer for delay a graceful close, but not a forced one."""
     async with connected(address, NEVER_GRACEFUL, SMALL) as (near, far, _):
         for _ in range(60):
             await near.send(b"x")
@@ -336,7 +351,7 @@ async def test_closing_forcefully(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 @on_every_backend
-async def test_a_cancelled_block_closes_by_force(address: DeviceAddress) -> None:
+async def test_a_cancelled_block_aborts_the_stream(address: DeviceAddress) -> None:
     async with connected(address, NEVER_GRACEFUL, SMALL) as (near, far, _):
         await _cancel_inside(near)
         assert {message async for message in far} == {b"x"}
@@ -344,20 +359,20 @@ async def test_a_cancelled_block_closes_by_force(address: DeviceAddress) -> None
 
 @pytest.mark.transport("IB")
 @on_every_backend
-async def test_a_cancelled_block_of_connect_likewise(address: DeviceAddress) -> None:
-    heard: set[bytes] = set()
-    over = anyio.Event()
+async def test_a_cancelled_block_of_connect_aborts_the_stream(address: DeviceAddress) -> None:
+    received: set[bytes] = set()
+    cancelled = anyio.Event()
 
-    async def hear(stream: MessageStream) -> None:
-        await over.wait()
-        heard.update([message async for message in stream])
+    async def receive_all(stream: MessageStream) -> None:
+        await cancelled.wait()
+        received.update([message async for message in stream])
 
     listening = aiordma.anyio.listen(address.host, 0, options=SMALL)
     async with listening as listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, hear, tasks)
+        tasks.start_soon(listener.serve, receive_all, tasks)
         await _cancel_inside(aiordma.anyio.connect(*address_of(listener), options=NEVER_GRACEFUL))
-        over.set()
-        await until(lambda: heard == {b"x"})
+        cancelled.set()
+        await until(lambda: received == {b"x"})
         tasks.cancel_scope.cancel()
 
 

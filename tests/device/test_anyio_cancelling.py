@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -19,13 +20,13 @@ from aiordma import ConnectionOptions
 from aiordma.anyio import MessageStream
 from aiordma.rdmacm import DeviceAddress
 
-# Enough messages that are ready, and places in the send queue, for a test that never waits.
+# Queues that are deep enough for READY messages, so that no call has to wait.
 DEEP = ConnectionOptions(send_depth=64, recv_depth=64, max_message_size=64)
 READY = 40
 
 
 async def fill(near: MessageStream, far: MessageStream) -> list[bytes]:
-    """Have messages be ready to be received by `far`."""
+    """Send READY messages, and wait until `far` has received them. Return the messages."""
     sent = [b"%d" % number for number in range(READY)]
     for message in sent:
         await near.send(message)
@@ -34,7 +35,7 @@ async def fill(near: MessageStream, far: MessageStream) -> list[bytes]:
 
 
 async def is_cancelled(call: Callable[[], Awaitable[object]]) -> bool:
-    """Whether a call in a cancelled scope is; and each time that it is made there."""
+    """Return True if a call in a cancelled scope is cancelled, the first and the second time."""
     with anyio.CancelScope() as scope:
         scope.cancel()
         for _ in range(2):
@@ -46,18 +47,20 @@ async def is_cancelled(call: Callable[[], Awaitable[object]]) -> bool:
 
 
 @on_every_backend
-async def test_no_message_is_lost_to_a_deadline(address: DeviceAddress) -> None:
+async def test_a_receive_with_a_deadline_loses_no_message(address: DeviceAddress) -> None:
     random.seed(17)
     sent = [b"%d" % number for number in range(300)]
     received: list[bytes] = []
     cancelled = 0
 
+    def more_cancelled_than(before: int) -> bool:
+        return cancelled > before
+
     async def send() -> None:
         for number, message in enumerate(sent):
             await anyio.sleep(random.uniform(0, 0.004))
-            if number % 10 == 0:  # some deadlines pass, however slow this machine is
-                before = cancelled
-                await until(lambda before=before: cancelled > before)
+            if number % 10 == 0:  # some deadlines pass, on any machine
+                await until(functools.partial(more_cancelled_than, cancelled))
             await near.send(message)
 
     async with connected(address) as (near, far, _), anyio.create_task_group() as tasks:
@@ -71,8 +74,8 @@ async def test_no_message_is_lost_to_a_deadline(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_what_is_cancelled_already_does_nothing(address: DeviceAddress) -> None:
-    """Though everything is ready, and again and again: cancellation is a level, not an edge."""
+async def test_a_call_in_a_cancelled_scope_does_nothing(address: DeviceAddress) -> None:
+    """A second call in the scope does nothing either, even if everything is ready."""
     async with connected(address, DEEP, DEEP) as (near, far, listener):
         sent = await fill(near, far)
         assert await is_cancelled(far.receive)
@@ -99,8 +102,8 @@ async def _open(
 
 
 @on_every_backend
-async def test_closing_in_a_cancelled_scope(address: DeviceAddress) -> None:
-    """It is closed, and the peer hears of it; a second time it is a checkpoint."""
+async def test_aclose_in_a_cancelled_scope_closes(address: DeviceAddress) -> None:
+    """The peer is notified. A second aclose() is a checkpoint."""
     async with connected(address) as (near, far, listener):
         for _ in range(2):
             assert await is_cancelled(near.aclose)
@@ -114,12 +117,12 @@ async def test_closing_in_a_cancelled_scope(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_a_deadline_that_is_over_ends_a_loop_that_never_waits(address: DeviceAddress) -> None:
+async def test_a_passed_deadline_ends_receives_that_never_wait(address: DeviceAddress) -> None:
     received: list[bytes] = []
     async with connected(address, DEEP, DEEP) as (near, far, _):
         sent = await fill(near, far)
         with anyio.move_on_after(0.01) as scope:
-            time.sleep(0.02)  # noqa: ASYNC251 - the loop is not to notice yet
+            time.sleep(0.02)  # noqa: ASYNC251 - the deadline passes before the loop runs
             while True:
                 received.append(await far.receive())
         assert scope.cancelled_caught
@@ -128,71 +131,73 @@ async def test_a_deadline_that_is_over_ends_a_loop_that_never_waits(address: Dev
         assert received == sent
 
 
-class Others:
-    """A task that does nothing but let others run, and counts how often it ran itself."""
+class OtherTask:
+    """A task that only lets other tasks run. It counts how often it has run."""
 
     def __init__(self) -> None:
-        self.turns = 0
+        self.runs = 0
 
     async def run(self) -> None:
         while True:
-            self.turns += 1
+            self.runs += 1
             await checkpoint()
 
 
 @on_every_backend
-async def test_others_have_their_turn(address: DeviceAddress, backend: str) -> None:
-    others = Others()
+async def test_a_call_that_need_not_wait_lets_other_tasks_run(
+    address: DeviceAddress, backend: str
+) -> None:
+    other = OtherTask()
 
-    async def takes_turns(call: Callable[[], Awaitable[object]]) -> None:
-        before = others.turns
+    async def lets_another_task_run(call: Callable[[], Awaitable[object]]) -> None:
+        before = other.runs
         for _ in range(READY):
-            with checkpointing(backend):
+            with checking_checkpoints(backend):
                 await call()
-        assert others.turns >= before + READY - 1  # trio draws lots for who is first
+        assert other.runs >= before + READY - 1  # trio runs the first of them in random order
 
-    async with connected(address, DEEP, DEEP) as (near, far, listener), running(others.run):
-        await takes_turns(lambda: near.send(b"x"))
+    async with connected(address, DEEP, DEEP) as (near, far, listener), running(other.run):
+        await lets_another_task_run(lambda: near.send(b"x"))
         await until(lambda: unread(far) == READY)
-        await takes_turns(far.receive)
-        await takes_turns(near.aclose)
-        await takes_turns(listener.aclose)
+        await lets_another_task_run(far.receive)
+        await lets_another_task_run(near.aclose)
+        await lets_another_task_run(listener.aclose)
 
 
-def checkpointing(backend: str) -> contextlib.AbstractContextManager[object]:
-    """trio's own word for it, where that can be had."""
+def checking_checkpoints(backend: str) -> contextlib.AbstractContextManager[object]:
+    """Return trio's check that the block passes a checkpoint. Other backends have none."""
     if backend != "trio":
         return contextlib.nullcontext()
     return trio.testing.assert_checkpoints()
 
 
 @on_every_backend
-async def test_a_checkpoint_is_not_passed_twice(address: DeviceAddress) -> None:
-    """Each message costs one turn of the loop: on trio the core's own checkpoint is enough."""
-    others = Others()
+async def test_a_receive_passes_only_one_checkpoint(address: DeviceAddress) -> None:
+    """Each message takes one iteration of the loop. On trio the core passes the checkpoint."""
+    other = OtherTask()
     async with connected(address, DEEP, DEEP) as (near, far, _):
         await fill(near, far)
-        async with running(others.run):
+        async with running(other.run):
             await checkpoint()
-            others.turns = 0
+            other.runs = 0
             for _ in range(READY):
                 await far.receive()
-            assert READY - 5 <= others.turns <= READY + 5
+            assert READY - 5 <= other.runs <= READY + 5
 
 
 @on_every_backend
-async def test_connecting_is_given_up(address: DeviceAddress) -> None:
-    """Nobody accepts: nothing is left behind, which the fixture of this folder looks at."""
+async def test_a_connect_with_a_deadline_leaks_nothing(address: DeviceAddress) -> None:
+    """The listener accepts nothing. The fixture `no_leaks` checks that nothing is left."""
     async with aiordma.anyio.listen(address.host, 0) as listener:
         for seconds in (0, 0.001, 0.01, 0.1):
             with anyio.move_on_after(seconds) as scope:
                 async with aiordma.anyio.connect(*address_of(listener)):
-                    pytest.fail("nobody has accepted")
+                    pytest.fail("connected without an accept()")
             assert scope.cancelled_caught
 
 
 @on_every_backend
-async def test_a_waiting_receiver_is_cancelled(address: DeviceAddress) -> None:
+async def test_a_cancelled_receive_loses_no_message(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, _):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(far.receive)

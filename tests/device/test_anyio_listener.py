@@ -1,13 +1,14 @@
-"""aiordma.anyio's listeners on a real device, on every back end of anyio's."""
+"""aiordma.anyio listeners on a real device, on every anyio backend."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
 
 import anyio
 import pytest
-from anyio.abc import Listener, ObjectStream, SocketAttribute, TaskGroup
+from anyio.abc import AsyncResource, Listener, SocketAttribute, TaskGroup
 from anyio_backends import address_of, on_every_backend, running, settle, until
 
 import aiordma.anyio
@@ -22,7 +23,8 @@ async def echo(stream: MessageStream) -> None:
         await stream.send(message)
 
 
-async def is_echoed(where: tuple[str, int]) -> None:
+async def check_echo(where: tuple[str, int]) -> None:
+    """Connect to a listener, and check that a message is echoed."""
     async with aiordma.anyio.connect(*where) as stream:
         await stream.send(b"hello")
         assert await stream.receive() == b"hello"
@@ -36,17 +38,16 @@ async def serving(
         yield listener
 
 
-Serve = Callable[[Listener, Callable[..., Awaitable[object]], TaskGroup], Awaitable[None]]
+Handler = Callable[[MessageStream], Awaitable[object]]
+Serve = Callable[[MessageListener, Handler, TaskGroup], Coroutine[object, None, None]]
 
 
-async def serve_in_its_own(
-    listener: Listener, handler: Callable[..., Awaitable[object]], _: TaskGroup
-) -> None:
+async def serve_in_own_group(listener: MessageListener, handler: Handler, _: TaskGroup) -> None:
     await listener.serve(handler)
 
 
-async def serve_in_a_given_one(
-    listener: Listener, handler: Callable[..., Awaitable[object]], tasks: TaskGroup
+async def serve_in_given_group(
+    listener: MessageListener, handler: Handler, tasks: TaskGroup
 ) -> None:
     await listener.serve(handler, tasks)
 
@@ -54,25 +55,25 @@ async def serve_in_a_given_one(
 in_either_task_group = pytest.mark.parametrize(
     "serve",
     [
-        pytest.param(serve_in_its_own, id="its_own"),
-        pytest.param(serve_in_a_given_one, id="given"),
+        pytest.param(serve_in_own_group, id="its_own"),
+        pytest.param(serve_in_given_group, id="given"),
     ],
 )
 
 
 @in_either_task_group
 @on_every_backend
-async def test_every_peer_is_served(address: DeviceAddress, serve: Serve) -> None:
-    """All at once; and the stream is closed when the handler returns."""
-    together = anyio.Event()
+async def test_serve_handles_peers_at_the_same_time(address: DeviceAddress, serve: Serve) -> None:
+    """The stream is closed when its handler returns."""
+    all_connected = anyio.Event()
     served: list[MessageStream] = []
 
     async def handler(stream: MessageStream) -> None:
         assert await stream.receive() == b"hello"
         served.append(stream)
         if len(served) == 3:
-            together.set()
-        await together.wait()
+            all_connected.set()
+        await all_connected.wait()
         await stream.send(b"together")
 
     async def peer() -> None:
@@ -95,7 +96,7 @@ async def test_every_peer_is_served(address: DeviceAddress, serve: Serve) -> Non
 
 
 @on_every_backend
-async def test_a_handler_may_close_its_stream(address: DeviceAddress) -> None:
+async def test_a_handler_can_close_its_stream(address: DeviceAddress) -> None:
     async def handler(stream: MessageStream) -> None:
         await stream.send(b"bye")
         await stream.aclose()
@@ -108,10 +109,10 @@ async def test_a_handler_may_close_its_stream(address: DeviceAddress) -> None:
 
 @in_either_task_group
 @on_every_backend
-async def test_what_a_handler_raises_ends_the_task_group(
+async def test_an_exception_in_a_handler_ends_the_task_group(
     address: DeviceAddress, serve: Serve
 ) -> None:
-    """As with every listener of anyio's. The streams are closed, the listener is not."""
+    """As with all anyio listeners. The streams are closed, the listener stays open."""
 
     async def handler(stream: MessageStream) -> None:
         if await stream.receive() == b"fail":
@@ -137,17 +138,17 @@ async def test_what_a_handler_raises_ends_the_task_group(
                 await stream.receive()
             await stream.aclose()
         async with running(listener.serve, echo):
-            await is_echoed(address_of(listener))
+            await check_echo(address_of(listener))
 
 
-Connect = Callable[[], Awaitable[ObjectStream[bytes]]]
+Connect = Callable[[], Awaitable[AsyncResource]]
 
 
-async def outcome(listener: Listener, tasks: TaskGroup | None, connect: Connect) -> list[str]:
-    """What happens when a listener is closed that serves a peer: to serve(), and to the handler."""
+async def outcome(listener: Listener[Any], tasks: TaskGroup | None, connect: Connect) -> list[str]:
+    """Close a listener that serves a peer. Return what happens to the handler and to serve()."""
     seen: list[str] = []
 
-    async def handler(stream: ObjectStream[bytes]) -> None:
+    async def handler(stream: AsyncResource) -> None:
         try:
             async with stream:
                 seen.append("handling")
@@ -160,7 +161,7 @@ async def outcome(listener: Listener, tasks: TaskGroup | None, connect: Connect)
         try:
             await listener.serve(handler, tasks)
         except BaseException as error:
-            seen.append(repr(_bare(error)))
+            seen.append(repr(_types(error)))
 
     async with anyio.create_task_group() as serving:
         serving.start_soon(serve)
@@ -172,26 +173,27 @@ async def outcome(listener: Listener, tasks: TaskGroup | None, connect: Connect)
     return list(seen)
 
 
-def _bare(error: BaseException) -> object:
-    """An exception as far as it is to be the same: a group's contents, and types."""
+def _types(error: BaseException) -> object:
+    """Return the type of an exception; for an exception group, a list of those in it."""
     if isinstance(error, BaseExceptionGroup):
-        return [_bare(one) for one in error.exceptions]
+        return [_types(one) for one in error.exceptions]
     return type(error)
 
 
 @pytest.mark.parametrize("given", [False, True])
 @on_every_backend
-async def test_closing_ends_serving_as_it_does_with_sockets(
+async def test_closing_a_listener_ends_serve_as_with_sockets(
     address: DeviceAddress, given: bool
 ) -> None:
     (socket,) = (await anyio.create_tcp_listener(local_host="127.0.0.1")).listeners
     port = socket.extra(SocketAttribute.local_port)
     rdma = await aiordma.anyio.listen(address.host, 0)
     outcomes = []
-    for listener, connect in (
+    both: list[tuple[Listener[Any], Connect]] = [
         (socket, lambda: anyio.connect_tcp("127.0.0.1", port)),
         (rdma, lambda: aiordma.anyio.connect(*address_of(rdma))),
-    ):
+    ]
+    for listener, connect in both:
         async with anyio.create_task_group() as tasks:
             outcomes.append(await outcome(listener, tasks if given else None, connect))
             tasks.cancel_scope.cancel()
@@ -201,7 +203,7 @@ async def test_closing_ends_serving_as_it_does_with_sockets(
 
 
 @on_every_backend
-async def test_cancelling_ends_serving_but_not_the_listener(address: DeviceAddress) -> None:
+async def test_cancelling_serve_leaves_the_listener_open(address: DeviceAddress) -> None:
     ended: list[str] = []
 
     async def handler(stream: MessageStream) -> None:
@@ -219,11 +221,11 @@ async def test_cancelling_ends_serving_but_not_the_listener(address: DeviceAddre
                 tasks.cancel_scope.cancel()
         assert ended == ["handler"]
         async with running(listener.serve, echo):
-            await is_echoed(address_of(listener))
+            await check_echo(address_of(listener))
 
 
-async def half_a_peer(listener: MessageListener) -> AsyncCmId:
-    """Has asked to connect, and will never confirm what it is answered; not possible on iWARP."""
+async def unconfirmed_peer(listener: MessageListener) -> AsyncCmId:
+    """Return an id that asked to connect and never confirms the reply. Impossible on iWARP."""
     where = parse_address(*address_of(listener))
     cm_id = await AsyncCmId.create()
     await cm_id.resolve_addr(where)
@@ -235,31 +237,31 @@ async def half_a_peer(listener: MessageListener) -> AsyncCmId:
 
 @pytest.mark.transport("IB")
 @on_every_backend
-async def test_a_peer_that_takes_its_time_holds_nobody_up(address: DeviceAddress) -> None:
-    async with serving(address, echo) as listener, await half_a_peer(listener):
+async def test_a_slow_peer_does_not_delay_others(address: DeviceAddress) -> None:
+    async with serving(address, echo) as listener, await unconfirmed_peer(listener):
         for _ in range(3):
-            await is_echoed(address_of(listener))
+            await check_echo(address_of(listener))
 
 
 @pytest.mark.transport("IB")
 @on_every_backend
-async def test_a_peer_that_gives_up_is_logged_and_passed_over(
+async def test_a_peer_that_gives_up_is_logged_and_skipped(
     address: DeviceAddress, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "aiordma")
     async with serving(address, echo) as listener:
-        await (await half_a_peer(listener)).aclose()
+        await (await unconfirmed_peer(listener)).aclose()
         await until(lambda: "could not be accepted" in caplog.text)
         assert {record.levelname for record in caplog.records} == {"INFO"}
-        await is_echoed(address_of(listener))
+        await check_echo(address_of(listener))
 
 
 @pytest.mark.transport("IB")
 @on_every_backend
-async def test_accept_passes_over_a_peer_that_gives_up(address: DeviceAddress) -> None:
+async def test_accept_skips_a_peer_that_gives_up(address: DeviceAddress) -> None:
     async def give_up_and_try_again() -> None:
-        await (await half_a_peer(listener)).aclose()
-        await is_echoed(address_of(listener))
+        await (await unconfirmed_peer(listener)).aclose()
+        await check_echo(address_of(listener))
 
     listening = aiordma.anyio.listen(address.host, 0)
     async with listening as listener, anyio.create_task_group() as tasks:
@@ -269,26 +271,26 @@ async def test_accept_passes_over_a_peer_that_gives_up(address: DeviceAddress) -
 
 
 @on_every_backend
-async def test_closing_rejects_who_was_not_taken(address: DeviceAddress) -> None:
-    refused: list[ConnectError] = []
+async def test_closing_a_listener_rejects_pending_requests(address: DeviceAddress) -> None:
+    errors: list[ConnectError] = []
 
     async def peer() -> None:
         try:
             await aiordma.anyio.connect(*address_of(listener))
         except ConnectError as error:
-            refused.append(error)
+            errors.append(error)
 
     listener = await aiordma.anyio.listen(address.host, 0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(peer)
         await anyio.sleep(0.2)
         await listener.aclose()
-    assert [type(error) for error in refused] == [aiordma.Rejected]
+    assert [type(error) for error in errors] == [aiordma.Rejected]
 
 
 @on_every_backend
-async def test_at_all_addresses(address: DeviceAddress) -> None:
+async def test_listen_without_a_host_listens_on_all_addresses(address: DeviceAddress) -> None:
     async with aiordma.anyio.listen(None, 0) as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, echo)
-        await is_echoed((address.host, listener.extra(SocketAttribute.local_port)))
+        await check_echo((address.host, listener.extra(SocketAttribute.local_port)))
         tasks.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""aiordma.anyio's byte streams on a real device, on every back end: manners, tools, and HTTP."""
+"""aiordma.anyio byte streams on a real device, on every anyio backend: behaviour, TLS, HTTP."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def connected(address: DeviceAddress, options: StreamOptions = SMALL) -> A
 
 
 @on_every_backend
-async def test_bytes_and_attributes(address: DeviceAddress) -> None:
+async def test_streams_carry_bytes_and_have_attributes(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, listener):
         assert isinstance(near, ByteStream)
         assert isinstance(listener, Listener)
@@ -95,7 +95,7 @@ async def test_half_close_and_backpressure(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_two_tasks_at_one_stream(address: DeviceAddress) -> None:
+async def test_a_second_task_that_receives_or_sends_raises_busy(address: DeviceAddress) -> None:
     async with connected(address) as (near, _, __), anyio.create_task_group() as tasks:
         tasks.start_soon(near.receive)
         tasks.start_soon(near.send, bytes(100_000))
@@ -110,7 +110,7 @@ async def test_two_tasks_at_one_stream(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_the_ends_have_anyio_s_exceptions(address: DeviceAddress) -> None:
+async def test_closed_and_broken_streams_raise_anyio_exceptions(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, listener):
         near.abort()
         with pytest.raises(BrokenResourceError) as broken:
@@ -128,7 +128,7 @@ async def test_the_ends_have_anyio_s_exceptions(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_tls_of_anyio_s_and_buffers_of_its(address: DeviceAddress) -> None:
+async def test_tls_and_buffered_streams(address: DeviceAddress) -> None:
     authority = trustme.CA()
     server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("rdma.example").configure_cert(server_side)
@@ -157,13 +157,13 @@ async def test_tls_of_anyio_s_and_buffers_of_its(address: DeviceAddress) -> None
         tasks.cancel_scope.cancel()
 
 
-# --- HTTP: httpx, unchanged but for where its connections come from; h11 at the other end ---
+# --- HTTP: httpx with connections over RDMA; h11 at the other end ---
 
 PAGE = pattern(300_000)
 
 
 async def serve_page(stream: RdmaByteStream) -> None:
-    """One request, one answer, by h11."""
+    """Receive one request and send one response, with h11."""
     server = h11.Connection(h11.SERVER)
     while True:
         event = server.next_event()
@@ -178,7 +178,7 @@ async def serve_page(stream: RdmaByteStream) -> None:
 
 
 class NetworkStream(httpcore.AsyncNetworkStream):
-    """A byte stream of anyio's as httpcore wants it."""
+    """An httpcore stream over an anyio byte stream."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -202,7 +202,7 @@ class NetworkStream(httpcore.AsyncNetworkStream):
 
 
 class RdmaNetwork(httpcore.AsyncNetworkBackend):
-    """Where httpcore gets its connections from."""
+    """An httpcore backend that connects over RDMA."""
 
     async def connect_tcp(
         self,

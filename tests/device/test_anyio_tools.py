@@ -1,4 +1,4 @@
-"""anyio's own tools over aiordma's streams, unchanged, on every back end of anyio's."""
+"""anyio's wrappers of streams and listeners over aiordma streams, on every anyio backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aiordma.rdmacm import DeviceAddress
 
 
 @on_every_backend
-async def test_text(address: DeviceAddress) -> None:
+async def test_text_stream(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, _):
         here, there = TextStream(near), TextStream(far)
         await here.send("grüße")
@@ -35,8 +35,8 @@ async def test_text(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_a_buffer(address: DeviceAddress) -> None:
-    """Bytes from messages, whatever their bounds."""
+async def test_buffered_byte_receive_stream(address: DeviceAddress) -> None:
+    """The boundaries of the messages make no difference."""
     async with connected(address) as (near, far, _):
         buffered = BufferedByteReceiveStream(far)
         for message in (b"some", b"", b"thing\nand a", b" line\nthe rest"):
@@ -55,7 +55,7 @@ async def test_a_buffer(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_a_buffer_both_ways(address: DeviceAddress) -> None:
+async def test_buffered_byte_stream(address: DeviceAddress) -> None:
     async with connected(address) as ends:
         near, far = BufferedByteStream(ends.near), BufferedByteStream(ends.far)
         await near.send(b"question\nmore")
@@ -66,8 +66,8 @@ async def test_a_buffer_both_ways(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_staples(address: DeviceAddress) -> None:
-    """One connection to send on, another one to receive from."""
+async def test_stapled_object_stream(address: DeviceAddress) -> None:
+    """One connection sends, another one receives."""
     async with connected(address) as one, connected(address) as two:
         near = StapledObjectStream(one.near, two.near)
         far = StapledObjectStream(two.far, one.far)
@@ -83,14 +83,14 @@ async def test_staples(address: DeviceAddress) -> None:
 
 
 @on_every_backend
-async def test_several_listeners(address: DeviceAddress) -> None:
+async def test_multi_listener(address: DeviceAddress) -> None:
     async def echo(stream: MessageStream) -> None:
         await stream.send(await stream.receive())
 
     listeners = [await aiordma.anyio.listen(address.host, 0) for _ in range(2)]
-    wheres = [listener.extra(RdmaAttribute.local_address) for listener in listeners]
+    addresses = [listener.extra(RdmaAttribute.local_address) for listener in listeners]
     async with MultiListener(listeners) as listener, running(listener.serve, echo):
-        for where in wheres:
+        for where in addresses:
             async with aiordma.anyio.connect(*where) as stream:
                 await stream.send(b"hello")
                 assert await stream.receive() == b"hello"
@@ -98,7 +98,7 @@ async def test_several_listeners(address: DeviceAddress) -> None:
 
 @pytest.fixture(scope="module")
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's, and that of a client who trusts it."""
+    """Return the TLS context of a server, and that of a client that trusts the server."""
     authority = trustme.CA()
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("rdma.example").configure_cert(server)
@@ -113,14 +113,14 @@ Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
 
 @on_every_backend
-async def test_tls(address: DeviceAddress, contexts: Contexts) -> None:
+async def test_tls_stream(address: DeviceAddress, contexts: Contexts) -> None:
     server, client = contexts
-    message = bytes(range(256)) * 48  # one record of it fits into a message
+    message = bytes(range(256)) * 48  # a TLS record with a third of it fits into a message
 
     async def serve(stream: MessageStream) -> None:
         tls = await TLSStream.wrap(stream, server_side=True, ssl_context=server)
         await tls.send(await BufferedByteReceiveStream(tls).receive_exactly(len(message)))
-        with pytest.raises(anyio.BrokenResourceError):  # the end was not announced
+        with pytest.raises(anyio.BrokenResourceError):  # the peer sent no close_notify
             await tls.receive()
 
     async with connected(address) as (near, far, _), anyio.create_task_group() as tasks:
@@ -137,7 +137,7 @@ async def test_tls(address: DeviceAddress, contexts: Contexts) -> None:
 
 
 @on_every_backend
-async def test_a_listener_for_tls(address: DeviceAddress, contexts: Contexts) -> None:
+async def test_tls_listener(address: DeviceAddress, contexts: Contexts) -> None:
     server, client = contexts
 
     async def handler(stream: TLSStream) -> None:

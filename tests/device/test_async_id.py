@@ -1,4 +1,4 @@
-"""AsyncCmId, step by step: what connect() and listen() do not show."""
+"""AsyncCmId, call by call: the steps that connect() and listen() take internally."""
 
 from __future__ import annotations
 
@@ -65,8 +65,13 @@ async def resolved(
     return client
 
 
+def state_of(cm: AsyncCmId) -> CmState:
+    """Return the state. mypy does not assume that the next call returns the same."""
+    return cm.state
+
+
 async def exchange(client: AsyncCmId, server: AsyncCmId) -> None:
-    """One message, through the queues that the ids have of their own."""
+    """Send one message through the queues that belong to the ids."""
     memory = bytearray(16)
     inbox, outbox = await server.reg_msgs(memory), await client.reg_msgs(bytearray(b"hello"))
     server.cm_id.post_recv(1, inbox, 0, 16)
@@ -77,7 +82,7 @@ async def exchange(client: AsyncCmId, server: AsyncCmId) -> None:
 
 
 @pytest.mark.parametrize("port_space", [PortSpace.TCP, PortSpace.IB])
-async def test_every_step_with_the_defaults(address: DeviceAddress, port_space: PortSpace) -> None:
+async def test_connecting_step_by_step(address: DeviceAddress, port_space: PortSpace) -> None:
     async with loops.timeout(TIME_LIMIT), await listening(address, port_space) as listener:
         client = await resolved(address, listener.local_address[1], port_space)
         client.context = "mine"
@@ -99,7 +104,7 @@ async def test_every_step_with_the_defaults(address: DeviceAddress, port_space: 
         await server.aclose()
 
 
-async def test_own_protection_domain_queues_and_shared_receive_queue(
+async def test_ids_use_the_users_protection_domain_and_queues(
     address: DeviceAddress,
 ) -> None:
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
@@ -126,11 +131,11 @@ async def test_own_protection_domain_queues_and_shared_receive_queue(
 
 
 @pytest.mark.transport("IB")
-async def test_queue_pairs_moved_by_hand(address: DeviceAddress) -> None:
-    """Neither id has a queue pair; both sides move their own along, and confirm."""
+async def test_queue_pairs_that_the_user_modifies_are_connected(address: DeviceAddress) -> None:
+    """The ids own no queue pairs. Each side creates one and modifies its state."""
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
-        near, near_queue = make_queue_pair(client)
+        near, close_near = make_queue_pair(client)
         near.modify(client.init_qp_attr(QpState.INIT))
         parameters = ConnectionParameters(
             b"", 1, 1, retry_count=7, rnr_retry_count=7, qp_num=near.number
@@ -139,14 +144,14 @@ async def test_queue_pairs_moved_by_hand(address: DeviceAddress) -> None:
         server = await listener.get_request()
         assert server.event is not None
         assert server.event.qp_num == near.number
-        far, far_queue = make_queue_pair(server)
+        far, close_far = make_queue_pair(server)
         for state in (QpState.INIT, QpState.RTR, QpState.RTS):
             far.modify(server.init_qp_attr(state))
         accepting = loops.create_task(
             server.accept(ConnectionParameters(b"", 1, 1, rnr_retry_count=7, qp_num=far.number))
         )
         await connecting
-        assert client.state is CmState.RESPONDED
+        assert state_of(client) is CmState.RESPONDED
         assert client.established is not None
         assert client.established.type is CmEventType.CONNECT_RESPONSE
         for state in (QpState.RTR, QpState.RTS):
@@ -158,7 +163,7 @@ async def test_queue_pairs_moved_by_hand(address: DeviceAddress) -> None:
             client.establish()
         near.destroy()
         far.destroy()
-        for close in (near_queue, far_queue):
+        for close in (close_near, close_far):
             close()
         await client.aclose()
         await server.aclose()
@@ -178,7 +183,7 @@ def make_queue_pair(cm: AsyncCmId) -> tuple[QueuePair, Callable[[], None]]:
 
 
 @pytest.mark.transport("IB")
-async def test_enhanced_connection_establishment(address: DeviceAddress) -> None:
+async def test_ece_options_are_offered_and_can_be_rejected(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         client.set_local_ece(Ece(vendor_id=0x1234, options=5))
@@ -207,11 +212,11 @@ async def test_options_take_effect(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IB")
-async def test_a_route_that_is_known_already(address: DeviceAddress) -> None:
+async def test_set_path_replaces_resolve_route(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         port = listener.local_address[1]
-        scout = await resolved(address, port)
-        route = scout.route
+        first = await resolved(address, port)
+        route = first.route
         assert len(route.paths) == 1
         assert route.sgid == route.dgid == route.paths[0].dgid
         client = await AsyncCmId.create()
@@ -224,11 +229,11 @@ async def test_a_route_that_is_known_already(address: DeviceAddress) -> None:
         await server.create_qp(SMALL)
         await server.accept()
         await connecting
-        for cm in (scout, client, server):
+        for cm in (first, client, server):
             await cm.aclose()
 
 
-async def test_a_path_that_is_none(address: DeviceAddress) -> None:
+async def test_set_path_with_invalid_data_fails(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await AsyncCmId.create() as client:
         await client.resolve_addr(parse_address(address.host, 1))
         with pytest.raises(RouteError):
@@ -238,7 +243,7 @@ async def test_a_path_that_is_none(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IB")
-async def test_datagram_ids_tell_each_other_their_numbers(address: DeviceAddress) -> None:
+async def test_datagram_ids_exchange_their_queue_pair_numbers(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await listening(address, PortSpace.UDP) as listener:
         client = await resolved(address, listener.local_address[1], PortSpace.UDP)
         qp = await client.create_qp(SMALL)
@@ -260,7 +265,7 @@ async def test_datagram_ids_tell_each_other_their_numbers(address: DeviceAddress
 
 
 @pytest.mark.transport("IB")
-async def test_groups_are_joined_and_left(address: DeviceAddress) -> None:
+async def test_multicast_groups_are_joined_and_left(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await AsyncCmId.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
         await cm.create_qp(SMALL)
@@ -275,14 +280,14 @@ async def test_groups_are_joined_and_left(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IWARP")
-async def test_iwarp_has_no_groups(address: DeviceAddress) -> None:
+async def test_join_multicast_on_iwarp_fails(address: DeviceAddress) -> None:
     async with await AsyncCmId.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
         with pytest.raises(RdmaError):
             await cm.join_multicast(parse_address("239.7.7.1"))
 
 
-async def test_xrc_is_refused_clearly(address: DeviceAddress) -> None:
+async def test_an_xrc_shared_receive_queue_is_refused(address: DeviceAddress) -> None:
     async with await resolved(address, 1) as cm:
         with pytest.raises(VerbsError) as refused:
             await cm.create_srq(SharedReceiveQueueCaps(max_wr=4), srq_type=SrqType.XRC)
@@ -292,7 +297,7 @@ async def test_xrc_is_refused_clearly(address: DeviceAddress) -> None:
 async def test_a_shared_receive_queue_can_be_closed_before_the_id(address: DeviceAddress) -> None:
     async with await resolved(address, 1) as cm:
         srq = await cm.create_srq(SharedReceiveQueueCaps(max_wr=4))
-        if address.transport.name == "IB":  # siw cannot tell
+        if address.transport.name == "IB":  # siw does not support the query
             assert srq.query().max_wr >= 4
         srq.close()
         srq.close()
@@ -312,7 +317,7 @@ async def test_steps_out_of_order_are_refused(address: DeviceAddress) -> None:
         await cm.create_qp(SMALL)
 
 
-async def test_two_tasks_may_not_ask_at_once(address: DeviceAddress) -> None:
+async def test_a_second_resolve_at_the_same_time_fails(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await AsyncCmId.create() as cm:
         first = loops.create_task(cm.resolve_addr(parse_address(address.host, 1)))
         await loops.settle()
@@ -321,17 +326,19 @@ async def test_two_tasks_may_not_ask_at_once(address: DeviceAddress) -> None:
         await first
 
 
-async def test_an_address_that_leads_nowhere(address: DeviceAddress) -> None:
+async def test_resolve_addr_without_a_route_fails(address: DeviceAddress) -> None:
     async with await AsyncCmId.create() as cm:
         with pytest.raises(AddressError):
             await cm.resolve_addr(parse_address("240.0.0.1", 1), timeout=1)
         await cm.resolve_addr(parse_address(address.host, 1))
 
 
-async def test_two_connections_take_from_one_shared_receive_queue(address: DeviceAddress) -> None:
+async def test_two_connections_receive_from_one_shared_receive_queue(
+    address: DeviceAddress,
+) -> None:
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         port = listener.local_address[1]
-        owner = await resolved(address, port)  # has the queue, and the domain of both
+        owner = await resolved(address, port)  # owns the shared receive queue
         pd = ProtectionDomain(owner.device())
         srq = await owner.create_srq(SharedReceiveQueueCaps(max_wr=8), pd)
         memory = bytearray(64)

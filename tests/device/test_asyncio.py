@@ -1,6 +1,6 @@
-"""What asyncio has and trio has not: eager tasks, runners that run again, closed loops.
+"""Features that asyncio has and trio lacks: eager tasks, runners that run again, closed loops.
 
-The other tests of this folder run on them too; asyncio's loop is in debug mode there.
+The other tests of this folder run on asyncio and uvloop, too; there asyncio is in debug mode.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ async def echo(connection: Connection) -> None:
         await connection.send(message)
 
 
-@pytest.mark.loops("asyncio")  # uvloop and eager tasks do not go together
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are of Python 3.12")
-async def test_eager_tasks(address: DeviceAddress) -> None:
-    """A task runs at once, up to its first wait, inside of the one that makes it."""
+@pytest.mark.loops("asyncio")  # uvloop does not support eager tasks
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks need Python 3.12")
+async def test_eager_tasks_send_and_receive(address: DeviceAddress) -> None:
+    """An eager task runs up to its first wait inside create_task()."""
     asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
     async with asyncio.timeout(TIME_LIMIT), aiordma.listen(address.host, 0) as listener:
         serving = asyncio.create_task(listener.serve(echo))
         async with aiordma.connect(*listener.local_address) as connection:
             sends = [asyncio.create_task(connection.send(b"%d" % number)) for number in range(20)]
-            assert sends[0].done()  # it never had to wait
+            assert sends[0].done()  # it did not have to wait
             for number in range(20):
                 assert await connection.recv() == b"%d" % number
             await asyncio.gather(*sends)
@@ -54,8 +54,10 @@ async def test_eager_tasks(address: DeviceAddress) -> None:
 
 
 @factories
-def test_a_runner_that_runs_again(address: DeviceAddress, factory: Factory) -> None:
-    """Between the runs the loop stands still, and what it had to do waits."""
+def test_connections_survive_between_the_runs_of_a_runner(
+    address: DeviceAddress, factory: Factory
+) -> None:
+    """Between the runs the loop does not run, and its pending work waits."""
 
     async def open_both() -> tuple[Listener, Connection, Connection]:
         listener = await aiordma.listen(address.host, 0)
@@ -76,7 +78,9 @@ def test_a_runner_that_runs_again(address: DeviceAddress, factory: Factory) -> N
 
 
 @factories
-def test_many_loops_one_after_the_other(address: DeviceAddress, factory: Factory) -> None:
+def test_many_loops_one_after_the_other_share_worker_threads(
+    address: DeviceAddress, factory: Factory
+) -> None:
     async def once() -> None:
         async with connected(address) as pair:
             await pair.client.send(b"x")
@@ -87,13 +91,11 @@ def test_many_loops_one_after_the_other(address: DeviceAddress, factory: Factory
         loop = factory()
         loop.run_until_complete(once())
         loop.close()
-    assert threading.active_count() < threads + 12  # they are shared by all loops
+    assert threading.active_count() < threads + 12  # all loops share the worker threads
 
 
 @factories
-def test_a_loop_that_is_closed_with_everything_open(
-    address: DeviceAddress, factory: Factory
-) -> None:
+def test_objects_open_on_a_closed_loop_warn(address: DeviceAddress, factory: Factory) -> None:
     async def leave_open() -> list[object]:
         listener = await aiordma.listen(address.host, 0)
         accepting = asyncio.create_task(listener.accept())
@@ -101,16 +103,16 @@ def test_a_loop_that_is_closed_with_everything_open(
         return [listener, connection, await accepting]
 
     with asyncio.Runner(loop_factory=factory) as runner:
-        left = runner.run(leave_open())
+        objects = runner.run(leave_open())
     with pytest.warns(ResourceWarning, match="unclosed"):
-        left.clear()
+        objects.clear()
 
 
 @factories
-def test_anything_goes_on_in_debug_mode(
+def test_debug_mode_of_asyncio_finds_nothing(
     address: DeviceAddress, factory: Factory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It would complain of calls from a wrong thread, and of coroutines that nobody awaits."""
+    """It reports calls from a wrong thread, and coroutines that are never awaited."""
 
     async def main() -> None:
         async with connected(address) as pair:

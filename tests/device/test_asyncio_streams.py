@@ -1,10 +1,10 @@
-"""asyncio's streams, transports and servers over RDMA: what asyncio promises of its own."""
+"""Streams, transports and servers of aiordma.asyncio: they behave like those of asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -25,7 +25,9 @@ from aiordma.rdmacm import DeviceAddress
 
 pytestmark = pytest.mark.loops("asyncio", "uvloop")
 
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
+Serve = Callable[[Reader, Writer], Awaitable[None]]
 
 
 async def echo(reader: Reader, writer: Writer) -> None:
@@ -36,10 +38,8 @@ async def echo(reader: Reader, writer: Writer) -> None:
 
 
 @asynccontextmanager
-async def talking_to(
-    address: DeviceAddress, serve: aiordma.asyncio.OnConnected
-) -> AsyncIterator[tuple[Reader, Writer]]:
-    """A client of a server that runs `serve` for it."""
+async def client_of(address: DeviceAddress, serve: Serve) -> AsyncIterator[tuple[Reader, Writer]]:
+    """Start a server that runs `serve`, and yield the reader and the writer of a client."""
     async with asyncio.timeout(TIME_LIMIT):
         server = await start_server(serve, address.host, 0)
         try:
@@ -54,8 +54,8 @@ async def talking_to(
             await server.wait_closed()
 
 
-async def test_what_readers_and_writers_do(any_address: DeviceAddress) -> None:
-    async with talking_to(any_address, echo) as (reader, writer):
+async def test_methods_of_reader_and_writer(any_address: DeviceAddress) -> None:
+    async with client_of(any_address, echo) as (reader, writer):
         writer.write(b"a line\nand ")
         writer.writelines([b"another\n", bytearray(b"until;"), memoryview(b"exactly")])
         await writer.drain()
@@ -71,14 +71,14 @@ async def test_what_readers_and_writers_do(any_address: DeviceAddress) -> None:
         assert reader.at_eof()
 
 
-async def test_what_the_transport_tells(address: DeviceAddress) -> None:
+async def test_extra_info_of_the_transport(address: DeviceAddress) -> None:
     seen: list[tuple[str, int]] = []
 
     async def serve(reader: Reader, writer: Writer) -> None:
         seen.append(writer.get_extra_info("peername"))
         await echo(reader, writer)
 
-    async with talking_to(address, serve) as (reader, writer):
+    async with client_of(address, serve) as (reader, writer):
         writer.write(b"x")
         assert await reader.read(1) == b"x"
         assert writer.get_extra_info("peername")[0] == address.host
@@ -88,9 +88,9 @@ async def test_what_the_transport_tells(address: DeviceAddress) -> None:
         assert address.host in repr(writer.transport)
 
 
-async def test_megabytes_through_a_writer(address: DeviceAddress) -> None:
+async def test_a_megabyte_through_a_writer_arrives(address: DeviceAddress) -> None:
     data = pattern(1 << 20)
-    async with talking_to(address, echo) as (reader, writer):
+    async with client_of(address, echo) as (reader, writer):
 
         async def send() -> None:
             for start in range(0, len(data), 300_000):
@@ -111,7 +111,7 @@ async def test_drain_waits_at_the_high_water_mark(address: DeviceAddress) -> Non
         await reader.read()
         writer.close()
 
-    async with talking_to(address, serve) as (reader, writer):
+    async with client_of(address, serve) as (reader, writer):
         writer.transport.set_write_buffer_limits(high=10_000, low=1000)
         assert writer.transport.get_write_buffer_limits() == (1000, 10_000)
         writer.write(bytes(2 << 20))
@@ -126,7 +126,7 @@ async def test_drain_waits_at_the_high_water_mark(address: DeviceAddress) -> Non
         assert await reader.read() == b""
 
 
-async def test_what_was_written_arrives_though_it_is_closed(address: DeviceAddress) -> None:
+async def test_data_written_before_close_arrives(address: DeviceAddress) -> None:
     data = pattern(1 << 20)
     received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -134,14 +134,14 @@ async def test_what_was_written_arrives_though_it_is_closed(address: DeviceAddre
         received.set_result(await reader.read())
         writer.close()
 
-    async with talking_to(address, serve) as (_, writer):
+    async with client_of(address, serve) as (_, writer):
         writer.write(data)
         writer.close()
         assert writer.is_closing()
         assert await received == data
 
 
-async def test_a_peer_that_aborts_is_a_reset(address: DeviceAddress) -> None:
+async def test_abort_by_the_peer_raises_connection_reset_error(address: DeviceAddress) -> None:
     async def serve(_: Reader, writer: Writer) -> None:
         writer.transport.abort()
 
@@ -156,7 +156,7 @@ async def test_a_peer_that_aborts_is_a_reset(address: DeviceAddress) -> None:
     await server.wait_closed()
 
 
-async def test_nobody_listens(address: DeviceAddress) -> None:
+async def test_connect_without_a_listener_raises_connection_error(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
     with pytest.raises(ConnectionError):
@@ -167,7 +167,7 @@ async def test_nobody_listens(address: DeviceAddress) -> None:
 
 
 class Recorder(asyncio.Protocol):
-    """Notes what it is told."""
+    """A protocol that records which of its methods are called."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -201,7 +201,7 @@ class Recorder(asyncio.Protocol):
 async def recorded(
     address: DeviceAddress,
 ) -> AsyncIterator[tuple[Recorder, Recorder, StreamServer]]:
-    """A client's protocol, its server's, and the server."""
+    """Yield the protocols of a client and of its server side, and the server."""
     made: asyncio.Future[Recorder] = asyncio.get_running_loop().create_future()
 
     def factory() -> Recorder:
@@ -219,7 +219,7 @@ async def recorded(
             server.abort_clients()
 
 
-async def test_a_protocol_hears_everything_once_and_in_order(address: DeviceAddress) -> None:
+async def test_protocol_methods_are_called_once_and_in_order(address: DeviceAddress) -> None:
     async with recorded(address) as (client, server, _):
         client.transport.write(b"hello")
         client.transport.close()
@@ -230,7 +230,7 @@ async def test_a_protocol_hears_everything_once_and_in_order(address: DeviceAddr
     assert (server.calls, server.data) == (["made", "eof", "lost"], b"hello")
 
 
-async def test_pausing_and_resuming(address: DeviceAddress) -> None:
+async def test_pausing_and_resuming_of_reads_and_writes(address: DeviceAddress) -> None:
     async with recorded(address) as (client, server, _):
         server.transport.pause_reading()
         assert not server.transport.is_reading()
@@ -245,8 +245,8 @@ async def test_pausing_and_resuming(address: DeviceAddress) -> None:
         assert client.calls == ["made", "pause", "resume"]
 
 
-async def test_an_answer_is_read_though_its_sender_is_gone(address: DeviceAddress) -> None:
-    """The answer, the end and the disconnect are all there before any of it is looked at."""
+async def test_data_can_be_read_after_the_peer_disconnected(address: DeviceAddress) -> None:
+    """The data, the end and the disconnect arrive before reading is resumed."""
     async with recorded(address) as (client, server, _):
         client.transport.write_eof()
         client.transport.pause_reading()
@@ -259,7 +259,7 @@ async def test_an_answer_is_read_though_its_sender_is_gone(address: DeviceAddres
     assert (client.data, client.calls) == (b"answer", ["made", "eof", "lost"])
 
 
-async def test_writing_after_the_end(address: DeviceAddress) -> None:
+async def test_write_after_write_eof_raises_runtime_error(address: DeviceAddress) -> None:
     async with recorded(address) as (client, _, __):
         client.transport.write_eof()
         client.transport.write_eof()
@@ -271,20 +271,20 @@ async def test_writing_after_the_end(address: DeviceAddress) -> None:
 
 
 async def test_a_protocol_that_raises_ends_its_connection_only(address: DeviceAddress) -> None:
-    complaints: list[str] = []
+    errors: list[str] = []
     asyncio.get_running_loop().set_exception_handler(
-        lambda _, context: complaints.append(context["message"])
+        lambda _, context: errors.append(context["message"])
     )
     async with recorded(address) as (client, server, _):
         server.data_received = _fail  # type: ignore[method-assign]
         client.transport.write(b"x")
         assert isinstance(await server.lost, ZeroDivisionError)
         assert isinstance(await client.lost, ConnectionResetError)
-    assert complaints == ["the protocol failed on what was received"]
+    assert errors == ["the protocol failed on what was received"]
 
 
-async def test_a_factory_that_raises_leaves_nothing(address: DeviceAddress) -> None:
-    """Neither here nor at the peer."""
+async def test_a_factory_that_raises_closes_the_connection(address: DeviceAddress) -> None:
+    """No connection stays open on either side."""
 
     def fail() -> asyncio.Protocol:
         raise ZeroDivisionError
@@ -301,12 +301,12 @@ async def test_a_factory_that_raises_leaves_nothing(address: DeviceAddress) -> N
             await writer.wait_closed()
 
 
-def _fail(_: bytes) -> None:
+def _fail(data: bytes) -> None:
     raise ZeroDivisionError
 
 
 class Buffered(asyncio.BufferedProtocol):
-    """Has its own memory filled."""
+    """A protocol that receives into its own memory."""
 
     def __init__(self) -> None:
         self.memory = bytearray(7)
@@ -323,7 +323,7 @@ class Buffered(asyncio.BufferedProtocol):
         self.over.set()
 
 
-async def test_a_buffered_protocol(address: DeviceAddress) -> None:
+async def test_a_buffered_protocol_receives_into_its_memory(address: DeviceAddress) -> None:
     async with asyncio.timeout(TIME_LIMIT):
         server = await start_server(echo, address.host, 0)
         transport, protocol = await create_connection(Buffered, *server.sockets[0].getsockname())
@@ -338,7 +338,7 @@ async def test_a_buffered_protocol(address: DeviceAddress) -> None:
 # --- servers ---
 
 
-async def test_a_server_that_serves_for_ever_until_it_is_cancelled(address: DeviceAddress) -> None:
+async def test_cancelling_serve_forever_closes_the_server(address: DeviceAddress) -> None:
     server = await start_server(echo, address.host, 0, start_serving=False)
     assert not server.is_serving()
     async with server:
@@ -355,7 +355,7 @@ async def test_a_server_that_serves_for_ever_until_it_is_cancelled(address: Devi
     assert not server.is_serving()
 
 
-async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
+async def test_start_server_on_a_port_in_use_fails(address: DeviceAddress) -> None:
     async with await start_server(echo, address.host, 0) as server:
         with pytest.raises(OSError, match="taken"):
             await start_server(echo, *server.sockets[0].getsockname())
@@ -365,7 +365,7 @@ async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
 
 
 @pytest.mark.loops("uvloop")
-async def test_uvloop_puts_tls_on_its_own_transports_only(address: DeviceAddress) -> None:
+async def test_tls_on_uvloop_is_refused(address: DeviceAddress) -> None:
     context = ssl.create_default_context()
     with pytest.raises(ValueError, match="its own transports"):
         await start_server(echo, address.host, 0, ssl=context)
@@ -375,7 +375,7 @@ async def test_uvloop_puts_tls_on_its_own_transports_only(address: DeviceAddress
 
 @pytest.mark.loops("asyncio")
 @pytest.mark.may_block
-async def test_tls(address: DeviceAddress) -> None:
+async def test_tls_verifies_the_server_and_carries_data(address: DeviceAddress) -> None:
     authority = trustme.CA()
     server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("rdma.example").configure_cert(server_side)

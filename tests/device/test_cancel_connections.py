@@ -1,4 +1,4 @@
-"""What a cancelled await leaves behind: making connections, serving, closing."""
+"""The state after a cancelled await: connecting, serving, closing."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ async def resolved(where: tuple[str, int]) -> AsyncCmId:
 
 
 @pytest.mark.awaits("connect")
-async def test_connect_leaves_nothing(address: DeviceAddress) -> None:
-    """Here; a listener may see the request, of a peer that gave up."""
+async def test_cancelled_connect_leaves_nothing(address: DeviceAddress) -> None:
+    """Nothing on this side. A listener can see the request of a peer that gave up."""
     async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         where = listener.local_address
         assert await cancelled(lambda: opened(where), begun=False)
         await cancel(lambda: opened(where))
         connecting = loops.create_task(opened(where))
-        request = await listener.get_request()  # now it waits for the answer
+        request = await listener.get_request()  # now connect() waits for the reply
         connecting.cancel()
         await loops.wait([connecting])
         assert connecting.cancelled()
@@ -40,7 +40,7 @@ async def test_connect_leaves_nothing(address: DeviceAddress) -> None:
 
 
 @pytest.mark.awaits("Connection.from_id")
-async def test_from_id_closes_the_id(address: DeviceAddress) -> None:
+async def test_cancelled_from_id_closes_the_id(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         cm = await resolved(listener.local_address)
         await cancel(lambda: Connection.from_id(cm))
@@ -48,7 +48,7 @@ async def test_from_id_closes_the_id(address: DeviceAddress) -> None:
 
 
 @pytest.mark.awaits("listen")
-async def test_listen_leaves_the_port_free(address: DeviceAddress) -> None:
+async def test_cancelled_listen_leaves_the_port_free(address: DeviceAddress) -> None:
     async with await aiordma.listen(address.host, 0) as listener:
         port = listener.local_address[1]
     assert await cancelled(lambda: aiordma.listen(address.host, port), begun=False)
@@ -57,7 +57,9 @@ async def test_listen_leaves_the_port_free(address: DeviceAddress) -> None:
 
 
 @pytest.mark.awaits("Listener.from_id")
-async def test_a_listener_from_a_synchronous_id_leaves_it_as_it_is(address: DeviceAddress) -> None:
+async def test_cancelled_listener_from_id_leaves_a_synchronous_id_unchanged(
+    address: DeviceAddress,
+) -> None:
     async with await SyncCmId.create() as cm:
         cm.bind_addr(parse_address(address.host))
         await cancel(lambda: aiordma.Listener.from_id(cm))
@@ -66,7 +68,7 @@ async def test_a_listener_from_a_synchronous_id_leaves_it_as_it_is(address: Devi
 
 @pytest.mark.awaits("Listener.get_request", "Listener.__anext__")
 @pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
-async def test_waiting_for_requests_loses_none(address: DeviceAddress, get: object) -> None:
+async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, get: object) -> None:
     assert callable(get)
     async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         await cancel(lambda: get(listener))
@@ -80,7 +82,7 @@ async def test_waiting_for_requests_loses_none(address: DeviceAddress, get: obje
 
 
 @pytest.mark.awaits("Listener.accept")
-async def test_accept_loses_the_peer_that_was_being_accepted_and_no_other(
+async def test_cancelled_accept_loses_only_the_peer_being_accepted(
     address: DeviceAddress,
 ) -> None:
     async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
@@ -91,18 +93,18 @@ async def test_accept_loses_the_peer_that_was_being_accepted_and_no_other(
         await cancel(listener.accept)
         async with await listener.accept() as accepted:
             await loops.wait(peers)
-            alive = [peer.result() for peer in peers if not peer.exception()]
-            # The first may have seen its connection made, and then end.
-            for connection in alive:
+            connected_peers = [peer.result() for peer in peers if not peer.exception()]
+            # The first peer can have been connected before its connection was ended.
+            for connection in connected_peers:
                 if connection.local_address == accepted.peer_address:
                     await connection.send(b"the other")
             assert await accepted.recv() == b"the other"
-            for connection in alive:
+            for connection in connected_peers:
                 await connection.aclose()
 
 
 @pytest.mark.awaits("ConnectRequest.accept")
-async def test_accepting_a_request_ends_the_connection(address: DeviceAddress) -> None:
+async def test_cancelled_accept_of_a_request_ends_the_connection(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         connecting = loops.create_task(opened(listener.local_address))
         request = await listener.get_request()
@@ -115,7 +117,7 @@ async def test_accepting_a_request_ends_the_connection(address: DeviceAddress) -
 
 
 @pytest.mark.awaits("ConnectRequest.reject")
-async def test_a_refusal_stands(address: DeviceAddress) -> None:
+async def test_cancelled_reject_still_rejects(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         connecting = loops.create_task(opened(listener.local_address))
         request = await listener.get_request()
@@ -126,12 +128,14 @@ async def test_a_refusal_stands(address: DeviceAddress) -> None:
 
 
 @pytest.mark.awaits("Listener.serve")
-async def test_serve_closes_the_listener_and_cancels_every_handler(address: DeviceAddress) -> None:
+async def test_cancelled_serve_closes_the_listener_and_cancels_every_handler(
+    address: DeviceAddress,
+) -> None:
     ends: list[BaseException] = []
-    inside: list[Connection] = []
+    served: list[Connection] = []
 
     async def handler(connection: Connection) -> None:
-        inside.append(connection)
+        served.append(connection)
         try:
             await connection.recv()
         except BaseException as error:
@@ -142,7 +146,7 @@ async def test_serve_closes_the_listener_and_cancels_every_handler(address: Devi
         listener = await aiordma.listen(address.host, 0)
         serving = loops.create_task(listener.serve(handler))
         peers = [await opened(listener.local_address) for _ in range(2)]
-        while len(inside) < 2:
+        while len(served) < 2:
             await loops.sleep(0.01)
         serving.cancel()
         await loops.wait([serving])
@@ -158,7 +162,7 @@ async def test_serve_closes_the_listener_and_cancels_every_handler(address: Devi
 
 
 @pytest.mark.awaits("Listener.aclose", "Listener.__aexit__")
-async def test_a_listener_is_closed_all_the_same(address: DeviceAddress) -> None:
+async def test_cancelled_aclose_still_closes_a_listener(address: DeviceAddress) -> None:
     listener = await aiordma.listen(address.host, 0)
     await cancelled(listener.aclose)
     with pytest.raises(LocalClosed):
@@ -167,7 +171,7 @@ async def test_a_listener_is_closed_all_the_same(address: DeviceAddress) -> None
 
 
 @pytest.mark.awaits("Connection.aclose")
-async def test_a_cancelled_close_is_one_by_force(address: DeviceAddress) -> None:
+async def test_cancelled_aclose_aborts_the_connection(address: DeviceAddress) -> None:
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         await cancelled(pair.client.aclose)
         assert pair.client._endpoint.released
@@ -178,7 +182,7 @@ async def test_a_cancelled_close_is_one_by_force(address: DeviceAddress) -> None
 
 
 @pytest.mark.awaits("Connection.__aexit__")
-async def test_a_block_that_is_cancelled_aborts_its_connection(address: DeviceAddress) -> None:
+async def test_cancelled_block_aborts_its_connection(address: DeviceAddress) -> None:
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
 
         async def block() -> None:
@@ -192,13 +196,13 @@ async def test_a_block_that_is_cancelled_aborts_its_connection(address: DeviceAd
 
 
 @pytest.mark.awaits("getaddrinfo")
-async def test_getaddrinfo_finishes_in_its_thread(address: DeviceAddress) -> None:
+async def test_cancelled_getaddrinfo_finishes_in_its_thread(address: DeviceAddress) -> None:
     await cancel(lambda: aiordma.getaddrinfo(address.host, 7471))
 
 
 @pytest.mark.awaits("DeviceWatch.__aenter__", "DeviceWatch.__anext__", "DeviceWatch.__aexit__")
-async def test_a_device_watch_ends_with_its_block() -> None:
-    """That a cancelled wait loses no event is in test_device_events.py."""
+async def test_cancelled_block_ends_a_device_watch() -> None:
+    """A test in test_device_events.py checks that a cancelled wait loses no event."""
 
     async def watch() -> None:
         async with aiordma.watch_devices() as watching:

@@ -1,4 +1,4 @@
-"""What a cancelled await leaves behind: messages, one-sided operations, memory."""
+"""The state after a cancelled await: messages, one-sided operations, memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
 
 @pytest.mark.awaits("Connection.send")
 @pytest.mark.transport("IB")
-async def test_a_send_that_waited_sends_nothing(address: DeviceAddress) -> None:
-    """Of copied data, while the queue is full. On iWARP nothing holds a peer back."""
+async def test_send_cancelled_while_it_waits_sends_nothing(address: DeviceAddress) -> None:
+    """The data is copied, and the send queue is full. On iWARP it would not fill up."""
     async with connected(address, SMALL, SMALL) as pair, loops.timeout(TIME_LIMIT):
         await pair.client.send(b"1")
         await pair.client.send(b"2")
@@ -34,7 +34,9 @@ async def test_a_send_that_waited_sends_nothing(address: DeviceAddress) -> None:
 
 
 @pytest.mark.awaits("Connection.send", "Connection.write")
-async def test_what_was_lent_stays_lent_until_it_is_sent(address: DeviceAddress) -> None:
+async def test_cancelled_send_or_write_keeps_memory_registered_until_it_completes(
+    address: DeviceAddress,
+) -> None:
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         far = await pair.server.allocate(64)
         buffer = bytearray(b"sent all the same")
@@ -51,7 +53,7 @@ async def test_what_was_lent_stays_lent_until_it_is_sent(address: DeviceAddress)
 
 
 @pytest.mark.awaits("Connection.send", "Connection.write", "Connection.read")
-async def test_what_had_not_begun_never_happens(address: DeviceAddress) -> None:
+async def test_operation_cancelled_before_it_begins_never_happens(address: DeviceAddress) -> None:
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         far, near = await pair.server.register(bytearray(b"far.")), await pair.client.allocate(4)
         for start in (
@@ -67,7 +69,7 @@ async def test_what_had_not_begun_never_happens(address: DeviceAddress) -> None:
 
 
 @pytest.mark.awaits("Connection.read")
-async def test_what_is_sent_after_a_read_that_was_given_up_comes_after_it(
+async def test_message_sent_after_a_cancelled_read_arrives_after_it(
     address: DeviceAddress,
 ) -> None:
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
@@ -78,14 +80,14 @@ async def test_what_is_sent_after_a_read_that_was_given_up_comes_after_it(
         await pair.server.recv()
         far.close()
         memory[:] = b"x" * 16384
-        await near.aclose()  # waits for the device's end of the read
+        await near.aclose()  # waits until the read has completed
         await pair.client.send(b"goes on")
         assert await pair.server.recv() == b"goes on"
 
 
 @pytest.mark.awaits("Connection.fetch_and_add", "Connection.compare_and_swap")
 @pytest.mark.transport("IB")
-async def test_an_atomic_operation_happens_at_most_once(address: DeviceAddress) -> None:
+async def test_cancelled_atomic_operation_happens_at_most_once(address: DeviceAddress) -> None:
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         far = await pair.server.register(bytearray(8), AccessFlags(0xF))
         assert await cancelled(lambda: pair.client.fetch_and_add(far.remote, 1), begun=False)
@@ -114,7 +116,7 @@ async def recv_message(connection: Connection) -> bytes:
     "Connection.recv", "Connection.recv_into", "Connection.recv_message", "Connection.__anext__"
 )
 @pytest.mark.parametrize("receive", [Connection.recv, recv_into, recv_message, anext])
-async def test_receiving_loses_no_message(
+async def test_cancelled_receive_loses_no_message(
     address: DeviceAddress, receive: Callable[[Connection], Any]
 ) -> None:
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
@@ -126,15 +128,15 @@ async def test_receiving_loses_no_message(
         waiting = loops.create_task(receive(pair.server))
         await pair.client.send(b"two")
         assert await waiting == b"one"
-        # It is cancelled while its wake-up is under way.
+        # The next message goes to the next call.
         while not pair.server.stats.messages_unread:
             await loops.sleep(0.001)
         assert await receive(pair.server) == b"two"
 
 
 @pytest.mark.awaits("Connection.register", "Connection.allocate", "Connection.register_dmabuf")
-async def test_nothing_stays_registered(address: DeviceAddress) -> None:
-    """The fixture of this folder counts the memory regions."""
+async def test_cancelled_registration_leaves_nothing_registered(address: DeviceAddress) -> None:
+    """The fixture `no_leaks` counts the memory regions."""
     descriptor = os.open("/dev/null", os.O_RDONLY)
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         buffer = bytearray(100_000)
@@ -143,13 +145,14 @@ async def test_nothing_stays_registered(address: DeviceAddress) -> None:
         await cancel(lambda: pair.client.register_dmabuf(descriptor, 0, 4096))
         os.close(descriptor)
         async with loops.timeout(TIME_LIMIT):
-            await until_resized(buffer)
+            await resize(buffer)
 
 
-async def until_resized(buffer: bytearray) -> None:
+async def resize(buffer: bytearray) -> None:
+    """Resize a buffer as soon as no registration exports it any more."""
     while True:
         try:
-            buffer.extend(b"nobody holds it")
+            buffer.extend(b"not exported")
         except BufferError:
             await loops.sleep(0.01)
         else:
@@ -158,15 +161,15 @@ async def until_resized(buffer: bytearray) -> None:
 
 @pytest.mark.awaits("Connection.bind")
 @pytest.mark.transport("IB")
-async def test_no_window_stays_bound(address: DeviceAddress) -> None:
+async def test_cancelled_bind_leaves_no_window_bound(address: DeviceAddress) -> None:
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         region = await pair.server.allocate(64, WINDOW)
         await cancel(lambda: pair.server.bind(region))
-        await region.aclose()  # waits until no window holds it
+        await region.aclose()  # waits until no window is bound to it
 
 
 @pytest.mark.awaits("RegistrationCache.register")
-async def test_the_cache_keeps_it_or_does_not(address: DeviceAddress) -> None:
+async def test_cancelled_cache_registration_is_cached_or_undone(address: DeviceAddress) -> None:
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         with RegistrationCache(pair.client) as cache:
             buffer = bytearray(5000)
@@ -179,7 +182,7 @@ async def test_the_cache_keeps_it_or_does_not(address: DeviceAddress) -> None:
 
 
 @pytest.mark.awaits("MemoryRegion.aclose", "MemoryRegion.__aexit__")
-async def test_a_region_is_closed_all_the_same(address: DeviceAddress) -> None:
+async def test_cancelled_aclose_still_closes_a_region(address: DeviceAddress) -> None:
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         buffer = bytearray(100)
         region = await pair.client.register(buffer)
@@ -192,7 +195,7 @@ async def test_a_region_is_closed_all_the_same(address: DeviceAddress) -> None:
 
 
 @pytest.mark.awaits("Connection.send")
-async def test_a_sender_that_is_cancelled_holds_up_nobody(address: DeviceAddress) -> None:
+async def test_cancelled_senders_do_not_block_others(address: DeviceAddress) -> None:
     options = ConnectionOptions(send_depth=2, recv_depth=100)
     async with connected(address, options, options) as pair, loops.timeout(TIME_LIMIT):
         senders = [loops.create_task(pair.client.send(b"%d" % n)) for n in range(20)]

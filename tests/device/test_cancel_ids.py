@@ -1,9 +1,10 @@
-"""What a cancelled await leaves behind: ids, one step after the other."""
+"""The state after a cancelled await: ids of both kinds, call by call."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import loops
@@ -26,6 +27,7 @@ kinds = pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
 
 
 def both(*methods: str) -> pytest.MarkDecorator:
+    """Mark a test with awaits() for methods of both kinds of ids."""
     names = [f"{kind}.{method}" for kind in ("AsyncCmId", "SyncCmId") for method in methods]
     return pytest.mark.awaits(*names)
 
@@ -47,33 +49,35 @@ async def resolved(address: DeviceAddress, kind: Kind, listener: CmId) -> AsyncI
 
 
 async def close(cm: CmId) -> None:
-    """What was begun is over, and nothing of it is left; the fixture counts."""
+    """Close an id and check its state. The fixture `no_leaks` checks that nothing is left."""
     await cm.aclose()
     assert cm.state is CmState.CLOSED
 
 
 @both("create")
 @kinds
-async def test_create_leaves_nothing(address: DeviceAddress, kind: Kind) -> None:
+async def test_cancelled_create_leaves_nothing(address: DeviceAddress, kind: Kind) -> None:
     assert await cancelled(kind.create, begun=False)
 
 
 @pytest.mark.awaits("SyncCmId.create_ep")
-async def test_create_ep_destroys_what_is_made_nevertheless(address: DeviceAddress) -> None:
+async def test_cancelled_create_ep_destroys_its_endpoint(address: DeviceAddress) -> None:
     info = AddrInfo(destination=parse_address(address.host, 1))
     await cancel(lambda: SyncCmId.create_ep(info))
 
 
 @both("resolve_addr", "resolve_route", "set_path")
 @kinds
-async def test_a_query_leaves_the_id_to_be_closed(address: DeviceAddress, kind: Kind) -> None:
+async def test_id_can_be_closed_after_a_cancelled_resolve(
+    address: DeviceAddress, kind: Kind
+) -> None:
     destination = parse_address(address.host, 1)
     async with await kind.create() as cm:
         await cancelled(lambda: cm.resolve_addr(destination))
         await close(cm)
     async with await kind.create() as cm:
         assert await cancelled(lambda: cm.resolve_addr(destination), begun=False)
-        await cm.resolve_addr(destination)  # which had not begun
+        await cm.resolve_addr(destination)  # the cancelled call had not begun
         assert await cancelled(lambda: cm.set_path(bytes(80)), begun=False)
         assert await cancelled(cm.resolve_route, begun=False)
         assert cm.state is CmState.ADDR_RESOLVED
@@ -83,7 +87,9 @@ async def test_a_query_leaves_the_id_to_be_closed(address: DeviceAddress, kind: 
 
 @both("connect", "accept")
 @kinds
-async def test_connecting_leaves_the_id_to_be_closed(address: DeviceAddress, kind: Kind) -> None:
+async def test_id_can_be_closed_after_a_cancelled_connect_or_accept(
+    address: DeviceAddress, kind: Kind
+) -> None:
     async with listening(address, kind) as listener, resolved(address, kind, listener) as client:
         await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect())
@@ -98,7 +104,7 @@ async def test_connecting_leaves_the_id_to_be_closed(address: DeviceAddress, kin
 
 @both("disconnect")
 @kinds
-async def test_a_disconnect_goes_on(address: DeviceAddress, kind: Kind) -> None:
+async def test_cancelled_disconnect_continues(address: DeviceAddress, kind: Kind) -> None:
     async with listening(address, kind) as listener, resolved(address, kind, listener) as client:
         await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect())
@@ -113,7 +119,9 @@ async def test_a_disconnect_goes_on(address: DeviceAddress, kind: Kind) -> None:
 
 @both("create_qp", "create_srq", "reg_msgs", "reg_read", "reg_write")
 @kinds
-async def test_what_is_made_is_the_ids(address: DeviceAddress, kind: Kind) -> None:
+async def test_objects_of_cancelled_calls_are_destroyed_with_the_id(
+    address: DeviceAddress, kind: Kind
+) -> None:
     steps: list[Callable[[CmId], Awaitable[Any]]] = [
         lambda cm: cm.create_srq(SharedReceiveQueueCaps(max_wr=4)),
         lambda cm: cm.reg_msgs(bytearray(100)),
@@ -124,13 +132,13 @@ async def test_what_is_made_is_the_ids(address: DeviceAddress, kind: Kind) -> No
     async with await kind.create() as cm:
         await cm.resolve_addr(parse_address(address.host, 1))
         for step in steps:
-            await cancel(lambda step=step: step(cm))
+            await cancel(partial(step, cm))
         await close(cm)
 
 
 @both("get_send_comp", "get_recv_comp")
 @kinds
-async def test_waiting_for_completions_loses_none(address: DeviceAddress, kind: Kind) -> None:
+async def test_cancelled_wait_loses_no_completion(address: DeviceAddress, kind: Kind) -> None:
     async with listening(address, kind) as listener, resolved(address, kind, listener) as client:
         await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect())
@@ -150,7 +158,7 @@ async def test_waiting_for_completions_loses_none(address: DeviceAddress, kind: 
 
 @both("get_request", "__anext__")
 @kinds
-async def test_waiting_for_requests_loses_none(address: DeviceAddress, kind: Kind) -> None:
+async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, kind: Kind) -> None:
     async with listening(address, kind) as listener, resolved(address, kind, listener) as client:
         await cancel(listener.get_request)
         await cancel(lambda: anext(listener))
@@ -166,7 +174,9 @@ async def test_waiting_for_requests_loses_none(address: DeviceAddress, kind: Kin
 @both("join_multicast", "leave_multicast")
 @kinds
 @pytest.mark.transport("IB")
-async def test_groups_are_left_with_the_id(address: DeviceAddress, kind: Kind) -> None:
+async def test_groups_of_cancelled_calls_are_left_with_the_id(
+    address: DeviceAddress, kind: Kind
+) -> None:
     async with await kind.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
         await cancelled(lambda: cm.join_multicast(GROUP))
@@ -180,13 +190,15 @@ async def test_groups_are_left_with_the_id(address: DeviceAddress, kind: Kind) -
 
 @both("migrate")
 @kinds
-async def test_a_migration_leaves_the_id_as_it_is(address: DeviceAddress, kind: Kind) -> None:
+async def test_cancelled_migrate_leaves_the_id_unchanged(
+    address: DeviceAddress, kind: Kind
+) -> None:
     async with listening(address, kind) as listener:
         migrate = listener.migrate
         arguments: tuple[None, ...] = (None,) if kind is AsyncCmId else ()
-        await cancel(lambda: migrate(*arguments))  # type: ignore[arg-type, call-arg]
+        await cancel(lambda: migrate(*arguments))
         assert listener.state is CmState.LISTENING
-        moved = await migrate(*arguments)  # type: ignore[arg-type, call-arg]
+        moved = await migrate(*arguments)
         with pytest.raises(LocalClosed):
             await listener.get_request()
         await moved.aclose()
@@ -194,7 +206,7 @@ async def test_a_migration_leaves_the_id_as_it_is(address: DeviceAddress, kind: 
 
 @both("aclose", "__aexit__")
 @kinds
-async def test_an_id_is_closed_all_the_same(address: DeviceAddress, kind: Kind) -> None:
+async def test_cancelled_aclose_still_closes_an_id(address: DeviceAddress, kind: Kind) -> None:
     cm = await kind.create()
     await cancelled(cm.aclose)
     assert cm.state is CmState.CLOSED

@@ -1,4 +1,4 @@
-"""What a cancelled await leaves behind: byte streams."""
+"""The state after a cancelled await: byte streams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def receive_into(stream: ByteStream) -> bytes:
 
 @pytest.mark.awaits("ByteStream.receive", "ByteStream.receive_into", "ByteStream.__anext__")
 @pytest.mark.parametrize("receive", [ByteStream.receive, receive_into, anext])
-async def test_receiving_loses_no_byte(
+async def test_cancelled_receive_loses_no_byte(
     address: DeviceAddress, receive: Callable[[ByteStream], Awaitable[bytes]]
 ) -> None:
     async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
@@ -43,7 +43,7 @@ async def test_receiving_loses_no_byte(
 
 
 @pytest.mark.awaits("ByteStream.send")
-async def test_a_part_of_what_was_being_sent_arrives(address: DeviceAddress) -> None:
+async def test_cancelled_send_sends_a_part_of_its_data(address: DeviceAddress) -> None:
     data = pattern(4 * DEFAULT.recv_buffer)
     async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         assert await cancelled(lambda: pair.client.send(data), begun=False)
@@ -55,7 +55,9 @@ async def test_a_part_of_what_was_being_sent_arrives(address: DeviceAddress) -> 
 
 
 @pytest.mark.awaits("ByteStream.send")
-async def test_registered_memory_stays_pinned_until_it_has_arrived(address: DeviceAddress) -> None:
+async def test_cancelled_send_keeps_memory_registered_until_it_completes(
+    address: DeviceAddress,
+) -> None:
     data = pattern(4 * DEFAULT.recv_buffer)
     buffer = bytearray(data)
     async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
@@ -70,7 +72,7 @@ async def test_registered_memory_stays_pinned_until_it_has_arrived(address: Devi
 
 
 @pytest.mark.awaits("ByteStream.send_eof", "ByteStream.wait_sendable")
-async def test_the_end_is_sent_or_not(address: DeviceAddress) -> None:
+async def test_cancelled_send_eof_can_be_repeated(address: DeviceAddress) -> None:
     async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         assert await cancelled(pair.client.wait_sendable, begun=False)
         assert await cancelled(pair.client.send_eof, begun=False)
@@ -82,7 +84,9 @@ async def test_the_end_is_sent_or_not(address: DeviceAddress) -> None:
 
 
 @pytest.mark.awaits("ByteStream.iomap", "ByteStream.iowrite")
-async def test_a_mapping_is_not_made_and_a_write_has_not_begun(address: DeviceAddress) -> None:
+async def test_iomap_or_iowrite_cancelled_before_it_begins_does_nothing(
+    address: DeviceAddress,
+) -> None:
     options = StreamOptions(mappings=1)
     async with streaming(address, options, options) as pair, loops.timeout(TIME_LIMIT):
         region = await pair.server.allocate(64)
@@ -97,8 +101,8 @@ async def test_a_mapping_is_not_made_and_a_write_has_not_begun(address: DeviceAd
 
 
 @pytest.mark.awaits("ByteStream.register", "ByteStream.register_dmabuf", "ByteStream.allocate")
-async def test_nothing_stays_registered(address: DeviceAddress) -> None:
-    """The same code as a connection's, where all three are."""
+async def test_cancelled_registration_leaves_nothing_registered(address: DeviceAddress) -> None:
+    """Connections share the code. Their test, in test_cancel_data.py, has all three calls."""
     buffer = bytearray(1 << 20)
     async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         await cancel(lambda: pair.client.register(buffer))
@@ -112,7 +116,7 @@ async def test_nothing_stays_registered(address: DeviceAddress) -> None:
 
 
 @pytest.mark.awaits("ByteStream.aclose")
-async def test_a_cancelled_close_is_one_by_force(address: DeviceAddress) -> None:
+async def test_cancelled_aclose_aborts_the_stream(address: DeviceAddress) -> None:
     async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         await cancelled(pair.client.aclose)
         assert pair.client._endpoint.released
@@ -122,7 +126,7 @@ async def test_a_cancelled_close_is_one_by_force(address: DeviceAddress) -> None
 
 
 @pytest.mark.awaits("ByteStream.__aexit__")
-async def test_a_block_that_is_cancelled_aborts_its_stream(address: DeviceAddress) -> None:
+async def test_cancelled_block_aborts_its_stream(address: DeviceAddress) -> None:
     async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
 
         async def block() -> None:
@@ -136,12 +140,14 @@ async def test_a_block_that_is_cancelled_aborts_its_stream(address: DeviceAddres
 
 
 @pytest.mark.awaits("connect_stream", "StreamRequest.reject")
-async def test_connecting_leaves_nothing_and_a_refusal_stands(address: DeviceAddress) -> None:
+async def test_cancelled_connect_leaves_nothing_and_cancelled_reject_rejects(
+    address: DeviceAddress,
+) -> None:
     async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         where = listener.local_address
         assert await cancelled(lambda: opened(where), begun=False)
         connecting = loops.create_task(opened(where))
-        request = await listener.get_request()  # now it waits for the answer
+        request = await listener.get_request()  # now connect_stream() waits for the reply
         connecting.cancel()
         await loops.wait([connecting])
         assert connecting.cancelled()
@@ -154,7 +160,7 @@ async def test_connecting_leaves_nothing_and_a_refusal_stands(address: DeviceAdd
 
 
 @pytest.mark.awaits("listen_stream", "StreamListener.aclose", "StreamListener.__aexit__")
-async def test_a_listener_leaves_its_port_free(address: DeviceAddress) -> None:
+async def test_cancelled_listen_or_aclose_leaves_the_port_free(address: DeviceAddress) -> None:
     listener = await aiordma.listen_stream(address.host, 0)
     port = listener.local_address[1]
     await cancelled(listener.aclose)
@@ -168,7 +174,7 @@ async def test_a_listener_leaves_its_port_free(address: DeviceAddress) -> None:
 
 @pytest.mark.awaits("StreamListener.get_request", "StreamListener.__anext__")
 @pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
-async def test_waiting_for_requests_loses_none(address: DeviceAddress, get: object) -> None:
+async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, get: object) -> None:
     assert callable(get)
     async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         await cancel(lambda: get(listener))
@@ -179,7 +185,7 @@ async def test_waiting_for_requests_loses_none(address: DeviceAddress, get: obje
 
 
 @pytest.mark.awaits("StreamRequest.accept", "StreamListener.accept")
-async def test_the_peer_that_was_being_accepted_is_lost_and_no_other(
+async def test_cancelled_accept_loses_only_the_peer_being_accepted(
     address: DeviceAddress,
 ) -> None:
     async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
@@ -199,7 +205,9 @@ async def test_the_peer_that_was_being_accepted_is_lost_and_no_other(
 
 
 @pytest.mark.awaits("StreamListener.serve")
-async def test_serve_closes_the_listener_and_cancels_its_handlers(address: DeviceAddress) -> None:
+async def test_cancelled_serve_closes_the_listener_and_cancels_its_handlers(
+    address: DeviceAddress,
+) -> None:
     inside = loops.make_event()
     ends: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""How connections end when everybody behaves."""
+"""Connections that end without a fault: close, abort and cancelled close."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ async def test_iteration_ends_and_recv_raises_when_the_peer_disconnects(
         with pytest.raises(PeerClosed):
             await pair.server.recv()
         with pytest.raises(PeerClosed):
-            await pair.server.send(b"anybody?")
+            await pair.server.send(b"too late")
         assert pair.server.closed
 
 
-async def test_what_was_sent_before_aclose_arrives(address: DeviceAddress) -> None:
+async def test_messages_sent_before_aclose_arrive(address: DeviceAddress) -> None:
     count = 30
     async with connected(address) as pair:
         for number in range(count):
@@ -37,7 +37,7 @@ async def test_what_was_sent_before_aclose_arrives(address: DeviceAddress) -> No
     assert received == [b"%d" % number * 500 for number in range(count)]
 
 
-async def test_a_waiting_receiver_hears_of_the_peers_disconnect(address: DeviceAddress) -> None:
+async def test_disconnect_of_the_peer_ends_a_waiting_recv(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         receiving = loops.create_task(pair.server.recv())
         await loops.sleep(0.01)
@@ -46,7 +46,7 @@ async def test_a_waiting_receiver_hears_of_the_peers_disconnect(address: DeviceA
             await loops.wait_for(receiving, TIME_LIMIT)
 
 
-async def test_a_waiting_receiver_hears_of_a_local_close(address: DeviceAddress) -> None:
+async def test_local_close_ends_a_waiting_recv(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         receiving = loops.create_task(pair.server.recv())
         await loops.sleep(0.01)
@@ -55,14 +55,14 @@ async def test_a_waiting_receiver_hears_of_a_local_close(address: DeviceAddress)
             await receiving
 
 
-async def test_both_close_at_once(address: DeviceAddress) -> None:
+async def test_both_ends_can_close_at_the_same_time(address: DeviceAddress) -> None:
     for _ in range(10):
         async with connected(address) as pair:
             await pair.client.send(b"x")
             await loops.gather(pair.client.aclose(), pair.server.aclose())
 
 
-async def test_abort_reaches_the_peer(address: DeviceAddress) -> None:
+async def test_abort_ends_a_waiting_recv_of_the_peer(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         receiving = loops.create_task(pair.server.recv())
         await loops.sleep(0.01)
@@ -73,8 +73,8 @@ async def test_abort_reaches_the_peer(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IB")
-async def test_aclose_is_bounded_when_the_peer_takes_nothing(address: DeviceAddress) -> None:
-    # The peer never receives: on RoCE its full ring holds the sends back for ever.
+async def test_aclose_is_bounded_when_the_peer_does_not_receive(address: DeviceAddress) -> None:
+    # The peer never receives. On RoCE its full receive queue delays the sends for ever.
     client = ConnectionOptions(close_timeout=0.5)
     server = ConnectionOptions(recv_depth=1)
     async with connected(address, client, server) as pair:
@@ -86,7 +86,7 @@ async def test_aclose_is_bounded_when_the_peer_takes_nothing(address: DeviceAddr
 
 
 @pytest.mark.transport("IB")
-async def test_a_waiting_sender_hears_of_the_end(address: DeviceAddress) -> None:
+async def test_local_close_ends_a_waiting_send(address: DeviceAddress) -> None:
     client = ConnectionOptions(send_depth=1, close_timeout=0.1)
     async with connected(address, client, ConnectionOptions(recv_depth=1)) as pair:
         sends = [loops.create_task(pair.client.send(b"x")) for _ in range(5)]
@@ -97,7 +97,7 @@ async def test_a_waiting_sender_hears_of_the_end(address: DeviceAddress) -> None
         assert {type(result) for result in results} == {type(None), LocalClosed}
 
 
-async def test_a_cancelled_aclose_destroys_everything_all_the_same(
+async def test_a_cancelled_aclose_still_destroys_everything(
     address: DeviceAddress,
 ) -> None:
     for steps in range(1, 12):
@@ -126,7 +126,7 @@ async def test_a_block_that_raises_closes_gracefully(address: DeviceAddress) -> 
             assert [message async for message in server] == [b"before the mistake"]
 
 
-async def test_closing_a_listener_leaves_its_connections_alone(address: DeviceAddress) -> None:
+async def test_closing_a_listener_leaves_its_connections_open(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         await pair.listener.aclose()
         await pair.client.send(b"still here")
@@ -136,7 +136,7 @@ async def test_closing_a_listener_leaves_its_connections_alone(address: DeviceAd
         assert [request async for request in pair.listener] == []
 
 
-async def test_a_waiting_acceptor_hears_of_the_listeners_end(address: DeviceAddress) -> None:
+async def test_closing_a_listener_ends_a_waiting_get_request(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         waiting = loops.create_task(listener.get_request())
         await loops.settle()

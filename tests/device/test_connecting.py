@@ -1,4 +1,4 @@
-"""Making connections: addresses, names, private data, options, and many at once."""
+"""Establishing connections: addresses, names, private data, options, and many at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from aiordma import Connection, ConnectionOptions, ConnectRequest, PortSpace, Re
 from aiordma.rdmacm import DeviceAddress
 
 
-async def answer_one(listener: aiordma.Listener, private_data: bytes) -> ConnectRequest:
+async def echo_one(listener: aiordma.Listener, private_data: bytes) -> ConnectRequest:
+    """Accept one connection and echo its messages until it ends. Return the request."""
     request = await listener.get_request()
     async with request.accept(private_data) as connection:
         async for message in connection:
@@ -24,11 +25,11 @@ async def answer_one(listener: aiordma.Listener, private_data: bytes) -> Connect
 
 
 def unscoped(address: tuple[str, int]) -> tuple[str, int]:
-    """rdma_cm does not tell a listener the scope of a link-local address."""
+    """Return the address without its scope, which rdma_cm does not report to a listener."""
     return address[0].partition("%")[0], address[1]
 
 
-async def test_port_0_picks_one_and_both_sides_know_all_addresses(
+async def test_port_0_binds_a_free_port_and_both_ends_know_the_addresses(
     any_address: DeviceAddress,
 ) -> None:
     async with connected(any_address) as pair:
@@ -41,33 +42,33 @@ async def test_port_0_picks_one_and_both_sides_know_all_addresses(
         assert pair.client.local_address[0] == any_address.host
 
 
-async def test_private_data_travels_both_ways(address: DeviceAddress) -> None:
+async def test_private_data_is_sent_both_ways(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        answering = loops.create_task(answer_one(listener, b"welcome"))
+        echoing = loops.create_task(echo_one(listener, b"welcome"))
         async with aiordma.connect(*listener.local_address, private_data=b"hello") as connection:
             if address.transport.name == "IB":
                 assert connection.private_data == b"welcome".ljust(196, b"\0")
             else:
                 assert connection.private_data == b"welcome"
-        request = await answering
+        request = await echoing
         padded = b"hello".ljust(56, b"\0") if address.transport.name == "IB" else b"hello"
         assert request.private_data == padded
 
 
-async def test_private_data_of_the_greatest_length(address: DeviceAddress) -> None:
+async def test_private_data_of_the_maximum_length_is_sent_both_ways(address: DeviceAddress) -> None:
     ask, answer = (56, 196) if address.transport.name == "IB" else (251, 251)
     async with aiordma.listen(address.host, 0) as listener:
-        answering = loops.create_task(answer_one(listener, b"a" * answer))
+        echoing = loops.create_task(echo_one(listener, b"a" * answer))
         async with aiordma.connect(*listener.local_address, private_data=b"q" * ask) as connection:
             assert connection.private_data == b"a" * answer
-        assert (await answering).private_data == b"q" * ask
+        assert (await echoing).private_data == b"q" * ask
 
 
-async def test_private_data_that_is_too_long_costs_nothing(address: DeviceAddress) -> None:
+async def test_private_data_that_is_too_long_raises_value_error(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         with pytest.raises(ValueError, match="private data of 300 bytes"):
             await aiordma.connect(*listener.local_address, private_data=bytes(300))
-        connecting = loops.create_task(connect_quietly(listener))
+        connecting = loops.create_task(connect_to(listener))
         request = await listener.get_request()
         with pytest.raises(ValueError, match="private data of 300 bytes"):
             await request.accept(bytes(300))
@@ -78,27 +79,29 @@ async def test_private_data_that_is_too_long_costs_nothing(address: DeviceAddres
             assert [message async for message in connection] == []
 
 
-async def connect_quietly(listener: aiordma.Listener) -> Connection:
+async def connect_to(listener: aiordma.Listener) -> Connection:
     return await aiordma.connect(*listener.local_address)
 
 
-async def test_from_a_local_address(any_address: DeviceAddress) -> None:
+async def test_connect_from_a_local_address(any_address: DeviceAddress) -> None:
     async with aiordma.listen(any_address.host, 0) as listener:
-        answering = loops.create_task(answer_one(listener, b""))
+        echoing = loops.create_task(echo_one(listener, b""))
         async with aiordma.connect(
             *listener.local_address, local_address=(any_address.host, 0)
         ) as connection:
             assert connection.local_address[0] == any_address.host
-        await answering
+        await echoing
 
 
-async def test_by_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_and_listen_by_name(
+    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = give_name(address, monkeypatch)
     async with aiordma.listen(name, 0) as listener:
-        answering = loops.create_task(answer_one(listener, b""))
+        echoing = loops.create_task(echo_one(listener, b""))
         async with aiordma.connect(name, listener.local_address[1]) as connection:
             assert connection.peer_address[0] == address.host
-        await answering
+        await echoing
 
 
 async def test_every_address_of_a_name_is_tried(
@@ -112,25 +115,25 @@ async def test_every_address_of_a_name_is_tried(
         ]
 
     async with aiordma.listen(address.host, 0) as listener:
-        answering = loops.create_task(answer_one(listener, b""))
+        echoing = loops.create_task(echo_one(listener, b""))
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
         async with aiordma.connect("two.example", listener.local_address[1]) as connection:
             assert connection.peer_address[0] == address.host
-        await answering
+        await echoing
 
 
-async def test_without_a_host_every_address_is_listened_on(any_address: DeviceAddress) -> None:
+async def test_listen_without_a_host_listens_on_all_addresses(any_address: DeviceAddress) -> None:
     async with aiordma.listen(None, 0) as listener:
-        answering = loops.create_task(answer_one(listener, b""))
+        echoing = loops.create_task(echo_one(listener, b""))
         port = listener.local_address[1]
         async with aiordma.connect(any_address.host, port) as connection:
             await connection.send(b"hello")
             assert await connection.recv() == b"hello"
-        asked = (await answering).local_address
+        asked = (await echoing).local_address
         assert unscoped(asked) == unscoped((any_address.host, port))
 
 
-async def test_many_connections_at_once_do_not_mix(address: DeviceAddress) -> None:
+async def test_many_connections_at_once_keep_their_messages_apart(address: DeviceAddress) -> None:
     count, rounds = 20, 3
     options = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=256)
 
@@ -138,10 +141,10 @@ async def test_many_connections_at_once_do_not_mix(address: DeviceAddress) -> No
         async for message in connection:
             await connection.send(message)
 
-    async def talk(number: int, where: tuple[str, int]) -> None:
+    async def exchange(number: int, where: tuple[str, int]) -> None:
         async with aiordma.connect(*where, options=options) as connection:
-            for turn in range(rounds):
-                message = b"%d/%d" % (number, turn)
+            for round_number in range(rounds):
+                message = b"%d/%d" % (number, round_number)
                 await connection.send(message)
                 assert await connection.recv() == message
 
@@ -149,12 +152,12 @@ async def test_many_connections_at_once_do_not_mix(address: DeviceAddress) -> No
         serving = loops.create_task(listener.serve(echo))
         async with loops.TaskGroup() as tasks:
             for number in range(count):
-                tasks.create_task(talk(number, listener.local_address))
+                tasks.create_task(exchange(number, listener.local_address))
         await listener.aclose()
         await serving
 
 
-async def test_await_and_async_with_are_both_possible(address: DeviceAddress) -> None:
+async def test_connect_and_listen_can_be_awaited_or_entered(address: DeviceAddress) -> None:
     listener = await aiordma.listen(address.host, 0)
     accepting = loops.create_task(listener.accept())
     client = await aiordma.connect(*listener.local_address)
@@ -176,14 +179,16 @@ async def test_await_and_async_with_are_both_possible(address: DeviceAddress) ->
     ],
     ids=["id-options", "port-space", "smallest", "no-reads", "device-limits"],
 )
-async def test_options(address: DeviceAddress, options: ConnectionOptions) -> None:
+async def test_connections_with_unusual_options_carry_messages(
+    address: DeviceAddress, options: ConnectionOptions
+) -> None:
     async with connected(address, options, options) as pair:
         for size in (0, 1, 65, 1000):
             await pair.client.send(bytes(size))
             assert await pair.server.recv() == bytes(size)
 
 
-async def test_more_than_the_device_can_do_is_refused(address: DeviceAddress) -> None:
+async def test_options_beyond_the_devices_limits_are_refused(address: DeviceAddress) -> None:
     many, small = 1 << 20, 1
     async with aiordma.listen(address.host, 0) as listener:
         too_deep = ConnectionOptions(send_depth=many, recv_depth=many, max_message_size=small)
@@ -216,9 +221,9 @@ async def test_a_handler_that_raises_ends_its_own_connection_only(
     assert "as asked" in caplog.text
 
 
-async def test_a_request_is_answered_once(address: DeviceAddress) -> None:
+async def test_a_request_can_be_answered_only_once(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(connect_quietly(listener))
+        connecting = loops.create_task(connect_to(listener))
         request = await listener.get_request()
         async with request.accept():
             await (await connecting).aclose()
@@ -228,9 +233,9 @@ async def test_a_request_is_answered_once(address: DeviceAddress) -> None:
                 await request.reject()
 
 
-async def test_rejected_with_private_data(address: DeviceAddress) -> None:
+async def test_reject_sends_private_data(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(connect_quietly(listener))
+        connecting = loops.create_task(connect_to(listener))
         request = await listener.get_request()
         await request.reject(b"not today")
         with pytest.raises(Rejected) as caught:
@@ -243,23 +248,23 @@ async def test_rejected_with_private_data(address: DeviceAddress) -> None:
         assert caught.value.private_data == b"not today"
 
 
-async def test_rejected_with_private_data_of_the_greatest_length(address: DeviceAddress) -> None:
+async def test_reject_sends_private_data_of_the_maximum_length(address: DeviceAddress) -> None:
     longest = b"n" * (148 if address.transport.name == "IB" else 251)
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(connect_quietly(listener))
+        connecting = loops.create_task(connect_to(listener))
         await (await listener.get_request()).reject(longest)
         with pytest.raises(Rejected) as caught:
             await connecting
     assert caught.value.private_data == longest
 
 
-async def test_two_loops_in_two_threads(address: DeviceAddress) -> None:
+async def test_connections_between_loops_of_two_threads(address: DeviceAddress) -> None:
     ready = queue.Queue[tuple[str, int]]()
 
     async def serve() -> None:
         async with aiordma.listen(address.host, 0) as listener:
             ready.put(listener.local_address)
-            await answer_one(listener, b"from the other loop")
+            await echo_one(listener, b"from the other loop")
 
     thread = threading.Thread(target=loops.runner_of_this_kind(), args=(serve,))
     thread.start()
@@ -270,7 +275,7 @@ async def test_two_loops_in_two_threads(address: DeviceAddress) -> None:
     await loops.to_thread(thread.join)
 
 
-async def test_loops_made_and_closed_one_after_the_other(address: DeviceAddress) -> None:
+async def test_connections_on_several_loops_one_after_the_other(address: DeviceAddress) -> None:
     async def once() -> None:
         async with connected(address) as pair:
             await pair.client.send(b"x")

@@ -1,4 +1,4 @@
-"""Datagrams on a device: peers that ask and answer, what travels, what is refused, and the end."""
+"""Datagrams on a device: resolving peers, sending, limits and closing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import ipaddress
 import itertools
 from array import array
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 import loops
 import pytest
@@ -29,6 +30,9 @@ from aiordma import (
 from aiordma.rdmacm import DeviceAddress
 from aiordma.verbs import AddressHandleAttributes
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 pytestmark = pytest.mark.transport("IB")
 
 DEFAULT = DatagramOptions()
@@ -36,10 +40,10 @@ UDP_QKEY = 0x01234567
 
 
 @contextlib.asynccontextmanager
-async def two(
+async def endpoints(
     address: DeviceAddress, near: DatagramOptions = DEFAULT, far: DatagramOptions = DEFAULT
 ) -> AsyncIterator[tuple[DatagramEndpoint, DatagramEndpoint, DatagramPeer]]:
-    """An endpoint, another one that serves, and the other as a peer."""
+    """Yield an endpoint, a second one that serves, and the second one as a peer."""
     async with (
         aiordma.open_datagram((address.host, 0), options=near) as one,
         aiordma.open_datagram((address.host, 0), options=far) as other,
@@ -53,7 +57,8 @@ async def two(
             await serving
 
 
-async def within(seconds: float, endpoint: DatagramEndpoint) -> aiordma.Datagram:
+async def receive_within(seconds: float, endpoint: DatagramEndpoint) -> aiordma.Datagram:
+    """Return the next datagram. Raise TimeoutError if none arrives within `seconds`."""
     async with loops.timeout(seconds):
         return await endpoint.recv_from()
 
@@ -62,7 +67,7 @@ async def within(seconds: float, endpoint: DatagramEndpoint) -> aiordma.Datagram
 
 
 async def test_a_peer_is_resolved_and_answers(any_address: DeviceAddress) -> None:
-    async with two(any_address) as (one, other, peer):
+    async with endpoints(any_address) as (one, other, peer):
         assert one.local_address[0] == any_address.host
         assert one.local_address[1] > 0
         assert peer.address == other.local_address
@@ -70,18 +75,18 @@ async def test_a_peer_is_resolved_and_answers(any_address: DeviceAddress) -> Non
         assert (peer.qp_num, peer.qkey) == (other.qp_num, UDP_QKEY)
         assert peer.private_data == b"welcome".ljust(136, b"\0")
         await one.send_to(peer, b"ping", imm=0xFEEDBEEF)
-        asked = await within(TIME_LIMIT, other)
+        asked = await receive_within(TIME_LIMIT, other)
         assert (asked.data, asked.imm, asked.group) == (b"ping", 0xFEEDBEEF, None)
         assert asked.peer.qp_num == one.qp_num
         assert asked.peer.host == any_address.host.partition("%")[0]
         await other.send_to(asked.peer, b"pong")
-        answered = await within(TIME_LIMIT, one)
+        answered = await receive_within(TIME_LIMIT, one)
         assert (answered.data, answered.imm) == (b"pong", None)
         assert answered.peer == peer
         assert len({answered.peer, peer, asked.peer}) == 2
 
 
-async def test_private_data_of_the_greatest_length(address: DeviceAddress) -> None:
+async def test_private_data_of_the_maximum_length_is_sent_both_ways(address: DeviceAddress) -> None:
     async with (
         aiordma.open_datagram((address.host, 0)) as one,
         aiordma.open_datagram((address.host, 0)) as other,
@@ -105,7 +110,7 @@ async def test_private_data_of_the_greatest_length(address: DeviceAddress) -> No
             await one.resolve(*other.local_address, bytes(181))
 
 
-async def test_a_peer_that_is_refused(address: DeviceAddress) -> None:
+async def test_resolve_of_a_peer_that_rejects_raises_rejected(address: DeviceAddress) -> None:
     async with (
         aiordma.open_datagram((address.host, 0)) as one,
         aiordma.open_datagram((address.host, 0)) as other,
@@ -119,7 +124,9 @@ async def test_a_peer_that_is_refused(address: DeviceAddress) -> None:
         assert caught.value.private_data == b"go away".ljust(136, b"\0")
 
 
-async def test_nobody_serves_there(any_address: DeviceAddress) -> None:
+async def test_resolve_of_an_endpoint_that_does_not_listen_is_rejected(
+    any_address: DeviceAddress,
+) -> None:
     async with (
         aiordma.open_datagram((any_address.host, 0)) as one,
         aiordma.open_datagram((any_address.host, 0)) as other,
@@ -129,7 +136,7 @@ async def test_nobody_serves_there(any_address: DeviceAddress) -> None:
         assert caught.value.status == 1
 
 
-async def test_a_request_that_is_dropped_is_refused(address: DeviceAddress) -> None:
+async def test_a_dropped_request_is_rejected(address: DeviceAddress) -> None:
     async with (
         aiordma.open_datagram((address.host, 0)) as one,
         aiordma.open_datagram((address.host, 0)) as other,
@@ -143,33 +150,35 @@ async def test_a_request_that_is_dropped_is_refused(address: DeviceAddress) -> N
             await resolving
 
 
-async def test_many_ask_at_once(address: DeviceAddress) -> None:
-    async with two(address) as (_, other, _), contextlib.AsyncExitStack() as stack:
+async def test_many_endpoints_can_resolve_one_at_once(address: DeviceAddress) -> None:
+    async with endpoints(address) as (_, other, _), contextlib.AsyncExitStack() as stack:
         opening = [aiordma.open_datagram((address.host, 0)) for _ in range(12)]
         clients = [await stack.enter_async_context(each) for each in opening]
-        asking = [client.resolve(*other.local_address) for client in clients]
-        peers = await loops.gather(*asking)
+        resolving = [client.resolve(*other.local_address) for client in clients]
+        peers = await loops.gather(*resolving)
         assert set(peers) == {peers[0]}
         for client in clients:
             await client.send_to(peers[0], b"%d" % client.qp_num)
         for _ in clients:
-            datagram = await within(TIME_LIMIT, other)
+            datagram = await receive_within(TIME_LIMIT, other)
             assert datagram.data == b"%d" % datagram.peer.qp_num
             await other.send_to(datagram.peer, datagram.data)
         for client in clients:
-            assert (await within(TIME_LIMIT, client)).data == b"%d" % client.qp_num
+            assert (await receive_within(TIME_LIMIT, client)).data == b"%d" % client.qp_num
 
 
-async def test_an_endpoint_can_ask_itself(address: DeviceAddress) -> None:
+async def test_an_endpoint_can_resolve_itself(address: DeviceAddress) -> None:
     async with aiordma.open_datagram((address.host, 0)) as alone:
         serving = loops.create_task(alone.serve())
         peer = await alone.resolve(*alone.local_address)
         await alone.send_to(peer, b"to myself")
-        assert (await within(TIME_LIMIT, alone)).data == b"to myself"
+        assert (await receive_within(TIME_LIMIT, alone)).data == b"to myself"
     await serving
 
 
-async def test_by_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open_and_resolve_by_name(
+    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = give_name(address, monkeypatch)
     async with aiordma.open_datagram((name, 0)) as endpoint:
         assert endpoint.local_address[0] == address.host
@@ -180,14 +189,14 @@ async def test_by_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) 
     await serving
 
 
-async def test_the_families_must_agree(address: DeviceAddress) -> None:
+async def test_resolve_in_another_address_family_fails(address: DeviceAddress) -> None:
     async with aiordma.open_datagram((address.host, 0)) as endpoint:
         other = "::1" if ":" not in address.host else "127.0.0.1"
         with pytest.raises(aiordma.ConnectError, match="no address of the local address's family"):
             await endpoint.resolve(other, 1)
 
 
-async def test_a_machine_that_does_not_answer(address: DeviceAddress) -> None:
+async def test_resolve_of_an_absent_host_fails(address: DeviceAddress) -> None:
     options = DatagramOptions(resolve_timeout=0.5)
     async with aiordma.open_datagram((address.host, 0), options=options) as endpoint:
         with pytest.raises(AddressError, match="no RDMA path to"):
@@ -195,12 +204,14 @@ async def test_a_machine_that_does_not_answer(address: DeviceAddress) -> None:
 
 
 def absent(host: str) -> str:
-    """An address in the same network that nobody has."""
+    """Return an address in the same network that no machine has."""
     return str(ipaddress.ip_address(host) + 77)
 
 
-async def test_a_way_that_leads_nowhere_costs_only_that_datagram(address: DeviceAddress) -> None:
-    async with two(address) as (one, other, peer):
+async def test_send_to_an_absent_host_fails_and_does_not_block_others(
+    address: DeviceAddress,
+) -> None:
+    async with endpoints(address) as (one, other, peer):
         assert isinstance(peer.address_key, AddressHandleAttributes)
         packed = ipaddress.ip_address(absent(address.host)).packed
         key = dataclasses.replace(
@@ -209,28 +220,28 @@ async def test_a_way_that_leads_nowhere_costs_only_that_datagram(address: Device
         lost = loops.create_task(one.send_to(dataclasses.replace(peer, address_key=key), b"lost"))
         await loops.sleep(0.05)
         await one.send_to(peer, b"not held up")
-        assert (await within(TIME_LIMIT, other)).data == b"not held up"
+        assert (await receive_within(TIME_LIMIT, other)).data == b"not held up"
         assert not lost.done()
         with pytest.raises(VerbsError, match="ibv_create_ah"):
             await lost
         await one.send_to(peer, b"still there")
-        assert (await within(TIME_LIMIT, other)).data == b"still there"
+        assert (await receive_within(TIME_LIMIT, other)).data == b"still there"
 
 
 # --- datagrams ---
 
 
-async def test_every_size_arrives_without_what_stands_before_it(address: DeviceAddress) -> None:
-    async with two(address) as (one, other, peer):
+async def test_every_size_arrives_without_its_global_routing_header(address: DeviceAddress) -> None:
+    async with endpoints(address) as (one, other, peer):
         limit = one.max_message_size
         for size in (0, 1, 39, 40, 41, 64, 65, limit - 1, limit):
             message = bytes(index % 251 for index in range(size))
             await one.send_to(peer, message)
-            assert (await within(TIME_LIMIT, other)).data == message
+            assert (await receive_within(TIME_LIMIT, other)).data == message
 
 
-async def test_what_the_mtu_does_not_carry_is_refused(address: DeviceAddress) -> None:
-    async with two(address, DatagramOptions(max_message_size=100)) as (one, other, peer):
+async def test_a_datagram_larger_than_the_mtu_is_refused(address: DeviceAddress) -> None:
+    async with endpoints(address, DatagramOptions(max_message_size=100)) as (one, other, peer):
         assert one.max_message_size == 100
         limit = other.max_message_size
         assert limit in (256, 512, 1024, 2048, 4096)
@@ -238,12 +249,12 @@ async def test_what_the_mtu_does_not_carry_is_refused(address: DeviceAddress) ->
             with pytest.raises(ValueError, match=rf"of {most + 1} bytes; .* {most} .*MTU"):
                 await sender.send_to(peer, bytes(most + 1))
         await one.send_to(peer, b"still there")
-        assert (await within(TIME_LIMIT, other)).data == b"still there"
-        # However small its own are, an endpoint takes what the MTU carries.
+        assert (await receive_within(TIME_LIMIT, other)).data == b"still there"
+        # An endpoint with a small max_message_size still receives what the MTU allows.
         serving = loops.create_task(one.serve())
         back = await other.resolve(*one.local_address)
         await other.send_to(back, bytes(limit))
-        assert (await within(TIME_LIMIT, one)).data == bytes(limit)
+        assert (await receive_within(TIME_LIMIT, one)).data == bytes(limit)
         serving.cancel()
     with pytest.raises(ValueError, match="the port's MTU carries"):
         await aiordma.open_datagram(
@@ -251,60 +262,61 @@ async def test_what_the_mtu_does_not_carry_is_refused(address: DeviceAddress) ->
         )
 
 
-async def test_everything_that_is_like_bytes_is_sent(address: DeviceAddress) -> None:
-    async with two(address) as (one, other, peer):
-        for data, expected in (
+async def test_any_bytes_like_object_can_be_sent(address: DeviceAddress) -> None:
+    async with endpoints(address) as (one, other, peer):
+        cases: list[tuple[Buffer | list[Buffer] | tuple[Buffer, ...], bytes]] = [
             (bytearray(b"array"), b"array"),
             (memoryview(b"0123456789")[::2], b"02468"),
             (array("I", [1, 2]), array("I", [1, 2]).tobytes()),
             ([b"in ", bytearray(b"pieces")], b"in pieces"),
             ((), b""),
-        ):
+        ]
+        for data, expected in cases:
             await one.send_to(peer, data)
-            assert (await within(TIME_LIMIT, other)).data == expected
+            assert (await receive_within(TIME_LIMIT, other)).data == expected
         for number in (-1, 1 << 32):
             with pytest.raises(ValueError, match="32 bits"):
                 await one.send_to(peer, b"", imm=number)
 
 
-async def test_senders_wait_when_the_queue_is_full(address: DeviceAddress) -> None:
+async def test_send_to_on_a_full_queue_waits(address: DeviceAddress) -> None:
     options = DatagramOptions(send_depth=2, max_inline=0)
-    async with two(address, options, DatagramOptions(recv_depth=512)) as (one, other, peer):
+    async with endpoints(address, options, DatagramOptions(recv_depth=512)) as (one, other, peer):
         count = 200
         await loops.gather(*(one.send_to(peer, b"%d" % number) for number in range(count)))
-        got = {int((await within(TIME_LIMIT, other)).data) for _ in range(count)}
-        assert got == set(range(count))
+        received = {int((await receive_within(TIME_LIMIT, other)).data) for _ in range(count)}
+        assert received == set(range(count))
 
 
-async def test_what_finds_no_buffer_is_lost_and_nothing_else(address: DeviceAddress) -> None:
-    async with two(address, far=DatagramOptions(recv_depth=4)) as (one, other, peer):
+async def test_only_datagrams_without_a_receive_buffer_are_lost(address: DeviceAddress) -> None:
+    async with endpoints(address, far=DatagramOptions(recv_depth=4)) as (one, other, peer):
         for number in range(20):
             await one.send_to(peer, b"%d" % number)
         while len(one._queue_pair._sends):
             await loops.sleep(0.01)
-        first = [(await within(TIME_LIMIT, other)).data for _ in range(4)]
+        first = [(await receive_within(TIME_LIMIT, other)).data for _ in range(4)]
         assert first == [b"0", b"1", b"2", b"3"]
 
-        async def say_it_again() -> None:
-            while True:  # what comes late of the others may take the buffers once more
+        async def send_repeatedly() -> None:
+            while True:  # late datagrams can fill the buffers once more
                 await one.send_to(peer, b"last")
                 await loops.sleep(0.05)
 
-        saying = loops.create_task(say_it_again())
-        while (await within(TIME_LIMIT, other)).data != b"last":
+        sending = loops.create_task(send_repeatedly())
+        while (await receive_within(TIME_LIMIT, other)).data != b"last":
             pass
-        saying.cancel()
-        await loops.wait([saying])
+        sending.cancel()
+        await loops.wait([sending])
 
 
-async def test_iterating_ends_when_the_endpoint_is_closed(address: DeviceAddress) -> None:
+async def test_iteration_ends_when_the_endpoint_is_closed(address: DeviceAddress) -> None:
     collected = []
 
     async def collect(endpoint: DatagramEndpoint) -> None:
         async for datagram in endpoint:
             collected.append(datagram.data)
 
-    async with loops.timeout(TIME_LIMIT), two(address) as (one, other, peer):
+    async with loops.timeout(TIME_LIMIT), endpoints(address) as (one, other, peer):
         collecting = loops.create_task(collect(other))
         await one.send_to(peer, b"a")
         await one.send_to(peer, b"b")
@@ -315,20 +327,20 @@ async def test_iterating_ends_when_the_endpoint_is_closed(address: DeviceAddress
         assert collected == [b"a", b"b"]
 
 
-async def test_only_one_task_receives(address: DeviceAddress) -> None:
-    async with two(address) as (one, _, peer):
+async def test_a_second_task_that_receives_raises_busy(address: DeviceAddress) -> None:
+    async with endpoints(address) as (one, _, peer):
         receiving = loops.create_task(one.recv_from())
         await loops.settle()
         with pytest.raises(BusyError):
             await one.recv_from()
         receiving.cancel()
-        with contextlib.suppress(loops.CancelledError):
+        with contextlib.suppress(*loops.CancelledError):
             await receiving
         assert peer.qp_num
 
 
-async def test_cancelling_loses_no_datagram(address: DeviceAddress) -> None:
-    async with two(address) as (one, other, peer):
+async def test_a_cancelled_recv_from_loses_no_datagram(address: DeviceAddress) -> None:
+    async with endpoints(address) as (one, other, peer):
         for number in range(30):
             receiving = loops.create_task(other.recv_from())
             await loops.settle()
@@ -336,16 +348,16 @@ async def test_cancelling_loses_no_datagram(address: DeviceAddress) -> None:
             if number % 3:
                 await loops.sleep(0.001 * (number % 5))
             receiving.cancel()
-            got = await loops.gather(receiving, return_exceptions=True)
-            if isinstance(got[0], BaseException):
-                got = [await within(TIME_LIMIT, other)]
-            assert isinstance(got[0], aiordma.Datagram)
-            assert got[0].data == b"%d" % number
+            received = await loops.gather(receiving, return_exceptions=True)
+            if isinstance(received[0], BaseException):
+                received = [await receive_within(TIME_LIMIT, other)]
+            assert isinstance(received[0], aiordma.Datagram)
+            assert received[0].data == b"%d" % number
 
 
 async def test_a_cancelled_send_sends_nothing(address: DeviceAddress) -> None:
     options = DatagramOptions(send_depth=1)
-    async with two(address, options) as (one, other, peer):
+    async with endpoints(address, options) as (one, other, peer):
         sending = [loops.create_task(one.send_to(peer, b"%d" % n)) for n in range(10)]
         await loops.sleep(0)
         for task in sending[1:]:
@@ -354,26 +366,26 @@ async def test_a_cancelled_send_sends_nothing(address: DeviceAddress) -> None:
         await one.send_to(peer, b"end")
         sent = [b"%d" % n for n, result in enumerate(done) if result is None]
         for expected in [*sent, b"end"]:
-            assert (await within(TIME_LIMIT, other)).data == expected
+            assert (await receive_within(TIME_LIMIT, other)).data == expected
 
 
-# --- where it opens ---
+# --- opening ---
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "::"])
-async def test_an_address_of_no_device_is_refused_with_advice(
+async def test_open_at_an_address_of_no_device_fails_with_advice(
     address: DeviceAddress, host: str
 ) -> None:
     with pytest.raises(AddressError, match="aiordma devices"):
         await aiordma.open_datagram((host, 0))
 
 
-async def test_an_address_of_another_machine(address: DeviceAddress) -> None:
+async def test_open_at_an_address_of_another_machine_fails(address: DeviceAddress) -> None:
     with pytest.raises(VerbsError, match="rdma_bind_addr"):
         await aiordma.open_datagram(("192.0.2.1", 0))
 
 
-async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
+async def test_open_at_a_port_in_use_fails(address: DeviceAddress) -> None:
     async with aiordma.open_datagram((address.host, 0)) as endpoint:
         with pytest.raises(VerbsError) as caught:
             await aiordma.open_datagram(endpoint.local_address)
@@ -384,23 +396,23 @@ async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IWARP")
-async def test_a_device_without_datagrams_says_so(address: DeviceAddress) -> None:
+async def test_open_on_iwarp_fails_with_a_reason(address: DeviceAddress) -> None:
     with pytest.raises(VerbsError, match="iWARP, for one, has no datagrams") as caught:
         await aiordma.open_datagram((address.host, 0))
     assert caught.value.errno == errno.EOPNOTSUPP
 
 
-async def test_queues_deeper_than_the_device_allows(address: DeviceAddress) -> None:
+async def test_queues_deeper_than_the_device_allows_are_refused(address: DeviceAddress) -> None:
     with pytest.raises(ValueError, match=f"{address.device} allows a send_depth"):
         await aiordma.open_datagram(
             (address.host, 0), options=DatagramOptions(recv_depth=1 << 20, send_depth=1 << 20)
         )
 
 
-# --- the end ---
+# --- closing ---
 
 
-async def test_closing_wakes_everybody_who_waits(address: DeviceAddress) -> None:
+async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
     async with aiordma.open_datagram((address.host, 0)) as other:
         other.listen()
         one = await aiordma.open_datagram((address.host, 0))
@@ -425,18 +437,18 @@ async def test_closing_wakes_everybody_who_waits(address: DeviceAddress) -> None
         await one.aclose()
 
 
-async def test_what_was_posted_is_sent_before_it_closes(address: DeviceAddress) -> None:
-    async with two(address) as (one, other, peer):
+async def test_aclose_sends_posted_datagrams_first(address: DeviceAddress) -> None:
+    async with endpoints(address) as (one, other, peer):
         for number in range(50):
             await one.send_to(peer, b"%d" % number)
         await one.aclose()
         with pytest.raises(LocalClosed):
             await one.send_to(peer, b"late")
         for number in range(50):
-            assert (await within(TIME_LIMIT, other)).data == b"%d" % number
+            assert (await receive_within(TIME_LIMIT, other)).data == b"%d" % number
 
 
-async def test_an_endpoint_that_is_dropped_warns_and_is_closed(address: DeviceAddress) -> None:
+async def test_a_dropped_endpoint_warns_and_is_closed(address: DeviceAddress) -> None:
     endpoints = [await aiordma.open_datagram((address.host, 0))]
     endpoints[0].listen()
     await endpoints[0].join("239.1.1.1")
@@ -444,7 +456,7 @@ async def test_an_endpoint_that_is_dropped_warns_and_is_closed(address: DeviceAd
         endpoints.clear()
 
 
-async def test_a_block_that_is_cancelled_aborts(address: DeviceAddress) -> None:
+async def test_a_cancelled_block_aborts_its_endpoint(address: DeviceAddress) -> None:
     inside = loops.make_event()
 
     async def block() -> None:
@@ -459,25 +471,25 @@ async def test_a_block_that_is_cancelled_aborts(address: DeviceAddress) -> None:
         await task
 
 
-async def test_cancelling_at_any_moment_leaves_nothing(address: DeviceAddress) -> None:
-    async def whole() -> None:
-        async with two(address) as (one, other, peer), await one.join("239.7.7.7") as group:
+async def test_cancelling_at_any_moment_leaks_nothing(address: DeviceAddress) -> None:
+    async def use_endpoints() -> None:
+        async with endpoints(address) as (one, other, peer), await one.join("239.7.7.7") as group:
             await one.send_to(group, b"x" * 500)
             await one.send_to(peer, b"y")
             await other.send_to((await other.recv_from()).peer, b"z")
 
     for moment in itertools.count():
-        task = loops.create_task(whole())
+        task = loops.create_task(use_endpoints())
         await loops.sleep(0.002 * moment)
         if task.done():
             await task
             break
         task.cancel()
-        with contextlib.suppress(loops.CancelledError, LocalClosed):
+        with contextlib.suppress(*loops.CancelledError, LocalClosed):
             await task
 
 
-async def test_not_listening(address: DeviceAddress) -> None:
+async def test_get_request_before_listen_fails(address: DeviceAddress) -> None:
     async with aiordma.open_datagram((address.host, 0)) as endpoint:
         with pytest.raises(RdmaError, match=r"call listen\(\) first"):
             await endpoint.get_request()

@@ -1,4 +1,4 @@
-"""watch_devices(): ports that go down and come up, and devices that go."""
+"""watch_devices(): ports that go down and up, and devices that are removed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from aiordma.rdmacm import DeviceAddress, DeviceReference
 from aiordma.verbs import AsyncEvent
 
 DOWN, UP = AsyncEventType.PORT_ERR, AsyncEventType.PORT_ACTIVE
-GONE = AsyncEventType.DEVICE_FATAL
+REMOVED = AsyncEventType.DEVICE_FATAL
 
 
 @pytest.fixture
 def device(address: DeviceAddress) -> Iterator[SoftDevice]:
-    """The device at `address`, which is there again, and up, after the test."""
+    """Yield the device at `address`. It is restored, with its link up, after the test."""
     with SoftDevice.of_address(address).restored() as soft:
         yield soft
 
 
 async def next_of(watch: DeviceWatch, device: str, kind: AsyncEventType) -> AsyncEvent:
+    """Return the next event of this device and kind. Skip the others."""
     async with loops.timeout(TIME_LIMIT):
         async for event in watch:
             if (event.device, event.type) == (device, kind):
@@ -35,8 +36,8 @@ async def next_of(watch: DeviceWatch, device: str, kind: AsyncEventType) -> Asyn
     pytest.fail("the watch ended")
 
 
-async def quiet(watch: DeviceWatch) -> None:
-    """What the test before did may still be told of."""
+async def skip_pending_events(watch: DeviceWatch) -> None:
+    """Skip events of the test before, until none arrives for half a second."""
     with contextlib.suppress(TimeoutError):
         while True:
             await loops.wait_for(anext(watch), 0.5)
@@ -62,8 +63,8 @@ async def test_a_port_goes_down_and_up(address: DeviceAddress, device: SoftDevic
         assert await loops.to_thread(port_state, address.device) is PortState.ACTIVE
 
 
-async def test_every_watch_is_told(address: DeviceAddress, device: SoftDevice) -> None:
-    """In one loop, and in another thread's."""
+async def test_every_watch_receives_an_event(address: DeviceAddress, device: SoftDevice) -> None:
+    """Two watches are in this loop, a third one is in the loop of another thread."""
 
     async def watch_one() -> AsyncEvent:
         async with aiordma.watch_devices() as watch:
@@ -82,7 +83,7 @@ async def test_every_watch_is_told(address: DeviceAddress, device: SoftDevice) -
 
 
 @pytest.mark.transport("IB")
-async def test_a_connection_outlives_a_port_that_was_down(
+async def test_a_connection_survives_a_port_that_goes_down(
     address: DeviceAddress, device: SoftDevice
 ) -> None:
     async with connected(address) as pair, aiordma.watch_devices() as watch:
@@ -106,13 +107,13 @@ async def test_an_iwarp_connection_ends_with_its_port(
                 await pair.client.recv()
 
 
-async def test_a_device_is_removed_and_others_are_watched_on(
+async def test_a_removed_device_is_reported_and_others_stay_watched(
     address: DeviceAddress, device: SoftDevice
 ) -> None:
     others = sorted(one.device for one in one_per_device() if one.device != address.device)
     async with aiordma.watch_devices() as watch:
         device.start_removing()
-        assert (await next_of(watch, address.device, GONE)).port_num == 0
+        assert (await next_of(watch, address.device, REMOVED)).port_num == 0
         assert list(watch.devices) == others
         await device.wait_removed()
         if others:
@@ -128,21 +129,21 @@ async def test_a_device_is_removed_and_others_are_watched_on(
 
 
 @pytest.mark.may_block
-async def test_cancelling_loses_nothing(address: DeviceAddress, device: SoftDevice) -> None:
+async def test_a_cancelled_wait_loses_no_event(address: DeviceAddress, device: SoftDevice) -> None:
     async with aiordma.watch_devices() as watch:
-        await quiet(watch)
+        await skip_pending_events(watch)
         task = loops.create_task(anext(watch))
         await loops.settle()
-        device.set_link("down")  # so that the loop has no turn before the task is cancelled
+        device.set_link("down")  # blocks: the loop does not run before the task is cancelled
         task.cancel()
         with pytest.raises(loops.CancelledError):
             await task
         await next_of(watch, address.device, DOWN)
 
 
-async def test_two_tasks_at_one_watch(address: DeviceAddress) -> None:
+async def test_a_second_task_that_waits_raises_busy(address: DeviceAddress) -> None:
     async with aiordma.watch_devices() as watch:
-        await quiet(watch)
+        await skip_pending_events(watch)
         task = loops.create_task(anext(watch, None))
         await loops.settle()
         with pytest.raises(BusyError):
@@ -150,7 +151,7 @@ async def test_two_tasks_at_one_watch(address: DeviceAddress) -> None:
     assert await task is None
 
 
-async def test_a_watch_is_entered_once(address: DeviceAddress) -> None:
+async def test_a_watch_can_be_entered_only_once(address: DeviceAddress) -> None:
     watch = aiordma.watch_devices()
     with pytest.raises(LocalClosed):
         await anext(watch)

@@ -1,8 +1,8 @@
-"""iWARP, where the peer's first message comes before the device is ready to hear it.
+"""iWARP: a first message of the peer that arrives before siw receives from the TCP connection.
 
-Linux's siw answers a request to connect before it takes the connection over: what comes in between
-lies there until more comes. A real peer hits that by chance, so here it is one in plain TCP, which
-does not even wait for the answer.
+siw replies to a connection request before it takes over the TCP connection. It does not process
+data that arrives in between until more data arrives. A real peer causes that only by chance. So the
+peer here uses plain TCP, and does not wait for the reply.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiordma.rdmacm import DeviceAddress
 pytestmark = [pytest.mark.transport("IWARP"), pytest.mark.loops("asyncio")]
 
 
-async def test_a_first_message_that_the_device_has_not_looked_at_is_heard(
+async def test_a_first_message_that_arrives_too_early_is_received(
     address: DeviceAddress,
 ) -> None:
     async with (
@@ -30,15 +30,15 @@ async def test_a_first_message_that_the_device_has_not_looked_at_is_heard(
         writer.write(mpa.request())
         request = await listener.get_request()
         writer.write(mpa.send(b"too early"))
-        await asyncio.sleep(0.1)  # it is there
+        await asyncio.sleep(0.1)  # until the message has arrived
         async with request.accept() as connection:
-            hearing = asyncio.create_task(connection.recv())
+            receiving = asyncio.create_task(connection.recv())
             await mpa.read_reply(reader)
             kind, read = await mpa.read_frame(reader)
             assert kind == mpa.READ_REQUEST
-            assert not hearing.done()
+            assert not receiving.done()
             writer.write(mpa.read_response(read))
-            assert await hearing == b"too early"
+            assert await receiving == b"too early"
             writer.write(mpa.send(b"and more", number=2))
             assert await connection.recv() == b"and more"
             writer.close()

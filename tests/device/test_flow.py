@@ -1,4 +1,4 @@
-"""Who waits for whom: full queues, slow readers, shared receive buffers, polling."""
+"""Flow control: full queues, slow readers, shared receive buffers, busy polling."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ async def receive_for_ever(connection: aiordma.Connection) -> None:
 
 @pytest.mark.parametrize("size", [20, 500])
 async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, size: int) -> None:
-    """All get through, those of each task in their order."""
-    # One task takes them, a message a turn on trio; nothing holds the others back on iWARP.
+    """All messages arrive, those of each task in order."""
+    # One task receives; on trio it receives one message in each iteration of the loop. On iWARP
+    # nothing delays the senders meanwhile.
     options = ConnectionOptions(send_depth=8, recv_depth=64, recv_backlog=TASKS * EACH)
     async with loops.timeout(3 * TIME_LIMIT), connected(address, options, options) as pair:
-        got: dict[int, list[int]] = defaultdict(list)
+        received: dict[int, list[int]] = defaultdict(list)
 
         async def send(task: int) -> None:
             for number in range(EACH):
@@ -43,23 +44,23 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
         async def receive() -> None:
             for _ in range(TASKS * EACH):
                 task, number = (await pair.server.recv()).split()
-                got[int(task)].append(int(number))
+                received[int(task)].append(int(number))
 
         async with loops.TaskGroup() as tasks:
             tasks.create_task(receive())
             for task in range(TASKS):
                 tasks.create_task(send(task))
-        assert got == {task: list(range(EACH)) for task in range(TASKS)}
-        if size > options.max_inline:  # short ones may get a place without waiting on the loop
+        assert received == {task: list(range(EACH)) for task in range(TASKS)}
+        if size > options.max_inline:  # small messages can get a credit without a wait
             assert pair.client.stats.send_waits > 0
 
 
-async def test_more_reads_than_negotiated_wait_their_turn(address: DeviceAddress) -> None:
+async def test_reads_beyond_the_initiator_depth_wait(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=2, responder_resources=2)
     async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
         far = await pair.server.register(bytearray(range(200)))
         near = await pair.client.allocate(200)
-        # The others must not be held up in the send queue by reads that wait.
+        # Reads that wait must not delay other work requests in the send queue.
         reads = [
             loops.create_task(pair.client.read(far.remote[at : at + 1], near[at:]))
             for at in range(200)
@@ -73,7 +74,7 @@ async def test_more_reads_than_negotiated_wait_their_turn(address: DeviceAddress
         assert pair.client.stats.reads == 200
 
 
-async def test_a_read_is_given_up_while_it_waits(address: DeviceAddress) -> None:
+async def test_cancelled_reads_that_wait_do_not_block_others(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=1, responder_resources=1)
     async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
         far = await pair.server.register(bytearray(b"x" * 100))
@@ -87,19 +88,19 @@ async def test_a_read_is_given_up_while_it_waits(address: DeviceAddress) -> None
         await pair.client.read(far.remote, near)
 
 
-async def test_the_accepting_side_may_greet(address: DeviceAddress) -> None:
-    """Which iWARP does not allow at once."""
+async def test_the_accepting_side_can_send_first(address: DeviceAddress) -> None:
+    """iWARP does not allow that at once: aiordma delays the first send."""
     async with (
         loops.timeout(2 * TIME_LIMIT),
         aiordma.listen(address.host, 0) as listener,
         loops.TaskGroup() as tasks,
     ):
 
-        async def greet(connection: aiordma.Connection) -> None:
+        async def send_first(connection: aiordma.Connection) -> None:
             await connection.send(b"welcome")
             assert await connection.recv() == b"thanks"
 
-        serving = tasks.create_task(listener.serve(greet))
+        serving = tasks.create_task(listener.serve(send_first))
         for _ in range(10):
             async with aiordma.connect(*listener.local_address) as connection:
                 assert await connection.recv() == b"welcome"
@@ -110,8 +111,10 @@ async def test_the_accepting_side_may_greet(address: DeviceAddress) -> None:
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
-async def test_what_follows_a_read_that_was_given_up(address: DeviceAddress, size: int) -> None:
-    """Others wait for its end, by a fence, and reads need none."""
+async def test_operations_after_a_cancelled_read_complete(
+    address: DeviceAddress, size: int
+) -> None:
+    """Operations other than reads have a fence, so that they wait for the cancelled read."""
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         far = await pair.server.register(bytearray(b"x" * size))
         near = await pair.client.allocate(size)
@@ -128,7 +131,7 @@ async def test_what_follows_a_read_that_was_given_up(address: DeviceAddress, siz
 
 
 def send_at_once(connection: aiordma.Connection, count: int) -> None:
-    """Post them without a turn of the loop, which trio would have between any two."""
+    """Post messages without an iteration of the loop. On trio, send() would cause one each."""
     sends = connection._endpoint.data_path.sends
     for _ in range(count):
         assert sends.try_reserve()
@@ -136,19 +139,19 @@ def send_at_once(connection: aiordma.Connection, count: int) -> None:
 
 
 @pytest.mark.transport("IWARP")
-async def test_as_many_messages_as_agreed_are_no_overrun(address: DeviceAddress) -> None:
-    """Sent at once, and then the end: the loop sees none of it before."""
+async def test_a_burst_of_recv_depth_messages_is_no_overrun(address: DeviceAddress) -> None:
+    """They are sent at once, and then the connection ends, before the loop runs."""
     server = ConnectionOptions(recv_depth=8)
     async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
         send_at_once(pair.client, 8)
-        time.sleep(0.2)  # noqa: ASYNC251 - so that the loop has no turn
+        time.sleep(0.2)  # noqa: ASYNC251 - so that the loop does not run
         await pair.client.aclose()
         assert [message async for message in pair.server] == [b"burst"] * 8
 
 
 @pytest.mark.transport("IWARP")
 async def test_a_slow_reader_on_iwarp_keeps_its_connection(address: DeviceAddress) -> None:
-    """Many times recv_depth unread messages: they are copied away, and all can be received."""
+    """Unread messages beyond recv_depth are copied out of the ring. All can be received."""
     server = ConnectionOptions(recv_depth=16)
     async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
         for number in range(400):
@@ -161,7 +164,9 @@ async def test_a_slow_reader_on_iwarp_keeps_its_connection(address: DeviceAddres
 
 
 @pytest.mark.transport("IWARP")
-async def test_a_reader_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress) -> None:
+async def test_a_reader_that_is_too_slow_on_iwarp_raises_receive_overrun(
+    address: DeviceAddress,
+) -> None:
     server = ConnectionOptions(recv_depth=16, recv_backlog=50)
     async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
         with pytest.raises(PeerClosed):
@@ -173,13 +178,15 @@ async def test_a_reader_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress
 
 
 @pytest.mark.transport("IWARP")
-async def test_a_loop_that_is_too_slow_on_iwarp_is_told(address: DeviceAddress) -> None:
-    """The buffers run out before anybody can do anything about it."""
+async def test_a_loop_that_is_too_slow_on_iwarp_raises_receive_overrun(
+    address: DeviceAddress,
+) -> None:
+    """All receives are consumed before the loop can post new ones."""
     server = ConnectionOptions(recv_depth=4)
     async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
-        with contextlib.suppress(aiordma.VerbsError):  # too late for the rest of them
+        with contextlib.suppress(aiordma.VerbsError):  # the last posts can fail
             send_at_once(pair.client, 40)
-        time.sleep(0.2)  # noqa: ASYNC251 - the loop has no turn before it is too late
+        time.sleep(0.2)  # noqa: ASYNC251 - the loop does not run before it is too late
         for _ in range(5):
             assert await pair.server.recv() == b"burst"
         with pytest.raises(ReceiveOverrun, match="4: recv_depth"):
@@ -198,20 +205,20 @@ async def test_connections_share_receive_buffers(address: DeviceAddress) -> None
     ):
         serving = tasks.create_task(listener.serve(echo))
 
-        async def talk(number: int) -> None:
+        async def exchange(number: int) -> None:
             async with aiordma.connect(*listener.local_address, options=NEAR) as connection:
                 for count in range(20):
                     message = b"%d %d" % (number, count)
                     await connection.send(message)
                     assert await connection.recv() == message
 
-        talking = [tasks.create_task(talk(number)) for number in range(10)]
-        await loops.wait(talking)
+        exchanges = [tasks.create_task(exchange(number)) for number in range(10)]
+        await loops.wait(exchanges)
         await listener.aclose()
         await serving
 
 
-async def test_what_was_sent_before_the_end_arrives_also_there(address: DeviceAddress) -> None:
+async def test_messages_sent_before_aclose_arrive_in_shared_buffers(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address, NEAR, SHARED) as pair:
         for number in range(10):
             await pair.client.send(b"%d" % number)
@@ -219,7 +226,7 @@ async def test_what_was_sent_before_the_end_arrives_also_there(address: DeviceAd
         assert [message async for message in pair.server] == [b"%d" % n for n in range(10)]
 
 
-async def test_one_slow_reader_does_not_hold_the_others_up(address: DeviceAddress) -> None:
+async def test_a_slow_reader_does_not_delay_other_connections(address: DeviceAddress) -> None:
     options = ConnectionOptions(shared_recv_depth=16, recv_backlog=100)
     async with (
         loops.timeout(2 * TIME_LIMIT),
@@ -261,7 +268,7 @@ async def test_shared_buffers_outlive_their_listener(address: DeviceAddress) -> 
         message.release()
 
 
-async def test_only_a_listener_shares(address: DeviceAddress) -> None:
+async def test_shared_recv_depth_is_refused_except_by_listen(address: DeviceAddress) -> None:
     with pytest.raises(ValueError, match="shared_recv_depth is for listen"):
         await aiordma.connect(address.host, 1, options=SHARED)
     async with aiordma.listen(address.host, 0, options=SHARED) as listener:
@@ -274,7 +281,7 @@ async def test_only_a_listener_shares(address: DeviceAddress) -> None:
             pass
 
 
-async def test_many_idle_connections_need_few_buffers(address: DeviceAddress) -> None:
+async def test_many_idle_connections_share_few_buffers(address: DeviceAddress) -> None:
     async with (
         loops.timeout(3 * TIME_LIMIT),
         aiordma.listen(address.host, 0, options=SHARED) as listener,
@@ -292,7 +299,7 @@ async def test_many_idle_connections_need_few_buffers(address: DeviceAddress) ->
         assert {connection.stats.receives_posted for connection in accepted} == {32}
         for connection in near + accepted:
             connection.abort()
-            await loops.sleep(0)  # a hundred at once are much for an emulated machine
+            await loops.sleep(0)  # a hundred at once overload an emulated machine
         for connection in near + accepted:
             await connection.aclose()
 
@@ -300,7 +307,7 @@ async def test_many_idle_connections_need_few_buffers(address: DeviceAddress) ->
 POLLING = ConnectionOptions(busy_poll=0.001)
 
 
-async def test_polling_finds_what_waiting_would(address: DeviceAddress) -> None:
+async def test_busy_polling_receives_messages_and_completes_reads(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address, POLLING, POLLING) as pair:
         echoing = loops.create_task(echo(pair.server))
         for number in range(100):
@@ -314,16 +321,16 @@ async def test_polling_finds_what_waiting_would(address: DeviceAddress) -> None:
         await echoing
 
 
-async def test_polling_does_not_starve_the_loop(address: DeviceAddress) -> None:
-    """Another task runs on while one polls for what never comes."""
+async def test_busy_polling_lets_other_tasks_run(address: DeviceAddress) -> None:
+    """Another task runs while one polls for a message that never arrives."""
     polling = ConnectionOptions(busy_poll=1.0)
     async with loops.timeout(TIME_LIMIT), connected(address, polling, polling) as pair:
-        turns = 0
+        iterations = 0
 
         async def count() -> None:
-            nonlocal turns
+            nonlocal iterations
             while True:
-                turns += 1
+                iterations += 1
                 await loops.sleep(0)
 
         counting = loops.create_task(count())
@@ -331,6 +338,6 @@ async def test_polling_does_not_starve_the_loop(address: DeviceAddress) -> None:
             async with loops.timeout(0.5):
                 await pair.client.recv()
         counting.cancel()
-        assert turns > 20
+        assert iterations > 20
         await pair.server.send(b"and nothing is lost")
         assert await pair.client.recv() == b"and nothing is lost"

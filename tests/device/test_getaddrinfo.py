@@ -1,4 +1,4 @@
-"""Name resolution as RDMA has it, and endpoints made of what it gives."""
+"""getaddrinfo(), which is rdma_getaddrinfo(3), and endpoints created from its results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiordma.enums import AddrInfoFlags, QpType
 from aiordma.rdmacm import DeviceAddress, parse_address
 
 
-async def test_a_numeric_host(any_address: DeviceAddress) -> None:
+async def test_a_numeric_host_gives_its_address(any_address: DeviceAddress) -> None:
     [info] = await aiordma.getaddrinfo(any_address.host, 7471)
     assert info.destination == parse_address(any_address.host, 7471)
     assert info.port_space is PortSpace.TCP
@@ -23,7 +23,7 @@ async def test_a_numeric_host(any_address: DeviceAddress) -> None:
     assert not info.is_passive
 
 
-async def test_the_passive_side(any_address: DeviceAddress) -> None:
+async def test_the_passive_flag_gives_a_source_address(any_address: DeviceAddress) -> None:
     hints = AddrInfo(flags=AddrInfoFlags.PASSIVE)
     [info] = await aiordma.getaddrinfo(any_address.host, "7471", hints)
     assert info.is_passive
@@ -31,7 +31,9 @@ async def test_the_passive_side(any_address: DeviceAddress) -> None:
     assert info.destination is None
 
 
-async def test_the_passive_side_of_every_address(address: DeviceAddress) -> None:
+async def test_the_passive_flag_without_a_host_gives_a_source_address(
+    address: DeviceAddress,
+) -> None:
     hints = AddrInfo(flags=AddrInfoFlags.PASSIVE, port_space=PortSpace.UDP)
     [info] = await aiordma.getaddrinfo(None, 7471, hints)
     assert info.source is not None
@@ -39,7 +41,7 @@ async def test_the_passive_side_of_every_address(address: DeviceAddress) -> None
     assert info.qp_type is QpType.UD
 
 
-async def test_hints_are_heeded(address: DeviceAddress) -> None:
+async def test_hints_are_applied(address: DeviceAddress) -> None:
     hints = AddrInfo(
         flags=AddrInfoFlags.NUMERICHOST | AddrInfoFlags.FAMILY | AddrInfoFlags.NOROUTE,
         family=socket.AF_INET,
@@ -52,7 +54,7 @@ async def test_hints_are_heeded(address: DeviceAddress) -> None:
         await aiordma.getaddrinfo("a-name.example", 7471, hints)
 
 
-async def test_unknown_names_and_services(address: DeviceAddress) -> None:
+async def test_unknown_names_and_services_fail(address: DeviceAddress) -> None:
     with pytest.raises(AddressError, match="no-such-name"):
         await aiordma.getaddrinfo("no-such-name.invalid", 7471)
     with pytest.raises(AddressError, match="no-such-service"):
@@ -61,7 +63,7 @@ async def test_unknown_names_and_services(address: DeviceAddress) -> None:
         await aiordma.getaddrinfo(None)
 
 
-async def test_it_leads_to_endpoints(any_address: DeviceAddress) -> None:
+async def test_endpoints_can_be_created_from_its_results(any_address: DeviceAddress) -> None:
     hints = AddrInfo(flags=AddrInfoFlags.PASSIVE)
     async with loops.timeout(TIME_LIMIT):
         [here] = await aiordma.getaddrinfo(any_address.host, 7499, hints)

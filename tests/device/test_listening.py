@@ -1,4 +1,4 @@
-"""Listening ids, in both modes: each has an event channel of its own, and nothing of it leaks."""
+"""Listening ids of both kinds. Each has an event channel, which does not leak."""
 
 from __future__ import annotations
 
@@ -48,16 +48,18 @@ async def connecting_to(
     return client, loops.create_task(client.connect())
 
 
-async def moved(cm: AsyncCmId | SyncCmId) -> AsyncCmId | SyncCmId:
+async def migrated(cm: AsyncCmId | SyncCmId) -> AsyncCmId | SyncCmId:
     return await (cm.migrate() if isinstance(cm, SyncCmId) else cm.migrate(None))
 
 
-def channels() -> int:
+def open_channels() -> int:
+    """Return the number of event channels that this process has open."""
     return ResourceSnapshot.take().files["/dev/infiniband/rdma_cm"]
 
 
 @contextmanager
-def no_descriptor_left() -> Iterator[None]:
+def all_descriptors_in_use() -> Iterator[None]:
+    """Allow this process to open no more file descriptors during the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)
@@ -68,24 +70,24 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_a_listener_takes_one_descriptor(address: DeviceAddress) -> None:
+async def test_a_listener_uses_one_descriptor(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await AsyncCmId.create():  # the loop's channel is open
-        before = channels()
-        on_loop = await listening(AsyncCmId, address)
-        in_threads = await listening(SyncCmId, address)
-        assert channels() == before + 2
-        on_loop, in_threads = await moved(on_loop), await moved(in_threads)
-        assert channels() == before + 2
-        await on_loop.aclose()
-        await in_threads.aclose()
-        assert channels() == before
+        before = open_channels()
+        async_id = await listening(AsyncCmId, address)
+        sync_id = await listening(SyncCmId, address)
+        assert open_channels() == before + 2
+        async_id, sync_id = await migrated(async_id), await migrated(sync_id)
+        assert open_channels() == before + 2
+        await async_id.aclose()
+        await sync_id.aclose()
+        assert open_channels() == before
 
 
 @both_kinds
-async def test_an_id_that_could_not_listen_is_as_good_as_before(
+async def test_an_id_whose_listen_failed_can_still_be_used(
     address: DeviceAddress, kind: Kind
 ) -> None:
-    """It shares its port with another one, and so cannot listen there; wherever it is moved."""
+    """Another id listens on its port, so it cannot listen: as an id of either kind."""
     async with loops.timeout(TIME_LIMIT):
         elsewhere, cm = await listening(kind, address), await bound(kind, address)
         other = await bound(kind, address, cm.local_address[1])
@@ -93,18 +95,18 @@ async def test_an_id_that_could_not_listen_is_as_good_as_before(
             with pytest.raises(VerbsError, match="port is in use"):
                 cm.listen()
             assert cm.state is CmState.ADDR_BOUND
-            cm = await moved(cm)
+            cm = await migrated(cm)
         with pytest.raises(VerbsError, match="port is in use"):
             other.listen()
-        await is_answered(elsewhere, cm)
+        await check_request(elsewhere, cm)
         await cm.aclose()
         other.listen()
-        await is_answered(other)
+        await check_request(other)
         await elsewhere.aclose()
         await other.aclose()
 
 
-async def is_answered(
+async def check_request(
     listener: AsyncCmId | SyncCmId, client: AsyncCmId | SyncCmId | None = None
 ) -> None:
     client, connecting = await connecting_to(listener, client)
@@ -115,11 +117,11 @@ async def is_answered(
 
 
 @both_kinds
-async def test_closing_a_listener_leaves_the_requests_that_were_taken(
+async def test_closing_a_listener_rejects_only_pending_requests(
     address: DeviceAddress, kind: Kind
 ) -> None:
     async with loops.timeout(TIME_LIMIT):
-        listener = await moved(await moved(await listening(kind, address)))
+        listener = await migrated(await migrated(await listening(kind, address)))
         client, connecting = await connecting_to(listener)
         server = await listener.get_request()
         late, too_late = await connecting_to(listener)
@@ -135,20 +137,20 @@ async def test_closing_a_listener_leaves_the_requests_that_were_taken(
             await cm.aclose()
 
 
-async def test_listening_without_a_descriptor(address: DeviceAddress) -> None:
+async def test_listen_without_a_free_descriptor_fails(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await bound(AsyncCmId, address) as cm:
-        with no_descriptor_left(), pytest.raises(VerbsError) as caught:
+        with all_descriptors_in_use(), pytest.raises(VerbsError) as caught:
             cm.listen()
         assert caught.value.errno == errno.EMFILE
         assert cm.state is CmState.ADDR_BOUND
         cm.listen()
-        with no_descriptor_left():
-            cm = await moved(await moved(cm))
-        await is_answered(cm)
+        with all_descriptors_in_use():
+            cm = await migrated(await migrated(cm))
+        await check_request(cm)
         await cm.aclose()
 
 
-async def test_a_request_for_which_there_is_no_descriptor_is_rejected(
+async def test_a_request_without_a_free_descriptor_is_rejected(
     address: DeviceAddress,
 ) -> None:
     async with loops.timeout(TIME_LIMIT), await listening(SyncCmId, address) as listener:
@@ -158,7 +160,7 @@ async def test_a_request_for_which_there_is_no_descriptor_is_rejected(
         await client.resolve_addr(parse_address(*listener.local_address))
         await client.resolve_route()
         await client.create_qp(SMALL)
-        with no_descriptor_left():
+        with all_descriptors_in_use():
             connecting = loops.create_task(client.connect())
             with pytest.raises(VerbsError) as caught:
                 await waiting
@@ -166,12 +168,14 @@ async def test_a_request_for_which_there_is_no_descriptor_is_rejected(
             with pytest.raises(Rejected):
                 await connecting
         await client.aclose()
-        await is_answered(listener)
+        await check_request(listener)
 
 
 @both_kinds
-async def test_a_listener_that_another_thread_drops(address: DeviceAddress, kind: Kind) -> None:
-    """Its requests are rejected; the loop stops watching its channel before that is closed."""
+async def test_a_listener_dropped_by_another_thread_rejects_its_requests(
+    address: DeviceAddress, kind: Kind
+) -> None:
+    """The loop stops watching the listener's channel before the channel is closed."""
     async with loops.timeout(TIME_LIMIT):
         for _ in range(5):
             box = [await listening(kind, address)]
@@ -193,7 +197,9 @@ async def test_a_listener_that_another_thread_drops(address: DeviceAddress, kind
 
 @pytest.mark.transport("IB")
 @both_kinds
-async def test_a_listener_for_datagrams_moves(address: DeviceAddress, kind: Kind) -> None:
+async def test_a_datagram_listener_migrates_without_losing_requests(
+    address: DeviceAddress, kind: Kind
+) -> None:
     async with loops.timeout(TIME_LIMIT):
         listener: AsyncCmId | SyncCmId = await kind.create(PortSpace.UDP)
         listener.bind_addr(parse_address(address.host))
@@ -202,12 +208,12 @@ async def test_a_listener_for_datagrams_moves(address: DeviceAddress, kind: Kind
             client = await kind.create(PortSpace.UDP)
             await client.resolve_addr(parse_address(*listener.local_address))
             await client.resolve_route()
-            asking = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
+            connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
             await loops.sleep(0.05 * (number % 2))
-            listener = await moved(listener)
+            listener = await migrated(listener)
             async with await listener.get_request() as request:
                 await request.accept(ConnectionParameters(qp_num=40 + number))
-                await asking
+                await connecting
             assert client.established is not None
             assert client.established.qp_num == 40 + number
             await client.aclose()

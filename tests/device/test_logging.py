@@ -1,4 +1,4 @@
-"""Quiet by default; with its loggers on, it tells what happens."""
+"""Logging: nothing by default, and the events of connections at level DEBUG."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_a_program_that_works_says_nothing(address: DeviceAddress) -> None:
+def test_a_program_prints_no_log_by_default(address: DeviceAddress) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE, address.host],
         capture_output=True,
@@ -51,15 +51,15 @@ def test_a_program_that_works_says_nothing(address: DeviceAddress) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "rejected\n", "")
 
 
-async def test_connections_are_told_of(
+async def test_connections_are_logged_at_debug_level(
     address: DeviceAddress, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "aiordma"):
         async with connected(address) as pair:
             await pair.client.aclose()
             assert [message async for message in pair.server] == []
-    told = "\n".join(caplog.messages)
-    assert "CONNECT_REQUEST" in told
-    assert f"connected to {address.host}:" in told
-    assert "connection ended: PeerClosed" in told
+    logged = "\n".join(caplog.messages)
+    assert "CONNECT_REQUEST" in logged
+    assert f"connected to {address.host}:" in logged
+    assert "connection ended: PeerClosed" in logged
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]

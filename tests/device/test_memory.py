@@ -1,4 +1,4 @@
-"""Memory of every kind: registered, cached, bound, and what the device cannot do."""
+"""Memory: registration, registration cache, memory windows, and features that devices lack."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import mmap
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import loops
 import numpy as np
@@ -25,7 +26,15 @@ from aiordma import (
 )
 from aiordma.rdmacm import DeviceAddress
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 RECORD = np.dtype([("key", "S8"), ("value", "<f8"), ("when", "<M8[s]")])
+
+
+def as_buffer(array: np.ndarray[Any, Any]) -> Buffer:
+    """Return the array. numpy declares its arrays to be buffers only from Python 3.12 on."""
+    return cast("Buffer", array)
 
 
 @pytest.mark.parametrize(
@@ -58,23 +67,26 @@ async def test_any_buffer_can_be_registered(address: DeviceAddress, buffer: byte
             assert bytes(far[:].view) == bytes(range(16))
 
 
-async def test_a_record_with_a_date(address: DeviceAddress) -> None:
-    """numpy exports no dates by itself."""
+async def test_a_structured_array_with_a_date_can_be_registered(address: DeviceAddress) -> None:
+    """numpy does not export arrays with dates as buffers."""
     records = np.array([(b"one", 1.5, "2026-11-21T09:00:00")], dtype=RECORD)
     copied = np.zeros_like(records)
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
-        with await pair.server.register(records) as far, await pair.client.register(copied) as near:
+        with (
+            await pair.server.register(as_buffer(records)) as far,
+            await pair.client.register(as_buffer(copied)) as near,
+        ):
             await pair.client.read(far.remote, near)
     assert (copied == records).all()
 
 
-async def test_what_cannot_be_registered(address: DeviceAddress) -> None:
+async def test_unsuitable_memory_is_refused(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         register = pair.client.register
         with pytest.raises(ValueError, match="Python objects"):
-            await register(np.array([object(), None]))
+            await register(as_buffer(np.array([object(), None])))
         with pytest.raises(BufferError):
-            await register(np.zeros((4, 4))[:, 1])
+            await register(as_buffer(np.zeros((4, 4))[:, 1]))
         with pytest.raises(ValueError, match="empty"):
             await register(b"")
         with pytest.raises(TypeError):
@@ -82,14 +94,14 @@ async def test_what_cannot_be_registered(address: DeviceAddress) -> None:
         frozen = np.arange(4)
         frozen.setflags(write=False)
         with pytest.raises(ValueError, match="read-only"):
-            await register(frozen)
+            await register(as_buffer(frozen))
         with pytest.raises(ValueError, match="0 bytes"):
             await pair.client.allocate(0)
         with pytest.raises(MemoryError):
             await pair.client.allocate(1 << 60)
 
 
-async def test_what_the_device_lacks_is_said(address: DeviceAddress) -> None:
+async def test_features_that_the_device_lacks_are_refused(address: DeviceAddress) -> None:
     """Soft devices have neither on-demand paging nor dma-bufs."""
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         with pytest.raises(ValueError, match="no on-demand paging"):
@@ -106,7 +118,7 @@ async def test_what_the_device_lacks_is_said(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IWARP")
-async def test_iwarp_has_no_windows(address: DeviceAddress) -> None:
+async def test_bind_on_iwarp_is_refused(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         region = await pair.client.allocate(100, AccessFlags.LOCAL_WRITE)
         with pytest.raises(ValueError, match="no memory windows"):
@@ -117,8 +129,8 @@ WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
 
 
 @pytest.mark.transport("IB")
-async def test_a_window_that_the_peer_shuts(address: DeviceAddress) -> None:
-    """Send with invalidate: the key is of no use any more when the message arrives."""
+async def test_a_window_invalidated_by_the_peer_refuses_access(address: DeviceAddress) -> None:
+    """The peer sends with invalidate. The key is invalid when the message arrives."""
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         near = await pair.client.allocate(100)
         with await pair.server.allocate(100, WINDOW) as region:
@@ -139,30 +151,30 @@ async def test_a_window_that_the_peer_shuts(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IB")
-async def test_a_window_that_this_side_shuts(address: DeviceAddress) -> None:
+async def test_a_closed_window_refuses_access(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         region = await pair.server.allocate(100, WINDOW)
         with await pair.server.bind(region, AccessFlags.REMOTE_READ) as window:
             near = await pair.client.allocate(100)
             await pair.client.read(window.remote, near)
-            region.close()  # stays pinned under the window
+            region.close()  # stays registered while the window exists
             await pair.client.read(window.remote, near)
         window.close()
 
-        async def read_until_it_is_shut() -> None:
-            while True:  # a worker thread does that
+        async def read_until_it_is_closed() -> None:
+            while True:  # a worker thread closes the window
                 await pair.client.read(window.remote, near)
                 await loops.sleep(0.01)
 
         with pytest.raises(WorkRequestError):
-            await read_until_it_is_shut()
+            await read_until_it_is_closed()
         with pytest.raises(ValueError, match="invalidates a key, not both"):
             await pair.server.send(b"x", imm=1, invalidate=window.remote)
 
 
 @pytest.mark.transport("IB")
-async def test_windows_end_with_their_connection(address: DeviceAddress) -> None:
-    """Nothing is left behind, which the leak check sees."""
+async def test_windows_are_closed_with_their_connection(address: DeviceAddress) -> None:
+    """The fixture `no_leaks` checks that nothing is left."""
     async with loops.timeout(TIME_LIMIT):
         async with connected(address) as pair:
             region = await pair.server.allocate(100, WINDOW)
@@ -199,8 +211,8 @@ async def test_the_cache_registers_a_buffer_once(address: DeviceAddress) -> None
             await cache.register(data)
 
 
-async def test_nothing_of_the_cache_can_be_stale(address: DeviceAddress) -> None:
-    """What is cached cannot be resized or freed; what was discarded is registered anew."""
+async def test_the_cache_returns_no_stale_registration(address: DeviceAddress) -> None:
+    """A cached buffer cannot be resized or freed. A discarded one is registered anew."""
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         with RegistrationCache(pair.client) as cache:
             data = bytearray(b"before" * 1000)
@@ -211,7 +223,7 @@ async def test_nothing_of_the_cache_can_be_stale(address: DeviceAddress) -> None
             cache.discard(data)
             cache.discard(b"never seen")
             async with loops.timeout(TIME_LIMIT):
-                while not can_be_resized(data):  # unpinned in a worker thread
+                while not can_be_resized(data):  # a worker thread deregisters it
                     await loops.sleep(0.01)
             data[:6] = b"after!"
             with await cache.register(data) as region:
@@ -219,23 +231,23 @@ async def test_nothing_of_the_cache_can_be_stale(address: DeviceAddress) -> None
             assert [await pair.server.recv() for _ in range(2)] == [b"before", b"after!"]
 
 
-async def test_the_cache_keeps_so_much(address: DeviceAddress) -> None:
+async def test_the_cache_keeps_at_most_max_bytes(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         buffers = [bytearray(1000) for _ in range(5)]
         with RegistrationCache(pair.client, max_bytes=3000) as cache:
             for buffer in buffers:
                 (await cache.register(buffer)).close()
             assert (len(cache), cache.nbytes) == (3, 3000)
-            held = [await cache.register(buffer) for buffer in buffers]
+            regions = [await cache.register(buffer) for buffer in buffers]
             assert cache.nbytes == 5000  # in use
-            await pair.client.send(held[0][:1])
-            for region in held:
+            await pair.client.send(regions[0][:1])
+            for region in regions:
                 region.close()
             assert cache.nbytes == 3000
-        held[0].close()
+        regions[0].close()
 
 
-async def test_a_region_of_the_cache_outlives_it(address: DeviceAddress) -> None:
+async def test_a_cached_region_outlives_the_cache(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         with RegistrationCache(pair.client) as cache:
             region = await cache.register(bytearray(b"still here"))
@@ -244,44 +256,45 @@ async def test_a_region_of_the_cache_outlives_it(address: DeviceAddress) -> None
         region.close()
 
 
-async def turns_while(registering: Awaitable[MemoryRegion]) -> int:
-    """How often the loop runs another task until the memory is registered."""
-    turns = 0
+async def iterations_while(registering: Awaitable[MemoryRegion]) -> int:
+    """Return how often the loop runs another task until the memory is registered."""
+    iterations = 0
 
     async def count() -> None:
-        nonlocal turns
+        nonlocal iterations
         while True:
-            turns += 1
+            iterations += 1
             await loops.sleep(0)
 
     counting = loops.create_task(count())
     (await registering).close()
     counting.cancel()
-    return turns
+    return iterations
 
 
-async def most_turns(register: Callable[[], Awaitable[MemoryRegion]]) -> int:
-    """Of several attempts: one alone may be through before the loop comes to its fourth turn."""
-    turns = 0
+async def most_iterations(register: Callable[[], Awaitable[MemoryRegion]]) -> int:
+    """Return the largest count of five attempts. One alone can end before the fourth iteration."""
+    iterations = 0
     for _ in range(5):
-        turns = max(turns, await turns_while(register()))
-        if turns > 3:
+        iterations = max(iterations, await iterations_while(register()))
+        if iterations > 3:
             break
-    return turns
+    return iterations
 
 
 @pytest.mark.transport("IB")
-async def test_large_allocations_do_not_stop_the_loop(address: DeviceAddress) -> None:
+async def test_large_allocations_do_not_block_the_loop(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
-        assert await most_turns(lambda: pair.client.allocate(128 << 20)) > 3
+        assert await most_iterations(lambda: pair.client.allocate(128 << 20)) > 3
 
 
-async def test_large_registrations_do_not_stop_the_loop(address: DeviceAddress) -> None:
-    """Of memory that was written to before. The pages of other memory are made when they are
-    pinned, and siw locks the process's memory map meanwhile: all threads may have to wait."""
+async def test_large_registrations_do_not_block_the_loop(address: DeviceAddress) -> None:
+    """The memory was written to before, so that its pages exist. Otherwise registration allocates
+    them while siw locks the memory map of the process, and all threads can have to wait.
+    """
     data = bytearray(b"x") * (128 << 20)
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
-        assert await most_turns(lambda: pair.client.register(data)) > 3
+        assert await most_iterations(lambda: pair.client.register(data)) > 3
 
 
 async def test_a_file_can_be_registered(address: DeviceAddress, tmp_path: Path) -> None:
@@ -299,8 +312,10 @@ async def test_a_file_can_be_registered(address: DeviceAddress, tmp_path: Path) 
         mapped.close()
 
 
-async def test_memory_that_cannot_be_pinned(address: DeviceAddress, tmp_path: Path) -> None:
-    """Linux 6.1 pins for writing whatever it is for; the error says what to do instead."""
+async def test_memory_that_cannot_be_pinned_fails_with_advice(
+    address: DeviceAddress, tmp_path: Path
+) -> None:
+    """Linux 6.1 pins pages for writing even if access is read-only. The error gives advice."""
     path = tmp_path / "file"
     path.write_bytes(bytes(5000))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -309,7 +324,7 @@ async def test_memory_that_cannot_be_pinned(address: DeviceAddress, tmp_path: Pa
                 await pair.server.register(mapped, AccessFlags.REMOTE_READ)
 
 
-async def test_a_closed_region_is_the_users_again(address: DeviceAddress) -> None:
+async def test_the_buffer_of_a_closed_region_can_be_resized(address: DeviceAddress) -> None:
     data = bytearray(1 << 20)
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         async with await pair.client.register(data) as region:
@@ -320,6 +335,7 @@ async def test_a_closed_region_is_the_users_again(address: DeviceAddress) -> Non
 
 
 def can_be_resized(data: bytearray) -> bool:
+    """Extend a buffer. Return False if an export prevents that."""
     try:
         data.append(0)
     except BufferError:

@@ -1,4 +1,4 @@
-"""Messages over a real device: sizes, order, many at once, and what happens at the limits."""
+"""Messages over a real device: sizes, order, many at once, and limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_messages_of_every_size_arrive_whole(any_address: DeviceAddress) -
             assert await pair.client.recv() == message
 
 
-async def test_large_messages(address: DeviceAddress) -> None:
+async def test_a_large_message_arrives_whole(address: DeviceAddress) -> None:
     options = ConnectionOptions(max_message_size=1 << 20, recv_depth=2)
     message = bytes(range(256)) * 4096
     async with connected(address, options, options) as pair:
@@ -48,7 +48,7 @@ async def test_a_sequence_is_sent_as_one_message(address: DeviceAddress) -> None
         assert await pair.server.recv() == b"one two"
 
 
-async def test_the_buffer_may_be_reused_when_send_returns(address: DeviceAddress) -> None:
+async def test_the_buffer_can_be_reused_when_send_returns(address: DeviceAddress) -> None:
     buffer = bytearray(b"a" * 5000)
     async with connected(address) as pair:
         await pair.client.send(buffer)
@@ -57,7 +57,7 @@ async def test_the_buffer_may_be_reused_when_send_returns(address: DeviceAddress
         assert await pair.server.recv() == b"a" * 5000
 
 
-async def test_a_strided_view_is_sent_as_what_it_shows(address: DeviceAddress) -> None:
+async def test_a_strided_view_is_sent_as_its_elements(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         await pair.client.send(memoryview(b"abcdef")[::2])
         assert await pair.server.recv() == b"ace"
@@ -79,7 +79,7 @@ async def test_a_buffer_cannot_be_resized_while_its_send_waits(address: DeviceAd
         buffer.extend(b"free again")
 
 
-async def test_a_message_that_is_too_large_is_refused_and_the_connection_lives(
+async def test_a_message_that_is_too_large_raises_value_error(
     address: DeviceAddress,
 ) -> None:
     async with connected(address) as pair:
@@ -91,7 +91,7 @@ async def test_a_message_that_is_too_large_is_refused_and_the_connection_lives(
 
 async def test_messages_keep_their_order_both_ways_at_once(address: DeviceAddress) -> None:
     count = 150
-    # iWARP has no receiver-not-ready: its receiver must have room for all that can be on its way.
+    # iWARP has no receiver-not-ready: a receive must be posted for each message in flight.
     options = ConnectionOptions(recv_depth=count if address.transport.name == "IWARP" else 4)
 
     async def send_all(connection: aiordma.Connection) -> None:
@@ -103,14 +103,14 @@ async def test_messages_keep_their_order_both_ways_at_once(address: DeviceAddres
             assert await connection.recv() == b"%d" % number * (1 + number % 50)
 
     async with connected(address, options, options) as pair, loops.TaskGroup() as tasks:
-        # On iWARP the connecting side speaks first.
+        # On iWARP the connecting side sends first.
         tasks.create_task(send_all(pair.client))
         tasks.create_task(send_all(pair.server))
         tasks.create_task(receive_all(pair.client))
         tasks.create_task(receive_all(pair.server))
 
 
-async def test_two_hundred_tasks_send_through_a_short_queue(address: DeviceAddress) -> None:
+async def test_two_hundred_tasks_send_through_a_small_queue(address: DeviceAddress) -> None:
     tasks_count, each = 200, 3
     options = ConnectionOptions(send_depth=2, recv_depth=tasks_count * each)
 
@@ -123,14 +123,14 @@ async def test_two_hundred_tasks_send_through_a_short_queue(address: DeviceAddre
         for task in range(tasks_count):
             tasks.create_task(send(pair.client, task))
         for _ in range(tasks_count * each):
-            task, number = (await pair.server.recv()).split()
-            seen.setdefault(int(task), []).append(int(number))
+            sender, number = (await pair.server.recv()).split()
+            seen.setdefault(int(sender), []).append(int(number))
     assert seen == {task: list(range(each)) for task in range(tasks_count)}
 
 
 @pytest.mark.transport("IB")
-async def test_send_waits_while_the_queue_is_full(address: DeviceAddress) -> None:
-    """The peer takes nothing: on RoCE its device holds the sends back."""
+async def test_send_on_a_full_queue_waits(address: DeviceAddress) -> None:
+    """The peer does not receive. On RoCE its device then delays the sends."""
     options = ConnectionOptions(send_depth=1, recv_depth=1)
     async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
         large = bytes(options.max_message_size)
@@ -144,7 +144,7 @@ async def test_send_waits_while_the_queue_is_full(address: DeviceAddress) -> Non
         await loops.gather(*sends)
 
 
-async def test_only_one_task_may_receive(address: DeviceAddress) -> None:
+async def test_a_second_task_that_receives_raises_busy(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         first = loops.create_task(pair.server.recv())
         await loops.settle()
@@ -187,7 +187,7 @@ async def test_a_cancelled_receive_loses_no_message(address: DeviceAddress) -> N
             await sending
 
 
-async def test_use_after_close(address: DeviceAddress) -> None:
+async def test_use_after_close_raises_local_closed(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         await pair.client.aclose()
         assert pair.client.closed

@@ -1,4 +1,4 @@
-"""Migration: ids go from a loop to threads and back, and to other loops; nothing is lost."""
+"""Migration: ids move from a loop to threads and back, and to other loops. Nothing is lost."""
 
 from __future__ import annotations
 
@@ -51,30 +51,30 @@ async def connected_ids(address: DeviceAddress, listener: AsyncCmId) -> tuple[As
     return client, server
 
 
-async def test_there_and_back_at_every_step(any_address: DeviceAddress) -> None:
+async def test_ids_migrate_both_ways_at_every_step(any_address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await async_listener(any_address) as listener:
         port = listener.local_address[1]
         client = await SyncCmId.create()
         await client.resolve_addr(parse_address(any_address.host, port))
-        moved = await client.migrate()
-        assert moved.state is CmState.ADDR_RESOLVED
-        await moved.resolve_route()
-        client = await moved.migrate(None)
+        migrated = await client.migrate()
+        assert migrated.state is CmState.ADDR_RESOLVED
+        await migrated.resolve_route()
+        client = await migrated.migrate(None)
         await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect())
         request = await (await listener.get_request()).migrate(None)
         await request.create_qp(SMALL)
         await request.accept()
         await connecting
-        moved = await client.migrate()
+        migrated = await client.migrate()
         server = await request.migrate()
-        assert moved.state is server.state is CmState.CONNECTED
-        await loops.gather(moved.disconnect(), server.disconnect())
-        await moved.aclose()
+        assert migrated.state is server.state is CmState.CONNECTED
+        await loops.gather(migrated.disconnect(), server.disconnect())
+        await migrated.aclose()
         await server.aclose()
 
 
-async def test_what_was_migrated_is_closed(address: DeviceAddress) -> None:
+async def test_the_old_id_is_closed_by_a_migration(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT):
         first = await SyncCmId.create()
         second = await first.migrate()
@@ -91,7 +91,7 @@ async def test_what_was_migrated_is_closed(address: DeviceAddress) -> None:
         await third.aclose()
 
 
-async def test_an_id_that_somebody_waits_for_stays(address: DeviceAddress) -> None:
+async def test_migrate_while_a_task_waits_raises_busy(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT):
         for listener in (await sync_listener(address), await async_listener(address)):
             waiting = loops.create_task(listener.get_request())
@@ -104,8 +104,8 @@ async def test_an_id_that_somebody_waits_for_stays(address: DeviceAddress) -> No
                 await waiting
 
 
-async def test_requests_pending_at_a_listener_go_along(address: DeviceAddress) -> None:
-    """They come at any moment around two migrations."""
+async def test_pending_requests_migrate_with_their_listener(address: DeviceAddress) -> None:
+    """The requests arrive before, between and after two migrations."""
     async with loops.timeout(TIME_LIMIT):
         listener = await async_listener(address)
         port = listener.local_address[1]
@@ -115,7 +115,7 @@ async def test_requests_pending_at_a_listener_go_along(address: DeviceAddress) -
             await loops.sleep(0.01)
         waiting = await listener.migrate(None)
         connecting += [loops.create_task(client.connect()) for client in clients[2:4]]
-        await loops.sleep(0.1)  # nobody reads these
+        await loops.sleep(0.1)  # no loop reads their events
         listener = await waiting.migrate()
         connecting += [loops.create_task(client.connect()) for client in clients[4:]]
         for _ in clients:
@@ -128,7 +128,7 @@ async def test_requests_pending_at_a_listener_go_along(address: DeviceAddress) -
             await cm.aclose()
 
 
-async def test_a_disconnect_pending_goes_along(address: DeviceAddress) -> None:
+async def test_a_pending_disconnect_migrates_with_its_id(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await async_listener(address) as listener:
         client, server = await connected_ids(address, listener)
         waiting = await client.migrate(None)
@@ -141,9 +141,9 @@ async def test_a_disconnect_pending_goes_along(address: DeviceAddress) -> None:
         await client.aclose()
 
 
-async def test_from_one_loop_to_another_in_another_thread(address: DeviceAddress) -> None:
-    """A listener serves in one thread's loop, then in another's; no request is lost between."""
-    handed = queue.Queue[SyncCmId]()
+async def test_a_listener_migrates_to_the_loop_of_another_thread(address: DeviceAddress) -> None:
+    """A listener rejects requests in one loop, then in another one. No request is lost."""
+    returned = queue.Queue[SyncCmId]()
     answered = 0
 
     async def serve(waiting: SyncCmId) -> None:
@@ -155,7 +155,7 @@ async def test_from_one_loop_to_another_in_another_thread(address: DeviceAddress
             await server.aclose()
             answered += 1
         back = await listener.migrate(None)
-        handed.put(back)
+        returned.put(back)
 
     async with loops.timeout(TIME_LIMIT):
         listener = await async_listener(address)
@@ -166,7 +166,7 @@ async def test_from_one_loop_to_another_in_another_thread(address: DeviceAddress
             target=loops.runner_of_this_kind(), args=(lambda: serve(waiting),)
         )
         thread.start()
-        back = await loops.to_thread(handed.get)
+        back = await loops.to_thread(returned.get)
         await loops.to_thread(thread.join)
         assert answered == 3
         listener = await back.migrate()
@@ -180,51 +180,51 @@ async def test_from_one_loop_to_another_in_another_thread(address: DeviceAddress
             await cm.aclose()
 
 
-async def ask(address: DeviceAddress, port: int) -> None:
-    """Connect, and be refused by whoever holds the listener at the moment."""
+async def connect_and_be_rejected(address: DeviceAddress, port: int) -> None:
+    """Connect, and check that the listener rejects the request, in whichever loop it is."""
     async with await resolved(address, port) as client:
         with pytest.raises(aiordma.Rejected) as rejected:
             await client.connect()
         assert rejected.value.private_data.startswith(b"heard")
 
 
-async def keep_asking(address: DeviceAddress, port: int, moved: list[int]) -> None:
-    """Until the listener has moved more than once, however quick the answers come."""
-    asked = 0
-    while asked < 8 or len(moved) < 2:
-        await ask(address, port)
-        asked += 1
+async def keep_connecting(address: DeviceAddress, port: int, migrated: list[int]) -> None:
+    """Connect at least eight times, and until the listener has migrated more than once."""
+    attempts = 0
+    while attempts < 8 or len(migrated) < 2:
+        await connect_and_be_rejected(address, port)
+        attempts += 1
 
 
 @pytest.mark.parametrize("host", [None, "0.0.0.0"])
 async def test_migrating_back_and_forth_under_load(address: DeviceAddress, host: str) -> None:
-    """Clients keep asking while the listener moves; every one of them is answered."""
+    """Clients keep connecting while the listener migrates. Each of them is rejected."""
     async with loops.timeout(2 * TIME_LIMIT):
         listener = await async_listener(address, host)
         port = listener.local_address[1]
-        moved: list[int] = []
-        asking = loops.create_task(
-            loops.gather(*(keep_asking(address, port, moved) for _ in range(3)))
+        migrated: list[int] = []
+        connecting = loops.create_task(
+            loops.gather(*(keep_connecting(address, port, migrated) for _ in range(3)))
         )
-        while not asking.done():
+        while not connecting.done():
             waiting = await listener.migrate(None)
-            await answer_within(waiting, 0.01 * (len(moved) % 5))
+            await reject_for(waiting, 0.01 * (len(migrated) % 5))
             listener = await waiting.migrate()
-            await answer_within(listener, 0.05)
-            moved.append(len(moved))
-        await asking
-        assert len(moved) > 1
+            await reject_for(listener, 0.05)
+            migrated.append(len(migrated))
+        await connecting
+        assert len(migrated) > 1
         await listener.aclose()
 
 
-async def test_moving_between_two_loops_under_load(address: DeviceAddress) -> None:
-    """Two threads, each with a loop, hand a listener to each other; every client is answered."""
+async def test_migrating_between_two_loops_under_load(address: DeviceAddress) -> None:
+    """Two threads with a loop each pass a listener to each other. Each client is rejected."""
     there, back = queue.Queue[SyncCmId | None](), queue.Queue[SyncCmId]()
 
     async def serve_there() -> None:
         while (waiting := await loops.to_thread(there.get)) is not None:
             listener = await waiting.migrate()
-            await answer_within(listener, 0.05)
+            await reject_for(listener, 0.05)
             back.put(await listener.migrate(None))
 
     async with loops.timeout(2 * TIME_LIMIT):
@@ -234,23 +234,24 @@ async def test_moving_between_two_loops_under_load(address: DeviceAddress) -> No
             target=loops.runner_of_this_kind(), args=(serve_there,), daemon=True
         )
         thread.start()
-        moved: list[int] = []
-        asking = loops.create_task(
-            loops.gather(*(keep_asking(address, port, moved) for _ in range(3)))
+        migrated: list[int] = []
+        connecting = loops.create_task(
+            loops.gather(*(keep_connecting(address, port, migrated) for _ in range(3)))
         )
-        while not asking.done():
+        while not connecting.done():
             there.put(await listener.migrate(None))
             listener = await (await loops.to_thread(back.get)).migrate()
-            await answer_within(listener, 0.05)
-            moved.append(len(moved))
+            await reject_for(listener, 0.05)
+            migrated.append(len(migrated))
         there.put(None)
         await loops.to_thread(thread.join)
-        await asking
-        assert len(moved) > 1
+        await connecting
+        assert len(migrated) > 1
         await listener.aclose()
 
 
-async def answer_within(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
+async def reject_for(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
+    """Reject every request for `seconds`."""
     try:
         async with loops.timeout(seconds):
             while True:
@@ -261,8 +262,8 @@ async def answer_within(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
         pass
 
 
-async def test_a_connection_from_an_endpoint(any_address: DeviceAddress) -> None:
-    """Both sides are made by rdma_create_ep(), then carried on as Connection and Listener."""
+async def test_endpoints_become_a_connection_and_a_listener(any_address: DeviceAddress) -> None:
+    """rdma_create_ep(3) creates both sides. They then become a Connection and a Listener."""
     passive = AddrInfo(flags=AddrInfoFlags.PASSIVE, source=parse_address(any_address.host))
     async with loops.timeout(TIME_LIMIT):
         served = await SyncCmId.create_ep(passive, init=SMALL)
@@ -281,7 +282,7 @@ async def test_a_connection_from_an_endpoint(any_address: DeviceAddress) -> None
                     assert await near.recv() == b"and back"
 
 
-async def test_a_connection_from_a_request(any_address: DeviceAddress) -> None:
+async def test_a_request_becomes_a_connection(any_address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await sync_listener(any_address) as listener:
         connecting = loops.create_task(aiordma.connect(*listener.local_address))
         server = await Connection.from_id(await listener.get_request())
@@ -290,7 +291,7 @@ async def test_a_connection_from_a_request(any_address: DeviceAddress) -> None:
             assert await server.recv() == b"hello"
 
 
-async def test_an_id_that_is_not_ready_makes_no_connection(address: DeviceAddress) -> None:
+async def test_an_unresolved_id_cannot_become_a_connection(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await AsyncCmId.create() as cm:
         with pytest.raises(aiordma.RdmaError, match="IDLE"):
             await Connection.from_id(cm)

@@ -1,4 +1,4 @@
-"""Multicast on a device: joining and leaving, own copies, many groups, sending only."""
+"""Multicast on a device: joining and leaving, loopback, many groups, send-only members."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.transport("IB")
 
 GROUP = "239.20.30.40"
 OTHER_GROUP = "239.20.30.41"
-# Long enough for a datagram that was sent to have come, if it comes at all.
+# Seconds in which a datagram that was sent arrives, if it arrives at all.
 A_WHILE = 0.3
 
 
@@ -36,7 +36,7 @@ A_WHILE = 0.3
 async def members(
     address: DeviceAddress, count: int, options: DatagramOptions | None = None
 ) -> AsyncIterator[list[tuple[DatagramEndpoint, MulticastGroup]]]:
-    """Endpoints in one group."""
+    """Yield `count` endpoints that have joined GROUP, each with its group."""
     async with contextlib.AsyncExitStack() as stack:
         found = []
         for _ in range(count):
@@ -51,13 +51,14 @@ async def received(endpoint: DatagramEndpoint) -> aiordma.Datagram:
         return await endpoint.recv_from()
 
 
-async def nothing_comes(endpoint: DatagramEndpoint) -> None:
+async def check_nothing_arrives(endpoint: DatagramEndpoint) -> None:
+    """Check that no datagram arrives within A_WHILE."""
     with pytest.raises(TimeoutError):
         async with loops.timeout(A_WHILE):
-            raise AssertionError(f"{await endpoint.recv_from()} came")
+            raise AssertionError(f"{await endpoint.recv_from()} arrived")
 
 
-async def test_all_members_get_a_copy_the_sender_too(address: DeviceAddress) -> None:
+async def test_all_members_and_the_sender_receive_a_copy(address: DeviceAddress) -> None:
     async with members(address, 3) as found:
         sender, group = found[0]
         assert (group.address, group.qp_num, group.joined) == (GROUP, 0xFFFFFF, True)
@@ -81,13 +82,13 @@ async def test_the_sender_of_a_datagram_to_a_group_can_be_answered(address: Devi
         assert answer.peer.host == address.host
 
 
-async def test_without_loopback_only_the_others_get_it(address: DeviceAddress) -> None:
+async def test_without_loopback_only_the_others_receive_a_copy(address: DeviceAddress) -> None:
     options = DatagramOptions(multicast_loopback=False, recv_depth=4)
     async with members(address, 2, options) as ((one, group), (other, _)):
         for number in range(20):  # more than there are receive buffers
             await one.send_to(group, b"%d" % number)
             assert (await received(other)).data == b"%d" % number
-        await nothing_comes(one)
+        await check_nothing_arrives(one)
         serving = loops.create_task(one.serve())
         myself = await one.resolve(*one.local_address)
         await one.send_to(myself, b"not to a group")
@@ -95,7 +96,7 @@ async def test_without_loopback_only_the_others_get_it(address: DeviceAddress) -
         serving.cancel()
 
 
-async def test_several_groups_on_one_endpoint(address: DeviceAddress) -> None:
+async def test_an_endpoint_can_join_several_groups(address: DeviceAddress) -> None:
     async with members(address, 2) as ((one, first), (other, _)):
         second = await one.join(OTHER_GROUP)
         third = await other.join(OTHER_GROUP)
@@ -108,13 +109,15 @@ async def test_several_groups_on_one_endpoint(address: DeviceAddress) -> None:
         assert second.joined
 
 
-async def test_who_left_gets_nothing_and_cannot_send(address: DeviceAddress) -> None:
+async def test_an_endpoint_that_left_receives_nothing_and_cannot_send(
+    address: DeviceAddress,
+) -> None:
     async with members(address, 2) as ((one, group), (other, stays)):
         async with group:
             await other.send_to(stays, b"in")
             assert (await received(one)).data == b"in"
         await other.send_to(stays, b"out")
-        await nothing_comes(one)
+        await check_nothing_arrives(one)
         with pytest.raises(LocalClosed, match="was left"):
             await one.send_to(group, b"too late")
         again = await one.join(GROUP)
@@ -125,7 +128,7 @@ async def test_who_left_gets_nothing_and_cannot_send(address: DeviceAddress) -> 
         assert not group.joined
 
 
-async def test_joining_and_leaving_twice(address: DeviceAddress) -> None:
+async def test_a_second_join_and_leaving_another_group_are_refused(address: DeviceAddress) -> None:
     async with members(address, 1) as ((one, group),):
         with pytest.raises(RdmaError, match=f"in the group {GROUP} already"):
             await one.join(GROUP)
@@ -138,7 +141,7 @@ async def test_joining_and_leaving_twice(address: DeviceAddress) -> None:
             await one.leave(OTHER_GROUP)
 
 
-async def test_a_member_that_only_sends(address: DeviceAddress) -> None:
+async def test_a_send_only_member_receives_nothing(address: DeviceAddress) -> None:
     async with (
         members(address, 1) as ((listener, _),),
         aiordma.open_datagram((address.host, 0)) as sender,
@@ -146,10 +149,10 @@ async def test_a_member_that_only_sends(address: DeviceAddress) -> None:
     ):
         await sender.send_to(group, b"news")
         assert (await received(listener)).data == b"news"
-        await nothing_comes(sender)
+        await check_nothing_arrives(sender)
 
 
-async def test_many_groups_joined_and_left_at_once(
+async def test_many_groups_can_be_joined_and_left_at_once(
     address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handles, "MAX_HANDLES", 3)
@@ -168,14 +171,16 @@ async def test_many_groups_joined_and_left_at_once(
 
 
 @pytest.mark.parametrize("group", ["10.7.1.1", "fd07::1", "nonsense", ""])
-async def test_what_is_no_group(address: DeviceAddress, group: str) -> None:
+async def test_join_of_an_invalid_group_raises_value_error(
+    address: DeviceAddress, group: str
+) -> None:
     async with aiordma.open_datagram((address.host, 0)) as endpoint:
         with pytest.raises(ValueError, match=r"."):
             await endpoint.join(group)
 
 
-async def test_an_ipv6_group_where_the_device_has_none(any_address: DeviceAddress) -> None:
-    """RoCE v2 has none. A device that has them would have to deliver."""
+async def test_join_of_an_ipv6_group_fails(any_address: DeviceAddress) -> None:
+    """RoCE v2 has no IPv6 groups. A device that has them would need a different test."""
     async with aiordma.open_datagram((any_address.host, 0)) as endpoint:
         with pytest.raises(VerbsError, match="only IPv4 multicast groups") as caught:
             await endpoint.join("ff12::1234")
@@ -198,13 +203,13 @@ async def test_a_cancelled_join_leaves_nothing(address: DeviceAddress) -> None:
         await endpoint._queue_pair.cm.handle.call(lambda: None)
         await sender.send_to(group, b"not to you")
         assert (await received(sender)).data == b"not to you"
-        await nothing_comes(endpoint)
+        await check_nothing_arrives(endpoint)
 
 
-async def test_an_id_with_a_queue_pair_of_its_own_is_closed_without_leaving(
+async def test_an_id_that_joined_a_group_can_be_closed(
     address: DeviceAddress,
 ) -> None:
-    """A queue pair that is attached to a group cannot be destroyed: so it is detached first."""
+    """A queue pair that is attached to a group cannot be destroyed, so it is detached first."""
     async with await AsyncCmId.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
         await cm.create_qp(QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4)))

@@ -1,4 +1,4 @@
-"""Reading and writing the peer's memory, which takes no part."""
+"""One-sided operations: reads, writes and atomic operations on memory of the peer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZE = 64 * 1024
 
 
 async def both_memories(pair: Pair) -> tuple[MemoryRegion, RemoteBuffer, bytearray]:
-    """Memory of the client's, and what it knows of the server's, and that itself."""
+    """Return memory of the client, the remote buffer of memory of the server, and that memory."""
     near = await pair.client.allocate(SIZE)
     far_bytes = bytearray(SIZE)
     far = await pair.server.register(far_bytes)
@@ -39,7 +39,7 @@ async def both_memories(pair: Pair) -> tuple[MemoryRegion, RemoteBuffer, bytearr
     return near, remote, far_bytes
 
 
-async def test_there_and_back(any_address: DeviceAddress) -> None:
+async def test_memory_is_written_and_read(any_address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(any_address) as pair:
         near, remote, far = await both_memories(pair)
         view = memoryview(near)
@@ -48,14 +48,16 @@ async def test_there_and_back(any_address: DeviceAddress) -> None:
         assert far == bytes(range(256)) * (SIZE // 256)
         far[:5] = b"hello"
         await pair.client.read(remote[:5], near[100:200])
-        assert view[100:105] == b"hello"
+        assert bytes(view[100:105]) == b"hello"
         await pair.client.write(b"copied", remote[10:])
         assert far[10:16] == b"copied"
         view.release()
 
 
 @pytest.mark.transport("IB")
-async def test_a_write_with_immediate_data_is_noticed(address: DeviceAddress) -> None:
+async def test_a_write_with_immediate_data_is_received_as_an_empty_message(
+    address: DeviceAddress,
+) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         near, remote, far = await both_memories(pair)
         memoryview(near)[:5] = b"hello"
@@ -65,13 +67,13 @@ async def test_a_write_with_immediate_data_is_noticed(address: DeviceAddress) ->
 
 
 @pytest.mark.transport("IWARP")
-async def test_iwarp_carries_no_immediate_data(address: DeviceAddress) -> None:
+async def test_a_write_with_immediate_data_on_iwarp_is_refused(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         with pytest.raises(ValueError, match="no immediate data"):
             await pair.client.write(b"x", RemoteBuffer(0, 0, 1), imm=7)
 
 
-async def test_regions_are_closed_when_dropped_or_left(address: DeviceAddress) -> None:
+async def test_use_of_a_closed_region_is_refused(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         numbers = array.array("d", range(1000))
         with await pair.client.register(numbers) as region:
@@ -85,8 +87,8 @@ async def test_regions_are_closed_when_dropped_or_left(address: DeviceAddress) -
             memoryview(region)
 
 
-async def test_the_peers_device_refuses(address: DeviceAddress) -> None:
-    """A wrong key ends that connection, and no other."""
+async def test_a_wrong_key_ends_only_its_connection(address: DeviceAddress) -> None:
+    """The peer's device refuses the access."""
     async with loops.timeout(TIME_LIMIT), connected(address) as other, connected(address) as pair:
         near, remote, _ = await both_memories(pair)
         wrong = RemoteBuffer(remote.addr, remote.rkey ^ 0xFF00, 8)
@@ -111,7 +113,7 @@ async def test_a_read_only_region_is_not_written(address: DeviceAddress) -> None
         if address.transport.name == "IB":
             with pytest.raises(WorkRequestError):
                 await pair.client.write(b"no", far.remote)
-        else:  # the write is on its way before iWARP terminates the connection
+        else:  # the write completes before iWARP terminates the connection
             await pair.client.write(b"no", far.remote)
             with pytest.raises(PeerClosed):
                 await pair.client.recv()
@@ -119,7 +121,7 @@ async def test_a_read_only_region_is_not_written(address: DeviceAddress) -> None
 
 
 @pytest.mark.transport("IB")
-async def test_atomics(address: DeviceAddress) -> None:
+async def test_atomic_operations_change_remote_memory(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         counter = array.array("Q", [40, 0])
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_ATOMIC
@@ -136,13 +138,13 @@ async def test_atomics(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IWARP")
-async def test_iwarp_has_no_atomics(address: DeviceAddress) -> None:
+async def test_atomic_operations_on_iwarp_are_refused(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         with pytest.raises(ValueError, match="no atomic operations"):
             await pair.client.fetch_and_add(RemoteBuffer(0, 0, 8), 1)
 
 
-async def test_more_reads_than_may_be_under_way(address: DeviceAddress) -> None:
+async def test_reads_beyond_the_initiator_depth_complete(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=2, responder_resources=2, send_depth=8)
     async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
         near, remote, far = await both_memories(pair)
@@ -155,7 +157,7 @@ async def test_more_reads_than_may_be_under_way(address: DeviceAddress) -> None:
 async def test_many_tasks_write_read_and_send_at_once(
     address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that one event wakes go to the device together; each gets its own bytes."""
+    """Tasks that one event wakes post their operations together. Each gets its own bytes."""
     tasks, rounds, size = 12, 25, 512
     chains: list[int] = []
     post_chain = QueuePair.post_chain
@@ -169,22 +171,22 @@ async def test_many_tasks_write_read_and_send_at_once(
     async def work(number: int) -> None:
         mine = slice(number * size, (number + 1) * size)
         memory = memoryview(near)
-        for turn in range(rounds):
-            memory[mine] = bytes([turn, number]) * (size // 2)
+        for round_number in range(rounds):
+            memory[mine] = bytes([round_number, number]) * (size // 2)
             await pair.client.write(near[mine], remote[mine])
             memory[mine] = bytes(size)
             await pair.client.read(remote[mine], near[mine])
-            assert memory[mine] == bytes([turn, number]) * (size // 2)
-            if turn % 5 == 0:
-                await pair.client.send(bytes([number, turn]))
+            assert memory[mine] == bytes([round_number, number]) * (size // 2)
+            if round_number % 5 == 0:
+                await pair.client.send(bytes([number, round_number]))
         memory.release()
 
     async def receive() -> None:
         """The messages of one task keep their order."""
         received = [await pair.server.recv() for _ in range(tasks * rounds // 5)]
         for number in range(tasks):
-            turns = [message[1] for message in received if message[0] == number]
-            assert turns == list(range(0, rounds, 5))
+            rounds_received = [message[1] for message in received if message[0] == number]
+            assert rounds_received == list(range(0, rounds, 5))
 
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         near, remote, far = await both_memories(pair)
@@ -193,11 +195,11 @@ async def test_many_tasks_write_read_and_send_at_once(
             assert far[number * size : (number + 1) * size] == bytes([rounds - 1, number]) * 256
         assert pair.client.stats.reads == pair.client.stats.writes == tasks * rounds
         assert pair.client.stats.sends_posted == 0
-    if not loops.on_trio():  # there nobody is woken with others
+    if not loops.on_trio():  # trio wakes each task on its own
         assert max(chains) > 1
 
 
-async def test_reads_that_were_not_negotiated(address: DeviceAddress) -> None:
+async def test_a_read_with_initiator_depth_0_is_refused(address: DeviceAddress) -> None:
     none = ConnectionOptions(initiator_depth=0)
     async with connected(address, none) as pair:
         near = await pair.client.allocate(8)
@@ -205,7 +207,7 @@ async def test_reads_that_were_not_negotiated(address: DeviceAddress) -> None:
             await pair.client.read(RemoteBuffer(0, 0, 8), near)
 
 
-async def test_cancelled_operations_keep_their_memory_pinned(address: DeviceAddress) -> None:
+async def test_cancelled_operations_keep_their_memory_registered(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         _, remote, _ = await both_memories(pair)
         for number in range(50):
@@ -220,18 +222,18 @@ async def test_cancelled_operations_keep_their_memory_pinned(address: DeviceAddr
         assert await pair.server.recv() == b"alive"
 
 
-async def test_closing_ends_an_operation(address: DeviceAddress) -> None:
+async def test_abort_ends_reads(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         near, remote, _ = await both_memories(pair)
         tasks = [loops.create_task(pair.client.read(remote, near)) for _ in range(100)]
-        await loops.sleep(0)  # not until all have settled: they might have been done by then
+        await loops.sleep(0)  # not settle(): the reads might have completed by then
         pair.client.abort()
         results = await loops.gather(*tasks, return_exceptions=True)
         assert {type(result) for result in results} <= {LocalClosed, type(None)}
         assert LocalClosed in {type(result) for result in results}
 
 
-async def test_a_remote_buffer_travels() -> None:
+async def test_a_remote_buffer_can_be_packed_and_pickled() -> None:
     remote = RemoteBuffer(1 << 40, 7, 100)
     assert RemoteBuffer.unpack(remote.pack()) == pickle.loads(pickle.dumps(remote)) == remote
     assert remote[10:20] == RemoteBuffer((1 << 40) + 10, 7, 10)

@@ -1,4 +1,4 @@
-"""Byte streams between two ends of ours: order, limits, flow, and how they end."""
+"""Byte streams between two ends of aiordma: order, limits, flow control and closing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aiordma import (
 )
 from aiordma.rdmacm import DeviceAddress
 
-# Nothing of it is uvloop's; its streams of asyncio's are in test_asyncio_streams.py.
+# Nothing here depends on uvloop. test_asyncio_streams.py also runs on uvloop.
 pytestmark = pytest.mark.loops("asyncio", "trio")
 
 SMALL = StreamOptions(send_buffer=4096, recv_buffer=4096, send_depth=16, recv_depth=16)
@@ -41,11 +41,13 @@ async def test_bytes_arrive_in_order(any_address: DeviceAddress) -> None:
 
 
 @pytest.mark.parametrize("options", [DEFAULT, SMALL], ids=["usual", "small"])
-async def test_much_both_ways_at_once(address: DeviceAddress, options: StreamOptions) -> None:
+async def test_megabytes_both_ways_at_once_arrive(
+    address: DeviceAddress, options: StreamOptions
+) -> None:
     size = 2 << 20 if options is DEFAULT else 100_000
     to_server, to_client = pattern(size), pattern(size + 1, seed=1 << 20)
 
-    async def talk(stream: ByteStream, data: bytes) -> str:
+    async def exchange(stream: ByteStream, data: bytes) -> str:
         async def send() -> None:
             for start in range(0, len(data), 100_000):
                 await stream.send(data[start : start + 100_000])
@@ -57,12 +59,14 @@ async def test_much_both_ways_at_once(address: DeviceAddress, options: StreamOpt
         return hashlib.sha256(received).hexdigest()
 
     async with loops.timeout(TIME_LIMIT), streaming(address, options, options) as pair:
-        found = await loops.gather(talk(pair.client, to_server), talk(pair.server, to_client))
+        found = await loops.gather(
+            exchange(pair.client, to_server), exchange(pair.server, to_client)
+        )
     assert found == [hashlib.sha256(data).hexdigest() for data in (to_client, to_server)]
 
 
 async def test_many_small_writes_are_not_lost(address: DeviceAddress) -> None:
-    """More than there are credits, and receives, and places in the send queue."""
+    """There are more writes than credits, receives and entries of the send queue."""
     async with loops.timeout(TIME_LIMIT), streaming(address, SMALL, SMALL) as pair:
 
         async def send() -> None:
@@ -82,7 +86,7 @@ async def test_empty_data_sends_nothing(address: DeviceAddress) -> None:
         assert await pair.server.receive() == b"x"
 
 
-async def test_reading_in_parts(address: DeviceAddress) -> None:
+async def test_data_can_be_received_in_parts(address: DeviceAddress) -> None:
     async with streaming(address) as pair:
         await pair.client.send(b"0123456789")
         assert await pair.server.receive(4) == b"0123"
@@ -93,7 +97,7 @@ async def test_reading_in_parts(address: DeviceAddress) -> None:
         assert buffer == b"8967"
 
 
-async def test_bad_arguments_lose_nothing(address: DeviceAddress) -> None:
+async def test_bad_arguments_lose_no_data(address: DeviceAddress) -> None:
     async with streaming(address) as pair:
         await pair.client.send(b"kept")
         with pytest.raises(ValueError, match="not at least 1"):
@@ -107,7 +111,7 @@ async def test_bad_arguments_lose_nothing(address: DeviceAddress) -> None:
         assert await pair.server.receive() == b"kept"
 
 
-async def test_a_slow_reader_holds_the_writer_back(address: DeviceAddress) -> None:
+async def test_a_slow_reader_delays_the_writer(address: DeviceAddress) -> None:
     data = pattern(100_000)
     async with streaming(address, SMALL, SMALL) as pair:
         sending = loops.create_task(pair.client.send(data))
@@ -154,10 +158,10 @@ async def test_mapped_memory_is_written_to_directly(address: DeviceAddress) -> N
         first.close()
 
 
-# --- two tasks ---
+# --- several tasks ---
 
 
-async def test_only_one_task_receives_or_sends(address: DeviceAddress) -> None:
+async def test_a_second_task_that_receives_or_sends_raises_busy(address: DeviceAddress) -> None:
     async with streaming(address, SMALL, SMALL) as pair:
         receiving = loops.create_task(pair.client.receive())
         sending = loops.create_task(pair.client.send(pattern(50_000)))
@@ -174,10 +178,10 @@ async def test_only_one_task_receives_or_sends(address: DeviceAddress) -> None:
         await sending
 
 
-# --- the end ---
+# --- closing ---
 
 
-async def test_half_close(address: DeviceAddress) -> None:
+async def test_half_close_ends_one_direction(address: DeviceAddress) -> None:
     async with streaming(address) as pair:
         await pair.client.send(b"question")
         await pair.client.send_eof()
@@ -192,7 +196,7 @@ async def test_half_close(address: DeviceAddress) -> None:
         assert await pair.client.receive() == b""
 
 
-async def test_closing_lets_the_peer_read_what_was_sent(address: DeviceAddress) -> None:
+async def test_data_sent_before_aclose_can_be_received(address: DeviceAddress) -> None:
     data = pattern(100_000)
     async with streaming(address) as pair:
         await pair.client.send(data)
@@ -206,7 +210,7 @@ async def test_closing_lets_the_peer_read_what_was_sent(address: DeviceAddress) 
             await pair.client.send(b"closed")
 
 
-async def test_a_peer_that_vanishes_is_no_end_of_file(address: DeviceAddress) -> None:
+async def test_abort_by_the_peer_is_no_end_of_file(address: DeviceAddress) -> None:
     async with streaming(address) as pair:
         await pair.client.send(b"last words")
         assert await pair.server.receive() == b"last words"
@@ -215,7 +219,7 @@ async def test_a_peer_that_vanishes_is_no_end_of_file(address: DeviceAddress) ->
             await pair.server.receive()
 
 
-async def test_closing_wakes_who_waits(address: DeviceAddress) -> None:
+async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
     async with streaming(address, SMALL, SMALL) as pair:
         tasks = [
             loops.create_task(pair.client.receive()),
@@ -227,17 +231,19 @@ async def test_closing_wakes_who_waits(address: DeviceAddress) -> None:
         assert [type(end) for end in ends] == [LocalClosed, LocalClosed]
 
 
-async def test_both_close_at_once(address: DeviceAddress) -> None:
+async def test_both_ends_can_close_at_the_same_time(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), streaming(address) as pair:
         await loops.gather(pair.client.aclose(), pair.server.aclose())
         assert pair.client.closed
         assert pair.server.closed
 
 
-# --- who connects ---
+# --- connecting ---
 
 
-async def test_a_name_will_do(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_and_listen_by_name(
+    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = give_name(address, monkeypatch)
     async with aiordma.listen_stream(name, 0) as listener:
         accepting = loops.create_task(listener.accept())
@@ -247,7 +253,7 @@ async def test_a_name_will_do(address: DeviceAddress, monkeypatch: pytest.Monkey
             await (await accepting).aclose()
 
 
-async def test_a_peer_that_speaks_no_rsocket_is_refused(address: DeviceAddress) -> None:
+async def test_a_peer_without_the_rsocket_protocol_is_rejected(address: DeviceAddress) -> None:
     async with aiordma.listen_stream(address.host, 0) as listener:
         request = loops.create_task(listener.get_request())
         connecting = loops.create_task(aiordma.connect(*listener.local_address))
@@ -257,7 +263,9 @@ async def test_a_peer_that_speaks_no_rsocket_is_refused(address: DeviceAddress) 
             await connecting
 
 
-async def test_a_listener_that_speaks_no_rsocket_is_found_out(address: DeviceAddress) -> None:
+async def test_connect_to_a_listener_without_the_rsocket_protocol_fails(
+    address: DeviceAddress,
+) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         accepting = loops.create_task(listener.accept(b"hello"))
         with pytest.raises(ProtocolError, match="no rsocket"):
@@ -267,7 +275,7 @@ async def test_a_listener_that_speaks_no_rsocket_is_found_out(address: DeviceAdd
                 await connection.recv()
 
 
-async def test_serving_goes_on_after_a_bad_peer(
+async def test_serve_continues_after_a_peer_without_the_rsocket_protocol(
     address: DeviceAddress, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def echo(stream: ByteStream) -> None:
@@ -299,7 +307,7 @@ async def test_a_request_can_be_rejected(address: DeviceAddress) -> None:
 
 
 @pytest.mark.loops("asyncio")
-async def test_busy_polling(address: DeviceAddress) -> None:
+async def test_busy_polling_streams_echo_data(address: DeviceAddress) -> None:
     options = StreamOptions(busy_poll=0.05)
     async with streaming(address, options) as pair:
 
@@ -316,7 +324,7 @@ async def test_busy_polling(address: DeviceAddress) -> None:
 
 
 @pytest.mark.loops("asyncio")
-async def test_one_that_is_dropped_warns_and_is_aborted(address: DeviceAddress) -> None:
+async def test_a_dropped_stream_warns_and_is_aborted(address: DeviceAddress) -> None:
     async with aiordma.listen_stream(address.host, 0) as listener:
         accepting = loops.create_task(listener.accept())
         client: ByteStream | None = await aiordma.connect_stream(*listener.local_address)

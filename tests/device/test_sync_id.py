@@ -17,7 +17,7 @@ from aiordma.rdmacm import AddrInfo, ConnectionParameters, DeviceAddress, parse_
 from aiordma.verbs import QueuePairCaps, QueuePairInit, SharedReceiveQueueCaps
 
 SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
-NOBODY_PORT = 9
+UNUSED_PORT = 9
 
 
 async def listening(address: DeviceAddress) -> SyncCmId:
@@ -38,8 +38,13 @@ def port_of(cm: SyncCmId | AsyncCmId) -> int:
     return cm.local_address[1]
 
 
-async def test_a_message_there_and_back(any_address: DeviceAddress) -> None:
-    """What rdma_client and rdma_server do, with the calls of rdma_verbs.h."""
+def state_of(cm: SyncCmId) -> CmState:
+    """Return the state. mypy does not assume that the next call returns the same."""
+    return cm.state
+
+
+async def test_messages_are_sent_both_ways(any_address: DeviceAddress) -> None:
+    """The calls are those of the programs rdma_client and rdma_server (rdma_verbs.h)."""
     async with loops.timeout(TIME_LIMIT), await listening(any_address) as listener:
         client = await resolved(any_address, port_of(listener))
         async with client:
@@ -48,7 +53,7 @@ async def test_a_message_there_and_back(any_address: DeviceAddress) -> None:
             client.cm_id.post_recv(1, inbox, 0, 16)
             connecting = loops.create_task(client.connect())
             async with await listener.get_request() as server:
-                assert server.state is CmState.REQUESTED
+                assert state_of(server) is CmState.REQUESTED
                 await server.create_qp(SMALL)
                 outbox = await server.reg_msgs(bytearray(b"sixteen bytes ok"))
                 server.cm_id.post_recv(2, outbox, 0, 16)
@@ -86,14 +91,14 @@ async def test_private_data_is_in_the_event_of_the_last_call(address: DeviceAddr
             assert client.event.private_data.rstrip(b"\0") == b"welcome"
 
 
-async def test_nobody_listens(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await resolved(address, NOBODY_PORT) as client:
+async def test_connect_without_a_listener_is_rejected(address: DeviceAddress) -> None:
+    async with loops.timeout(TIME_LIMIT), await resolved(address, UNUSED_PORT) as client:
         await client.create_qp(SMALL)
         with pytest.raises(Rejected):
             await client.connect()
 
 
-async def test_a_request_is_rejected_with_a_reason(address: DeviceAddress) -> None:
+async def test_reject_sends_private_data(address: DeviceAddress) -> None:
     async with (
         loops.timeout(TIME_LIMIT),
         await listening(address) as listener,
@@ -108,7 +113,7 @@ async def test_a_request_is_rejected_with_a_reason(address: DeviceAddress) -> No
         assert rejected.value.private_data.rstrip(b"\0") == b"no"
 
 
-async def test_a_listener_is_closed_before_its_children(address: DeviceAddress) -> None:
+async def test_a_listener_can_be_closed_before_its_requests(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT):
         listener = await listening(address)
         client = await resolved(address, port_of(listener))
@@ -123,7 +128,7 @@ async def test_a_listener_is_closed_before_its_children(address: DeviceAddress) 
         await server.aclose()
 
 
-async def test_cancelling_get_request_ends_it_and_loses_nobody(address: DeviceAddress) -> None:
+async def test_get_request_works_after_cancelled_calls(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         for _ in range(5):
             waiting = loops.create_task(listener.get_request())
@@ -140,7 +145,9 @@ async def test_cancelling_get_request_ends_it_and_loses_nobody(address: DeviceAd
                 await connecting
 
 
-async def test_a_request_that_came_while_nobody_waited_is_not_lost(address: DeviceAddress) -> None:
+async def test_a_request_that_arrives_around_a_cancellation_is_not_lost(
+    address: DeviceAddress,
+) -> None:
     """The task is cancelled at any moment around the request's arrival."""
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         for delay in (0.0, 0.002, 0.01, 0.05, 0.1):
@@ -173,7 +180,7 @@ async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
                 await task
 
 
-async def test_cancelling_a_connect_ends_it_promptly(address: DeviceAddress) -> None:
+async def test_a_cancelled_connect_ends_soon(address: DeviceAddress) -> None:
     """The peer never answers the request."""
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         client = await resolved(address, port_of(listener))
@@ -188,7 +195,7 @@ async def test_cancelling_a_connect_ends_it_promptly(address: DeviceAddress) -> 
         await client.aclose()
 
 
-async def test_200_listeners_starve_nothing(address: DeviceAddress) -> None:
+async def test_200_waiting_listeners_do_not_block_other_calls(address: DeviceAddress) -> None:
     async with loops.timeout(2 * TIME_LIMIT):
         listeners = [await listening(address) for _ in range(200)]
         waiting = [loops.create_task(listener.get_request()) for listener in listeners]
@@ -252,8 +259,8 @@ def active(address: DeviceAddress, port: int) -> AddrInfo:
     return AddrInfo(destination=parse_address(address.host, port))
 
 
-async def test_endpoints_of_both_sides(any_address: DeviceAddress) -> None:
-    """Ids of a passive endpoint's requests arrive with their queue pair."""
+async def test_endpoints_connect_and_send_a_message(any_address: DeviceAddress) -> None:
+    """The ids of requests at a passive endpoint have a queue pair already."""
     async with loops.timeout(TIME_LIMIT):
         listener = await SyncCmId.create_ep(passive(any_address), init=SMALL)
         listener.listen()
@@ -276,12 +283,12 @@ async def test_endpoints_of_both_sides(any_address: DeviceAddress) -> None:
             await cm.aclose()
 
 
-async def test_an_endpoint_where_nobody_is(address: DeviceAddress) -> None:
+async def test_create_ep_without_a_route_fails(address: DeviceAddress) -> None:
     with pytest.raises(VerbsError):
         await SyncCmId.create_ep(AddrInfo(destination=parse_address("240.0.0.1", 1)))
 
 
-async def test_a_cancelled_endpoint_is_destroyed(address: DeviceAddress) -> None:
+async def test_cancelled_create_ep_destroys_its_endpoint(address: DeviceAddress) -> None:
     for delay in (0.0, 0.001, 0.01, 0.05):
         making = loops.create_task(SyncCmId.create_ep(active(address, 1), init=SMALL))
         await loops.sleep(delay)
@@ -291,7 +298,7 @@ async def test_a_cancelled_endpoint_is_destroyed(address: DeviceAddress) -> None
             await making.result().aclose()
 
 
-async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
+async def test_create_ep_on_a_port_in_use_fails(address: DeviceAddress) -> None:
     async with await listening(address) as listener:
         info = AddrInfo(
             flags=AddrInfoFlags.PASSIVE, source=parse_address(address.host, port_of(listener))
@@ -300,7 +307,7 @@ async def test_a_port_that_is_taken(address: DeviceAddress) -> None:
             await SyncCmId.create_ep(info)
 
 
-async def test_a_shared_receive_queue_takes_the_messages(address: DeviceAddress) -> None:
+async def test_messages_arrive_in_a_shared_receive_queue(address: DeviceAddress) -> None:
     async with (
         loops.timeout(TIME_LIMIT),
         await listening(address) as listener,
@@ -327,8 +334,8 @@ async def test_a_shared_receive_queue_takes_the_messages(address: DeviceAddress)
 
 
 @pytest.mark.transport("IB")
-async def test_datagram_accepts_do_not_leave_the_request_behind(address: DeviceAddress) -> None:
-    """rdma-core 44 does not acknowledge it, and a listener's destruction would wait for ever."""
+async def test_accept_of_a_datagram_request_acknowledges_its_event(address: DeviceAddress) -> None:
+    """rdma-core 44 does not do that. Destroying the listener would wait for ever."""
     async with loops.timeout(TIME_LIMIT):
         listener = await SyncCmId.create(PortSpace.UDP)
         listener.bind_addr(parse_address(address.host))

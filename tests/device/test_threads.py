@@ -1,4 +1,4 @@
-"""What can block in C is never called on the loop's thread."""
+"""C functions that can block are never called on the loop's thread."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ BLOCKING = {
 }
 
 
-class Watched:
-    """The compiled library; each call is made, and noted with its thread."""
+class RecordingLibrary:
+    """A proxy of the compiled library that records the name and the thread of each call."""
 
     def __init__(self, lib: object, calls: list[tuple[str, int]]) -> None:
         self._lib = lib
@@ -42,9 +42,9 @@ class Watched:
 
     def __getattr__(self, name: str) -> object:
         member = getattr(self._lib, name)
-        return self._watched(name, member) if callable(member) else member
+        return self._recording(name, member) if callable(member) else member
 
-    def _watched(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
+    def _recording(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object) -> object:
             self._calls.append((name, threading.get_ident()))
             return function(*arguments)
@@ -58,14 +58,14 @@ async def test_blocking_calls_are_made_by_worker_threads(
     calls: list[tuple[str, int]] = []
     for name, module in list(sys.modules.items()):
         if name.startswith(("aiordma.rdmacm.", "aiordma.verbs.")) and hasattr(module, "lib"):
-            monkeypatch.setattr(module, "lib", Watched(module.lib, calls))
+            monkeypatch.setattr(module, "lib", RecordingLibrary(module.lib, calls))
     monkeypatch.setattr("aiordma.dispatch.cm_events._initialised", False)
     async with connected(address) as pair:
         await pair.client.send(bytes(5000))
         assert await pair.server.recv() == bytes(5000)
         await pair.client.aclose()
         assert [message async for message in pair.server] == []
-    async with loops.timeout(TIME_LIMIT):  # the last of it is destroyed in the background
+    async with loops.timeout(TIME_LIMIT):  # the last objects are destroyed in the background
         while not {name for name, _ in calls} >= BLOCKING:
             await loops.sleep(0.01)
     on_loop = {name for name, thread in calls if thread == threading.get_ident()}

@@ -1,6 +1,6 @@
-"""What trio promises its users, kept on a device: checkpoints, deadlines, no task left behind.
+"""Guarantees of trio, on a device: checkpoints, deadlines, and no task left behind.
 
-The other tests of this folder run on trio too; these are about trio itself.
+The other tests of this folder run on trio, too. These are about trio itself.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
 import loops
 import pytest
@@ -22,14 +23,16 @@ from aiordma.rdmacm import DeviceAddress, parse_address
 
 pytestmark = pytest.mark.loops("trio")
 
+T = TypeVar("T")
+
 
 async def echo(connection: Connection) -> None:
     async for message in connection:
         await connection.send(message)
 
 
-async def checked(start: Callable[[], Awaitable[Any]]) -> Any:
-    """What an await returns, which must have passed a checkpoint."""
+async def checked(start: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of an await. Check that it has passed a checkpoint."""
     with assert_checkpoints():
         return await start()
 
@@ -41,6 +44,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def system_tasks() -> set[str]:
+    """Return the names of the system tasks of aiordma that run now."""
     root = trio.lowlevel.current_root_task()
     assert root is not None
     tasks = [task for nursery in root.child_nurseries for task in nursery.child_tasks]
@@ -50,11 +54,11 @@ def system_tasks() -> set[str]:
 # --- checkpoints, also when everything is ready ---
 
 
-async def test_messages(address: DeviceAddress) -> None:
+async def test_message_calls_are_checkpoints(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         near = await pair.client.allocate(5)
         for data in (b"inline", b"c" * 5000, [b"a", b"list"], near):
-            await checked(lambda data=data: pair.client.send(data))
+            await checked(partial(pair.client.send, data))
         await until(lambda: pair.server.stats.messages_unread == 4)
         assert await checked(pair.server.recv) == b"inline"
         assert await checked(lambda: pair.server.recv_into(bytearray(5000))) == 5000
@@ -65,17 +69,17 @@ async def test_messages(address: DeviceAddress) -> None:
         assert await checked(lambda: anext(pair.server, "the end")) == "the end"
 
 
-async def test_memory(address: DeviceAddress) -> None:
+async def test_memory_calls_are_checkpoints(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         buffer = bytearray(64)
         region = await checked(lambda: pair.client.register(buffer))
         far = await checked(lambda: pair.server.allocate(64))
         for part in (region, region[:0]):
-            await checked(lambda part=part: pair.client.write(part, far.remote))
-            await checked(lambda part=part: pair.client.read(far.remote[: len(part)], part))
+            await checked(partial(pair.client.write, part, far.remote))
+            await checked(partial(pair.client.read, far.remote[: len(part)], part))
         await checked(lambda: pair.client.write(b"inline", far.remote))
         with RegistrationCache(pair.client) as cache:
-            for _ in range(2):  # the second finds it registered
+            for _ in range(2):  # the second call finds it in the cache
                 with await checked(lambda: cache.register(buffer)):
                     pass
         for _ in range(2):
@@ -83,7 +87,7 @@ async def test_memory(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IB")
-async def test_atomics_and_windows(address: DeviceAddress) -> None:
+async def test_atomic_and_window_calls_are_checkpoints(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         far = await pair.server.allocate(8, AccessFlags(0xF) | AccessFlags.MW_BIND)
         assert await checked(lambda: pair.client.fetch_and_add(far.remote, 1)) == 0
@@ -91,7 +95,7 @@ async def test_atomics_and_windows(address: DeviceAddress) -> None:
         await checked(lambda: pair.server.bind(far))
 
 
-async def test_connecting(address: DeviceAddress) -> None:
+async def test_connecting_calls_are_checkpoints(address: DeviceAddress) -> None:
     listener = await checked(lambda: aiordma.listen(address.host, 0))
     where = listener.local_address
     async with trio.open_nursery() as nursery:
@@ -111,11 +115,11 @@ async def test_connecting(address: DeviceAddress) -> None:
         await checked(accepted.aclose)
     async with trio.open_nursery() as nursery:
 
-        async def be_refused() -> None:
+        async def be_rejected() -> None:
             with pytest.raises(aiordma.Rejected):
                 await aiordma.connect(*where)
 
-        nursery.start_soon(be_refused)
+        nursery.start_soon(be_rejected)
         await until(lambda: listener._cms[0]._requests)
         await checked((await checked(lambda: anext(listener))).reject)
     for _ in range(2):
@@ -123,19 +127,21 @@ async def test_connecting(address: DeviceAddress) -> None:
 
 
 @pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
-async def test_ids(address: DeviceAddress, kind: type[AsyncCmId] | type[SyncCmId]) -> None:
-    for _ in range(2):  # the second time nothing has to be made first
+async def test_id_calls_are_checkpoints(
+    address: DeviceAddress, kind: type[AsyncCmId] | type[SyncCmId]
+) -> None:
+    for _ in range(2):  # the second time all objects of the loop exist
         cm = await checked(kind.create)
-        await checked(lambda cm=cm: cm.resolve_addr(parse_address(address.host, 1)))
+        await checked(partial(cm.resolve_addr, parse_address(address.host, 1)))
         await checked(cm.resolve_route)
-        await checked(lambda cm=cm: cm.reg_msgs(bytearray(10)))
+        await checked(partial(cm.reg_msgs, bytearray(10)))
         for _ in range(2):
             await checked(cm.aclose)
     await checked(lambda: aiordma.getaddrinfo(address.host, 1))
 
 
 @pytest.mark.transport("IB")
-async def test_datagrams(address: DeviceAddress) -> None:
+async def test_datagram_calls_are_checkpoints(address: DeviceAddress) -> None:
     one = await checked(lambda: aiordma.open_datagram((address.host, 0)))
     other = await checked(lambda: aiordma.open_datagram((address.host, 0)))
     async with trio.open_nursery() as nursery:
@@ -144,7 +150,7 @@ async def test_datagrams(address: DeviceAddress) -> None:
         nursery.cancel_scope.cancel()
     for _ in range(2):
         await checked(lambda: one.send_to(peer, b"x"))
-    await until(lambda: len(other._engine.inbox) == 2)
+    await until(lambda: len(other._queue_pair.receive_ring) == 2)
     await checked(other.recv_from)
     await checked(lambda: anext(other))
     group = await checked(lambda: one.join("239.20.30.70"))
@@ -155,14 +161,14 @@ async def test_datagrams(address: DeviceAddress) -> None:
             await checked(endpoint.aclose)
 
 
-async def test_device_events() -> None:
+async def test_device_watch_calls_are_checkpoints() -> None:
     watch = aiordma.watch_devices()
     await checked(watch.__aenter__)
     await checked(lambda: watch.__aexit__(None, None, None))
 
 
-async def test_what_polling_finds(address: DeviceAddress) -> None:
-    """It is found without a turn of the loop; a cancelled scope finds nothing."""
+async def test_calls_that_poll_are_checkpoints(address: DeviceAddress) -> None:
+    """Polling finds a message without an iteration of the loop, but not in a cancelled scope."""
     polling = aiordma.ConnectionOptions(busy_poll=0.05)
     async with connected(address, polling, polling) as pair:
         far = await pair.server.allocate(8)
@@ -176,10 +182,10 @@ async def test_what_polling_finds(address: DeviceAddress) -> None:
             await checked(lambda: pair.client.write(b"y", far.remote))
 
 
-# --- nobody is starved ---
+# --- calls that never wait ---
 
 
-async def test_others_run_beside_one_that_never_has_to_wait(address: DeviceAddress) -> None:
+async def test_a_deadline_ends_calls_that_never_wait(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         with trio.move_on_after(0.5) as scope:
             async with trio.open_nursery() as nursery:
@@ -187,13 +193,13 @@ async def test_others_run_beside_one_that_never_has_to_wait(address: DeviceAddre
                 while True:
                     await pair.client.send(b"x")
                     await pair.client.recv()
-        assert scope.cancelled_caught  # the deadline was looked at
+        assert scope.cancelled_caught
 
 
-# --- cancelling is of a level ---
+# --- level cancellation ---
 
 
-async def test_a_cancelled_scope_lets_nothing_begin(address: DeviceAddress) -> None:
+async def test_calls_in_a_cancelled_scope_do_nothing(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         region = await pair.client.allocate(8)
         far = await pair.server.allocate(8)
@@ -213,7 +219,7 @@ async def test_a_cancelled_scope_lets_nothing_begin(address: DeviceAddress) -> N
         assert bytes(memoryview(far)) == bytes(8)
 
 
-async def test_closing_in_a_cancelled_scope_is_by_force(address: DeviceAddress) -> None:
+async def test_aclose_in_a_cancelled_scope_aborts(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -224,52 +230,52 @@ async def test_closing_in_a_cancelled_scope_is_by_force(address: DeviceAddress) 
             await pair.server.recv()
 
 
-async def test_a_deadline_around_a_block(address: DeviceAddress) -> None:
-    ended: list[Connection] = []
+async def test_a_deadline_around_a_block_aborts_its_connection(address: DeviceAddress) -> None:
+    connections: list[Connection] = []
 
-    async def be_connected(scope: trio.CancelScope) -> None:
+    async def connect_with_deadline(scope: trio.CancelScope) -> None:
         async with aiordma.connect(*listener.local_address) as connection:
-            ended.append(connection)
+            connections.append(connection)
             scope.deadline = trio.current_time() + 0.1
-            await connection.recv()  # nobody sends
+            await connection.recv()  # the peer sends nothing
 
     async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as nursery:
         nursery.start_soon(listener.serve, echo)
         with pytest.raises(trio.TooSlowError), trio.fail_after(TIME_LIMIT) as scope:
-            await be_connected(scope)
-        assert [connection._endpoint.released for connection in ended] == [True]
+            await connect_with_deadline(scope)
+        assert [connection._endpoint.released for connection in connections] == [True]
         await listener.aclose()
 
 
-# --- nurseries and their groups ---
+# --- nurseries and exception groups ---
 
 
-async def test_a_nursery_that_fails_ends_its_connections(address: DeviceAddress) -> None:
+async def test_a_nursery_that_fails_aborts_its_connections(address: DeviceAddress) -> None:
     connections: list[Connection] = []
 
-    async def talk(where: tuple[str, int]) -> None:
+    async def connect_and_receive(where: tuple[str, int]) -> None:
         async with aiordma.connect(*where) as connection:
             connections.append(connection)
             await connection.recv()
 
-    async def talk_and_fail(where: tuple[str, int]) -> None:
+    async def connect_and_fail(where: tuple[str, int]) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(talk, where)
+                nursery.start_soon(connect_and_receive, where)
             await until(lambda: len(connections) == 3)
             raise ValueError("one of many")
 
     async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as outer:
         outer.start_soon(listener.serve, echo)
         with pytest.raises(ExceptionGroup) as group:
-            await talk_and_fail(listener.local_address)
+            await connect_and_fail(listener.local_address)
         assert [str(error) for error in group.value.exceptions] == ["one of many"]
         assert all(connection._endpoint.released for connection in connections)
         await listener.aclose()
 
 
 async def test_serve_ends_with_a_plain_error(address: DeviceAddress) -> None:
-    """Not with a group of one: what it runs its handlers in is its own business."""
+    """It raises no exception group, although it runs its handlers in a nursery."""
     async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as nursery:
         nursery.start_soon(listener.get_request)
         await wait_all_tasks_blocked()
@@ -278,64 +284,64 @@ async def test_serve_ends_with_a_plain_error(address: DeviceAddress) -> None:
         nursery.cancel_scope.cancel()
 
 
-# --- what is left ---
+# --- after the end ---
 
 
 @asynccontextmanager
-async def busy(address: DeviceAddress) -> AsyncIterator[Pair]:
+async def used_connection(address: DeviceAddress) -> AsyncIterator[Pair]:
     async with connected(address) as pair:
         await pair.client.send(b"x")
         await pair.server.recv()
         yield pair
 
 
-async def test_no_system_task_outlives_what_it_was_for(address: DeviceAddress) -> None:
+async def test_no_system_task_outlives_its_connection(address: DeviceAddress) -> None:
     assert system_tasks() == set()
     for end in (Connection.aclose, Connection.abort):
-        async with busy(address) as pair:
+        async with used_connection(address) as pair:
             assert system_tasks()
-            ended = end(pair.client)
-            if ended is not None:
-                await ended
+            closing = end(pair.client)
+            if closing is not None:
+                await closing
         await until(lambda: not system_tasks())
     with trio.move_on_after(0.2):
-        async with busy(address) as pair:
+        async with used_connection(address) as pair:
             await pair.server.recv()
     await until(lambda: not system_tasks())
 
 
-async def test_runs_one_after_the_other(address: DeviceAddress) -> None:
+async def test_connections_in_several_runs_one_after_the_other(address: DeviceAddress) -> None:
     async def once() -> None:
-        async with busy(address):
+        async with used_connection(address):
             pass
 
     for _ in range(3):
         await loops.to_thread(loops.runner_of_this_kind(), once)
 
 
-async def test_a_run_that_ends_with_everything_open(address: DeviceAddress) -> None:
-    """Its connections are dropped after it, which warns, and are destroyed all the same."""
-    kept: list[object] = []
+async def test_objects_open_after_a_run_warn(address: DeviceAddress) -> None:
+    """Objects that are dropped after the run warn, and are destroyed."""
+    objects: list[object] = []
 
     async def leave_all_open() -> None:
         listener = await aiordma.listen(address.host, 0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(accept, listener)
-            kept.append(await aiordma.connect(*listener.local_address))
-        kept.append(listener)
+            objects.append(await aiordma.connect(*listener.local_address))
+        objects.append(listener)
 
     async def accept(listener: aiordma.Listener) -> None:
-        kept.append(await listener.accept())
+        objects.append(await listener.accept())
 
     await trio.to_thread.run_sync(trio.run, leave_all_open)
     with pytest.warns(ResourceWarning, match="unclosed"):
-        kept.clear()
+        objects.clear()
 
 
-async def test_ctrl_c_is_heard_while_a_connection_is_busy(address: DeviceAddress) -> None:
-    """It strikes user code, between awaits; what the library does in system tasks goes on."""
+async def test_keyboard_interrupt_does_not_disturb_a_connection(address: DeviceAddress) -> None:
+    """The exception is raised in user code, between awaits. System tasks of aiordma go on."""
 
-    async def talk(pair: Pair) -> None:
+    async def send_and_receive(pair: Pair) -> None:
         for number in range(1000):
             await pair.client.send(b"%d" % number)
             assert await pair.server.recv() == b"%d" % number
@@ -344,6 +350,6 @@ async def test_ctrl_c_is_heard_while_a_connection_is_busy(address: DeviceAddress
 
     async with connected(address) as pair:
         with pytest.raises(KeyboardInterrupt):
-            await talk(pair)
+            await send_and_receive(pair)
         await pair.client.send(b"goes on")
         assert await pair.server.recv() == b"goes on"

@@ -1,4 +1,4 @@
-"""aiordma.trio: trio's own tests of what a stream of its must do, and its servers."""
+"""aiordma.trio: the stream checks of trio.testing, and servers of trio."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from aiordma import StreamOptions
 from aiordma.rdmacm import DeviceAddress
 from aiordma.trio import RdmaStream
 
-# What differs between devices is tested elsewhere: one is enough for the manners of trio.
+# Other tests cover the differences between devices. One device is enough here.
 pytestmark = [pytest.mark.loops("trio"), pytest.mark.transport("IWARP")]
 
 SMALL = StreamOptions(send_buffer=1 << 16, recv_buffer=1 << 16)
 
 
-async def pair(address: DeviceAddress) -> tuple[RdmaStream, RdmaStream]:
+async def stream_pair(address: DeviceAddress) -> tuple[RdmaStream, RdmaStream]:
     listener = await aiordma.trio.listen_stream(address.host, 0, options=SMALL)
     found: list[RdmaStream] = []
 
@@ -35,23 +35,23 @@ async def pair(address: DeviceAddress) -> tuple[RdmaStream, RdmaStream]:
     return first, second
 
 
-async def clogged_pair(address: DeviceAddress) -> tuple[RdmaStream, RdmaStream]:
-    """Nothing more can be sent in either direction, as nobody reads."""
-    streams = await pair(address)
+async def full_stream_pair(address: DeviceAddress) -> tuple[RdmaStream, RdmaStream]:
+    """Return streams on which nothing more can be sent: neither end receives."""
+    streams = await stream_pair(address)
     for stream in streams:
         with trio.move_on_after(0.3):
             await stream.send_all(bytes(1 << 20))
     return streams
 
 
-async def test_they_do_what_trio_says_of_streams(address: DeviceAddress) -> None:
+async def test_streams_pass_the_checks_of_trio(address: DeviceAddress) -> None:
     with trio.fail_after(TIME_LIMIT):
         await trio.testing.check_half_closeable_stream(
-            lambda: pair(address), lambda: clogged_pair(address)
+            lambda: stream_pair(address), lambda: full_stream_pair(address)
         )
 
 
-async def test_a_server_of_trio_s(address: DeviceAddress) -> None:
+async def test_serve_listeners_of_trio_serves_streams(address: DeviceAddress) -> None:
     async def echo(stream: RdmaStream) -> None:
         async for data in stream:
             await stream.send_all(data)
@@ -69,8 +69,8 @@ async def test_a_server_of_trio_s(address: DeviceAddress) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_that_vanishes(address: DeviceAddress) -> None:
-    near, far = await pair(address)
+async def test_abort_by_the_peer_raises_broken_resource_error(address: DeviceAddress) -> None:
+    near, far = await stream_pair(address)
     near.stream.abort()
     with trio.fail_after(TIME_LIMIT), pytest.raises(trio.BrokenResourceError):
         await far.receive_some()
@@ -80,7 +80,9 @@ async def test_a_peer_that_vanishes(address: DeviceAddress) -> None:
     await far.aclose()
 
 
-async def test_a_listener_that_is_closed(address: DeviceAddress) -> None:
+async def test_accept_of_a_closed_listener_raises_closed_resource_error(
+    address: DeviceAddress,
+) -> None:
     listener = await aiordma.trio.listen_stream(address.host, 0)
     await listener.aclose()
     with pytest.raises(trio.ClosedResourceError):

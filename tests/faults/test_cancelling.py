@@ -1,12 +1,13 @@
-"""Awaits of connect, accept, send and recv are cancelled again and again; nothing is left.
+"""Calls of connect, accept, send and recv that are cancelled again and again. They leak nothing.
 
-The fixture of this folder counts ids, queue pairs, memory regions and descriptors around each test.
+The fixture `no_leaks` counts ids, queue pairs, memory regions and descriptors around each test.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import loops
 import pytest
@@ -21,7 +22,7 @@ SMALL = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=4096)
 
 
 async def cancel_after(start: Callable[[], Awaitable[object]], delay: float) -> bool:
-    """Start something and cancel it after `delay` seconds; whether it was still going on."""
+    """Start an await and cancel it after `delay` seconds. Return True if it was cancelled."""
     task = loops.create_task(start())
     await loops.sleep(delay)
     task.cancel()
@@ -33,23 +34,26 @@ async def cancel_after(start: Callable[[], Awaitable[object]], delay: float) -> 
     return task.cancelled()
 
 
-def delays(seed: int, longest: float, at_once: int = 5) -> list[float]:
-    """A step of the loop for some, when nothing is over yet; for the others up to `longest` s."""
+def delays(seed: int, longest: float, zeros: int = 5) -> list[float]:
+    """Return ROUNDS delays in seconds: first `zeros` zeros, then random ones up to `longest`.
+
+    After a delay of zero nothing has completed yet: the loop has run one iteration only.
+    """
     chance = random.Random(seed)
-    return [0.0] * at_once + [chance.uniform(0, longest) for _ in range(ROUNDS - at_once)]
+    return [0.0] * zeros + [chance.uniform(0, longest) for _ in range(ROUNDS - zeros)]
 
 
-async def test_connect(address: DeviceAddress) -> None:
+async def test_cancelled_connects_leak_nothing(address: DeviceAddress) -> None:
     async def connect_once(where: tuple[str, int]) -> Connection:
         return await aiordma.connect(*where, options=SMALL)
 
-    async def accept_quietly(connection: Connection) -> None:
+    async def receive_until_closed(connection: Connection) -> None:
         async for _ in connection:
             pass
 
     cancelled = 0
     async with aiordma.listen(address.host, 0, options=SMALL) as listener:
-        serving = loops.create_task(listener.serve(accept_quietly))
+        serving = loops.create_task(listener.serve(receive_until_closed))
         where = listener.local_address
         for delay in delays(1, 0.08, ROUNDS // 4 + 1):
             cancelled += await cancel_after(lambda: connect_once(where), delay)
@@ -58,7 +62,7 @@ async def test_connect(address: DeviceAddress) -> None:
     assert cancelled > ROUNDS // 4
 
 
-async def test_accept(address: DeviceAddress) -> None:
+async def test_cancelled_accepts_leak_nothing(address: DeviceAddress) -> None:
     cancelled = 0
     async with aiordma.listen(address.host, 0, options=SMALL) as listener:
         for delay in delays(2, 0.05, ROUNDS // 8 + 1):
@@ -75,7 +79,7 @@ async def open_one(where: tuple[str, int]) -> Connection:
     return await aiordma.connect(*where, options=SMALL)
 
 
-async def test_waiting_for_a_request_loses_none(address: DeviceAddress) -> None:
+async def test_a_cancelled_get_request_loses_no_request(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0, options=SMALL) as listener:
         for delay in delays(3, 0.05)[:20]:
             connecting = loops.create_task(open_one(listener.local_address))
@@ -90,8 +94,10 @@ async def test_waiting_for_a_request_loses_none(address: DeviceAddress) -> None:
 
 
 @pytest.mark.transport("IB")
-async def test_send_under_a_full_queue(address: DeviceAddress) -> None:
-    """Each message arrives whole, or not at all if its send was cancelled; order is kept."""
+async def test_a_cancelled_send_on_a_full_queue_sends_nothing(
+    address: DeviceAddress,
+) -> None:
+    """All other messages arrive, whole and in order."""
     options = ConnectionOptions(send_depth=2, recv_depth=2, max_message_size=4096)
     full = loops.make_event()
 
@@ -110,20 +116,18 @@ async def test_send_under_a_full_queue(address: DeviceAddress) -> None:
         chance = random.Random(4)
         for number in range(ROUNDS):
             message = number.to_bytes(4, "big") * chance.choice([1, 100, 1000])
-            if not await cancel_after(
-                lambda message=message: pair.client.send(message), chance.uniform(0, 0.002)
-            ):
+            if not await cancel_after(partial(pair.client.send, message), chance.uniform(0, 0.002)):
                 sent.append(number)
             else:
                 full.set()
         assert full.is_set(), "no send had to wait"
         await pair.client.aclose()
         await receiving
-    # A send cancelled before its message was posted was never made.
+    # A send that is cancelled before its message is posted sends nothing.
     assert received == sent
 
 
-async def test_recv_loses_nothing(address: DeviceAddress) -> None:
+async def test_a_cancelled_recv_loses_no_message(address: DeviceAddress) -> None:
     collected: list[bytes] = []
 
     async def collect(connection: Connection) -> None:
@@ -142,7 +146,7 @@ async def test_recv_loses_nothing(address: DeviceAddress) -> None:
         collecting = loops.create_task(collect(pair.server))
         count = 0
         while not collecting.done():
-            # Never more on the way than the peer has room for: iWARP would end the connection.
+            # Never send more than the peer has receives posted: iWARP would end the connection.
             if count - len(collected) < SMALL.recv_depth:
                 await pair.client.send(b"%d" % count)
                 count += 1
@@ -154,15 +158,17 @@ async def test_recv_loses_nothing(address: DeviceAddress) -> None:
     assert count > ROUNDS // 8
 
 
-async def test_everything_at_once(address: DeviceAddress) -> None:
-    """Echo clients come, talk and are cancelled anywhere; the server serves on."""
+async def test_clients_cancelled_at_random_moments_do_not_stop_the_server(
+    address: DeviceAddress,
+) -> None:
+    """Echo clients connect, exchange messages and are cancelled. The server goes on."""
     chance = random.Random(6)
 
     async def echo(connection: Connection) -> None:
         async for message in connection:
             await connection.send(message)
 
-    async def talk(where: tuple[str, int]) -> None:
+    async def exchange_messages(where: tuple[str, int]) -> None:
         async with aiordma.connect(*where, options=SMALL) as connection:
             while True:
                 await connection.send(b"x" * chance.randrange(4096))
@@ -173,7 +179,10 @@ async def test_everything_at_once(address: DeviceAddress) -> None:
         where = listener.local_address
         for _ in range(6):
             await loops.gather(
-                *(cancel_after(lambda: talk(where), chance.uniform(0, 0.4)) for _ in range(6))
+                *(
+                    cancel_after(lambda: exchange_messages(where), chance.uniform(0, 0.4))
+                    for _ in range(6)
+                )
             )
         await listener.aclose()
         await serving

@@ -34,12 +34,12 @@ asyncio.run(main())
 
 @pytest.fixture
 def device(address: DeviceAddress) -> Iterator[SoftDevice]:
-    """The device at `address`, which is there again after the test."""
+    """Yield the device at `address`. It is restored after the test."""
     with SoftDevice.of_address(address).restored() as soft:
         yield soft
 
 
-async def test_everybody_who_waits_hears_of_the_removal(
+async def test_removal_of_the_device_ends_every_wait(
     address: DeviceAddress, device: SoftDevice
 ) -> None:
     async with aiordma.open_datagram((address.host, 0)) as endpoint:
@@ -52,16 +52,16 @@ async def test_everybody_who_waits_hears_of_the_removal(
         await loops.sleep(0.1)
         device.start_removing()
         async with loops.timeout(TIME_LIMIT):
-            for end in await loops.gather(*waiting, return_exceptions=True):
-                assert isinstance(end, DeviceRemoved)
-        for late in (
+            for result in await loops.gather(*waiting, return_exceptions=True):
+                assert isinstance(result, DeviceRemoved)
+        for call in (
             endpoint.recv_from(),
             endpoint.send_to(group, b"late"),
             endpoint.join("239.90.91.93"),
             endpoint.resolve(address.host, 1),
         ):
             with pytest.raises(DeviceRemoved):
-                await late
+                await call
         await endpoint.leave(group)
     await device.wait_removed()
     await device.add_again()
@@ -75,12 +75,13 @@ async def test_everybody_who_waits_hears_of_the_removal(
 
 
 async def echoed(endpoint: aiordma.DatagramEndpoint, peer: aiordma.DatagramPeer) -> bytes:
+    """Send a datagram to a peer that echoes, and return the data that comes back."""
     await endpoint.send_to(peer, b"hello")
     async with loops.timeout(TIME_LIMIT):
         return (await endpoint.recv_from()).data
 
 
-async def test_a_peer_that_is_killed_harms_nobody(address: DeviceAddress) -> None:
+async def test_a_killed_peer_does_not_disturb_the_endpoint(address: DeviceAddress) -> None:
     async with aiordma.open_datagram((address.host, 0)) as endpoint:
         for _ in range(2):
             process = start_python(PEER, address.host, GROUP)
@@ -91,7 +92,7 @@ async def test_a_peer_that_is_killed_harms_nobody(address: DeviceAddress) -> Non
             finally:
                 await end(process)
             for _ in range(5):
-                await endpoint.send_to(peer, b"to nobody")
+                await endpoint.send_to(peer, b"to a dead peer")
             with pytest.raises(aiordma.Rejected):
                 await endpoint.resolve(*peer.address)
             group = await endpoint.join(GROUP)

@@ -1,4 +1,4 @@
-"""The peer's process is killed in the middle of things: every wait here ends, promptly, typed."""
+"""The process of the peer is killed. Every wait of this process ends soon, with a typed error."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import aiordma
 from aiordma import ConnectionOptions, PeerClosed, RdmaError, WorkRequestError
 from aiordma.rdmacm import DeviceAddress
 
-PEER = """
+SENDING_PEER = """
 import asyncio, sys
 import aiordma
 
-async def flood(connection):
+async def send(connection):
     while True:
         await connection.send(b"x" * 2000)
 
-async def swallow(connection):
+async def receive(connection):
     async for _ in connection:
         pass
 
@@ -28,12 +28,12 @@ async def main(host, port):
     async with aiordma.connect(host, int(port)) as connection:
         await connection.send(b"ready")
         print("ready", flush=True)
-        await asyncio.gather(flood(connection), swallow(connection))
+        await asyncio.gather(send(connection), receive(connection))
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
-QUIET_PEER = """
+IDLE_PEER = """
 import asyncio, sys
 import aiordma
 
@@ -59,10 +59,10 @@ async def receive_for_ever(connection: aiordma.Connection) -> None:
 
 
 @pytest.mark.transport("IB")
-async def test_killed_in_mid_traffic(address: DeviceAddress) -> None:
+async def test_peer_killed_while_it_sends_ends_send_and_recv(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        peer = start_python(PEER, host, str(port))
+        peer = start_python(SENDING_PEER, host, str(port))
         try:
             async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
                 assert await connection.recv() == b"ready"
@@ -94,8 +94,8 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_killed_between_question_and_answer(address: DeviceAddress) -> None:
-    async def answer(connection: aiordma.Connection) -> None:
+async def test_peer_killed_during_a_ping_pong_ends_it(address: DeviceAddress) -> None:
+    async def echo(connection: aiordma.Connection) -> None:
         while True:
             await connection.send(await connection.recv())
 
@@ -104,21 +104,21 @@ async def test_killed_between_question_and_answer(address: DeviceAddress) -> Non
         peer = start_python(PING_PONG_PEER, host, str(port))
         try:
             async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
-                answering = loops.create_task(answer(connection))
+                echoing = loops.create_task(echo(connection))
                 await loops.sleep(0.5)
-                assert not answering.done()
+                assert not echoing.done()
                 peer.send_signal(signal.SIGKILL)
                 with pytest.raises((PeerClosed, WorkRequestError)):
-                    await answering
+                    await echoing
                 assert connection.closed
         finally:
             await end(peer)
 
 
-async def test_killed_while_it_is_quiet(address: DeviceAddress) -> None:
+async def test_idle_peer_killed_ends_recv_and_send(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        peer = start_python(QUIET_PEER, host, str(port))
+        peer = start_python(IDLE_PEER, host, str(port))
         try:
             async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
                 assert await connection.recv() == b"ready"
@@ -128,16 +128,16 @@ async def test_killed_while_it_is_quiet(address: DeviceAddress) -> None:
                 with pytest.raises(PeerClosed):
                     await receiving
                 with pytest.raises(PeerClosed):
-                    await connection.send(b"anybody?")
+                    await connection.send(b"too late")
         finally:
             await end(peer)
 
 
-@pytest.mark.loops("asyncio", "trio")  # siw keeps the process for ten seconds
-async def test_killed_before_it_was_accepted(address: DeviceAddress) -> None:
+@pytest.mark.loops("asyncio", "trio")  # siw keeps a killed process for ten seconds
+async def test_peer_killed_before_accept_makes_accept_fail(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        peer = start_python(QUIET_PEER, host, str(port))
+        peer = start_python(IDLE_PEER, host, str(port))
         try:
             async with loops.timeout(TIME_LIMIT):
                 request = await listener.get_request()
@@ -163,7 +163,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-async def test_killed_while_a_connect_waits_for_its_answer(address: DeviceAddress) -> None:
+async def test_listening_peer_killed_makes_connect_fail(address: DeviceAddress) -> None:
     peer = start_python(LISTENING_PEER, address.host)
     try:
         port = int(await loops.to_thread(read_line, peer))

@@ -1,7 +1,7 @@
-"""A device that is removed under everything, and comes back.
+"""A device that is removed while it is in use, and added again.
 
-The kernel removes a soft device only when every process has closed it, so each of these tests also
-shows that this process does: `rdma link delete` ends.
+The kernel removes a soft device only when every process has closed it. So each of these tests also
+checks that this process closes it: otherwise `rdma link delete` would not end.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ ROUNDS = 2
 
 @pytest.fixture
 def device(address: DeviceAddress) -> Iterator[SoftDevice]:
-    """The device at `address`, which is there again after the test."""
+    """Yield the device at `address`. It is restored after the test."""
     with SoftDevice.of_address(address).restored() as soft:
         yield soft
 
 
 async def error_of(waiting: Awaitable[object]) -> type[BaseException]:
+    """Wait until an await fails with an RdmaError. Return the type of the error."""
     with pytest.raises(aiordma.RdmaError) as caught:
         await loops.wait_for(waiting, TIME_LIMIT)
     return type(caught.value)
 
 
 async def start(*waiting: Awaitable[object]) -> list[loops.Task[type[BaseException]]]:
+    """Start a task with error_of() for each await. Check that none ends within 0.2 seconds."""
     tasks = [loops.create_task(error_of(one)) for one in waiting]
     await loops.sleep(0.2)
     assert not any(task.done() for task in tasks)
     return tasks
 
 
-async def echo_at(listener: aiordma.Listener, host: str) -> None:
+async def check_echo(listener: aiordma.Listener, host: str) -> None:
+    """Connect to a listener, and check that a message is echoed."""
     async with loops.timeout(TIME_LIMIT):
         accepting = loops.create_task(listener.accept())
         where = host, listener.local_address[1]
@@ -57,11 +60,15 @@ async def open_one(where: tuple[str, int]) -> Connection:
     return await aiordma.connect(*where)
 
 
-# --- whoever waits ---
+# --- waits that the removal ends ---
 
 
-async def test_both_ends_of_a_connection(address: DeviceAddress, device: SoftDevice) -> None:
-    """The end that the kernel takes first may close the connection before the other is taken."""
+async def test_removal_ends_both_ends_of_a_connection(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
+    """The kernel removes one end first. That can close the connection before it removes the other,
+    which then raises PeerClosed.
+    """
     async with connected(address) as pair:
         tasks = await start(pair.client.recv(), pair.server.recv())
         device.start_removing()
@@ -74,11 +81,13 @@ async def test_both_ends_of_a_connection(address: DeviceAddress, device: SoftDev
     await device.wait_removed()
 
 
-@pytest.mark.loops("asyncio")  # another shape of the above
-async def test_both_ends_of_a_stream(address: DeviceAddress, device: SoftDevice) -> None:
+@pytest.mark.loops("asyncio")  # a variant of the test above: one loop is enough
+async def test_removal_ends_both_ends_of_a_stream(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
     async with streaming(address) as pair:
-        held_back = pair.client.send(bytes(4 * DEFAULT.recv_buffer))
-        tasks = await start(pair.client.receive(), held_back)
+        blocked_send = pair.client.send(bytes(4 * DEFAULT.recv_buffer))
+        tasks = await start(pair.client.receive(), blocked_send)
         device.start_removing()
         errors = set(await loops.gather(*tasks))
         assert errors <= {DeviceRemoved, PeerClosed}
@@ -87,8 +96,10 @@ async def test_both_ends_of_a_stream(address: DeviceAddress, device: SoftDevice)
     await device.wait_removed()
 
 
-@pytest.mark.transport("IB")  # iWARP does not hold a sender back
-async def test_a_sender_that_is_held_back(address: DeviceAddress, device: SoftDevice) -> None:
+@pytest.mark.transport("IB")  # iWARP has no receiver-not-ready: its queue would not fill
+async def test_removal_ends_a_send_on_a_full_queue(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
     async def flood(pair: Pair) -> None:
         while True:
             await pair.client.send(b"x")
@@ -100,24 +111,26 @@ async def test_a_sender_that_is_held_back(address: DeviceAddress, device: SoftDe
     await device.wait_removed()
 
 
-async def test_listeners_of_every_kind(address: DeviceAddress, device: SoftDevice) -> None:
+async def test_removal_ends_listeners_of_every_kind(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
     here = parse_address(address.host)
     async with (
         aiordma.listen(address.host, 0) as first,
         aiordma.listen(address.host, 0) as second,
         aiordma.listen(address.host, 0) as third,
-        await AsyncCmId.create() as in_loop,
-        await SyncCmId.create() as in_thread,
+        await AsyncCmId.create() as async_id,
+        await SyncCmId.create() as sync_id,
     ):
-        for cm_id in (in_loop, in_thread):
+        for cm_id in (async_id, sync_id):
             cm_id.bind_addr(here)
             cm_id.listen()
         tasks = await start(
             first.get_request(),
             second.accept(),
             third.serve(lambda connection: connection.recv()),
-            in_loop.get_request(),
-            in_thread.get_request(),
+            async_id.get_request(),
+            sync_id.get_request(),
         )
         device.start_removing()
         assert set(await loops.gather(*tasks)) == {DeviceRemoved}
@@ -126,10 +139,10 @@ async def test_listeners_of_every_kind(address: DeviceAddress, device: SoftDevic
 
 
 @pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
-async def test_a_listener_that_moves_afterwards(
+async def test_a_listener_that_migrates_after_removal_raises_device_removed(
     address: DeviceAddress, device: SoftDevice, kind: type[AsyncCmId | SyncCmId]
 ) -> None:
-    """A request that nobody has taken goes with the device, wherever it is asked for."""
+    """Its pending request is lost with the device. No migration changes that."""
     listener: AsyncCmId | SyncCmId = await kind.create()
     listener.bind_addr(parse_address(address.host))
     listener.listen()
@@ -146,8 +159,8 @@ async def test_a_listener_that_moves_afterwards(
     await device.wait_removed()
 
 
-async def test_a_pending_connect(address: DeviceAddress, device: SoftDevice) -> None:
-    """The request that nobody answers hears nothing: it is only good to be refused."""
+async def test_removal_ends_a_pending_connect(address: DeviceAddress, device: SoftDevice) -> None:
+    """The request is not notified of the removal. It can only be rejected."""
     async with aiordma.listen(address.host, 0) as listener:
         tasks = await start(open_one(listener.local_address))
         request = await listener.get_request()
@@ -159,10 +172,10 @@ async def test_a_pending_connect(address: DeviceAddress, device: SoftDevice) -> 
 
 
 @pytest.mark.parametrize("late", [0, 1])
-async def test_a_request_that_is_accepted_too_late(
+async def test_accept_after_removal_fails(
     address: DeviceAddress, device: SoftDevice, late: float
 ) -> None:
-    """Its id is bound to the device still, but nothing may be made from that any more."""
+    """The id of the request is still bound to the device, which allows no new objects."""
     async with aiordma.listen(address.host, 0) as listener:
         tasks = await start(open_one(listener.local_address))
         request = await listener.get_request()
@@ -175,7 +188,9 @@ async def test_a_request_that_is_accepted_too_late(
     await device.wait_removed()
 
 
-async def test_a_connected_synchronous_id(address: DeviceAddress, device: SoftDevice) -> None:
+async def test_connect_of_a_synchronous_id_after_removal_fails(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
     async with aiordma.listen(address.host, 0) as listener, await SyncCmId.create() as cm_id:
         accepting = loops.create_task(error_of(listener.accept()))
         await cm_id.resolve_addr(parse_address(address.host, listener.local_address[1]))
@@ -187,7 +202,7 @@ async def test_a_connected_synchronous_id(address: DeviceAddress, device: SoftDe
 
 
 @pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
-async def test_completions_of_an_id(
+async def test_removal_ends_the_wait_for_a_completion(
     address: DeviceAddress, device: SoftDevice, kind: type[AsyncCmId | SyncCmId]
 ) -> None:
     async with aiordma.listen(address.host, 0) as listener, await kind.create() as cm_id:
@@ -205,7 +220,9 @@ async def test_completions_of_an_id(
 
 
 @pytest.mark.transport("IB")
-async def test_datagrams(address: DeviceAddress, device: SoftDevice) -> None:
+async def test_removal_ends_the_wait_for_a_datagram(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
     async with aiordma.open_datagram((address.host, 0)) as endpoint:
         tasks = await start(endpoint.recv_from())
         device.start_removing()
@@ -216,10 +233,10 @@ async def test_datagrams(address: DeviceAddress, device: SoftDevice) -> None:
         pass
 
 
-# --- and back again ---
+# --- a device that is added again ---
 
 
-async def test_the_device_is_used_again_when_it_returns(
+async def test_a_device_that_is_added_again_can_be_used(
     address: DeviceAddress, device: SoftDevice
 ) -> None:
     for _ in range(ROUNDS):
@@ -235,14 +252,14 @@ async def test_the_device_is_used_again_when_it_returns(
                 await aiordma.listen(address.host, 0)
         await device.add_again()
         async with aiordma.listen(address.host, 0) as listener:
-            await echo_at(listener, address.host)
+            await check_echo(listener, address.host)
 
 
-async def test_a_listener_on_all_addresses_lives_on(
+async def test_a_listener_on_all_addresses_survives_removal(
     address: DeviceAddress, device: SoftDevice
 ) -> None:
     async with aiordma.listen(None, 0) as listener:
-        await echo_at(listener, address.host)
+        await check_echo(listener, address.host)
         waiting = loops.create_task(listener.get_request())
         for _ in range(ROUNDS):
             device.start_removing()
@@ -254,13 +271,13 @@ async def test_a_listener_on_all_addresses_lives_on(
             connecting = loops.create_task(error_of(open_one(where)))
             await (await waiting).reject()
             assert await connecting is aiordma.Rejected
-        await echo_at(listener, address.host)
+        await check_echo(listener, address.host)
 
 
-async def test_a_device_beside_it_does_not_notice(
+async def test_removal_does_not_disturb_another_device(
     address: DeviceAddress, device: SoftDevice
 ) -> None:
-    """For which the lab is to have two: alone, it is the removal of the last one."""
+    """Without a second device this checks nothing. The lab has two with `--device both`."""
     others = [other for other in one_per_device() if other.device != address.device]
     for other in others:
         async with connected(other) as pair:
@@ -270,22 +287,22 @@ async def test_a_device_beside_it_does_not_notice(
                 await pair.client.send(b"hello")
                 assert await pair.server.recv() == b"hello"
                 async with aiordma.listen(other.host, 0) as listener:
-                    await echo_at(listener, other.host)
+                    await check_echo(listener, other.host)
                 await device.add_again()
 
 
 @pytest.fixture
 def devices() -> Iterator[list[SoftDevice]]:
-    """All of the machine, which are there again after the test."""
+    """Yield all devices of this machine. They are restored after the test."""
     with ExitStack() as stack:
         soft = [SoftDevice.of_address(found).restored() for found in one_per_device()]
         yield [stack.enter_context(one) for one in soft]
 
 
-async def test_the_last_device_of_the_machine(
+async def test_a_device_can_be_used_again_after_the_removal_of_all(
     address: DeviceAddress, devices: list[SoftDevice]
 ) -> None:
-    """librdmacm closes nothing then, see aiordma.rdmacm.contexts."""
+    """librdmacm does not close the last device: see aiordma.rdmacm.contexts."""
     for _ in range(ROUNDS):
         async with connected(address) as pair:
             tasks = await start(pair.client.recv(), pair.server.recv())
@@ -297,10 +314,10 @@ async def test_the_last_device_of_the_machine(
         for device in devices:
             await device.add_again()
         async with aiordma.listen(address.host, 0) as listener:
-            await echo_at(listener, address.host)
+            await check_echo(listener, address.host)
 
 
-# --- nobody waits ---
+# --- no wait is under way ---
 
 IDLE = """
 import asyncio, sys, time
@@ -318,8 +335,10 @@ time.sleep(600)
 """
 
 
-@pytest.mark.loops("asyncio")  # it is the other process that is tested
-async def test_a_process_without_a_loop_lets_go(address: DeviceAddress, device: SoftDevice) -> None:
+@pytest.mark.loops("asyncio")  # the other process is tested
+async def test_a_process_without_a_loop_closes_the_device(
+    address: DeviceAddress, device: SoftDevice
+) -> None:
     process = start_python(IDLE, address.host)
     try:
         assert await loops.to_thread(read_line, process) == "idle"
@@ -330,10 +349,10 @@ async def test_a_process_without_a_loop_lets_go(address: DeviceAddress, device: 
         await end(process)
 
 
-async def test_a_process_that_never_closes_is_waited_for(
+async def test_removal_completes_after_a_late_close(
     address: DeviceAddress, device: SoftDevice
 ) -> None:
-    """Or the driver has "disassociation", and the device goes at once. In the end it is gone."""
+    """A driver with "disassociation" removes the device at once, others after the close."""
     async with connected(address) as pair:
         device.start_removing()
         assert await error_of(pair.client.recv()) in (DeviceRemoved, PeerClosed)

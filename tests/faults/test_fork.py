@@ -1,4 +1,4 @@
-"""A forked child leaves its parent's connections alone, and is told so."""
+"""A forked child does not disturb its parent's connections, and cannot use them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from helpers import TIME_LIMIT, start_python
 import aiordma
 from aiordma.rdmacm import DeviceAddress
 
-# It is the other process that is tested: its peer, here, may be any.
+# The other process is tested. The loop of its peer, which runs here, makes no difference.
 pytestmark = pytest.mark.loops("asyncio")
 
 start_piped = functools.partial(start_python, stderr=subprocess.PIPE)
 
-# A child that ended asyncio.run() would take descriptors out of the epoll that it shares with its
-# parent, whose loop would miss its own wake-ups.
-LEAVING = """
+# The child must not return from asyncio.run(). That would remove descriptors from the epoll
+# instance that it shares with its parent, and the parent's loop would miss its wake-ups.
+EXIT_AT_ONCE = """
 import asyncio, os, sys
 
-async def leaving(main, *arguments):
+async def exit_at_once(main, *arguments):
     try:
         await main(*arguments)
-    except SystemExit as wanted:
-        os._exit(wanted.code)
+    except SystemExit as error:
+        os._exit(error.code)
 """
 
-CODE = """
+CHILD_EXITS = """
 import asyncio, gc, os, sys
 import aiordma
 
@@ -37,17 +37,17 @@ async def main(host, port):
     async with aiordma.connect(host, int(port)) as connection:
         child = os.fork()
         if not child:
-            sys.exit(3)  # leaves the block, and closes what is the parent's
+            sys.exit(3)  # leaves the block, which closes the connection in the child
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 3, status
         await connection.send(b"still here")
         assert await connection.recv() == b"still here"
 
-asyncio.run(leaving(main, *sys.argv[1:]))
+asyncio.run(exit_at_once(main, *sys.argv[1:]))
 """
 
 
-USED = """
+PARENT_USED_RDMA = """
 import asyncio, os, sys
 import aiordma
 
@@ -66,7 +66,7 @@ if not child:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
-UNUSED = """
+PARENT_DID_NOT_USE_RDMA = """
 import asyncio, os, sys
 import aiordma
 
@@ -83,7 +83,9 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.parametrize("code", [USED, UNUSED], ids=["used-before", "not-used-before"])
+@pytest.mark.parametrize(
+    "code", [PARENT_USED_RDMA, PARENT_DID_NOT_USE_RDMA], ids=["used-before", "not-used-before"]
+)
 async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
     address: DeviceAddress, code: str
 ) -> None:
@@ -104,7 +106,7 @@ async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
 async def test_the_parents_connection_survives_its_childs_exit(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        process = start_piped(LEAVING + CODE, host, str(port))
+        process = start_piped(EXIT_AT_ONCE + CHILD_EXITS, host, str(port))
         async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
             async for message in connection:
                 await connection.send(message)
@@ -176,15 +178,15 @@ async def main(host, port):
         cache.close()
         region.close()
 
-asyncio.run(leaving(main, *sys.argv[1:]))
+asyncio.run(exit_at_once(main, *sys.argv[1:]))
 """
 
 
-async def test_what_is_in_use_stays_the_parents(address: DeviceAddress) -> None:
-    """Every use in the child is refused; its memory is its own, the device sees the parent's."""
+async def test_calls_in_a_child_fail_and_do_not_disturb_the_parent(address: DeviceAddress) -> None:
+    """The child writes to its own copy of the memory. The device accesses the parent's memory."""
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        process = start_piped(LEAVING + IN_USE, host, str(port))
+        process = start_piped(EXIT_AT_ONCE + IN_USE, host, str(port))
         async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
             remote = aiordma.RemoteBuffer.unpack(await connection.recv())
             readable = await connection.register(b"read", aiordma.AccessFlags.REMOTE_READ)

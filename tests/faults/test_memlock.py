@@ -1,4 +1,4 @@
-"""Too little lockable memory: an error that says which limit and how to raise it, nothing left."""
+"""A locked-memory limit that is too low: the error names the limit and the way to raise it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.loops("asyncio")  # it is the other process that is tested
-async def test_the_error_names_the_limit(address: DeviceAddress) -> None:
+@pytest.mark.loops("asyncio")  # the other process is tested
+async def test_connect_beyond_the_locked_memory_limit_names_the_limit(
+    address: DeviceAddress,
+) -> None:
     limited = ("setpriv", "--bounding-set", "-ipc_lock", "prlimit", "--memlock=131072:131072")
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address

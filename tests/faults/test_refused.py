@@ -1,4 +1,4 @@
-"""Connections that cannot be made: each ends with an error that says why."""
+"""Connections that cannot be established. Each fails with an error that names the reason."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ QUICK = ConnectionOptions(resolve_timeout=1.0)
 
 
 async def free_port(address: DeviceAddress) -> int:
+    """Return a port that was bound and is free again."""
     async with aiordma.listen(address.host, 0) as listener:
         return listener.local_address[1]
 
 
-async def test_nobody_listens(any_address: DeviceAddress) -> None:
+async def test_connect_without_a_listener_is_rejected(any_address: DeviceAddress) -> None:
     port = await free_port(any_address)
     with pytest.raises(Rejected) as caught:
         await aiordma.connect(any_address.host, port)
@@ -29,41 +30,41 @@ async def test_nobody_listens(any_address: DeviceAddress) -> None:
     assert str(port) in str(caught.value)
 
 
-async def test_nobody_has_the_address(address: DeviceAddress) -> None:
-    """It would be on the device's network: the neighbour is asked for, and does not answer."""
+async def test_connect_to_an_unused_address_fails(address: DeviceAddress) -> None:
+    """The address is in the device's network, so the kernel asks for the neighbour in vain."""
     network = ipaddress.ip_network(f"{address.host}/24", strict=False)
-    nobody = str(network.broadcast_address - 1)
+    unused = str(network.broadcast_address - 1)
     async with loops.timeout(TIME_LIMIT):
-        with pytest.raises((AddressError, Unreachable), match=nobody):
-            await aiordma.connect(nobody, 7471, options=QUICK)
+        with pytest.raises((AddressError, Unreachable), match=unused):
+            await aiordma.connect(unused, 7471, options=QUICK)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_loopback_has_no_device(address: DeviceAddress, host: str) -> None:
+async def test_connect_to_loopback_fails(address: DeviceAddress, host: str) -> None:
     port = await free_port(address)
     with pytest.raises(ConnectError, match="aiordma devices"):
         await aiordma.connect(host, port, options=QUICK)
 
 
-async def test_no_device_leads_to_the_address(address: DeviceAddress) -> None:
+async def test_connect_without_a_route_fails(address: DeviceAddress) -> None:
     with pytest.raises(ConnectError, match=r"192\.0\.2\.7"):
         await aiordma.connect("192.0.2.7", 7471, options=QUICK)
 
 
-async def test_an_unknown_name(address: DeviceAddress) -> None:
+async def test_connect_to_an_unknown_name_fails(address: DeviceAddress) -> None:
     with pytest.raises(AddressError, match=r"no-such-host\.invalid"):
         await aiordma.connect("no-such-host.invalid", 7471)
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-async def test_a_port_out_of_range(address: DeviceAddress, port: int) -> None:
+async def test_a_port_out_of_range_raises_value_error(address: DeviceAddress, port: int) -> None:
     with pytest.raises(ValueError, match="not between 0 and 65535"):
         await aiordma.connect(address.host, port)
     with pytest.raises(ValueError, match="not between 0 and 65535"):
         await aiordma.listen(address.host, port)
 
 
-async def test_the_port_is_taken(any_address: DeviceAddress) -> None:
+async def test_listen_on_a_port_in_use_fails(any_address: DeviceAddress) -> None:
     async with aiordma.listen(any_address.host, 0) as listener:
         with pytest.raises(VerbsError, match="port is in use") as caught:
             await aiordma.listen(*listener.local_address)
@@ -72,39 +73,39 @@ async def test_the_port_is_taken(any_address: DeviceAddress) -> None:
         pass
 
 
-async def test_the_port_is_taken_everywhere(address: DeviceAddress) -> None:
+async def test_listen_on_a_port_in_use_on_all_addresses_fails(address: DeviceAddress) -> None:
     async with aiordma.listen(None, 0) as listener:
         port = listener.local_address[1]
         with pytest.raises(VerbsError, match="port is in use"):
             await aiordma.listen(address.host, port)
 
 
-async def test_a_taken_local_port(address: DeviceAddress) -> None:
+async def test_connect_from_a_port_in_use_fails(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         with pytest.raises(VerbsError, match="port is in use"):
             await aiordma.connect(*listener.local_address, local_address=listener.local_address)
 
 
-async def test_an_address_that_is_not_here_cannot_be_listened_on(address: DeviceAddress) -> None:
-    with pytest.raises(VerbsError, match="does not have the address"):
+async def test_listen_on_an_address_of_another_machine_fails(address: DeviceAddress) -> None:
+    with pytest.raises(VerbsError, match="not one of this machine's"):
         await aiordma.listen("192.0.2.7", 0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-async def test_loopback_cannot_be_listened_on(address: DeviceAddress, host: str) -> None:
+async def test_listen_on_loopback_fails(address: DeviceAddress, host: str) -> None:
     with pytest.raises(AddressError, match="no loopback"):
         await aiordma.listen(host, 0)
 
 
-async def test_closing_a_listener_rejects_what_is_pending(address: DeviceAddress) -> None:
+async def test_closing_a_listener_rejects_pending_requests(address: DeviceAddress) -> None:
     count = 10
     listener = await aiordma.listen(address.host, 0)
     connecting = [loops.create_task(open_one(listener.local_address)) for _ in range(count)]
-    taken = await listener.get_request()
+    request = await listener.get_request()
     while len(listener._cms[0]._requests) < count - 1:
         await loops.sleep(0.01)
     await listener.aclose()
-    await taken.reject()
+    await request.reject()
     async with loops.timeout(TIME_LIMIT):
         results = await loops.gather(*connecting, return_exceptions=True)
     assert {type(result) for result in results} == {Rejected}
@@ -123,13 +124,13 @@ async def test_requests_beyond_the_backlog_are_rejected(address: DeviceAddress) 
         for _ in range(2):
             await (await listener.get_request()).reject()
         await loops.wait(connecting)
-        # iWARP's backlog is TCP's, which drops what is too much: such a peer may try too long.
+        # iWARP has the backlog of TCP, which drops the excess requests: such a peer can time out.
         late = {Unreachable} if address.transport.name == "IWARP" else set()
         assert {type(task.exception()) for task in connecting} - late == {Rejected}
 
 
-async def test_a_peer_that_gave_up_before_it_was_accepted(address: DeviceAddress) -> None:
-    """On iWARP the TCP connection still stands there, and ends as soon as it is accepted."""
+async def test_accept_of_a_cancelled_connect_fails_or_ends(address: DeviceAddress) -> None:
+    """On iWARP the TCP connection still exists. It ends as soon as it is accepted."""
     async with aiordma.listen(address.host, 0) as listener:
         connecting = loops.create_task(open_one(listener.local_address))
         request = await listener.get_request()
@@ -146,25 +147,25 @@ async def test_a_peer_that_gave_up_before_it_was_accepted(address: DeviceAddress
 
 
 @pytest.mark.transport("IB")
-async def test_accept_passes_over_a_peer_that_gave_up(address: DeviceAddress) -> None:
+async def test_accept_skips_a_cancelled_connect(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        gone = loops.create_task(open_one(listener.local_address))
+        cancelled = loops.create_task(open_one(listener.local_address))
         while not listener._cms[0]._requests:
             await loops.sleep(0.01)
-        gone.cancel()
-        await loops.wait([gone])
+        cancelled.cancel()
+        await loops.wait([cancelled])
         await loops.sleep(0.5)
-        staying = loops.create_task(open_one(listener.local_address))
+        waiting = loops.create_task(open_one(listener.local_address))
         async with (
             loops.timeout(TIME_LIMIT),
             await listener.accept() as server,
-            await staying as client,
+            await waiting as client,
         ):
             await client.send(b"here")
             assert await server.recv() == b"here"
 
 
-async def test_a_peer_that_gave_up_can_be_rejected_without_error(address: DeviceAddress) -> None:
+async def test_reject_of_a_cancelled_connect_does_not_fail(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         connecting = loops.create_task(open_one(listener.local_address))
         request = await listener.get_request()
@@ -175,7 +176,7 @@ async def test_a_peer_that_gave_up_can_be_rejected_without_error(address: Device
 
 
 @pytest.mark.transport("IB")
-async def test_a_message_larger_than_the_peers_buffers_breaks_the_connection(
+async def test_a_message_larger_than_the_peers_buffers_ends_the_connection(
     address: DeviceAddress,
 ) -> None:
     small = ConnectionOptions(max_message_size=100)
@@ -185,7 +186,7 @@ async def test_a_message_larger_than_the_peers_buffers_breaks_the_connection(
             await client.send(bytes(101))
             with pytest.raises(aiordma.WorkRequestError) as caught:
                 await server.recv()
-            # What the specification calls LOC_LEN_ERR, soft-RoCE calls LOC_QP_OP_ERR.
+            # The specification requires LOC_LEN_ERR. Soft-RoCE reports LOC_QP_OP_ERR.
             assert caught.value.status.name in ("LOC_LEN_ERR", "LOC_QP_OP_ERR")
             with pytest.raises(aiordma.RdmaError):
                 await client.recv()

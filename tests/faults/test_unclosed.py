@@ -1,4 +1,4 @@
-"""Objects that are dropped without being closed: a warning, and nothing freed under the device."""
+"""Objects that are dropped without being closed: they warn, and free no memory in use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_a_dropped_connection_warns_and_is_aborted(address: DeviceAddress)
         client: Connection | None = await aiordma.connect(*listener.local_address)
         async with await accepting as server:
             for _ in range(20):
-                await server.send(b"x" * 5000)  # the device writes while the owner lets go
+                await server.send(b"x" * 5000)  # the device writes while the connection is dropped
             with pytest.warns(ResourceWarning, match="unclosed <Connection"):  # noqa: PT031
                 client = None
                 gc.collect()
@@ -43,7 +43,7 @@ async def test_a_dropped_listener_warns_and_stops_listening(address: DeviceAddre
 
 
 async def is_free(where: tuple[str, int]) -> bool:
-    """Whether one can listen there."""
+    """Return True if a listener can bind to this address."""
     try:
         async with aiordma.listen(*where):
             return True
@@ -95,16 +95,16 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@pytest.mark.loops("asyncio")  # it is the other process that is tested
-async def test_an_interpreter_exits_with_everything_open(address: DeviceAddress) -> None:
+@pytest.mark.loops("asyncio")  # the other process is tested
+async def test_an_interpreter_exits_with_open_connections(address: DeviceAddress) -> None:
     process = start_python(LEAVES_ALL_OPEN, address.host)
     assert await loops.to_thread(read_line, process) == "leaving"
     assert await loops.to_thread(process.wait, TIME_LIMIT) == 0
     process.communicate()
 
 
-@pytest.mark.loops("asyncio")  # it is the other process that is tested
-async def test_a_peer_learns_of_an_interpreters_exit(address: DeviceAddress) -> None:
+@pytest.mark.loops("asyncio")  # the other process is tested
+async def test_exit_of_the_peers_interpreter_ends_recv(address: DeviceAddress) -> None:
     code = """
 import asyncio, sys
 import aiordma
