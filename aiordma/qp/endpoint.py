@@ -1,14 +1,12 @@
 """Endpoint: a connected id with its queue pair and its queues; how a connection begins and ends.
 
 The dispatch tables refer to an endpoint as long as its queue pair exists. So the memory that the
-device uses stays allocated even if the user drops every reference. The user's object is a
-Connection.
+device uses stays allocated even if the user drops the Connection.
 
-The end of a connection. The first cause is stored (`_end`): the peer's disconnect, a failed
-request, a removed device. Then the queue pair is moved to its error state, which flushes all posted
-requests. Receives complete in order. So when the last one is flushed, all messages that ever
-arrived have been taken from the completion queue. Only then are the receiving tasks notified of the
-end.
+How a connection ends: the first cause is stored (`_end`), which is the peer's disconnect, a failed
+request or a removed device. Then the queue pair is moved to its error state, which flushes all
+posted requests. Receives complete in order, so when the last one is flushed, all messages that ever
+arrived were taken. Only then are the receiving tasks notified of the end.
 
 iWARP is different. Its kernel flushes first, and reports the disconnect afterwards. A receive that
 is posted in between never completes. So on iWARP all messages have been taken once the completion
@@ -58,9 +56,8 @@ RAN_OUT_OF_RECEIVES = (
 )
 # A device that has not flushed a queue pair after this time will not flush the rest.
 FLUSH_SECONDS = 10.0
-# On iWARP the connecting side sends first. A message that arrives there right behind the reply to
-# the request, before that side is ready to receive, ends the connection. If the connecting side
-# sends nothing, it is ready after this time.
+# On iWARP the connecting side sends first. A message that arrives there right behind the reply,
+# before it is ready to receive, ends the connection. If it sends nothing, it is ready by this time.
 FIRST_MESSAGE_SECONDS = 0.05
 # iWARP can report the end of a connection a short time before it has flushed the receives.
 LATE_FLUSH_SECONDS = 0.1
@@ -204,10 +201,7 @@ class Endpoint(Generic[D_co]):
             raise self.end_reason()
 
     def post_failed(self, error: VerbsError) -> RdmaError:
-        """Return the exception to raise for a request that could not be posted.
-
-        A refused request ends the connection. A failed registration of its memory does not.
-        """
+        """Return the exception for an unposted request. A refused one ends the connection."""
         if error.function != "ibv_post_send":
             return error
         disconnected = self.device.is_iwarp and error.errno == errno.ENOTCONN
@@ -225,10 +219,7 @@ class Endpoint(Generic[D_co]):
         return self.data_path.counts_flushes and not self.data_path.receives_posted
 
     def end_reason(self) -> RdmaError:
-        """Return the exception that says why the connection ended.
-
-        Each call returns a new exception, because each raised one has its own traceback.
-        """
+        """Return the reason for the end: a new exception each time, as each gets a traceback."""
         if self.closed_here or self._end is None:
             return LocalClosed("the connection is closed on this side")
         return copy.copy(self._end)
@@ -247,9 +238,9 @@ class Endpoint(Generic[D_co]):
     def _no_first_message(self) -> None:
         """Resume sending: the peer of an accepted iWARP connection has sent nothing in time.
 
-        Perhaps Linux's siw has not read the peer's first message. Data that arrives between its
-        reply and the moment when it takes over the TCP connection stays unread until more data
-        arrives. The peer's response to a read of no bytes is such data.
+        Or Linux's siw has not read it: data that arrives between its reply and the moment when it
+        takes over the TCP connection stays unread until more arrives. The response to a probe is
+        more data.
         """
         if self.released:
             return
@@ -287,10 +278,7 @@ class Endpoint(Generic[D_co]):
             self._fail_soon(failure)
 
     def _fail_soon(self, failure: RdmaError) -> None:
-        """End the connection after CAUSE_SECONDS, unless a better cause ends it before.
-
-        The completion of the failed request, or a disconnect event, says more than `failure`.
-        """
+        """Fail after CAUSE_SECONDS, unless a completion or a disconnect gives a better cause."""
         if self._failure_timer is None:
             give_up = partial(self.fail, failure)
             self._failure_timer = Deadline(self.cm.loop, CAUSE_SECONDS, give_up)
@@ -347,10 +335,7 @@ class Endpoint(Generic[D_co]):
         self.data_path.wake()
 
     async def aclose(self) -> None:
-        """Wait until all posted requests have completed, disconnect, and destroy everything.
-
-        This takes at most `close_timeout` seconds; then the rest is aborted.
-        """
+        """Wait until all posted requests have completed, disconnect, and destroy everything."""
         if not self.closed_here:
             self._start_closing()
             try:

@@ -76,15 +76,13 @@ class _SendCredits(FairSemaphore):
 class SendQueue:
     """The send side of a queue pair. Requests mostly end in the order in which they were posted.
 
-    Senders wait for a credit while the queue is full, first come first served. So no more requests
-    are posted than the device's queue has room for.
+    Senders wait for a credit while the queue is full, first come first served.
 
     Signaling is selective. An inline message has no memory in flight, and no task waits for its
     end. Only the queue uses its completion, and one completion reports all requests before it.
 
     The counters are in a SendQueueCore. It posts small messages, and transfers of registered memory
-    in one piece, and handles their completions without a Python frame. All other requests with
-    memory in flight are in this class.
+    in one piece, and handles their completions without a Python frame. This class does the rest.
     """
 
     def __init__(
@@ -216,8 +214,7 @@ class SendQueue:
     def post(self, post: Post, memory: InFlightMemory | None, *, is_read: bool = False) -> None:
         """Post another request: `post` is called with a wr_id and flags. The caller has a credit.
 
-        A read is posted without a fence: reads are done in order, and iWARP does not allow a fence
-        on them.
+        A read needs no fence: reads are done in order, and iWARP allows no fence on them.
 
         Raises:
             VerbsError: the device refused it; the caller still has the credit and `memory`.
@@ -236,8 +233,7 @@ class SendQueue:
         """Post as post() does, but batched with other requests if the post list is open.
 
         Raises:
-            VerbsError: as post(). If the request is batched, it is posted later, and a refusal then
-                ends the connection.
+            VerbsError: as post(). The refusal of a batched request ends the connection later.
         """
         post_list = self.post_list
         if post_list is None or len(request.segments) != 1 or not post_list.is_open():
@@ -253,9 +249,7 @@ class SendQueue:
             raise
 
     def probe(self, memory: InFlightMemory | None) -> bool:
-        """Post a read of no bytes, if there is a credit. Return whether it was posted.
-
-        The peer's device responds to it, and does not check its key.
+        """Post a read of no bytes, to which the peer's device responds. Return False if full.
 
         Raises:
             VerbsError: the device refused it; `memory` is kept until the queue pair is destroyed.
@@ -274,9 +268,8 @@ class SendQueue:
     def signal_tail(self) -> None:
         """Post a signaled request if the newest requests are unsignaled and the queue has room.
 
-        Its completion reports the end of those requests. It is a write of no bytes: the peer's
-        device acknowledges it like any other, but checks neither its address nor its key. It needs
-        no credit, because nothing else can be posted any more.
+        It is a write of no bytes: the peer's device acknowledges it, but checks neither its address
+        nor its key. It needs no credit, because nothing else can be posted any more.
 
         Raises:
             VerbsError: the device refused it.
@@ -291,9 +284,9 @@ class SendQueue:
 
         Batched requests are posted first, unless the request is batched, too.
 
-        The record is made before the posting, because a Ctrl-C can come between the two. Memory
-        that the device uses must never be without a reference. At worst there is a record of a
-        request that was not posted. It is removed with the next one.
+        The record is made before the posting: if a Ctrl-C comes in between, memory that the device
+        uses must not be without a reference. A record of a request that was not posted does no
+        harm. It is removed with the next one.
 
         Raises:
             VerbsError: the device refused the batched requests.
@@ -323,10 +316,7 @@ class SendQueue:
         return any(other is memory for _, other in self._in_flight)
 
     def fence(self) -> Callable[[], None]:
-        """Fence all requests from now on: they wait for the reads before them.
-
-        Returns a function that ends this.
-        """
+        """Fence requests: they wait for the reads before them. Return a function that ends this."""
         self._abandoned_reads += 1
         self.core.fence_flags = FENCE
         return self._unfence
@@ -347,9 +337,8 @@ class SendQueue:
 
         The core has already released the memory of a successful transfer.
 
-        If signaling is selective, the requests that were posted before have ended, too. If not,
-        each request is reported: on Linux's siw a read can end after requests that were posted
-        later.
+        If signaling is selective, the requests before it have ended, too. If not, each one is
+        reported, because on Linux's siw a read can end after requests that were posted later.
         """
         core = self.core
         core.completed(number)
