@@ -1,4 +1,4 @@
-"""A bound on how long a test takes, for those that would wait for ever where the code is wrong."""
+"""Fixtures: a time limit for tests that would wait for ever on a bug, and fake verbs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIME_LIMIT = 20.0
 
 @pytest.fixture
 def time_limit() -> Iterator[None]:
-    """Fail a test that takes longer, wherever it is."""
+    """Fail a test that takes longer than TIME_LIMIT."""
 
     def give_up(*_: object) -> None:
         pytest.fail(f"not done after {TIME_LIMIT} seconds")
@@ -28,13 +28,13 @@ def time_limit() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A provider of verbs without a device: see verbs_fakes."""
+    """Compile the verbs provider without a device: see verbs_fakes."""
     return compile_verbs(tmp_path_factory.mktemp("verbs"))
 
 
 @pytest.fixture
 def verbs(library: Path) -> Iterator[FakeVerbs]:
-    """One of these devices."""
+    """Make one fake device."""
     made = FakeVerbs(library)
     yield made
     made.close()

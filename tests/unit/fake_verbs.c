@@ -1,6 +1,6 @@
 /*
- * A provider of verbs without a device: it notes what is posted, and hands out the completions that
- * a test has put there. The inline functions of verbs.h reach it by way of the context.
+ * A verbs provider without a device. It records the posted requests, and returns the completions
+ * that a test has added. The inline functions of verbs.h call it through the context.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -25,12 +25,12 @@ struct posted {
 	unsigned int lkey;
 	uint64_t remote;
 	unsigned int rkey;
-	unsigned int imm_data; /* as it goes to the device */
-	unsigned char data[64]; /* of a send, as it was when it was posted */
+	unsigned int imm_data; /* in network byte order */
+	unsigned char data[64]; /* a copy of a send's memory at the time of the posting */
 };
 
 struct fake {
-	/* What libibverbs itself looks up, as ibv_get_cq_event() does, stands before the context. */
+	/* Functions that libibverbs itself looks up, for ibv_get_cq_event(), before the context. */
 	void *private_words[PRIVATE_WORDS];
 	struct verbs_context verbs;
 	struct ibv_qp qp;
@@ -49,11 +49,11 @@ struct fake {
 	unsigned int calls; /* of ibv_post_send() */
 	int post_result;
 	int post_errno;
-	int room; /* so many requests are taken before they are refused */
+	int accepted; /* requests that are accepted before the others are refused */
 	int poll_result; /* if negative */
 	int arm_result;
-	int hold; /* keep who posts until it is 0 */
-	int held;
+	int is_blocking; /* threads that post wait until it is 0 */
+	int blocked; /* threads that wait */
 };
 
 static struct fake *fake_of(struct ibv_context *context)
@@ -61,8 +61,8 @@ static struct fake *fake_of(struct ibv_context *context)
 	return (struct fake *)((char *)context - offsetof(struct fake, verbs.context));
 }
 
-static struct posted *note(struct fake *fake, char kind, uint64_t wr_id, struct ibv_sge *list,
-			   int num_sge)
+static struct posted *record(struct fake *fake, char kind, uint64_t wr_id, struct ibv_sge *list,
+			     int num_sge)
 {
 	struct posted *posted = &fake->posts[fake->posted++ % LIMIT];
 
@@ -78,12 +78,12 @@ static struct posted *note(struct fake *fake, char kind, uint64_t wr_id, struct 
 	return posted;
 }
 
-static void hold(struct fake *fake)
+static void wait_while_blocked(struct fake *fake)
 {
-	__atomic_add_fetch(&fake->held, 1, __ATOMIC_SEQ_CST);
-	while (__atomic_load_n(&fake->hold, __ATOMIC_SEQ_CST))
+	__atomic_add_fetch(&fake->blocked, 1, __ATOMIC_SEQ_CST);
+	while (__atomic_load_n(&fake->is_blocking, __ATOMIC_SEQ_CST))
 		usleep(1000);
-	__atomic_sub_fetch(&fake->held, 1, __ATOMIC_SEQ_CST);
+	__atomic_sub_fetch(&fake->blocked, 1, __ATOMIC_SEQ_CST);
 }
 
 static int refused(struct fake *fake)
@@ -98,16 +98,16 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 	struct fake *fake = fake_of(qp->context);
 	struct posted *posted;
 
-	hold(fake);
+	wait_while_blocked(fake);
 	fake->calls++;
 	for (; wr; wr = wr->next) {
-		if (fake->post_result && !fake->room) {
+		if (fake->post_result && !fake->accepted) {
 			*bad = wr;
 			return refused(fake);
 		}
-		if (fake->room)
-			fake->room--;
-		posted = note(fake, 's', wr->wr_id, wr->sg_list, wr->num_sge);
+		if (fake->accepted)
+			fake->accepted--;
+		posted = record(fake, 's', wr->wr_id, wr->sg_list, wr->num_sge);
 		posted->opcode = wr->opcode;
 		posted->flags = wr->send_flags;
 		posted->remote = wr->wr.rdma.remote_addr;
@@ -122,12 +122,12 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 static int post_receive(struct fake *fake, char kind, struct ibv_recv_wr *wr,
 			struct ibv_recv_wr **bad)
 {
-	hold(fake);
+	wait_while_blocked(fake);
 	if (fake->post_result) {
 		*bad = wr;
 		return refused(fake);
 	}
-	note(fake, kind, wr->wr_id, wr->sg_list, wr->num_sge);
+	record(fake, kind, wr->wr_id, wr->sg_list, wr->num_sge);
 	return wr->next ? EINVAL : 0;
 }
 
@@ -222,15 +222,15 @@ void fake_refuse(struct fake *fake, int result, int code)
 	fake->post_errno = code;
 }
 
-/* Take so many more requests before that. */
-void fake_room(struct fake *fake, int count)
+/* Accept `count` sends before fake_refuse() takes effect. */
+void fake_accept_sends(struct fake *fake, int count)
 {
-	fake->room = count;
+	fake->accepted = count;
 }
 
-void fake_hold(struct fake *fake, int on)
+void fake_block_posts(struct fake *fake, int on)
 {
-	__atomic_store_n(&fake->hold, on, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&fake->is_blocking, on, __ATOMIC_SEQ_CST);
 }
 
 void fake_break(struct fake *fake, int poll_result, int arm_result)
@@ -249,7 +249,7 @@ unsigned int fake_count(struct fake *fake, char what)
 	case 'w':
 		return fake->put - fake->taken;
 	case 'h':
-		return __atomic_load_n(&fake->held, __ATOMIC_SEQ_CST);
+		return __atomic_load_n(&fake->blocked, __ATOMIC_SEQ_CST);
 	case 'c':
 		return fake->calls;
 	case 'e':
@@ -264,7 +264,7 @@ struct posted *fake_post(struct fake *fake, unsigned int index)
 	return &fake->posts[index % LIMIT];
 }
 
-/* From any thread, but one at a time. */
+/* Add a completion. Any thread can call this, but only one at a time. */
 void fake_put(struct fake *fake, uint64_t wr_id, int status, int opcode, unsigned int length,
 	      unsigned int flags, unsigned int imm_data, unsigned int qp_num)
 {

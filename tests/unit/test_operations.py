@@ -112,14 +112,14 @@ async def test_one_that_is_flushed_raises_why_the_connection_ended() -> None:
 
 async def test_one_that_fails_waits_until_it_is_known_why() -> None:
     rig = Rig()
-    rig.owner.knows_why.clear()
+    rig.owner.reason_known.clear()
     task = await rig.under_way(WcOpcode.RDMA_READ)
     rig.end(WcStatus.WR_FLUSH_ERR)
     await settle()
     assert not task.done()
     assert rig.given_back == 1
     rig.owner.end = PeerClosed("closed there")
-    rig.owner.knows_why.set()
+    rig.owner.reason_known.set()
     with pytest.raises(PeerClosed):
         await task
     assert not rig.next_is_fenced()
@@ -127,7 +127,7 @@ async def test_one_that_fails_waits_until_it_is_known_why() -> None:
 
 async def test_one_that_succeeds_does_not_wait_for_an_end() -> None:
     rig = Rig()
-    rig.owner.knows_why.clear()
+    rig.owner.reason_known.clear()
     task = await rig.under_way()
     rig.end()
     await task

@@ -218,7 +218,7 @@ async def test_what_is_refused_ends_the_connection_and_all_waiting(
     """Whichever of them the device took: their memory is its own until the queue pair is gone."""
     rig = Rig(verbs)
     verbs.refuse(errno.ENOMEM)
-    verbs.room(taken)
+    verbs.accept_sends(taken)
     tasks = await rig.reads(4)
     assert verbs.posted == taken
     assert len(rig.owner.breaks) == 1
@@ -262,7 +262,7 @@ async def test_nothing_is_posted_behind_what_was_refused(verbs: FakeVerbs) -> No
 async def test_what_comes_when_a_full_chain_was_refused_is_not_posted(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     verbs.refuse(errno.ENOMEM)
-    verbs.room(3)
+    verbs.accept_sends(3)
     tasks = await rig.reads(MAX_LENGTH + 2)
     assert verbs.posted == 3
     for task in tasks:

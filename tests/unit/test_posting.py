@@ -41,16 +41,16 @@ def test_who_destroys_a_queue_waits_for_who_posts_to_it(
     verbs: FakeVerbs, post: Callable[[FakeVerbs], int]
 ) -> None:
     results: list[int] = []
-    verbs.hold(True)
+    verbs.block_posts(True)
     posting = threading.Thread(target=lambda: results.append(post(verbs)))
     posting.start()
-    eventually(lambda: verbs.held == 1)
+    eventually(lambda: verbs.blocked_posts == 1)
     verbs.destroy()  # as far as the cell goes
     destroying = threading.Thread(target=lib.aiordma_await_posts)
     destroying.start()
     destroying.join(0.1)
     assert destroying.is_alive()
-    verbs.hold(False)
+    verbs.block_posts(False)
     posting.join(TIME_LIMIT)
     destroying.join(TIME_LIMIT)
     assert not destroying.is_alive()
@@ -60,12 +60,12 @@ def test_who_destroys_a_queue_waits_for_who_posts_to_it(
 
 
 def test_those_who_post_do_not_wait_for_each_other(verbs: FakeVerbs) -> None:
-    verbs.hold(True)
+    verbs.block_posts(True)
     threads = [threading.Thread(target=post, args=[verbs]) for post in (send, receive)]
     for thread in threads:
         thread.start()
-    eventually(lambda: verbs.held == 2)
-    verbs.hold(False)
+    eventually(lambda: verbs.blocked_posts == 2)
+    verbs.block_posts(False)
     for thread in threads:
         thread.join(TIME_LIMIT)
     assert verbs.posted == 2

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from qp_fakes import SEND_WR_ID, Counted, FakePool, SendRig
+from qp_fakes import SEND_WR_ID, CountedMemory, FakePool, SendRig
 
 from aiordma import VerbsError
 from aiordma._native import ffi
@@ -156,7 +156,7 @@ async def test_a_refused_request_stays_the_callers() -> None:
 
 async def test_an_interrupt_leaves_the_device_no_memory_that_nobody_holds() -> None:
     """Ctrl-C strikes right after the device has taken a request."""
-    lent = Counted()
+    lent = CountedMemory()
     rig = SendRig()
 
     def post_and_be_struck(qp: Any, wr_id: int, flags: int) -> None:
@@ -196,7 +196,7 @@ async def test_a_pool_that_cannot_grow_says_so() -> None:
 
 async def test_numbers_wrap_below_the_bit_of_receives() -> None:
     rig = SendRig(free_buffers=DEPTH)
-    rig.begin_at(NUMBER_MASK - 1)
+    rig.number_from(NUMBER_MASK - 1)
     for _ in range(DEPTH):
         rig.send_copy()
     assert list(rig.qp.posted) == [NUMBER_MASK - 1, NUMBER_MASK, 0, 1]
@@ -259,7 +259,7 @@ async def test_at_the_end_every_waiting_sender_is_let_go(method: str) -> None:
 @pytest.mark.parametrize("seed", range(10))
 async def test_a_long_exchange_loses_no_place_and_no_buffer(seed: int) -> None:
     source, rig = random.Random(seed), SendRig(free_buffers=DEPTH)
-    rig.begin_at(NUMBER_MASK - 1000)
+    rig.number_from(NUMBER_MASK - 1000)
     for _ in range(3000):
         if source.random() < 0.5 and rig.queue.try_reserve():
             if source.random() < 0.5:
@@ -293,7 +293,7 @@ async def test_what_lends_memory_is_always_signalled() -> None:
     for _ in range(3):
         rig.send_copy()
     await rig.queue.reserve()
-    rig.queue.post(post_something, Counted())
+    rig.queue.post(post_something, CountedMemory())
     assert rig.signaled == [True] * 4
 
 
@@ -332,7 +332,7 @@ async def test_where_it_is_not_selective_every_message_is_signalled() -> None:
 async def test_where_it_is_not_selective_a_read_may_end_after_a_later_write() -> None:
     """As on Linux's siw: its memory is not given back before, and its place is not given twice."""
     rig = SendRig(depth=4, selective=False)
-    read, write = Counted(), Counted()
+    read, write = CountedMemory(), CountedMemory()
     for lent, reads in ((read, True), (write, False)):
         assert rig.queue.try_reserve()
         rig.queue.post(post_something, lent, is_read=reads)
@@ -351,7 +351,7 @@ async def test_one_completion_speaks_for_the_unsignalled_before_it() -> None:
     for _ in range(16):
         rig.send()
     assert not rig.queue.try_reserve()
-    rig.report()
+    rig.complete_oldest_signaled()
     assert len(rig.queue) == 12
     assert [rig.queue.try_reserve() for _ in range(5)] == [True] * 4 + [False]
 
@@ -361,26 +361,26 @@ async def test_nobody_gets_stuck_when_only_the_signalled_are_reported(seed: int)
     source = random.Random(seed)
     depth = source.randrange(1, 40)
     rig = SendRig(free_buffers=depth, depth=depth)
-    rig.begin_at(NUMBER_MASK - 500)
-    kinds = [rig.send, rig.send, rig.send, rig.send_copy, rig.refused]
-    lent: list[Counted] = []
+    rig.number_from(NUMBER_MASK - 500)
+    kinds = [rig.send, rig.send, rig.send, rig.send_copy, rig.send_refused]
+    lent: list[CountedMemory] = []
     for _ in range(2000):
         if rig.queue._credits.free and source.random() < 0.6:
             if source.random() < 0.1:
-                lent.append(Counted())
+                lent.append(CountedMemory())
                 assert rig.queue.try_reserve()
                 rig.queue.post(post_something, lent[-1])
             else:
                 source.choice(kinds)()
         else:
-            rig.report()
+            rig.complete_oldest_signaled()
         assert len(rig.queue) == len(rig.qp.posted)
         if not rig.queue._credits.free:
             assert any(map(rig.qp.is_signalled, rig.qp.posted)), "nothing will empty the queue"
-    while rig.report():
+    while rig.complete_oldest_signaled():
         pass
     rig.queue.signal_tail()
-    rig.report()
+    rig.complete_oldest_signaled()
     assert len(rig.queue) == len(rig.qp.posted) == 0
     assert rig.pool.is_whole
     assert [one.releases for one in lent] == [1] * len(lent)
@@ -401,7 +401,7 @@ async def test_waiting_senders_all_come_through(depth: int) -> None:
     async with asyncio.timeout(5):
         while done < 200:
             await settle()
-            rig.report()
+            rig.complete_oldest_signaled()
         await asyncio.gather(*tasks)
     assert len(rig.qp.sent) == 200
 
@@ -418,8 +418,8 @@ async def test_a_tail_that_nobody_tells_of_is_closed() -> None:
     assert rig.signaled == [False, False, False, True, False, False, True]
     rig.queue.signal_tail()  # once is enough
     assert len(rig.qp.posted) == 7
-    assert rig.report()
-    assert rig.report()
+    assert rig.complete_oldest_signaled()
+    assert rig.complete_oldest_signaled()
     assert len(rig.queue) == 0
 
 
@@ -440,10 +440,10 @@ async def test_the_tail_of_a_full_queue_is_closed_when_there_is_room() -> None:
     assert rig.signaled == [True] + [False, True] * 4 + [False]
     rig.queue.signal_tail()
     assert rig.qp.requests == []  # the device would not take one more
-    rig.report()
+    rig.complete_oldest_signaled()
     rig.queue.signal_tail()
     assert len(rig.qp.requests) == 1
-    while rig.report():
+    while rig.complete_oldest_signaled():
         pass
     assert len(rig.queue) == 0
 
@@ -520,7 +520,7 @@ async def test_waits_are_counted() -> None:
 
 async def test_a_completion_tells_what_was_lent_for_its_own_request() -> None:
     rig = SendRig(depth=16)
-    first, second = Counted(), Counted()
+    first, second = CountedMemory(), CountedMemory()
     for lent in (first, None, second, None):
         await rig.queue.reserve()
         rig.queue.post(post_something, lent)
@@ -533,7 +533,7 @@ async def test_a_completion_tells_what_was_lent_for_its_own_request() -> None:
 
 async def test_those_who_wait_for_an_end_are_let_go_and_nothing_is_given_back() -> None:
     rig = SendRig(free_buffers=1, depth=16)
-    has_waiter = Counted()
+    has_waiter = CountedMemory()
     rig.send()
     rig.send_copy()
     await rig.queue.reserve()

@@ -772,7 +772,7 @@ async def test_a_refused_chain_ends_all_in_it_but_no_earlier_one(verbs: FakeVerb
     region = FakeRegion()
     earlier = await rig.performing(WRITE, region)
     verbs.refuse(errno.ENOMEM)
-    verbs.room(1)
+    verbs.accept_sends(1)
     tasks = await woken(
         lambda: use_long_way(rig, region),
         lambda: rig.perform(WRITE, region),

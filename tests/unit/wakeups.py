@@ -1,4 +1,4 @@
-"""Tasks that one event wakes together, each to go on with a call."""
+"""Tasks that one event wakes together. Each of them then calls a function."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from aiordma.loop import make_future, run_with_inline_wakeups, running_loop
 
 
 async def waiting(calls: Sequence[Callable[[], Any]]) -> tuple[list[Any], list[asyncio.Task[None]]]:
-    """What they wait for, and the tasks."""
+    """Start tasks that wait. Return the futures that they wait for, and the tasks."""
 
-    async def go_on(future: Any, call: Callable[[], Any]) -> None:
+    async def wait_and_call(future: Any, call: Callable[[], Any]) -> None:
         await future
         result = call()
         if result is not None:
@@ -20,7 +20,7 @@ async def waiting(calls: Sequence[Callable[[], Any]]) -> tuple[list[Any], list[a
 
     futures: list[Any] = [make_future(running_loop()) for _ in calls]
     tasks = [
-        asyncio.create_task(go_on(future, call))
+        asyncio.create_task(wait_and_call(future, call))
         for future, call in zip(futures, calls, strict=True)
     ]
     await asyncio.sleep(0)
@@ -28,7 +28,7 @@ async def waiting(calls: Sequence[Callable[[], Any]]) -> tuple[list[Any], list[a
 
 
 async def woken(*calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
-    """The tasks, after they have gone on."""
+    """Start tasks and wake them together. Return the tasks after they have made their calls."""
     futures, tasks = await waiting(calls)
     await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: wake_all(futures)))
     return tasks
@@ -40,7 +40,7 @@ def wake_all(futures: Sequence[Any]) -> None:
 
 
 async def called_by_the_loop(callback: Callable[[], object]) -> None:
-    """As an event is: not in a task. What it raises is raised here."""
+    """Let the loop call the callback, as for an event: not in a task. Raise what it raises."""
     done = running_loop().create_future()
 
     def call() -> None:
