@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from verbs_fakes import FakeVerbs
+from verbs_fakes import FakeVerbs, untyped_ffi
 
 from aiordma._native import ffi, lib
 
@@ -16,16 +16,17 @@ TIME_LIMIT = 30
 
 
 def send(verbs: FakeVerbs) -> int:
-    cell = ffi.cast("struct ibv_qp **", verbs.qp_cell)
+    cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
     return lib.aiordma_post_send_inline(cell, 1, ffi.new("char[]", b"hello"), 5, 0, -1)
 
 
 def receive(verbs: FakeVerbs) -> int:
-    return lib.aiordma_post_recv(ffi.cast("struct ibv_qp **", verbs.qp_cell), 1, 0x1000, 64, 7)
+    cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
+    return lib.aiordma_post_recv(cell, 1, 0x1000, 64, 7)
 
 
 def receive_shared(verbs: FakeVerbs) -> int:
-    cell = ffi.cast("struct ibv_srq **", verbs.srq_cell)
+    cell = untyped_ffi.cast("struct ibv_srq **", verbs.srq_cell)
     return lib.aiordma_post_srq_recv(cell, 1, 0x1000, 64, 7)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from qp_fakes import SEND_WR_ID, CountedMemory, FakePool, SendRig
+from verbs_fakes import untyped_ffi
 
 from aiordma import VerbsError
-from aiordma._native import ffi
 from aiordma.datagrams.datagram_send_queue import DatagramSend, DatagramSendQueue
 from aiordma.enums import SendFlags, WrOpcode
 from aiordma.loop import running_loop
@@ -562,7 +562,7 @@ async def test_every_datagram_is_signalled(monkeypatch: pytest.MonkeyPatch) -> N
 
     fake_lib = SimpleNamespace(aiordma_post_ud_send=post_ud_send)
     monkeypatch.setattr(queue_pair, "lib", fake_lib)
-    pointer = ffi.new("struct ibv_qp *")
+    pointer = untyped_ffi.new("struct ibv_qp *")
     sends = DatagramSendQueue(running_loop(), 64, selective=False)
     memory = bytearray(1024)
     pool = FakePool()

@@ -22,7 +22,7 @@ from qp_fakes import (
     call_at_once,
     no_polling,
 )
-from verbs_fakes import FakeVerbs
+from verbs_fakes import FakeVerbs, untyped_ffi
 from wakeups import woken
 
 from aiordma import AccessFlags, PeerClosed, RemoteBuffer, VerbsError, WorkRequestError
@@ -58,7 +58,8 @@ class Rig:
         self.verbs = verbs
         self.queue = SendQueue(loop, depth, selective=not is_iwarp, max_inline=64)
         self.lane = self.queue.core
-        self.qp = QueuePair(ffi.cast("struct ibv_qp **", verbs.qp_cell)[0], QueuePairCaps(depth, 0))
+        cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
+        self.qp = QueuePair(cell[0], QueuePairCaps(depth, 0))
         self.queue.open(self.qp, FakePool(1), FIRST)  # type: ignore[arg-type]
         self.owner = FakeCallbacks()
         self.operations = Operations(loop, self.queue, self.owner, no_polling())
@@ -282,7 +283,7 @@ async def test_when_something_is_to_be_waited_for_it_takes_the_long_way(
 async def test_a_wrong_call(verbs: FakeVerbs, arguments: tuple[object, ...]) -> None:
     rig = Rig(verbs)
     with pytest.raises(TypeError, match="transfer"):
-        rig.lane.start_transfer(*arguments)  # type: ignore[call-arg]
+        rig.lane.start_transfer(*arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         rig.lane.start_transfer("x", FakeRegion(), REMOTE)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):

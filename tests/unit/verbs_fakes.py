@@ -10,8 +10,11 @@ from typing import Any
 
 import cffi
 
+from aiordma._native import ffi
 from aiordma.enums import WcOpcode, WcStatus
 
+untyped_ffi: Any = ffi
+"""The ffi of the library, for casts that _lib.pyi does not declare."""
 RECEIVE = 1 << 31
 NUMBER_MASK = RECEIVE - 1
 
@@ -51,8 +54,8 @@ def compile_verbs(folder: Path) -> Path:
     """Compile the provider. Return the path of the shared library."""
     library = folder / "fake_verbs.so"
     source = Path(__file__).with_name("fake_verbs.c")
-    command = ["gcc", "-O1", "-g", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source]
-    subprocess.run(command, check=True)
+    options = ["-O1", "-g", "-Wall", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(["gcc", *options, "-o", str(library), str(source)], check=True)
     return library
 
 
@@ -77,10 +80,9 @@ class FakeVerbs:
     """One queue pair, one shared receive queue and one completion queue. The user closes it."""
 
     def __init__(self, library: Path) -> None:
-        ffi = cffi.FFI()
-        ffi.cdef(_DECLARATIONS)
-        self._ffi = ffi
-        self._lib: Any = ffi.dlopen(str(library))
+        self._ffi = cffi.FFI()
+        self._ffi.cdef(_DECLARATIONS)
+        self._lib: Any = self._ffi.dlopen(str(library))
         self._fake = self._lib.fake_new()
         self.qp_cell, self.srq_cell, self.cq, self.channel = (
             self._lib.fake_address(self._fake, what) for what in (b"p", b"s", b"c", b"h")
