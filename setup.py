@@ -1,4 +1,4 @@
-"""What setuptools takes from nowhere else: the extensions, and one wheel for 3.11 and later."""
+"""Settings that pyproject.toml cannot contain: the extensions, one wheel for 3.11 and later."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ NATIVE = Path("aiordma/_native")
 
 
 def extension(name: str, sources: list[Path], *libraries: str) -> Extension:
-    """`aiordma._native.NAME`."""
+    """Return the extension module `aiordma._native.NAME`."""
     headers = {header for source in sources for header in source.parent.glob("*.h")}
     headers.add(NATIVE / "work_requests.h")
     return Extension(

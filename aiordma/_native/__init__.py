@@ -1,7 +1,7 @@
 """The compiled modules: `lib` holds the C functions and constants, `ffi` makes and reads C data.
 
-`BufferExporter` lends Python classes the buffer protocol, which Python has itself from 3.12 on.
-`fast_path` is what happens for each message, in C.
+`BufferExporter` gives Python classes the buffer protocol, which Python itself can do from 3.12 on.
+`fast_path` does the work for each message, in C.
 """
 
 from aiordma._native import _fast_path as fast_path

@@ -1,9 +1,9 @@
-"""Types of the compiled module that lends Python classes the buffer protocol."""
+"""Types of the compiled module that gives Python classes the buffer protocol."""
 
 from typing_extensions import Buffer
 
 class BufferExporter:
-    """A base for classes whose instances export the buffer of `_exported`."""
+    """A base class whose instances export the buffer of their attribute `_exported`."""
 
     _exported: Buffer
     @property

@@ -1,4 +1,4 @@
-"""Types of the compiled module, so that nothing untyped leaves it.
+"""Types of the compiled module made by cffi, which has no annotations.
 
 A C struct is a class here, and a pointer to it has the same class: cffi reads fields through both.
 """
@@ -368,7 +368,7 @@ class NullPtr(
     CmIdPtr,
     Bytes,
 ):
-    """NULL: a pointer of every type at once."""
+    """NULL, which can be used as a pointer of each of these types."""
 
 class Lib:
     RDMA_CM_EVENT_ADDR_RESOLVED: Final[int]

@@ -1,4 +1,4 @@
-/* The addresses of this machine; file descriptors. */
+/* The addresses of this machine's interfaces; non-blocking file descriptors. */
 #define _GNU_SOURCE
 #include "helpers.h"
 
@@ -18,8 +18,9 @@ int aiordma_set_nonblocking(int fd)
 }
 
 /*
- * The addresses of every interface that is up, one a line, "interface address\n" (link-local IPv6
- * ones with their scope). Returns the length written, or -1 with errno (ENOSPC: `size` too small).
+ * Write the addresses of all interfaces that are up into `text`. Each line is
+ * "interface address\n"; a link-local IPv6 address contains its scope. Returns the length of the
+ * text, or -1 with errno (ENOSPC: `size` is too small).
  */
 int aiordma_ifaddrs(char *text, size_t size)
 {

@@ -1,7 +1,7 @@
 /*
- * BufferExporter: a base for Python classes whose instances are buffers, as `__buffer__` makes them
- * from Python 3.12 on. An instance exports the object that stands in its attribute `_exported`, is
- * kept alive by every view of it, and counts them in `_views`.
+ * BufferExporter: a base class whose instances support the buffer protocol. From Python 3.12 on, a
+ * class can do the same with `__buffer__`. An instance exports the buffer of its attribute
+ * `_exported`. Every view has a reference to the instance, which counts its views in `_views`.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -79,8 +79,8 @@ static PyMemberDef exporter_members[] = {
 };
 
 static PyType_Slot exporter_slots[] = {
-	{ Py_tp_doc,
-	  (void *)"A base for classes whose instances export the buffer of `_exported`." },
+	{ Py_tp_doc, (void *)"A base class whose instances export the buffer of their attribute "
+			     "`_exported`." },
 	{ Py_bf_getbuffer, exporter_getbuffer },
 	{ Py_bf_releasebuffer, exporter_releasebuffer },
 	{ Py_tp_traverse, exporter_traverse },

@@ -1,7 +1,7 @@
-"""Builds `aiordma._native._lib`: cdef.h says what Python sees, helpers.h what C adds.
+"""The build of `aiordma._native._lib`: cdef.h declares what Python uses, helpers.h our C functions.
 
-API mode: the compiler checks every declaration against the installed rdma-core headers. Nothing
-newer than rdma-core 44 may be referenced here, or the module would not load on Debian 12.
+cffi's API mode: the compiler checks every declaration against the installed rdma-core headers.
+Nothing newer than rdma-core 44 must be referenced here, or the module would not load on Debian 12.
 """
 
 from pathlib import Path

@@ -1,4 +1,7 @@
-/* What Python sees of librdmacm, libibverbs and helpers.h. "..." leaves the layout to the compiler. */
+/*
+ * The parts of librdmacm, libibverbs and helpers.h that Python uses. "..." leaves the layout of a
+ * struct to the compiler.
+ */
 
 /* --- rdma/rdma_cma.h ------------------------------------------------------------------------ */
 
@@ -182,7 +185,7 @@ struct rdma_ud_param {
 	uint32_t qkey;
 };
 
-/* rdma-core 60 and later add `uint64_t arg` to the union; helpers.h reads it where it stands. */
+/* rdma-core 60 and later add `uint64_t arg` to the union; cm_events.c reads it from there. */
 struct rdma_cm_event {
 	struct rdma_cm_id *id;
 	struct rdma_cm_id *listen_id;

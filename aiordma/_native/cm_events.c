@@ -1,4 +1,4 @@
-/* Events of the connection manager, and what rdma-core 60 brought. */
+/* Events of the connection manager, and functions that are new in rdma-core 60. */
 #define _GNU_SOURCE
 #include "helpers.h"
 
@@ -54,8 +54,7 @@ static void copy_param(struct aiordma_cm_event *out, const struct rdma_cm_event 
 	case RDMA_CM_EVENT_MULTICAST_JOIN:
 	case RDMA_CM_EVENT_MULTICAST_ERROR:
 		copy_ud_address(out, ud);
-		out->context =
-			(uintptr_t)ud->private_data; /* no bytes here, in spite of its name */
+		out->context = (uintptr_t)ud->private_data; /* the context, in spite of its name */
 		return;
 	case AIORDMA_CM_EVENT_ADDRINFO_RESOLVED:
 	case AIORDMA_CM_EVENT_ADDRINFO_ERROR:
@@ -77,11 +76,11 @@ static void copy_event(struct aiordma_cm_event *out, const struct rdma_cm_event 
 }
 
 /*
- * Read up to `capacity` events from a non-blocking channel. Each is copied and acknowledged before
- * the next is read, so that no caller ever holds one: rdma_destroy_id(), rdma_migrate_id() and
- * rdma_leave_multicast() wait for acknowledgements.
+ * Read up to `capacity` events from a non-blocking channel. Each event is copied and acknowledged
+ * before the next is read. So no caller has an unacknowledged event: rdma_destroy_id(),
+ * rdma_migrate_id() and rdma_leave_multicast() wait for acknowledgements.
  *
- * Returns the number read (0: nothing pending), or -1 with errno.
+ * Returns the number of events read (0: there are none), or -1 with errno.
  */
 int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
 			  int capacity)
@@ -105,9 +104,9 @@ int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_
 }
 
 /*
- * Copy and acknowledge the event that the last call on a synchronous id left in it. Returns whether
- * there was one. Left unacknowledged, it would make rdma_destroy_id() of the listener it is counted
- * on, and rdma_leave_multicast(), wait for ever.
+ * Copy and acknowledge the event that the last call on a synchronous id stored in `id->event`.
+ * Returns 1 if there was one, else 0. While it is not acknowledged, rdma_leave_multicast() and
+ * rdma_destroy_id() of the listener that counts it would wait for ever.
  */
 int aiordma_take_event(struct rdma_cm_id *id, struct aiordma_cm_event *out)
 {
@@ -122,8 +121,9 @@ int aiordma_take_event(struct rdma_cm_id *id, struct aiordma_cm_event *out)
 }
 
 /*
- * What rdma-core 60 brought. Looked up when called: a direct reference would keep this module from
- * loading on an older one. Return -1 with errno; ENOSYS: this rdma-core does not have it.
+ * Functions that are new in rdma-core 60. They are looked up when they are called: with a direct
+ * reference this module would not load on an older version. On failure they return -1 with errno;
+ * ENOSYS means that this rdma-core does not have the function.
  */
 
 static void *newer_function(const char *name)
@@ -143,7 +143,7 @@ int aiordma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char
 
 	int result = resolve ? resolve(id, node, service, hints) : -1;
 
-	if (result && errno < 0) /* it mistakes its own result for an errno */
+	if (result && errno < 0) /* rdma_resolve_addrinfo() stores its own result in errno */
 		errno = EINVAL;
 	return result;
 }

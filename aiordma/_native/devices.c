@@ -1,15 +1,15 @@
-/* Completions, events of devices, and what verbs.h offers as macros only. */
+/* Completion events, asynchronous events of devices, and functions for macros of verbs.h. */
 #include "helpers.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /*
- * Read every event of a non-blocking completion channel, acknowledge it and arm its queue again;
- * the queues are left in `ready` to be polled. Armed before polled: a completion that comes between
- * the two raises a new event, and none is missed.
+ * Read all events of a non-blocking completion channel, acknowledge them and arm their queues
+ * again. The queues are stored in `ready`, and the caller polls them. They are armed before they
+ * are polled: a completion that comes in between raises a new event, so none is missed.
  *
- * Returns the number of queues (a full array: call again), or a negative errno.
+ * Returns the number of queues, or a negative errno. If the array is full, call again.
  */
 int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready, int capacity)
 {
@@ -72,9 +72,9 @@ static uintptr_t event_element(const struct ibv_async_event *event)
 }
 
 /*
- * Read up to `capacity` events of a device whose async_fd is non-blocking, each acknowledged at
- * once: destroying a queue pair waits for that. Returns how many, or a negative errno (EIO: the
- * device is gone).
+ * Read up to `capacity` events of a device whose async_fd is non-blocking. Each event is
+ * acknowledged at once, because destroying a queue pair waits for that. Returns the number of
+ * events, or a negative errno (EIO: the device is removed).
  */
 int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event *events,
 			 int capacity)
@@ -99,13 +99,16 @@ int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event
 	return count;
 }
 
-/* ibv_query_port() is a macro. */
+/* Call ibv_query_port(), which is a macro. */
 int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr)
 {
 	return ibv_query_port(context, port_num, attr);
 }
 
-/* The way back to who sent a datagram; `grh` is the 40 bytes before it. Returns an errno. */
+/*
+ * Store the route back to the sender of a datagram in `attr`. `grh` is the 40 bytes before the
+ * datagram. Returns 0 or an errno.
+ */
 int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
 		       const char *grh, struct ibv_ah_attr *attr)
 {
@@ -118,7 +121,7 @@ int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv
 	return 0;
 }
 
-/* What the device can page in on demand: `enum ibv_odp_general_caps`, 0 if nothing. */
+/* Return the device's on-demand paging capabilities: `enum ibv_odp_general_caps`, 0 if none. */
 uint64_t aiordma_odp_caps(struct ibv_context *context)
 {
 	struct ibv_device_attr_ex attr;

@@ -1,4 +1,4 @@
-/* C helpers of aiordma: work that must happen in one step, or that saves a call per message. */
+/* C helpers of aiordma: several C calls in one step, to lose nothing in between or to save time. */
 #ifndef AIORDMA_HELPERS_H
 #define AIORDMA_HELPERS_H
 
@@ -13,7 +13,7 @@
 
 #include "work_requests.h"
 
-/* Events and flags of rdma-core 60 and later: enumerators cannot be probed by #ifdef. */
+/* Events and flags of rdma-core 60 and later. #ifdef cannot test if an enumerator exists. */
 #define AIORDMA_CM_EVENT_ADDRINFO_RESOLVED 16
 #define AIORDMA_CM_EVENT_ADDRINFO_ERROR 17
 #define AIORDMA_CM_EVENT_USER 18
@@ -21,15 +21,15 @@
 #define AIORDMA_RAI_SA 0x10
 #define AIORDMA_RAI_DNS 0x20
 
-/* A copy of an rdma_cm_event that owns nothing: the original is acknowledged already. */
+/* A copy of an rdma_cm_event without pointers to its data. The event is already acknowledged. */
 struct aiordma_cm_event {
 	uintptr_t id;
 	uintptr_t listen_id;
 	int event;
 	int status;
-	int error;		    /* errno behind a status of -1, else 0 */
+	int error;		    /* the errno if `status` is -1, else 0 */
 	uint64_t arg;		    /* of the events of rdma-core 60 and later */
-	uintptr_t context;	    /* what the call that joined a multicast group gave */
+	uintptr_t context;	    /* the context argument of rdma_join_multicast() */
 	struct ibv_ah_attr ah_attr; /* datagrams and multicast only */
 	uint32_t qp_num;
 	uint32_t qkey; /* datagrams and multicast only */
@@ -43,7 +43,7 @@ struct aiordma_cm_event {
 	uint8_t private_data[255];
 };
 
-/* A copy of an ibv_async_event, which is acknowledged already. */
+/* A copy of an ibv_async_event, which is already acknowledged. */
 struct aiordma_async_event {
 	uintptr_t element; /* the queue or queue pair, or 0 */
 	int port_num;

@@ -1,9 +1,9 @@
 /*
  * Posting work requests. Each function returns 0 or a positive errno.
  *
- * A queue is named by the cell where its QueuePair keeps its pointer, which is NULL once it is
- * destroyed: another thread may do that while this one, without the interpreter's lock, is on its
- * way to the device. `imm` is immediate data in host byte order; negative: none.
+ * A queue is named by a cell: the memory where its QueuePair stores the C pointer. The cell becomes
+ * NULL when the queue is destroyed. Another thread can do that at any time, because this one posts
+ * without the interpreter's lock. `imm` is immediate data in host byte order; negative: none.
  */
 #include "helpers.h"
 
@@ -17,7 +17,7 @@ static int positive(int result)
 	return result == -1 && errno ? errno : abs(result);
 }
 
-/* Held for reading by whoever posts. */
+/* Each thread locks it for reading while it posts. */
 static pthread_rwlock_t posting = PTHREAD_RWLOCK_INITIALIZER;
 
 static void reset_posting(void)
@@ -25,20 +25,20 @@ static void reset_posting(void)
 	posting = (pthread_rwlock_t)PTHREAD_RWLOCK_INITIALIZER;
 }
 
-/* The threads that held it are not in a forked child. */
+/* A forked child does not have the threads that had locked it. */
 __attribute__((constructor)) static void reset_posting_in_children(void)
 {
 	pthread_atfork(NULL, NULL, reset_posting);
 }
 
-/* Wait for whoever is posting to a queue that its cell does not name any more. */
+/* Wait until no thread posts any more to a queue whose cell the caller has set to NULL. */
 void aiordma_await_posts(void)
 {
 	pthread_rwlock_wrlock(&posting);
 	pthread_rwlock_unlock(&posting);
 }
 
-/* Post a request, and those that it is linked to. The lanes come here, too. */
+/* Post a request and those that it is linked to. The fast path posts transfers with it, too. */
 int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr)
 {
 	struct ibv_send_wr *bad;
@@ -60,7 +60,7 @@ static int post(struct ibv_qp **cell, struct ibv_send_wr *wr, int64_t imm)
 	return aiordma_post_all(cell, wr);
 }
 
-/* Send, write or read the memory that `segments` name: see aiordma_request(). */
+/* Send, write or read the memory in `segments`: see aiordma_request(). */
 int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
 		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
 {
@@ -70,7 +70,7 @@ int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct i
 	return aiordma_post_all(cell, &wr);
 }
 
-/* Likewise for memory in one piece. */
+/* Send, write or read memory in one piece. */
 int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr,
 		     uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
 		     uint64_t remote_addr, uint32_t rkey)
@@ -80,7 +80,10 @@ int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t 
 	return aiordma_post_list(cell, wr_id, opcode, &sge, 1, flags, imm, remote_addr, rkey);
 }
 
-/* Append to a chain what aiordma_post_one() would post; there must be room. */
+/*
+ * Append a request with the arguments of aiordma_post_one() to a chain. The caller makes sure that
+ * there is room.
+ */
 void aiordma_add_link(struct aiordma_chain *chain, uint64_t wr_id, int opcode, uint64_t addr,
 		      uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
 		      uint64_t remote_addr, uint32_t rkey)
@@ -90,13 +93,13 @@ void aiordma_add_link(struct aiordma_chain *chain, uint64_t wr_id, int opcode, u
 	aiordma_append(chain, wr_id, opcode, segment, flags, imm, remote_addr, rkey);
 }
 
-/* Post a chain, in one call to the device. On failure its beginning may be posted. */
+/* Post a chain, in one call of ibv_post_send(). On failure its first requests might be posted. */
 int aiordma_post_chain(struct ibv_qp **cell, struct aiordma_chain *chain)
 {
 	return aiordma_post_all(cell, &chain->links->wr);
 }
 
-/* Copy `data` into registered memory and send that. */
+/* Copy `data` into the registered memory at `addr`, and send it. */
 int aiordma_post_send_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
 			   uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm)
 {
@@ -107,7 +110,7 @@ int aiordma_post_send_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr,
 				 length ? 1 : 0, flags, imm, 0, 0);
 }
 
-/* Send bytes that travel in the request itself: `data` may be reused on return. */
+/* Send bytes inline: the device copies them while posting, so `data` can be reused on return. */
 int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data,
 			     uint32_t length, uint32_t flags, int64_t imm)
 {
@@ -117,7 +120,7 @@ int aiordma_post_send_inline(struct ibv_qp **cell, uint64_t wr_id, const char *d
 				 length ? 1 : 0, flags | IBV_SEND_INLINE, imm, 0, 0);
 }
 
-/* Write bytes that travel in the request itself. */
+/* Write bytes inline: see aiordma_post_send_inline(). */
 int aiordma_post_write_inline(struct ibv_qp **cell, uint64_t wr_id, const char *data,
 			      uint32_t length, uint32_t flags, int64_t imm, uint64_t remote_addr,
 			      uint32_t rkey)
@@ -129,7 +132,7 @@ int aiordma_post_write_inline(struct ibv_qp **cell, uint64_t wr_id, const char *
 				 imm, remote_addr, rkey);
 }
 
-/* Copy `data` into registered memory and write that. */
+/* Copy `data` into the registered memory at `addr`, and write it. */
 int aiordma_post_write_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr, const char *data,
 			    uint32_t length, uint32_t lkey, uint32_t flags, int64_t imm,
 			    uint64_t remote_addr, uint32_t rkey)
@@ -142,7 +145,7 @@ int aiordma_post_write_copy(struct ibv_qp **cell, uint64_t wr_id, uintptr_t addr
 				 rkey);
 }
 
-/* An atomic operation on 8 bytes of the peer's memory; what was there before comes to `addr`. */
+/* Post an atomic operation on 8 bytes of the peer's memory. Their old value is stored at `addr`. */
 int aiordma_post_atomic(struct ibv_qp **cell, uint64_t wr_id, int opcode, uintptr_t addr,
 			uint32_t lkey, uint32_t flags, uint64_t remote_addr, uint32_t rkey,
 			uint64_t compare_add, uint64_t swap)
@@ -165,7 +168,7 @@ int aiordma_post_atomic(struct ibv_qp **cell, uint64_t wr_id, int opcode, uintpt
 	return post(cell, &wr, -1);
 }
 
-/* Bind a memory window of type 2 to a part of a region; the peer is to use `rkey` for it. */
+/* Bind a memory window of type 2 to a part of a region. The peer uses the key `rkey` for it. */
 int aiordma_post_bind_mw(struct ibv_qp **cell, uint64_t wr_id, struct ibv_mw *mw, uint32_t rkey,
 			 struct ibv_mr *mr, uint64_t addr, uint64_t length, uint32_t access,
 			 uint32_t flags)
@@ -245,7 +248,7 @@ int aiordma_post_srq_recv(struct ibv_srq **cell, uint64_t wr_id, uintptr_t addr,
 	return error;
 }
 
-/* How long the peer waits before it repeats a send that found no receive posted here. */
+/* Set the time after which the peer repeats a send that found no receive posted here. */
 int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer)
 {
 	struct ibv_qp_attr attr = { .min_rnr_timer = timer };

@@ -7,20 +7,20 @@
 
 #include <infiniband/verbs.h>
 
-/* A request of one piece of memory, in a chain. */
+/* A request on one piece of memory, in a chain. */
 struct aiordma_link {
 	struct ibv_send_wr wr;
 	struct ibv_sge sge;
 };
 
-/* Requests linked by their `next`, for one ibv_post_send(). */
+/* Requests that are linked by `next`. One ibv_post_send() posts them all. */
 struct aiordma_chain {
 	int count;
 	int capacity;
 	struct aiordma_link *links;
 };
 
-/* `imm` is immediate data in host byte order; negative: none. */
+/* Set the immediate data: `imm` in host byte order. A negative `imm` means none. */
 static inline void aiordma_fill_imm(struct ibv_send_wr *wr, int64_t imm)
 {
 	if (imm >= 0)
@@ -28,8 +28,8 @@ static inline void aiordma_fill_imm(struct ibv_send_wr *wr, int64_t imm)
 }
 
 /*
- * Send, write or read the memory that `segments` name. For a send with invalidate `rkey` is the key
- * that the peer is to invalidate.
+ * Make a send, write or read of the memory in `segments`. For a send with invalidate, `rkey` is the
+ * key that the peer's device invalidates.
  */
 static inline struct ibv_send_wr aiordma_request(uint64_t wr_id, int opcode,
 						 struct ibv_sge *segments, int count,
@@ -54,7 +54,7 @@ static inline struct ibv_send_wr aiordma_request(uint64_t wr_id, int opcode,
 	return wr;
 }
 
-/* Append one of one piece of memory, for which there must be room. */
+/* Append a request on one piece of memory. The caller makes sure that there is room. */
 static inline void aiordma_append(struct aiordma_chain *chain, uint64_t wr_id, int opcode,
 				  struct ibv_sge segment, uint32_t flags, int64_t imm,
 				  uint64_t remote_addr, uint32_t rkey)

@@ -1,4 +1,4 @@
-"""One queue pair at work: its beginning and end, its send queue, its receives, memory in flight."""
+"""A connected queue pair: its endpoint, its send queue, its receives and its memory in flight."""
 
 from aiordma.qp.data_path import DataPath, EndpointCallbacks
 from aiordma.qp.endpoint import Endpoint

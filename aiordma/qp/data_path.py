@@ -1,4 +1,4 @@
-"""The data path of a queue pair: what it offers to its endpoint, and what it calls back."""
+"""The interfaces between an endpoint and the data path of its queue pair."""
 
 from __future__ import annotations
 
@@ -15,85 +15,85 @@ if TYPE_CHECKING:
 
 
 class DataPath(Protocol):
-    """Messages and one-sided operations, or a byte stream."""
+    """The protocol on a queue pair: messages and one-sided operations, or a byte stream."""
 
     sends: SendQueue
     counts_flushes: bool
-    """Whether the end of the last receive tells that nothing is to come any more."""
+    """True if no message can arrive once the last posted receive is completed or flushed."""
 
     @property
     def receives_posted(self) -> int:
-        """Receives that the device has not ended yet."""
+        """The number of receives that are posted and not completed or flushed."""
 
     @property
     def ran_out_of_receives(self) -> bool:
-        """After the end: whether the device had no receive of its own left to give back."""
+        """True if no receive was flushed: the device had none left when the connection ended."""
 
     def prepare(self) -> QueuePair:
-        """Make the queue pair, and get everything ready to receive. In a worker thread."""
+        """Make the queue pair and post its receives. Called in a worker thread."""
 
     def negotiated(self, initiator_depth: int) -> None:
-        """The connection is made: so many reads and atomics may be under way from here."""
+        """Use `initiator_depth` as the number of RD/atomic credits: the connection is made."""
 
     def resume(self) -> None:
-        """The peer is ready for the first requests, if they were held back."""
+        """Start to post requests if they were paused: the peer is ready for them."""
 
     def probe(self) -> None:
-        """Have the peer's device say something, if reads were negotiated."""
+        """Make the peer's device send a packet, by a read of no bytes, if reads were negotiated."""
 
     def wake(self) -> None:
-        """Have whoever waits to receive look again."""
+        """Make the tasks that wait to receive check the state again."""
 
     def drain(self, then: Callable[[], None]) -> None:
         """Take all receives that have completed, then call `then`."""
 
     def stop(self) -> None:
-        """Nothing will be sent any more by tasks, and nothing new received."""
+        """Stop: tasks send nothing more, and no receives are posted any more."""
 
     def release(self) -> None:
-        """The queue pair is destroyed: let go of what is shared."""
+        """Release the shared resources. The queue pair is destroyed."""
 
 
 class EndpointCallbacks(Protocol):
-    """Knows whether the connection is open, and why not; is told of what ends it."""
+    """The part of an endpoint that its data path uses: the connection's state, and its events."""
 
     closed_here: bool
-    """Whether this side has closed it."""
+    """True if this side has closed the connection."""
 
     @property
     def is_drained(self) -> bool:
-        """Whether it has ended, and every message that arrived before has been seen."""
+        """True if the connection has ended and all messages that had arrived were taken."""
 
     def check_open(self) -> None:
-        """Raise why nothing can be sent any more, if that is so."""
+        """Raise the reason if nothing can be sent any more."""
 
     def end_reason(self) -> RdmaError:
-        """Why it ended."""
+        """Return the exception that says why the connection ended."""
 
     async def wait_ended(self) -> None:
-        """Wait until it is known why a request that failed did, which is soon."""
+        """Wait until the reason for a failed request is known, which takes a short time."""
 
     @property
     def released(self) -> bool:
-        """Whether it is on its way to be destroyed: nothing is to be posted any more."""
+        """True if the connection is being destroyed. Nothing can be posted any more."""
 
     def post_failed(self, error: VerbsError) -> RdmaError:
-        """What a refused request means."""
+        """Return the exception to raise for a request that the device refused."""
 
     def fail(self, cause: RdmaError) -> None:
-        """End it, for this cause if there was none before."""
+        """End the connection. The first cause is kept."""
 
     def request_failed(self, opcode: WcOpcode, wc: IbvWc) -> None:
-        """The device reports a failed request, or one that was flushed."""
+        """Handle the completion of a request that failed or was flushed."""
 
     def message_arrived(self) -> None:
-        """The peer has sent something: it has seen the connection made."""
+        """Note that a message has arrived: the peer has the connection established."""
 
     def request_completed(self) -> None:
-        """One request less is on its way."""
+        """Note that a request has completed."""
 
     def queue_pair_event(self, event: AsyncEvent) -> None:
-        """The device says something about the queue pair."""
+        """Handle an asynchronous event of the queue pair."""
 
     def device_failed(self, error: VerbsError) -> None:
-        """No completion will come any more: the device is gone."""
+        """End the connection: the device is removed, and no completion will come any more."""

@@ -1,16 +1,16 @@
 """Endpoint: a connected id with its queue pair and its queues; how a connection begins and ends.
 
-The dispatch tables hold an endpoint as long as its queue pair lives, so that no memory under the
-device depends on what users keep. A Connection is what users hold.
+The dispatch tables refer to an endpoint as long as its queue pair exists. So the memory that the
+device uses stays allocated even if the user drops the Connection.
 
-How it ends. The first cause is kept (`_end`): the peer's disconnect, a failed request, a device
-that went away. Then the queue pair is moved to its error state, which flushes what is posted.
-Receives complete in order, so when the last one is flushed every message that ever arrived has been
-seen: only then do receivers hear of the end.
+How a connection ends: the first cause is stored (`_end`), which is the peer's disconnect, a failed
+request or a removed device. Then the queue pair is moved to its error state, which flushes all
+posted requests. Receives complete in order, so when the last one is flushed, all messages that ever
+arrived were taken. Only then are the receiving tasks notified of the end.
 
-iWARP is different: its kernel flushes first and reports the disconnect then, and what is posted in
-between is never heard of again. So there everything has been seen once the completion queue was
-emptied after the report; and likewise with a shared receive queue, which nobody flushes.
+iWARP is different. Its kernel flushes first, and reports the disconnect afterwards. A receive that
+is posted in between never completes. So on iWARP all messages have been taken once the completion
+queue was emptied after the report. The same holds for a shared receive queue, which is not flushed.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# 0.64 ms. librdmacm leaves 0, which makes a sender that was early by a hair wait for 655 ms.
+# The code for 0.64 ms. librdmacm uses 0, the code for 655 ms: a sender that finds no posted receive
+# would wait that long.
 MIN_RNR_TIMER = 12
 RAN_OUT_OF_RECEIVES = (
-    "iWARP ended the connection, or the peer did, when no receive buffer was left ({}: recv_depth):"
-    " messages came faster than this event loop took them, and some may be lost; have the peer "
+    "iWARP or the peer ended the connection when no receive buffer was left (recv_depth is {}): "
+    "messages arrived faster than this event loop took them, and some might be lost; make the peer "
     "wait for answers, or raise recv_depth"
 )
-# A device that has not flushed a queue pair by then has forgotten something.
+# A device that has not flushed a queue pair after this time will not flush the rest.
 FLUSH_SECONDS = 10.0
-# On iWARP the connecting side has the first word: what comes before it is ready to hear, right
-# behind the answer to its request, ends the connection. If it says nothing, it is ready by then.
+# On iWARP the connecting side sends first. A message that arrives there right behind the reply,
+# before it is ready to receive, ends the connection. If it sends nothing, it is ready by this time.
 FIRST_MESSAGE_SECONDS = 0.05
-# iWARP may report the end of a connection a little before it has given the receive buffers back.
+# iWARP can report the end of a connection a short time before it has flushed the receives.
 LATE_FLUSH_SECONDS = 0.1
-# How long a queue pair that failed has for saying why, in the completion of a request.
+# The time for which a failed queue pair waits for the completion that says why it failed.
 CAUSE_SECONDS = 0.5
 
 
@@ -68,7 +69,7 @@ D_co = TypeVar("D_co", bound=DataPath, covariant=True)
 
 
 class Endpoint(Generic[D_co]):
-    """One end of a connection. All methods are for the loop's thread, but for abandon()."""
+    """One end of a connection. All methods except abandon() are called on the loop's thread."""
 
     def __init__(
         self,
@@ -76,12 +77,12 @@ class Endpoint(Generic[D_co]):
         options: ConnectionOptions,
         make_data_path: Callable[[EndpointCallbacks], D_co],
     ) -> None:
-        """Take over `cm`, which is bound to a device; abort() destroys it too.
+        """Take ownership of `cm`, which is bound to a device; abort() destroys it too.
 
-        `load` makes what the queue pair carries, for the owner that this is.
+        `make_data_path` makes the data path of the queue pair. Its argument is this endpoint.
 
         Raises:
-            ValueError: the options are more than the device can do.
+            ValueError: the options exceed the limits of the device.
         """
         self.device = cm.device()
         options.check_device(self.device)
@@ -92,7 +93,7 @@ class Endpoint(Generic[D_co]):
         self._changed = WaitQueue(cm.loop)
         self._end: RdmaError | None = None
         self.closed_here = False
-        """Whether this side has closed it."""
+        """True if this side has closed the connection."""
         self._is_complete = False
         self._flush_timer: Deadline | None = None
         self._failure_timer: Deadline | None = None
@@ -106,34 +107,34 @@ class Endpoint(Generic[D_co]):
     # --- the beginning ---
 
     async def connect(self, private_data: bytes) -> None:
-        """Make the queue pair, connect along the id's route, and wait until that is done.
+        """Make the queue pair, connect along the id's route, and wait until the peer has accepted.
 
-        Raises: see AsyncCmId.connect. The endpoint is then only good for abort().
+        Raises: see AsyncCmId.connect. After that the caller can only abort() the endpoint.
         """
         check_private_data(private_data, PrivateDataLimits.of(self.device).connect)
         limits, options = self.device.attributes, self.options
         resources = min(options.responder_resources, limits.max_qp_rd_atom)
         depth = min(options.initiator_depth, limits.max_qp_init_rd_atom)
         await self.cm.connect(self._parameters(private_data, resources, depth), self._prepare)
-        answer = self.cm.established
-        if answer is not None:
-            self.peer_private_data = answer.private_data
-            if not self.device.is_iwarp:  # which does not tell
-                depth = min(depth, answer.initiator_depth)
+        reply = self.cm.established
+        if reply is not None:
+            self.peer_private_data = reply.private_data
+            if not self.device.is_iwarp:  # an iWARP event does not contain it
+                depth = min(depth, reply.initiator_depth)
         self._begin(depth)
 
     async def accept(self, private_data: bytes) -> None:
         """Make the queue pair, accept the id's request, and wait until the peer has confirmed.
 
-        Raises: see AsyncCmId.accept. The endpoint is then only good for abort().
+        Raises: see AsyncCmId.accept. After that the caller can only abort() the endpoint.
         """
         check_private_data(private_data, PrivateDataLimits.of(self.device).accept)
         request = self.cm.event
         assert request is not None
         self.peer_private_data = request.private_data
         limits, options = self.device.attributes, self.options
-        # The event speaks from our side already: its responder_resources are the peer's
-        # initiator_depth. iWARP insists on getting no fewer than it asked for.
+        # The numbers in the event are for this side already: its responder_resources is the peer's
+        # initiator_depth. iWARP refuses a number that is less than the request's.
         resources = min(request.responder_resources, limits.max_qp_rd_atom)
         if not self.device.is_iwarp:
             resources = min(resources, options.responder_resources)
@@ -157,7 +158,7 @@ class Endpoint(Generic[D_co]):
         )
 
     def _prepare(self) -> None:
-        """Get everything ready to receive, in a worker thread."""
+        """Make the queue pair and post its receives, in a worker thread."""
         ack_timeout = self.options.ack_timeout
         if ack_timeout is not None:
             self.cm.cm_id.set_option(IdOption.ACK_TIMEOUT, ack_timeout)
@@ -165,7 +166,7 @@ class Endpoint(Generic[D_co]):
         self.data_path.prepare()
 
     def _begin(self, initiator_depth: int) -> None:
-        """Both sides have agreed."""
+        """Start to use the connection: both sides have agreed."""
         logger.debug("connected to %s", format_address(self.peer_address))
         self.data_path.negotiated(initiator_depth)
         qp = self.cm.handle.qp
@@ -185,26 +186,26 @@ class Endpoint(Generic[D_co]):
 
     @property
     def released(self) -> bool:
-        """Whether it is on its way to be destroyed: nothing is left for the user to close."""
+        """True if the connection is being destroyed: the user need not close it."""
         return self.cm.state is CmState.CLOSED
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """True if nothing can be sent any more."""
         return self.closed_here or self._end is not None
 
     def check_open(self) -> None:
-        """Raise why nothing can be sent any more, if that is so."""
+        """Raise the reason if nothing can be sent any more."""
         refuse_forked_child()
         if self.closed_here or self._end is not None:
             raise self.end_reason()
 
     def post_failed(self, error: VerbsError) -> RdmaError:
-        """A request was refused, or memory for it: the first ends the connection."""
+        """Return the exception for an unposted request. A refused one ends the connection."""
         if error.function != "ibv_post_send":
             return error
-        gone = self.device.is_iwarp and error.errno == errno.ENOTCONN
-        self.fail(PeerClosed(self._peer_closed()) if gone else error)
+        disconnected = self.device.is_iwarp and error.errno == errno.ENOTCONN
+        self.fail(PeerClosed(self._peer_closed()) if disconnected else error)
         return self.end_reason()
 
     def _peer_closed(self) -> str:
@@ -212,22 +213,22 @@ class Endpoint(Generic[D_co]):
 
     @property
     def is_drained(self) -> bool:
-        """Whether it has ended, and every message that arrived before has been seen."""
+        """True if the connection has ended and all messages that had arrived were taken."""
         if self._end is None or self._is_complete:
             return self._end is not None
         return self.data_path.counts_flushes and not self.data_path.receives_posted
 
     def end_reason(self) -> RdmaError:
-        """Why the connection is of no use: each time a new exception, with its own traceback."""
+        """Return the reason for the end: a new exception each time, as each gets a traceback."""
         if self.closed_here or self._end is None:
             return LocalClosed("the connection is closed on this side")
         return copy.copy(self._end)
 
-    # --- what the device says ---
+    # --- completions and events of the device ---
 
     def message_arrived(self) -> None:
-        """The peer has sent something: it has seen the connection made."""
-        if self._has_received or self.released:  # nothing more is to be posted then
+        """Note that a message has arrived: the peer has the connection established."""
+        if self._has_received or self.released:  # nothing can be posted any more if released
             return
         self._has_received = True
         self.data_path.resume()
@@ -235,10 +236,11 @@ class Endpoint(Generic[D_co]):
             self.cm.notify_established()
 
     def _no_first_message(self) -> None:
-        """The peer of an accepted iWARP connection has not said its first word in time.
+        """Resume sending: the peer of an accepted iWARP connection has sent nothing in time.
 
-        Or Linux's siw has not looked: what comes between its answer and its taking the connection
-        over lies there until more comes. What the peer's device says to a read of no bytes is more.
+        Or Linux's siw has not read it: data that arrives between its reply and the moment when it
+        takes over the TCP connection stays unread until more arrives. The response to a probe is
+        more data.
         """
         if self.released:
             return
@@ -247,28 +249,28 @@ class Endpoint(Generic[D_co]):
             self.data_path.probe()
 
     def request_completed(self) -> None:
-        """One request less is on its way."""
+        """Note that a request has completed."""
         if self.closed_here:
             self._changed.wake_all()
 
     def request_failed(self, opcode: WcOpcode, wc: IbvWc) -> None:
-        """The device reports a failed request, or one that was flushed."""
+        """Handle the completion of a request that failed or was flushed."""
         if self._end is not None or self.closed_here:
             return
         failure = WorkRequestError(WcStatus(wc.status), opcode, wc.vendor_err)
-        # On iWARP the kernel flushes before it reports the disconnect, which is about to come.
+        # On iWARP the kernel flushes before it reports the disconnect, which will come soon.
         if wc.status == WcStatus.WR_FLUSH_ERR and self.device.is_iwarp:
             self._fail_soon(failure)
         else:
             self.fail(failure)
 
     def device_failed(self, error: VerbsError) -> None:
-        """The device is gone: no completion will come any more."""
+        """End the connection: the device is removed, and no completion will come any more."""
         self._expect_no_completions()
         self.fail(translate_removal(error))
 
     def queue_pair_event(self, event: AsyncEvent) -> None:
-        """The device says something about the queue pair."""
+        """Handle an asynchronous event of the queue pair."""
         failure = failure_of(event)
         if event.type is AsyncEventType.COMM_EST and self.cm.state is CmState.ACCEPTING:
             self.cm.notify_established()
@@ -276,13 +278,13 @@ class Endpoint(Generic[D_co]):
             self._fail_soon(failure)
 
     def _fail_soon(self, failure: RdmaError) -> None:
-        """The completion of what failed, or the disconnect, say more, if they come."""
+        """Fail after CAUSE_SECONDS, unless a completion or a disconnect gives a better cause."""
         if self._failure_timer is None:
             give_up = partial(self.fail, failure)
             self._failure_timer = Deadline(self.cm.loop, CAUSE_SECONDS, give_up)
 
     async def wait_ended(self) -> None:
-        """Wait until it is known why a request that failed did, which is soon."""
+        """Wait until the reason for a failed request is known, which takes a short time."""
         while not self.closed:
             await self._changed.wait()
 
@@ -301,7 +303,7 @@ class Endpoint(Generic[D_co]):
         self._changed.wake_all()
 
     def fail(self, cause: RdmaError) -> None:
-        """The connection is of no use any more, for this cause if there was none before."""
+        """End the connection. The first cause is kept."""
         if self._end is None:
             logger.debug("connection ended: %r", cause)
             self._end = cause
@@ -312,28 +314,28 @@ class Endpoint(Generic[D_co]):
         self._changed.wake_all()
 
     def _all_received(self) -> None:
-        """Every message that ever arrived has been seen."""
+        """Notify the receivers of the end: all messages that ever arrived were taken."""
         if self.device.is_iwarp:
-            is_dry = isinstance(self._end, PeerClosed) and self.data_path.ran_out_of_receives
-            if is_dry and self._drain_timer is None:
-                on_notified = partial(self.data_path.drain, self._all_received)
-                self._drain_timer = Deadline(self.cm.loop, LATE_FLUSH_SECONDS, on_notified)
+            ran_out = isinstance(self._end, PeerClosed) and self.data_path.ran_out_of_receives
+            if ran_out and self._drain_timer is None:
+                drain_again = partial(self.data_path.drain, self._all_received)
+                self._drain_timer = Deadline(self.cm.loop, LATE_FLUSH_SECONDS, drain_again)
                 return
-            if is_dry:
-                # The device had no receive left: it was this side's that ended the connection.
+            if ran_out:
+                # No receive was left: it was this side's device that ended the connection.
                 self._end = ReceiveOverrun(RAN_OUT_OF_RECEIVES.format(self.options.recv_depth))
             self._expect_no_completions()
         self._is_complete = True
         self.data_path.wake()
 
     def _expect_no_completions(self) -> None:
-        """Whatever has not completed by now never will."""
+        """Stop waiting for completions: a request that has not completed by now never will."""
         self._is_complete = True
         self.data_path.sends.stop_waiting()
         self.data_path.wake()
 
     async def aclose(self) -> None:
-        """Let what is posted reach the peer, disconnect, and destroy everything."""
+        """Wait until all posted requests have completed, disconnect, and destroy everything."""
         if not self.closed_here:
             self._start_closing()
             try:
@@ -358,9 +360,9 @@ class Endpoint(Generic[D_co]):
             deadline.cancel()
 
     async def _finish_sending(self, deadline: Deadline) -> None:
-        """Wait until the peer's device has all that was posted."""
+        """Wait until all posted requests have reached the peer's device."""
         sends = self.data_path.sends
-        while self._is_up() and len(sends) and not deadline.expired:
+        while self._is_connected() and len(sends) and not deadline.expired:
             try:
                 sends.signal_tail()
             except VerbsError as error:
@@ -368,21 +370,21 @@ class Endpoint(Generic[D_co]):
                 return
             await self._changed.wait()
 
-    def _is_up(self) -> bool:
+    def _is_connected(self) -> bool:
         return self._end is None and self.cm.state is CmState.CONNECTED
 
     def abort(self) -> None:
-        """End it at once; everything is destroyed in the background. Idempotent."""
+        """End the connection at once, and destroy everything in the background. Idempotent."""
         self._start_closing()
         self.cm.abort()
 
     def abandon(self) -> None:
-        """abort() from any thread, when nobody can be waiting any more."""
+        """Abort from any thread, when no task can be waiting any more."""
         self.closed_here = True
         self.cm.abandon()
 
     def _release(self) -> None:
-        """The queue pair is destroyed: let go of what is shared."""
+        """Release the shared resources. The queue pair is destroyed."""
         self.cm.on_change = None
         deadlines = (
             self._flush_timer,

@@ -1,4 +1,4 @@
-"""Operation: a request that a task waits for, and what is lent to the device for it."""
+"""Operation: a request that a task waits for, and the memory that is in flight for it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ WC_OPCODE_OF = {
     WrOpcode.ATOMIC_CMP_AND_SWP: WcOpcode.COMP_SWAP,
 }
 
-# Other requests that are posted after these may overtake them at the peer.
+# Requests that are posted after these can overtake them at the peer.
 READS_AND_ATOMICS = {WcOpcode.RDMA_READ, WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD}
 
 
 class Operation:
-    """From its posting to its end the device has what was lent, whoever still waits for it."""
+    """A read, a write or a send that a task waits for.
+
+    Its memory is in flight from its posting to its end, even if the task was cancelled.
+    """
 
     __slots__ = (
         "_over",
@@ -44,53 +47,56 @@ class Operation:
     )
 
     error = 0
-    """Of a Transfer: why the device did not take it."""
+    """Always 0. A Transfer, which is used in the same places, can have an errno here."""
 
     def __init__(
         self, future: LoopFuture, opcode: WcOpcode, release_memory: Callable[[], None]
     ) -> None:
-        """`give_back` is called when the device is done with what was lent."""
+        """`release_memory` is called when the device does not use the memory any more."""
         self.opcode = opcode
         self.is_read = opcode in READS_AND_ATOMICS
-        """Whether others that are posted after it may overtake it at the peer."""
+        """True if requests that are posted after it can overtake it at the peer."""
         self.future = future
-        """Set at the end. Cancelling leaves that to the device."""
+        """Set at the end. Cancelling it does not stop the device."""
         self._release_memory = release_memory
         self._over = False
         self.succeeded = False
         self.on_abandoned_end: Callable[[], None] | None = None
-        """Called at the end of one that nobody waits for any more."""
+        """Called at the end of an operation whose waiter was cancelled."""
 
     def release(self) -> None:
-        """It ended, well or not."""
+        """Release the memory and wake the waiter: the request ended, successfully or not."""
         self._release_memory()
         if self.on_abandoned_end is not None:
             self.on_abandoned_end()
-        self._over = True  # as stop_waiting(), for each operation
+        self._over = True  # stop_waiting(), inlined: this runs for each operation
         if not self.future.done():
             wake(self.future)
 
     def stop_waiting(self) -> None:
-        """Let the waiter go: if it has not ended yet, nobody will hear of its end."""
+        """Wake the waiter. If the request has not ended, its end will not be reported."""
         self._over = True
         if not self.future.done():
             wake(self.future)
 
     def is_over(self) -> bool:
-        """Whether nobody needs to wait any more. The future does not tell: it may be cancelled."""
+        """Return True if the waiter can go on.
+
+        The future does not show that: it is also done when the waiter was cancelled.
+        """
         return self._over
 
     @staticmethod
     def withdraw() -> bool:
-        """Of a Transfer: give it up if it was not posted yet; whether that was so."""
+        """Return False: an operation is posted. A Transfer that is not posted can be dropped."""
         return False
 
 
 class Operations:
-    """Posts requests from the send queue, and waits for the end of each.
+    """Posts requests to the send queue, and waits for the end of each.
 
-    What is registered in one piece is a Transfer instead, where the loop allows that: posted and
-    ended in C, so that only the waiting is done here.
+    If the loop allows it, a request on registered memory in one piece is a Transfer instead. It is
+    posted and completed in C, and only the waiting is done here.
     """
 
     def __init__(
@@ -102,22 +108,23 @@ class Operations:
         self._busy = busy
         self._cancel_checkpoint = cancellation_of(loop)
         self.make_future = future_factory(loop)
-        """A wake-up for the waiter of an operation: see future_of()."""
-        if (
-            self._cancel_checkpoint is None
-        ):  # else a checkpoint is owed, whatever can be done at once
+        """Makes the future that the waiter of an operation awaits: see future_factory()."""
+        # A loop with checkpoints needs one in each operation, even in one that need not wait.
+        if self._cancel_checkpoint is None:
             sends.core.make_future = self.make_future
 
     async def perform(
         self, opcode: WcOpcode, post: Post, release_memory: Callable[[], None]
     ) -> None:
-        """Post one, and wait for its end. `give_back` is called when the device is done, always.
+        """Post a request, and wait for its end.
 
-        Cancelling stops the waiting only. What is posted after a read that was given up is fenced
-        until that has ended: whoever gave it up may go on to tell the peer that its memory is free.
+        `release_memory` is called in every case, when the device does not use the memory any more.
+
+        Cancelling stops the waiting only. After a cancelled read or atomic, later requests are
+        fenced until it has ended: the caller might send the peer a message that its memory is free.
 
         Raises:
-            WorkRequestError: it failed, and with it the connection.
+            WorkRequestError: the request failed, and with it the connection.
             PeerClosed, DeviceRemoved, LocalClosed: the connection ended before.
         """
         operation = Operation(self.make_future(), opcode, release_memory)
@@ -128,11 +135,11 @@ class Operations:
         await self.finish(operation)
 
     async def finish(self, operation: Operation | Transfer) -> None:
-        """Wait for the end of one that was posted; see perform().
+        """Wait for the end of a posted request; see perform().
 
         Raises:
             WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as perform().
-            VerbsError: the device has refused it, and with that ended the connection.
+            VerbsError: the device has refused the request, which ended the connection.
         """
         try:
             if self._busy.is_on:
@@ -176,14 +183,13 @@ class Operations:
             else:
                 sends.post(post, operation, is_read=operation.is_read)
         except VerbsError as error:
-            # libsiw keeps a request that it reports as failed.
+            # libsiw keeps the request although it reports it as failed.
             sends.unreserve()
             sends.keep_until_destroyed(operation)
             raise self.callbacks.post_failed(error) from None
         except BaseException:
-            if not sends.is_in_flight(
-                operation
-            ):  # if it does, a Ctrl-C came, and it is posted or will be
+            # In flight after a Ctrl-C: the request is posted, or will be.
+            if not sends.is_in_flight(operation):
                 sends.unreserve()
                 operation.release()
             raise

@@ -1,4 +1,4 @@
-"""Together: requests of the tasks that one event has woken, posted in one call."""
+"""PostList: the requests of the tasks that one event has woken, posted in one call."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from aiordma.verbs.queue_pair import NO_IMMEDIATE, Segment
 if TYPE_CHECKING:
     from aiordma._native._fast_path import CompletionDispatcher, SendQueueCore
 
-# As many as go in one call; with more of them the device has enough to do meanwhile.
+# The most requests in one call. The device can work on these while the next ones are collected.
 MAX_LENGTH = 32
 
 
 class Waiter(Protocol):
-    """Who waits for the end of a request."""
+    """A request with a waiting task."""
 
     def stop_waiting(self) -> None:
-        """Go on: nobody will hear of its end."""
+        """Wake the waiter: the completion of its request will not be reported."""
 
 
 class MemoryRequest:
-    """A send, write or read of registered memory, to be posted by calling it."""
+    """A send, write or read of registered memory. Calling it posts it."""
 
     __slots__ = ("imm", "on_post", "opcode", "remote", "segments")
 
@@ -47,50 +47,52 @@ class MemoryRequest:
         self.imm = imm
 
     def __call__(self, qp: QueuePair, wr_id: int, flags: int) -> None:
-        """Post it alone."""
+        """Post the request alone, in one call."""
         qp.post_list(wr_id, self.opcode, self.segments, self.remote, flags=flags, imm=self.imm)
         self.on_post()
 
 
 class PostList:
-    """Collects requests for one queue pair as long as more tasks are about to run that may post.
+    """The requests of one queue pair that are batched, to be posted in one call.
 
-    Its SendLane adds its transfers itself, to the same chain.
+    Requests are batched while other tasks that were woken by the same event still have to run: they
+    might post, too. The SendQueueCore adds its transfers to the same chain.
 
-    Nothing else is to be posted there before flush(): requests end in the order of their numbers.
-    Nor does anybody poll meanwhile: what is polled for may be what was not posted yet.
+    Nothing else can be posted to the queue pair before flush(): requests complete in the order of
+    their numbers. Tasks do not poll meanwhile: they might poll for the completion of a request that
+    is not posted yet.
     """
 
     def __init__(
         self,
         qp: QueuePair,
         core: SendQueueCore,
-        clock: CompletionDispatcher,
-        refused: Callable[[VerbsError], object],
+        dispatcher: CompletionDispatcher,
+        on_error: Callable[[VerbsError], object],
     ) -> None:
-        """`refused` is told of what the device did not take."""
+        """`on_error` is called with the error if the device refuses a request."""
         self._qp = qp
         self._core = core
-        self._dispatcher = clock
-        self._on_error = refused
-        self._chain = RequestChain(0)  # until one is needed
+        self._dispatcher = dispatcher
+        self._on_error = on_error
+        self._chain = RequestChain(0)  # until make_room() needs one
         self._waiters: list[Waiter] = []
         self._is_open = False
         self._error: VerbsError | None = None
         core.should_batch = self.is_open
 
     def is_open(self) -> bool:
-        """Whether requests can be added now: other tasks run before the loop goes on."""
+        """Return True if requests can be added now: other tasks run before the loop goes on."""
         if self._error is not None or not after_batch(self._close):
             return False
         if not self._is_open:
             self._is_open = True
             self._dispatcher.open_post_lists += 1
-            self._core.batching = True  # short messages come in their turn, too
+            self._core.batching = True  # small messages must not overtake the batched requests
         return True
 
     def make_room(self) -> None:
-        """Before a request has its number: have room for it.
+        """Make room for a request. Called before the request gets its number.
 
         Raises:
             VerbsError: as flush().
@@ -102,7 +104,7 @@ class PostList:
                 self._core.set_chain(self._chain, self._chain.address)
 
     def add(self, request: MemoryRequest, wr_id: int, flags: int, waiter: Waiter) -> None:
-        """Have it posted with the others, after make_room(). Only with memory in one piece."""
+        """Add a request, after make_room(). Its memory must be in one piece."""
         self._waiters.append(waiter)
         self._core.has_unposted = True
         self._chain.add(
@@ -111,18 +113,20 @@ class PostList:
         request.on_post()
 
     def flush(self) -> None:
-        """Post what there is. What the device refuses ends the connection, and all waiting for it.
+        """Post all batched requests.
 
-        Which of the requests it took before is not asked: it may use the memory of all of them as
-        long as the queue pair is there.
+        If the device refuses one, the connection ends and all waiters are woken. It is not
+        determined which requests the device accepted before: it might use the memory of all of them
+        as long as the queue pair exists.
 
         Raises:
-            VerbsError: it has refused one, now or before: nothing may be posted any more.
+            VerbsError: the device has refused a request, now or before. Nothing can be posted any
+                more.
         """
         if self._error is not None:
             raise copy.copy(self._error)
         count = self._chain.count
-        if count and not is_forked_child():  # a child's are those of its parent
+        if count and not is_forked_child():  # the requests belong to the parent process
             try:
                 self._qp.post_chain(self._chain)
             except VerbsError as error:
@@ -143,6 +147,6 @@ class PostList:
             self._is_open = False
             self._dispatcher.open_post_lists -= 1
             self._core.batching = False
-            with suppress(VerbsError):  # the waiters have been told
+            with suppress(VerbsError):  # flush() has woken the waiters
                 self.flush()
-            self._core.grant_rd_atomic_credits()  # to reads that came meanwhile
+            self._core.grant_rd_atomic_credits()  # to reads that were queued meanwhile

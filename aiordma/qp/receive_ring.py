@@ -12,24 +12,24 @@ from aiordma.verbs import ProtectionDomain
 
 
 class ReceivePoster(Protocol):
-    """Where receives are posted: a queue pair, or a shared receive queue."""
+    """A queue to which receives are posted: a queue pair, or a shared receive queue."""
 
     @property
     def cells(self) -> tuple[int, int]:
-        """Where a pointer to a queue pair, or to a shared receive queue, is kept: addresses, or 0.
+        """The addresses of the cells with the pointers to the queue pair and the shared queue.
 
-        Without either, each receive is posted by post_recv().
+        An address is 0 if there is no such cell. If both are 0, post_recv() posts each receive.
         """
 
     def post_recv(self, wr_id: int, address: int, length: int, lkey: int) -> None:
-        """Post one. Raises VerbsError."""
+        """Post a receive. Raises VerbsError."""
 
 
 class ReceiveRing(fast_path.ReceiveRingCore):
-    """A ring of equal slots in registered memory. A slot belongs to the device, or to a message.
+    """A ring of equal slots in registered memory. A slot is posted, or it contains a message.
 
-    A slot goes back to the device when its message is taken: a reader that falls behind holds the
-    peer's sends back, by the transport's receiver-not-ready.
+    A slot is posted again when its message is taken. A reader that is too slow delays the peer's
+    sends, by the receiver-not-ready (RNR) mechanism of the transport.
     """
 
     def __init__(self, slots: int, slot_size: int) -> None:
@@ -37,7 +37,7 @@ class ReceiveRing(fast_path.ReceiveRingCore):
         self._region: AllocatedRegion
 
     def allocate(self, pd: ProtectionDomain) -> None:
-        """Pin the memory. Blocks: in a worker thread.
+        """Allocate and register the memory. Blocks: call it in a worker thread.
 
         Raises:
             VerbsError: ENOMEM when the locked-memory limit is reached.
@@ -46,45 +46,45 @@ class ReceiveRing(fast_path.ReceiveRingCore):
         self.use_region(AllocatedRegion(pd, size, AccessFlags.LOCAL_WRITE))
 
     def use_region(self, region: AllocatedRegion) -> None:
-        """The slots are there, from its beginning."""
+        """Put the slots into `region`, from its beginning."""
         self._region = region
         self._use(region.view, region.address, region.lkey)
 
     def post_all(self, queue: ReceivePoster, first_wr_id: int) -> None:
-        """Hand every slot to the device; slot n has the wr_id `first_wr_id` + n.
+        """Post every slot to `queue`. Slot n has the wr_id `first_wr_id` + n.
 
         Raises:
-            VerbsError: the device refused.
+            VerbsError: the device refused one.
         """
         self._open(queue, queue.cells, first_wr_id)
         for slot in range(self.slots):
             self.post(slot)
 
     def view(self, slot: int, length: int) -> memoryview:
-        """The first `length` bytes of a slot, which must not be the device's."""
+        """Return the first `length` bytes of a slot, which must not be posted."""
         start = slot * self.slot_size
         return self._region.view[start : start + length]
 
     def completed(self) -> None:
-        """The device gave a slot back, filled or not."""
+        """Note that a posted slot was completed or flushed."""
         self.posted -= 1
 
     def stop(self) -> None:
-        """Give the device no more slots: it would take them no more."""
+        """Post no more slots: the device would refuse them."""
         self.stopped = True
 
     def post(self, slot: int) -> None:
-        """Give a slot to the device, unless that has been stopped.
+        """Post a slot, unless stop() was called.
 
         Raises:
-            VerbsError: the device refused.
+            VerbsError: the device refused it.
         """
         error = self._post(slot)
         if error:
             raise VerbsError(error, "ibv_post_recv")
 
     def close(self) -> None:
-        """Unpin the memory, if there is any. The queue pair must be destroyed."""
+        """Deregister the memory, if there is any. The queue must be destroyed before."""
         self.stop()
         if hasattr(self, "_region"):
             self._region.close()

@@ -1,4 +1,4 @@
-"""Berth: where a queue pair lives on its loop's device."""
+"""QueuePairResources: the objects of its loop's device that a queue pair uses."""
 
 from __future__ import annotations
 
@@ -23,35 +23,37 @@ RECEIVE = NUMBER_MASK + 1
 
 
 def translate_removal(error: VerbsError) -> RdmaError:
-    """What ends an owner whose device gave this error: DeviceRemoved if that is what it means."""
+    """Return DeviceRemoved if a removed device causes this error, else the error itself."""
     if error.errno in (errno.EIO, errno.ENODEV):
         return DeviceRemoved(f"the RDMA device was removed: {error}")
     return error
 
 
 class QueuePairResources:
-    """A key for the work requests of an id's queue pair, and room for them in a shared queue.
+    """A key for the work requests of an id's queue pair, and entries in a shared completion queue.
 
-    Their owner is held by the device's table from the beginning until release(), so that no memory
-    under the device depends on what users keep.
+    The table of the LoopDevice refers to the handler of the completions until release(). So the
+    memory that the device uses stays allocated even if the user drops every reference.
     """
 
     def __init__(
         self, cm: AsyncCmId, callbacks: CompletionHandler, caps: QueuePairCaps, late: int = 0
     ) -> None:
-        """`late`: requests that may end when their places in the send queue are others' already."""
+        """`late`: requests that can complete after their send credits were used again."""
         self.loop_device = LoopDevice.of(cm.loop, cm.device())
         self.send_cq: SharedCompletionQueue
-        """Where the requests complete, once the queue pair is made."""
+        """The completion queue of the send queue, once the queue pair is made."""
         self.recv_cq: SharedCompletionQueue
-        """Where the receives do."""
+        """The completion queue of the receives, once the queue pair is made."""
         self._cm = cm
         self._caps = caps
         self._entries = caps.max_send_wr + caps.max_recv_wr + late
         self._key = self.loop_device.attach(callbacks)
 
     def open(self) -> LoopDevice:
-        """Have room, and a protection domain, before the queue pair. Blocks: in a worker thread.
+        """Reserve completion queue entries, and make sure that there is a protection domain.
+
+        Called before the queue pair is made. Blocks: call it in a worker thread.
 
         Raises:
             VerbsError: the device or the locked-memory limit does not allow it.
@@ -61,9 +63,9 @@ class QueuePairResources:
         return self.loop_device
 
     def make_qp(self, ring: ReceiveRing, sends: SendQueue) -> QueuePair:
-        """Make the queue pair and post all receives. Blocks: in a worker thread.
+        """Make the queue pair and post all receives. Blocks: call it in a worker thread.
 
-        The completions of `sends` have their numbers, those of the ring their slots and RECEIVE.
+        The lower half of a wr_id is a number of `sends`, or RECEIVE and a slot of `ring`.
 
         Raises:
             VerbsError: the device or the locked-memory limit does not allow it.
@@ -76,7 +78,7 @@ class QueuePairResources:
         return qp
 
     def make_srq_qp(self, receives: SharedReceives, sends: SendQueue) -> QueuePair:
-        """Likewise, for a queue pair whose receives are those of a shared receive queue."""
+        """Make a queue pair that takes its receives from a shared receive queue. See make_qp()."""
         self.send_cq = queue = self.loop_device.reserve(self._entries)
         srq, self.recv_cq = receives.open()
         return self._make(QueuePairInit(self._caps, queue.cq, self.recv_cq.cq, srq), sends)
@@ -85,18 +87,19 @@ class QueuePairResources:
         shared = self.loop_device
         qp = self._cm.make_qp(init, shared.pd)
         sends.open(qp, shared.pool, self._key << KEY_SHIFT)
-        # From now on: data can come before a peer's confirmation, and in place of a lost one.
+        # Read completions from now on: data can arrive before the peer's confirmation, or instead
+        # of a lost one.
         call_threadsafe(self._cm.loop, shared.start_reading)
         return qp
 
     def attach_fast_path(
         self, sends: SendQueueCore, receives: ReceiveQueue, on_notified: Callable[[], None]
     ) -> None:
-        """What the requests say goes there first: see LoopDevice.take_lanes."""
+        """Let the fast path take the completions first: see LoopDevice.attach_fast_path."""
         self.loop_device.attach_fast_path(self._key, sends, receives, on_notified)
 
     def watch(self, qp: QueuePair, handler: Callable[[AsyncEvent], None]) -> None:
-        """Have the loop call `tell` with the device's events of the queue pair, until release()."""
+        """Call `handler` on the loop with the queue pair's asynchronous events, until release()."""
         self.loop_device.queue_pairs.add(self._key, qp, self.send_cq.cq, handler)
 
     def drain(self, then: Callable[[], None]) -> None:
@@ -105,7 +108,7 @@ class QueuePairResources:
             self.loop_device.drain(self.recv_cq, then)
 
     def release(self) -> None:
-        """The queue pair is destroyed: let go of what is shared."""
+        """Release the shared resources. The queue pair is destroyed."""
         self.loop_device.detach(self._key)
         if hasattr(self, "send_cq"):
             self.loop_device.unreserve(self.send_cq, self._entries)

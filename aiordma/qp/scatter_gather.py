@@ -1,4 +1,4 @@
-"""Gathered: pieces of memory as the segments of one request; what the device reads or fills."""
+"""ScatterGatherList: the pieces of memory that the device reads or fills for one request."""
 
 from __future__ import annotations
 
@@ -24,24 +24,27 @@ Call = Callable[[Callable[[], None]], Awaitable[None]]
 
 
 def is_list(data: Source) -> TypeIs[Sequence[Buffer | Registered]]:
-    """Whether it is several pieces, in a list or a tuple."""
+    """Return True for several pieces, in a list or a tuple."""
     return isinstance(data, (list, tuple))
 
 
 def is_region(memory: Source | Sink) -> TypeIs[Registered]:
-    """Whether it is registered memory in one piece."""
+    """Return True for registered memory in one piece."""
     return isinstance(memory, (MemorySlice, MemoryRegion))
 
 
 def is_registered(data: Source) -> bool:
-    """Whether it is registered memory, or a list in which some is."""
+    """Return True for registered memory, and for a list that contains some."""
     if is_list(data):
         return any(map(is_region, data))
     return is_region(data)
 
 
 def join_buffers(data: Source) -> memoryview:
-    """A message without registered memory as bytes in a row. Holds a buffer that is alone."""
+    """Return a message without registered memory as contiguous bytes.
+
+    The pieces of a list are copied. A single buffer is not copied, and the result refers to it.
+    """
     if is_list(data):
         return memoryview(b"".join([byte_view(piece) for piece in data if not is_region(piece)]))
     assert not is_region(data)
@@ -49,7 +52,7 @@ def join_buffers(data: Source) -> memoryview:
 
 
 class ScatterGatherList:
-    """Memory that is lent to the device for one request, in pieces."""
+    """The memory of one request, in pieces. It must be released when the request has ended."""
 
     __slots__ = ("_buffer", "_regions", "nbytes", "segments")
 
@@ -60,10 +63,10 @@ class ScatterGatherList:
         self._buffer: PooledBuffer | None = None
 
     def add(self, part: MemorySlice, pd: ProtectionDomain | None) -> None:
-        """Lend registered memory.
+        """Add registered memory.
 
         Raises:
-            ValueError: it is closed, or was registered elsewhere than in `pd`.
+            ValueError: it is closed, or not registered in the protection domain `pd`.
         """
         region = part.region
         region.acquire(pd)
@@ -73,7 +76,11 @@ class ScatterGatherList:
     def add_whole(
         self, memory: Registered, pd: ProtectionDomain | None, room: int, where: str
     ) -> None:
-        """Lend all of one piece of registered memory, if that is no more than `room` bytes."""
+        """Add all of one piece of registered memory, as the only one.
+
+        Raises:
+            ValueError: it has more than `room` bytes, or as add().
+        """
         region = memory if isinstance(memory, MemoryRegion) else memory.region
         segment = memory.segment
         nbytes = segment[1]
@@ -86,11 +93,11 @@ class ScatterGatherList:
             self.segments.append(segment)
 
     def use_buffer(self, buffer: PooledBuffer) -> None:
-        """Lend a buffer for copies, of which add_copy() then takes its pieces."""
+        """Use this buffer for the copies that add_copy() makes."""
         self._buffer = buffer
 
     def add_copy(self, data: memoryview, start: int) -> None:
-        """Copy a piece into the buffer that is held, at `start`."""
+        """Copy a piece into the buffer of use_buffer(), at `start`, and add the copy."""
         buffer = self._buffer
         assert buffer is not None
         buffer.view[start : start + len(data)] = data
@@ -107,7 +114,7 @@ class ScatterGatherList:
             self.segments.append((address, length, lkey))
 
     def release(self) -> None:
-        """The device is done with all of it."""
+        """Release all memory: the device does not use it any more."""
         while self._regions:
             self._regions.pop().release()
         if self._buffer is not None:
@@ -116,17 +123,19 @@ class ScatterGatherList:
 
 
 class ScatterGatherBuilder:
-    """Makes requests' segments of what users give: registered memory as it is, the rest copied."""
+    """Makes scatter-gather lists of users' memory. Memory that is not registered is copied."""
 
     def __init__(self, sends: SendQueue, max_sge: int, call: Call) -> None:
         self.pd: ProtectionDomain | None = None
-        """Where memory must be registered; None until the queue pair is made."""
+        """The protection domain that memory must belong to; None until the queue pair is made."""
         self._sends = sends
         self._max_sge = max_sge
         self.call_in_worker = call
 
     def one(self, memory: Registered, room: int, where: str) -> ScatterGatherList:
-        """Registered memory in one piece, to be released by the caller, or by the device.
+        """Return a list of registered memory in one piece.
+
+        The caller releases it, or makes sure that it is released when the request has ended.
 
         Raises: ValueError as sources().
         """
@@ -135,13 +144,14 @@ class ScatterGatherBuilder:
         return sgl
 
     async def sources(self, data: Source, room: int, where: str) -> ScatterGatherList:
-        """What to send or to write, to be released by the caller, or by the device.
+        """Return a list of the memory to send or to write.
 
-        Cancelling lends nothing.
+        The caller releases it, or makes sure that it is released when the request has ended. If
+        cancelled, all memory is released.
 
         Raises:
-            ValueError: it has more than `room` bytes, or too many pieces, or is not registered for
-                this connection.
+            ValueError: the data has more than `room` bytes, or too many pieces, or is not
+                registered for this connection.
             VerbsError: ENOMEM when no more memory can be registered for copies.
         """
         pieces = [
@@ -172,7 +182,7 @@ class ScatterGatherBuilder:
                 start += len(piece)
 
     def sink(self, into: Registered, nbytes: int, access: AccessFlags) -> ScatterGatherList:
-        """Where to read `nbytes` bytes into, in one piece: see sinks()."""
+        """Return a list of the memory to read `nbytes` bytes into, in one piece: see sinks()."""
         if nbytes != len(into):
             check_fits(nbytes, len(into), "the memory to read into")
             into = into[:nbytes]
@@ -184,13 +194,13 @@ class ScatterGatherBuilder:
     def sinks(
         self, into: Sink, nbytes: int, access: AccessFlags, at_once: int
     ) -> deque[ScatterGatherList]:
-        """Where to read `nbytes` bytes into, in requests of `at_once` pieces at most.
+        """Return lists of the memory to read `nbytes` bytes into, of `at_once` pieces at most each.
 
-        Each is to be released by the caller, or by the device.
+        The caller releases each list, or makes sure that it is released when its request has ended.
 
         Raises:
-            ValueError: it is too small, in too many pieces, or not registered with `access`, or not
-                for this connection.
+            ValueError: the memory is too small, in too many pieces, not registered with `access`,
+                or not registered for this connection.
         """
         pieces = [piece[:] for piece in ([into] if is_region(into) else into)]
         check_fits(nbytes, sum(map(len, pieces)), "the memory to read into")
@@ -211,7 +221,7 @@ class ScatterGatherBuilder:
 
 
 def _first(pieces: Iterable[MemorySlice], nbytes: int) -> Iterable[MemorySlice]:
-    """So many bytes of the pieces."""
+    """Yield the parts of the pieces that contain the first `nbytes` bytes."""
     for piece in pieces:
         part = piece[:nbytes]
         nbytes -= len(part)
@@ -220,7 +230,7 @@ def _first(pieces: Iterable[MemorySlice], nbytes: int) -> Iterable[MemorySlice]:
 
 
 def _check_access(region: MemoryRegion, needed: AccessFlags) -> None:
-    if int(needed) & ~int(region.access):  # enum's own operators take ten times as long
+    if int(needed) & ~int(region.access):  # the operators of enum.Flag take ten times as long
         raise ValueError(f"the memory to read into must be registered with {needed!r}")
 
 
@@ -233,6 +243,6 @@ def _check_count(pieces: int, max_sge: int) -> None:
 
 
 def check_fits(nbytes: int, room: int, where: str) -> None:
-    """Raise ValueError if so many bytes are too many."""
+    """Raise ValueError if `nbytes` is more than `room`. `where` names the room in the message."""
     if nbytes > room:
         raise ValueError(f"{nbytes} bytes do not fit into {where} of {room}")

@@ -1,4 +1,4 @@
-"""SendQueue: posts requests, and holds their memory until the device is done with it."""
+"""SendQueue: posts requests, and keeps their memory until they have completed."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Post = Callable[[QueuePair, int, int], None]
 
 
 class InFlightMemory(Protocol):
-    """What the device uses until a request has ended."""
+    """Memory that the device uses until a request has ended."""
 
     def release(self) -> None:
-        """The device is done with it."""
+        """Release the memory: the device does not use it any more."""
 
 
 @runtime_checkable
 class AwaitedRequest(InFlightMemory, Waiter, Protocol):
-    """What a task waits for the end of."""
+    """A request with memory in flight and a task that waits for its end."""
 
 
 class _SendCredits(FairSemaphore):
-    """The places of a send queue, of which a SendLane takes some on its own."""
+    """The credits of a send queue. They are counted in its SendQueueCore, which takes some, too."""
 
     __slots__ = ("_core",)
 
@@ -50,7 +50,7 @@ class _SendCredits(FairSemaphore):
 
     @property
     def free(self) -> int:
-        """Places that nobody has taken."""
+        """The number of credits that are not used."""
         return self._core.credits
 
     @free.setter
@@ -58,7 +58,7 @@ class _SendCredits(FairSemaphore):
         self._core.credits = value
 
     def try_acquire(self) -> bool:
-        """As Slots does, with a frame less for each of its looks."""
+        """Take a credit if one is free: FairSemaphore.try_acquire() with fewer Python frames."""
         core = self._core
         free = core.credits
         if free <= 0:
@@ -67,30 +67,30 @@ class _SendCredits(FairSemaphore):
         return True
 
     def release(self, count: int = 1) -> None:
-        """As Slots does. What nobody waits for here, the lane's queued reads may have."""
+        """Release credits. Those that no task waits for here go to the core's queued reads."""
         super().release(count)
         if self._core.queued_reads:
             self._core.grant_rd_atomic_credits()
 
 
 class SendQueue:
-    """The send side of a queue pair. Requests end in the order in which they were posted, mostly.
+    """The send side of a queue pair. Requests mostly end in the order in which they were posted.
 
-    A full queue makes senders wait, first come first served; the device never sees one too many.
+    Senders wait for a credit while the queue is full, first come first served.
 
-    Signalling is selective: an inline message lends nothing to the device, so that nobody needs to
-    hear of its end but the queue itself, to which one completion speaks for all requests before it.
+    Signaling is selective. An inline message has no memory in flight, and no task waits for its
+    end. Only the queue uses its completion, and one completion reports all requests before it.
 
-    The numbers stand in a SendLane, which posts what is short, and registered memory in one piece,
-    and sees both end without a Python frame. All else that lends memory is here.
+    The counters are in a SendQueueCore. It posts small messages, and transfers of registered memory
+    in one piece, and handles their completions without a Python frame. This class does the rest.
     """
 
     def __init__(
         self, loop: Loop, depth: int, *, selective: bool = True, max_inline: int = 0
     ) -> None:
-        """`max_inline`: up to so many bytes the lane may post in short; 0: nothing."""
+        """`max_inline`: the most bytes in a message that the core posts inline."""
         self._depth = depth
-        # A full queue always has a signalled request in it, which empties it.
+        # So a full queue always contains a signaled request, whose completion frees credits.
         self._interval = max(1, depth // 4) if selective else 1
         self._is_selective = selective
         self.core = fast_path.SendQueueCore(depth, self._interval, max_inline)
@@ -104,34 +104,34 @@ class SendQueue:
         self._abandoned_reads = 0
         self.stats = ConnectionStats()
         self.post_list: PostList | None = None
-        """Where requests wait for those of other tasks, if any may."""
+        """The batched requests. None: requests are never batched."""
         self.try_reserve = self._credits.try_acquire
-        """Take a place in the queue if one is free and nobody waits for one."""
+        """Take a send credit if one is free. Returns True if it was taken."""
 
     def __len__(self) -> int:
-        """Requests that the device has not completed yet, as far as it has said."""
+        """Return the number of posted requests that are not known to have completed."""
         return (self.core.next_number - self.core.oldest_pending) & NUMBER_MASK
 
     def open(self, qp: QueuePair, pool: BufferPool, first_wr_id: int) -> None:
-        """Start using a queue pair; wr_ids are `first_wr_id` plus a number of 31 bits."""
+        """Start to use a queue pair. A wr_id is `first_wr_id` plus a number of 31 bits."""
         self._qp, self._pool, self._first_wr_id = qp, pool, first_wr_id
         self.core.open(qp, qp.cells[0], first_wr_id)
 
     def stop(self) -> None:
-        """Nothing will be posted in short any more; the owner hears of every end."""
+        """Stop posting on the fast path. From now on every completion is reported to the owner."""
         self.core.is_open = False
         self.core.waiters += 1
         self.core.drop_queued_reads()
 
-    # --- places ---
+    # --- credits ---
 
     @property
     def credits(self) -> int:
-        """Places that are free."""
+        """The number of free send credits."""
         return self._credits.free
 
     async def reserve(self) -> None:
-        """Wait for a place in the queue. Cancelling takes none."""
+        """Wait for a send credit, and take it. If cancelled, no credit is taken."""
         self.stats.send_waits += 1
         self.core.waiters += 1
         try:
@@ -141,30 +141,30 @@ class SendQueue:
             self.core.resumed()
 
     def unreserve(self) -> None:
-        """Give back a place that was not used."""
+        """Release a send credit that was not used."""
         self._credits.release()
 
     def pause(self) -> None:
-        """Have no place for anybody until let_go(), while nothing is posted yet."""
+        """Withhold all credits until resume(). Called before anything is posted."""
         self._paused_credits, self._credits.free = self._credits.free, 0
 
     def resume(self) -> None:
-        """End that. Idempotent."""
-        held, self._paused_credits = self._paused_credits, 0
-        self._credits.release(held)
+        """End a pause(). Idempotent."""
+        withheld, self._paused_credits = self._paused_credits, 0
+        self._credits.release(withheld)
 
     # --- requests ---
 
     def post_inline(self, data: Buffer, imm: int = NO_IMMEDIATE) -> None:
-        """Send a short message from a reserved place.
+        """Send an inline message. The caller has a credit.
 
         Raises:
-            VerbsError: the device refused; the place is still reserved.
+            VerbsError: the device refused it; the caller still has the credit.
         """
         before = self.core.unsignaled
-        is_signalled = before + 1 >= self._interval
-        flags = self.core.fence_flags | SIGNALED if is_signalled else self.core.fence_flags
-        wr_id = self._enqueue(None, 0 if is_signalled else before + 1)
+        is_signaled = before + 1 >= self._interval
+        flags = self.core.fence_flags | SIGNALED if is_signaled else self.core.fence_flags
+        wr_id = self._enqueue(None, 0 if is_signaled else before + 1)
         try:
             self._qp.post_send_inline(wr_id, data, imm, flags)
         except Exception:
@@ -172,15 +172,15 @@ class SendQueue:
             raise
 
     def post_without_memory(self, post: Post) -> None:
-        """Likewise another request that lends the device nothing.
+        """Post another request without memory in flight. The caller has a credit.
 
         Raises:
-            VerbsError: the device refused; the place is still reserved.
+            VerbsError: the device refused it; the caller still has the credit.
         """
         before = self.core.unsignaled
-        is_signalled = before + 1 >= self._interval
-        flags = self.core.fence_flags | SIGNALED if is_signalled else self.core.fence_flags
-        wr_id = self._enqueue(None, 0 if is_signalled else before + 1)
+        is_signaled = before + 1 >= self._interval
+        flags = self.core.fence_flags | SIGNALED if is_signaled else self.core.fence_flags
+        wr_id = self._enqueue(None, 0 if is_signaled else before + 1)
         try:
             post(self._qp, wr_id, flags)
         except Exception:
@@ -188,20 +188,20 @@ class SendQueue:
             raise
 
     def try_buffer(self, nbytes: int) -> PooledBuffer | None:
-        """A registered buffer for a message, if the pool has one now."""
+        """Return a registered buffer for a message, or None if the pool has none now."""
         return self._pool.try_acquire(nbytes)
 
     async def buffer(
         self, nbytes: int, call: Callable[[Callable[[], None]], Awaitable[None]]
     ) -> PooledBuffer:
-        """A registered buffer for a message; see BufferPool.acquire."""
+        """Return a registered buffer for a message; see BufferPool.acquire."""
         return await self._pool.acquire(nbytes, call)
 
     def post_copy(self, buffer: PooledBuffer, data: Buffer, imm: int = NO_IMMEDIATE) -> None:
-        """Send a copy of `data`, made in `buffer`, from a reserved place.
+        """Copy `data` into `buffer` and send it. The caller has a credit.
 
         Raises:
-            VerbsError: the device refused; place and buffer are still the caller's.
+            VerbsError: the device refused it; the caller still has the credit and the buffer.
         """
         before, flags = self.core.unsignaled, self.core.fence_flags | SIGNALED
         wr_id = self._enqueue(buffer)
@@ -212,12 +212,12 @@ class SendQueue:
             raise
 
     def post(self, post: Post, memory: InFlightMemory | None, *, is_read: bool = False) -> None:
-        """Post another request from a reserved place: `post` is given a wr_id and flags.
+        """Post another request: `post` is called with a wr_id and flags. The caller has a credit.
 
-        One that itself `reads` needs no fence, as reads are done in order; and iWARP allows none.
+        A read needs no fence: reads are done in order, and iWARP allows no fence on them.
 
         Raises:
-            VerbsError: the device refused; the place and `memory` are still the caller's.
+            VerbsError: the device refused it; the caller still has the credit and `memory`.
         """
         before, order = self.core.unsignaled, UNSIGNALED if is_read else self.core.fence_flags
         wr_id = self._enqueue(memory)
@@ -230,29 +230,29 @@ class SendQueue:
     def post_batched(
         self, request: MemoryRequest, operation: AwaitedRequest, is_read: bool
     ) -> None:
-        """post(), in one call with what other tasks post that the same event has woken.
+        """Post as post() does, but batched with other requests if the post list is open.
 
         Raises:
-            VerbsError: as post(). If others are waited for, a refusal ends the connection later.
+            VerbsError: as post(). The refusal of a batched request ends the connection later.
         """
-        together = self.post_list
-        if together is None or len(request.segments) != 1 or not together.is_open():
+        post_list = self.post_list
+        if post_list is None or len(request.segments) != 1 or not post_list.is_open():
             self.post(request, operation, is_read=is_read)
             return
-        together.make_room()
+        post_list.make_room()
         before, order = self.core.unsignaled, UNSIGNALED if is_read else self.core.fence_flags
         wr_id = self._enqueue(operation, is_batched=True)
         try:
-            together.add(request, wr_id, order | SIGNALED, operation)
+            post_list.add(request, wr_id, order | SIGNALED, operation)
         except Exception:
             self._roll_back(before)
             raise
 
     def probe(self, memory: InFlightMemory | None) -> bool:
-        """Read no bytes, if there is a place: the peer's device answers, and looks at no key.
+        """Post a read of no bytes, to which the peer's device responds. Return False if full.
 
         Raises:
-            VerbsError: the device refused; `memory` is kept until the queue pair is gone.
+            VerbsError: the device refused it; `memory` is kept until the queue pair is destroyed.
         """
         if not self.try_reserve():
             return False
@@ -266,29 +266,30 @@ class SendQueue:
         return True
 
     def signal_tail(self) -> None:
-        """If nothing will tell of the end of the newest requests, post what does, if there is room.
+        """Post a signaled request if the newest requests are unsignaled and the queue has room.
 
-        It is a write of no bytes: the peer's device answers it as any other, but looks at neither
-        address nor key. No place is needed, as nobody else may post any more.
+        It is a write of no bytes: the peer's device acknowledges it, but checks neither its address
+        nor its key. It needs no credit, because nothing else can be posted any more.
 
         Raises:
-            VerbsError: the device refused.
+            VerbsError: the device refused it.
         """
         if self.core.unsignaled and len(self) < self._depth:
             self.post(_write_nothing, None)
 
     def _enqueue(
-        self, memory: InFlightMemory | None, unsignalled: int = 0, *, is_batched: bool = False
+        self, memory: InFlightMemory | None, unsignaled: int = 0, *, is_batched: bool = False
     ) -> int:
-        """Note what is about to be posted, and under which wr_id.
+        """Record a request and its memory before it is posted. Return its wr_id.
 
-        What waits to be posted before it is posted first, unless it joins that.
+        Batched requests are posted first, unless the request is batched, too.
+
+        The record is made before the posting: if a Ctrl-C comes in between, memory that the device
+        uses must not be without a reference. A record of a request that was not posted does no
+        harm. It is removed with the next one.
 
         Raises:
-            VerbsError: the device refused that.
-
-        Before, not afterwards: a Ctrl-C between the two must not leave the device with memory that
-        nobody holds. It leaves at worst a note of what was not posted, which goes with the next.
+            VerbsError: the device refused the batched requests.
         """
         core = self.core
         if core.has_unposted and not is_batched and self.post_list is not None:
@@ -298,24 +299,24 @@ class SendQueue:
             self._in_flight.append((number, memory))
             core.in_flight += 1
         core.next_number = (number + 1) & NUMBER_MASK
-        core.unsignaled = unsignalled
+        core.unsignaled = unsignaled
         return self._first_wr_id + number
 
-    def _roll_back(self, unsignalled: int) -> None:
-        """It was not posted after all."""
+    def _roll_back(self, unsignaled: int) -> None:
+        """Remove the record of the last request: it was not posted."""
         core = self.core
         core.next_number = number = (core.next_number - 1) & NUMBER_MASK
-        core.unsignaled = unsignalled
+        core.unsignaled = unsignaled
         if self._in_flight and self._in_flight[-1][0] == number:
             self._in_flight.pop()
             core.in_flight -= 1
 
     def is_in_flight(self, memory: InFlightMemory) -> bool:
-        """Whether it is noted as lent to the device."""
-        return any(noted is memory for _, noted in self._in_flight)
+        """Return True if `memory` is recorded as in flight."""
+        return any(other is memory for _, other in self._in_flight)
 
     def fence(self) -> Callable[[], None]:
-        """Have what is posted wait for the reads before it, until the result is called."""
+        """Fence requests: they wait for the reads before them. Return a function that ends this."""
         self._abandoned_reads += 1
         self.core.fence_flags = FENCE
         return self._unfence
@@ -325,42 +326,42 @@ class SendQueue:
         if not self._abandoned_reads:
             self.core.fence_flags = UNSIGNALED
 
-    # --- ends ---
+    # --- completions ---
 
     def keep_until_destroyed(self, memory: InFlightMemory) -> None:
-        """Hold it until the queue pair is gone."""
+        """Keep the memory until the queue pair is destroyed."""
         self._kept.append(memory)
 
     def completed(self, number: int, *, failed: bool = False) -> InFlightMemory | Transfer | None:
-        """The request with this number ended; what was lent for it is returned, and released.
+        """Release the memory of the request with this number, and return it (None: it had none).
 
-        The lane itself has released what was lent for a transfer, unless that has failed.
+        The core has already released the memory of a successful transfer.
 
-        Where signalling is selective, so did all that were posted before it. Where it is not, each
-        is reported itself: on Linux's siw a read may end after what was posted later.
+        If signaling is selective, the requests before it have ended, too. If not, each one is
+        reported, because on Linux's siw a read can end after requests that were posted later.
         """
         core = self.core
         core.completed(number)
-        memory = self._end_all(number) if self._is_selective else self._end_one(number)
+        memory = self._release_up_to(number) if self._is_selective else self._release_one(number)
         transfer = core.take_failed(number) if failed else None
         if core.waiters or core.queued_reads:
             self._credits.release(0)
         return transfer or memory
 
-    def _end_all(self, number: int) -> InFlightMemory | None:
-        core, under_way = self.core, self._in_flight
+    def _release_up_to(self, number: int) -> InFlightMemory | None:
+        core, in_flight = self.core, self._in_flight
         memory = None
-        while under_way and (number - under_way[0][0]) & NUMBER_MASK <= NUMBER_MASK >> 1:
-            oldest, ended = under_way.popleft()
+        while in_flight and (number - in_flight[0][0]) & NUMBER_MASK <= NUMBER_MASK >> 1:
+            oldest, ended = in_flight.popleft()
             core.in_flight -= 1
             ended.release()
             if oldest == number:
                 memory = ended
         return memory
 
-    def _end_one(self, number: int) -> InFlightMemory | None:
-        for index, (noted, memory) in enumerate(self._in_flight):
-            if noted == number:
+    def _release_one(self, number: int) -> InFlightMemory | None:
+        for index, (other, memory) in enumerate(self._in_flight):
+            if other == number:
                 del self._in_flight[index]
                 self.core.in_flight -= 1
                 memory.release()
@@ -368,7 +369,7 @@ class SendQueue:
         return None
 
     def abandon(self) -> None:
-        """The queue pair is gone, and with it all that was posted. Those who wait are let go."""
+        """Release all memory and wake all waiters: the queue pair is destroyed."""
         self._kept += [memory for _, memory in self._in_flight]
         self._in_flight.clear()
         self.core.in_flight, self.core.oldest_pending = 0, self.core.next_number
@@ -379,14 +380,14 @@ class SendQueue:
         self.wake_senders()
 
     def stop_waiting(self) -> None:
-        """No completion will come any more: let those go who wait for one."""
+        """Wake all tasks that wait for a completion: no completion will come any more."""
         for _, memory in self._in_flight:
             if isinstance(memory, AwaitedRequest):
                 memory.stop_waiting()
         self.core.stop_waiting(NUMBER_MASK)
 
     def wake_senders(self) -> None:
-        """Let every waiting sender look again: nothing more will be sent."""
+        """Wake all tasks that wait for a credit: nothing more will be sent."""
         self._credits.release(NUMBER_MASK)
 
 

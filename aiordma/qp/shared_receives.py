@@ -1,4 +1,4 @@
-"""SharedReceives: receive buffers that many connections take from."""
+"""SharedReceives: the receive buffers that many connections share."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class ReceiveConsumer(Protocol):
     """A connection that takes from a shared receive queue."""
 
     def received(self, slot: int, wc: IbvWc) -> None:
-        """A receive of its queue pair ended."""
+        """Handle the completion of a receive of the connection's queue pair."""
 
     def device_failed(self, error: VerbsError) -> None:
-        """No completion will come any more."""
+        """End the connection: no completion will come any more."""
 
 
 class SharedReceives:
-    """A shared receive queue of one loop and device, its ring, and who takes from it.
+    """A shared receive queue of one loop and device, its ring, and its consumers.
 
-    Lives as long as it has users: a listener, and the connections that it accepted. Completions
-    name the queue pair that took the buffer.
+    It exists as long as it has users: a listener, and the connections that the listener accepted. A
+    completion contains the number of the queue pair that used the buffer.
     """
 
     def __init__(self, loop: Loop, device: Device, depth: int, slot_size: int) -> None:
@@ -51,12 +51,12 @@ class SharedReceives:
     # --- in a worker thread ---
 
     def open(self) -> tuple[SharedReceiveQueue, SharedCompletionQueue]:
-        """The shared receive queue, and the completion queue of all that take from it.
+        """Return the shared receive queue, and the completion queue of all its receives.
 
-        Made when it is needed first.
+        The first call makes them.
 
         Raises:
-            VerbsError: EOPNOTSUPP, EINVAL (deeper than the device can), ENOMEM.
+            VerbsError: EOPNOTSUPP, EINVAL (the depth exceeds the device's limit), ENOMEM.
         """
         with self._lock:
             if self._srq is None:
@@ -81,45 +81,45 @@ class SharedReceives:
         return srq
 
     def add(self, qp_num: int, consumer: ReceiveConsumer) -> None:
-        """What this queue pair receives is `taker`'s, until remove()."""
+        """Pass the messages of this queue pair to `consumer`, until remove()."""
         self._consumers[qp_num] = consumer
 
     # --- on the loop's thread ---
 
     def acquire(self) -> None:
-        """One user more."""
+        """Add a user."""
         self._users += 1
 
     def remove(self, qp_num: int, consumer: ReceiveConsumer) -> None:
-        """The queue pair is destroyed."""
+        """Undo add(): the queue pair is destroyed."""
         if self._consumers.get(qp_num) is consumer:
             del self._consumers[qp_num]
 
     def complete(self, number: int, wc: IbvWc) -> None:
-        """Take a completion from the dispatcher."""
+        """Handle a completion. Called by the LoopDevice."""
         slot = number & NUMBER_MASK
         self.ring.completed()
-        taker = self._consumers.get(wc.qp_num)
-        if taker is not None:
-            taker.received(slot, wc)
-        else:  # of one that is destroyed
+        consumer = self._consumers.get(wc.qp_num)
+        if consumer is not None:
+            consumer.received(slot, wc)
+        else:  # its queue pair is destroyed
             self.repost(slot)
 
     def repost(self, slot: int) -> None:
-        """A slot is free again."""
+        """Post a slot again."""
         try:
             self.ring.post(slot)
         except VerbsError as error:
             self.device_failed(error)
 
     def device_failed(self, error: VerbsError) -> None:
-        """The device is gone, or the queue is broken: no connection can receive any more."""
+        """End all connections: the device is removed, or a queue failed, and none can receive."""
         self.ring.stop()
-        for taker in list(self._consumers.values()):
-            taker.device_failed(error)
+        for consumer in list(self._consumers.values()):
+            consumer.device_failed(error)
 
     def release(self) -> None:
-        """One user less. With the last one all is destroyed, in a worker thread."""
+        """Remove a user. After the last one, everything is destroyed in a worker thread."""
         self._users -= 1
         if not self._users:
             self.ring.stop()
@@ -132,7 +132,7 @@ class SharedReceives:
                 srq.close()
                 self.ring.close()
             except VerbsError:
-                logger.exception("a shared receive queue was not cleaned up whole")
+                logger.exception("could not destroy a shared receive queue completely")
         ensure_called(self._loop, lambda: self._release_queue(srq is not None))
 
     def _release_queue(self, was_open: bool) -> None:

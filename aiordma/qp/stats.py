@@ -1,4 +1,4 @@
-"""ConnectionStats: what a connection has carried, and how full its queues are."""
+"""ConnectionStats: counters of a connection's operations, and the state of its queues."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ConnectionStats:
-    """Numbers of one moment, as `Connection.stats` gives them. Sizes are bytes.
+    """A snapshot of a connection's numbers: the result of `Connection.stats`. Sizes are in bytes.
 
-    What is sent counts from its posting, what is received from its arrival.
+    A sent message counts when it is posted, a received one when it arrives.
     """
 
     messages_sent: int = 0
@@ -17,22 +17,22 @@ class ConnectionStats:
     messages_received: int = 0
     bytes_received: int = 0
     reads: int = 0
-    """RDMA READs from here; likewise the others."""
+    """RDMA READs posted by this side. `writes` and `atomics` count operations of this side, too."""
     bytes_read: int = 0
     writes: int = 0
     bytes_written: int = 0
     atomics: int = 0
     send_waits: int = 0
-    """How often a task had to wait for a place in the send queue, or for its turn to read."""
+    """The number of times that a task had to wait for a send credit or an RD/atomic credit."""
     recv_waits: int = 0
-    """How often a task had to wait for a message."""
+    """The number of times that a task had to wait for a message."""
     spilled: int = 0
     """Messages that were copied to keep receives posted: see `recv_backlog`."""
     sends_posted: int = 0
-    """Requests in the send queue, as far as the device has reported."""
+    """Requests in the send queue whose completion has not been reported."""
     receives_posted: int = 0
-    """Buffers that the device has for messages to come."""
+    """Receive buffers that are posted for new messages."""
     messages_unread: int = 0
-    """Messages that have arrived, and wait to be received."""
+    """Messages that have arrived and that no task has taken."""
     messages_held: int = 0
     """Messages of recv_message() that are not released yet."""

@@ -1,4 +1,4 @@
-"""Fixtures: a time limit for tests that might never end, and a verbs provider without a device."""
+"""Fixtures: a time limit for tests that would wait for ever on a bug, and fake verbs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TIME_LIMIT = 20.0
 
 @pytest.fixture
 def time_limit() -> Iterator[None]:
-    """Fail the test if it takes longer than TIME_LIMIT seconds."""
+    """Fail a test that takes longer than TIME_LIMIT."""
 
-    def fail(*_: object) -> None:
+    def give_up(*_: object) -> None:
         pytest.fail(f"not done after {TIME_LIMIT} seconds")
 
-    before = signal.signal(signal.SIGALRM, fail)
+    before = signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -28,13 +28,13 @@ def time_limit() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shared library of a verbs provider without a device. See verbs_fakes."""
+    """Compile the verbs provider without a device: see verbs_fakes."""
     return compile_verbs(tmp_path_factory.mktemp("verbs"))
 
 
 @pytest.fixture
 def verbs(library: Path) -> Iterator[FakeVerbs]:
-    """A fake device of that provider."""
-    fake = FakeVerbs(library)
-    yield fake
-    fake.close()
+    """Make one fake device."""
+    made = FakeVerbs(library)
+    yield made
+    made.close()

@@ -1,6 +1,6 @@
 /*
- * A verbs provider without a device. It records the requests that are posted, and returns the
- * completions that a test has added. The inline functions of verbs.h call it through the context.
+ * A verbs provider without a device. It records the posted requests, and returns the completions
+ * that a test has added. The inline functions of verbs.h call it through the context.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -25,12 +25,12 @@ struct posted {
 	unsigned int lkey;
 	uint64_t remote;
 	unsigned int rkey;
-	unsigned int imm_data;	/* in network byte order, as posted */
-	unsigned char data[64]; /* the data of a send when it was posted */
+	unsigned int imm_data; /* in network byte order */
+	unsigned char data[64]; /* a copy of a send's memory at the time of the posting */
 };
 
 struct fake {
-	/* libibverbs, for instance ibv_get_cq_event(), accesses memory before the context. */
+	/* Functions that libibverbs itself looks up, for ibv_get_cq_event(), before the context. */
 	void *private_words[PRIVATE_WORDS];
 	struct verbs_context verbs;
 	struct ibv_qp qp;
@@ -40,20 +40,20 @@ struct fake {
 	struct ibv_qp *qp_cell[1];
 	struct ibv_srq *srq_cell[1];
 	struct posted posts[LIMIT];
-	struct ibv_wc completions[LIMIT];
+	struct ibv_wc waiting[LIMIT];
 	unsigned int posted;
-	unsigned int added;
-	unsigned int polled;
+	unsigned int put;
+	unsigned int taken;
 	unsigned int polls;
 	unsigned int arms;
 	unsigned int calls; /* of ibv_post_send() */
 	int post_result;
 	int post_errno;
-	int accepted; /* number of requests that are accepted before post_result refuses others */
-	int poll_result; /* returned by polling if negative */
+	int accepted; /* requests that are accepted before the others are refused */
+	int poll_result; /* if negative */
 	int arm_result;
-	int blocking; /* while it is not 0, posting blocks */
-	int blocked;  /* threads that block */
+	int is_blocking; /* threads that post wait until it is 0 */
+	int blocked; /* threads that wait */
 };
 
 static struct fake *fake_of(struct ibv_context *context)
@@ -78,15 +78,15 @@ static struct posted *record(struct fake *fake, char kind, uint64_t wr_id, struc
 	return posted;
 }
 
-static void block(struct fake *fake)
+static void wait_while_blocked(struct fake *fake)
 {
 	__atomic_add_fetch(&fake->blocked, 1, __ATOMIC_SEQ_CST);
-	while (__atomic_load_n(&fake->blocking, __ATOMIC_SEQ_CST))
+	while (__atomic_load_n(&fake->is_blocking, __ATOMIC_SEQ_CST))
 		usleep(1000);
 	__atomic_sub_fetch(&fake->blocked, 1, __ATOMIC_SEQ_CST);
 }
 
-static int refuse(struct fake *fake)
+static int refused(struct fake *fake)
 {
 	if (fake->post_errno)
 		errno = fake->post_errno;
@@ -98,12 +98,12 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 	struct fake *fake = fake_of(qp->context);
 	struct posted *posted;
 
-	block(fake);
+	wait_while_blocked(fake);
 	fake->calls++;
 	for (; wr; wr = wr->next) {
 		if (fake->post_result && !fake->accepted) {
 			*bad = wr;
-			return refuse(fake);
+			return refused(fake);
 		}
 		if (fake->accepted)
 			fake->accepted--;
@@ -122,10 +122,10 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 static int post_receive(struct fake *fake, char kind, struct ibv_recv_wr *wr,
 			struct ibv_recv_wr **bad)
 {
-	block(fake);
+	wait_while_blocked(fake);
 	if (fake->post_result) {
 		*bad = wr;
-		return refuse(fake);
+		return refused(fake);
 	}
 	record(fake, kind, wr->wr_id, wr->sg_list, wr->num_sge);
 	return wr->next ? EINVAL : 0;
@@ -144,14 +144,14 @@ static int post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv
 static int poll_cq(struct ibv_cq *cq, int entries, struct ibv_wc *batch)
 {
 	struct fake *fake = fake_of(cq->context);
-	unsigned int added = __atomic_load_n(&fake->added, __ATOMIC_ACQUIRE);
+	unsigned int put = __atomic_load_n(&fake->put, __ATOMIC_ACQUIRE);
 	int count = 0;
 
 	__atomic_add_fetch(&fake->polls, 1, __ATOMIC_RELAXED);
 	if (fake->poll_result < 0)
 		return fake->poll_result;
-	while (count < entries && fake->polled != added)
-		batch[count++] = fake->completions[fake->polled++ % LIMIT];
+	while (count < entries && fake->taken != put)
+		batch[count++] = fake->waiting[fake->taken++ % LIMIT];
 	return count;
 }
 
@@ -163,7 +163,7 @@ static int req_notify_cq(struct ibv_cq *cq, int solicited_only)
 	return solicited_only ? EINVAL : fake->arm_result;
 }
 
-static int do_nothing(void)
+static int nothing(void)
 {
 	return 0;
 }
@@ -175,7 +175,7 @@ struct fake *fake_new(void)
 	int index;
 
 	for (index = 0; index < PRIVATE_WORDS; index++)
-		fake->private_words[index] = (void *)do_nothing;
+		fake->private_words[index] = (void *)nothing;
 	fake->verbs.priv = (void *)fake->private_words;
 	context->ops.post_send = post_send;
 	context->ops.post_recv = post_recv;
@@ -222,15 +222,15 @@ void fake_refuse(struct fake *fake, int result, int code)
 	fake->post_errno = code;
 }
 
-/* Accept `count` more requests before fake_refuse() takes effect. */
-void fake_room(struct fake *fake, int count)
+/* Accept `count` sends before fake_refuse() takes effect. */
+void fake_accept_sends(struct fake *fake, int count)
 {
 	fake->accepted = count;
 }
 
-void fake_hold(struct fake *fake, int on)
+void fake_block_posts(struct fake *fake, int on)
 {
-	__atomic_store_n(&fake->blocking, on, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&fake->is_blocking, on, __ATOMIC_SEQ_CST);
 }
 
 void fake_break(struct fake *fake, int poll_result, int arm_result)
@@ -247,7 +247,7 @@ unsigned int fake_count(struct fake *fake, char what)
 	case 'a':
 		return fake->arms;
 	case 'w':
-		return fake->added - fake->polled;
+		return fake->put - fake->taken;
 	case 'h':
 		return __atomic_load_n(&fake->blocked, __ATOMIC_SEQ_CST);
 	case 'c':
@@ -264,11 +264,11 @@ struct posted *fake_post(struct fake *fake, unsigned int index)
 	return &fake->posts[index % LIMIT];
 }
 
-/* Add a completion. Callable from any thread, but not from two at a time. */
+/* Add a completion. Any thread can call this, but only one at a time. */
 void fake_put(struct fake *fake, uint64_t wr_id, int status, int opcode, unsigned int length,
 	      unsigned int flags, unsigned int imm_data, unsigned int qp_num)
 {
-	struct ibv_wc *wc = &fake->completions[fake->added % LIMIT];
+	struct ibv_wc *wc = &fake->waiting[fake->put % LIMIT];
 
 	memset(wc, 0, sizeof(*wc));
 	wc->wr_id = wr_id;
@@ -278,7 +278,7 @@ void fake_put(struct fake *fake, uint64_t wr_id, int status, int opcode, unsigne
 	wc->wc_flags = flags;
 	wc->imm_data = imm_data;
 	wc->qp_num = qp_num;
-	__atomic_store_n(&fake->added, fake->added + 1, __ATOMIC_RELEASE);
+	__atomic_store_n(&fake->put, fake->put + 1, __ATOMIC_RELEASE);
 }
 
 void fake_watch(struct fake *fake, int fd)

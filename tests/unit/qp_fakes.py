@@ -1,6 +1,6 @@
-"""Queues, memory and an owner for tests of the data path without a device.
+"""Queues, memory and endpoint callbacks for tests of the data path without a device.
 
-The loop, the send queue and all that stands on it are real; only the verbs are not there.
+The loop, the send queue and the code above it are real. Only the verbs are replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUFFER_SIZE = 1024
 
 
 class FakeDomain:
-    """A protection domain, of which nothing is asked but which one it is."""
+    """A protection domain without methods: only its identity is compared."""
 
 
 HERE: Any = FakeDomain()
@@ -40,7 +40,7 @@ ELSEWHERE: Any = FakeDomain()
 
 
 def no_polling() -> BusyPoll:
-    """A BusyPoll of zero seconds."""
+    """Return a BusyPoll of zero seconds."""
     return BusyPoll(None, 0.0)  # type: ignore[arg-type]
 
 
@@ -53,7 +53,7 @@ def completion(
     status: WcStatus = WcStatus.SUCCESS,
     qp_num: int = 17,
 ) -> Any:
-    """A `struct ibv_wc`."""
+    """Return a fake `struct ibv_wc`."""
     flags, number = WcFlags(0), 0xDEAD
     if imm is not None:
         flags, number = flags | WcFlags.WITH_IMM, socket.htonl(imm)
@@ -74,7 +74,7 @@ def completion(
 
 
 class FakePages:
-    """Memory of its own that looks registered, as AllocatedRegion."""
+    """Memory with the attributes of an AllocatedRegion that is not registered."""
 
     def __init__(self, pd: object, nbytes: int, access: AccessFlags) -> None:
         self.memory = bytearray(nbytes)
@@ -89,7 +89,7 @@ class FakePages:
 
 
 class FakeReceivePoster:
-    """Fills the slots that are posted in the order in which they were, when told to."""
+    """A receive queue. fill() fills the posted slots in the order in which they were posted."""
 
     def __init__(self, pages: FakePages, first_wr_id: int = RECV_WR_ID) -> None:
         self.pages = pages
@@ -111,7 +111,7 @@ class FakeReceivePoster:
         self.posted.append(slot)
 
     def fill(self, message: bytes) -> int:
-        """Put a message into the next slot."""
+        """Put a message into the slot that was posted first. Return the slot."""
         slot = self.posted.popleft()
         start = slot * SLOT_SIZE
         self.pages.memory[start : start + len(message)] = message
@@ -122,7 +122,7 @@ class FakeReceivePoster:
 
 
 class FakeQueuePair:
-    """A send queue of so many requests that complete in order, when told to."""
+    """A send queue of `depth` requests. The test completes them in their order."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -130,17 +130,17 @@ class FakeQueuePair:
         self.posted: deque[int] = deque()
         self.sent: list[tuple[bytes, int]] = []
         self.requests: list[tuple[object, ...]] = []
-        """What was asked for with each request that is no message."""
+        """The arguments of each posted request that is not a message."""
         self.flags: dict[int, int] = {}
-        """Of each request that was posted, by its number."""
+        """The send flags of each posted request, by its number."""
         self.refuses = False
         self.error = VerbsError(errno.EINVAL, "ibv_post_send")
 
     def _post(self, wr_id: int, flags: int) -> None:
         if self.refuses:
             raise copy.copy(self.error)
-        assert len(self.posted) < self.depth, "one too many"
-        assert wr_id >> 32 == SEND_WR_ID >> 32, "the number ran into the key"
+        assert len(self.posted) < self.depth, "the send queue is full"
+        assert wr_id >> 32 == SEND_WR_ID >> 32, "the number has overwritten the key"
         number = wr_id - SEND_WR_ID
         self.posted.append(number)
         self.flags[number] = flags
@@ -193,8 +193,8 @@ class FakeQueuePair:
         return bool(self.flags[number] & SIGNALED)
 
 
-class Counted:
-    """Something to lend, that counts what happens to it."""
+class CountedMemory:
+    """Memory of a request. It counts the calls of its methods."""
 
     def __init__(self) -> None:
         self.releases = 0
@@ -233,25 +233,25 @@ class FakePool:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every buffer is here, once."""
+        """True if every buffer is in the pool exactly once."""
         return len(self.home) == self.made == len({id(buffer) for buffer in self.home})
 
 
 async def call_at_once(function: Callable[[], None]) -> None:
-    """What awaits a function in a worker thread, without one."""
+    """Call the function, without a worker thread."""
     function()
 
 
 class SendRig:
-    """A SendQueue on fakes; must be made on a running loop."""
+    """A SendQueue on a FakeQueuePair and a FakePool. It must be made on a running loop."""
 
     def __init__(self, free_buffers: int = 0, *, depth: int = 4, selective: bool = True) -> None:
         self.qp, self.pool = FakeQueuePair(depth), FakePool(free_buffers)
         self.queue = SendQueue(running_loop(), depth, selective=selective)
         self.queue.open(self.qp, self.pool, SEND_WR_ID)  # type: ignore[arg-type]
 
-    def begin_at(self, number: int) -> None:
-        """Have the first request bear this number."""
+    def number_from(self, number: int) -> None:
+        """Give the first request this number."""
         self.queue.core.next_number = self.queue.core.oldest_pending = number
 
     def send(self, data: bytes = b"x") -> None:
@@ -265,13 +265,13 @@ class SendRig:
         self.queue.post_copy(buffer, data)
 
     def complete(self, count: int = 1) -> None:
-        """Report the last of the `count` oldest requests only, which stands for all of them."""
+        """Complete the `count` oldest requests. Only the last of them is reported."""
         for _ in range(count):
             number = self.qp.posted.popleft()
         self.queue.completed(number)
 
-    def report(self) -> bool:
-        """Report the oldest signalled request, as a device does; whether there was one."""
+    def complete_oldest_signaled(self) -> bool:
+        """Report the oldest signaled request, as a device does. Return False if there is none."""
         if not any(map(self.qp.is_signalled, self.qp.posted)):
             return False
         while not self.qp.is_signalled(number := self.qp.posted.popleft()):
@@ -279,8 +279,8 @@ class SendRig:
         self.queue.completed(number)
         return True
 
-    def refused(self) -> None:
-        """Try to send one that the device does not take."""
+    def send_refused(self) -> None:
+        """Try to send a message that the device refuses."""
         assert self.queue.try_reserve()
         self.qp.refuses = True
         with pytest.raises(VerbsError):
@@ -290,7 +290,7 @@ class SendRig:
 
     @property
     def signaled(self) -> list[bool]:
-        """Of each request that was posted, in order, whether it was signalled."""
+        """True for each posted request that was signaled, in the order of posting."""
         return [self.qp.is_signalled(number) for number in self.qp.flags]
 
 
@@ -298,7 +298,7 @@ class SendRig:
 
 
 class FakeRegistration:
-    """What ibv_reg_mr(3) gives, at an address that is the buffer's number times 65536."""
+    """The result of ibv_reg_mr(3). Its address is the buffer's number times 65536."""
 
     def __init__(self, nbytes: int, number: int = 1, pd: object = HERE) -> None:
         self.address, self.lkey, self.rkey = number << 16, 10 + number, 20 + number
@@ -306,12 +306,12 @@ class FakeRegistration:
         self.pd = pd
 
 
-def _dispose(registration: object, over: Callable[[], None]) -> None:
-    over()
+def _dispose(registration: object, on_disposed: Callable[[], None]) -> None:
+    on_disposed()
 
 
 class FakeRegion(MemoryRegion):
-    """A region of zeros whose uses are told."""
+    """A region of zeros. `uses` is the number of requests that use it."""
 
     def __init__(
         self,
@@ -329,11 +329,11 @@ class FakeRegion(MemoryRegion):
         return self.references.count
 
 
-# --- whose it is ---
+# --- the endpoint ---
 
 
 class FakeCallbacks:
-    """A connection that is open, until it is told otherwise."""
+    """EndpointCallbacks of a connection that is open until fail() or `closed_here`."""
 
     def __init__(self) -> None:
         self.closed_here = False
@@ -344,9 +344,9 @@ class FakeCallbacks:
         self.failed: list[WcOpcode] = []
         self.arrivals = 0
         self.requests_ended = 0
-        self.knows_why = asyncio.Event()
-        """Cleared as long as ended() is to wait."""
-        self.knows_why.set()
+        self.reason_known = asyncio.Event()
+        """Tests clear it to make wait_ended() wait."""
+        self.reason_known.set()
         self.device_failures: list[VerbsError] = []
 
     def check_open(self) -> None:
@@ -359,7 +359,7 @@ class FakeCallbacks:
         return copy.copy(self.end)
 
     async def wait_ended(self) -> None:
-        await self.knows_why.wait()
+        await self.reason_known.wait()
 
     def post_failed(self, error: VerbsError) -> RdmaError:
         self.fail(error)
@@ -380,7 +380,7 @@ class FakeCallbacks:
         self.requests_ended += 1
 
     def queue_pair_event(self, event: AsyncEvent) -> None:
-        raise AssertionError("no event was to come")
+        raise AssertionError("an event came; none was expected")
 
     def device_failed(self, error: VerbsError) -> None:
         self.device_failures.append(error)

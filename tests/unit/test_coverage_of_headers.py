@@ -9,9 +9,10 @@ import operator
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pycparser import c_ast, c_parser
+from pycparser import c_ast, c_parser  # type: ignore[import-untyped]
 
 import aiordma
 import aiordma.rdmacm
@@ -19,6 +20,7 @@ import aiordma.verbs
 from aiordma import enums
 from aiordma._native import ffi, lib
 
+untyped_ffi: Any = ffi  # _lib.pyi does not declare typeof(), CType and CField
 HEADERS = ("rdma/rdma_cma.h", "rdma/rdma_verbs.h")
 TABLE = Path(__file__).parents[2] / "docs" / "rdmacm.md"
 
@@ -180,7 +182,7 @@ def test_the_headers_are_read() -> None:
 
 @pytest.mark.parametrize("name", sorted(functions().keys() - UNBOUND.keys()))
 def test_every_function_is_bound_as_it_is_declared(name: str) -> None:
-    bound = ffi.typeof(getattr(lib, newer_or_same(name, NEWER_FUNCTIONS)))
+    bound = untyped_ffi.typeof(getattr(lib, newer_or_same(name, NEWER_FUNCTIONS)))
     types = [bound.result.cname, *(argument.cname for argument in bound.args)]
     assert types == functions()[name]
 
@@ -198,22 +200,22 @@ def test_every_macro_is_bound_with_its_value(name: str) -> None:
 @pytest.mark.parametrize("name", structs())
 def test_every_field_of_every_struct_is_bound_as_it_is_declared(name: str) -> None:
     struct, _, field = name.partition(".")
-    bound = ffi.typeof(struct)
+    bound = untyped_ffi.typeof(struct)
     if field:
         bound = dict(bound.fields)[field].type
     declared = [entry for entry in structs()[name] if (name, entry[0]) not in NEWER_FIELDS]
     assert [(name, spelled_by_cffi(entry.type)) for name, entry in flat(bound)] == declared
 
 
-def flat(kind: ffi.CType) -> list[tuple[str, ffi.CField]]:
+def flat(kind: Any) -> list[tuple[str, Any]]:
     """Its fields; those of an anonymous union are the struct's."""
-    found: list[tuple[str, ffi.CField]] = []
+    found: list[tuple[str, Any]] = []
     for name, field in kind.fields:
         found += [(name, field)] if name else flat(field.type)
     return found
 
 
-def spelled_by_cffi(kind: ffi.CType) -> str:
+def spelled_by_cffi(kind: Any) -> str:
     return "a union" if kind.cname.startswith("union ") and "$" in kind.cname else str(kind.cname)
 
 
@@ -234,7 +236,7 @@ def test_every_newer_function_is_looked_for_and_not_linked(name: str) -> None:
 
 def test_the_newer_functions_take_what_rdma_core_60_declares() -> None:
     arguments = {
-        name: [argument.cname for argument in ffi.typeof(getattr(lib, bound)).args]
+        name: [argument.cname for argument in untyped_ffi.typeof(getattr(lib, bound)).args]
         for name, bound in NEWER_FUNCTIONS.items()
     }
     assert arguments == {

@@ -6,12 +6,14 @@ import ast
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from parsing import parse
 
 from aiordma._native import _lib, ffi, lib
 
+untyped_ffi: Any = ffi  # _lib.pyi does not declare typeof() and CType
 EXTENSION = Path(_lib.__file__)
 STUB = EXTENSION.with_name("_lib.pyi")
 CDEF = EXTENSION.with_name("cdef.h")
@@ -81,13 +83,13 @@ def test_every_constant_is_an_int() -> None:
 @pytest.mark.parametrize("name", sorted(compiled_functions()))
 def test_the_stub_counts_the_arguments_of_each_function(name: str) -> None:
     arguments = stub_functions()[name].args.args
-    assert len(arguments) - 1 == len(ffi.typeof(getattr(lib, name)).args)
+    assert len(arguments) - 1 == len(untyped_ffi.typeof(getattr(lib, name)).args)
 
 
 @pytest.mark.parametrize("name", sorted(compiled_functions()))
 def test_the_stub_tells_what_each_function_returns(name: str) -> None:
     returns = ast.unparse(stub_functions()[name].returns or ast.Constant(...))
-    kind = ffi.typeof(getattr(lib, name)).result.kind
+    kind = untyped_ffi.typeof(getattr(lib, name)).result.kind
     expected = {"void": returns == "None", "primitive": returns == "int"}
     assert expected.get(kind, returns not in ("None", "int")), f"{kind} is not {returns}"
 
@@ -147,14 +149,14 @@ UNTYPED = {
 }
 
 
-def c_type(cdecl: str) -> ffi.CType:
+def c_type(cdecl: str) -> Any:
     """The type of a struct, or of a struct's field."""
     struct, _, field = cdecl.partition(".")
-    kind = ffi.typeof(struct)
+    kind = untyped_ffi.typeof(struct)
     return dict(kind.fields)[field].type if field else kind
 
 
-def fields_in_c(name: str) -> dict[str, ffi.CType]:
+def fields_in_c(name: str) -> dict[str, Any]:
     found = c_type(STRUCTS[name]).fields
     assert found
     return {field: entry.type for field, entry in found}

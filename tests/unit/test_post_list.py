@@ -1,4 +1,4 @@
-"""Together: what tasks post that one event has woken goes to the device in one call, in order."""
+"""PostList: the requests of tasks that one event has woken are posted in one call, in order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import wakeups
 from qp_fakes import FakeCallbacks, FakePool, no_polling
-from verbs_fakes import FakeVerbs
+from verbs_fakes import FakeVerbs, untyped_ffi
 
 from aiordma import VerbsError
-from aiordma._native import fast_path, ffi
+from aiordma._native import fast_path
 from aiordma.enums import SendFlags, WcOpcode, WrOpcode
-from aiordma.loop import make_future, run_with_inline_wakeups, running_loop
+from aiordma.loop import run_with_inline_wakeups, running_loop
+from aiordma.loop.inline_wakeup import InlineFuture
 from aiordma.qp import SendQueue
-from aiordma.qp import post_list as together
+from aiordma.qp import post_list as post_list_module
 from aiordma.qp.operation import Operations
 from aiordma.qp.post_list import MAX_LENGTH, MemoryRequest, PostList
 from aiordma.verbs import QueuePair, QueuePairCaps, RequestChain
@@ -34,24 +35,25 @@ TARGET = (0x8000, 17)
 
 
 class Rig:
-    """Operations on a queue pair in C that notes what is posted to it."""
+    """Operations on the queue pair of a FakeVerbs, which records the posted requests."""
 
     def __init__(self, verbs: FakeVerbs) -> None:
         self.verbs = verbs
         self.queue = SendQueue(running_loop(), DEPTH, max_inline=64)
-        self.qp = QueuePair(ffi.cast("struct ibv_qp **", verbs.qp_cell)[0], QueuePairCaps(DEPTH, 0))
+        cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
+        self.qp = QueuePair(cell[0], QueuePairCaps(DEPTH, 0))
         self.queue.open(self.qp, FakePool(), KEY << 32)  # type: ignore[arg-type]
-        self.clock = fast_path.CompletionDispatcher(lambda: None)
-        self.owner = FakeCallbacks()
+        self.dispatcher = fast_path.CompletionDispatcher(lambda: None)
+        self.callbacks = FakeCallbacks()
         self.queue.post_list = PostList(
-            self.qp, self.queue.core, self.clock, self.owner.post_failed
+            self.qp, self.queue.core, self.dispatcher, self.callbacks.post_failed
         )
-        self.operations = Operations(running_loop(), self.queue, self.owner, no_polling())
+        self.operations = Operations(running_loop(), self.queue, self.callbacks, no_polling())
         self.counted = 0
-        self.given_back: list[int] = []
+        self.released: list[int] = []
 
     def request(self, number: int, pieces: int = 1, imm: int = -1) -> MemoryRequest:
-        """A read of 64 KiB; its address is told by its number."""
+        """Return a read of 64 KiB, or a write with `imm`. Its address contains its number."""
         opcode = WrOpcode.RDMA_READ if imm < 0 else WrOpcode.RDMA_WRITE_WITH_IMM
         segments = [((number + 1) << 16, 1 << 16, 9)] * pieces
         return MemoryRequest(opcode, segments, TARGET, self._count, imm)
@@ -61,16 +63,16 @@ class Rig:
 
     async def perform(self, request: MemoryRequest, number: int = 0) -> None:
         await self.operations.perform(
-            WcOpcode.RDMA_READ, request, lambda: self.given_back.append(number)
+            WcOpcode.RDMA_READ, request, lambda: self.released.append(number)
         )
 
     async def waiting(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Tasks that wait, each for one of these futures, to go on with its call."""
+        """Start tasks that wait. Return their futures."""
         futures, self.tasks = await wakeups.waiting(calls)
         return futures
 
     async def woken(self, *calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
-        """Tasks that go on together, each with its call."""
+        """Tasks that go on post_list_module, each with its call."""
         return await wakeups.woken(*calls)
 
     async def reads(self, count: int) -> list[asyncio.Task[None]]:
@@ -78,15 +80,15 @@ class Rig:
             *(lambda n=number: self.perform(self.request(n), n) for number in range(count))
         )
 
-    def end(self, count: int) -> None:
-        """The device has ended the oldest ones."""
+    def complete(self, count: int) -> None:
+        """Complete the `count` oldest requests."""
         for number in range(count):
-            lent: Any = self.queue.completed(number)
-            lent.succeeded = True
+            operation: Any = self.queue.completed(number)
+            operation.succeeded = True
 
     @property
     def numbers(self) -> list[int]:
-        """Of what was posted, by its address; -1: a message."""
+        """The numbers of the posted requests, from their addresses; -1: a message."""
         opcodes = (WrOpcode.SEND,)
         return [
             -1 if found.opcode in opcodes else (found.address >> 16) - 1
@@ -94,7 +96,7 @@ class Rig:
         ]
 
 
-async def test_what_tasks_post_that_are_woken_together_is_one_call(verbs: FakeVerbs) -> None:
+async def test_requests_of_tasks_woken_together_are_posted_in_one_call(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     tasks = await rig.reads(5)
     assert verbs.calls == 1
@@ -105,12 +107,12 @@ async def test_what_tasks_post_that_are_woken_together_is_one_call(verbs: FakeVe
     }
     assert {found.flags for found in verbs.posts} == {SIGNALED}
     assert rig.counted == 5
-    rig.end(5)
+    rig.complete(5)
     await asyncio.gather(*tasks)
-    assert rig.given_back == list(range(5))
+    assert rig.released == list(range(5))
 
 
-async def test_the_next_ones_are_another(verbs: FakeVerbs) -> None:
+async def test_tasks_woken_by_another_event_post_in_another_call(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     await rig.reads(3)
     await rig.reads(2)
@@ -118,7 +120,7 @@ async def test_the_next_ones_are_another(verbs: FakeVerbs) -> None:
     assert rig.numbers == [0, 1, 2, 0, 1]
 
 
-async def test_immediate_data_goes_along(verbs: FakeVerbs) -> None:
+async def test_immediate_data_is_posted_with_batched_requests(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     await rig.woken(*(lambda n=n: rig.perform(rig.request(n, imm=n)) for n in (7, 8)))
     assert verbs.calls == 1
@@ -126,7 +128,7 @@ async def test_immediate_data_goes_along(verbs: FakeVerbs) -> None:
     assert {found.opcode for found in verbs.posts} == {WrOpcode.RDMA_WRITE_WITH_IMM}
 
 
-async def test_one_that_is_woken_alone_waits_for_nobody(verbs: FakeVerbs) -> None:
+async def test_a_task_woken_alone_posts_at_once(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     seen: list[int] = []
 
@@ -136,35 +138,35 @@ async def test_one_that_is_woken_alone_waits_for_nobody(verbs: FakeVerbs) -> Non
 
     await rig.woken(read)
     assert verbs.calls == 1
-    assert rig.clock.open_post_lists == 0
+    assert rig.dispatcher.open_post_lists == 0
     await asyncio.sleep(0)
     assert seen == [1]
 
 
-async def test_what_no_event_has_woken_waits_for_nobody(verbs: FakeVerbs) -> None:
+async def test_tasks_that_no_event_has_woken_post_at_once(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     tasks = [asyncio.create_task(rig.perform(rig.request(n))) for n in range(3)]
     await asyncio.sleep(0)
     assert verbs.calls == 3
-    rig.end(3)
+    rig.complete(3)
     await asyncio.gather(*tasks)
 
 
-async def test_many_are_several_calls(verbs: FakeVerbs) -> None:
+async def test_many_requests_are_posted_in_several_calls(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     tasks = await rig.reads(2 * MAX_LENGTH + 1)
     assert verbs.calls == 3
     assert rig.numbers == list(range(2 * MAX_LENGTH + 1))
-    rig.end(2 * MAX_LENGTH + 1)
+    rig.complete(2 * MAX_LENGTH + 1)
     await asyncio.gather(*tasks)
 
 
-async def test_a_message_does_not_overtake_them(verbs: FakeVerbs) -> None:
+async def test_a_message_does_not_overtake_batched_requests(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
-    lane_said: list[int] = []
+    core_results: list[int] = []
 
     def send() -> None:
-        lane_said.append(rig.queue.core.send(b"in short"))
+        core_results.append(rig.queue.core.send(b"small"))
         assert rig.queue.try_reserve()
         rig.queue.post_inline(b"hello")
 
@@ -174,14 +176,14 @@ async def test_a_message_does_not_overtake_them(verbs: FakeVerbs) -> None:
         send,
         lambda: rig.perform(rig.request(2)),
     )
-    assert lane_said == [-1]  # "that needs the long way"
+    assert core_results == [-1]  # take the slow path
     assert rig.numbers == [0, 1, -1, 2]
     assert verbs.calls == 3
     assert [found.wr_id & 0xFF for found in verbs.posts] == [0, 1, 2, 3]
-    assert rig.queue.core.send(b"in short") == 0
+    assert rig.queue.core.send(b"small") == 0
 
 
-async def test_one_in_several_pieces_goes_alone_in_its_turn(verbs: FakeVerbs) -> None:
+async def test_a_request_in_several_pieces_is_posted_alone_and_in_order(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     await rig.woken(
         lambda: rig.perform(rig.request(0)),
@@ -192,48 +194,48 @@ async def test_one_in_several_pieces_goes_alone_in_its_turn(verbs: FakeVerbs) ->
     assert [found.num_sge for found in verbs.posts] == [1, 3, 1]
 
 
-async def test_nobody_polls_before_they_are_posted(verbs: FakeVerbs) -> None:
+async def test_no_task_polls_before_batched_requests_are_posted(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
-    rig.queue.core.set_polling(rig.clock, verbs.cq, 10**9)
+    rig.queue.core.set_polling(rig.dispatcher, verbs.cq, 10**9)
     seen: list[tuple[int, int]] = []
 
-    def look() -> None:
+    def poll() -> None:
         rig.queue.core.credits = 0
-        rig.queue.core.waiters -= 1  # or it would not even look for a place
+        rig.queue.core.waiters -= 1  # otherwise it would not poll for a credit
         assert rig.queue.core.send(b"x") == -1
         rig.queue.core.waiters += 1
         rig.queue.core.credits = DEPTH
-        seen.append((rig.clock.open_post_lists, verbs.polls))
+        seen.append((rig.dispatcher.open_post_lists, verbs.polls))
 
-    await rig.woken(lambda: rig.perform(rig.request(0)), look)
+    await rig.woken(lambda: rig.perform(rig.request(0)), poll)
     assert seen == [(1, 0)]
-    assert rig.clock.open_post_lists == 0
+    assert rig.dispatcher.open_post_lists == 0
     assert rig.queue.core.waiters == 0
 
 
-@pytest.mark.parametrize("taken", [0, 2])
-async def test_what_is_refused_ends_the_connection_and_all_waiting(
-    verbs: FakeVerbs, taken: int
+@pytest.mark.parametrize("accepted", [0, 2])
+async def test_a_refused_list_ends_the_connection_and_wakes_all_waiters(
+    verbs: FakeVerbs, accepted: int
 ) -> None:
-    """Whichever of them the device took: their memory is its own until the queue pair is gone."""
+    """The memory of all of them is kept until the queue pair is destroyed."""
     rig = Rig(verbs)
     verbs.refuse(errno.ENOMEM)
-    verbs.room(taken)
+    verbs.accept_sends(accepted)
     tasks = await rig.reads(4)
-    assert verbs.posted == taken
-    assert len(rig.owner.breaks) == 1
+    assert verbs.posted == accepted
+    assert len(rig.callbacks.breaks) == 1
     for task in tasks:
         with pytest.raises(VerbsError) as raised:
             await task
         assert raised.value.errno == errno.ENOMEM
         assert raised.value.function == "ibv_post_send"
-    assert rig.given_back == []
+    assert rig.released == []
     rig.queue.abandon()
-    assert sorted(rig.given_back) == list(range(4))
+    assert sorted(rig.released) == list(range(4))
 
 
-async def test_nothing_is_posted_behind_what_was_refused(verbs: FakeVerbs) -> None:
-    """Not even by who had seen the connection open before: "done" must not come without it."""
+async def test_nothing_is_posted_after_a_refused_list(verbs: FakeVerbs) -> None:
+    """A task that found the connection open before must not send "done" without the read."""
     rig = Rig(verbs)
     seen: list[VerbsError] = []
 
@@ -242,7 +244,7 @@ async def test_nothing_is_posted_behind_what_was_refused(verbs: FakeVerbs) -> No
         with pytest.raises(VerbsError) as raised:
             rig.queue.post_inline(data)
         rig.queue.unreserve()
-        verbs.refuse(0)  # from now on the device would take it
+        verbs.refuse(0)  # from now on the device would accept it
         seen.append(raised.value)
 
     verbs.refuse(errno.ENOMEM)
@@ -254,27 +256,27 @@ async def test_nothing_is_posted_behind_what_was_refused(verbs: FakeVerbs) -> No
     await rig.woken(lambda: send(b"later"), lambda: send(b"and later"))
     assert verbs.posted == 0
     assert [error.errno for error in seen] == [errno.ENOMEM] * 4
-    assert rig.given_back == []
+    assert rig.released == []
     with pytest.raises(VerbsError):
         await tasks[0]
 
 
-async def test_what_comes_when_a_full_chain_was_refused_is_not_posted(verbs: FakeVerbs) -> None:
+async def test_requests_after_a_refused_full_chain_are_not_posted(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     verbs.refuse(errno.ENOMEM)
-    verbs.room(3)
+    verbs.accept_sends(3)
     tasks = await rig.reads(MAX_LENGTH + 2)
     assert verbs.posted == 3
     for task in tasks:
         with pytest.raises(VerbsError):
             await task
-    assert len(rig.owner.breaks) >= 1
+    assert len(rig.callbacks.breaks) >= 1
     rig.queue.abandon()
-    assert sorted(rig.given_back) == list(range(MAX_LENGTH + 2))
+    assert sorted(rig.released) == list(range(MAX_LENGTH + 2))
 
 
-async def test_one_that_is_cancelled_before_it_is_posted_is_posted(verbs: FakeVerbs) -> None:
-    """As one that is cancelled later: its memory comes back when the device is done with it."""
+async def test_a_request_cancelled_before_it_is_posted_is_posted(verbs: FakeVerbs) -> None:
+    """As with a later cancellation, its memory is released when it has completed."""
     rig = Rig(verbs)
     reader: list[asyncio.Task[None] | None] = []
 
@@ -291,51 +293,51 @@ async def test_one_that_is_cancelled_before_it_is_posted_is_posted(verbs: FakeVe
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]
     assert verbs.posted == 1
-    assert rig.given_back == []
+    assert rig.released == []
     assert rig.queue.core.fence_flags == SendFlags.FENCE
-    rig.end(1)
-    assert rig.given_back == [0]
+    rig.complete(1)
+    assert rig.released == [0]
     assert rig.queue.core.fence_flags == 0
 
 
-async def test_they_are_posted_though_a_task_ends_the_loop(verbs: FakeVerbs) -> None:
+async def test_batched_requests_are_posted_though_a_task_ends_the_loop(verbs: FakeVerbs) -> None:
     class End(BaseException):
         pass
 
     rig = Rig(verbs)
 
-    first, second = make_future(running_loop()), make_future(running_loop())
+    first, second = (InlineFuture(asyncio.get_running_loop()) for _ in range(2))
 
     async def read() -> None:
         await first
         await rig.perform(rig.request(0))
 
-    def end(_: object) -> None:
+    def end_loop(_: object) -> None:
         assert verbs.posted == 0
         raise End
 
     task = asyncio.create_task(read())
     await asyncio.sleep(0)
-    second.add_done_callback(end, context=contextvars.copy_context())  # type: ignore[call-arg]
+    second.add_done_callback(end_loop, context=contextvars.copy_context())
 
     def call() -> None:
         with pytest.raises(End):
-            run_with_inline_wakeups(lambda: (first.set_result(None), second.set_result(None)))
+            run_with_inline_wakeups(wakeups.wake_all, [first, second])
 
     running_loop().call_soon(call)
     await asyncio.sleep(0)
     assert verbs.calls == 1
-    assert rig.clock.open_post_lists == 0
-    rig.end(1)
+    assert rig.dispatcher.open_post_lists == 0
+    rig.complete(1)
     await task
 
 
 class CtrlC(BaseException):
-    """May come after any call."""
+    """Like KeyboardInterrupt, it can come after any call."""
 
 
 def interrupt_posting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have one come whenever a chain was posted."""
+    """Raise a CtrlC whenever a chain was posted."""
     post_chain = QueuePair.post_chain
 
     def interrupted(qp: QueuePair, chain: RequestChain) -> None:
@@ -345,7 +347,7 @@ def interrupt_posting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueuePair, "post_chain", interrupted)
 
 
-async def test_a_ctrl_c_as_they_are_posted_has_none_posted_twice(
+async def test_after_a_ctrl_c_while_posting_no_request_is_posted_twice(
     verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(verbs)
@@ -358,11 +360,11 @@ async def test_a_ctrl_c_as_they_are_posted_has_none_posted_twice(
     rig.queue.post_inline(b"x")
     await rig.reads(2)
     assert rig.numbers == [0, 1, 2, -1, 0, 1]
-    assert (rig.clock.open_post_lists, rig.queue.core.waiters) == (0, 0)
+    assert (rig.dispatcher.open_post_lists, rig.queue.core.waiters) == (0, 0)
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-async def test_a_ctrl_c_as_one_is_added_frees_nothing_that_the_device_gets(
+async def test_a_ctrl_c_while_adding_keeps_the_memory(
     verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     rig = Rig(verbs)
@@ -386,12 +388,12 @@ async def test_a_ctrl_c_as_one_is_added_frees_nothing_that_the_device_gets(
     monkeypatch.undo()
     assert len(ended) == 1
     assert verbs.posted == (where == "after")
-    assert rig.given_back == []  # it comes back with the next end, or with the queue pair
+    assert rig.released == []  # released with the next completion, or with the queue pair
     rig.queue.abandon()
-    assert rig.given_back == [0]
+    assert rig.released == [0]
 
 
-async def test_two_connections_are_posted_though_one_is_interrupted(
+async def test_two_connections_post_though_one_is_interrupted(
     verbs: FakeVerbs, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_verbs = FakeVerbs(library)
@@ -402,20 +404,20 @@ async def test_two_connections_are_posted_though_one_is_interrupted(
             lambda: rig.perform(rig.request(0)), lambda: other.perform(other.request(0))
         )
     assert (verbs.posted, other_verbs.posted) == (1, 1)
-    assert (rig.clock.open_post_lists, other.clock.open_post_lists) == (0, 0)
+    assert (rig.dispatcher.open_post_lists, other.dispatcher.open_post_lists) == (0, 0)
     other_verbs.close()
 
 
-async def test_a_forked_child_leaves_them_to_its_parent(
+async def test_a_forked_child_posts_nothing(
     verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(verbs)
-    monkeypatch.setattr(together, "is_forked_child", lambda: True)
+    monkeypatch.setattr(post_list_module, "is_forked_child", lambda: True)
     await rig.reads(2)
     assert verbs.posted == 0
 
 
-async def test_a_chain_takes_no_more_than_it_has_room_for() -> None:
+async def test_a_full_chain_refuses_another_request() -> None:
     chain = RequestChain(2)
     for _ in range(2):
         chain.add(1, WrOpcode.RDMA_READ, (1 << 16, 1 << 16, 9), TARGET, SIGNALED, -1)

@@ -1,4 +1,4 @@
-"""Posting in one thread, destroying in another: nobody is on the way to a queue that is gone."""
+"""Posting in one thread, destroying in another: no thread posts to a destroyed queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from verbs_fakes import FakeVerbs
+from verbs_fakes import FakeVerbs, untyped_ffi
 
 from aiordma._native import ffi, lib
 
@@ -16,16 +16,17 @@ TIME_LIMIT = 30
 
 
 def send(verbs: FakeVerbs) -> int:
-    cell = ffi.cast("struct ibv_qp **", verbs.qp_cell)
+    cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
     return lib.aiordma_post_send_inline(cell, 1, ffi.new("char[]", b"hello"), 5, 0, -1)
 
 
 def receive(verbs: FakeVerbs) -> int:
-    return lib.aiordma_post_recv(ffi.cast("struct ibv_qp **", verbs.qp_cell), 1, 0x1000, 64, 7)
+    cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
+    return lib.aiordma_post_recv(cell, 1, 0x1000, 64, 7)
 
 
 def receive_shared(verbs: FakeVerbs) -> int:
-    cell = ffi.cast("struct ibv_srq **", verbs.srq_cell)
+    cell = untyped_ffi.cast("struct ibv_srq **", verbs.srq_cell)
     return lib.aiordma_post_srq_recv(cell, 1, 0x1000, 64, 7)
 
 
@@ -37,20 +38,20 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("post", [send, receive, receive_shared])
-def test_who_destroys_a_queue_waits_for_who_posts_to_it(
+def test_destroying_a_queue_waits_for_posting_threads(
     verbs: FakeVerbs, post: Callable[[FakeVerbs], int]
 ) -> None:
     results: list[int] = []
-    verbs.hold(True)
+    verbs.block_posts(True)
     posting = threading.Thread(target=lambda: results.append(post(verbs)))
     posting.start()
-    eventually(lambda: verbs.held == 1)
-    verbs.destroy()  # as far as the cell goes
+    eventually(lambda: verbs.blocked_posts == 1)
+    verbs.destroy()  # this only sets the cells to NULL
     destroying = threading.Thread(target=lib.aiordma_await_posts)
     destroying.start()
     destroying.join(0.1)
     assert destroying.is_alive()
-    verbs.hold(False)
+    verbs.block_posts(False)
     posting.join(TIME_LIMIT)
     destroying.join(TIME_LIMIT)
     assert not destroying.is_alive()
@@ -59,13 +60,13 @@ def test_who_destroys_a_queue_waits_for_who_posts_to_it(
     assert verbs.posted == 1
 
 
-def test_those_who_post_do_not_wait_for_each_other(verbs: FakeVerbs) -> None:
-    verbs.hold(True)
+def test_posting_threads_do_not_wait_for_each_other(verbs: FakeVerbs) -> None:
+    verbs.block_posts(True)
     threads = [threading.Thread(target=post, args=[verbs]) for post in (send, receive)]
     for thread in threads:
         thread.start()
-    eventually(lambda: verbs.held == 2)
-    verbs.hold(False)
+    eventually(lambda: verbs.blocked_posts == 2)
+    verbs.block_posts(False)
     for thread in threads:
         thread.join(TIME_LIMIT)
     assert verbs.posted == 2

@@ -1,4 +1,4 @@
-"""Transfers: requests on registered memory in one piece, which C posts and sees end."""
+"""Transfers: requests on registered memory in one piece, posted and completed in C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qp_fakes import (
     call_at_once,
     no_polling,
 )
-from verbs_fakes import FakeVerbs
+from verbs_fakes import FakeVerbs, untyped_ffi
 from wakeups import woken
 
 from aiordma import AccessFlags, PeerClosed, RemoteBuffer, VerbsError, WorkRequestError
@@ -49,58 +49,64 @@ MAX_MESSAGE = 1000
 
 
 class Rig:
-    """All that posts requests, on a queue pair in C that notes what is posted."""
+    """Operations and RemoteAccess on the queue pair of a FakeVerbs, which records the requests."""
 
     def __init__(
-        self, verbs: FakeVerbs, *, turns: int = 4, depth: int = 16, is_iwarp: bool = False
+        self,
+        verbs: FakeVerbs,
+        *,
+        rd_atomic_credits: int = 4,
+        depth: int = 16,
+        is_iwarp: bool = False,
     ) -> None:
         loop = running_loop()
         self.verbs = verbs
         self.queue = SendQueue(loop, depth, selective=not is_iwarp, max_inline=64)
-        self.lane = self.queue.core
-        self.qp = QueuePair(ffi.cast("struct ibv_qp **", verbs.qp_cell)[0], QueuePairCaps(depth, 0))
+        self.core = self.queue.core
+        cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
+        self.qp = QueuePair(cell[0], QueuePairCaps(depth, 0))
         self.queue.open(self.qp, FakePool(1), FIRST)  # type: ignore[arg-type]
-        self.owner = FakeCallbacks()
-        self.operations = Operations(loop, self.queue, self.owner, no_polling())
-        gatherer = ScatterGatherBuilder(self.queue, 4, call_at_once)
-        gatherer.pd = self.lane.pd = HERE
-        self.lane.max_message_size = MAX_MESSAGE
+        self.callbacks = FakeCallbacks()
+        self.operations = Operations(loop, self.queue, self.callbacks, no_polling())
+        builder = ScatterGatherBuilder(self.queue, 4, call_at_once)
+        builder.pd = self.core.pd = HERE
+        self.core.max_message_size = MAX_MESSAGE
         attributes = DeviceAttributes(100, 30, 1000, 1 << 30, 16, 16, max_sge_rd=30)
         device: Any = SimpleNamespace(name="fake0", is_iwarp=is_iwarp, attributes=attributes)
-        self.remote = RemoteAccess(device, self.operations, gatherer, 64)
-        if turns:
-            self.remote.negotiated(turns)
-        self.delivered = 0
+        self.remote = RemoteAccess(device, self.operations, builder, 64)
+        if rd_atomic_credits:
+            self.remote.negotiated(rd_atomic_credits)
+        self.python_batches = 0
         self.failed: list[int] = []
-        self.completions = fast_path.CompletionDispatcher(self._deliver)
-        self.completions.attach(
-            KEY, self.lane, fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 32))
+        self.dispatcher = fast_path.CompletionDispatcher(self._take_pending)
+        self.dispatcher.attach(
+            KEY, self.core, fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 32))
         )
         self.queue.post_list = PostList(
-            self.qp, self.lane, self.completions, self.owner.post_failed
+            self.qp, self.core, self.dispatcher, self.callbacks.post_failed
         )
 
-    def _deliver(self) -> None:
-        """As Traffic takes what is left."""
-        self.delivered += 1
-        batch = ffi.cast("struct ibv_wc *", self.completions.batch)
-        for index in range(self.completions.pending):
+    def _take_pending(self) -> None:
+        """Handle completions for Python, as MessageDataPath.complete() does."""
+        self.python_batches += 1
+        batch = ffi.cast("struct ibv_wc *", self.dispatcher.batch)
+        for index in range(self.dispatcher.pending):
             wc = batch[index]
             failed = wc.status != WcStatus.SUCCESS
             number = wc.wr_id & fast_path.NUMBER_MASK
-            lent = self.queue.completed(number, failed=failed)
-            if isinstance(lent, Operation):
-                lent.succeeded = not failed
+            memory = self.queue.completed(number, failed=failed)
+            if isinstance(memory, Operation):
+                memory.succeeded = not failed
             if failed:
                 self.failed.append(number)
-                if isinstance(lent, fast_path.Transfer):
-                    opcode = WcOpcode.RDMA_READ if lent.is_read else WcOpcode.RDMA_WRITE
-                    self.owner.fail(WorkRequestError(WcStatus(wc.status), opcode))
+                if isinstance(memory, fast_path.Transfer):
+                    opcode = WcOpcode.RDMA_READ if memory.is_read else WcOpcode.RDMA_WRITE
+                    self.callbacks.fail(WorkRequestError(WcStatus(wc.status), opcode))
 
     def start(
         self, opcode: int, memory: object, remote: RemoteBuffer | None = REMOTE
     ) -> fast_path.Transfer:
-        transfer = self.lane.start_transfer(opcode, memory, remote)
+        transfer = self.core.start_transfer(opcode, memory, remote)
         assert transfer is not None
         return transfer
 
@@ -114,26 +120,26 @@ class Rig:
         await asyncio.sleep(0)
         return task
 
-    def end(self, *numbers: int, status: WcStatus = WcStatus.SUCCESS) -> None:
-        """The device has ended these, and the loop hears of them together."""
+    def poll_completions(self, *numbers: int, status: WcStatus = WcStatus.SUCCESS) -> None:
+        """Complete these requests, and poll for all completions at once."""
         for number in numbers:
             self.verbs.sent(KEY, number, status)
-        run_with_inline_wakeups(self.completions.poll, self.verbs.cq)
+        run_with_inline_wakeups(self.dispatcher.poll, self.verbs.cq)
 
-    async def heard(self, *numbers: int, status: WcStatus = WcStatus.SUCCESS) -> None:
-        """Likewise, not in a task."""
-        running_loop().call_soon(lambda: self.end(*numbers, status=status))
+    async def complete(self, *numbers: int, status: WcStatus = WcStatus.SUCCESS) -> None:
+        """Call poll_completions() on the loop, outside of a task, and let the tasks run."""
+        running_loop().call_soon(lambda: self.poll_completions(*numbers, status=status))
         await settle()
 
     @property
     def numbers(self) -> list[int]:
-        """Of the regions whose memory was posted; -1: an inline message."""
+        """The numbers of the regions whose memory was posted; -1: an inline message."""
         return [post.address >> 16 if post.lkey else -1 for post in self.verbs.posts]
 
     @property
     def free(self) -> tuple[int, int]:
-        """Places and turns that nobody has."""
-        return self.queue.credits, self.lane.rd_atomic_credits
+        """The free send credits, and the free RD/atomic credits."""
+        return self.queue.credits, self.core.rd_atomic_credits
 
 
 async def settle() -> None:
@@ -147,7 +153,7 @@ async def cancel(task: asyncio.Task[None]) -> None:
         await task
 
 
-# --- what is posted ---
+# --- posting ---
 
 
 async def test_a_write_is_posted_at_once(verbs: FakeVerbs) -> None:
@@ -157,8 +163,8 @@ async def test_a_write_is_posted_at_once(verbs: FakeVerbs) -> None:
     assert (post.wr_id, post.opcode, post.flags) == (FIRST, WrOpcode.RDMA_WRITE, SIGNALED)
     assert (post.address, post.length, post.lkey, post.num_sge) == (3 << 16, 70, 13, 1)
     assert post.remote == (REMOTE.addr, REMOTE.rkey)
-    assert (rig.lane.writes, rig.lane.bytes_written) == (1, 70)
-    assert (region.uses, rig.free, rig.lane.transfers_in_flight) == (1, (15, 4), 1)
+    assert (rig.core.writes, rig.core.bytes_written) == (1, 70)
+    assert (region.uses, rig.free, rig.core.transfers_in_flight) == (1, (15, 4), 1)
     assert (transfer.is_over(), transfer.succeeded, transfer.error) == (False, False, 0)
     assert not transfer.is_read
 
@@ -170,33 +176,33 @@ async def test_a_read_fills_the_beginning(verbs: FakeVerbs) -> None:
     assert (post.opcode, post.flags) == (WrOpcode.RDMA_READ, SIGNALED)
     assert (post.address, post.length) == ((1 << 16) + 50, 100)
     assert post.remote == (REMOTE.addr, REMOTE.rkey)
-    assert (rig.lane.reads, rig.lane.bytes_read, rig.free) == (1, 100, (15, 3))
+    assert (rig.core.reads, rig.core.bytes_read, rig.free) == (1, 100, (15, 3))
     assert transfer.is_read
 
 
-async def test_a_message_of_registered_memory(verbs: FakeVerbs) -> None:
+async def test_registered_memory_is_sent_as_a_message(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion(MAX_MESSAGE)
     rig.start(SEND, region, None)
     (post,) = verbs.posts
     assert (post.opcode, post.flags) == (WrOpcode.SEND, SIGNALED)
     assert (post.address, post.length, post.lkey) == (1 << 16, MAX_MESSAGE, 11)
-    assert (rig.lane.messages, rig.lane.nbytes) == (1, MAX_MESSAGE)
+    assert (rig.core.messages, rig.core.nbytes) == (1, MAX_MESSAGE)
 
 
-async def test_reads_need_no_fence_and_all_else_has_it(verbs: FakeVerbs) -> None:
+async def test_reads_are_not_fenced_and_writes_are(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
-    rig.lane.fence_flags = FENCE
+    rig.core.fence_flags = FENCE
     rig.start(WRITE, region)
     rig.start(READ, region)
     assert [post.flags for post in verbs.posts] == [SIGNALED | FENCE, SIGNALED]
 
 
-async def test_short_messages_before_it_need_no_signal_of_their_own(verbs: FakeVerbs) -> None:
+async def test_small_messages_before_a_transfer_need_no_signal(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
-    rig.lane.send(b"x")
+    rig.core.send(b"x")
     rig.start(WRITE, region)
-    assert rig.lane.unsignaled == 0
-    await rig.heard(1)
+    assert rig.core.unsignaled == 0
+    await rig.complete(1)
     assert (rig.free, len(rig.queue)) == ((16, 4), 0)
 
 
@@ -207,7 +213,7 @@ async def test_short_messages_before_it_need_no_signal_of_their_own(verbs: FakeV
         (WRITE, lambda: bytearray(b"not registered"), REMOTE),
         (WRITE, lambda: [FakeRegion()], REMOTE),
         (WRITE, lambda: None, REMOTE),
-        (WRITE, lambda: SimpleNamespace(pin=1, segment=(1, 2, 3)), REMOTE),
+        (WRITE, lambda: SimpleNamespace(references=1, segment=(1, 2, 3)), REMOTE),
         (WRITE, lambda: FakeRegion(101), REMOTE),
         (WRITE, lambda: FakeRegion()[:0], REMOTE),
         (WRITE, lambda: FakeRegion(pd=ELSEWHERE), REMOTE),
@@ -218,41 +224,41 @@ async def test_short_messages_before_it_need_no_signal_of_their_own(verbs: FakeV
         (SEND, lambda: FakeRegion(MAX_MESSAGE + 1), None),
     ],
 )
-async def test_what_is_unusual_takes_the_long_way(
+async def test_arguments_that_fail_a_check_take_the_slow_path(
     verbs: FakeVerbs,
     opcode: int,
     memory: Callable[[], object],
     remote: RemoteBuffer | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where it is done, or its fault is explained."""
+    """The slow path posts the request, or explains the error."""
     monkeypatch.setattr("qp_fakes.bytearray", lambda _: bytearray(8), raising=False)
     rig, what = Rig(verbs), memory()
     before = rig.free
-    assert rig.lane.start_transfer(opcode, what, remote) is None
-    assert (verbs.posted, rig.free, rig.lane.transfers_in_flight) == (0, before, 0)
+    assert rig.core.start_transfer(opcode, what, remote) is None
+    assert (verbs.posted, rig.free, rig.core.transfers_in_flight) == (0, before, 0)
     if isinstance(what, FakeRegion):
         assert what.uses == 0
 
 
-async def test_memory_that_is_closed_takes_the_long_way(verbs: FakeVerbs) -> None:
+async def test_closed_memory_takes_the_slow_path(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     part = region[:80]
     region.close()
-    assert rig.lane.start_transfer(WRITE, region, REMOTE) is None
-    assert rig.lane.start_transfer(WRITE, part, REMOTE) is None
+    assert rig.core.start_transfer(WRITE, region, REMOTE) is None
+    assert rig.core.start_transfer(WRITE, part, REMOTE) is None
 
 
-async def test_on_iwarp_the_peer_must_be_allowed_to_write_what_is_read(verbs: FakeVerbs) -> None:
+async def test_on_iwarp_the_target_of_a_read_needs_remote_write_access(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, is_iwarp=True)
-    assert rig.lane.start_transfer(READ, FakeRegion(), REMOTE) is None
+    assert rig.core.start_transfer(READ, FakeRegion(), REMOTE) is None
     rig.start(READ, FakeRegion(access=ACCESS | AccessFlags.REMOTE_WRITE))
 
 
-async def test_without_turns_nothing_is_read(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, turns=0)
-    assert rig.lane.start_transfer(READ, FakeRegion(), REMOTE) is None
-    assert rig.lane.queued_reads == 0
+async def test_without_rd_atomic_credits_reads_take_the_slow_path(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, rd_atomic_credits=0)
+    assert rig.core.start_transfer(READ, FakeRegion(), REMOTE) is None
+    assert rig.core.queued_reads == 0
     rig.start(WRITE, FakeRegion())
 
 
@@ -261,32 +267,32 @@ async def test_without_turns_nothing_is_read(verbs: FakeVerbs) -> None:
     [
         lambda rig: rig.queue.stop(),
         lambda rig: rig.queue.pause(),
-        lambda rig: setattr(rig.lane, "credits", 0),
-        lambda rig: setattr(rig.lane, "waiters", 1),
-        lambda rig: setattr(rig.lane, "has_unposted", True),
+        lambda rig: setattr(rig.core, "credits", 0),
+        lambda rig: setattr(rig.core, "waiters", 1),
+        lambda rig: setattr(rig.core, "has_unposted", True),
         lambda rig: rig.qp.forget(),
         lambda rig: rig.queue.abandon(),
-        lambda rig: setattr(rig.lane, "make_future", None),
+        lambda rig: setattr(rig.core, "make_future", None),
     ],
 )
-async def test_when_something_is_to_be_waited_for_it_takes_the_long_way(
+async def test_a_core_that_cannot_post_takes_the_slow_path(
     verbs: FakeVerbs, prepare: Callable[[Rig], None]
 ) -> None:
     rig, region = Rig(verbs), FakeRegion()
     prepare(rig)
-    assert rig.lane.start_transfer(WRITE, region, REMOTE) is None
+    assert rig.core.start_transfer(WRITE, region, REMOTE) is None
     assert (verbs.posted, region.uses) == (0, 0)
 
 
 @pytest.mark.parametrize("arguments", [(), (WRITE,), (WRITE, None), (WRITE, None, REMOTE, 1)])
-async def test_a_wrong_call(verbs: FakeVerbs, arguments: tuple[object, ...]) -> None:
+async def test_wrong_arguments_raise(verbs: FakeVerbs, arguments: tuple[object, ...]) -> None:
     rig = Rig(verbs)
     with pytest.raises(TypeError, match="transfer"):
-        rig.lane.start_transfer(*arguments)  # type: ignore[call-arg]
+        rig.core.start_transfer(*arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        rig.lane.start_transfer("x", FakeRegion(), REMOTE)  # type: ignore[arg-type]
+        rig.core.start_transfer("x", FakeRegion(), REMOTE)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
-        rig.lane.start_transfer(WRITE, FakeRegion(), "x")
+        rig.core.start_transfer(WRITE, FakeRegion(), "x")
     with pytest.raises(TypeError):
         fast_path.Transfer()
     assert verbs.posted == 0
@@ -301,155 +307,159 @@ async def test_a_forked_child_starts_nothing(verbs: FakeVerbs) -> None:
     child = os.fork()
     if not child:
         fast_path.note_fork()
-        is_none = rig.lane.start_transfer(WRITE, region, REMOTE) is None
+        is_none = rig.core.start_transfer(WRITE, region, REMOTE) is None
         os._exit(42 if is_none and not verbs.posted else 1)
     assert exit_code_of(child) == 42
 
 
-# --- how it ends ---
+# --- completions ---
 
 
-async def test_who_waits_is_woken_when_the_device_is_done(verbs: FakeVerbs) -> None:
+async def test_the_waiter_is_woken_by_the_completion(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     task = await rig.performing(WRITE, region)
     assert not task.done()
-    await rig.heard(0)
+    await rig.complete(0)
     await task
-    assert (region.uses, rig.free, rig.lane.transfers_in_flight) == (0, (16, 4), 0)
-    assert rig.delivered == 0  # nothing was left for Python
+    assert (region.uses, rig.free, rig.core.transfers_in_flight) == (0, (16, 4), 0)
+    assert rig.python_batches == 0  # Python had no completion to handle
 
 
-async def test_many_end_in_a_batch(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, turns=16)
+async def test_many_transfers_complete_in_a_batch(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, rd_atomic_credits=16)
     regions = [FakeRegion(number=number) for number in range(1, 11)]
     tasks = [await rig.performing(READ, region) for region in regions]
-    await rig.heard(*range(7))
+    await rig.complete(*range(7))
     assert [task.done() for task in tasks] == [True] * 7 + [False] * 3
     assert [region.uses for region in regions] == [0] * 7 + [1] * 3
-    await rig.heard(*range(7, 10))
+    await rig.complete(*range(7, 10))
     await asyncio.gather(*tasks)
     assert rig.free == (16, 16)
 
 
-async def test_on_iwarp_they_end_in_any_order(verbs: FakeVerbs) -> None:
+async def test_on_iwarp_transfers_complete_in_any_order(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, is_iwarp=True)
     regions = [FakeRegion(access=ACCESS | AccessFlags.REMOTE_WRITE) for _ in range(3)]
     tasks = [
         await rig.performing(opcode, region)
         for opcode, region in zip((READ, WRITE, WRITE), regions, strict=True)
     ]
-    await rig.heard(2, 1)
+    await rig.complete(2, 1)
     assert [task.done() for task in tasks] == [False, True, True]
     assert [region.uses for region in regions] == [1, 0, 0]
-    await rig.heard(0)
+    await rig.complete(0)
     await tasks[0]
     assert regions[0].uses == 0
 
 
 class Watched(FakeRegion):
-    """Notes when its memory may go."""
+    """A region that records when its memory is disposed."""
 
-    def __init__(self, gone: list[int]) -> None:
+    def __init__(self, disposed: list[int]) -> None:
         super().__init__()
-        self._dispose = lambda registration, over: gone.append(1)
+        self._dispose = lambda registration, over: disposed.append(1)
 
 
-async def test_what_is_closed_meanwhile_goes_at_the_end(verbs: FakeVerbs) -> None:
-    gone: list[int] = []
-    rig, region = Rig(verbs), Watched(gone)
+async def test_a_region_closed_meanwhile_is_disposed_at_the_end(verbs: FakeVerbs) -> None:
+    disposed: list[int] = []
+    rig, region = Rig(verbs), Watched(disposed)
     task = await rig.performing(WRITE, region[10:90])
     region.close()
-    assert gone == []
-    await rig.heard(0)
+    assert disposed == []
+    await rig.complete(0)
     await task
-    assert gone == [1]
+    assert disposed == [1]
 
 
-async def test_a_region_that_is_dropped_lives_until_then(verbs: FakeVerbs) -> None:
-    gone: list[int] = []
-    rig, region = Rig(verbs), Watched(gone)
+async def test_a_dropped_region_is_kept_until_the_end(verbs: FakeVerbs) -> None:
+    disposed: list[int] = []
+    rig, region = Rig(verbs), Watched(disposed)
     transfer = rig.start(WRITE, region[:80])
     del region
     gc.collect()
-    assert gone == []
-    await rig.heard(0)
+    assert disposed == []
+    await rig.complete(0)
     assert transfer.is_over()
-    assert gone == [1]
+    assert disposed == [1]
 
 
-async def test_one_that_failed_says_why_the_connection_ended(verbs: FakeVerbs) -> None:
+async def test_a_failed_transfer_raises_why_the_connection_ended(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     first = await rig.performing(READ, region)
     second = await rig.performing(WRITE, region)
-    await rig.heard(0, status=WcStatus.REM_ACCESS_ERR)
-    await rig.heard(1, status=WcStatus.WR_FLUSH_ERR)
+    await rig.complete(0, status=WcStatus.REM_ACCESS_ERR)
+    await rig.complete(1, status=WcStatus.WR_FLUSH_ERR)
     for task in (first, second):
         with pytest.raises(WorkRequestError, match="RDMA_READ failed: REM_ACCESS_ERR"):
             await task
     assert (rig.failed, region.uses, rig.free) == ([0, 1], 0, (16, 4))
 
 
-async def test_one_that_will_not_be_heard_of_ends_and_keeps_its_memory(verbs: FakeVerbs) -> None:
+async def test_stop_waiting_wakes_the_waiter_and_keeps_the_memory(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     task = await rig.performing(WRITE, region)
-    rig.owner.fail(PeerClosed("gone"))
+    rig.callbacks.fail(PeerClosed("gone"))
     rig.queue.stop_waiting()
     with pytest.raises(PeerClosed):
         await task
     assert region.uses == 1
     rig.queue.abandon()
-    assert (region.uses, rig.lane.transfers_in_flight) == (0, 0)
+    assert (region.uses, rig.core.transfers_in_flight) == (0, 0)
 
 
-async def test_the_end_of_the_queue_pair_ends_all(verbs: FakeVerbs) -> None:
-    rig, region = Rig(verbs, turns=1), FakeRegion()
+async def test_abandon_ends_all_transfers(verbs: FakeVerbs) -> None:
+    rig, region = Rig(verbs, rd_atomic_credits=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(3)]
-    rig.owner.fail(PeerClosed("gone"))
+    rig.callbacks.fail(PeerClosed("gone"))
     rig.queue.abandon()
     for task in tasks:
         with pytest.raises(PeerClosed):
             await task
-    assert (region.uses, rig.lane.transfers_in_flight, rig.lane.queued_reads) == (0, 0, 0)
+    assert (region.uses, rig.core.transfers_in_flight, rig.core.queued_reads) == (0, 0, 0)
 
 
-async def test_one_that_the_device_refuses(verbs: FakeVerbs) -> None:
-    """libsiw keeps it: its memory is not the user's before the queue pair is gone."""
+async def test_a_refused_transfer_ends_the_connection_and_keeps_its_memory(
+    verbs: FakeVerbs,
+) -> None:
+    """libsiw keeps the request, so its memory is kept until the queue pair is destroyed."""
     rig, region = Rig(verbs), FakeRegion()
-    rig.lane.send(b"before")
+    rig.core.send(b"before")
     verbs.refuse(errno.ENOMEM)
     for opcode in (WRITE, READ, SEND):
         with pytest.raises(VerbsError) as raised:
             await rig.perform(opcode, region)
         assert (raised.value.errno, raised.value.function) == (errno.ENOMEM, "ibv_post_send")
-    assert [error.errno for error in rig.owner.breaks if isinstance(error, VerbsError)] == [
+    assert [error.errno for error in rig.callbacks.breaks if isinstance(error, VerbsError)] == [
         errno.ENOMEM
     ] * 3
     assert (region.uses, rig.queue.credits) == (3, 15)
-    assert (rig.lane.writes, rig.lane.reads, rig.lane.messages) == (0, 0, 1)
-    assert (rig.lane.next_number, rig.lane.unsignaled) == (1, 1)
+    assert (rig.core.writes, rig.core.reads, rig.core.messages) == (0, 0, 1)
+    assert (rig.core.next_number, rig.core.unsignaled) == (1, 1)
     verbs.refuse(0)
     task = await rig.performing(WRITE, region)
-    await rig.heard(1)
+    await rig.complete(1)
     await task
     assert region.uses == 3
     rig.queue.abandon()
     assert region.uses == 0
 
 
-async def test_on_a_closed_loop_nobody_is_woken(verbs: FakeVerbs) -> None:
+async def test_on_a_closed_loop_a_transfer_ends_without_an_error(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     future = running_loop().create_future()
 
     def closed(_: None) -> None:
         raise RuntimeError("Event loop is closed")
 
-    rig.lane.make_future = lambda: SimpleNamespace(done=future.done, set_result=closed)
+    rig.core.make_future = lambda: SimpleNamespace(done=future.done, set_result=closed)
     transfer = rig.start(WRITE, region)
-    rig.end(0)
+    rig.poll_completions(0)
     assert (transfer.is_over(), transfer.succeeded, region.uses) == (True, True, 0)
 
 
-async def test_what_goes_wrong_at_the_end_of_one_leaves_the_others(verbs: FakeVerbs) -> None:
+async def test_an_exception_at_the_end_of_a_transfer_does_not_stop_the_others(
+    verbs: FakeVerbs,
+) -> None:
     class CtrlC(BaseException):
         pass
 
@@ -462,24 +472,24 @@ async def test_what_goes_wrong_at_the_end_of_one_leaves_the_others(verbs: FakeVe
     message = rig.start(WRITE, regions[0])
     transfers[1].on_abandoned_end = interrupted
     with pytest.raises(CtrlC):
-        rig.end(0, 1, 2, 3)
+        rig.poll_completions(0, 1, 2, 3)
     assert [transfer.is_over() for transfer in (*transfers, message)] == [True] * 4
     assert [region.uses for region in regions] == [0] * 3
     assert rig.free == (16, 4)
 
 
-async def test_nothing_is_left_of_what_ended(verbs: FakeVerbs) -> None:
+async def test_an_ended_transfer_is_freed(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     transfer = rig.start(WRITE, region)
     future = weakref.ref(transfer.future)
-    rig.end(0)
+    rig.poll_completions(0)
     del transfer
     gc.collect()
     assert future() is None
 
 
-async def test_a_lane_that_is_dropped_is_collected(verbs: FakeVerbs) -> None:
-    rig, region = Rig(verbs, turns=1), FakeRegion()
+async def test_a_dropped_core_is_collected(verbs: FakeVerbs) -> None:
+    rig, region = Rig(verbs, rd_atomic_credits=1), FakeRegion()
     seen = [weakref.ref(rig.start(READ, region).future) for _ in range(2)]
     del rig
     gc.collect()
@@ -491,107 +501,110 @@ async def test_a_lane_that_is_dropped_is_collected(verbs: FakeVerbs) -> None:
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 async def test_cancelling_stops_the_waiting_only(verbs: FakeVerbs, opcode: int) -> None:
-    """What is posted after a read that was given up waits for its end."""
+    """After a cancelled read, requests are fenced until it has ended."""
     rig, region = Rig(verbs), FakeRegion()
     await cancel(await rig.performing(opcode, region))
     assert region.uses == 1
-    assert rig.lane.fence_flags == (FENCE if opcode == READ else 0)
-    await rig.heard(0)
-    assert (region.uses, rig.lane.fence_flags, rig.free) == (0, 0, (16, 4))
+    assert rig.core.fence_flags == (FENCE if opcode == READ else 0)
+    await rig.complete(0)
+    assert (region.uses, rig.core.fence_flags, rig.free) == (0, 0, (16, 4))
 
 
-async def test_one_that_ended_as_it_was_cancelled_leaves_no_fence(verbs: FakeVerbs) -> None:
+async def test_a_read_that_ended_before_it_was_cancelled_leaves_no_fence(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     task = await rig.performing(READ, region)
     verbs.sent(KEY, 0)
-    rig.completions.poll(verbs.cq)
+    rig.dispatcher.poll(verbs.cq)
     await cancel(task)
-    assert (rig.lane.fence_flags, region.uses) == (0, 0)
+    assert (rig.core.fence_flags, region.uses) == (0, 0)
 
 
-# --- turns ---
+# --- RD/atomic credits ---
 
 
-async def test_so_many_reads_are_under_way_and_the_rest_are_queued(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, turns=2)
+async def test_reads_beyond_the_rd_atomic_credits_are_queued(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, rd_atomic_credits=2)
     regions = [FakeRegion(number=number) for number in range(1, 8)]
     tasks = [await rig.performing(READ, region) for region in regions]
-    assert (rig.numbers, rig.lane.queued_reads, rig.free) == ([1, 2], 5, (14, 0))
+    assert (rig.numbers, rig.core.queued_reads, rig.free) == ([1, 2], 5, (14, 0))
     assert [region.uses for region in regions] == [1] * 7
-    await rig.heard(0)
+    await rig.complete(0)
     assert rig.numbers == [1, 2, 3]
     calls = verbs.calls
-    await rig.heard(1, 2)
+    await rig.complete(1, 2)
     assert rig.numbers == [1, 2, 3, 4, 5]
     assert verbs.calls == calls + 1
     assert {post.flags for post in verbs.posts} == {SIGNALED}
-    await rig.heard(3, 4)
-    await rig.heard(5, 6)
+    await rig.complete(3, 4)
+    await rig.complete(5, 6)
     await asyncio.gather(*tasks)
-    assert (rig.lane.reads, rig.free, rig.delivered) == (7, (16, 2), 0)
+    assert (rig.core.reads, rig.free, rig.python_batches) == (7, (16, 2), 0)
 
 
-async def test_others_do_not_wait_for_queued_reads(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, turns=1)
+async def test_writes_and_sends_do_not_wait_for_queued_reads(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, rd_atomic_credits=1)
     for number in (1, 2):
         rig.start(READ, FakeRegion(number=number))
     rig.start(WRITE, FakeRegion(number=3))
-    assert rig.lane.send(b"x") == 0
+    assert rig.core.send(b"x") == 0
     assert rig.numbers == [1, 3, -1]
 
 
-async def test_more_reads_than_there_are_places(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, turns=40, depth=4)
+async def test_a_read_without_a_send_credit_takes_the_slow_path(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, rd_atomic_credits=40, depth=4)
     regions = [FakeRegion(number=number) for number in range(1, 5)]
     for region in regions:
         rig.start(READ, region)
-    assert rig.lane.start_transfer(READ, regions[0], REMOTE) is None  # a place is waited for
+    assert rig.core.start_transfer(READ, regions[0], REMOTE) is None
     assert rig.free == (0, 36)
 
 
-async def test_many_turns_at_once_are_several_calls(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, turns=40, depth=64)
-    rig.lane.rd_atomic_credits = 0
+async def test_many_queued_reads_are_posted_in_several_calls(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, rd_atomic_credits=40, depth=64)
+    rig.core.rd_atomic_credits = 0
     for number in range(1, 41):
         rig.start(READ, FakeRegion(number=number))
-    assert (verbs.calls, rig.lane.queued_reads) == (0, 40)
-    rig.lane.rd_atomic_credits = 40
-    rig.lane.grant_rd_atomic_credits()
-    assert (verbs.calls, rig.lane.queued_reads) == (3, 0)
+    assert (verbs.calls, rig.core.queued_reads) == (0, 40)
+    rig.core.rd_atomic_credits = 40
+    rig.core.grant_rd_atomic_credits()
+    assert (verbs.calls, rig.core.queued_reads) == (3, 0)
     assert rig.numbers == list(range(1, 41))
     assert rig.free == (24, 0)
 
 
-async def test_a_queued_read_waits_for_a_place_too(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, turns=1, depth=4)
+async def test_a_queued_read_waits_for_a_send_credit_too(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, rd_atomic_credits=1, depth=4)
     for number in (1, 2):
         rig.start(READ, FakeRegion(number=number))
-    held, rig.lane.credits = rig.lane.credits, 0
-    rig.lane.oldest_pending = 1  # as if its place were another's
-    rig.lane.rd_atomic_credits += 1
-    rig.lane.grant_rd_atomic_credits()
+    held, rig.core.credits = rig.core.credits, 0
+    rig.core.oldest_pending = 1  # as if its send credit were in use again
+    rig.core.rd_atomic_credits += 1
+    rig.core.grant_rd_atomic_credits()
     assert rig.numbers == [1]
-    rig.lane.credits = held
-    rig.lane.grant_rd_atomic_credits()
+    rig.core.credits = held
+    rig.core.grant_rd_atomic_credits()
     assert rig.numbers == [1, 2]
 
 
-async def test_a_queued_read_that_is_cancelled_is_never_posted(verbs: FakeVerbs) -> None:
-    rig, regions = Rig(verbs, turns=1), [FakeRegion(number=number) for number in range(1, 4)]
+async def test_a_cancelled_queued_read_is_never_posted(verbs: FakeVerbs) -> None:
+    rig, regions = (
+        Rig(verbs, rd_atomic_credits=1),
+        [FakeRegion(number=number) for number in range(1, 4)],
+    )
     tasks = [await rig.performing(READ, region) for region in regions]
     await cancel(tasks[1])
-    assert (regions[1].uses, rig.lane.queued_reads, rig.lane.fence_flags) == (0, 1, 0)
-    await rig.heard(0)
+    assert (regions[1].uses, rig.core.queued_reads, rig.core.fence_flags) == (0, 1, 0)
+    await rig.complete(0)
     assert rig.numbers == [1, 3]
-    await rig.heard(1)
+    await rig.complete(1)
     await tasks[2]
     assert rig.free == (16, 1)
 
 
 async def test_queued_reads_end_with_the_connection(verbs: FakeVerbs) -> None:
-    rig, region = Rig(verbs, turns=1), FakeRegion()
+    rig, region = Rig(verbs, rd_atomic_credits=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(3)]
-    rig.owner.fail(PeerClosed("gone"))
+    rig.callbacks.fail(PeerClosed("gone"))
     rig.queue.stop()
     rig.remote.stop()
     for task in tasks[1:]:
@@ -601,50 +614,50 @@ async def test_queued_reads_end_with_the_connection(verbs: FakeVerbs) -> None:
 
 
 async def test_a_queued_read_that_is_dropped_and_then_cancelled(verbs: FakeVerbs) -> None:
-    rig, region = Rig(verbs, turns=1), FakeRegion()
+    rig, region = Rig(verbs, rd_atomic_credits=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(3)]
-    rig.owner.fail(PeerClosed("gone"))
+    rig.callbacks.fail(PeerClosed("gone"))
     rig.queue.stop()
     await cancel(tasks[1])
-    assert (rig.lane.queued_reads, rig.lane.transfers_in_flight, region.uses) == (0, 1, 1)
+    assert (rig.core.queued_reads, rig.core.transfers_in_flight, region.uses) == (0, 1, 1)
     with pytest.raises(PeerClosed):
         await tasks[2]
 
 
-async def test_one_that_is_cancelled_as_it_is_refused_still_ends_the_connection(
+async def test_a_read_cancelled_as_it_is_refused_ends_the_connection(
     verbs: FakeVerbs,
 ) -> None:
-    rig, region = Rig(verbs, turns=1), FakeRegion()
+    rig, region = Rig(verbs, rd_atomic_credits=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(2)]
     verbs.refuse(errno.ENOMEM)
     verbs.sent(KEY, 0)
-    rig.completions.poll(verbs.cq)
+    rig.dispatcher.poll(verbs.cq)
     await cancel(tasks[1])
     await tasks[0]
-    assert len(rig.owner.breaks) == 1
+    assert len(rig.callbacks.breaks) == 1
 
 
-async def test_a_queued_read_gets_the_place_that_nobody_used(verbs: FakeVerbs) -> None:
-    """A place that comes back without a completion, though nothing is under way any more."""
-    rig = Rig(verbs, turns=1, depth=2)
+async def test_a_queued_read_gets_an_unused_send_credit(verbs: FakeVerbs) -> None:
+    """The credit is released without a completion, and no request is in flight."""
+    rig = Rig(verbs, rd_atomic_credits=1, depth=2)
     for number in (1, 2):
         rig.start(READ, FakeRegion(number=number))
     assert rig.queue.try_reserve()
-    rig.lane.credits = -1  # as if the place of the read were another's already, which iWARP has
-    rig.end(0)
-    assert (rig.numbers, rig.free, rig.lane.queued_reads) == ([1], (0, 1), 1)
+    rig.core.credits = -1  # as if the credit of the read were in use again: possible on iWARP
+    rig.poll_completions(0)
+    assert (rig.numbers, rig.free, rig.core.queued_reads) == ([1], (0, 1), 1)
     rig.queue.unreserve()
-    assert (rig.numbers, rig.free, rig.lane.queued_reads) == ([1, 2], (0, 0), 0)
+    assert (rig.numbers, rig.free, rig.core.queued_reads) == ([1, 2], (0, 0), 0)
 
 
-async def test_a_read_that_waits_for_its_turn_is_counted(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, turns=1)
+async def test_queued_reads_are_counted_as_waits(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, rd_atomic_credits=1)
     for _ in range(3):
         rig.start(READ, FakeRegion())
-    assert rig.lane.rd_atomic_waits == 2
+    assert rig.core.rd_atomic_waits == 2
 
 
-async def test_numbers_of_numpy_will_do(verbs: FakeVerbs) -> None:
+async def test_numbers_can_be_numpy_integers(verbs: FakeVerbs) -> None:
     class Number:
         def __index__(self) -> int:
             return 5
@@ -655,26 +668,26 @@ async def test_numbers_of_numpy_will_do(verbs: FakeVerbs) -> None:
     assert verbs.posts[0].remote == (5, 5)
 
 
-async def test_queued_reads_that_the_device_refuses(verbs: FakeVerbs) -> None:
-    """Whichever it took: their memory is its own until the queue pair is gone."""
-    rig, region = Rig(verbs, turns=2), FakeRegion()
+async def test_refused_queued_reads_wake_their_waiters(verbs: FakeVerbs) -> None:
+    """The memory of all of them is kept until the queue pair is destroyed."""
+    rig, region = Rig(verbs, rd_atomic_credits=2), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(5)]
     verbs.refuse(errno.ENOMEM)
-    await rig.heard(0, 1)
+    await rig.complete(0, 1)
     for task in tasks[2:4]:
         with pytest.raises(VerbsError) as raised:
             await task
         assert raised.value.errno == errno.ENOMEM
-    assert (region.uses, rig.lane.queued_reads) == (3, 1)
+    assert (region.uses, rig.core.queued_reads) == (3, 1)
     rig.queue.abandon()
     assert region.uses == 0
     with pytest.raises(VerbsError):
         await tasks[4]
 
 
-async def test_reads_and_atomics_take_turns(verbs: FakeVerbs) -> None:
-    """Those that wait here and those that wait there each get every second one."""
-    rig = Rig(verbs, turns=1)
+async def test_queued_reads_and_waiting_tasks_get_credits_alternately(verbs: FakeVerbs) -> None:
+    """Reads queued in C and tasks that wait in Python each get every second credit."""
+    rig = Rig(verbs, rd_atomic_credits=1)
     pieces = [FakeRegion(70, 10), FakeRegion(70, 12)]
     tasks = [await rig.performing(READ, FakeRegion(number=number)) for number in (1, 2)]
     tasks += [asyncio.create_task(rig.remote.read(REMOTE, pieces)) for _ in range(3)]
@@ -682,7 +695,7 @@ async def test_reads_and_atomics_take_turns(verbs: FakeVerbs) -> None:
     tasks += [await rig.performing(READ, FakeRegion(number=number)) for number in (3, 4)]
     for number in range(7):
         assert len(verbs.posts) == number + 1
-        await rig.heard(number)
+        await rig.complete(number)
     await asyncio.gather(*tasks)
     assert sorted(rig.numbers) == [1, 2, 3, 4, 10, 10, 10]
     assert rig.numbers[:3] in ([1, 10, 2], [1, 2, 10])
@@ -690,8 +703,8 @@ async def test_reads_and_atomics_take_turns(verbs: FakeVerbs) -> None:
     assert rig.free == (16, 1)
 
 
-async def test_a_turn_that_was_not_used_goes_to_a_queued_read(verbs: FakeVerbs) -> None:
-    rig = Rig(verbs, turns=1)
+async def test_an_unused_rd_atomic_credit_goes_to_a_queued_read(verbs: FakeVerbs) -> None:
+    rig = Rig(verbs, rd_atomic_credits=1)
     assert rig.remote._rd_atomic_credits.try_acquire()
     rig.start(READ, FakeRegion())
     assert verbs.posted == 0
@@ -699,58 +712,58 @@ async def test_a_turn_that_was_not_used_goes_to_a_queued_read(verbs: FakeVerbs) 
     assert (verbs.posted, rig.free) == (1, (15, 0))
 
 
-# --- together with others ---
+# --- batching ---
 
 
-async def use_long_way(rig: Rig, region: FakeRegion) -> None:
-    """As Connection.write(), where the short way is not taken."""
+async def write_slow_path(rig: Rig, region: FakeRegion) -> None:
+    """Write as Connection.write() does on the slow path."""
     await rig.remote.write(region, REMOTE, -1)
 
 
 async def write(rig: Rig, region: FakeRegion) -> None:
-    """As Connection.write(), whichever way that takes."""
-    transfer = rig.lane.start_transfer(WRITE, region, REMOTE)
+    """Write as Connection.write() does."""
+    transfer = rig.core.start_transfer(WRITE, region, REMOTE)
     if transfer is None:
-        await use_long_way(rig, region)
+        await write_slow_path(rig, region)
     else:
         await rig.operations.finish(transfer)
 
 
-async def test_what_tasks_start_that_are_woken_together_is_one_call(verbs: FakeVerbs) -> None:
-    """In their order, whichever way they take; the first makes the chain for the others."""
+async def test_transfers_of_tasks_woken_together_are_posted_in_one_call(verbs: FakeVerbs) -> None:
+    """The requests of both paths keep their order. The first one makes the chain."""
     rig = Rig(verbs)
     regions = [FakeRegion(number=number) for number in range(1, 7)]
     tasks = await woken(
-        lambda: use_long_way(rig, regions[0]),
+        lambda: write_slow_path(rig, regions[0]),
         lambda: rig.perform(WRITE, regions[1]),
         lambda: rig.perform(READ, regions[2]),
-        lambda: use_long_way(rig, regions[3]),
+        lambda: write_slow_path(rig, regions[3]),
         lambda: rig.perform(SEND, regions[4], None),
         lambda: rig.perform(WRITE, regions[5]),
     )
     assert (verbs.calls, rig.numbers) == (1, [1, 2, 3, 4, 5, 6])
     assert [post.wr_id - FIRST for post in verbs.posts] == list(range(6))
-    assert (rig.completions.open_post_lists, rig.lane.batching, rig.lane.has_unposted) == (
+    assert (rig.dispatcher.open_post_lists, rig.core.batching, rig.core.has_unposted) == (
         0,
         False,
         False,
     )
-    await rig.heard(*range(6))
+    await rig.complete(*range(6))
     await asyncio.gather(*tasks)
     assert rig.free == (16, 4)
 
 
-async def test_a_short_message_goes_behind_them(verbs: FakeVerbs) -> None:
+async def test_a_small_message_does_not_overtake_batched_transfers(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     regions = [FakeRegion(number=number) for number in range(1, 4)]
 
     def send() -> None:
-        assert rig.lane.send(b"in short") == -1
+        assert rig.core.send(b"small") == -1
         assert rig.queue.try_reserve()
-        rig.queue.post_inline(b"in short")
+        rig.queue.post_inline(b"small")
 
     await woken(
-        lambda: use_long_way(rig, regions[0]),
+        lambda: write_slow_path(rig, regions[0]),
         lambda: rig.perform(WRITE, regions[1]),
         send,
         lambda: rig.perform(WRITE, regions[2]),
@@ -767,32 +780,32 @@ async def test_a_full_chain_is_posted_before_the_next(verbs: FakeVerbs) -> None:
     assert [post.wr_id - FIRST for post in verbs.posts] == list(range(2 * MAX_LENGTH + 1))
 
 
-async def test_a_refused_chain_ends_all_in_it_but_no_earlier_one(verbs: FakeVerbs) -> None:
+async def test_a_refused_chain_wakes_its_waiters_and_no_earlier_one(verbs: FakeVerbs) -> None:
     rig = Rig(verbs)
     region = FakeRegion()
     earlier = await rig.performing(WRITE, region)
     verbs.refuse(errno.ENOMEM)
-    verbs.room(1)
+    verbs.accept_sends(1)
     tasks = await woken(
-        lambda: use_long_way(rig, region),
+        lambda: write_slow_path(rig, region),
         lambda: rig.perform(WRITE, region),
         lambda: rig.perform(READ, region),
     )
     for task in tasks:
         with pytest.raises(VerbsError):
             await task
-    assert (len(rig.owner.breaks), region.uses, earlier.done()) == (1, 4, False)
-    assert rig.lane.start_transfer(WRITE, region, REMOTE) is None  # nothing behind it
-    await rig.heard(0)
+    assert (len(rig.callbacks.breaks), region.uses, earlier.done()) == (1, 4, False)
+    assert rig.core.start_transfer(WRITE, region, REMOTE) is None  # nothing is posted after it
+    await rig.complete(0)
     await earlier
     rig.queue.abandon()
     assert region.uses == 0
 
 
-async def test_a_full_chain_that_is_refused_ends_all_in_it(verbs: FakeVerbs) -> None:
+async def test_a_refused_full_chain_wakes_its_waiters(verbs: FakeVerbs) -> None:
     rig = Rig(verbs, depth=4 * MAX_LENGTH)
     region = FakeRegion()
-    await woken(lambda: use_long_way(rig, region), lambda: use_long_way(rig, region))
+    await woken(lambda: write_slow_path(rig, region), lambda: write_slow_path(rig, region))
 
     verbs.refuse(errno.ENOMEM)
     for task in await woken(*[lambda: write(rig, region)] * (MAX_LENGTH + 1)):
@@ -800,14 +813,14 @@ async def test_a_full_chain_that_is_refused_ends_all_in_it(verbs: FakeVerbs) -> 
             await task
 
 
-async def test_a_read_that_is_queued_meanwhile_begins_when_they_are_posted(
+async def test_a_read_queued_while_batching_is_posted_after_the_batch(
     verbs: FakeVerbs,
 ) -> None:
-    rig = Rig(verbs, turns=1)
+    rig = Rig(verbs, rd_atomic_credits=1)
     regions = [FakeRegion(number=number) for number in range(1, 4)]
     assert rig.remote._rd_atomic_credits.try_acquire()
     await woken(
-        lambda: use_long_way(rig, regions[0]),
+        lambda: write_slow_path(rig, regions[0]),
         lambda: rig.perform(READ, regions[1]),
         rig.remote._rd_atomic_credits.release,
         lambda: rig.perform(WRITE, regions[2]),
@@ -818,43 +831,48 @@ async def test_a_read_that_is_queued_meanwhile_begins_when_they_are_posted(
 # --- polling ---
 
 
-async def test_polling_until_it_is_over(verbs: FakeVerbs) -> None:
+async def test_poll_for_completes_a_transfer(verbs: FakeVerbs) -> None:
     rig, region = Rig(verbs), FakeRegion()
     transfer = rig.start(WRITE, region)
     verbs.sent(KEY, 0)
-    assert rig.completions.poll_for(verbs.cq, 10**9) == 1
+    assert rig.dispatcher.poll_for(verbs.cq, 10**9) == 1
     assert transfer.is_over()
-    assert rig.completions.notified_at > 0
+    assert rig.dispatcher.notified_at > 0
     with contextlib.suppress(asyncio.CancelledError):
         await transfer.future
 
 
-# --- Pin ---
+# --- ReferenceCount ---
 
 
-async def test_a_pin_counts_uses() -> None:
-    pin, ended = fast_path.ReferenceCount(HERE, int(ACCESS)), list[int]()
-    assert (pin.pd, pin.access, pin.count, pin.closed) == (HERE, ACCESS, 0, False)
-    pin.acquire(HERE)
-    pin.acquire(HERE)
+async def test_a_reference_count_counts_uses() -> None:
+    references, ended = fast_path.ReferenceCount(HERE, int(ACCESS)), list[int]()
+    assert (references.pd, references.access, references.count, references.closed) == (
+        HERE,
+        ACCESS,
+        0,
+        False,
+    )
+    references.acquire(HERE)
+    references.acquire(HERE)
     with pytest.raises(ValueError, match="another device"):
-        pin.acquire(ELSEWHERE)
-    pin.close(lambda: ended.append(pin.count))
+        references.acquire(ELSEWHERE)
+    references.close(lambda: ended.append(references.count))
     with pytest.raises(ValueError, match="closed"):
-        pin.acquire(HERE)
-    pin.release()
-    assert (pin.count, pin.closed, ended) == (1, True, [])
-    pin.release()
+        references.acquire(HERE)
+    references.release()
+    assert (references.count, references.closed, ended) == (1, True, [])
+    references.release()
     assert ended == [0]
 
 
-async def test_a_pin_that_nobody_uses_ends_at_once() -> None:
-    pin, ended = fast_path.ReferenceCount(HERE, 0), list[int]()
-    pin.close(lambda: ended.append(1))
+async def test_an_unused_reference_count_calls_on_unused_at_once() -> None:
+    references, ended = fast_path.ReferenceCount(HERE, 0), list[int]()
+    references.close(lambda: ended.append(1))
     assert ended == [1]
 
 
-async def test_a_slice_is_pinned_with_its_region() -> None:
+async def test_a_slice_shares_the_reference_count_of_its_region() -> None:
     region = FakeRegion()
     part: MemorySlice = region[10:30][5:]
     assert part.references is region.references

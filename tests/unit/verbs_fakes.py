@@ -1,4 +1,4 @@
-"""A provider of verbs without a device, in C: what the C code posts to and polls from."""
+"""A verbs provider in C without a device. The C code posts to it and polls it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 
 import cffi
 
+from aiordma._native import ffi
 from aiordma.enums import WcOpcode, WcStatus
 
+untyped_ffi: Any = ffi
+"""The ffi of the library, for casts that _lib.pyi does not declare."""
 RECEIVE = 1 << 31
 NUMBER_MASK = RECEIVE - 1
 
@@ -36,8 +39,8 @@ void fake_free(struct fake *fake);
 uintptr_t fake_address(struct fake *fake, char what);
 void fake_destroy(struct fake *fake);
 void fake_refuse(struct fake *fake, int result, int code);
-void fake_room(struct fake *fake, int count);
-void fake_hold(struct fake *fake, int on);
+void fake_accept_sends(struct fake *fake, int count);
+void fake_block_posts(struct fake *fake, int on);
 void fake_break(struct fake *fake, int poll_result, int arm_result);
 unsigned int fake_count(struct fake *fake, char what);
 struct posted *fake_post(struct fake *fake, unsigned int index);
@@ -48,17 +51,17 @@ void fake_watch(struct fake *fake, int fd);
 
 
 def compile_verbs(folder: Path) -> Path:
-    """The provider as a shared library."""
+    """Compile the provider. Return the path of the shared library."""
     library = folder / "fake_verbs.so"
     source = Path(__file__).with_name("fake_verbs.c")
-    command = ["gcc", "-O1", "-g", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source]
-    subprocess.run(command, check=True)
+    options = ["-O1", "-g", "-Wall", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(["gcc", *options, "-o", str(library), str(source)], check=True)
     return library
 
 
 @dataclass(frozen=True)
 class Posted:
-    """What was posted. The data of a send are what they were at that time."""
+    """A posted work request. `data` is a copy of a send's memory at the time of the posting."""
 
     kind: str
     wr_id: int
@@ -74,13 +77,12 @@ class Posted:
 
 
 class FakeVerbs:
-    """One queue pair, one shared receive queue and one completion queue. To be closed."""
+    """One queue pair, one shared receive queue and one completion queue. The user closes it."""
 
     def __init__(self, library: Path) -> None:
-        ffi = cffi.FFI()
-        ffi.cdef(_DECLARATIONS)
-        self._ffi = ffi
-        self._lib: Any = ffi.dlopen(str(library))
+        self._ffi = cffi.FFI()
+        self._ffi.cdef(_DECLARATIONS)
+        self._lib: Any = self._ffi.dlopen(str(library))
         self._fake = self._lib.fake_new()
         self.qp_cell, self.srq_cell, self.cq, self.channel = (
             self._lib.fake_address(self._fake, what) for what in (b"p", b"s", b"c", b"h")
@@ -90,61 +92,66 @@ class FakeVerbs:
         self._lib.fake_free(self._fake)
 
     def destroy(self) -> None:
-        """Queue pair and shared receive queue are gone."""
+        """Set the cells of the queue pair and of the shared receive queue to NULL."""
         self._lib.fake_destroy(self._fake)
 
     def refuse(self, result: int, code: int = 0) -> None:
-        """Post nothing more, and return that, with an errno if `code` is one; 0: as before."""
+        """Refuse all requests: posting returns `result`, and sets errno to a `code` that is not 0.
+
+        A `result` of 0 ends that.
+        """
         self._lib.fake_refuse(self._fake, result, code)
 
-    def room(self, count: int) -> None:
-        """Take so many sends before refusing the others."""
-        self._lib.fake_room(self._fake, count)
+    def accept_sends(self, count: int) -> None:
+        """Accept this number of sends before refuse() takes effect."""
+        self._lib.fake_accept_sends(self._fake, count)
 
     def break_queue(self, poll: int = 0, arm: int = 0) -> None:
-        """What polling gives, if negative, and what arming."""
+        """Set the results of polling (if negative) and of arming."""
         self._lib.fake_break(self._fake, poll, arm)
 
-    def hold(self, on: bool) -> None:
-        """Keep who posts from coming back."""
-        self._lib.fake_hold(self._fake, on)
+    def block_posts(self, on: bool) -> None:
+        """Block the threads that post, or let them continue."""
+        self._lib.fake_block_posts(self._fake, on)
 
     @property
-    def held(self) -> int:
-        """How many are kept so."""
+    def blocked_posts(self) -> int:
+        """The number of threads that are blocked."""
         return int(self._lib.fake_count(self._fake, b"h"))
 
     @property
     def polls(self) -> int:
+        """The number of calls of ibv_poll_cq()."""
         return int(self._lib.fake_count(self._fake, b"l"))
 
     @property
     def calls(self) -> int:
-        """Of ibv_post_send()."""
+        """The number of calls of ibv_post_send()."""
         return int(self._lib.fake_count(self._fake, b"c"))
 
     @property
     def arms(self) -> int:
+        """The number of calls of ibv_req_notify_cq()."""
         return int(self._lib.fake_count(self._fake, b"a"))
 
     @property
     def waiting(self) -> int:
-        """Completions that nobody has polled."""
+        """The number of completions that were not polled yet."""
         return int(self._lib.fake_count(self._fake, b"w"))
 
     @property
     def acknowledged(self) -> int:
-        """Events of the completion queue."""
+        """The number of acknowledged events of the completion queue."""
         return int(self._lib.fake_count(self._fake, b"e"))
 
     @property
     def posted(self) -> int:
-        """How much was posted."""
+        """The number of posted requests."""
         return int(self._lib.fake_count(self._fake, b"p"))
 
     @property
     def posts(self) -> list[Posted]:
-        """All of it, if it was not too much."""
+        """All posted requests. At most 65536 are stored."""
         return [self.post(index) for index in range(self.posted)]
 
     def post(self, index: int) -> Posted:
@@ -175,21 +182,21 @@ class FakeVerbs:
         imm_data: int = 0,
         qp_num: int = 0,
     ) -> None:
-        """Something ended."""
+        """Add a completion."""
         self._lib.fake_put(self._fake, wr_id, status, opcode, length, flags, imm_data, qp_num)
 
     def sent(self, key: int, number: int, status: WcStatus = WcStatus.SUCCESS) -> None:
-        """A send ended."""
+        """Add the completion of a send."""
         self.put(key << 32 | number, status=status, opcode=WcOpcode.SEND)
 
     def received(self, key: int, slot: int, length: int = 0, **more: Any) -> None:
-        """A receive ended."""
+        """Add the completion of a receive."""
         self.put(key << 32 | RECEIVE | slot, length, **more)
 
     def watch(self, descriptor: int) -> None:
-        """Events are read from there."""
+        """Make the completion channel read its events from this file descriptor."""
         self._lib.fake_watch(self._fake, descriptor)
 
     def event(self) -> bytes:
-        """An event of the completion queue, as the kernel writes it."""
+        """Return an event of the completion queue, in the format of the kernel."""
         return struct.pack("Q", self.cq)

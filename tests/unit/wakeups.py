@@ -1,4 +1,4 @@
-"""Tasks that are woken in one batch, each of which then makes a call."""
+"""Tasks that one event wakes together. Each of them then calls a function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiordma.loop import make_future, run_with_inline_wakeups, running_loop
 
 
 async def waiting(calls: Sequence[Callable[[], Any]]) -> tuple[list[Any], list[asyncio.Task[None]]]:
-    """Start a task for each call, and let them wait. Return their futures, and the tasks."""
+    """Start tasks that wait. Return the futures that they wait for, and the tasks."""
 
     async def wait_and_call(future: Any, call: Callable[[], Any]) -> None:
         await future
@@ -28,7 +28,7 @@ async def waiting(calls: Sequence[Callable[[], Any]]) -> tuple[list[Any], list[a
 
 
 async def woken(*calls: Callable[[], Any]) -> list[asyncio.Task[None]]:
-    """Wake a task for each call in one batch. Return the tasks after they have run."""
+    """Start tasks and wake them together. Return the tasks after they have made their calls."""
     futures, tasks = await waiting(calls)
     await called_by_the_loop(lambda: run_with_inline_wakeups(lambda: wake_all(futures)))
     return tasks
@@ -40,7 +40,7 @@ def wake_all(futures: Sequence[Any]) -> None:
 
 
 async def called_by_the_loop(callback: Callable[[], object]) -> None:
-    """Have the loop call `callback`, not in a task, as for an event. Raise what it raises."""
+    """Let the loop call the callback, as for an event: not in a task. Raise what it raises."""
     done = running_loop().create_future()
 
     def call() -> None:

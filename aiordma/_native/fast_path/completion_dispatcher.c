@@ -1,6 +1,7 @@
-/* CompletionDispatcher: takes completions from the queues of a device to their queue pairs. */
+/* CompletionDispatcher: dispatches the completions of a device's queues to their queue pairs. */
 #include "fast_path.h"
 
+/* Return the entry with this key, or a free entry for it, or NULL if there is no table. */
 static struct dispatch_entry *find_entry(struct completion_dispatcher *self, uint32_t key)
 {
 	uint32_t index = key * 2654435769u;
@@ -60,8 +61,7 @@ static PyObject *completion_dispatcher_attach(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* Move the entries behind the gap, up to the next free entry, if they belong nearer to their index.
- */
+/* Insert the entries from the gap to the next free entry again: the gap might hide them. */
 static void close_gap(struct completion_dispatcher *self, struct dispatch_entry *gap)
 {
 	uint32_t mask = self->capacity - 1;
@@ -82,18 +82,18 @@ static PyObject *completion_dispatcher_detach(PyObject *self, PyObject *number)
 	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
 	unsigned long key = PyLong_AsUnsignedLong(number);
 	struct dispatch_entry *entry;
-	struct dispatch_entry gone;
+	struct dispatch_entry removed;
 
 	if (PyErr_Occurred())
 		return NULL;
 	entry = key ? find_entry(dispatcher, (uint32_t)key) : NULL;
 	if (entry && entry->key) {
-		gone = *entry;
+		removed = *entry;
 		*entry = (struct dispatch_entry){ 0 };
 		dispatcher->used--;
 		close_gap(dispatcher, entry);
-		Py_DECREF(gone.sends);
-		Py_DECREF(gone.receives);
+		Py_DECREF(removed.sends);
+		Py_DECREF(removed.receives);
 	}
 	Py_RETURN_NONE;
 }
@@ -108,7 +108,7 @@ static int notify(struct completion_dispatcher *self, uint32_t number)
 	return result;
 }
 
-/* Returns 1 if the completion is done with, 0 if it is for Python. */
+/* Handle a completion of a send queue. Returns 1, or 0 if Python must handle it, too. */
 static int take_send(struct completion_dispatcher *self, struct dispatch_entry *entry,
 		     const struct ibv_wc *wc)
 {
@@ -129,7 +129,10 @@ static int take_send(struct completion_dispatcher *self, struct dispatch_entry *
 	       !(sends->queued_reads.first && sends->rd_atomic_credits > 0);
 }
 
-/* Returns 1 if the completion is done with, 0 if it is for Python, -1 with an exception. */
+/*
+ * Handle a completion of a receive. Returns 1, or 0 if Python must handle it instead, or -1 with an
+ * exception.
+ */
 static int take_receive(struct completion_dispatcher *self, struct dispatch_entry *entry,
 			const struct ibv_wc *wc)
 {
@@ -138,7 +141,7 @@ static int take_receive(struct completion_dispatcher *self, struct dispatch_entr
 	int result;
 	struct received message = {
 		.slot = (uint32_t)wc->wr_id & NUMBER_MASK,
-		/* A write with immediate data put its bytes elsewhere: the message is empty. */
+		/* The bytes of a write with immediate data are not in the slot: it is empty. */
 		.length = wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM ? 0 : wc->byte_len,
 		.flags = wc->wc_flags,
 		.imm_data = wc->imm_data,
@@ -179,7 +182,10 @@ static int handle_batch(struct completion_dispatcher *self, int count)
 	return 0;
 }
 
-/* Returns 1 if a task has work to do now, 0 if none has, -1 with an exception. */
+/*
+ * Handle a batch of `count` completions, and call on_pending if there is work for Python. Returns 1
+ * if a task has work to do now, 0 if none has, or -1 with an exception.
+ */
 int take_batch(struct completion_dispatcher *self, int count)
 {
 	struct failure failure = { NULL, NULL, NULL };
@@ -238,7 +244,7 @@ static PyObject *completion_dispatcher_poll_for(PyObject *self, PyObject *args)
 	return notified < 0 ? NULL : PyLong_FromLong(count);
 }
 
-/* Reads one event a call: a queue raises no other event until it is armed again. */
+/* Read one event: its queue raises no other event until it is armed again. */
 static PyObject *completion_dispatcher_event(PyObject *self, PyObject *address)
 {
 	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
@@ -338,7 +344,7 @@ static PyObject *completion_dispatcher_address(PyObject *self, void *unused)
 
 static PyMemberDef completion_dispatcher_members[] = {
 	{ "pending", T_UINT, offsetof(struct completion_dispatcher, pending), READONLY,
-	  "Completions for Python, at the beginning of the last batch." },
+	  "The number of completions for Python, at the beginning of the last batch." },
 	{ "notified", T_OBJECT, offsetof(struct completion_dispatcher, notified), READONLY,
 	  "Keys of queue pairs with pending work. The reader empties the list." },
 	{ "budget_start", T_LONGLONG, offsetof(struct completion_dispatcher, budget_start), 0,
@@ -350,7 +356,8 @@ static PyMemberDef completion_dispatcher_members[] = {
 	{ "last_event_at", T_LONGLONG, offsetof(struct completion_dispatcher, last_event_at),
 	  READONLY, "time.monotonic_ns() of the last call of event()." },
 	{ "open_post_lists", T_INT, offsetof(struct completion_dispatcher, open_post_lists), 0,
-	  "Queue pairs with batched requests that are not posted. Polling waits for them." },
+	  "The number of queue pairs with an open post list. Tasks do not poll while there are "
+	  "any." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
@@ -362,25 +369,26 @@ static PyGetSetDef completion_dispatcher_getset[] = {
 
 static PyMethodDef completion_dispatcher_methods[] = {
 	{ "attach", completion_dispatcher_attach, METH_VARARGS,
-	  "attach(key, sends, receives): take the completions with this key, as far as possible." },
+	  "attach(key, sends, receives): dispatch the completions with this key to these queues." },
 	{ "detach", completion_dispatcher_detach, METH_O,
-	  "Handle no more completions with this key." },
+	  "detach(key): handle no more completions with this key." },
 	{ "event", completion_dispatcher_event, METH_O,
-	  "Read and acknowledge an event. Return the address of its queue, 0 (no event), or "
-	  "a negative errno." },
+	  "event(channel): read and acknowledge an event. Return the address of its queue, 0 (no "
+	  "event), or a negative errno." },
 	{ "arm", completion_dispatcher_arm, METH_O,
-	  "Request an event for the next completion of the queue at this address. Return 0 or "
-	  "an errno." },
+	  "arm(cq): request an event for the next completion of the queue at this address. Return "
+	  "0 or an errno." },
 	{ "poll", completion_dispatcher_poll, METH_O,
-	  "Take a batch from the queue at this address. Return its size; negative on failure." },
+	  "poll(cq): handle a batch from the queue at this address. Return its size; negative on "
+	  "failure." },
 	{ "poll_for", completion_dispatcher_poll_for, METH_VARARGS,
-	  "poll_for(address, nanoseconds): poll until there is a completion, or for this time." },
+	  "poll_for(cq, nanoseconds): poll() until there is a completion, or for this time." },
 	{ NULL, NULL, 0, NULL },
 };
 
 static PyType_Slot completion_dispatcher_slots[] = {
-	{ Py_tp_doc, (void *)"Completions(on_pending): from the completion queues of a device to "
-			     "their owners." },
+	{ Py_tp_doc, (void *)"CompletionDispatcher(on_pending): dispatches the completions of a "
+			     "device's queues to their queue pairs." },
 	{ Py_tp_new, PyType_GenericNew },
 	{ Py_tp_init, completion_dispatcher_init },
 	{ Py_tp_traverse, completion_dispatcher_traverse },

@@ -6,8 +6,8 @@
  * All of it runs with the interpreter's lock held, because none of it waits. Only two things
  * release the lock: polling for longer than HOT_POLL_NS, and posting a request that may be large.
  *
- * Each type is the C half of a Python class, which decides everything that is not for every
- * message:
+ * Each type is the C half of a Python class. The Python class does everything that is not done for
+ * every message:
  *
  *	SendQueueCore		aiordma.qp.SendQueue
  *	ReceiveRingCore		aiordma.qp.ReceiveRing
@@ -38,10 +38,11 @@
 #define KEY_SHIFT 32
 #define RECEIVE 0x80000000u
 #define NUMBER_MASK 0x7fffffffu
+/* The largest number of completions that one poll takes. */
 #define BATCH 64
 /*
- * The default time budget for polling in one iteration of the event loop. Timers and other tasks
- * wait while a task polls.
+ * The default time budget for polling in one iteration of the event loop, in nanoseconds. Timers
+ * and other tasks wait while a task polls.
  */
 #define LOOP_BUDGET_NS 1000000
 
@@ -85,8 +86,7 @@ struct completion_dispatcher {
 	long long budget;	 /* nanoseconds of polling per loop iteration */
 	long long notified_at;	 /* time when polling last produced work for other tasks */
 	long long last_event_at; /* time when the last channel event was read */
-	int open_post_lists; /* queue pairs with batched requests that are not posted: do not poll
-			      */
+	int open_post_lists; /* queue pairs with an open post list: do not poll if there are any */
 };
 
 /* The completion queue that a task polls before it takes the slow path. */
@@ -94,7 +94,7 @@ struct polling {
 	struct completion_dispatcher *dispatcher;
 	struct ibv_cq *cq; /* valid while `dispatcher` is set */
 	long long budget;  /* nanoseconds */
-	char preempted;	   /* polling ended early: the loop or another task has work to do */
+	char preempted;	   /* the last poll ended early: the loop or another task has work to do */
 };
 
 uint64_t now_ns(void);
@@ -118,7 +118,7 @@ struct send_queue_core {
 	int fence_flags; /* added to the send flags of every request */
 	int in_flight;	 /* requests of Python that hold memory */
 	int waiters;	 /* tasks that need to be notified of every completion */
-	char is_open;
+	char is_open;	 /* send() and start_transfer() can post */
 	unsigned long long messages;
 	unsigned long long nbytes;
 	struct polling polling;
@@ -127,13 +127,13 @@ struct send_queue_core {
 	struct transfers queued_reads; /* reads that wait for an RD/atomic credit */
 	PyObject *make_future;	       /* makes the future that a task awaits */
 	PyObject *pd;		       /* the protection domain of usable memory */
-	PyObject *should_batch;	       /* returns whether requests are batched now */
+	PyObject *should_batch;	       /* returns true if requests are batched now */
 	PyObject *on_rd_atomic_credit; /* called when credits are free and other waiters exist */
 	PyObject *chain_keeper;
 	struct aiordma_chain *chain; /* the batched requests */
 	long long rd_atomic_credits; /* reads and atomics that can start */
 	int rd_atomic_waiters; /* tasks that wait for such a credit, apart from `queued_reads` */
-	char waiters_first;    /* those tasks came first the last time */
+	char waiters_first;    /* those tasks got credits before `queued_reads` the last time */
 	int read_access;       /* access flags that the target of a read needs */
 	unsigned int max_message_size;
 	char batching;	   /* requests are batched now */
@@ -160,7 +160,7 @@ int release_reference(struct reference_count *references);
 struct transfer {
 	PyObject_HEAD struct transfer *next, *previous; /* in the list that contains it */
 	struct send_queue_core *core;
-	struct reference_count *references; /* acquired until the device is done */
+	struct reference_count *references; /* acquired until the request has ended */
 	PyObject *memory;		    /* kept alive until then */
 	PyObject *future;
 	PyObject *on_abandoned_end;
@@ -266,7 +266,7 @@ static inline int positive(int result)
 	return result == -1 && errno ? errno : abs(result);
 }
 
-/* Py_XSETREF is not in the limited API. */
+/* Do what Py_XSETREF does, which is not in the limited API, with a new reference. */
 static inline void replace(PyObject **where, PyObject *what)
 {
 	PyObject *before = *where;

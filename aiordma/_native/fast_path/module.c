@@ -11,15 +11,16 @@ static PyObject *note_fork(PyObject *module, PyObject *unused)
 
 static PyMethodDef module_methods[] = {
 	{ "note_fork", note_fork, METH_NOARGS,
-	  "This process is a forked child: post nothing, and take no completions." },
+	  "Note that this process is a forked child: post nothing, and take no completions." },
 	{ "set_post_function", set_post_function, METH_O,
-	  "set_post_function(address): the address of aiordma_post_all(), which posts transfers." },
+	  "set_post_function(address): post transfers with the function at this address, which is "
+	  "aiordma_post_all()." },
 	{ NULL, NULL, 0, NULL },
 };
 
 /*
- * Return whether `object` has this type of the module that the type of `self` belongs to. If not,
- * set TypeError.
+ * Return 1 if `object` has this type of the module that the type of `self` belongs to. Else return
+ * 0 and set TypeError.
  */
 int is_instance(PyObject *self, const char *type, PyObject *object)
 {
@@ -45,15 +46,17 @@ static int add_types(PyObject *module)
 	PyType_Spec *specs[] = { &send_queue_core_spec, &receive_ring_spec,
 				 &receive_queue_spec,	&completion_dispatcher_spec,
 				 &reference_count_spec, &transfer_spec };
-	PyTypeObject **kept[] = { NULL, NULL, NULL, NULL, &reference_count_type, &transfer_type };
+	PyTypeObject **globals[] = {
+		NULL, NULL, NULL, NULL, &reference_count_type, &transfer_type
+	};
 	size_t index;
 
 	for (index = 0; index < sizeof(specs) / sizeof(*specs); index++) {
 		PyObject *type = PyType_FromModuleAndSpec(module, specs[index], NULL);
 		int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
 
-		if (!result && kept[index])
-			*kept[index] = (PyTypeObject *)Py_NewRef(type);
+		if (!result && globals[index])
+			*globals[index] = (PyTypeObject *)Py_NewRef(type);
 		Py_XDECREF(type);
 		if (result)
 			return -1;

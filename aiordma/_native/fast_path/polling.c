@@ -20,7 +20,7 @@ uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* With `yields`, other processes get the processor from time to time. */
+/* Poll until the time `end`. With `yields`, other threads get the processor from time to time. */
 static int poll_loop(struct completion_dispatcher *self, struct ibv_cq *cq, uint64_t end,
 		     int yields)
 {
@@ -58,9 +58,9 @@ int poll_until(struct completion_dispatcher *self, struct ibv_cq *cq, uint64_t e
 }
 
 /*
- * Poll until `is_ready(subject)`. Stops early when the polling budget or the loop's budget is used
- * up, or when a completion produced work for another task. An error of the queue is not reported
- * here: the event loop finds it the next time it polls. Returns 0, or -1 with an exception.
+ * Poll until `is_ready(subject)`. Stop early when the poll budget or the loop's budget is used up,
+ * or when a completion produced work for another task. An error of the queue is not reported here:
+ * the event loop finds it the next time it polls. Returns 0, or -1 with an exception.
  */
 int poll_within_budget(struct polling *polling, int (*is_ready)(const void *), const void *subject)
 {
@@ -99,7 +99,7 @@ int poll_within_budget(struct polling *polling, int (*is_ready)(const void *), c
 	return notified < 0 ? -1 : 0;
 }
 
-/* A task has resumed from the event loop: a new budget begins. */
+/* Start a new budget: a task has resumed from the event loop. */
 void start_budget(struct polling *polling)
 {
 	if (polling->dispatcher)

@@ -1,6 +1,7 @@
 /* ReceiveQueue: messages that have arrived and that no task has taken. */
 #include "fast_path.h"
 
+/* Return the message at this position. The oldest one has index 0. */
 static struct received *received_at(struct receive_queue *self, unsigned int index)
 {
 	return &self->fifo[(self->first + index) & (self->capacity - 1)];
@@ -57,6 +58,7 @@ static int has_message(const void *queue)
 	return ((const struct receive_queue *)queue)->count > 0;
 }
 
+/* Make room for one more message. Returns 0, or -1 with an exception. */
 static int make_room(struct receive_queue *self)
 {
 	unsigned int capacity = self->capacity ? 2 * self->capacity : 8;
@@ -84,6 +86,7 @@ static char *slot_memory(struct receive_ring *ring, int slot)
 	return (char *)ring->memory.buf + (size_t)slot * ring->slot_size;
 }
 
+/* Return the message as bytes. */
 static PyObject *copied(struct receive_queue *self, struct received *message)
 {
 	if (message->copy)
@@ -224,28 +227,28 @@ static Py_ssize_t receive_queue_length(PyObject *self)
 
 static PyMemberDef receive_queue_members[] = {
 	{ "backlog", T_INT, offsetof(struct receive_queue, backlog), 0,
-	  "Messages that can wait. They are copied when half of the slots are full. -1: no "
-	  "copies." },
+	  "The number of messages that can wait. New ones are copied out of their slots while "
+	  "less than half of the slots are posted. -1: no limit and no copies." },
 	{ "error", T_INT, offsetof(struct receive_queue, error), READONLY,
 	  "The errno of a slot that could not be posted again, or 0." },
 	{ "notify", T_BOOL, offsetof(struct receive_queue, notify), 0,
-	  "The owner is notified of the next message." },
+	  "True if the owner is notified of the next message." },
 	{ "has_waiter", T_BOOL, offsetof(struct receive_queue, has_waiter), 0,
-	  "A task waits for a message." },
+	  "True if a task waits for a message." },
 	{ "closed", T_BOOL, offsetof(struct receive_queue, closed), 0,
-	  "take_bytes() returns None." },
+	  "True if take_bytes() returns None." },
 	{ "poll_budget", T_LONGLONG, offsetof(struct receive_queue, polling.budget), 0,
-	  "Nanoseconds for which take_bytes() polls for a message." },
+	  "Nanoseconds for which take_bytes() polls for a message. Negative: it does not poll." },
 	{ "preempted", T_BOOL, offsetof(struct receive_queue, polling.preempted), READONLY,
-	  "The last poll ended early: the loop or another task had work to do." },
+	  "True if the last poll ended early: the loop or another task had work to do." },
 	{ "missed_polls", T_UINT, offsetof(struct receive_queue, missed_polls), 0,
-	  "Consecutive polls that found no message." },
+	  "The number of consecutive polls that found no message." },
 	{ "messages", T_ULONGLONG, offsetof(struct receive_queue, messages), READONLY,
-	  "Messages that have arrived." },
+	  "The number of messages that have arrived." },
 	{ "nbytes", T_ULONGLONG, offsetof(struct receive_queue, nbytes), READONLY,
-	  "Bytes in these messages." },
+	  "The number of bytes in these messages." },
 	{ "spilled", T_ULONGLONG, offsetof(struct receive_queue, spilled), READONLY,
-	  "Messages copied out of their slots." },
+	  "The number of messages that were copied out of their slots." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
@@ -253,10 +256,11 @@ static PyMethodDef receive_queue_methods[] = {
 	{ "append", receive_queue_append, METH_VARARGS,
 	  "append(slot, length, flags, imm_data): append the message in this slot." },
 	{ "take_bytes", receive_queue_take_bytes, METH_NOARGS,
-	  "Return the oldest message as bytes, and post its slot again; None: take the slow "
-	  "path." },
+	  "Return the oldest message as bytes, and post its slot again. None: the caller takes the "
+	  "slow path." },
 	{ "set_polling", receive_queue_set_polling, METH_VARARGS,
-	  "set_polling(dispatcher, cq, budget): poll this queue if there is no message." },
+	  "set_polling(dispatcher, cq, budget): poll this queue for up to `budget` nanoseconds if "
+	  "there is no message. dispatcher None: do not poll." },
 	{ "peek", receive_queue_peek, METH_NOARGS,
 	  "Return (slot, length, flags, imm_data, copy) of the oldest message, or None. "
 	  "slot is -1 if the message was copied." },

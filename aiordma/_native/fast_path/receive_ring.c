@@ -82,7 +82,7 @@ static int caught_errno(void)
 	return error > 0 ? (int)error : EINVAL;
 }
 
-/* Post by calling a Python method. Returns 0, an errno, or -1 with an exception. */
+/* Post a slot by calling a Python method. Returns 0, an errno, or -1 with an exception. */
 static int post_by_method(struct receive_ring *ring, int slot, uint64_t address)
 {
 	PyObject *result = PyObject_CallMethod(
@@ -119,7 +119,7 @@ int post_slot(struct receive_ring *ring, int slot)
 		return 0;
 	if (slot < 0 || slot >= ring->slots || !ring->queue)
 		return EINVAL;
-	/* Counted first: in tests a receive can complete before this returns. */
+	/* The slot is counted first: in tests a receive can complete while it is posted. */
 	ring->posted++;
 	error = post_receive(ring, slot, ring->address + (uint64_t)slot * ring->slot_size);
 	if (error)
@@ -141,11 +141,11 @@ static PyObject *receive_ring_post_slot(PyObject *self, PyObject *number)
 static PyMemberDef receive_ring_members[] = {
 	{ "slots", T_INT, offsetof(struct receive_ring, slots), READONLY, "The number of slots." },
 	{ "slot_size", T_INT, offsetof(struct receive_ring, slot_size), READONLY,
-	  "Bytes in each slot." },
+	  "The number of bytes in each slot." },
 	{ "posted", T_INT, offsetof(struct receive_ring, posted), 0,
-	  "Receives that are posted and not completed or flushed." },
+	  "The number of receives that are posted and not completed or flushed." },
 	{ "stopped", T_BOOL, offsetof(struct receive_ring, stopped), 0,
-	  "Slots are not posted any more." },
+	  "True if slots are not posted any more." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
@@ -153,8 +153,10 @@ static PyMethodDef receive_ring_methods[] = {
 	{ "_use", receive_ring_use, METH_VARARGS,
 	  "_use(memory, address, lkey): put the slots into this memory." },
 	{ "_open", receive_ring_open, METH_VARARGS,
-	  "_open(queue, cells, first_wr_id): post receives to this queue." },
-	{ "_post", receive_ring_post_slot, METH_O, "Post a slot. Return 0 or an errno." },
+	  "_open(queue, cells, first_wr_id): post receives to the queue in one of these cells, or "
+	  "by queue.post_recv() if both are 0." },
+	{ "_post", receive_ring_post_slot, METH_O,
+	  "_post(slot): post a slot, unless posting is stopped. Return 0 or an errno." },
 	{ NULL, NULL, 0, NULL },
 };
 

@@ -54,8 +54,8 @@ static PyObject *reference_count_acquire(PyObject *self, PyObject *pd)
 }
 
 /*
- * Drop one reference. Returns 0, or -1 with an exception of on_unused, which is called after the
- * last one.
+ * Drop a reference. After the last one, call on_unused if close() has set it. Returns 0, or -1 with
+ * the exception of on_unused.
  */
 int release_reference(struct reference_count *references)
 {
@@ -94,18 +94,20 @@ static PyMemberDef reference_count_members[] = {
 	  "The protection domain of the memory." },
 	{ "access", T_INT, offsetof(struct reference_count, access), READONLY, "AccessFlags." },
 	{ "count", T_INT, offsetof(struct reference_count, count), READONLY,
-	  "Requests that use the memory now." },
+	  "The number of requests that use the memory now." },
 	{ "closed", T_BOOL, offsetof(struct reference_count, closed), READONLY,
-	  "No request can acquire it any more." },
+	  "True if no request can acquire it any more." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
 static PyMethodDef reference_count_methods[] = {
 	{ "acquire", reference_count_acquire, METH_O,
-	  "acquire(pd): add a reference. ValueError: it is closed, or of another domain." },
+	  "acquire(pd): add a reference. Raise ValueError if the memory is closed, or of another "
+	  "protection domain." },
 	{ "release", reference_count_release, METH_NOARGS, "Drop a reference." },
 	{ "close", reference_count_close, METH_O,
-	  "close(on_unused): refuse new references, and call on_unused after the last one." },
+	  "close(on_unused): refuse new references. Call on_unused after the last one, at once if "
+	  "there is none." },
 	{ NULL, NULL, 0, NULL },
 };
 

@@ -123,17 +123,17 @@ static PyObject *send_queue_core_send(PyObject *self, PyObject *data)
 		return PyLong_FromLong(-1);
 	if (core->credits <= 0 && poll_within_budget(&core->polling, has_credit, core))
 		return NULL;
-	/* Polling may have completed, closed or destroyed the queue. */
+	/* Polling runs callbacks, which might have closed or destroyed the queue. */
 	if (core->credits <= 0 || !core->is_open || !core->qp || !*core->qp)
 		return PyLong_FromLong(-1);
 	error = post_inline(core, PyBytes_AsString(data), length);
-	/* False is a 0 that Python tests quickly. */
+	/* False equals 0, and Python tests it faster than an int. */
 	return error ? PyLong_FromLong(error) : Py_NewRef(Py_False);
 }
 
 /*
- * All requests up to this number have completed. Completions of later requests may have been
- * counted already: then nothing changes.
+ * Count all requests up to this number as completed. If a completion of a later request was counted
+ * before, nothing changes.
  */
 void complete_sends(struct send_queue_core *core, unsigned int number)
 {
@@ -226,9 +226,9 @@ static PyObject *send_queue_core_abandon(PyObject *self, PyObject *unused)
 
 static PyMemberDef send_queue_core_members[] = {
 	{ "next_number", T_UINT, offsetof(struct send_queue_core, next_number), 0,
-	  "Number of the next request." },
+	  "The number of the next request." },
 	{ "oldest_pending", T_UINT, offsetof(struct send_queue_core, oldest_pending), 0,
-	  "Number of the oldest request that has not completed." },
+	  "The number of the oldest request that has not completed." },
 	{ "credits", T_LONGLONG, offsetof(struct send_queue_core, credits), 0,
 	  "Free places in the send queue." },
 	{ "unsignaled", T_INT, offsetof(struct send_queue_core, unsignaled), 0,
@@ -236,13 +236,13 @@ static PyMemberDef send_queue_core_members[] = {
 	{ "signal_interval", T_INT, offsetof(struct send_queue_core, signal_interval), READONLY,
 	  "One request in this many is signaled." },
 	{ "fence_flags", T_INT, offsetof(struct send_queue_core, fence_flags), 0,
-	  "Send flags of every request: 0 or a fence." },
+	  "Send flags that are added to every request: 0 or a fence." },
 	{ "in_flight", T_INT, offsetof(struct send_queue_core, in_flight), 0,
 	  "Requests of Python that hold memory." },
 	{ "waiters", T_INT, offsetof(struct send_queue_core, waiters), 0,
 	  "Tasks that need to be notified of every completion." },
 	{ "is_open", T_BOOL, offsetof(struct send_queue_core, is_open), 0,
-	  "send() and start_transfer() can post." },
+	  "True if send() and start_transfer() can post." },
 	{ "messages", T_ULONGLONG, offsetof(struct send_queue_core, messages), READONLY,
 	  "Messages sent by send() and start_transfer()." },
 	{ "nbytes", T_ULONGLONG, offsetof(struct send_queue_core, nbytes), READONLY,
@@ -253,25 +253,25 @@ static PyMemberDef send_queue_core_members[] = {
 	{ "queued_reads", T_UINT, offsetof(struct send_queue_core, queued_reads.count), READONLY,
 	  "Reads that wait for an RD/atomic credit." },
 	{ "make_future", T_OBJECT, offsetof(struct send_queue_core, make_future), 0,
-	  "Makes the future that a task awaits. None: there are no transfers." },
+	  "A function that makes the future that a task awaits. None: there are no transfers." },
 	{ "pd", T_OBJECT, offsetof(struct send_queue_core, pd), 0,
 	  "The protection domain of usable memory." },
 	{ "should_batch", T_OBJECT, offsetof(struct send_queue_core, should_batch), 0,
-	  "Returns whether requests are batched now. None: never." },
+	  "A function that returns True if requests are batched now. None: never." },
 	{ "on_rd_atomic_credit", T_OBJECT, offsetof(struct send_queue_core, on_rd_atomic_credit), 0,
-	  "Called when RD/atomic credits are free and tasks wait for one." },
+	  "A function that is called when RD/atomic credits are free and tasks wait for one." },
 	{ "rd_atomic_credits", T_LONGLONG, offsetof(struct send_queue_core, rd_atomic_credits), 0,
-	  "Reads and atomics that can start." },
+	  "The number of reads and atomics that can start." },
 	{ "rd_atomic_waiters", T_INT, offsetof(struct send_queue_core, rd_atomic_waiters), 0,
-	  "Tasks that wait for an RD/atomic credit." },
+	  "The number of tasks that wait for an RD/atomic credit." },
 	{ "read_access", T_INT, offsetof(struct send_queue_core, read_access), 0,
 	  "AccessFlags that the target of a read needs. 0: reads are not possible." },
 	{ "max_message_size", T_UINT, offsetof(struct send_queue_core, max_message_size), 0,
 	  "The largest message, in bytes." },
 	{ "batching", T_BOOL, offsetof(struct send_queue_core, batching), 0,
-	  "Requests are batched now." },
+	  "True if requests are batched now." },
 	{ "has_unposted", T_BOOL, offsetof(struct send_queue_core, has_unposted), 0,
-	  "Batched requests wait to be posted. Post nothing else before them." },
+	  "True if batched requests are not posted yet. Nothing else can be posted before them." },
 	{ "reads", T_ULONGLONG, offsetof(struct send_queue_core, reads), READONLY,
 	  "Reads by start_transfer()." },
 	{ "bytes_read", T_ULONGLONG, offsetof(struct send_queue_core, bytes_read), READONLY,
@@ -289,21 +289,26 @@ static PyMethodDef send_queue_core_methods[] = {
 	{ "open", send_queue_core_open, METH_VARARGS,
 	  "open(keeper, cell, first_wr_id): use the queue pair in this cell, which keeper owns." },
 	{ "send", send_queue_core_send, METH_O,
-	  "Post a small message now. Return 0 or an errno; -1: take the slow path." },
+	  "send(data): post a small message now. Return 0 or an errno. -1: the caller takes the "
+	  "slow path." },
 	{ "set_polling", send_queue_core_set_polling, METH_VARARGS,
-	  "set_polling(dispatcher, cq, budget): poll this queue if there is no credit." },
+	  "set_polling(dispatcher, cq, budget): poll this queue for up to `budget` nanoseconds if "
+	  "there is no credit. dispatcher None: do not poll." },
 	{ "resumed", send_queue_core_resumed, METH_NOARGS,
-	  "A task that waited for a credit has resumed from the event loop." },
+	  "Start a new polling budget: a task that waited for a credit has resumed from the event "
+	  "loop." },
 	{ "completed", send_queue_core_completed, METH_O,
-	  "The request with this number has completed, and all before it." },
+	  "completed(number): count the request with this number as completed, and all before "
+	  "it." },
 	{ "start_transfer", (PyCFunction)(void (*)(void))send_queue_core_start_transfer,
 	  METH_FASTCALL,
 	  "start_transfer(opcode, memory, remote): send, write or read registered memory in one "
-	  "piece. None: take the slow path." },
+	  "piece. Return a Transfer. None: the caller takes the slow path." },
 	{ "set_chain", send_queue_core_set_chain, METH_VARARGS,
 	  "set_chain(keeper, address): use this aiordma_chain for batched requests." },
 	{ "take_failed", send_queue_core_take_failed, METH_O,
-	  "Remove and return the transfer of the failed request with this number, or None." },
+	  "take_failed(number): remove, release and return the transfer of a failed request, or "
+	  "None if the request is not a transfer." },
 	{ "stop_waiting", send_queue_core_stop_waiting, METH_O,
 	  "stop_waiting(count): wake the waiters of the newest `count` requests." },
 	{ "grant_rd_atomic_credits", send_queue_core_grant_rd_atomic_credits, METH_NOARGS,

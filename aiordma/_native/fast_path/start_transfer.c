@@ -1,4 +1,4 @@
-/* SendQueueCore.start_transfer(): starting a transfer, now or when an RD/atomic credit is free. */
+/* SendQueueCore.start_transfer(): start a transfer, now or when an RD/atomic credit is free. */
 #include "fast_path.h"
 
 #include "../work_requests.h"
@@ -14,13 +14,13 @@ static PyObject *name_references, *name_segment, *name_addr, *name_rkey, *name_l
 
 /* --- reading the arguments --- */
 
-/* True for a member that Python code has set. */
+/* Return 1 for a member that Python code has set to another object than None. */
 static int is_set(const PyObject *object)
 {
 	return object && object != Py_None;
 }
 
-/* Returns 1, 0 if there is no such attribute, or -1 with another exception. */
+/* Get an attribute. Returns 1, 0 if there is no such attribute, or -1 with another exception. */
 static int get(PyObject *owner, PyObject *name, PyObject **value)
 {
 	*value = PyObject_GetAttr(owner, name);
@@ -35,7 +35,7 @@ static int get(PyObject *owner, PyObject *name, PyObject **value)
 static int get_number(PyObject *owner, PyObject *name, uint64_t *number)
 {
 	PyObject *value = PyObject_GetAttr(owner, name);
-	PyObject *index = value ? PyNumber_Index(value) : NULL; /* it may be a numpy integer */
+	PyObject *index = value ? PyNumber_Index(value) : NULL; /* for numpy integers */
 
 	Py_XDECREF(value);
 	if (!index)
@@ -68,7 +68,7 @@ static int get_remote(struct transfer *transfer, PyObject *remote, uint64_t *roo
 	return 0;
 }
 
-/* Returns whether the transfer can be posted without the checks of the slow path. */
+/* Return 1 if the transfer can be posted without the checks of the slow path, else 0. */
 static int is_plain(struct send_queue_core *core, struct transfer *transfer, uint64_t nbytes,
 		    uint64_t room)
 {
@@ -84,7 +84,10 @@ static int is_plain(struct send_queue_core *core, struct transfer *transfer, uin
 	return !references->closed && references->pd == core->pd && nbytes && nbytes <= room;
 }
 
-/* Returns NULL without an exception if the memory is not registered, or if a check fails. */
+/*
+ * Make a transfer. Returns NULL without an exception if the memory is not registered, or if a check
+ * fails.
+ */
 static struct transfer *make(struct send_queue_core *core, int opcode, PyObject *memory,
 			     PyObject *remote)
 {
@@ -157,7 +160,7 @@ static void add_to(struct aiordma_chain *chain, const struct send_queue_core *co
 		       flags | IBV_SEND_SIGNALED, -1, transfer->remote, transfer->rkey);
 }
 
-/* A soft device might do all of its work in this call. */
+/* Post without the interpreter's lock: a soft device might do all of its work in this call. */
 static int post_chain(struct send_queue_core *core, struct aiordma_chain *chain)
 {
 	int error;
@@ -178,13 +181,15 @@ static int can_post(const struct send_queue_core *core)
 	return is_usable(core) && !core->has_unposted;
 }
 
-/* The memory of a refused request stays acquired until the queue pair is destroyed: libsiw keeps
- * it. */
+/*
+ * Post one transfer. If the device refuses it, its memory stays acquired until the queue pair is
+ * destroyed, because libsiw keeps the request. Returns 0, or -1 with an exception.
+ */
 static int post_alone(struct send_queue_core *core, struct transfer *transfer)
 {
 	struct aiordma_link link;
 	struct aiordma_chain chain = { .links = &link };
-	int unsignalled = core->unsignaled;
+	int unsignaled = core->unsignaled;
 
 	enqueue(core, transfer);
 	add_to(&chain, core, transfer);
@@ -193,7 +198,7 @@ static int post_alone(struct send_queue_core *core, struct transfer *transfer)
 		count(core, transfer);
 		return 0;
 	}
-	core->unsignaled = unsignalled;
+	core->unsignaled = unsignaled;
 	core->next_number = transfer->number;
 	transfer->number = NO_NUMBER;
 	core->credits++;
@@ -287,7 +292,7 @@ int grant_rd_atomic_credits(struct send_queue_core *core)
 
 /* --- for Python --- */
 
-/* Returns whether the request is batched with those of other tasks; -1 with an exception. */
+/* Return 1 if the request is batched with others, 0 if not, or -1 with an exception. */
 static int is_batched(struct send_queue_core *core)
 {
 	PyObject *result;
@@ -301,7 +306,10 @@ static int is_batched(struct send_queue_core *core)
 	return batched;
 }
 
-/* Returns 1 if it is posted or will be, 0 if it cannot be posted now, -1 with an exception. */
+/*
+ * Post, batch or queue a transfer. Returns 1, or 0 if the caller must take the slow path, or -1
+ * with an exception.
+ */
 static int start(struct send_queue_core *core, struct transfer *transfer)
 {
 	int is_queued = transfer->is_read && core->rd_atomic_credits <= 0;

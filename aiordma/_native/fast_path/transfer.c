@@ -7,7 +7,7 @@ static PyObject *name_done, *name_set_result;
 
 /* --- lists --- */
 
-/* Append to the list, which takes a reference of its own. */
+/* Append to the list, which gets a new reference. */
 void append_transfer(struct transfers *list, struct transfer *transfer)
 {
 	Py_INCREF((PyObject *)transfer);
@@ -38,6 +38,7 @@ struct transfer *unlink_transfer(struct transfers *list, struct transfer *transf
 	return transfer;
 }
 
+/* Return the transfer with this number, or NULL. */
 struct transfer *find_transfer(const struct transfers *list, unsigned int number)
 {
 	struct transfer *transfer = list->first;
@@ -84,7 +85,7 @@ int restore_failure(struct failure *failure)
 	return -1;
 }
 
-/* As aiordma.loop.wake(): on a closed loop there is no waiter any more. */
+/* Do what aiordma.loop.wake() does. RuntimeError: the loop is closed and there is no waiter. */
 static void wake(PyObject *future)
 {
 	PyObject *done = PyObject_CallMethodObjArgs(future, name_done, NULL);
@@ -108,7 +109,7 @@ int stop_waiting(struct transfer *transfer)
 }
 
 /*
- * Release the memory and wake the waiter: the device is done with the request, or never got it.
+ * Release the memory and wake the waiter: the request has ended, or was never posted.
  * Returns 0, or -1 with an exception.
  */
 int release_transfer(struct transfer *transfer)
@@ -236,9 +237,9 @@ static PyMemberDef transfer_members[] = {
 	  "Set when the transfer is over. Cancelling it does not stop the device." },
 	{ "opcode", T_INT, offsetof(struct transfer, opcode), READONLY, "WrOpcode." },
 	{ "is_read", T_BOOL, offsetof(struct transfer, is_read), READONLY,
-	  "A read: later requests can overtake it at the peer." },
+	  "True for a read: later requests can overtake it at the peer." },
 	{ "succeeded", T_BOOL, offsetof(struct transfer, succeeded), READONLY,
-	  "The device has completed it without an error." },
+	  "True if the device has completed it without an error." },
 	{ "error", T_INT, offsetof(struct transfer, error), READONLY,
 	  "The errno with which the device refused it, or 0." },
 	{ "on_abandoned_end", T_OBJECT, offsetof(struct transfer, on_abandoned_end), 0,
@@ -247,9 +248,9 @@ static PyMemberDef transfer_members[] = {
 };
 
 static PyMethodDef transfer_methods[] = {
-	{ "is_over", transfer_is_over, METH_NOARGS, "Return whether the waiter can go on." },
+	{ "is_over", transfer_is_over, METH_NOARGS, "Return True if the waiter can go on." },
 	{ "withdraw", transfer_withdraw, METH_NOARGS,
-	  "Drop the transfer if it is not posted yet. Return whether it was dropped." },
+	  "Drop the transfer if it is not posted yet. Return True if it was dropped." },
 	{ NULL, NULL, 0, NULL },
 };
 
