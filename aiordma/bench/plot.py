@@ -53,7 +53,7 @@ def _figures(cases: list[Case]) -> Iterator[tuple[str, Figure]]:
 
 
 def _bar_figure(rows: int) -> tuple[Figure, Axes]:
-    """Return a figure of the height that so many bars need, and its axes."""
+    """Return a figure of the height that this number of bars needs, and its axes."""
     figure = Figure(figsize=(9, 1.6 + 0.36 * rows), layout="constrained")
     axes = figure.subplots()
     assert isinstance(axes, Axes)

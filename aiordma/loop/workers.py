@@ -122,7 +122,7 @@ class WorkerPool:
     def _first_job(self) -> Callable[[], None] | None:
         """Wait for a job that the busy threads do not take, and return it.
 
-        Return None if the thread has been idle for so long that it ends.
+        Return None if the thread was idle for the whole idle time. The thread then ends.
         """
         with self._changed:
             end_at = time.monotonic() + self._idle_seconds

@@ -574,7 +574,7 @@ async def test_every_datagram_is_signaled(monkeypatch: pytest.MonkeyPatch) -> No
     )
     for number in range(32):
         assert sends.try_reserve()
-        datagram_send = DatagramSend(handle)
+        datagram_send = DatagramSend(handle_reference)
         if number % 2:
             datagram_send.buffer = PooledBuffer(pool.home, address, 99, memoryview(memory))
         sends.post_to(datagram_send, b"data", -1, (1, 2))
