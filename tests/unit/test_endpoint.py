@@ -1,4 +1,4 @@
-"""Endpoint, as far as it goes without a queue pair."""
+"""Endpoint: the parts that need no queue pair."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_options_beyond_the_device_leave_nothing_behind(
 
 @pytest_asyncio.fixture
 async def connected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MessageEndpoint]:
-    """An endpoint as if its receives were posted, on a device that completes none of them."""
+    """An endpoint with 10 receives that count as posted. None of them ever completes."""
     with fake_cm(running_loop(), monkeypatch) as made:
         cm_id = made.make_id(CmState.CONNECTED)
         monkeypatch.setattr(raw_of(cm_id), "device", ShallowDevice, raising=False)
@@ -80,15 +80,15 @@ async def receiving(endpoint: MessageEndpoint) -> asyncio.Task[bytes]:
 
 
 @pytest.mark.asyncio
-async def test_the_failure_of_the_device_is_what_receivers_get(
+async def test_a_device_failure_is_raised_to_receivers_and_senders(
     connected: MessageEndpoint,
 ) -> None:
     task = await receiving(connected)
     connected.device_failed(VerbsError(errno.ENODEV, "ibv_get_cq_event"))
-    told = "device was removed: .*ibv_get_cq_event: No such device"
-    with pytest.raises(DeviceRemoved, match=told):
+    message = "device was removed: .*ibv_get_cq_event: No such device"
+    with pytest.raises(DeviceRemoved, match=message):
         await task
-    with pytest.raises(DeviceRemoved, match=told):
+    with pytest.raises(DeviceRemoved, match=message):
         await connected.data_path.sender.send_copy(b"data", 4, 0)
 
 
@@ -97,7 +97,7 @@ async def test_the_failure_of_the_device_is_what_receivers_get(
     ("code", "kind"),
     [(errno.EIO, DeviceRemoved), (errno.ENODEV, DeviceRemoved), (errno.EINVAL, VerbsError)],
 )
-async def test_a_device_that_is_gone_was_removed(
+async def test_errors_of_a_removed_device_become_device_removed(
     connected: MessageEndpoint, code: int, kind: type[Exception]
 ) -> None:
     connected.device_failed(VerbsError(code, "ibv_poll_cq"))
@@ -109,7 +109,7 @@ async def test_a_device_that_is_gone_was_removed(
 
 
 class Refusing:
-    """A queue pair that takes no more requests."""
+    """A queue pair that refuses all requests."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -126,9 +126,7 @@ class Refusing:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("nbytes", [1, 1000])
-async def test_a_send_that_is_refused_ends_the_connection(
-    connected: MessageEndpoint, nbytes: int
-) -> None:
+async def test_a_refused_send_ends_the_connection(connected: MessageEndpoint, nbytes: int) -> None:
     home: deque[PooledBuffer] = deque()
     buffer = PooledBuffer(home, 0x1000, 99, memoryview(bytearray(1024)))
     connected.data_path.sends._qp = Refusing(errno.EINVAL)  # type: ignore[assignment]
@@ -137,7 +135,7 @@ async def test_a_send_that_is_refused_ends_the_connection(
         with pytest.raises(VerbsError, match="ibv_post_send"):
             await connected.data_path.sender.send_copy(bytes(nbytes), nbytes, -1)
     assert connected.closed
-    assert not home  # the device may still read it
+    assert not home  # the device might still read it
     connected.abort()
     await connected.cm.aclose()
     assert list(home) == ([buffer] if nbytes > connected.options.max_inline else [])
@@ -167,7 +165,7 @@ async def test_iwarp_refuses_a_send_when_the_peer_has_closed(
 
 
 @pytest.mark.asyncio
-async def test_a_send_that_finds_no_memory_does_not_end_the_connection(
+async def test_a_send_without_memory_does_not_end_the_connection(
     connected: MessageEndpoint,
 ) -> None:
     async def fail(*args: object) -> PooledBuffer:
@@ -176,7 +174,7 @@ async def test_a_send_that_finds_no_memory_does_not_end_the_connection(
     connected.data_path.sends.try_buffer = lambda nbytes: None  # type: ignore[method-assign]
     connected.data_path.sends.buffer = fail  # type: ignore[method-assign, assignment]
     async with asyncio.timeout(5):
-        for _ in range(20):  # no place in the queue is lost either
+        for _ in range(20):  # no send credit is lost either
             with pytest.raises(VerbsError, match="ibv_reg_mr"):
                 await connected.data_path.sender.send_copy(bytes(1000), 1000, -1)
     assert not connected.closed
@@ -199,7 +197,7 @@ async def test_a_message_whose_slot_is_refused_is_not_lost(connected: MessageEnd
 
 
 @pytest.mark.asyncio
-async def test_the_first_cause_is_the_one_that_is_kept(connected: MessageEndpoint) -> None:
+async def test_the_first_cause_is_kept(connected: MessageEndpoint) -> None:
     connected.cm.handle_event(event(CmEventType.DEVICE_REMOVAL, -errno.EIO))
     connected.device_failed(VerbsError(errno.ENODEV, "ibv_get_cq_event"))
     with pytest.raises(DeviceRemoved, match="device was removed: "):
@@ -207,14 +205,14 @@ async def test_the_first_cause_is_the_one_that_is_kept(connected: MessageEndpoin
 
 
 @pytest.mark.asyncio
-async def test_a_flush_that_never_comes_is_not_waited_for_without_end(
+async def test_the_wait_for_a_flush_ends_after_a_timeout(
     connected: MessageEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint_module, "FLUSH_SECONDS", 0.05)
     task = await receiving(connected)
     connected.cm.handle_event(event(CmEventType.DISCONNECTED))
     await asyncio.sleep(0.01)
-    assert not task.done()  # messages may still be among what is flushed
+    assert not task.done()  # messages might still come before the flushed receives
     async with asyncio.timeout(5):
         with pytest.raises(PeerClosed):
             await task
@@ -222,33 +220,33 @@ async def test_a_flush_that_never_comes_is_not_waited_for_without_end(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("is_siw", "has_heard", "knocks"), [(True, False, 1), (True, True, 0), (False, False, 0)]
+    ("is_siw", "has_received", "probes"), [(True, False, 1), (True, True, 0), (False, False, 0)]
 )
-async def test_only_siw_that_has_heard_nothing_is_knocked_at(
+async def test_only_siw_without_a_received_message_is_probed(
     connected: MessageEndpoint,
     monkeypatch: pytest.MonkeyPatch,
     is_siw: bool,
-    has_heard: bool,
-    knocks: int,
+    has_received: bool,
+    probes: int,
 ) -> None:
-    knocked: list[None] = []
-    monkeypatch.setattr(connected.data_path, "probe", lambda: knocked.append(None))
+    probed: list[None] = []
+    monkeypatch.setattr(connected.data_path, "probe", lambda: probed.append(None))
     attributes = replace(ShallowDevice.attributes, is_siw=is_siw)
     monkeypatch.setattr(ShallowDevice, "attributes", attributes)
     connected.data_path.sends.pause()
-    if has_heard:
+    if has_received:
         connected.message_arrived()
     connected._no_first_message()
-    assert len(knocked) == knocks
+    assert len(probed) == probes
     assert connected.data_path.sends.try_reserve()
     connected.data_path.sends.unreserve()
 
 
 @pytest.mark.asyncio
-async def test_once_it_is_aborted_nothing_is_let_go(
+async def test_an_aborted_endpoint_does_not_resume_sends(
     connected: MessageEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first message, or the time for it, may come while the queue pair is being destroyed."""
+    """The first message or its timeout can come while the queue pair is being destroyed."""
     resumed: list[None] = []
     monkeypatch.setattr(connected.data_path, "resume", lambda: resumed.append(None))
     connected.abort()
@@ -266,6 +264,6 @@ async def test_the_first_message_lets_the_accepting_side_send(connected: Message
     assert sends.try_reserve()
     sends.unreserve()
     sends.pause()
-    connected.message_arrived()  # not the first any more
+    connected.message_arrived()  # this is not the first one
     assert not sends.try_reserve()
     sends.resume()

@@ -1,4 +1,4 @@
-"""Posting in one thread, destroying in another: nobody is on the way to a queue that is gone."""
+"""Posting in one thread, destroying in another: no thread posts to a destroyed queue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("post", [send, receive, receive_shared])
-def test_who_destroys_a_queue_waits_for_who_posts_to_it(
+def test_destroying_a_queue_waits_for_posting_threads(
     verbs: FakeVerbs, post: Callable[[FakeVerbs], int]
 ) -> None:
     results: list[int] = []
@@ -46,7 +46,7 @@ def test_who_destroys_a_queue_waits_for_who_posts_to_it(
     posting = threading.Thread(target=lambda: results.append(post(verbs)))
     posting.start()
     eventually(lambda: verbs.blocked_posts == 1)
-    verbs.destroy()  # as far as the cell goes
+    verbs.destroy()  # this only sets the cells to NULL
     destroying = threading.Thread(target=lib.aiordma_await_posts)
     destroying.start()
     destroying.join(0.1)
@@ -60,7 +60,7 @@ def test_who_destroys_a_queue_waits_for_who_posts_to_it(
     assert verbs.posted == 1
 
 
-def test_those_who_post_do_not_wait_for_each_other(verbs: FakeVerbs) -> None:
+def test_posting_threads_do_not_wait_for_each_other(verbs: FakeVerbs) -> None:
     verbs.block_posts(True)
     threads = [threading.Thread(target=post, args=[verbs]) for post in (send, receive)]
     for thread in threads:

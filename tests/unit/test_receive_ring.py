@@ -1,4 +1,4 @@
-"""ReceiveRing: slots that go to the device, come back with messages, and go again."""
+"""ReceiveRing: slots are posted, completed with messages, and posted again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def receive(ring: ReceiveRing, queue: FakeReceivePoster, message: bytes) -> int:
     return slot
 
 
-def test_the_memory_is_for_the_device_to_write(ring: ReceiveRing) -> None:
+def test_the_memory_is_registered_for_local_writes(ring: ReceiveRing) -> None:
     pages = pages_of(ring)
     assert len(pages.memory) == SLOTS * SLOT_SIZE
     assert pages.access == AccessFlags.LOCAL_WRITE
@@ -49,20 +49,20 @@ def test_every_slot_is_posted_at_first(ring: ReceiveRing, queue: FakeReceivePost
     assert ring.posted == SLOTS
 
 
-def test_a_message_is_seen_where_it_arrived(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
+def test_a_view_of_a_message_is_not_a_copy(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
     messages = [b"", b"one", bytes(range(SLOT_SIZE))]
     slots = [receive(ring, queue, message) for message in messages]
     assert ring.posted == SLOTS - 3
     views = [ring.view(slot, len(message)) for slot, message in zip(slots, messages, strict=True)]
     assert [bytes(view) for view in views] == messages
     pages_of(ring).memory[SLOT_SIZE] = ord("O")
-    assert bytes(views[1]) == b"One"  # it is no copy
+    assert bytes(views[1]) == b"One"  # the view is not a copy
     for slot in slots:
         ring.post(slot)
     assert ring.posted == SLOTS
 
 
-def test_a_slot_that_comes_back_goes_to_the_end_of_the_queue(
+def test_a_slot_posted_again_is_the_last_of_the_queue(
     ring: ReceiveRing, queue: FakeReceivePoster
 ) -> None:
     slot = receive(ring, queue, b"one")
@@ -71,7 +71,7 @@ def test_a_slot_that_comes_back_goes_to_the_end_of_the_queue(
     assert list(queue.posted) == [1, 2, 3, 0]
 
 
-def test_after_the_end_slots_stay_here(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
+def test_after_stop_slots_are_not_posted(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
     slot = receive(ring, queue, b"last")
     ring.stop()
     ring.post(slot)
@@ -87,9 +87,7 @@ def test_a_flushed_ring_has_nothing_posted(ring: ReceiveRing, queue: FakeReceive
     assert bytes(ring.view(slot, 4)) == b"last"
 
 
-def test_a_slot_that_the_device_refuses_is_not_counted(
-    ring: ReceiveRing, queue: FakeReceivePoster
-) -> None:
+def test_a_refused_slot_is_not_counted(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
     slot = receive(ring, queue, b"one")
     queue.refuses = True
     with pytest.raises(VerbsError, match="ibv_post_recv"):
@@ -97,16 +95,14 @@ def test_a_slot_that_the_device_refuses_is_not_counted(
     assert ring.posted == SLOTS - 1
 
 
-def test_a_slot_that_is_filled_as_it_is_posted_is_counted_already(
-    ring: ReceiveRing, queue: FakeReceivePoster
-) -> None:
+def test_a_slot_is_counted_before_it_is_posted(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
     slot, counted = receive(ring, queue, b"one"), list[int]()
     queue.on_post = lambda: counted.append(ring.posted)
     ring.post(slot)
     assert counted == [SLOTS]
 
 
-def test_closing_unpins_the_memory(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
+def test_close_deregisters_the_memory(ring: ReceiveRing, queue: FakeReceivePoster) -> None:
     slot = receive(ring, queue, b"one")
     ring.close()
     assert pages_of(ring).closed
@@ -114,7 +110,7 @@ def test_closing_unpins_the_memory(ring: ReceiveRing, queue: FakeReceivePoster) 
     assert slot not in queue.posted
 
 
-def test_one_that_got_no_memory_can_be_closed() -> None:
+def test_a_ring_without_memory_can_be_closed() -> None:
     ReceiveRing(SLOTS, SLOT_SIZE).close()
 
 
@@ -123,13 +119,13 @@ def test_a_long_exchange_keeps_every_byte(
     ring: ReceiveRing, queue: FakeReceivePoster, seed: int
 ) -> None:
     source = random.Random(seed)
-    held: list[tuple[int, bytes]] = []
+    unread: list[tuple[int, bytes]] = []
     for _ in range(2000):
         if queue.posted and source.random() < 0.5:
             message = source.randbytes(source.randrange(SLOT_SIZE + 1))
-            held.append((receive(ring, queue, message), message))
-        elif held:
-            slot, message = held.pop(source.randrange(len(held)))
+            unread.append((receive(ring, queue, message), message))
+        elif unread:
+            slot, message = unread.pop(source.randrange(len(unread)))
             assert ring.view(slot, len(message)) == message
             ring.post(slot)
-        assert ring.posted == len(queue.posted) == SLOTS - len(held)
+        assert ring.posted == len(queue.posted) == SLOTS - len(unread)

@@ -1,4 +1,4 @@
-"""SendQueue: places in the queue, numbers of requests, and buffers until the device is done."""
+"""SendQueue: send credits, numbers of requests, and buffers until their requests complete."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_requests_are_numbered_in_order() -> None:
     assert len(rig.queue) == 3
 
 
-async def test_immediate_data_goes_along() -> None:
+async def test_immediate_data_is_posted_with_the_message() -> None:
     rig = SendRig(free_buffers=1)
     await rig.queue.reserve()
     rig.queue.post_inline(b"one", 7)
@@ -56,7 +56,7 @@ async def test_immediate_data_goes_along() -> None:
     assert rig.qp.sent == [(b"one", 7), (b"two", 0)]
 
 
-async def test_a_full_queue_has_no_place() -> None:
+async def test_a_full_queue_has_no_credit() -> None:
     rig = SendRig()
     for _ in range(DEPTH):
         rig.send()
@@ -66,7 +66,7 @@ async def test_a_full_queue_has_no_place() -> None:
     assert not rig.queue.try_reserve()
 
 
-async def test_senders_wait_for_a_place_in_order() -> None:
+async def test_senders_wait_for_a_credit_in_order() -> None:
     rig, order = SendRig(), list[int]()
     for _ in range(DEPTH):
         rig.send()
@@ -87,7 +87,7 @@ async def test_senders_wait_for_a_place_in_order() -> None:
     assert order == [0, 1, 2]
 
 
-async def test_a_cancelled_sender_takes_no_place() -> None:
+async def test_a_cancelled_sender_takes_no_credit() -> None:
     rig = SendRig()
     for _ in range(DEPTH):
         rig.send()
@@ -100,7 +100,7 @@ async def test_a_cancelled_sender_takes_no_place() -> None:
     assert rig.queue.try_reserve()
 
 
-async def test_a_place_that_was_not_used_is_given_back() -> None:
+async def test_unreserve_releases_the_credit() -> None:
     rig = SendRig()
     for _ in range(DEPTH):
         assert rig.queue.try_reserve()
@@ -109,7 +109,7 @@ async def test_a_place_that_was_not_used_is_given_back() -> None:
     assert not rig.queue.try_reserve()
 
 
-async def test_a_completion_ends_all_that_was_posted_before() -> None:
+async def test_a_completion_completes_all_requests_before_it() -> None:
     rig = SendRig(free_buffers=DEPTH)
     for _ in range(DEPTH):
         rig.send_copy()
@@ -121,7 +121,7 @@ async def test_a_completion_ends_all_that_was_posted_before() -> None:
     assert rig.pool.is_whole
 
 
-async def test_a_buffer_is_not_given_back_before_its_completion() -> None:
+async def test_a_buffer_is_not_released_before_its_completion() -> None:
     rig = SendRig(free_buffers=2)
     rig.send_copy()
     rig.send()
@@ -134,7 +134,7 @@ async def test_a_buffer_is_not_given_back_before_its_completion() -> None:
     assert rig.pool.is_whole
 
 
-async def test_a_refused_request_stays_the_callers() -> None:
+async def test_after_a_refused_request_the_caller_has_its_credit_and_buffer() -> None:
     rig = SendRig(free_buffers=1)
     rig.qp.refuses = True
     await rig.queue.reserve()
@@ -154,27 +154,27 @@ async def test_a_refused_request_stays_the_callers() -> None:
     assert rig.pool.is_whole
 
 
-async def test_an_interrupt_leaves_the_device_no_memory_that_nobody_holds() -> None:
-    """Ctrl-C strikes right after the device has taken a request."""
-    lent = CountedMemory()
+async def test_an_interrupt_after_posting_keeps_the_memory() -> None:
+    """A Ctrl-C comes right after the device has accepted a request."""
+    memory = CountedMemory()
     rig = SendRig()
 
-    def post_and_be_struck(qp: Any, wr_id: int, flags: int) -> None:
+    def post_and_be_interrupted(qp: Any, wr_id: int, flags: int) -> None:
         post_something(qp, wr_id, flags)
         raise KeyboardInterrupt
 
     await rig.queue.reserve()
     with pytest.raises(KeyboardInterrupt):
-        rig.queue.post(post_and_be_struck, lent)
-    assert (len(rig.queue), lent.releases) == (1, 0)
+        rig.queue.post(post_and_be_interrupted, memory)
+    assert (len(rig.queue), memory.releases) == (1, 0)
     rig.send()
     rig.complete()
-    assert (len(rig.queue), lent.releases) == (1, 1)
+    assert (len(rig.queue), memory.releases) == (1, 1)
     rig.complete()
-    assert (len(rig.queue), lent.releases) == (0, 1)
+    assert (len(rig.queue), memory.releases) == (0, 1)
 
 
-async def test_a_buffer_that_is_not_there_is_asked_of_the_pool() -> None:
+async def test_a_missing_buffer_is_acquired_from_the_pool() -> None:
     async def call(function: Callable[[], None]) -> None:
         function()
 
@@ -185,7 +185,7 @@ async def test_a_buffer_that_is_not_there_is_asked_of_the_pool() -> None:
     assert rig.pool.asked == [(100, call)]
 
 
-async def test_a_pool_that_cannot_grow_says_so() -> None:
+async def test_a_pool_that_cannot_grow_raises() -> None:
     async def fail(function: Callable[[], None]) -> None:
         raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
@@ -208,7 +208,7 @@ async def test_numbers_wrap_below_the_bit_of_receives() -> None:
     assert NUMBER_MASK == (1 << 31) - 1
 
 
-async def test_abandoning_gives_every_buffer_back_once() -> None:
+async def test_abandon_releases_every_buffer_once() -> None:
     rig = SendRig(free_buffers=3)
     for _ in range(3):
         rig.send_copy()
@@ -220,7 +220,7 @@ async def test_abandoning_gives_every_buffer_back_once() -> None:
     assert rig.pool.is_whole
 
 
-async def test_a_kept_buffer_comes_back_when_the_queue_pair_is_gone() -> None:
+async def test_a_kept_buffer_is_released_by_abandon() -> None:
     rig = SendRig(free_buffers=2)
     buffer = rig.queue.try_buffer(100)
     assert buffer is not None
@@ -235,7 +235,7 @@ async def test_a_kept_buffer_comes_back_when_the_queue_pair_is_gone() -> None:
     assert rig.pool.is_whole
 
 
-async def test_a_completion_after_abandoning_does_no_harm() -> None:
+async def test_a_completion_after_abandon_changes_nothing() -> None:
     rig = SendRig(free_buffers=1)
     rig.send_copy()
     rig.queue.abandon()
@@ -244,7 +244,7 @@ async def test_a_completion_after_abandoning_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("method", ["abandon", "wake_senders"])
-async def test_at_the_end_every_waiting_sender_is_let_go(method: str) -> None:
+async def test_at_the_end_every_waiting_sender_is_woken(method: str) -> None:
     rig = SendRig()
     for _ in range(DEPTH):
         rig.send()
@@ -257,7 +257,7 @@ async def test_at_the_end_every_waiting_sender_is_let_go(method: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_a_long_exchange_loses_no_place_and_no_buffer(seed: int) -> None:
+async def test_a_long_exchange_loses_no_credit_and_no_buffer(seed: int) -> None:
     source, rig = random.Random(seed), SendRig(free_buffers=DEPTH)
     rig.number_from(NUMBER_MASK - 1000)
     for _ in range(3000):
@@ -277,18 +277,18 @@ async def test_a_long_exchange_loses_no_place_and_no_buffer(seed: int) -> None:
     assert [rig.queue.try_reserve() for _ in range(DEPTH + 1)] == [True] * DEPTH + [False]
 
 
-# --- which of them are signalled ---
+# --- selective signaling ---
 
 
 @pytest.mark.parametrize(("depth", "every"), [(1, 1), (4, 1), (7, 1), (8, 2), (16, 4), (64, 16)])
-async def test_of_short_messages_every_so_many_is_signalled(depth: int, every: int) -> None:
+async def test_one_inline_message_per_interval_is_signaled(depth: int, every: int) -> None:
     rig = SendRig(depth=depth)
     for _ in range(depth):
         rig.send()
     assert rig.signaled == [(number + 1) % every == 0 for number in range(depth)]
 
 
-async def test_what_lends_memory_is_always_signalled() -> None:
+async def test_requests_with_memory_are_always_signaled() -> None:
     rig = SendRig(free_buffers=3, depth=64)
     for _ in range(3):
         rig.send_copy()
@@ -297,7 +297,7 @@ async def test_what_lends_memory_is_always_signalled() -> None:
     assert rig.signaled == [True] * 4
 
 
-async def test_counting_begins_again_after_what_was_signalled() -> None:
+async def test_the_interval_starts_again_after_a_signaled_request() -> None:
     rig = SendRig(free_buffers=1, depth=16)
     for _ in range(3):
         rig.send()
@@ -307,7 +307,7 @@ async def test_counting_begins_again_after_what_was_signalled() -> None:
     assert rig.signaled == [False] * 3 + [True] + [False] * 3 + [True]
 
 
-async def test_a_refused_message_does_not_count() -> None:
+async def test_a_refused_message_does_not_count_for_the_interval() -> None:
     rig = SendRig(depth=16)
     for _ in range(3):
         rig.send()
@@ -322,20 +322,20 @@ async def test_a_refused_message_does_not_count() -> None:
     assert rig.signaled == [False, False, False, True, False]
 
 
-async def test_where_it_is_not_selective_every_message_is_signalled() -> None:
+async def test_without_selective_signaling_every_message_is_signaled() -> None:
     rig = SendRig(depth=64, selective=False)
     for _ in range(64):
         rig.send()
     assert rig.signaled == [True] * 64
 
 
-async def test_where_it_is_not_selective_a_read_may_end_after_a_later_write() -> None:
-    """As on Linux's siw: its memory is not given back before, and its place is not given twice."""
+async def test_without_selective_signaling_a_read_can_end_after_a_later_write() -> None:
+    """This happens on Linux's siw. Its memory is released at its end, its credit only once."""
     rig = SendRig(depth=4, selective=False)
     read, write = CountedMemory(), CountedMemory()
-    for lent, reads in ((read, True), (write, False)):
+    for memory, reads in ((read, True), (write, False)):
         assert rig.queue.try_reserve()
-        rig.queue.post(post_something, lent, is_read=reads)
+        rig.queue.post(post_something, memory, is_read=reads)
     assert rig.queue.completed(1) is write
     assert (read.releases, write.releases) == (0, 1)
     rig.send()
@@ -346,7 +346,7 @@ async def test_where_it_is_not_selective_a_read_may_end_after_a_later_write() ->
     assert len(rig.queue) == 0
 
 
-async def test_one_completion_speaks_for_the_unsignalled_before_it() -> None:
+async def test_one_completion_reports_the_unsignaled_requests_before_it() -> None:
     rig = SendRig(depth=16)
     for _ in range(16):
         rig.send()
@@ -357,37 +357,37 @@ async def test_one_completion_speaks_for_the_unsignalled_before_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_nobody_gets_stuck_when_only_the_signalled_are_reported(seed: int) -> None:
+async def test_no_sender_waits_for_ever_with_selective_signaling(seed: int) -> None:
     source = random.Random(seed)
     depth = source.randrange(1, 40)
     rig = SendRig(free_buffers=depth, depth=depth)
     rig.number_from(NUMBER_MASK - 500)
     kinds = [rig.send, rig.send, rig.send, rig.send_copy, rig.send_refused]
-    lent: list[CountedMemory] = []
+    memory: list[CountedMemory] = []
     for _ in range(2000):
         if rig.queue._credits.free and source.random() < 0.6:
             if source.random() < 0.1:
-                lent.append(CountedMemory())
+                memory.append(CountedMemory())
                 assert rig.queue.try_reserve()
-                rig.queue.post(post_something, lent[-1])
+                rig.queue.post(post_something, memory[-1])
             else:
                 source.choice(kinds)()
         else:
             rig.complete_oldest_signaled()
         assert len(rig.queue) == len(rig.qp.posted)
         if not rig.queue._credits.free:
-            assert any(map(rig.qp.is_signalled, rig.qp.posted)), "nothing will empty the queue"
+            assert any(map(rig.qp.is_signalled, rig.qp.posted)), "no completion will free a credit"
     while rig.complete_oldest_signaled():
         pass
     rig.queue.signal_tail()
     rig.complete_oldest_signaled()
     assert len(rig.queue) == len(rig.qp.posted) == 0
     assert rig.pool.is_whole
-    assert [one.releases for one in lent] == [1] * len(lent)
+    assert [one.releases for one in memory] == [1] * len(memory)
 
 
 @pytest.mark.parametrize("depth", [1, 5, 8, 40])
-async def test_waiting_senders_all_come_through(depth: int) -> None:
+async def test_all_waiting_senders_get_a_credit(depth: int) -> None:
     rig, done = SendRig(depth=depth), 0
 
     async def sender() -> None:
@@ -406,10 +406,10 @@ async def test_waiting_senders_all_come_through(depth: int) -> None:
     assert len(rig.qp.sent) == 200
 
 
-# --- the last of them ---
+# --- signal_tail() ---
 
 
-async def test_a_tail_that_nobody_tells_of_is_closed() -> None:
+async def test_signal_tail_posts_a_request_after_unsignaled_ones() -> None:
     rig = SendRig(depth=16)
     for _ in range(6):
         rig.send()
@@ -424,7 +424,7 @@ async def test_a_tail_that_nobody_tells_of_is_closed() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 4, 8])
-async def test_a_tail_that_is_told_of_needs_no_closing(count: int) -> None:
+async def test_signal_tail_after_a_signaled_request_posts_nothing(count: int) -> None:
     rig = SendRig(depth=16)
     for _ in range(count):
         rig.send()
@@ -432,14 +432,14 @@ async def test_a_tail_that_is_told_of_needs_no_closing(count: int) -> None:
     assert rig.qp.requests == []
 
 
-async def test_the_tail_of_a_full_queue_is_closed_when_there_is_room() -> None:
-    rig = SendRig(free_buffers=1, depth=10)  # of short messages, every second is signalled
+async def test_signal_tail_on_a_full_queue_posts_when_there_is_room() -> None:
+    rig = SendRig(free_buffers=1, depth=10)  # every second inline message is signaled
     rig.send_copy()
     for _ in range(9):
         rig.send()
     assert rig.signaled == [True] + [False, True] * 4 + [False]
     rig.queue.signal_tail()
-    assert rig.qp.requests == []  # the device would not take one more
+    assert rig.qp.requests == []  # the queue is full
     rig.complete_oldest_signaled()
     rig.queue.signal_tail()
     assert len(rig.qp.requests) == 1
@@ -448,16 +448,16 @@ async def test_the_tail_of_a_full_queue_is_closed_when_there_is_room() -> None:
     assert len(rig.queue) == 0
 
 
-async def test_a_tail_needs_no_place_of_its_own() -> None:
+async def test_signal_tail_needs_no_credit() -> None:
     rig = SendRig(depth=16)
     rig.send()
-    for _ in range(15):  # of those who wait for memory, for one
+    for _ in range(15):  # credits of tasks that wait for a buffer, for example
         assert rig.queue.try_reserve()
     rig.queue.signal_tail()
     assert len(rig.qp.requests) == 1
 
 
-async def test_a_tail_that_is_refused_says_so_and_is_closed_the_next_time() -> None:
+async def test_a_refused_signal_tail_raises_and_can_be_repeated() -> None:
     rig = SendRig(depth=16)
     rig.send()
     rig.qp.refuses = True
@@ -472,7 +472,7 @@ async def test_a_tail_that_is_refused_says_so_and_is_closed_the_next_time() -> N
 # --- fences ---
 
 
-async def test_what_is_posted_behind_a_fence_waits() -> None:
+async def test_requests_are_fenced_between_fence_and_unfence() -> None:
     rig = SendRig(free_buffers=1, depth=16)
     rig.send()
     unfence = rig.queue.fence()
@@ -487,7 +487,7 @@ async def test_what_is_posted_behind_a_fence_waits() -> None:
     assert rig.signaled == [False, False, True, True, False]
 
 
-async def test_the_last_that_is_fenced_off_takes_the_fence_away() -> None:
+async def test_requests_are_fenced_until_the_last_fence_ends() -> None:
     rig = SendRig(depth=64)
     ends = [rig.queue.fence() for _ in range(3)]
     for end in ends:
@@ -502,10 +502,10 @@ async def test_the_last_that_is_fenced_off_takes_the_fence_away() -> None:
     end()
 
 
-# --- who waits, and what was lent ---
+# --- waiters and memory ---
 
 
-async def test_waits_are_counted() -> None:
+async def test_waits_for_credits_are_counted() -> None:
     rig = SendRig(depth=2)
     for _ in range(2):
         rig.send()
@@ -518,12 +518,12 @@ async def test_waits_are_counted() -> None:
     assert rig.queue.stats.send_waits == 3
 
 
-async def test_a_completion_tells_what_was_lent_for_its_own_request() -> None:
+async def test_completed_returns_the_memory_of_its_own_request() -> None:
     rig = SendRig(depth=16)
     first, second = CountedMemory(), CountedMemory()
-    for lent in (first, None, second, None):
+    for memory in (first, None, second, None):
         await rig.queue.reserve()
-        rig.queue.post(post_something, lent)
+        rig.queue.post(post_something, memory)
     assert rig.queue.completed(1) is None
     assert (first.releases, second.releases) == (1, 0)
     assert rig.queue.completed(2) is second
@@ -531,7 +531,7 @@ async def test_a_completion_tells_what_was_lent_for_its_own_request() -> None:
     assert (first.releases, second.releases) == (1, 1)
 
 
-async def test_those_who_wait_for_an_end_are_let_go_and_nothing_is_given_back() -> None:
+async def test_stop_waiting_wakes_waiters_and_releases_nothing() -> None:
     rig = SendRig(free_buffers=1, depth=16)
     has_waiter = CountedMemory()
     rig.send()
@@ -553,7 +553,7 @@ class FakeHandle:
     pointer = 0x4000
 
 
-async def test_every_datagram_is_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_datagram_is_signaled(monkeypatch: pytest.MonkeyPatch) -> None:
     flags: list[int] = []
 
     def post_ud_send(*arguments: Any) -> int:
@@ -569,13 +569,15 @@ async def test_every_datagram_is_signalled(monkeypatch: pytest.MonkeyPatch) -> N
     address = address_and_length(memory)[0]
     sends.open(QueuePair(pointer, QueuePairCaps(64, 0)), pool, SEND_WR_ID)  # type: ignore[arg-type]
     released: list[str] = []
-    borrowed: Any = SimpleNamespace(handle=FakeHandle(), release=lambda: released.append("handle"))
+    handle_reference: Any = SimpleNamespace(
+        handle=FakeHandle(), release=lambda: released.append("handle")
+    )
     for number in range(32):
         assert sends.try_reserve()
-        parcel = DatagramSend(borrowed)
+        datagram_send = DatagramSend(handle_reference)
         if number % 2:
-            parcel.buffer = PooledBuffer(pool.home, address, 99, memoryview(memory))
-        sends.post_to(parcel, b"data", -1, (1, 2))
+            datagram_send.buffer = PooledBuffer(pool.home, address, 99, memoryview(memory))
+        sends.post_to(datagram_send, b"data", -1, (1, 2))
     assert len(flags) == 32
     assert all(flag & SendFlags.SIGNALED for flag in flags)
     assert len(sends) == 32
@@ -584,7 +586,7 @@ async def test_every_datagram_is_signalled(monkeypatch: pytest.MonkeyPatch) -> N
     assert (len(released), len(pool.home)) == (32, 16)
 
 
-async def test_a_queue_that_is_held_has_places_when_it_is_let_go() -> None:
+async def test_a_paused_queue_has_credits_after_resume() -> None:
     rig = SendRig()
     rig.queue.pause()
     assert not rig.queue.try_reserve()
@@ -597,28 +599,28 @@ async def test_a_queue_that_is_held_has_places_when_it_is_let_go() -> None:
     assert [rig.queue.try_reserve() for _ in range(DEPTH)] == [True] * (DEPTH - 1) + [False]
 
 
-# --- the lane ---
+# --- the SendQueueCore ---
 
 
-async def test_the_lane_knows_what_is_lent() -> None:
+async def test_the_core_counts_requests_with_memory() -> None:
     rig = SendRig(free_buffers=3, depth=16)
-    lane = rig.queue.core
+    core = rig.queue.core
     rig.send()
     rig.send_copy()
     rig.send_copy()
-    assert lane.in_flight == 2
+    assert core.in_flight == 2
     rig.qp.refuses = True
     with pytest.raises(VerbsError):
         rig.send_copy()
-    assert lane.in_flight == 2
+    assert core.in_flight == 2
     rig.qp.refuses = False
     rig.complete(2)
-    assert lane.in_flight == 1
+    assert core.in_flight == 1
     rig.queue.abandon()
-    assert (lane.in_flight, len(rig.queue)) == (0, 0)
+    assert (core.in_flight, len(rig.queue)) == (0, 0)
 
 
-async def test_the_lane_knows_who_waits_for_a_place() -> None:
+async def test_the_core_counts_tasks_that_wait_for_a_credit() -> None:
     rig = SendRig()
     for _ in range(DEPTH):
         rig.send()
@@ -633,43 +635,43 @@ async def test_the_lane_knows_who_waits_for_a_place() -> None:
     assert (rig.queue.core.waiters, rig.queue.credits) == (0, 0)
 
 
-async def test_a_place_that_the_lane_has_freed_goes_to_who_waits() -> None:
+async def test_a_credit_freed_by_the_core_goes_to_a_waiting_task() -> None:
     rig = SendRig()
     for _ in range(DEPTH):
         rig.send()
     waiting = asyncio.create_task(rig.queue.reserve())
     await settle()
-    rig.queue.core.completed(rig.qp.posted[1])  # by C, which then leaves it for Python
+    rig.queue.core.completed(rig.qp.posted[1])  # as C does before it passes the completion on
     assert not waiting.done()
     rig.queue.completed(rig.qp.posted[1])
     await asyncio.wait_for(waiting, timeout=5)
     assert rig.queue.credits == 1
 
 
-async def test_what_lane_and_queue_post_is_numbered_together() -> None:
+async def test_requests_of_core_and_queue_share_the_numbers() -> None:
     rig = SendRig(depth=16)
     rig.send()
-    lane = rig.queue.core
-    lane.next_number, lane.credits, lane.unsignaled = lane.next_number + 2, lane.credits - 2, 3
+    core = rig.queue.core
+    core.next_number, core.credits, core.unsignaled = core.next_number + 2, core.credits - 2, 3
     rig.send()
     assert list(rig.qp.posted) == [0, 3]
     assert rig.signaled == [False, True]
     assert (len(rig.queue), rig.queue.credits) == (4, 12)
 
 
-async def test_a_queue_on_fakes_takes_the_long_way() -> None:
+async def test_a_core_without_a_queue_pair_takes_the_slow_path() -> None:
     rig = SendRig()
     assert rig.queue.core.is_open
     assert rig.queue.core.send(b"x") == -1
 
 
-async def test_a_queue_that_is_stopped_posts_nothing_in_short_and_hears_of_every_end() -> None:
+async def test_stop_closes_the_core_and_reports_every_completion() -> None:
     rig = SendRig()
     rig.queue.stop()
     assert (rig.queue.core.is_open, rig.queue.core.waiters) == (False, 1)
 
 
-async def test_a_queue_that_is_held_has_no_place_for_the_lane_either() -> None:
+async def test_a_paused_queue_has_no_credits_for_the_core() -> None:
     rig = SendRig()
     rig.queue.pause()
     assert rig.queue.core.credits == 0

@@ -1,4 +1,4 @@
-"""SharedReceives: one set of receive buffers, many that take from it; and who shares it."""
+"""SharedReceives: receive buffers that several connections share."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ class FakeSrq(FakeReceivePoster):
         self.closed = 0
 
     def close(self) -> None:
-        assert not self.pages.closed, "the memory went first"
+        assert not self.pages.closed, "the memory was closed before the queue"
         self.closed += 1
 
 
-class FakeShared:
-    """What LoopDevice does, counted."""
+class FakeLoopDevice:
+    """A LoopDevice that counts its users and its reserved entries."""
 
     def __init__(self) -> None:
         self.pd = object()
-        self.sinks: dict[int, object] = {}
+        self.handlers: dict[int, object] = {}
         self.reserved = 0
         self.users = 1
 
-    def attach(self, sink: object) -> int:
-        self.sinks[KEY] = sink
+    def attach(self, handler: object) -> int:
+        self.handlers[KEY] = handler
         return KEY
 
     def detach(self, key: int) -> None:
-        del self.sinks[key]
+        del self.handlers[key]
 
     def reserve(self, entries: int) -> str:
         self.reserved += entries
@@ -66,7 +66,7 @@ class FakeShared:
 
 
 class FakeDevice:
-    """A device, of which nothing is asked but which one it is."""
+    """A device without methods: only its identity is compared."""
 
 
 class ReceiveConsumer:
@@ -82,10 +82,10 @@ class ReceiveConsumer:
 
 
 class Rig:
-    """A SharedReceives of SLOTS slots, on fakes."""
+    """A SharedReceives of SLOTS slots, on a FakeLoopDevice and FakeSrqs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.shared = FakeShared()
+        self.loop_device = FakeLoopDevice()
         self.pages: list[FakePages] = []
         self.srqs: list[FakeSrq] = []
         self.on_create: Callable[[], None] = lambda: None
@@ -97,18 +97,18 @@ class Rig:
         self.receives = SharedReceives(running_loop(), device, SLOTS, SLOT_SIZE)
 
     def _allocate(self, pd: object, nbytes: int, access: Any) -> FakePages:
-        assert pd is self.shared.pd
+        assert pd is self.loop_device.pd
         self.pages.append(FakePages(pd, nbytes, access))
         return self.pages[-1]
 
-    def of(self, loop: object, device: object) -> FakeShared:
-        """In place of LoopDevice."""
+    def of(self, loop: object, device: object) -> FakeLoopDevice:
+        """Replace LoopDevice.of()."""
         assert device is self.device
-        return self.shared
+        return self.loop_device
 
     def create(self, pd: object, caps: SharedReceiveQueueCaps) -> FakeSrq:
-        """In place of SharedReceiveQueue."""
-        assert (pd, caps.max_wr) == (self.shared.pd, SLOTS)
+        """Replace SharedReceiveQueue.create()."""
+        assert (pd, caps.max_wr) == (self.loop_device.pd, SLOTS)
         self.on_create()
         self.srqs.append(FakeSrq(self.pages[-1]))
         return self.srqs[-1]
@@ -118,7 +118,7 @@ class Rig:
         return self.srqs[-1]
 
     def fill(self, qp_num: int = 17) -> int:
-        """The device fills a slot for a queue pair."""
+        """Complete the next slot with a message for a queue pair. Return the slot."""
         slot = self.srq.fill(b"hello")
         self.receives.complete(slot, completion(5, qp_num=qp_num))
         return slot
@@ -129,8 +129,8 @@ class Rig:
         return list(self.srq.posted)
 
     @property
-    def is_gone(self) -> bool:
-        return not self.shared.users
+    def is_released(self) -> bool:
+        return not self.loop_device.users
 
 
 @pytest_asyncio.fixture
@@ -144,7 +144,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def stays_so() -> None:
+async def settle() -> None:
     await asyncio.sleep(0.02)
 
 
@@ -155,39 +155,39 @@ def opened(rig: Rig) -> tuple[Any, Any]:
     return rig.receives.open()
 
 
-async def test_all_is_made_when_it_is_needed_first(rig: Rig) -> None:
-    assert (rig.srqs, rig.shared.reserved) == ([], 0)
+async def test_the_first_open_makes_everything(rig: Rig) -> None:
+    assert (rig.srqs, rig.loop_device.reserved) == ([], 0)
     assert opened(rig) == (rig.srq, "the completion queue")
     assert opened(rig) == (rig.srq, "the completion queue")
     assert len(rig.srqs) == len(rig.pages) == 1
-    assert rig.shared.reserved == SLOTS
+    assert rig.loop_device.reserved == SLOTS
     assert rig.posted == [0, 1, 2, 3]
 
 
-async def test_those_who_open_it_at_once_get_the_same(rig: Rig) -> None:
+async def test_concurrent_opens_return_the_same_queue(rig: Rig) -> None:
     with ThreadPoolExecutor(8) as threads:
         calls = [threads.submit(rig.receives.open) for _ in range(8)]
         assert len({id(call.result()[0]) for call in calls}) == 1
     assert len(rig.srqs) == 1
-    assert rig.shared.reserved == SLOTS
+    assert rig.loop_device.reserved == SLOTS
 
 
 def refused() -> None:
     raise VerbsError(errno.ENOMEM, "ibv_create_srq")
 
 
-async def test_what_could_not_be_made_leaves_nothing_behind(rig: Rig) -> None:
+async def test_a_failed_creation_releases_everything(rig: Rig) -> None:
     rig.on_create = refused
     with pytest.raises(VerbsError, match="ibv_create_srq"):
         rig.receives.open()
     assert rig.pages[0].closed
-    await eventually(lambda: rig.shared.reserved == 0)
+    await eventually(lambda: rig.loop_device.reserved == 0)
     rig.receives.release()
-    await eventually(lambda: rig.is_gone)
-    assert rig.shared.reserved == 0
+    await eventually(lambda: rig.is_released)
+    assert rig.loop_device.reserved == 0
 
 
-async def test_a_queue_that_takes_no_receives_leaves_nothing_behind(
+async def test_a_queue_that_refuses_receives_releases_everything(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeSrq, "post_recv", lambda *args: refused())
@@ -195,10 +195,10 @@ async def test_a_queue_that_takes_no_receives_leaves_nothing_behind(
         rig.receives.open()
     assert rig.srq.closed == 1
     assert rig.pages[0].closed
-    await eventually(lambda: rig.shared.reserved == 0)
+    await eventually(lambda: rig.loop_device.reserved == 0)
 
 
-async def test_what_could_not_be_made_can_be_made_later(rig: Rig) -> None:
+async def test_open_can_be_repeated_after_a_failure(rig: Rig) -> None:
     rig.on_create = refused
     with pytest.raises(VerbsError):
         rig.receives.open()
@@ -208,7 +208,7 @@ async def test_what_could_not_be_made_can_be_made_later(rig: Rig) -> None:
     assert not rig.pages[1].closed
 
 
-async def test_receives_that_were_posted_in_vain_do_not_count(
+async def test_receives_of_a_failed_open_are_not_counted(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posted: list[int] = []
@@ -226,10 +226,10 @@ async def test_receives_that_were_posted_in_vain_do_not_count(
     assert rig.posted == [0, 1, 2, 3]
 
 
-# --- taking ---
+# --- consumers ---
 
 
-async def test_a_message_goes_to_the_queue_pair_that_took_the_buffer(rig: Rig) -> None:
+async def test_a_message_goes_to_the_consumer_of_its_queue_pair(rig: Rig) -> None:
     rig.receives.open()
     one, other = ReceiveConsumer(), ReceiveConsumer()
     rig.receives.add(17, one)
@@ -243,53 +243,55 @@ async def test_a_message_goes_to_the_queue_pair_that_took_the_buffer(rig: Rig) -
     assert rig.posted == [3, third, first, second]
 
 
-async def test_what_a_queue_pair_took_that_is_gone_is_posted_again(rig: Rig) -> None:
+async def test_the_slot_of_a_destroyed_queue_pair_is_posted_again(rig: Rig) -> None:
     rig.receives.open()
-    taker = ReceiveConsumer()
-    rig.receives.add(17, taker)
+    consumer = ReceiveConsumer()
+    rig.receives.add(17, consumer)
     slot = rig.fill(99)
     assert rig.posted == [1, 2, 3, slot]
-    rig.receives.remove(17, taker)
+    rig.receives.remove(17, consumer)
     slot = rig.fill(17)
     assert rig.posted == [2, 3, 0, slot]
-    assert taker.got == []
+    assert consumer.got == []
 
 
-async def test_a_number_that_another_has_by_now_stays_the_others(rig: Rig) -> None:
+async def test_removing_an_old_consumer_keeps_the_new_one_of_its_number(rig: Rig) -> None:
     rig.receives.open()
-    gone, taker = ReceiveConsumer(), ReceiveConsumer()
+    gone, consumer = ReceiveConsumer(), ReceiveConsumer()
     rig.receives.add(17, gone)
-    rig.receives.add(17, taker)
+    rig.receives.add(17, consumer)
     rig.receives.remove(17, gone)
     rig.fill(17)
-    assert (len(gone.got), len(taker.got)) == (0, 1)
-    rig.receives.remove(17, taker)
-    rig.receives.remove(17, taker)
+    assert (len(gone.got), len(consumer.got)) == (0, 1)
+    rig.receives.remove(17, consumer)
+    rig.receives.remove(17, consumer)
 
 
-async def test_a_queue_that_takes_no_more_ends_all_that_share_it(rig: Rig) -> None:
+async def test_a_refused_slot_ends_all_consumers(rig: Rig) -> None:
     rig.receives.open()
-    takers = [ReceiveConsumer() for _ in range(3)]
-    for number, taker in enumerate(takers):
-        rig.receives.add(number, taker)
+    consumers = [ReceiveConsumer() for _ in range(3)]
+    for number, consumer in enumerate(consumers):
+        rig.receives.add(number, consumer)
     slots = [rig.fill(0), rig.fill(1)]
     rig.srq.refuses = True
     rig.receives.repost(slots[0])
-    assert [[error.errno for error in taker.failures] for taker in takers] == [[errno.ENOMEM]] * 3
-    rig.receives.repost(slots[1])  # nothing is posted any more, and nobody told again
-    assert [len(taker.failures) for taker in takers] == [1] * 3
+    assert [[error.errno for error in consumer.failures] for consumer in consumers] == [
+        [errno.ENOMEM]
+    ] * 3
+    rig.receives.repost(slots[1])  # not posted, and no consumer is notified
+    assert [len(consumer.failures) for consumer in consumers] == [1] * 3
     assert rig.posted == [2, 3]
 
 
-async def test_a_device_that_fails_ends_all_that_share_it(rig: Rig) -> None:
+async def test_a_failed_device_ends_all_consumers(rig: Rig) -> None:
     rig.receives.open()
-    takers = [ReceiveConsumer() for _ in range(3)]
-    for number, taker in enumerate(takers):
-        rig.receives.add(number, taker)
+    consumers = [ReceiveConsumer() for _ in range(3)]
+    for number, consumer in enumerate(consumers):
+        rig.receives.add(number, consumer)
     slot = rig.fill(0)
     error = VerbsError(errno.EIO, "ibv_poll_cq")
     rig.receives.device_failed(error)
-    assert [taker.failures for taker in takers] == [[error]] * 3
+    assert [consumer.failures for consumer in consumers] == [[error]] * 3
     rig.receives.repost(slot)
     assert rig.posted == [1, 2, 3]
 
@@ -297,44 +299,44 @@ async def test_a_device_that_fails_ends_all_that_share_it(rig: Rig) -> None:
 # --- the end ---
 
 
-async def test_it_lives_as_long_as_it_has_users(rig: Rig) -> None:
+async def test_shared_receives_exist_as_long_as_they_have_users(rig: Rig) -> None:
     rig.receives.open()
     for _ in range(3):
         rig.receives.acquire()
     for _ in range(3):
         rig.receives.release()
-        await stays_so()
+        await settle()
         assert rig.srq.closed == 0
-        assert (rig.shared.users, rig.shared.reserved) == (1, SLOTS)
+        assert (rig.loop_device.users, rig.loop_device.reserved) == (1, SLOTS)
     slot = rig.fill()
     assert slot in rig.posted
     rig.receives.release()
-    await eventually(lambda: rig.is_gone)
-    await stays_so()
+    await eventually(lambda: rig.is_released)
+    await settle()
     assert (rig.srq.closed, rig.pages[0].closed) == (1, True)
-    assert (rig.shared.users, rig.shared.reserved, rig.shared.sinks) == (0, 0, {})
+    assert (rig.loop_device.users, rig.loop_device.reserved, rig.loop_device.handlers) == (0, 0, {})
 
 
-async def test_one_that_nobody_opened_is_let_go_too(rig: Rig) -> None:
+async def test_unopened_shared_receives_are_released(rig: Rig) -> None:
     rig.receives.release()
-    await eventually(lambda: rig.is_gone)
-    assert (rig.shared.users, rig.shared.reserved, rig.shared.sinks) == (0, 0, {})
+    await eventually(lambda: rig.is_released)
+    assert (rig.loop_device.users, rig.loop_device.reserved, rig.loop_device.handlers) == (0, 0, {})
     assert rig.srqs == []
 
 
-async def test_a_message_that_is_released_after_the_end_is_not_posted(rig: Rig) -> None:
+async def test_a_slot_is_not_posted_after_the_last_release(rig: Rig) -> None:
     rig.receives.open()
-    taker = ReceiveConsumer()
-    rig.receives.add(17, taker)
+    consumer = ReceiveConsumer()
+    rig.receives.add(17, consumer)
     first, second = rig.fill(), rig.fill()
     rig.receives.release()
-    rig.receives.repost(first)  # it is about to be destroyed
-    await eventually(lambda: rig.is_gone)
+    rig.receives.repost(first)  # it will soon be destroyed
+    await eventually(lambda: rig.is_released)
     rig.receives.repost(second)
     assert list(rig.srq.posted) == [2, 3]
 
 
-async def test_a_queue_that_cannot_be_destroyed_is_let_go_all_the_same(
+async def test_a_failure_to_destroy_the_queue_is_logged_and_all_else_released(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(srq: FakeSrq) -> None:
@@ -343,12 +345,12 @@ async def test_a_queue_that_cannot_be_destroyed_is_let_go_all_the_same(
     rig.receives.open()
     monkeypatch.setattr(FakeSrq, "close", fail)
     rig.receives.release()
-    await eventually(lambda: rig.is_gone)
+    await eventually(lambda: rig.is_released)
     assert "ibv_destroy_srq" in caplog.text
-    assert rig.shared.reserved == 0
+    assert rig.loop_device.reserved == 0
 
 
-# --- what a listener shares ---
+# --- the shared receives of a listener ---
 
 
 class FakeReceives:
@@ -371,7 +373,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 class FakeId:
-    """As much of an id as Sharing asks for."""
+    """The attributes of an id that SharedReceivesByDevice uses."""
 
     def __init__(self, device: object) -> None:
         self.loop = None
@@ -386,61 +388,61 @@ FIRST: Any = FakeId("the first device")
 SECOND: Any = FakeId("the second device")
 
 
-def share(sharing: SharedReceivesByDevice, cm: Any, options: ConnectionOptions) -> Any:
-    return sharing.receives(cm, options)
+def share(shares: SharedReceivesByDevice, cm: Any, options: ConnectionOptions) -> Any:
+    return shares.receives(cm, options)
 
 
-async def test_connections_of_a_listener_share_what_is_on_their_device(
+async def test_connections_of_a_listener_share_receives_per_device(
     made: list[Any],
 ) -> None:
-    sharing = SharedReceivesByDevice(SHARED)
+    shares = SharedReceivesByDevice(SHARED)
     assert made == []
-    first = share(sharing, FIRST, SHARED)
+    first = share(shares, FIRST, SHARED)
     assert (made[0].device, made[0].depth, made[0].slot_size) == ("the first device", 50, 1000)
-    assert share(sharing, FIRST, SHARED) is first
-    assert share(sharing, SECOND, SHARED) is made[1]
+    assert share(shares, FIRST, SHARED) is first
+    assert share(shares, SECOND, SHARED) is made[1]
     assert made[1].device == "the second device"
 
 
 @pytest.mark.parametrize("own", [SHARED, ConnectionOptions()])
-async def test_one_that_does_not_want_to_share_has_buffers_of_its_own(
+async def test_a_connection_can_have_its_own_buffers(
     made: list[Any], own: ConnectionOptions
 ) -> None:
-    sharing = SharedReceivesByDevice(own)
-    assert share(sharing, FIRST, ConnectionOptions(max_message_size=5000)) is None
+    shares = SharedReceivesByDevice(own)
+    assert share(shares, FIRST, ConnectionOptions(max_message_size=5000)) is None
     assert made == []
 
 
 @pytest.mark.parametrize(
-    ("listens", "wants"),
+    ("listener_options", "own_options"),
     [
         (SHARED, ConnectionOptions(shared_recv_depth=50, max_message_size=1001)),
         (ConnectionOptions(), SHARED),
     ],
 )
-async def test_one_that_wants_more_than_is_shared_is_refused(
-    made: list[Any], listens: ConnectionOptions, wants: ConnectionOptions
+async def test_options_beyond_the_listeners_are_refused(
+    made: list[Any], listener_options: ConnectionOptions, own_options: ConnectionOptions
 ) -> None:
     with pytest.raises(ValueError, match="are for listen"):
-        share(SharedReceivesByDevice(listens), FIRST, wants)
+        share(SharedReceivesByDevice(listener_options), FIRST, own_options)
     assert made == []
 
 
-async def test_smaller_messages_may_be_wanted(made: list[Any]) -> None:
-    sharing = SharedReceivesByDevice(SHARED)
+async def test_smaller_messages_are_accepted(made: list[Any]) -> None:
+    shares = SharedReceivesByDevice(SHARED)
     small = ConnectionOptions(shared_recv_depth=1, max_message_size=999)
-    assert share(sharing, FIRST, small) is made[0]
+    assert share(shares, FIRST, small) is made[0]
     assert made[0].slot_size == 1000
 
 
-async def test_closing_gives_up_each_share_once(made: list[Any]) -> None:
-    sharing = SharedReceivesByDevice(SHARED)
-    share(sharing, FIRST, SHARED)
-    share(sharing, SECOND, SHARED)
-    sharing.close()
-    sharing.close()
+async def test_close_releases_each_shared_queue_once(made: list[Any]) -> None:
+    shares = SharedReceivesByDevice(SHARED)
+    share(shares, FIRST, SHARED)
+    share(shares, SECOND, SHARED)
+    shares.close()
+    shares.close()
     assert [one.users for one in made] == [0, 0]
-    assert share(sharing, FIRST, SHARED) is None
+    assert share(shares, FIRST, SHARED) is None
     assert len(made) == 2
 
 
@@ -450,7 +452,7 @@ class SharingDevice:
     attributes = DeviceAttributes(100, 4, 1000, 1 << 30, 1, 1, max_srq_wr=50)
 
 
-async def test_a_listener_that_is_closed_gives_up_what_it_shares(
+async def test_closing_a_listener_releases_its_shared_receives(
     made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fake_cm(running_loop(), monkeypatch) as fakes:

@@ -555,9 +555,7 @@ async def test_a_read_without_a_send_credit_takes_the_slow_path(verbs: FakeVerbs
     regions = [FakeRegion(number=number) for number in range(1, 5)]
     for region in regions:
         rig.start(READ, region)
-    assert (
-        rig.core.start_transfer(READ, regions[0], REMOTE) is None
-    )  # the slow path waits for a send credit
+    assert rig.core.start_transfer(READ, regions[0], REMOTE) is None
     assert rig.free == (0, 36)
 
 
