@@ -257,12 +257,12 @@ async def test_the_slot_of_a_destroyed_queue_pair_is_posted_again(rig: Rig) -> N
 
 async def test_removing_an_old_consumer_keeps_the_new_one_of_its_number(rig: Rig) -> None:
     rig.receives.open()
-    gone, consumer = ReceiveConsumer(), ReceiveConsumer()
-    rig.receives.add(17, gone)
+    removed, consumer = ReceiveConsumer(), ReceiveConsumer()
+    rig.receives.add(17, removed)
     rig.receives.add(17, consumer)
-    rig.receives.remove(17, gone)
+    rig.receives.remove(17, removed)
     rig.fill(17)
-    assert (len(gone.got), len(consumer.got)) == (0, 1)
+    assert (len(removed.got), len(consumer.got)) == (0, 1)
     rig.receives.remove(17, consumer)
     rig.receives.remove(17, consumer)
 
