@@ -61,7 +61,7 @@ FLUSH_SECONDS = 10.0
 FIRST_MESSAGE_SECONDS = 0.05
 # iWARP can report the end of a connection a short time before it has flushed the receives.
 LATE_FLUSH_SECONDS = 0.1
-# The time for which a failed queue pair waits for the completion that says why it failed.
+# The time to wait for the completion that contains the reason why a queue pair failed.
 CAUSE_SECONDS = 0.5
 
 

@@ -109,7 +109,7 @@ class Operations:
         self._cancel_checkpoint = cancellation_of(loop)
         self.make_future = future_factory(loop)
         """Makes the future that the waiter of an operation awaits: see future_factory()."""
-        # A loop with checkpoints needs one in each operation, even in one that need not wait.
+        # A loop such as trio needs a checkpoint in each operation. A transfer has none.
         if self._cancel_checkpoint is None:
             sends.core.make_future = self.make_future
 

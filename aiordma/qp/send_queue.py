@@ -285,8 +285,8 @@ class SendQueue:
         Batched requests are posted first, unless the request is batched, too.
 
         The record is made before the posting: if a Ctrl-C comes in between, memory that the device
-        uses must not be without a reference. A record of a request that was not posted does no
-        harm. It is removed with the next one.
+        uses must not be without a reference. At worst, a request that was not posted stays
+        recorded until the next one completes.
 
         Raises:
             VerbsError: the device refused the batched requests.

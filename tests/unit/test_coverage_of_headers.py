@@ -1,4 +1,4 @@
-"""Everything that rdma_cma.h and rdma_verbs.h declare, against what is bound and documented."""
+"""All declarations of rdma_cma.h and rdma_verbs.h are bound and documented."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ untyped_ffi: Any = ffi  # _lib.pyi does not declare typeof(), CType and CField
 HEADERS = ("rdma/rdma_cma.h", "rdma/rdma_verbs.h")
 TABLE = Path(__file__).parents[2] / "docs" / "rdmacm.md"
 
-# What rdma-core 60 brought: bound by functions of cm_events.c that look for it when called.
+# New in rdma-core 60: bound by functions of cm_events.c that look them up when they are called.
 NEWER_FUNCTIONS = {
     "rdma_resolve_addrinfo": "aiordma_resolve_addrinfo",
     "rdma_query_addrinfo": "aiordma_query_addrinfo",
@@ -38,7 +38,7 @@ NEWER_CONSTANTS = {
     "RAI_SA": "AIORDMA_RAI_SA",
     "RAI_DNS": "AIORDMA_RAI_DNS",
 }
-NEWER_FIELDS = {("struct rdma_cm_event.param", "arg")}  # read by cm_events.c, where it stands
+NEWER_FIELDS = {("struct rdma_cm_event.param", "arg")}  # read by cm_events.c
 
 UNBOUND = {
     "rdma_seterrno": "a private helper of the inline functions",
@@ -46,7 +46,7 @@ UNBOUND = {
     "RDMA_VERBS_H": "an include guard",
 }
 
-# What the headers use and do not define, as the parser has to know which words are types.
+# Types that the headers use and do not define. The parser needs to know them.
 TYPES = ("size_t", "socklen_t", "uint8_t", "uint16_t", "uint32_t", "uint64_t", "uintptr_t")
 SPELLINGS = {"__be16": "uint16_t", "__be32": "uint32_t", "__be64": "uint64_t"}
 
@@ -56,29 +56,29 @@ SPELLINGS = {"__be16": "uint16_t", "__be32": "uint32_t", "__be64": "uint64_t"}
 
 @functools.cache
 def preprocessed(*options: str) -> str:
-    """What the preprocessor leaves of the two headers, without those that they include."""
+    """Return the preprocessed text of the two headers, without the headers that they include."""
     source = "".join(f"#include <{header}>\n" for header in HEADERS)
     command = ["cc", "-E", "-DNDEBUG", *options, "-"]
     done = subprocess.run(command, input=source, capture_output=True, check=True, text=True)
-    kept, is_ours = [], False
+    kept, is_in_headers = [], False
     for line in done.stdout.splitlines():
         if marker := re.match(r'# \d+ "(.*?)"', line):
-            is_ours = marker[1].endswith(HEADERS)
-        elif is_ours:
+            is_in_headers = marker[1].endswith(HEADERS)
+        elif is_in_headers:
             kept.append(line)
     return "\n".join(kept)
 
 
 @functools.cache
 def declarations() -> list[c_ast.Node]:
-    """The top of the syntax tree."""
+    """Return the top-level nodes of the syntax tree."""
     text = "".join(f"typedef int {name};\n" for name in (*TYPES, *SPELLINGS)) + preprocessed()
     nodes: list[c_ast.Node] = c_parser.CParser().parse(text).ext
     return nodes
 
 
 def spelled(node: c_ast.Node) -> str:
-    """A C type as cffi spells it, to whom an enumeration is an int here."""
+    """Return a C type in the spelling of cffi. An enumeration is an int here."""
     node = getattr(node, "type", node) if isinstance(node, c_ast.Typename | c_ast.Decl) else node
     if isinstance(node, c_ast.PtrDecl):
         return f"{spelled(node.type)} *"
@@ -92,7 +92,7 @@ def spelled(node: c_ast.Node) -> str:
 
 
 def functions() -> dict[str, list[str]]:
-    """Each function's result and arguments, the static inline ones among them."""
+    """Return the result and the arguments of each function, also of static inline ones."""
     found: dict[str, list[str]] = {}
     for node in declarations():
         declaration = node.decl if isinstance(node, c_ast.FuncDef) else node
@@ -104,7 +104,7 @@ def functions() -> dict[str, list[str]]:
 
 
 def enumerators() -> dict[str, int]:
-    """Each enumerator and its value."""
+    """Return each enumerator and its value."""
     found: dict[str, int] = {}
     for node in declarations():
         kind = getattr(node, "type", None)
@@ -117,7 +117,7 @@ def enumerators() -> dict[str, int]:
 
 
 def evaluate(node: c_ast.Node) -> int:
-    """A constant expression."""
+    """Return the value of a constant expression."""
     if isinstance(node, c_ast.BinaryOp):
         operation = {"<<": operator.lshift, "|": operator.or_}[node.op]
         return int(operation(evaluate(node.left), evaluate(node.right)))
@@ -129,7 +129,7 @@ def number(text: str) -> int:
 
 
 def macros() -> dict[str, str]:
-    """Each macro and its text."""
+    """Return each macro and its text."""
     lines = (line.split(maxsplit=2) for line in preprocessed("-dD").splitlines())
     found = {}
     for words in lines:
@@ -139,31 +139,31 @@ def macros() -> dict[str, str]:
 
 
 def structs() -> dict[str, list[tuple[str, str]]]:
-    """Each struct with its fields and their types; a union in a struct stands as `struct.field`."""
+    """Return the fields of each struct, with their types. A union in it is `struct.field`."""
     found: dict[str, list[tuple[str, str]]] = {}
     for node in declarations():
         kind = getattr(node, "type", None)
         if isinstance(kind, c_ast.Struct) and kind.decls:
-            note_fields(f"struct {kind.name}", kind, found)
+            add_fields(f"struct {kind.name}", kind, found)
     return found
 
 
-def note_fields(
+def add_fields(
     name: str, kind: c_ast.Struct | c_ast.Union, found: dict[str, list[tuple[str, str]]]
 ) -> None:
     fields = found.setdefault(name, [])
     for field in kind.decls:
         inner = getattr(field.type, "type", field.type)
-        if field.name is None:  # an anonymous union: its fields are the struct's
-            note_fields(name, field.type, found)
+        if field.name is None:  # the fields of an anonymous union belong to the struct
+            add_fields(name, field.type, found)
         elif isinstance(inner, c_ast.Union) and inner.decls:
             fields.append((field.name, "a union"))
-            note_fields(f"{name}.{field.name}", inner, found)
+            add_fields(f"{name}.{field.name}", inner, found)
         else:
             fields.append((field.name, spelled(field.type)))
 
 
-def newer_or_same(name: str, newer: dict[str, str]) -> str:
+def bound_name(name: str, newer: dict[str, str]) -> str:
     return newer.get(name, name)
 
 
@@ -182,19 +182,19 @@ def test_the_headers_are_read() -> None:
 
 @pytest.mark.parametrize("name", sorted(functions().keys() - UNBOUND.keys()))
 def test_every_function_is_bound_as_it_is_declared(name: str) -> None:
-    bound = untyped_ffi.typeof(getattr(lib, newer_or_same(name, NEWER_FUNCTIONS)))
+    bound = untyped_ffi.typeof(getattr(lib, bound_name(name, NEWER_FUNCTIONS)))
     types = [bound.result.cname, *(argument.cname for argument in bound.args)]
     assert types == functions()[name]
 
 
 @pytest.mark.parametrize("name", enumerators())
 def test_every_enumerator_is_bound_with_its_value(name: str) -> None:
-    assert getattr(lib, newer_or_same(name, NEWER_CONSTANTS)) == enumerators()[name]
+    assert getattr(lib, bound_name(name, NEWER_CONSTANTS)) == enumerators()[name]
 
 
 @pytest.mark.parametrize("name", sorted(macros().keys() - UNBOUND.keys()))
 def test_every_macro_is_bound_with_its_value(name: str) -> None:
-    assert getattr(lib, newer_or_same(name, NEWER_CONSTANTS)) == number(macros()[name])
+    assert getattr(lib, bound_name(name, NEWER_CONSTANTS)) == number(macros()[name])
 
 
 @pytest.mark.parametrize("name", structs())
@@ -208,7 +208,7 @@ def test_every_field_of_every_struct_is_bound_as_it_is_declared(name: str) -> No
 
 
 def flat(kind: Any) -> list[tuple[str, Any]]:
-    """Its fields; those of an anonymous union are the struct's."""
+    """Return the fields of a struct, with those of its anonymous unions."""
     found: list[tuple[str, Any]] = []
     for name, field in kind.fields:
         found += [(name, field)] if name else flat(field.type)
@@ -219,22 +219,22 @@ def spelled_by_cffi(kind: Any) -> str:
     return "a union" if kind.cname.startswith("union ") and "$" in kind.cname else str(kind.cname)
 
 
-def test_nothing_is_excepted_that_the_headers_do_not_have() -> None:
+def test_all_exceptions_are_in_the_headers() -> None:
     assert functions().keys() | macros().keys() >= UNBOUND.keys()
 
 
 @pytest.mark.parametrize("name", UNBOUND)
-def test_what_is_excepted_is_not_bound(name: str) -> None:
+def test_exceptions_are_not_bound(name: str) -> None:
     assert not hasattr(lib, name)
 
 
 @pytest.mark.parametrize("name", NEWER_FUNCTIONS)
-def test_every_newer_function_is_looked_for_and_not_linked(name: str) -> None:
+def test_newer_functions_are_looked_up_and_not_linked(name: str) -> None:
     assert callable(getattr(lib, NEWER_FUNCTIONS[name]))
     assert not hasattr(lib, name)
 
 
-def test_the_newer_functions_take_what_rdma_core_60_declares() -> None:
+def test_the_newer_functions_have_the_arguments_of_rdma_core_60() -> None:
     arguments = {
         name: [argument.cname for argument in untyped_ffi.typeof(getattr(lib, bound)).args]
         for name, bound in NEWER_FUNCTIONS.items()
@@ -260,7 +260,7 @@ def test_every_newer_constant_is_bound() -> None:
 
 @functools.cache
 def rows() -> dict[str, tuple[list[str], list[str]]]:
-    """For each C function of the tables: the names in the second and in the third column."""
+    """Return the names in the second and third column of the tables, by C function."""
     found: dict[str, tuple[list[str], list[str]]] = {}
     for line in TABLE.read_text().splitlines():
         if match := re.match(r"\| `((?:rdma|ibv)_\w+)` \|", line):
@@ -277,19 +277,19 @@ def names_in(cell: str) -> list[str]:
 
 
 def resolve(name: str) -> object:
-    """What `aiordma.<name>` is; a field of a value class counts."""
+    """Return `aiordma.<name>`, which can be a field of a value class."""
     *path, last = name.split(".")
     owner: object = functools.reduce(getattr, path, aiordma)
     return getattr(owner, last)
 
 
-def test_every_function_of_the_headers_has_a_row_and_nothing_else_has() -> None:
+def test_the_rows_are_exactly_the_functions_of_the_headers() -> None:
     declared = functions().keys() - UNBOUND.keys()
     assert rows().keys() == declared | NEWER_FUNCTIONS.keys()
 
 
 @pytest.mark.parametrize("name", rows())
-def test_every_row_names_a_binding_that_is_there_and_tells_of_it(name: str) -> None:
+def test_every_row_names_existing_bindings_that_mention_the_function(name: str) -> None:
     bindings, _ = rows()[name]
     assert bindings
     assert {binding.split(".")[0] for binding in bindings} <= {"rdmacm", "verbs"}
@@ -298,14 +298,14 @@ def test_every_row_names_a_binding_that_is_there_and_tells_of_it(name: str) -> N
 
 
 @pytest.mark.parametrize("name", rows())
-def test_every_row_names_awaiting_counterparts_that_are_there(name: str) -> None:
+def test_every_row_names_existing_awaitable_counterparts(name: str) -> None:
     _, awaiting = rows()[name]
     assert [entry for entry in awaiting if resolve(entry) is None] == []
     assert {entry.split(".")[0] for entry in awaiting} <= {"AsyncCmId", "SyncCmId", "getaddrinfo"}
 
 
 @pytest.mark.parametrize("name", rows())
-def test_what_a_row_says_of_one_kind_of_id_holds_for_the_other(name: str) -> None:
+def test_counterparts_of_async_ids_exist_for_sync_ids(name: str) -> None:
     _, awaiting = rows()[name]
     for entry in awaiting:
         if entry.startswith("AsyncCmId."):
@@ -313,13 +313,13 @@ def test_what_a_row_says_of_one_kind_of_id_holds_for_the_other(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["rdmacm.CmId.nothing", "nothing", "AsyncCmId.nothing.more"])
-def test_a_name_that_is_not_there_is_noticed(name: str) -> None:
+def test_resolve_of_a_missing_name_raises(name: str) -> None:
     with pytest.raises(AttributeError):
         resolve(name)
 
 
 def first_cells() -> set[str]:
-    """All that stands alone in the first cell of a row, in any table."""
+    """Return all names that are alone in the first cell of a row, in any table."""
     return set(re.findall(r"^\| `([\w.]+)`(?:, [^|`]*)? \|", TABLE.read_text(), re.MULTILINE))
 
 
@@ -327,11 +327,11 @@ def first_cells() -> set[str]:
     "kind",
     [enums.CmEventType, enums.IdOption, enums.IbOption, enums.AddrInfoFlags, enums.JoinFlags],
 )
-def test_every_event_option_and_flag_is_explained(kind: type[enum.IntEnum]) -> None:
+def test_every_event_option_and_flag_is_documented(kind: type[enum.IntEnum]) -> None:
     assert {f"{kind.__name__}.{member}" for member in kind.__members__} <= first_cells()
 
 
-def test_every_event_option_and_flag_that_is_explained_exists() -> None:
+def test_every_documented_event_option_and_flag_exists() -> None:
     dotted = {cell for cell in first_cells() if "." in cell}
     assert len(dotted) > 25
     for name in dotted:

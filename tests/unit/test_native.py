@@ -1,4 +1,4 @@
-"""The compiled module: what it offers, how it is typed, and what it can be loaded with."""
+"""The compiled module: its functions, its types in the stub, and the libraries that it needs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EXTENSION = Path(_lib.__file__)
 STUB = EXTENSION.with_name("_lib.pyi")
 CDEF = EXTENSION.with_name("cdef.h")
 
-# The newest symbol versions of rdma-core 44, which Debian 12 has.
+# The newest symbol versions of rdma-core 44, the version in Debian 12.
 NEWEST = {"RDMACM": (1, 3), "IBVERBS": (1, 14)}
-# Names with an underscore that belong to the stable ABI of CPython nevertheless.
+# Names with an underscore that are part of the stable ABI of CPython.
 STABLE_PRIVATE = {"_Py_Dealloc", "_Py_NoneStruct", "_Py_TrueStruct", "_Py_FalseStruct"}
 
 
@@ -30,7 +30,7 @@ def stub_classes() -> dict[str, ast.ClassDef]:
 
 
 def stub_fields(name: str) -> dict[str, str]:
-    """The fields of a class and of those it comes from, with how each is typed."""
+    """Return the fields of a class and of its bases, with their annotations."""
     node = stub_classes()[name]
     fields: dict[str, str] = {}
     for base in node.bases:
@@ -58,7 +58,7 @@ def readelf(*arguments: str) -> str:
 
 
 def undefined_symbols() -> list[str]:
-    """`name` or `name@VERSION` of all that the dynamic linker has to find elsewhere."""
+    """Return `name` or `name@VERSION` of each symbol that another library defines."""
     lines = [line.split() for line in readelf("--dyn-syms").splitlines()]
     return [fields[7] for fields in lines if len(fields) > 7 and fields[6] == "UND"]
 
@@ -68,11 +68,11 @@ def versions_of(library: str) -> list[tuple[int, ...]]:
     return [tuple(map(int, version.split("."))) for version in found]
 
 
-def test_the_stub_names_every_function_and_no_other() -> None:
+def test_the_stub_has_exactly_the_compiled_functions() -> None:
     assert stub_functions().keys() == compiled_functions()
 
 
-def test_the_stub_names_every_constant_and_no_other() -> None:
+def test_the_stub_has_exactly_the_compiled_constants() -> None:
     assert stub_constants() == set(dir(lib)) - compiled_functions()
 
 
@@ -81,13 +81,13 @@ def test_every_constant_is_an_int() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(compiled_functions()))
-def test_the_stub_counts_the_arguments_of_each_function(name: str) -> None:
+def test_the_stub_has_the_right_number_of_arguments(name: str) -> None:
     arguments = stub_functions()[name].args.args
     assert len(arguments) - 1 == len(untyped_ffi.typeof(getattr(lib, name)).args)
 
 
 @pytest.mark.parametrize("name", sorted(compiled_functions()))
-def test_the_stub_tells_what_each_function_returns(name: str) -> None:
+def test_the_stub_has_the_right_return_types(name: str) -> None:
     returns = ast.unparse(stub_functions()[name].returns or ast.Constant(...))
     kind = untyped_ffi.typeof(getattr(lib, name)).result.kind
     expected = {"void": returns == "None", "primitive": returns == "int"}
@@ -139,7 +139,7 @@ STRUCTS = {
     "RouteAddr": "struct rdma_addr",
     "SaPathRec": "struct ibv_sa_path_rec",
 }
-# What C code alone reads: an event as it was before it is copied, and the socket addresses, for
+# Fields that only C code reads: those of an event, which is copied, and the socket addresses, for
 # which librdmacm has functions.
 UNTYPED = {
     "CmEventPtr": {"listen_id", "event", "status", "param"},
@@ -150,7 +150,7 @@ UNTYPED = {
 
 
 def c_type(cdecl: str) -> Any:
-    """The type of a struct, or of a struct's field."""
+    """Return the type of a struct, or of a struct's field."""
     struct, _, field = cdecl.partition(".")
     kind = untyped_ffi.typeof(struct)
     return dict(kind.fields)[field].type if field else kind
@@ -163,7 +163,7 @@ def fields_in_c(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", STRUCTS)
-def test_the_stub_names_the_fields_of_each_struct(name: str) -> None:
+def test_the_stub_has_the_fields_of_each_struct(name: str) -> None:
     assert stub_fields(name).keys() | UNTYPED.get(name, set()) == fields_in_c(name).keys()
     assert stub_fields(name).keys().isdisjoint(UNTYPED.get(name, set()))
 
@@ -172,18 +172,18 @@ def test_the_stub_names_the_fields_of_each_struct(name: str) -> None:
 def test_the_stub_types_the_fields_of_each_struct(name: str) -> None:
     in_c = fields_in_c(name)
     for field, annotation in stub_fields(name).items():
-        typed = re.sub(r"Final\[(.*)\]", r"\1", annotation)
+        annotated = re.sub(r"Final\[(.*)\]", r"\1", annotation)
         kind = in_c[field].item if in_c[field].kind == "pointer" else in_c[field]
         if in_c[field].kind == "primitive":
-            assert typed == "int", field
-        elif typed in STRUCTS:
-            assert kind is c_type(STRUCTS[typed]), field
+            assert annotated == "int", field
+        elif annotated in STRUCTS:
+            assert kind is c_type(STRUCTS[annotated]), field
         else:
             assert kind.kind in ("primitive", "array", "void", "struct"), field
-            assert typed != "int", field
+            assert annotated != "int", field
 
 
-def test_no_typed_struct_was_forgotten_here() -> None:
+def test_all_typed_structs_are_in_this_test() -> None:
     structs = {name for name in stub_classes() if stub_fields(name)}
     assert structs - {"Lib", "Ffi", "NullPtr"} == STRUCTS.keys()
 
@@ -205,10 +205,10 @@ def test_no_private_symbol_of_rdma_core_is_linked() -> None:
     assert [name for name in undefined_symbols() if "_PRIVATE" in name] == []
 
 
-def test_every_function_of_rdma_core_comes_with_a_version() -> None:
-    theirs = [name for name in undefined_symbols() if name.startswith(("rdma_", "ibv_"))]
-    assert len(theirs) > 20
-    assert [name for name in theirs if not re.search(r"@(RDMACM|IBVERBS)_", name)] == []
+def test_every_function_of_rdma_core_has_a_symbol_version() -> None:
+    rdma_core_symbols = [name for name in undefined_symbols() if name.startswith(("rdma_", "ibv_"))]
+    assert len(rdma_core_symbols) > 20
+    assert [name for name in rdma_core_symbols if not re.search(r"@(RDMACM|IBVERBS)_", name)] == []
 
 
 def test_only_rdma_core_and_libc_are_needed() -> None:
@@ -216,5 +216,5 @@ def test_only_rdma_core_and_libc_are_needed() -> None:
     assert needed - {"libpthread.so.0"} == {"librdmacm.so.1", "libibverbs.so.1", "libc.so.6"}
 
 
-def test_functions_reach_the_libraries() -> None:
+def test_a_function_calls_the_library() -> None:
     assert ffi.string(lib.ibv_wc_status_str(lib.IBV_WC_SUCCESS)) == b"success"

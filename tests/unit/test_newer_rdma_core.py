@@ -1,6 +1,6 @@
-"""What rdma-core 60 brought: found when it is there, and said to be missing when it is not.
+"""The functions that are new in rdma-core 60, with a newer and with an older rdma-core.
 
-Both are made so, whatever rdma-core is installed, by a library that is loaded before it.
+A preloaded library replaces them, or hides them, independently of the installed rdma-core.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-# The dynamic linker's own lookup, which does not find the newer functions.
+# A dlsym() that does not find the newer functions.
 OLDER = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ void *dlsym(void *handle, const char *name)
 }
 """
 
-# The newer functions: each tells what it was called with. A status of 22 is one that they refuse.
+# The newer functions. Each prints its arguments. rdma_write_cm_event() refuses a status of 22.
 NEWER = r"""
 #include <errno.h>
 #include <string.h>
@@ -51,7 +51,7 @@ int rdma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *s
     if (hints)
         printf(" %#x %#x", hints->ai_flags, hints->ai_port_space);
     printf("\n");
-    errno = -1; /* as rdma-core 60 to 64 do, which take their own result for an errno */
+    errno = -1; /* rdma-core 60 to 64 store their own result in errno */
     return service && !strcmp(service, "refused") ? -1 : 0;
 }
 int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info)
@@ -80,12 +80,12 @@ from aiordma._native import ffi, lib
 from aiordma.enums import AddrInfoFlags, QpType
 from aiordma.rdmacm import CmId
 
-cm_id = CmId.from_address(0x1230)  # which nobody may look at
+cm_id = CmId.from_address(0x1230)  # not a valid pointer
 """
 
 
 def run(source: str, code: str, directory: Path) -> str:
-    """What `code` prints where the library made of `source` is loaded first."""
+    """Run `code` with a library made of `source` preloaded. Return its output."""
     library = directory / "first.so"
     (directory / "first.c").write_text(source)
     command = ["cc", "-shared", "-fPIC", "-o", str(library), str(directory / "first.c")]
@@ -109,7 +109,9 @@ def run(source: str, code: str, directory: Path) -> str:
         ("cm_id.resolve_addrinfo('peer', '7471', AddrInfo())", "rdma_resolve_addrinfo"),
     ],
 )
-def test_an_older_rdma_core_is_said_to_be_too_old(call: str, function: str, tmp_path: Path) -> None:
+def test_an_error_of_an_older_rdma_core_says_that_it_is_too_old(
+    call: str, function: str, tmp_path: Path
+) -> None:
     code = f"""
 try:
     {call}
@@ -121,7 +123,7 @@ except VerbsError as error:
     assert "this rdma-core does not have the function: rdma-core 60 or later" in text
 
 
-def test_an_older_rdma_core_is_found_out_before_the_id_is_touched(tmp_path: Path) -> None:
+def test_an_older_rdma_core_is_detected_before_the_id_is_read(tmp_path: Path) -> None:
     code = """
 for call in (
     lambda: lib.aiordma_write_cm_event(ffi.NULL, 18, 0, 0),
@@ -134,12 +136,12 @@ for call in (
     assert run(OLDER, code, tmp_path).splitlines() == ["-1 ENOSYS"] * 3
 
 
-def test_the_rest_is_there_in_an_older_rdma_core(tmp_path: Path) -> None:
+def test_other_functions_work_with_an_older_rdma_core(tmp_path: Path) -> None:
     code = "print(ffi.string(lib.rdma_event_str(lib.RDMA_CM_EVENT_REJECTED)).decode())"
     assert run(OLDER, code, tmp_path) == "RDMA_CM_EVENT_REJECTED\n"
 
 
-def test_writing_an_event_reaches_a_newer_rdma_core(tmp_path: Path) -> None:
+def test_write_event_calls_a_newer_rdma_core(tmp_path: Path) -> None:
     code = "cm_id.write_event(-7, 1 << 63 | 5); cm_id.write_event()"
     assert run(NEWER, code, tmp_path).splitlines() == [
         "write 0x1230 18 -7 0x8000000000000005",
@@ -147,7 +149,7 @@ def test_writing_an_event_reaches_a_newer_rdma_core(tmp_path: Path) -> None:
     ]
 
 
-def test_an_older_kernel_is_said_to_be_too_old(tmp_path: Path) -> None:
+def test_an_error_of_an_older_kernel_says_that_it_is_too_old(tmp_path: Path) -> None:
     code = """
 try:
     cm_id.write_event(22)
@@ -158,7 +160,7 @@ except VerbsError as error:
     assert "older than Linux 6.18" in run(NEWER, code, tmp_path)
 
 
-def test_resolving_a_name_reaches_a_newer_rdma_core(tmp_path: Path) -> None:
+def test_resolve_addrinfo_calls_a_newer_rdma_core(tmp_path: Path) -> None:
     code = """
 hints = AddrInfo(AddrInfoFlags.DNS | AddrInfoFlags.PASSIVE, port_space=PortSpace.UDP)
 cm_id.resolve_addrinfo("peer", "7471", hints)
@@ -172,7 +174,7 @@ cm_id.resolve_addrinfo("peer", None)
     ]
 
 
-def test_a_refused_name_has_an_errno_in_spite_of_rdma_core(tmp_path: Path) -> None:
+def test_a_refused_name_raises_a_valid_errno(tmp_path: Path) -> None:
     code = """
 try:
     cm_id.resolve_addrinfo("peer", "refused")
@@ -183,7 +185,7 @@ except VerbsError as error:
     assert "rdma_resolve_addrinfo" in run(NEWER, code, tmp_path)
 
 
-def test_what_a_newer_rdma_core_found_is_read_and_freed(tmp_path: Path) -> None:
+def test_the_results_of_query_addrinfo_are_read_and_freed(tmp_path: Path) -> None:
     code = """
 import socket
 found = cm_id.query_addrinfo()

@@ -276,7 +276,7 @@ async def test_requests_after_a_refused_full_chain_are_not_posted(verbs: FakeVer
 
 
 async def test_a_request_cancelled_before_it_is_posted_is_posted(verbs: FakeVerbs) -> None:
-    """As with a later cancellation, its memory is released when it has completed."""
+    """Its memory is released when it has completed, as after a later cancellation."""
     rig = Rig(verbs)
     reader: list[asyncio.Task[None] | None] = []
 

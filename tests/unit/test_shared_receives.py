@@ -257,12 +257,12 @@ async def test_the_slot_of_a_destroyed_queue_pair_is_posted_again(rig: Rig) -> N
 
 async def test_removing_an_old_consumer_keeps_the_new_one_of_its_number(rig: Rig) -> None:
     rig.receives.open()
-    gone, consumer = ReceiveConsumer(), ReceiveConsumer()
-    rig.receives.add(17, gone)
+    removed, consumer = ReceiveConsumer(), ReceiveConsumer()
+    rig.receives.add(17, removed)
     rig.receives.add(17, consumer)
-    rig.receives.remove(17, gone)
+    rig.receives.remove(17, removed)
     rig.fill(17)
-    assert (len(gone.got), len(consumer.got)) == (0, 1)
+    assert (len(removed.got), len(consumer.got)) == (0, 1)
     rig.receives.remove(17, consumer)
     rig.receives.remove(17, consumer)
 
@@ -278,9 +278,7 @@ async def test_a_refused_slot_ends_all_consumers(rig: Rig) -> None:
     assert [[error.errno for error in consumer.failures] for consumer in consumers] == [
         [errno.ENOMEM]
     ] * 3
-    rig.receives.repost(
-        slots[1]
-    )  # nothing is posted any more, and consumers are not notified again
+    rig.receives.repost(slots[1])  # not posted, and no consumer is notified
     assert [len(consumer.failures) for consumer in consumers] == [1] * 3
     assert rig.posted == [2, 3]
 

@@ -4,7 +4,7 @@
  * slots again.
  *
  * All of it runs with the interpreter's lock held, because none of it waits. Only two things
- * release the lock: polling for longer than HOT_POLL_NS, and posting a request that may be large.
+ * release the lock: polling for longer than HOT_POLL_NS, and posting a request that can be large.
  *
  * Each type is the C half of a Python class. The Python class does everything that is not done for
  * every message:
@@ -111,12 +111,12 @@ struct send_queue_core {
 	uint64_t first_wr_id;
 	unsigned int next_number;    /* of the next request */
 	unsigned int oldest_pending; /* number of the oldest request that has not completed */
-	long long credits;	     /* free places in the send queue */
+	long long credits;	     /* free entries in the send queue */
 	int unsignaled;		     /* requests since the last signaled one */
 	int signal_interval;	     /* one request in this many is signaled */
 	int max_inline;
 	int fence_flags; /* added to the send flags of every request */
-	int in_flight;	 /* requests of Python that hold memory */
+	int in_flight;	 /* requests of Python with memory in flight */
 	int waiters;	 /* tasks that need to be notified of every completion */
 	char is_open;	 /* send() and start_transfer() can post */
 	unsigned long long messages;
