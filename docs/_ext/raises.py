@@ -87,7 +87,7 @@ def entries(lines: list[str], owner: Any, module: Any) -> Iterator[Entry]:
 
 def raised_by(function: Any) -> list[Entry]:
     """Return the exceptions that the docstring of `function` documents, references expanded."""
-    target = function.fget if isinstance(function, property) else function
+    target: Any = function.fget if isinstance(function, property) else function
     lines = (inspect.getdoc(target) or "").split("\n")
     owner, module = owner_of(target), inspect.getmodule(inspect.unwrap(target))
     return [entry for section in sections(lines, owner, module) for entry in section[2]]

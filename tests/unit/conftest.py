@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from verbs_fakes import FakeVerbs, compile_verbs
+from fakes.verbs import FakeVerbs, compile_verbs
 
 TIME_LIMIT = 20.0
 
@@ -28,7 +28,7 @@ def time_limit() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the verbs provider without a device: see verbs_fakes."""
+    """Compile the verbs provider without a device: see fakes.verbs."""
     return compile_verbs(tmp_path_factory.mktemp("verbs"))
 
 

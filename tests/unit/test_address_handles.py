@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
-from cm_fakes import FakeCm, fake_cm
+from fakes.cm import FakeCm, fake_cm
 
 from aiordma import AsyncCmId, LocalClosed, VerbsError
 from aiordma.datagrams import address_handles

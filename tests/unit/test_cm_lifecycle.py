@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from cm_fakes import PEER, FakeCm, FakeQp, event, fake_cm, raw_of
+from fakes.cm import PEER, FakeCm, FakeQp, event, fake_cm, raw_of
 
 from aiordma import (
     AddressError,

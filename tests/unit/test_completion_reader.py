@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from verbs_fakes import FakeVerbs
+from fakes.verbs import FakeVerbs
 
 from aiordma import VerbsError
 from aiordma._native import fast_path

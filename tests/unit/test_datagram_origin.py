@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import struct
 
 import pytest
+from fakes.headers import MAPPED, ipv4, ipv6
 
 from aiordma import DatagramPeer
 from aiordma.datagrams.origin import Origin, is_multicast
@@ -15,28 +15,6 @@ from aiordma.rdmacm import CmEvent
 from aiordma.verbs import AddressHandleAttributes, LinkHeader
 
 ROCE = LinkHeader()
-MAPPED = bytes(10) + b"\xff\xff"
-
-
-def ipv4(
-    source: str, destination: str, *, tos: int = 0, ident: int = 1, front: bytes = bytes(20)
-) -> bytes:
-    """Return the 40 bytes before a datagram that was sent in IPv4."""
-    addresses = ipaddress.ip_address(source).packed + ipaddress.ip_address(destination).packed
-    fields = [0x45, tos, 1100, ident, 0x4000, 64, 17, 0]
-    words = struct.unpack("!10H", struct.pack("!BBHHHBBH", *fields) + addresses)
-    total = sum(words)
-    total = (total & 0xFFFF) + (total >> 16)
-    total = (total & 0xFFFF) + (total >> 16)
-    fields[-1] = 0xFFFF - total
-    return front + struct.pack("!BBHHHBBH", *fields) + addresses
-
-
-def ipv6(source: str, destination: str, *, traffic_class: int = 0, length: int = 100) -> bytes:
-    """Return the 40 bytes before a datagram that was sent in IPv6."""
-    word = 6 << 28 | traffic_class << 20 | 0x12345
-    addresses = ipaddress.ip_address(source).packed + ipaddress.ip_address(destination).packed
-    return struct.pack("!IHBB", word, length, 17, 64) + addresses
 
 
 def test_a_sender_in_ipv4() -> None:

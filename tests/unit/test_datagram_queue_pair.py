@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
-from cm_fakes import event, fake_cm, raw_of
+from fakes.cm import event, fake_cm, raw_of
 
 from aiordma import (
     BusyError,

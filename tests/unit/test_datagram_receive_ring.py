@@ -6,7 +6,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from test_datagram_origin import MAPPED, ipv4, ipv6
+from fakes.headers import MAPPED, ipv4, ipv6
 
 from aiordma import Datagram
 from aiordma.datagrams import datagram_receive_ring

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from cm_fakes import fake_cm, raw_of
+from fakes.cm import fake_cm, raw_of
 
 from aiordma import BusyError, ConnectionOptions, LocalClosed, PeerClosed, RdmaError, VerbsError
 from aiordma.cm import CmState

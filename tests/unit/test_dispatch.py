@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
-from cm_fakes import PEER, FakeCmId
+from fakes.cm import PEER, FakeCmId
 
 from aiordma import DeviceRemoved, Listener, LocalClosed, RdmaError, VerbsError
 from aiordma.cm import AsyncCmId, CmState

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from cm_fakes import FakeCm, event, fake_cm, raw_of
-from qp_fakes import FakePages, completion
+from fakes.cm import FakeCm, event, fake_cm, raw_of
+from fakes.qp import FakePages, completion
 
 from aiordma import ConnectionOptions, DeviceRemoved, PeerClosed, VerbsError
 from aiordma.cm import CmState

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from verbs_fakes import NUMBER_MASK, RECEIVE, FakeVerbs
+from fakes.verbs import NUMBER_MASK, RECEIVE, FakeVerbs
 
 from aiordma import VerbsError
 from aiordma._native import ffi
@@ -1522,7 +1522,7 @@ for one, another in ((fast_path, other), (other, fast_path)):
 FORKED = """
 import os, sys, warnings
 from pathlib import Path
-from verbs_fakes import RECEIVE, FakeVerbs
+from fakes.verbs import RECEIVE, FakeVerbs
 from aiordma._native._fast_path import ReceiveQueue, ReceiveRingCore, SendQueueCore
 from aiordma.loop.forked import note_use
 
@@ -1553,8 +1553,8 @@ assert (verbs.posted, ring.posted, len(receives)) == (3, 2, 1)
 
 @pytest.mark.parametrize("parent", ["used", "unused"])
 def test_a_forked_child_posts_and_takes_nothing(library: Path, parent: str) -> None:
-    folder = Path(__file__).parent
-    paths = [str(folder), str(folder.parent.parent), os.environ.get("PYTHONPATH", "")]
+    folder = Path(__file__).parent.parent
+    paths = [str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-c", FORKED, str(library), parent]
     subprocess.run(command, check=True, timeout=30, env=environment)

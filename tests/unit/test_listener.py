@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from cm_fakes import FakeCm, event, fake_cm, raw_of
+from fakes.cm import FakeCm, event, fake_cm, raw_of
 
 from aiordma import (
     BusyError,

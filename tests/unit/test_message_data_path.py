@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from cm_fakes import fake_cm, raw_of
-from qp_fakes import (
+from fakes.cm import fake_cm, raw_of
+from fakes.qp import (
     RECV_WR_ID,
     SEND_WR_ID,
     SLOT_SIZE,
@@ -25,7 +25,7 @@ from qp_fakes import (
     FakeRegion,
     completion,
 )
-from verbs_fakes import FakeVerbs
+from fakes.verbs import FakeVerbs
 
 from aiordma import AsyncCmId, ConnectionOptions, RemoteBuffer, VerbsError
 from aiordma.cm import CmState

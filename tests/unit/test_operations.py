@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from qp_fakes import FakeCallbacks, SendRig, no_polling
+from fakes.qp import FakeCallbacks, SendRig, no_polling
 
 from aiordma import LocalClosed, PeerClosed, RdmaError, VerbsError, WorkRequestError
 from aiordma.enums import SendFlags, WcOpcode, WcStatus, WrOpcode

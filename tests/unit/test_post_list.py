@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wakeups
-from qp_fakes import FakeCallbacks, FakePool, no_polling
-from verbs_fakes import FakeVerbs, untyped_ffi
+from fakes import wakeups
+from fakes.qp import FakeCallbacks, FakePool, no_polling
+from fakes.verbs import FakeVerbs, untyped_ffi
 
 from aiordma import VerbsError
 from aiordma._native import fast_path

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from verbs_fakes import FakeVerbs, untyped_ffi
+from fakes.verbs import FakeVerbs, untyped_ffi
 
 from aiordma._native import ffi, lib
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from cm_fakes import fake_cm, raw_of
+from fakes.cm import fake_cm, raw_of
 
 from aiordma import CmEventType, VerbsError
 from aiordma.cm import CmState

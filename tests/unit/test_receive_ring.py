@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from qp_fakes import RECV_WR_ID, SLOT_SIZE, SLOTS, FakePages, FakeReceivePoster
+from fakes.qp import RECV_WR_ID, SLOT_SIZE, SLOTS, FakePages, FakeReceivePoster
 
 from aiordma import VerbsError
 from aiordma.enums import AccessFlags

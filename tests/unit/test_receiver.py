@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from qp_fakes import (
+from fakes.qp import (
     RECV_WR_ID,
     SLOT_SIZE,
     SLOTS,

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from qp_fakes import (
+from fakes.qp import (
     ELSEWHERE,
     HERE,
     FakeCallbacks,

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from qp_fakes import SEND_WR_ID, CountedMemory, FakePool, SendRig
-from verbs_fakes import untyped_ffi
+from fakes.qp import SEND_WR_ID, CountedMemory, FakePool, SendRig
+from fakes.verbs import untyped_ffi
 
 from aiordma import VerbsError
 from aiordma.datagrams.datagram_send_queue import DatagramSend, DatagramSendQueue

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from qp_fakes import (
+from fakes.qp import (
     BUFFER_SIZE,
     ELSEWHERE,
     HERE,

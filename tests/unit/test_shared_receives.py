@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from cm_fakes import fake_cm, raw_of
-from qp_fakes import SLOT_SIZE, SLOTS, FakePages, FakeReceivePoster, completion
+from fakes.cm import fake_cm, raw_of
+from fakes.qp import SLOT_SIZE, SLOTS, FakePages, FakeReceivePoster, completion
 
 from aiordma import ConnectionOptions, VerbsError
 from aiordma.loop import running_loop

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from fakes.streams import MAPPINGS, ORDERS, Pair, Side, settings, sides
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
-from stream_fakes import MAPPINGS, ORDERS, Pair, Side, settings, sides
 
 from aiordma.streams.protocol import Settings
 from aiordma.streams.states import StreamState

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from fakes.streams import MAPPINGS, ORDERS, Script, contains, sides
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
-from stream_fakes import MAPPINGS, ORDERS, Script, contains, sides
 
 from aiordma import ProtocolError
 from aiordma.streams.protocol import Settings

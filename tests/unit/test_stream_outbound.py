@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from stream_fakes import ORDERS, Script, settings, started
+from fakes.streams import ORDERS, Script, settings, started
 
 from aiordma import ProtocolError
 from aiordma.streams import outbound

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from stream_fakes import (
+from fakes.streams import (
     BUFFER,
     BUFFER_KEY,
     ORDERS,

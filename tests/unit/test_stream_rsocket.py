@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from fakes.rsocket_model import Rsocket
+from fakes.streams import MAPPINGS, ORDERS, Pair, Side, settings
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
-from rsocket_model import Rsocket
-from stream_fakes import MAPPINGS, ORDERS, Pair, Side, settings
 
 from aiordma.streams.protocol import Settings
 from aiordma.streams.states import StreamState

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from cm_fakes import FakeCm, FakeCmId, FakeOwnChannel, event, fake_cm
+from fakes.cm import FakeCm, FakeCmId, FakeOwnChannel, event, fake_cm
 
 from aiordma import BusyError, LocalClosed, VerbsError
 from aiordma.cm import CmState, SyncCmId

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from qp_fakes import (
+from fakes.qp import (
     ELSEWHERE,
     HERE,
     FakeCallbacks,
@@ -22,8 +22,8 @@ from qp_fakes import (
     call_at_once,
     no_polling,
 )
-from verbs_fakes import FakeVerbs, untyped_ffi
-from wakeups import woken
+from fakes.verbs import FakeVerbs, untyped_ffi
+from fakes.wakeups import woken
 
 from aiordma import AccessFlags, PeerClosed, RemoteBuffer, VerbsError, WorkRequestError
 from aiordma._native import fast_path, ffi
@@ -232,7 +232,7 @@ async def test_arguments_that_fail_a_check_take_the_slow_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The slow path posts the request, or explains the error."""
-    monkeypatch.setattr("qp_fakes.bytearray", lambda _: bytearray(8), raising=False)
+    monkeypatch.setattr("fakes.qp.bytearray", lambda _: bytearray(8), raising=False)
     rig, what = Rig(verbs), memory()
     before = rig.free
     assert rig.core.start_transfer(opcode, what, remote) is None

@@ -11,11 +11,10 @@ from __future__ import annotations
 import struct
 from collections import deque
 
-from stream_fakes import Side
-
 from aiordma.streams.protocol import OutgoingMessage, Settings
 from aiordma.streams.states import StreamState
 from aiordma.streams.wire import Mapping, Segment
+from fakes.streams import Side
 
 RS_SGL_SIZE, RS_QP_CTRL_SIZE = 2, 4
 RS_OP_DATA, RS_OP_SGL, RS_OP_IOMAP_SGL, RS_OP_CTRL = 0, 4, 6, 7
