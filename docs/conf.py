@@ -39,6 +39,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(Ibv\w+|\w+Ptr|\w+Out|CmRoute|SaPathRec|\w+Array)"),
     ("py:.*", r"aiordma\._native\..*|aiordma\.\w+\.\w+\.[A-Z]|Segment"),
     ("py:.*", r"aiordma\.(datagrams\.origin\.Origin|loop\.protocol\.Loop)"),
+    ("py:.*", r"aiordma\.memory\.registrar\.Registrar"),
     ("py:.*", r"aiordma\.asyncio\.server\.ListeningAddress"),
     ("py:exc", r"EndOfStream"),
     ("py:.*", r"(Buffer|Self|ipaddress\..*|types\..*|BaseException|Ellipsis|\.\.\.)"),

@@ -38,7 +38,7 @@ async def establish(
     source_of = {own.family: own for own in reversed(sources)}
 
     async def attempt(address: SocketAddress) -> T:
-        return await finish(await _routed(address, source_of.get(address.family), options))
+        return await finish(await _resolve(address, source_of.get(address.family), options))
 
     return await try_addresses(
         [address for address in found if not sources or address.family in source_of],
@@ -47,7 +47,7 @@ async def establish(
     )
 
 
-async def _routed(
+async def _resolve(
     destination: SocketAddress, source: SocketAddress | None, options: ConnectionOptions
 ) -> AsyncCmId:
     cm = await AsyncCmId.create(options.port_space)

@@ -226,8 +226,8 @@ class SyncCmId(BaseCmId):
     def _prepare(self, handle: IdHandle) -> None:
         if handle.channel is self._channel:
             handle.move_to_own_channel()
-        if self.cm_id.for_requests is not None and not handle.cm_id.has_qp:
-            pd, init = self.cm_id.for_requests
+        if self.cm_id.request_qp_arguments is not None and not handle.cm_id.has_qp:
+            pd, init = self.cm_id.request_qp_arguments
             if pd is None:
                 handle.acquire_context()
             handle.cm_id.create_qp(init, pd)

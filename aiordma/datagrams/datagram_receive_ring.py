@@ -78,7 +78,7 @@ class DatagramReceiveRing(ReceiveRing):
         """Put a sender into the cache. Return it and the gid that it sent to."""
         src_qp, link, _ = key
         origin = Origin.read(LinkHeader(*link), header)
-        sender = DatagramPeer.sending(origin, src_qp), origin.destination
+        sender = DatagramPeer.from_origin(origin, src_qp), origin.destination
         if len(self._senders) >= MAX_SENDERS:
             self._senders.clear()
         self._senders[key] = sender

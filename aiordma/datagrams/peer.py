@@ -37,7 +37,7 @@ class DatagramPeer:
     """The data from which an address handle for the peer is created."""
 
     @classmethod
-    def answering(cls, address: tuple[str, int], event: CmEvent) -> DatagramPeer:
+    def from_event(cls, address: tuple[str, int], event: CmEvent) -> DatagramPeer:
         """Return the peer that answered a request, from the ESTABLISHED event of a datagram id."""
         key = event.ah_attr
         assert key is not None
@@ -45,7 +45,7 @@ class DatagramPeer:
         return cls(address, event.qp_num, event.qkey, event.private_data, node, key)
 
     @classmethod
-    def sending(cls, origin: Origin, qp_num: int) -> DatagramPeer:
+    def from_origin(cls, origin: Origin, qp_num: int) -> DatagramPeer:
         """Return the sender of a datagram. Its qkey is that of the port space RDMA_PS_UDP."""
         address = (origin.host, 0)
         return cls(address, qp_num, lib.RDMA_UDP_QKEY, b"", origin.node, origin)

@@ -111,4 +111,4 @@ async def _exchange(
     # The id has no queue pair, so it sends the number that is given here.
     await cm.connect(ConnectionParameters(private_data, qp_num=queue_pair.qp.number))
     assert cm.established is not None
-    return DatagramPeer.answering(destination.pair, cm.established)
+    return DatagramPeer.from_event(destination.pair, cm.established)

@@ -155,7 +155,7 @@ class RemoteAccess:
         self._callbacks.check_open()
         max_bytes, where = remote.length, "the remote buffer"
         if is_region(source):
-            sgl = self._builder.one(source, max_bytes, where)
+            sgl = self._builder.single(source, max_bytes, where)
         else:
             if not is_registered(source):
                 source = join_buffers(source)

@@ -92,7 +92,7 @@ class Sender:
         self._callbacks.check_open()
         builder, max_bytes, where = self._builder, self._max_size, "a max_message_size"
         if is_region(data):
-            sgl = builder.one(data, max_bytes, where)
+            sgl = builder.single(data, max_bytes, where)
         else:
             sgl = await builder.sources(data, max_bytes, where)
         opcode = WrOpcode.SEND if imm == NO_IMMEDIATE else WrOpcode.SEND_WITH_IMM

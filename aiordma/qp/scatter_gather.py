@@ -74,7 +74,7 @@ class ScatterGatherList:
         self._add_segment(part.addr, len(part), part.lkey)
 
     def add_whole(
-        self, memory: Registered, pd: ProtectionDomain | None, room: int, where: str
+        self, memory: Registered, pd: ProtectionDomain | None, max_bytes: int, target: str
     ) -> None:
         """Add all of one piece of registered memory, as the only one.
 
@@ -84,8 +84,8 @@ class ScatterGatherList:
         region = memory if isinstance(memory, MemoryRegion) else memory.region
         segment = memory.segment
         nbytes = segment[1]
-        if nbytes > room:
-            check_fits(nbytes, room, where)
+        if nbytes > max_bytes:
+            check_fits(nbytes, max_bytes, target)
         region.acquire(pd)
         self._regions.append(region)
         self.nbytes = nbytes
@@ -132,7 +132,7 @@ class ScatterGatherBuilder:
         self._max_sge = max_sge
         self.call_in_worker = call
 
-    def one(self, memory: Registered, room: int, where: str) -> ScatterGatherList:
+    def single(self, memory: Registered, max_bytes: int, target: str) -> ScatterGatherList:
         """Return a list of registered memory in one piece.
 
         The caller releases it, or makes sure that it is released when the request has ended.
@@ -140,10 +140,10 @@ class ScatterGatherBuilder:
         Raises: ValueError as sources().
         """
         sgl = ScatterGatherList()
-        sgl.add_whole(memory, self.pd, room, where)
+        sgl.add_whole(memory, self.pd, max_bytes, target)
         return sgl
 
-    async def sources(self, data: Source, room: int, where: str) -> ScatterGatherList:
+    async def sources(self, data: Source, max_bytes: int, target: str) -> ScatterGatherList:
         """Return a list of the memory to send or to write.
 
         The caller releases it, or makes sure that it is released when the request has ended. If
@@ -158,7 +158,7 @@ class ScatterGatherBuilder:
             piece[:] if is_region(piece) else byte_view(piece)
             for piece in (data if is_list(data) else [data])
         ]
-        check_fits(sum(map(len, pieces)), room, where)
+        check_fits(sum(map(len, pieces)), max_bytes, target)
         sgl = ScatterGatherList()
         try:
             await self._fill(sgl, pieces)
@@ -192,7 +192,7 @@ class ScatterGatherBuilder:
         return sgl
 
     def sinks(
-        self, into: Sink, nbytes: int, access: AccessFlags, at_once: int
+        self, into: Sink, nbytes: int, access: AccessFlags, max_pieces: int
     ) -> deque[ScatterGatherList]:
         """Return lists of the memory to read `nbytes` bytes into, of `at_once` pieces at most each.
 
@@ -208,9 +208,9 @@ class ScatterGatherBuilder:
         _check_count(len(wanted), self._max_sge)
         requests: deque[ScatterGatherList] = deque()
         try:
-            for start in range(0, len(wanted), at_once):
+            for start in range(0, len(wanted), max_pieces):
                 requests.append(ScatterGatherList())
-                for piece in wanted[start : start + at_once]:
+                for piece in wanted[start : start + max_pieces]:
                     _check_access(piece.region, access)
                     requests[-1].add(piece, self.pd)
         except BaseException:
@@ -242,7 +242,7 @@ def _check_count(pieces: int, max_sge: int) -> None:
         )
 
 
-def check_fits(nbytes: int, room: int, where: str) -> None:
+def check_fits(nbytes: int, max_bytes: int, target: str) -> None:
     """Raise ValueError if `nbytes` is more than `room`. `where` names the room in the message."""
-    if nbytes > room:
-        raise ValueError(f"{nbytes} bytes do not fit into {where} of {room}")
+    if nbytes > max_bytes:
+        raise ValueError(f"{nbytes} bytes do not fit into {target} of {max_bytes}")

@@ -460,13 +460,13 @@ class CmId:
             raise last_error("rdma_get_request")
         child = type(self)(out[0])
         if child.has_qp:
-            assert self.for_requests is not None
-            _, init = self.for_requests
+            assert self.request_qp_arguments is not None
+            _, init = self.request_qp_arguments
             child.qp = QueuePair(child.pointer.qp, init.caps)
         return child
 
     @property
-    def for_requests(self) -> tuple[ProtectionDomain | None, QueuePairInit] | None:
+    def request_qp_arguments(self) -> tuple[ProtectionDomain | None, QueuePairInit] | None:
         """The arguments of create_ep() for the queue pairs of requests; None without `init`."""
         if self._ep_arguments is None:
             return None

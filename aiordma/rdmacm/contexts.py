@@ -126,7 +126,7 @@ class DeviceContexts:
         """
         return self._devices.get(context) or Device(context)
 
-    def is_gone(self, device: Device) -> bool:
+    def is_removed(self, device: Device) -> bool:
         """Return True if the device was removed."""
         return device.context in self._removed
 

@@ -114,7 +114,7 @@ def listen_stream(
 
     async def listening() -> StreamListener:
         return StreamListener(
-            await create_listening_ids(host, port, backlog, options.of_connection()), options
+            await create_listening_ids(host, port, backlog, options.connection_options()), options
         )
 
     return AwaitableContextManager(listening())

@@ -66,9 +66,9 @@ class StreamOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
-        self.of_connection()
+        self.connection_options()
 
-    def of_connection(self) -> ConnectionOptions:
+    def connection_options(self) -> ConnectionOptions:
         """Return the options of the connection that carries the stream."""
         return ConnectionOptions(
             send_depth=self.send_depth,

@@ -37,7 +37,7 @@ class StreamCore:
         self._change = WaitQueue(cm.loop)
         self.endpoint = Endpoint(
             cm,
-            options.of_connection(),
+            options.connection_options(),
             lambda callbacks: StreamDataPath(cm, callbacks, options, self._changed),
         )
         self.data_path = self.endpoint.data_path
@@ -347,4 +347,4 @@ async def connect_stream_core(
     async def finish(cm: AsyncCmId) -> StreamCore:
         return await StreamCore.connect(cm, options)
 
-    return await establish(host, port, local_address, options.of_connection(), finish)
+    return await establish(host, port, local_address, options.connection_options(), finish)

@@ -211,30 +211,30 @@ class FakePool:
     """Buffers of BUFFER_SIZE bytes."""
 
     def __init__(self, free: int = 0) -> None:
-        self.home: deque[PooledBuffer] = deque()
+        self.free: deque[PooledBuffer] = deque()
         self.made = 0
-        self.asked: list[tuple[int, object]] = []
+        self.requested: list[tuple[int, object]] = []
         for _ in range(free):
             self.add()
 
     def add(self) -> None:
         self.made += 1
-        self.home.append(PooledBuffer(self.home, 0x1000, 99, memoryview(bytearray(BUFFER_SIZE))))
+        self.free.append(PooledBuffer(self.free, 0x1000, 99, memoryview(bytearray(BUFFER_SIZE))))
 
     def try_acquire(self, nbytes: int) -> PooledBuffer | None:
-        return self.home.pop() if self.home else None
+        return self.free.pop() if self.free else None
 
     async def acquire(
         self, nbytes: int, call: Callable[[Callable[[], None]], Awaitable[None]]
     ) -> PooledBuffer:
-        self.asked.append((nbytes, call))
+        self.requested.append((nbytes, call))
         await call(self.add)
-        return self.home.pop()
+        return self.free.pop()
 
     @property
     def is_whole(self) -> bool:
         """True if every buffer is in the pool exactly once."""
-        return len(self.home) == self.made == len({id(buffer) for buffer in self.home})
+        return len(self.free) == self.made == len({id(buffer) for buffer in self.free})
 
 
 async def call_at_once(function: Callable[[], None]) -> None:
@@ -340,10 +340,10 @@ class FakeCallbacks:
         self.is_drained = False
         self.released = False
         self.end: RdmaError | None = None
-        self.breaks: list[RdmaError] = []
+        self.failures: list[RdmaError] = []
         self.failed: list[WcOpcode] = []
-        self.arrivals = 0
-        self.requests_ended = 0
+        self.messages_arrived = 0
+        self.requests_completed = 0
         self.reason_known = asyncio.Event()
         """Tests clear it to make wait_ended() wait."""
         self.reason_known.set()
@@ -366,7 +366,7 @@ class FakeCallbacks:
         return self.end_reason()
 
     def fail(self, cause: RdmaError) -> None:
-        self.breaks.append(cause)
+        self.failures.append(cause)
         if self.end is None:
             self.end = cause
 
@@ -374,10 +374,10 @@ class FakeCallbacks:
         self.failed.append(opcode)
 
     def message_arrived(self) -> None:
-        self.arrivals += 1
+        self.messages_arrived += 1
 
     def request_completed(self) -> None:
-        self.requests_ended += 1
+        self.requests_completed += 1
 
     def queue_pair_event(self, event: AsyncEvent) -> None:
         raise AssertionError("an event came; none was expected")

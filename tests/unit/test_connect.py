@@ -40,15 +40,15 @@ class Attempts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[str, str | None]] = []
         self.failures: dict[str, Exception] = {}
-        monkeypatch.setattr(establishing, "resolve_host", self._resolve)
-        monkeypatch.setattr(establishing, "_routed", self._routed)
+        monkeypatch.setattr(establishing, "resolve_host", self._resolve_host)
+        monkeypatch.setattr(establishing, "_resolve", self._resolve)
         monkeypatch.setattr(Connection, "from_id", self._from_id)
 
-    async def _resolve(self, loop: Loop, host: str, port: int) -> list[SocketAddress]:
+    async def _resolve_host(self, loop: Loop, host: str, port: int) -> list[SocketAddress]:
         hosts = HOSTS.get(host, ["::", "0.0.0.0"] if not host else [host])
         return [parse_address(numeric, port) for numeric in hosts]
 
-    async def _routed(
+    async def _resolve(
         self, destination: SocketAddress, source: SocketAddress | None, _: ConnectionOptions
     ) -> str:
         self.made.append((destination.host, source.host if source else None))

@@ -136,23 +136,23 @@ def test_the_answer_to_a_unicast_datagram_is_sent_from_its_destination(
 
 
 def test_peers_found_in_different_ways_are_equal() -> None:
-    sender = DatagramPeer.sending(Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1")), 17)
-    in_group = DatagramPeer.sending(Origin.read(ROCE, ipv4("10.7.1.2", "239.1.1.1")), 17)
+    sender = DatagramPeer.from_origin(Origin.read(ROCE, ipv4("10.7.1.2", "10.7.1.1")), 17)
+    in_group = DatagramPeer.from_origin(Origin.read(ROCE, ipv4("10.7.1.2", "239.1.1.1")), 17)
     key = AddressHandleAttributes(is_global=True, dgid=MAPPED + bytes([10, 7, 1, 2]))
     event = CmEvent(CmEventType.ESTABLISHED, 0, qp_num=17, qkey=5, ah_attr=key, private_data=b"x")
-    resolved = DatagramPeer.answering(("10.7.1.2", 7174), event)
+    resolved = DatagramPeer.from_event(("10.7.1.2", 7174), event)
     assert sender == in_group == resolved
     assert len({sender, in_group, resolved}) == 1
     assert (resolved.qkey, resolved.private_data, resolved.host) == (5, b"x", "10.7.1.2")
     assert (sender.address, sender.qkey) == (("10.7.1.2", 0), 0x01234567)
     assert sender != dataclasses.replace(sender, qp_num=18)
-    elsewhere = DatagramPeer.sending(Origin.read(ROCE, ipv4("10.7.1.3", "10.7.1.1")), 17)
+    elsewhere = DatagramPeer.from_origin(Origin.read(ROCE, ipv4("10.7.1.3", "10.7.1.1")), 17)
     assert sender != elsewhere
 
 
 def test_peers_on_infiniband_without_headers_differ_by_their_lids() -> None:
     origins = [Origin.read(LinkHeader(slid=lid, is_global=False), bytes(40)) for lid in (1, 1, 2)]
-    first, same, other = [DatagramPeer.sending(origin, 17) for origin in origins]
+    first, same, other = [DatagramPeer.from_origin(origin, 17) for origin in origins]
     assert first == same != other
     event = CmEvent(CmEventType.ESTABLISHED, 0, qp_num=17, ah_attr=AddressHandleAttributes(dlid=1))
-    assert DatagramPeer.answering(("10.7.1.2", 7174), event) == first
+    assert DatagramPeer.from_event(("10.7.1.2", 7174), event) == first

@@ -203,7 +203,7 @@ async def test_a_removal_without_an_event_is_dispatched(device: FakeDevice) -> N
 async def test_a_subscription_after_the_removal_gets_the_event(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_contexts, "is_gone", lambda device: True)
+    monkeypatch.setattr(device_contexts, "is_removed", lambda device: True)
     seen: list[AsyncEvent] = []
     subscription = subscribe(device, seen.append)
     await eventually(lambda: seen == [GONE])

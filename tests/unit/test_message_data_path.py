@@ -144,7 +144,7 @@ async def settle() -> None:
 
 async def test_a_message_that_arrived_can_be_received(rig: Rig) -> None:
     rig.arrive(b"hello")
-    assert rig.callbacks.arrivals == 1
+    assert rig.callbacks.messages_arrived == 1
     assert (rig.data_path.receives_posted, len(rig.data_path.receiver)) == (SLOTS - 1, 1)
     assert await rig.data_path.receiver.recv() == b"hello"
     assert rig.posted == [1, 2, 3, 0]
@@ -153,7 +153,7 @@ async def test_a_message_that_arrived_can_be_received(rig: Rig) -> None:
 async def test_a_failed_receive_is_reported_and_not_posted_again(rig: Rig) -> None:
     rig.arrive(status=FLUSHED)
     assert rig.callbacks.failed == [WcOpcode.RECV]
-    assert rig.callbacks.arrivals == 0
+    assert rig.callbacks.messages_arrived == 0
     assert rig.posted == [1, 2, 3]
     assert len(rig.data_path.receiver) == 0
 
@@ -177,13 +177,13 @@ async def test_the_completion_of_a_request_wakes_its_task(rig: Rig) -> None:
     await settle()
     rig.end()
     await tasks[0]
-    assert (rig.callbacks.requests_ended, region.uses) == (1, 1)
+    assert (rig.callbacks.requests_completed, region.uses) == (1, 1)
     rig.callbacks.end = VerbsError(5, "ibv_poll_cq")
     rig.end(WcStatus.RETRY_EXC_ERR)
     with pytest.raises(VerbsError):
         await tasks[1]
     assert rig.callbacks.failed == [WcOpcode.SEND]
-    assert (rig.callbacks.requests_ended, region.uses) == (2, 0)
+    assert (rig.callbacks.requests_completed, region.uses) == (2, 0)
 
 
 async def test_a_failed_request_is_reported_with_its_opcode(rig: Rig) -> None:
@@ -267,9 +267,9 @@ async def test_without_shared_receives_messages_are_spilled_on_iwarp_only(
     for _ in range(SLOTS + 1):
         iwarp.arrive()
     assert iwarp.data_path.snapshot().spilled == 3
-    assert iwarp.callbacks.breaks == []
+    assert iwarp.callbacks.failures == []
     iwarp.arrive()  # the sixth of a recv_backlog of 5
-    assert len(iwarp.callbacks.breaks) == 1
+    assert len(iwarp.callbacks.failures) == 1
     iwarp.data_path.release()
 
 
@@ -362,10 +362,10 @@ async def test_a_notification_reaches_the_receiver_and_the_callbacks(rig: Rig) -
     rig.ring.completed()
     rig.data_path.receiver.queue.append(slot, 5, 0, 0)
     await settle()
-    assert (rig.callbacks.arrivals, task.done()) == (0, False)
+    assert (rig.callbacks.messages_arrived, task.done()) == (0, False)
     rig.data_path._on_notified()
     assert await task == b"hello"
-    assert rig.callbacks.arrivals == 1
+    assert rig.callbacks.messages_arrived == 1
 
 
 @pytest.mark.parametrize("closed_here", [False, True])

@@ -76,7 +76,7 @@ async def test_an_operation_ends_with_its_completion() -> None:
     rig.complete_oldest()
     await task
     assert rig.releases == 1
-    assert rig.callbacks.breaks == []
+    assert rig.callbacks.failures == []
 
 
 async def test_each_operation_is_woken_by_its_own_completion() -> None:
@@ -203,7 +203,7 @@ async def test_a_refused_request_ends_the_connection_and_keeps_its_memory() -> N
     with pytest.raises(VerbsError, match="ibv_post_send") as caught:
         await rig.perform()
     assert caught.value.errno == errno.EINVAL
-    assert len(rig.callbacks.breaks) == 1
+    assert len(rig.callbacks.failures) == 1
     assert rig.releases == 0  # the device might use it nevertheless
     assert rig.queue.try_reserve()
     rig.queue.abandon()
@@ -228,7 +228,7 @@ async def test_another_error_while_posting_releases_the_memory() -> None:
         with pytest.raises(ValueError, match="closed"):
             await rig.operations.perform(WcOpcode.BIND_MW, post, rig.release_memory)
     assert rig.releases == 3
-    assert rig.callbacks.breaks == []
+    assert rig.callbacks.failures == []
     assert rig.queue.try_reserve()
 
 

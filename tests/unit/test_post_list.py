@@ -223,7 +223,7 @@ async def test_a_refused_list_ends_the_connection_and_wakes_all_waiters(
     verbs.accept_sends(accepted)
     tasks = await rig.reads(4)
     assert verbs.posted == accepted
-    assert len(rig.callbacks.breaks) == 1
+    assert len(rig.callbacks.failures) == 1
     for task in tasks:
         with pytest.raises(VerbsError) as raised:
             await task
@@ -270,7 +270,7 @@ async def test_requests_after_a_refused_full_chain_are_not_posted(verbs: FakeVer
     for task in tasks:
         with pytest.raises(VerbsError):
             await task
-    assert len(rig.callbacks.breaks) >= 1
+    assert len(rig.callbacks.failures) >= 1
     rig.queue.abandon()
     assert sorted(rig.released) == list(range(MAX_LENGTH + 2))
 

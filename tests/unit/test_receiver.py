@@ -377,7 +377,7 @@ async def test_a_message_whose_slot_cannot_be_posted_again_is_not_lost() -> None
     rig.arrive(b"then")
     rig.poster.refuses = True
     assert await rig.receiver.recv() == b"hello"
-    [cause] = rig.callbacks.breaks
+    [cause] = rig.callbacks.failures
     assert isinstance(cause, VerbsError)
     assert cause.errno == errno.ENOMEM
     assert await rig.receiver.recv() == b"then"
@@ -413,7 +413,7 @@ async def test_messages_are_spilled_once_half_of_the_slots_are_full(slots: int, 
     taken = [await rig.receiver.recv() for _ in messages]
     assert taken[kept:] == messages[kept:]  # spilled messages are copies
     assert sorted(rig.posted) == list(range(slots))
-    assert rig.callbacks.breaks == []
+    assert rig.callbacks.failures == []
 
 
 async def test_without_a_backlog_messages_can_fill_all_slots() -> None:
@@ -447,7 +447,7 @@ async def test_more_messages_than_the_backlog_are_an_overrun() -> None:
     rig.receiver.set_backlog(10)
     for number in range(10):
         rig.arrive(b"%d" % number)
-    assert rig.callbacks.breaks == []
+    assert rig.callbacks.failures == []
     rig.arrive(b"10")
     assert isinstance(rig.callbacks.end, ReceiveOverrun)
     assert "more than 10 messages (recv_backlog)" in str(rig.callbacks.end)
@@ -465,7 +465,7 @@ async def test_a_reader_that_keeps_up_causes_no_overrun() -> None:
         rig.arrive(b"again")
         assert await rig.receiver.recv() == b"%d" % number
         assert await rig.receiver.recv() == b"again"
-    assert rig.callbacks.breaks == []
+    assert rig.callbacks.failures == []
 
 
 async def test_a_spilled_message_that_does_not_fit_is_received_by_the_next_call() -> None:
@@ -484,7 +484,7 @@ async def test_a_failed_repost_while_spilling_loses_no_message() -> None:
     rig.receiver.set_backlog(10)
     rig.poster.refuses = True
     rig.arrive(b"hello")
-    assert len(rig.callbacks.breaks) == 1
+    assert len(rig.callbacks.failures) == 1
     assert await rig.receiver.recv() == b"hello"
 
 
@@ -611,10 +611,10 @@ async def test_a_failed_repost_in_take_is_reported_by_the_next_recv() -> None:
     rig.arrive(b"then")
     rig.poster.refuses = True
     assert rig.receiver.take() == b"hello"
-    assert rig.callbacks.breaks == []
+    assert rig.callbacks.failures == []
     assert rig.receiver.queue.notify  # the next message is notified, too
     assert await rig.receiver.recv() == b"then"
-    [cause, *_] = rig.callbacks.breaks
+    [cause, *_] = rig.callbacks.failures
     assert isinstance(cause, VerbsError)
     assert cause.errno == errno.ENOMEM
 
@@ -627,7 +627,7 @@ async def test_a_failed_repost_in_take_is_reported_by_a_recv_that_waits() -> Non
     task = asyncio.create_task(rig.receiver.recv())
     await settle()
     task.cancel()
-    assert rig.callbacks.breaks != []
+    assert rig.callbacks.failures != []
 
 
 @pytest.mark.parametrize("method", ["recv_into", "recv_message"])
@@ -658,7 +658,7 @@ async def test_check_queue_wakes_the_waiting_task() -> None:
     assert not task.done()
     rig.receiver.check_queue()
     assert await task == b"hello"
-    assert rig.callbacks.breaks == []
+    assert rig.callbacks.failures == []
 
 
 async def test_statistics_count_messages_bytes_and_waits() -> None:

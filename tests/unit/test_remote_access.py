@@ -366,13 +366,13 @@ async def test_registered_memory_is_written_in_place(imm: int, opcode: WrOpcode)
 
 async def test_memory_that_is_not_registered_is_copied() -> None:
     rig = Rig()
-    [buffer] = rig.pool.home
+    [buffer] = rig.pool.free
     task = await start(rig.remote.write(bytearray(range(50)), REMOTE, NO_IMMEDIATE))
     assert rig.qp.requests == [
         (WrOpcode.RDMA_WRITE, [(0x1000, 50, 99)], (0xABC000, 77), NO_IMMEDIATE)
     ]
     assert bytes(buffer.view[:50]) == bytes(range(50))
-    assert len(rig.pool.home) == 0
+    assert len(rig.pool.free) == 0
     rig.end()
     await task
     assert rig.pool.is_whole
@@ -437,7 +437,7 @@ def write_result(buffer: Any, number: int) -> None:
 @pytest.mark.parametrize("before", [0, 1, (1 << 64) - 1, 0x0102030405060708])
 async def test_an_atomic_returns_the_number_before(opcode: WrOpcode, before: int) -> None:
     rig = Rig()
-    [buffer] = rig.pool.home
+    [buffer] = rig.pool.free
     task = await start(rig.remote.atomic(opcode, WORD, (5, (1 << 64) - 1)))
     assert rig.qp.requests == [(opcode, (0x1000, 99), (0xABC000, 77), (5, (1 << 64) - 1))]
     assert rig.free_credits == 3
@@ -463,7 +463,7 @@ async def test_a_failed_atomic_names_its_operation(opcode: WrOpcode, named: WcOp
 async def test_the_buffer_of_a_cancelled_atomic_is_acquired_until_its_completion() -> None:
     rig = Rig()
     await cancel(await start(rig.remote.atomic(ADD, WORD, (1, 0))))
-    assert len(rig.pool.home) == 0
+    assert len(rig.pool.free) == 0
     rig.end()
     assert rig.pool.is_whole
 
@@ -472,7 +472,7 @@ async def test_an_atomic_waits_for_a_buffer() -> None:
     rig = Rig()
     rig.pool.try_acquire(8)
     await rig.complete_all(rig.remote.atomic(ADD, WORD, (1, 0)))
-    assert rig.pool.asked == [(8, call_at_once)]
+    assert rig.pool.requested == [(8, call_at_once)]
 
 
 async def test_an_atomic_on_a_device_without_atomics_is_refused() -> None:

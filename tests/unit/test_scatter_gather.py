@@ -116,7 +116,7 @@ async def test_registered_memory_is_not_copied(wrap: Callable[[object], object])
     part.release()
     part.release()
     assert region.uses == 0
-    assert len(rig.pool.home) == 1
+    assert len(rig.pool.free) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ async def test_consecutive_copies_are_one_segment() -> None:
     assert sgl.nbytes == 23
     assert sgl._buffer is not None
     assert bytes(sgl._buffer.view[:13]) == b"headertrailer"
-    assert len(rig.pool.home) == 0
+    assert len(rig.pool.free) == 0
     sgl.release()
     assert (region.uses, rig.pool.is_whole) == (0, True)
 
@@ -209,7 +209,7 @@ async def test_empty_data_needs_no_buffer(data: Any) -> None:
     rig = Rig(free_buffers=0)
     sgl = await rig.sources(data)
     assert (sgl.segments, sgl.nbytes) == ([], 0)
-    assert rig.pool.asked == []
+    assert rig.pool.requested == []
     sgl.release()
 
 
@@ -217,7 +217,7 @@ async def test_empty_copies_beside_registered_memory_need_no_buffer() -> None:
     rig, region = Rig(free_buffers=0), FakeRegion()
     sgl = await rig.sources([b"", region, b""])
     assert sgl.segments == [(0x10000, 100, 11)]
-    assert rig.pool.asked == []
+    assert rig.pool.requested == []
     sgl.release()
     assert region.uses == 0
 
@@ -306,7 +306,7 @@ async def test_without_memory_for_copies_nothing_is_acquired() -> None:
 async def test_sources_waits_for_a_buffer_for_copies() -> None:
     rig, region = Rig(free_buffers=0), FakeRegion()
     sgl = await rig.sources([b"co", region, b"py"])
-    assert rig.pool.asked == [(4, call_at_once)]
+    assert rig.pool.requested == [(4, call_at_once)]
     assert len(sgl.segments) == 3
     sgl.release()
     assert rig.pool.is_whole

@@ -113,9 +113,9 @@ async def test_a_completion_completes_all_requests_before_it() -> None:
     rig = SendRig(free_buffers=DEPTH)
     for _ in range(DEPTH):
         rig.send_copy()
-    assert len(rig.pool.home) == 0
+    assert len(rig.pool.free) == 0
     rig.complete(3)
-    assert (len(rig.queue), len(rig.pool.home)) == (1, 3)
+    assert (len(rig.queue), len(rig.pool.free)) == (1, 3)
     rig.complete()
     assert len(rig.queue) == 0
     assert rig.pool.is_whole
@@ -127,9 +127,9 @@ async def test_a_buffer_is_not_released_before_its_completion() -> None:
     rig.send()
     rig.send_copy()
     rig.complete()
-    assert len(rig.pool.home) == 1
+    assert len(rig.pool.free) == 1
     rig.complete()
-    assert len(rig.pool.home) == 1
+    assert len(rig.pool.free) == 1
     rig.complete()
     assert rig.pool.is_whole
 
@@ -182,7 +182,7 @@ async def test_a_missing_buffer_is_acquired_from_the_pool() -> None:
     assert rig.queue.try_buffer(100) is None
     buffer = await rig.queue.buffer(100, call)
     assert len(buffer.view) == 1024
-    assert rig.pool.asked == [(100, call)]
+    assert rig.pool.requested == [(100, call)]
 
 
 async def test_a_pool_that_cannot_grow_raises() -> None:
@@ -201,7 +201,7 @@ async def test_numbers_wrap_below_the_bit_of_receives() -> None:
         rig.send_copy()
     assert list(rig.qp.posted) == [NUMBER_MASK - 1, NUMBER_MASK, 0, 1]
     rig.complete(3)
-    assert (len(rig.queue), len(rig.pool.home)) == (1, 3)
+    assert (len(rig.queue), len(rig.pool.free)) == (1, 3)
     rig.complete()
     assert len(rig.queue) == 0
     assert rig.pool.is_whole
@@ -228,7 +228,7 @@ async def test_a_kept_buffer_is_released_by_abandon() -> None:
     rig.send_copy()
     assert len(rig.queue) == 1
     rig.complete()
-    assert (len(rig.queue), len(rig.pool.home)) == (0, 1)
+    assert (len(rig.queue), len(rig.pool.free)) == (0, 1)
     rig.queue.abandon()
     assert rig.pool.is_whole
     rig.queue.abandon()
@@ -540,7 +540,7 @@ async def test_stop_waiting_wakes_waiters_and_releases_nothing() -> None:
     rig.queue.post(post_something, has_waiter)
     rig.queue.stop_waiting()
     assert (has_waiter.stops, has_waiter.releases) == (1, 0)
-    assert len(rig.pool.home) == 0
+    assert len(rig.pool.free) == 0
     rig.queue.abandon()
     assert (has_waiter.stops, has_waiter.releases) == (1, 1)
     assert rig.pool.is_whole
@@ -576,14 +576,14 @@ async def test_every_datagram_is_signaled(monkeypatch: pytest.MonkeyPatch) -> No
         assert sends.try_reserve()
         datagram_send = DatagramSend(handle_reference)
         if number % 2:
-            datagram_send.buffer = PooledBuffer(pool.home, address, 99, memoryview(memory))
+            datagram_send.buffer = PooledBuffer(pool.free, address, 99, memoryview(memory))
         sends.post_to(datagram_send, b"data", -1, (1, 2))
     assert len(flags) == 32
     assert all(flag & SendFlags.SIGNALED for flag in flags)
     assert len(sends) == 32
     for number in range(32):
         sends.completed(number)
-    assert (len(released), len(pool.home)) == (32, 16)
+    assert (len(released), len(pool.free)) == (32, 16)
 
 
 async def test_a_paused_queue_has_credits_after_resume() -> None:

@@ -89,7 +89,7 @@ async def test_small_messages_are_sent_inline(nbytes: int, is_inline: bool) -> N
     assert rig.signaled == [not is_inline]
     assert rig.sent == (1, nbytes)
     rig.end()
-    assert len(rig.pool.home) == 1
+    assert len(rig.pool.free) == 1
 
 
 async def test_a_message_of_the_largest_size_is_sent_and_a_larger_one_is_refused() -> None:
@@ -103,7 +103,7 @@ async def test_a_message_of_the_largest_size_is_sent_and_a_larger_one_is_refused
 async def test_a_buffer_for_an_empty_pool_is_made_by_the_given_worker_call() -> None:
     rig = Rig(free_buffers=0)
     await rig.copy(bytes(100))
-    assert rig.pool.asked == [(100, rig.call)]
+    assert rig.pool.requested == [(100, rig.call)]
     rig.end()
     assert rig.pool.is_whole
 
@@ -151,10 +151,10 @@ async def test_a_refused_copy_is_not_counted_and_returns_its_credit(nbytes: int)
     with pytest.raises(VerbsError, match="ibv_post_send"):
         await rig.copy(bytes(nbytes))
     assert rig.sent == (0, 0)
-    assert len(rig.callbacks.breaks) == 1
+    assert len(rig.callbacks.failures) == 1
     assert rig.queue.try_reserve()
     # The device can still read the buffer of a request that it refused.
-    assert len(rig.pool.home) == (1 if nbytes == 1 else 0)
+    assert len(rig.pool.free) == (1 if nbytes == 1 else 0)
     rig.queue.abandon()
     assert rig.pool.is_whole
 
@@ -283,7 +283,7 @@ async def test_send_registered_on_an_ended_connection_acquires_no_memory() -> No
     with pytest.raises(LocalClosed):
         await rig.send_registered([region, b"copy"])
     assert region.uses == 0
-    assert rig.pool.asked == []
+    assert rig.pool.requested == []
 
 
 # --- post_now ---
@@ -316,4 +316,4 @@ async def test_an_errno_of_post_now_ends_the_connection() -> None:
     error = rig.sender.post_error(errno.EINVAL)
     assert isinstance(error, VerbsError)
     assert (error.errno, "ibv_post_send" in str(error)) == (errno.EINVAL, True)
-    assert rig.callbacks.breaks == [rig.callbacks.end]
+    assert rig.callbacks.failures == [rig.callbacks.end]

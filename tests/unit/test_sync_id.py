@@ -35,7 +35,7 @@ def make_sync_id(
     cm: FakeCm, state: CmState = CmState.IDLE
 ) -> tuple[SyncCmId, FakeCmId, FakeOwnChannel]:
     raw, channel = cm.raw_id(), cm.open_channel()
-    raw.for_requests = None  # type: ignore[attr-defined]
+    raw.request_qp_arguments = None  # type: ignore[attr-defined]
     handle = IdHandle(running_loop(), raw, channel)  # type: ignore[arg-type]
     return SyncCmId(handle, state, None), raw, channel
 

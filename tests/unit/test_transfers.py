@@ -429,7 +429,7 @@ async def test_a_refused_transfer_ends_the_connection_and_keeps_its_memory(
         with pytest.raises(VerbsError) as raised:
             await rig.perform(opcode, region)
         assert (raised.value.errno, raised.value.function) == (errno.ENOMEM, "ibv_post_send")
-    assert [error.errno for error in rig.callbacks.breaks if isinstance(error, VerbsError)] == [
+    assert [error.errno for error in rig.callbacks.failures if isinstance(error, VerbsError)] == [
         errno.ENOMEM
     ] * 3
     assert (region.uses, rig.queue.credits) == (3, 15)
@@ -634,7 +634,7 @@ async def test_a_read_cancelled_as_it_is_refused_ends_the_connection(
     rig.dispatcher.poll(verbs.cq)
     await cancel(tasks[1])
     await tasks[0]
-    assert len(rig.callbacks.breaks) == 1
+    assert len(rig.callbacks.failures) == 1
 
 
 async def test_a_queued_read_gets_an_unused_send_credit(verbs: FakeVerbs) -> None:
@@ -794,7 +794,7 @@ async def test_a_refused_chain_wakes_its_waiters_and_no_earlier_one(verbs: FakeV
     for task in tasks:
         with pytest.raises(VerbsError):
             await task
-    assert (len(rig.callbacks.breaks), region.uses, earlier.done()) == (1, 4, False)
+    assert (len(rig.callbacks.failures), region.uses, earlier.done()) == (1, 4, False)
     assert rig.core.start_transfer(WRITE, region, REMOTE) is None  # nothing is posted after it
     await rig.complete(0)
     await earlier
