@@ -397,7 +397,7 @@ async def test_open_at_a_port_in_use_fails(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IWARP")
 async def test_open_on_iwarp_fails_with_a_reason(address: DeviceAddress) -> None:
-    with pytest.raises(VerbsError, match="iWARP, for one, has no datagrams") as caught:
+    with pytest.raises(VerbsError, match="iWARP, for example, has no datagrams") as caught:
         await aiordma.open_datagram((address.host, 0))
     assert caught.value.errno == errno.EOPNOTSUPP
 
