@@ -49,9 +49,7 @@ class DeviceSubscription:
                 reader = _readers[self.device, self.loop] = _Reader(self.device, self.loop)
             reader.subscriptions.append(self)
         reader.watch()
-        if device_contexts.is_removed(
-            self.device
-        ):  # before the subscription
+        if device_contexts.is_removed(self.device):  # before the subscription
             call_threadsafe(self.loop, reader.dispatch_removal)
 
     def stop(self) -> None:
