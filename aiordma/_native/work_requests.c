@@ -38,7 +38,7 @@ void aiordma_await_posts(void)
 	pthread_rwlock_unlock(&posting);
 }
 
-/* Post a request and those that it is linked to. The fast path posts transfers with it, too. */
+/* Post a request and the requests linked to it. The fast path posts transfers with it, too. */
 int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr)
 {
 	struct ibv_send_wr *bad;

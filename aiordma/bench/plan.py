@@ -41,7 +41,7 @@ class Work:
     count: int = 1000
     """The number of operations, messages, round trips or connections that are timed."""
     warmup: int = 100
-    """The number of those that come first and are not timed."""
+    """The number of operations before them that are not timed."""
     depth: int = 64
     """The number of operations in flight, in `bandwidth`."""
     concurrency: int = 32

@@ -17,7 +17,7 @@ class Sample:
 
     value: float
     percentiles: dict[str, float] = field(default_factory=dict)
-    """Of min, 50, 90, 99, 99.9 and max, those that are known."""
+    """Percentiles by their names: "min", "50", "90", "99", "99.9", "max"; only the known ones."""
     client_cpu: float | None = None
     """Processor time of the client's process for each operation, in microseconds."""
     server_cpu: float | None = None

@@ -40,7 +40,7 @@ class DatagramOptions:
     """The time that aclose() waits for posted sends, at most."""
 
     multicast_loopback: bool = True
-    """True: the endpoint receives a copy of what it sends to a group that it has joined."""
+    """True: the endpoint receives a copy of each message that it sends to a group it joined."""
 
     tos: int | None = None
     """Type of service, 0 to 255 (rdma_set_option(3), RDMA_OPTION_ID_TOS); None: the default of

@@ -24,7 +24,7 @@ class PingOptions:
     interval: float = 1.0
     size: int = DEFAULT_SIZE
     source: str | None = None
-    """The local address; None: the one that the route to the host selects."""
+    """The local address; None: the address that the route to the host selects."""
     busy_poll: float = 0.0
     wait: float = 5.0
     """The limit for resolving the address, resolving the route, connecting, and each answer."""
