@@ -1,5 +1,6 @@
 # make demo    an echo over a real RDMA device: this machine's, or the lab's
-# make test    everything: style, types, unit tests, the lab, then the tests on a device
+# make test    before each commit: style, types, unit tests, the lab, then the tests on a device
+# make test-all  before a release: the same, with each device test on every loop and every device
 # make check   what needs no device: style, types, documentation, unit tests
 # make docs    build the documentation site in build/site
 # make soak    the long campaigns, on a device
@@ -20,14 +21,15 @@ PACKAGES := gcc git libc6-dev python3 python3-dev python3-venv librdmacm-dev lib
 NATIVE := $(addprefix aiordma/_native/,build.py cdef.h helpers.h cm_events.c devices.c work_requests.c \
 	addresses.c buffer_exporter.c) \
 	$(wildcard aiordma/_native/fast_path/*)
-C_FILES := $(filter-out %/cdef.h %/_lib.c,$(wildcard $(addprefix aiordma/_native/,*.c *.h fast_path/*.c fast_path/*.h)))
+C_FILES := $(filter-out %/cdef.h %/_lib.c,$(wildcard $(addprefix aiordma/_native/,*.c *.h fast_path/*.c fast_path/*.h) tests/simulator/*.[ch]))
 DEVICE_TESTS := tests/device tests/faults tests/interop
+DEVICE_OPTIONS := -p progress
 
 # Compiling everything anew takes each Python in the lab half a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check lint docs unit lab-test device-test soak bench count setup clean
+.PHONY: demo test test-all check lint docs unit lab-test device-test soak bench count setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -37,6 +39,9 @@ test: setup
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory lab-test
 	@$(MAKE) --no-print-directory device-test
+
+test-all:
+	@$(MAKE) --no-print-directory test DEVICE_OPTIONS='$(DEVICE_OPTIONS) --all-combinations'
 
 check: lint docs unit
 
@@ -51,26 +56,21 @@ docs: $(READY)
 	$(VENV)/bin/sphinx-build --nitpicky --fail-on-warning --keep-going --quiet docs build/site
 
 unit: $(READY)
-	$(PY) -m pytest tests/unit
+	$(PY) -m pytest -p progress -n 2 --dist worksteal tests/unit
 
+# Each test boots a machine.
 lab-test: setup
-	$(PY) -m pytest tests/lab
+	$(PY) -m pytest -n 2 tests/lab
 
-# In two labs side by side, each with both devices, each for the tests of one.
+# On a machine without a device, two labs share the tests.
 device-test: setup
 	@if $(PY) -m aiordma devices >/dev/null 2>&1; then \
-		echo "aiordma: on this machine's RDMA device"; $(PY) -m pytest $(DEVICE_TESTS); \
+		echo "aiordma: on this machine's RDMA device"; $(PY) -m pytest $(DEVICE_OPTIONS) $(DEVICE_TESTS); \
 	else \
 		echo "aiordma: no RDMA device here: booting two labs"; \
-		log=$$(mktemp); trap 'kill $$other 2>/dev/null; rm -f $$log' EXIT INT TERM; \
-		$(call in_lab,IWARP) >$$log 2>&1 & other=$$!; \
-		$(call in_lab,IB); status=$$?; \
-		wait $$other || status=$$?; \
-		cat $$log; exit $$status; \
+		$(PY) -m pytest $(DEVICE_OPTIONS) --dist worksteal \
+			--tx '2*popen//python=$(PY) -m aiordma lab run --device both -- $(PY)' $(DEVICE_TESTS); \
 	fi
-
-# $(call in_lab,TRANSPORT): the tests of its device
-in_lab = $(PY) -m aiordma lab run --device both -- $(PY) -m pytest $(DEVICE_TESTS) --transport $(1)
 
 soak: setup
 	@$(call on_device,both,$(PY) -m pytest tests/soak)

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
 
 import anyio
-import pytest
 import sniffio
 import uvloop
 from helpers import DEFAULT, TIME_LIMIT
@@ -51,7 +50,7 @@ BACKENDS = {
 
 
 def on_every_backend(function: Callable[..., Coroutine[object, None, None]]) -> Callable[..., None]:
-    """Make a test of an `async def` that runs once on each backend.
+    """Make a test of an `async def` that runs on backends that selection.py chooses.
 
     It can have the argument `backend`, the name of the backend.
     """
@@ -69,7 +68,7 @@ def on_every_backend(function: Callable[..., Coroutine[object, None, None]]) -> 
     test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     test.__name__, test.__doc__ = function.__name__, function.__doc__
     test.__module__ = function.__module__
-    return pytest.mark.parametrize("backend", BACKENDS)(test)
+    return test
 
 
 class Ends(NamedTuple):

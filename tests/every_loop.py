@@ -1,8 +1,8 @@
 """Hooks that run tests on every loop: asyncio (in debug mode), asyncio with uvloop, and trio.
 
-If the conftest of a directory has these hooks, each of its `async def test_...` runs once on each
-loop. A test that is marked `loops("asyncio", ...)` runs on these loops only. A test fails if it
-blocks the thread of its loop, unless it is marked `may_block`.
+If the conftest of a directory has these hooks, each of its `async def test_...` runs on loops that
+selection.py chooses. A test that is marked `loops("asyncio", ...)` runs on these only. A test fails
+if it blocks the thread of its loop, unless it is marked `may_block`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import linecache
 
 import loops
 import pytest
+import selection
 from blocking import INTERVAL, BlockingDetector
 
 # asyncio's debug mode often checks every source file on the stack for changes. They do not change
@@ -21,9 +22,8 @@ linecache.checkcache = lambda filename=None: None
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if inspect.iscoroutinefunction(metafunc.function):
-        marker = metafunc.definition.get_closest_marker("loops")
         metafunc.fixturenames.append("loop_kind")
-        metafunc.parametrize("loop_kind", loops.KINDS if marker is None else marker.args)
+    selection.parametrize(metafunc)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -55,7 +55,7 @@ def kind() -> str:
 def run(kind: str, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run `body()` on a new loop of this kind. Return its result. asyncio runs in debug mode."""
     if kind == "trio":
-        return trio.run(_run_in_nursery, body, strict_exception_groups=True)
+        return trio.run(in_nursery, body, strict_exception_groups=True)
     with _short_tracebacks(), _ASYNCIO[kind]() as runner:
         return runner.run(body())
 
@@ -82,7 +82,10 @@ _ASYNCIO = {
 KINDS = (*_ASYNCIO, "trio")
 
 
-async def _run_in_nursery(body: Callable[[], Awaitable[T]]) -> T:
+async def in_nursery(body: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `body()`. On trio, create_task() then uses a nursery of its own."""
+    if not on_trio():
+        return await body()
     task = TrioTask[T]()
     async with trio.open_nursery() as nursery:
         _nursery.set(nursery)

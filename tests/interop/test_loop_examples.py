@@ -84,28 +84,27 @@ async def test_sigterm_loses_no_answer(address: DeviceAddress) -> None:
 
 @pytest.mark.parametrize("end", ["the grace period ends", "a second signal"])
 async def test_an_unfinished_answer_is_cancelled(address: DeviceAddress, end: str) -> None:
-    grace = "0.1" if end == "the grace period ends" else "60"
+    grace = "0.1" if end == "the grace period ends" else "3600"
     async with (
         asyncio.timeout(TIME_LIMIT),
         serving("service", address, "--grace", grace, "--work", "3600") as (process, server),
         aiordma.connect(*server) as busy,
     ):
         await busy.send(b"work")
-        await asyncio.sleep(0.1)
+        # The service has taken the message before it accepts a later peer.
+        await (await aiordma.connect(*server)).aclose()
         process.terminate()
         if end == "a second signal":
-            terminating = asyncio.create_task(terminate_until_it_ends(process))
+            await wait_until_rejected(server)  # the first one is handled
+            process.terminate()
         with pytest.raises((PeerClosed, aiordma.WorkRequestError)):
             await busy.recv()
-        if end == "a second signal":
-            await terminating
         ended = await finish(process)
     assert (ended.status, ended.errors) == (0, "")
 
 
-async def terminate_until_it_ends(process: asyncio.subprocess.Process) -> None:
-    """Repeat SIGTERM: a process that has not handled the first one gets both as one."""
-    while process.returncode is None:
-        await asyncio.sleep(0.5)
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+async def wait_until_rejected(server: tuple[str, int]) -> None:
+    """Connect to a service until it stops listening."""
+    with contextlib.suppress(Rejected):
+        while True:
+            await (await aiordma.connect(*server)).aclose()

@@ -1,0 +1,40 @@
+"""The RDMA devices of this machine, for the tests that run on each of them."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiordma.rdmacm import DeviceAddress
+
+
+@functools.cache
+def found_addresses() -> list[DeviceAddress]:
+    """Return the addresses of all RDMA devices; none if RDMA does not work here.
+
+    Their order and their kinds are the same in each lab, unlike a link-local address.
+    """
+    # Not imported above: tests/unit/conftest.py loads the simulator before aiordma.
+    from aiordma import RdmaError
+    from aiordma.rdmacm import device_addresses
+
+    try:
+        return sorted(device_addresses(), key=lambda found: (found.device, kind_of(found)))
+    except RdmaError:
+        return []
+
+
+def kind_of(found: DeviceAddress) -> str:
+    """Return the kind of an address: "ipv4", "ipv6" or "link-local"."""
+    if ":" not in found.host:
+        return "ipv4"
+    return "link-local" if "%" in found.host else "ipv6"
+
+
+def one_per_device() -> list[DeviceAddress]:
+    """Return the first address of each device, an IPv4 address if it has one."""
+    chosen: dict[str, DeviceAddress] = {}
+    for address in found_addresses():
+        chosen.setdefault(address.device, address)
+    return list(chosen.values())
