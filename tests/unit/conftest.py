@@ -1,15 +1,48 @@
-"""Fixtures: a time limit for tests that would wait for ever on a bug, and fake verbs."""
+"""Fixtures: simulated devices, a time limit for tests that could wait for ever, fake verbs.
+
+A test `async def test_...(simulation)` runs in the virtual time of two simulated devices, on
+asyncio or trio, on RoCE or iWARP: selection.py chooses. The markers `loops` and `transport` limit
+the choice.
+"""
 
 from __future__ import annotations
 
+import inspect
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from fakes.verbs import FakeVerbs, compile_verbs
+from simulator import Simulation  # before everything that imports aiordma
+
+# isort: split
+import loops
+from simulator.queues import Queues
 
 TIME_LIMIT = 20.0
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "simulation" in metafunc.fixturenames and inspect.iscoroutinefunction(metafunc.function):
+        metafunc.fixturenames.append("loop_kind")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    simulation = pyfuncitem.funcargs.get("simulation")
+    if simulation is None or not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    assert isinstance(simulation, Simulation)
+    kind = str(pyfuncitem.callspec.params["loop_kind"])
+    names = inspect.signature(pyfuncitem.obj).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    simulation.run(lambda: loops.in_nursery(lambda: pyfuncitem.obj(**arguments)), kind)
+    return True
+
+
+@pytest.fixture
+def simulation(request: pytest.FixtureRequest, time_limit: None) -> Simulation:
+    """Return two simulated devices with an empty network."""
+    return Simulation(iwarp=request.param == "iwarp")
 
 
 @pytest.fixture
@@ -26,15 +59,9 @@ def time_limit() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the verbs provider without a device: see fakes.verbs."""
-    return compile_verbs(tmp_path_factory.mktemp("verbs"))
-
-
 @pytest.fixture
-def verbs(library: Path) -> Iterator[FakeVerbs]:
-    """Make one fake device."""
-    made = FakeVerbs(library)
+def verbs() -> Iterator[Queues]:
+    """Make the queues of one simulated device."""
+    made = Queues()
     yield made
     made.close()

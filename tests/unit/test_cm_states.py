@@ -133,18 +133,18 @@ def test_a_closed_id_ignores_events() -> None:
     assert {after_event(S.CLOSED, event) for event in CmEventType} == {S.CLOSED}
 
 
-@pytest.mark.parametrize("state", FINAL)
+@pytest.mark.parametrize("state", sorted(FINAL, key=str))
 def test_a_final_state_is_only_changed_by_a_device_removal(state: CmState) -> None:
     others = [event for event in CmEventType if event is not E.DEVICE_REMOVAL]
     assert {after_event(state, event) for event in others} == {state}
 
 
-@pytest.mark.parametrize("state", FINAL)
+@pytest.mark.parametrize("state", sorted(FINAL, key=str))
 def test_no_call_is_allowed_in_a_final_state(state: CmState) -> None:
     assert {after_call(state, call) for call in CmCall} == {None}
 
 
-@pytest.mark.parametrize("event", HINTS)
+@pytest.mark.parametrize("event", sorted(HINTS, key=str))
 def test_hints_change_nothing(event: CmEventType) -> None:
     assert [state for state in CmState if after_event(state, event) is not state] == []
 
@@ -155,7 +155,7 @@ def test_unknown_events_change_nothing(number: int) -> None:
     assert [state for state in CmState if after_event(state, event) is not state] == []
 
 
-@pytest.mark.parametrize("state", WAITING)
+@pytest.mark.parametrize("state", sorted(WAITING, key=str))
 def test_an_operation_under_way_can_succeed_and_fail(state: CmState) -> None:
     outcomes = {after_event(state, event) for event in CmEventType}
     assert outcomes - {S.FAILED, S.REMOVED, state}
@@ -163,7 +163,7 @@ def test_an_operation_under_way_can_succeed_and_fail(state: CmState) -> None:
     assert S.REMOVED in outcomes
 
 
-@pytest.mark.parametrize("state", WAITING)
+@pytest.mark.parametrize("state", sorted(WAITING, key=str))
 def test_no_call_is_allowed_while_an_operation_is_under_way(state: CmState) -> None:
     assert {call for call in CmCall if after_call(state, call) is not None} == set()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.verbs import NUMBER_MASK, RECEIVE, FakeVerbs
+from simulator.queues import NUMBER_MASK, RECEIVE, Queues
 
 from aiordma import VerbsError
 from aiordma._native import ffi
@@ -57,7 +57,7 @@ REFUSALS = pytest.mark.parametrize(
 
 
 def core_of(
-    verbs: FakeVerbs, depth: int = 8, interval: int = 4, max_inline: int = 16
+    verbs: Queues, depth: int = 8, interval: int = 4, max_inline: int = 16
 ) -> SendQueueCore:
     core = SendQueueCore(depth, interval, max_inline)
     core.open(verbs, verbs.qp_cell, FIRST)
@@ -76,7 +76,7 @@ def state_of(core: SendQueueCore) -> tuple[int, ...]:
     return (*numbers, core.waiters, core.messages, core.nbytes)
 
 
-def test_a_small_message_is_posted_inline(verbs: FakeVerbs) -> None:
+def test_a_small_message_is_posted_inline(verbs: Queues) -> None:
     core = core_of(verbs)
     messages = [b"hello", b"", bytes(range(16))]
     assert [core.send(message) for message in messages] == [0, 0, 0]
@@ -91,7 +91,7 @@ def test_a_small_message_is_posted_inline(verbs: FakeVerbs) -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 2, 4])
-def test_one_message_per_interval_is_signaled(verbs: FakeVerbs, interval: int) -> None:
+def test_one_message_per_interval_is_signaled(verbs: Queues, interval: int) -> None:
     core = core_of(verbs, 16, interval)
     while not core.send(b"x"):
         pass
@@ -101,7 +101,7 @@ def test_one_message_per_interval_is_signaled(verbs: FakeVerbs, interval: int) -
     assert core.unsignaled == 0
 
 
-def test_the_signal_interval_counts_slow_path_requests(verbs: FakeVerbs) -> None:
+def test_the_signal_interval_counts_slow_path_requests(verbs: Queues) -> None:
     core = core_of(verbs, 16, 4)
     core.unsignaled = 2
     for _ in range(4):
@@ -110,7 +110,7 @@ def test_the_signal_interval_counts_slow_path_requests(verbs: FakeVerbs) -> None
     assert core.unsignaled == 2
 
 
-def test_fence_flags_are_added_to_messages(verbs: FakeVerbs) -> None:
+def test_fence_flags_are_added_to_messages(verbs: Queues) -> None:
     core = core_of(verbs, 8, 2)
     core.fence_flags = int(FENCE)
     core.send(b"x")
@@ -126,7 +126,7 @@ def test_fence_flags_are_added_to_messages(verbs: FakeVerbs) -> None:
 
 @REFUSALS
 def test_a_refused_message_changes_nothing(
-    verbs: FakeVerbs, result: int, code: int, error: int
+    verbs: Queues, result: int, code: int, error: int
 ) -> None:
     core = core_of(verbs)
     core.send(b"one")
@@ -145,23 +145,25 @@ class Text(bytes):
 
 
 @pytest.mark.parametrize(
-    "data", [bytearray(b"x"), memoryview(b"x"), "x", 1, None, Text(b"x"), b"x" * 17], ids=repr
+    "data",
+    [bytearray(b"x"), memoryview(b"x"), "x", 1, None, Text(b"x"), b"x" * 17],
+    ids=["bytearray", "memoryview", "str", "int", "None", "a subclass", "too long"],
 )
-def test_data_that_is_not_small_bytes_takes_the_slow_path(verbs: FakeVerbs, data: object) -> None:
+def test_data_that_is_not_small_bytes_takes_the_slow_path(verbs: Queues, data: object) -> None:
     core = core_of(verbs)
     before = state_of(core)
     assert core.send(data) == -1
     assert (state_of(core), verbs.posted) == (before, 0)
 
 
-def test_without_inline_data_messages_take_the_slow_path(verbs: FakeVerbs) -> None:
+def test_without_inline_data_messages_take_the_slow_path(verbs: Queues) -> None:
     core = core_of(verbs, max_inline=0)
     assert core.send(b"x") == -1
     assert verbs.posted == 0
 
 
 @pytest.mark.parametrize("state", ["new", "closed", "waiting", "full", "destroyed", "no cell"])
-def test_a_core_that_cannot_post_takes_the_slow_path(verbs: FakeVerbs, state: str) -> None:
+def test_a_core_that_cannot_post_takes_the_slow_path(verbs: Queues, state: str) -> None:
     core = core_of(verbs)
     match state:
         case "new":
@@ -192,7 +194,7 @@ def test_the_core_has_a_reference_to_the_keeper() -> None:
     assert sys.getrefcount(second) == counts[1]
 
 
-def test_numbers_wrap_at_31_bits(verbs: FakeVerbs) -> None:
+def test_numbers_wrap_at_31_bits(verbs: Queues) -> None:
     core = core_of(verbs)
     core.next_number = core.oldest_pending = NUMBER_MASK - 1
     for _ in range(4):
@@ -207,7 +209,7 @@ def test_numbers_wrap_at_31_bits(verbs: FakeVerbs) -> None:
     assert (core.oldest_pending, core.credits) == (2, 8)
 
 
-def test_a_completion_completes_all_requests_before_it_once(verbs: FakeVerbs) -> None:
+def test_a_completion_completes_all_requests_before_it_once(verbs: Queues) -> None:
     core = core_of(verbs)
     for _ in range(6):
         core.send(b"x")
@@ -223,7 +225,7 @@ def test_a_completion_completes_all_requests_before_it_once(verbs: FakeVerbs) ->
 
 @pytest.mark.parametrize(("number", "kind"), [(-1, OverflowError), ("1", TypeError)])
 def test_an_invalid_number_completes_nothing(
-    verbs: FakeVerbs, number: Any, kind: type[Exception]
+    verbs: Queues, number: Any, kind: type[Exception]
 ) -> None:
     core = core_of(verbs)
     with pytest.raises(kind):
@@ -232,7 +234,7 @@ def test_an_invalid_number_completes_nothing(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_long_exchange_loses_no_credit(verbs: FakeVerbs, seed: int) -> None:
+def test_a_long_exchange_loses_no_credit(verbs: Queues, seed: int) -> None:
     source = random.Random(seed)
     depth = source.randrange(1, 20)
     interval = max(1, depth // 4)
@@ -256,7 +258,7 @@ def test_a_long_exchange_loses_no_credit(verbs: FakeVerbs, seed: int) -> None:
                     unsignaled = 0 if is_signaled else unsignaled
                     in_flight.append(((start + sent) & NUMBER_MASK, is_signaled))
                     sent += 1
-                    post = verbs.post(verbs.posted - 1)
+                    (post,) = verbs.new_posts()
                     assert post.wr_id == FIRST + in_flight[-1][0]
                     assert bool(post.flags & SIGNALED) is is_signaled
             case _ if any(is_signaled for _, is_signaled in in_flight):
@@ -273,7 +275,7 @@ def test_a_long_exchange_loses_no_credit(verbs: FakeVerbs, seed: int) -> None:
 # --- ReceiveRingCore ---
 
 
-def ring_of(verbs: FakeVerbs, slots: int = SLOTS, *, shared: bool = False) -> ReceiveRingCore:
+def ring_of(verbs: Queues, slots: int = SLOTS, *, shared: bool = False) -> ReceiveRingCore:
     """Return an open ring on memory with the fake address 0x10000."""
     ring = ReceiveRingCore(slots, SLOT_SIZE)
     ring._use(bytearray(slots * SLOT_SIZE), 0x10000, LKEY)
@@ -283,7 +285,7 @@ def ring_of(verbs: FakeVerbs, slots: int = SLOTS, *, shared: bool = False) -> Re
 
 
 @pytest.mark.parametrize(("shared", "kind"), [(False, "r"), (True, "q")])
-def test_a_slot_is_posted_with_its_address(verbs: FakeVerbs, shared: bool, kind: str) -> None:
+def test_a_slot_is_posted_with_its_address(verbs: Queues, shared: bool, kind: str) -> None:
     ring = ring_of(verbs, shared=shared)
     assert (ring.slots, ring.slot_size, ring.posted) == (SLOTS, SLOT_SIZE, 0)
     for slot in (0, 3, 1):
@@ -296,13 +298,13 @@ def test_a_slot_is_posted_with_its_address(verbs: FakeVerbs, shared: bool, kind:
 
 
 @pytest.mark.parametrize("slot", [-1, SLOTS, 1 << 30, -(1 << 30)])
-def test_a_slot_outside_the_ring_is_refused(verbs: FakeVerbs, slot: int) -> None:
+def test_a_slot_outside_the_ring_is_refused(verbs: Queues, slot: int) -> None:
     ring = ring_of(verbs)
     assert ring._post(slot) == errno.EINVAL
     assert (ring.posted, verbs.posted) == (0, 0)
 
 
-def test_an_unopened_ring_posts_nothing(verbs: FakeVerbs) -> None:
+def test_an_unopened_ring_posts_nothing(verbs: Queues) -> None:
     ring = ReceiveRingCore(SLOTS, SLOT_SIZE)
     assert ring._post(0) == errno.EINVAL
     assert ring.posted == 0
@@ -311,7 +313,7 @@ def test_an_unopened_ring_posts_nothing(verbs: FakeVerbs) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 @REFUSALS
 def test_a_refused_slot_is_not_counted(
-    verbs: FakeVerbs, shared: bool, result: int, code: int, error: int
+    verbs: Queues, shared: bool, result: int, code: int, error: int
 ) -> None:
     ring = ring_of(verbs, shared=shared)
     ring._post(0)
@@ -321,21 +323,21 @@ def test_a_refused_slot_is_not_counted(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_after_the_queue_is_destroyed_slots_are_refused(verbs: FakeVerbs, shared: bool) -> None:
+def test_after_the_queue_is_destroyed_slots_are_refused(verbs: Queues, shared: bool) -> None:
     ring = ring_of(verbs, shared=shared)
     verbs.destroy()
     assert ring._post(0) == errno.EINVAL
     assert (ring.posted, verbs.posted) == (0, 0)
 
 
-def test_a_stopped_ring_posts_nothing(verbs: FakeVerbs) -> None:
+def test_a_stopped_ring_posts_nothing(verbs: Queues) -> None:
     ring = ring_of(verbs)
     ring.stopped = True
     assert ring._post(0) == 0
     assert (ring.posted, verbs.posted) == (0, 0)
 
 
-def test_opening_a_ring_again_resets_it(verbs: FakeVerbs) -> None:
+def test_opening_a_ring_again_resets_it(verbs: Queues) -> None:
     ring = ring_of(verbs)
     ring._post(0)
     ring.stopped = True
@@ -377,7 +379,7 @@ def test_memory_that_is_too_small_is_released() -> None:
     memory.clear()
 
 
-def test_a_slot_number_of_more_than_32_bits_is_refused(verbs: FakeVerbs) -> None:
+def test_a_slot_number_of_more_than_32_bits_is_refused(verbs: Queues) -> None:
     ring = ring_of(verbs)
     assert ring._post(1 << 32) == errno.EINVAL
     assert ring.posted == 0
@@ -444,10 +446,10 @@ def test_another_exception_of_the_method_is_raised() -> None:
 class ReceiveRig:
     """A ReceiveQueue on a ring whose slots are filled in the order of their posting."""
 
-    def __init__(self, verbs: FakeVerbs, slots: int = SLOTS) -> None:
+    def __init__(self, verbs: Queues, slots: int = SLOTS) -> None:
         self.verbs = verbs
         self.memory = bytearray(slots * SLOT_SIZE)
-        self._seen = verbs.posted
+        verbs.new_posts()
         self._posted: list[int] = []
         self.ring = ReceiveRingCore(slots, SLOT_SIZE)
         self.ring._use(self.memory, 0x10000, LKEY)
@@ -459,11 +461,9 @@ class ReceiveRig:
     @property
     def posted(self) -> list[int]:
         """The slots that are posted now."""
-        for index in range(self._seen, self.verbs.posted):
-            post = self.verbs.post(index)
+        for post in self.verbs.new_posts():
             if post.kind == "r":
                 self._posted.append(post.wr_id & NUMBER_MASK)
-        self._seen = self.verbs.posted
         return self._posted
 
     def fill(self, message: bytes) -> int:
@@ -486,7 +486,7 @@ class ReceiveRig:
 
 
 @pytest.fixture
-def receive_rig(verbs: FakeVerbs) -> ReceiveRig:
+def receive_rig(verbs: Queues) -> ReceiveRig:
     return ReceiveRig(verbs)
 
 
@@ -551,7 +551,7 @@ def test_a_ring_without_memory_accepts_no_message() -> None:
 
 @pytest.mark.parametrize(("slots", "kept"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (8, 4)])
 def test_with_less_than_half_of_the_slots_posted_messages_are_copied(
-    verbs: FakeVerbs, slots: int, kept: int
+    verbs: Queues, slots: int, kept: int
 ) -> None:
     receive_rig = ReceiveRig(verbs, slots)
     receives = receive_rig.receives
@@ -592,7 +592,7 @@ def test_the_owner_is_notified_if_the_backlog_is_exceeded(receive_rig: ReceiveRi
     assert receives.notify
 
 
-def test_without_a_backlog_the_number_of_messages_is_unlimited(verbs: FakeVerbs) -> None:
+def test_without_a_backlog_the_number_of_messages_is_unlimited(verbs: Queues) -> None:
     receive_rig = ReceiveRig(verbs, 100)
     receive_rig.receives.notify = False
     for _ in range(100):
@@ -676,7 +676,7 @@ for number in range(20):
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("spills", [False, True])
-def test_a_long_exchange_keeps_every_message(verbs: FakeVerbs, seed: int, spills: bool) -> None:
+def test_a_long_exchange_keeps_every_message(verbs: Queues, seed: int, spills: bool) -> None:
     """The FIFO grows while it is wrapped, and while it is not."""
     source = random.Random(seed)
     receive_rig = ReceiveRig(verbs, source.randrange(1, 40))
@@ -722,7 +722,7 @@ def test_a_long_exchange_keeps_every_message(verbs: FakeVerbs, seed: int, spills
 class DispatchRig:
     """A CompletionDispatcher, and a record of the completions for Python."""
 
-    def __init__(self, verbs: FakeVerbs) -> None:
+    def __init__(self, verbs: Queues) -> None:
         self.verbs = verbs
         self.dispatcher = CompletionDispatcher(self.take_pending)
         self._batch: Any = ffi.cast("struct ibv_wc *", self.dispatcher.batch)
@@ -751,12 +751,12 @@ class DispatchRig:
 
 
 @pytest.fixture
-def rig(verbs: FakeVerbs) -> DispatchRig:
+def rig(verbs: Queues) -> DispatchRig:
     return DispatchRig(verbs)
 
 
 def attach_queues(
-    verbs: FakeVerbs, rig: DispatchRig, key: int = KEY
+    verbs: Queues, rig: DispatchRig, key: int = KEY
 ) -> tuple[SendQueueCore, ReceiveQueue]:
     core, receives = SendQueueCore(8, 4, 16), ReceiveQueue(ring_of(verbs))
     rig.dispatcher.attach(key, core, receives)
@@ -768,7 +768,7 @@ def test_an_empty_queue_notifies_nothing(rig: DispatchRig) -> None:
     assert (rig.calls, rig.dispatcher.pending, rig.dispatcher.notified) == (0, 0, [])
 
 
-def test_sends_complete_without_python(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_sends_complete_without_python(verbs: Queues, rig: DispatchRig) -> None:
     core = core_of(verbs)
     rig.dispatcher.attach(KEY, core, ReceiveQueue(ring_of(verbs)))
     for _ in range(8):
@@ -781,7 +781,7 @@ def test_sends_complete_without_python(verbs: FakeVerbs, rig: DispatchRig) -> No
 
 @pytest.mark.parametrize("reason", ["in_flight", "waiters", "failed"])
 def test_sends_that_python_must_handle_are_passed_on(
-    verbs: FakeVerbs, rig: DispatchRig, reason: str
+    verbs: Queues, rig: DispatchRig, reason: str
 ) -> None:
     core = core_of(verbs)
     rig.dispatcher.attach(KEY, core, ReceiveQueue(ring_of(verbs)))
@@ -795,7 +795,7 @@ def test_sends_that_python_must_handle_are_passed_on(
     assert rig.ids_for_python == [FIRST + 3]
 
 
-def test_messages_arrive_without_python(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_messages_arrive_without_python(verbs: Queues, rig: DispatchRig) -> None:
     receive_rig = ReceiveRig(verbs)
     rig.dispatcher.attach(KEY, SendQueueCore(8, 4, 16), receive_rig.receives)
     receive_rig.receives.notify = False
@@ -808,7 +808,7 @@ def test_messages_arrive_without_python(verbs: FakeVerbs, rig: DispatchRig) -> N
     assert receive_rig.ring.posted == SLOTS
 
 
-def test_a_queue_with_notify_set_is_notified_once(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_a_queue_with_notify_set_is_notified_once(verbs: Queues, rig: DispatchRig) -> None:
     receive_rig = ReceiveRig(verbs, 8)
     rig.dispatcher.attach(KEY, SendQueueCore(8, 4, 16), receive_rig.receives)
     assert receive_rig.receives.notify
@@ -824,9 +824,7 @@ def test_a_queue_with_notify_set_is_notified_once(verbs: FakeVerbs, rig: Dispatc
     assert (rig.notified_keys, rig.calls) == ([KEY, KEY], 2)
 
 
-def test_a_write_with_immediate_data_is_an_empty_message(
-    verbs: FakeVerbs, rig: DispatchRig
-) -> None:
+def test_a_write_with_immediate_data_is_an_empty_message(verbs: Queues, rig: DispatchRig) -> None:
     receive_rig = ReceiveRig(verbs)
     rig.dispatcher.attach(KEY, SendQueueCore(8, 4, 16), receive_rig.receives)
     slot = receive_rig.fill(b"")
@@ -836,7 +834,7 @@ def test_a_write_with_immediate_data_is_an_empty_message(
     assert (receive_rig.receives.take_bytes(), receive_rig.receives.nbytes) == (b"", 0)
 
 
-def test_failed_receives_are_passed_on_and_not_counted(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_failed_receives_are_passed_on_and_not_counted(verbs: Queues, rig: DispatchRig) -> None:
     receive_rig = ReceiveRig(verbs)
     rig.dispatcher.attach(KEY, SendQueueCore(8, 4, 16), receive_rig.receives)
     slot = receive_rig.fill(b"")
@@ -846,9 +844,7 @@ def test_failed_receives_are_passed_on_and_not_counted(verbs: FakeVerbs, rig: Di
     assert (len(receive_rig.receives), receive_rig.ring.posted, rig.notified_keys) == (0, SLOTS, [])
 
 
-def test_completions_for_python_are_in_order_and_unchanged(
-    verbs: FakeVerbs, rig: DispatchRig
-) -> None:
+def test_completions_for_python_are_in_order_and_unchanged(verbs: Queues, rig: DispatchRig) -> None:
     receive_rig = ReceiveRig(verbs)
     receive_rig.receives.notify = False
     core = core_of(verbs)
@@ -873,7 +869,7 @@ def test_completions_for_python_are_in_order_and_unchanged(
     assert rig.dispatcher.pending == 0  # they were handled
 
 
-def test_key_zero_has_no_queues(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_key_zero_has_no_queues(verbs: Queues, rig: DispatchRig) -> None:
     attach_queues(verbs, rig)
     verbs.sent(0, 3)
     rig.poll()
@@ -881,7 +877,7 @@ def test_key_zero_has_no_queues(verbs: FakeVerbs, rig: DispatchRig) -> None:
     rig.dispatcher.detach(0)
 
 
-def test_a_batch_has_a_limit(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_a_batch_has_a_limit(verbs: Queues, rig: DispatchRig) -> None:
     for number in range(150):
         verbs.sent(1, number)
     assert [rig.poll() for _ in range(4)] == [64, 64, 22, 0]
@@ -890,7 +886,7 @@ def test_a_batch_has_a_limit(verbs: FakeVerbs, rig: DispatchRig) -> None:
 
 @pytest.mark.parametrize("result", [-1, -errno.EIO, -errno.ENODEV])
 def test_a_failed_queue_returns_a_negative_number(
-    verbs: FakeVerbs, rig: DispatchRig, result: int
+    verbs: Queues, rig: DispatchRig, result: int
 ) -> None:
     verbs.break_queue(poll=result)
     assert rig.poll() == result
@@ -919,25 +915,23 @@ except TypeError:
 
 
 @pytest.mark.parametrize("result", [0, errno.EIO, -errno.EIO])
-def test_arm_returns_0_or_an_errno(verbs: FakeVerbs, rig: DispatchRig, result: int) -> None:
+def test_arm_returns_0_or_an_errno(verbs: Queues, rig: DispatchRig, result: int) -> None:
     verbs.break_queue(arm=result)
     assert rig.dispatcher.arm(verbs.cq) == abs(result)
     assert verbs.arms == 1
 
 
-def test_events_are_read_one_at_a_time_and_acknowledged(verbs: FakeVerbs, rig: DispatchRig) -> None:
-    reading, writing = os.pipe2(os.O_NONBLOCK)
-    verbs.watch(reading)
+def test_events_are_read_one_at_a_time_and_acknowledged(verbs: Queues, rig: DispatchRig) -> None:
     dispatcher = rig.dispatcher
     assert dispatcher.event(verbs.channel) == 0
-    os.write(writing, 3 * verbs.event())
+    for _ in range(3):
+        verbs.raise_event()
     for number in range(1, 4):
         assert dispatcher.event(verbs.channel) == verbs.cq
         assert verbs.acknowledged == number
     assert dispatcher.event(verbs.channel) == 0
-    os.close(writing)
-    os.close(reading)
-    assert dispatcher.event(verbs.channel) == -errno.EBADF
+    verbs.break_channel()
+    assert dispatcher.event(verbs.channel) == -errno.EIO
     assert (verbs.polls, verbs.arms) == (0, 0)
 
 
@@ -945,7 +939,7 @@ def test_events_are_read_one_at_a_time_and_acknowledged(verbs: FakeVerbs, rig: D
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_keys_are_attached_and_detached_in_any_order(verbs: FakeVerbs, seed: int) -> None:
+def test_keys_are_attached_and_detached_in_any_order(verbs: Queues, seed: int) -> None:
     source = random.Random(seed)
     rig = DispatchRig(verbs)
     # Consecutive keys, random keys, or keys of which many have the same index in the table.
@@ -975,7 +969,7 @@ def test_keys_are_attached_and_detached_in_any_order(verbs: FakeVerbs, seed: int
 
 
 def check_keys(
-    verbs: FakeVerbs, rig: DispatchRig, model: dict[int, SendQueueCore], keys: list[int]
+    verbs: Queues, rig: DispatchRig, model: dict[int, SendQueueCore], keys: list[int]
 ) -> None:
     rig.for_python.clear()
     for core in model.values():
@@ -988,7 +982,7 @@ def check_keys(
     assert all((core.oldest_pending, core.credits) == (1, 2) for core in model.values())
 
 
-def test_an_entry_moved_into_a_gap_leaves_no_copy(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_an_entry_moved_into_a_gap_leaves_no_copy(verbs: Queues, rig: DispatchRig) -> None:
     inverse = pow(2654435769, -1, 1 << 32)
     # In a table of 16 entries the first two keys have the index 0, the third has the index 1.
     first, second, third = (place * inverse % (1 << 32) for place in (16, 32, 17))
@@ -1003,7 +997,7 @@ def test_an_entry_moved_into_a_gap_leaves_no_copy(verbs: FakeVerbs, rig: Dispatc
     assert sys.getrefcount(receives) == 4
 
 
-def test_attaching_a_key_again_replaces_its_queues(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_attaching_a_key_again_replaces_its_queues(verbs: Queues, rig: DispatchRig) -> None:
     first, receives = attach_queues(verbs, rig)
     second, _ = attach_queues(verbs, rig)
     assert (sys.getrefcount(first), sys.getrefcount(receives)) == (2, 2)
@@ -1017,7 +1011,7 @@ def test_attaching_a_key_again_replaces_its_queues(verbs: FakeVerbs, rig: Dispat
 
 
 @pytest.mark.parametrize("argument", ["key", "sends", "receives"])
-def test_attach_refuses_wrong_arguments(verbs: FakeVerbs, rig: DispatchRig, argument: str) -> None:
+def test_attach_refuses_wrong_arguments(verbs: Queues, rig: DispatchRig, argument: str) -> None:
     right: dict[str, Any] = {
         "key": KEY,
         "sends": SendQueueCore(8, 4, 16),
@@ -1033,9 +1027,7 @@ def test_attach_refuses_wrong_arguments(verbs: FakeVerbs, rig: DispatchRig, argu
         rig.dispatcher.attach(*right.values())
 
 
-def test_a_completion_for_a_slot_outside_the_ring_raises(
-    verbs: FakeVerbs, rig: DispatchRig
-) -> None:
+def test_a_completion_for_a_slot_outside_the_ring_raises(verbs: Queues, rig: DispatchRig) -> None:
     _, receives = attach_queues(verbs, rig)
     verbs.received(KEY, SLOTS, 1)
     with pytest.raises(ValueError, match="the slot does not exist"):
@@ -1044,7 +1036,7 @@ def test_a_completion_for_a_slot_outside_the_ring_raises(
 
 
 def test_an_exception_of_on_pending_is_raised_and_the_next_batch_is_handled(
-    verbs: FakeVerbs, rig: DispatchRig
+    verbs: Queues, rig: DispatchRig
 ) -> None:
     def fail() -> None:
         raise RuntimeError("no")
@@ -1063,7 +1055,7 @@ def test_an_exception_of_on_pending_is_raised_and_the_next_batch_is_handled(
     assert [wr_id & NUMBER_MASK for wr_id in rig.ids_for_python] == [1, 2, 3]
 
 
-def test_on_pending_can_detach(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_on_pending_can_detach(verbs: Queues, rig: DispatchRig) -> None:
     receive_rig = ReceiveRig(verbs)
     rig.dispatcher.attach(KEY, SendQueueCore(8, 4, 16), receive_rig.receives)
     rig.on_take = lambda: rig.dispatcher.detach(KEY)
@@ -1087,7 +1079,7 @@ def later(function: Callable[[], object], seconds: float = 0.02) -> threading.Th
 
 
 def test_poll_for_ends_with_a_completion_from_another_thread(
-    verbs: FakeVerbs, rig: DispatchRig
+    verbs: Queues, rig: DispatchRig
 ) -> None:
     """Polling releases the interpreter's lock, so the other thread can run."""
 
@@ -1105,7 +1097,7 @@ def test_poll_for_ends_with_a_completion_from_another_thread(
     assert verbs.polls > 10
 
 
-def test_poll_for_ends_in_time(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_poll_for_ends_in_time(verbs: Queues, rig: DispatchRig) -> None:
     began = time.monotonic_ns()
     assert rig.dispatcher.poll_for(verbs.cq, 2_000_000) == 0
     assert time.monotonic_ns() - began >= 2_000_000
@@ -1115,7 +1107,7 @@ def test_poll_for_ends_in_time(verbs: FakeVerbs, rig: DispatchRig) -> None:
     assert rig.calls == 0
 
 
-def test_poll_for_with_a_completion_polls_once(verbs: FakeVerbs, rig: DispatchRig) -> None:
+def test_poll_for_with_a_completion_polls_once(verbs: Queues, rig: DispatchRig) -> None:
     verbs.sent(9, 1)
     assert rig.dispatcher.poll_for(verbs.cq, 15 * S) == 1
     assert verbs.polls == 1
@@ -1127,7 +1119,7 @@ def test_poll_for_with_a_completion_polls_once(verbs: FakeVerbs, rig: DispatchRi
 class PollingRig(DispatchRig):
     """A ReceiveQueue and a SendQueueCore that poll. The budget of the loop has just begun."""
 
-    def __init__(self, verbs: FakeVerbs, poll_budget: int) -> None:
+    def __init__(self, verbs: Queues, poll_budget: int) -> None:
         super().__init__(verbs)
         self.receive_rig = ReceiveRig(verbs)
         self.core = core_of(verbs, 8, 1)
@@ -1142,7 +1134,7 @@ class PollingRig(DispatchRig):
         self.dispatcher.budget_start = time.monotonic_ns() - nanoseconds_ago
 
 
-def test_take_bytes_finds_a_message_by_polling(verbs: FakeVerbs) -> None:
+def test_take_bytes_finds_a_message_by_polling(verbs: Queues) -> None:
     rig = PollingRig(verbs, 0)
     rig.begin_budget(-S)
     rig.receive_rig.complete(b"hello")
@@ -1153,7 +1145,7 @@ def test_take_bytes_finds_a_message_by_polling(verbs: FakeVerbs) -> None:
     assert rig.receives.missed_polls == 0
 
 
-def test_no_task_polls_after_the_budget_of_the_loop(verbs: FakeVerbs) -> None:
+def test_no_task_polls_after_the_budget_of_the_loop(verbs: Queues) -> None:
     """Otherwise a task that always finds messages would block all other tasks."""
     rig = PollingRig(verbs, 0)
     rig.receive_rig.complete(b"hello")
@@ -1166,7 +1158,7 @@ def test_no_task_polls_after_the_budget_of_the_loop(verbs: FakeVerbs) -> None:
     assert rig.receives.take_bytes() == b"hello"
 
 
-def test_no_task_polls_longer_than_the_budget_of_the_loop(verbs: FakeVerbs) -> None:
+def test_no_task_polls_longer_than_the_budget_of_the_loop(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
     for length in (LOOP_BUDGET_NS, 20 * LOOP_BUDGET_NS):
         rig.dispatcher.budget = length
@@ -1177,7 +1169,7 @@ def test_no_task_polls_longer_than_the_budget_of_the_loop(verbs: FakeVerbs) -> N
         assert rig.receives.preempted
 
 
-def test_no_task_polls_while_other_tasks_wait_for_the_loop(verbs: FakeVerbs) -> None:
+def test_no_task_polls_while_other_tasks_wait_for_the_loop(verbs: Queues) -> None:
     """The last poll produced work for another task."""
     rig = PollingRig(verbs, 15 * S)
     rig.begin_budget()
@@ -1196,7 +1188,7 @@ def test_no_task_polls_while_other_tasks_wait_for_the_loop(verbs: FakeVerbs) -> 
 
 
 @pytest.mark.parametrize("by_polling", [True, False])
-def test_poll_for_sets_notified_at(verbs: FakeVerbs, rig: DispatchRig, by_polling: bool) -> None:
+def test_poll_for_sets_notified_at(verbs: Queues, rig: DispatchRig, by_polling: bool) -> None:
     """poll() does not set it: the loop calls it, and runs the woken tasks afterwards."""
     verbs.sent(99, 1)
     if by_polling:
@@ -1208,7 +1200,7 @@ def test_poll_for_sets_notified_at(verbs: FakeVerbs, rig: DispatchRig, by_pollin
 
 @pytest.mark.parametrize("poll_budget", [-1, 0, 50_000])
 def test_without_a_dispatcher_or_budget_take_bytes_does_not_poll(
-    verbs: FakeVerbs, poll_budget: int
+    verbs: Queues, poll_budget: int
 ) -> None:
     rig = PollingRig(verbs, poll_budget)
     if poll_budget >= 0:
@@ -1221,14 +1213,14 @@ def test_without_a_dispatcher_or_budget_take_bytes_does_not_poll(
     assert verbs.polls == 0
 
 
-def test_take_bytes_with_a_message_does_not_poll(verbs: FakeVerbs) -> None:
+def test_take_bytes_with_a_message_does_not_poll(verbs: Queues) -> None:
     rig = PollingRig(verbs, 100_000)
     rig.receive_rig.arrive()
     assert rig.receives.take_bytes() == b"hello"
     assert verbs.polls == 0
 
 
-def test_take_bytes_polls_for_the_poll_budget(verbs: FakeVerbs) -> None:
+def test_take_bytes_polls_for_the_poll_budget(verbs: Queues) -> None:
     rig = PollingRig(verbs, 200_000)
     for missed in range(1, 4):
         rig.begin_budget(-1000 * S)  # a budget that never ends
@@ -1241,7 +1233,7 @@ def test_take_bytes_polls_for_the_poll_budget(verbs: FakeVerbs) -> None:
     assert rig.receives.missed_polls == 0
 
 
-def test_take_bytes_finds_a_message_that_comes_while_it_polls(verbs: FakeVerbs) -> None:
+def test_take_bytes_finds_a_message_that_comes_while_it_polls(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
     rig.begin_budget(-1000 * S)
     thread = later(lambda: rig.receive_rig.complete(b"hello"))
@@ -1250,7 +1242,7 @@ def test_take_bytes_finds_a_message_that_comes_while_it_polls(verbs: FakeVerbs) 
     assert (rig.calls, rig.receives.missed_polls) == (0, 0)
 
 
-def test_a_message_found_by_python_resets_missed_polls(verbs: FakeVerbs) -> None:
+def test_a_message_found_by_python_resets_missed_polls(verbs: Queues) -> None:
     """This is the case with a shared receive queue."""
     rig = PollingRig(verbs, 15 * S)
     rig.receives.missed_polls = 3
@@ -1260,7 +1252,7 @@ def test_a_message_found_by_python_resets_missed_polls(verbs: FakeVerbs) -> None
     assert rig.receives.missed_polls == 0
 
 
-def test_a_message_found_late_in_the_budget_resets_missed_polls(verbs: FakeVerbs) -> None:
+def test_a_message_found_late_in_the_budget_resets_missed_polls(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
     rig.receives.missed_polls = 3
     rig.receive_rig.complete(b"hello")
@@ -1269,7 +1261,7 @@ def test_a_message_found_late_in_the_budget_resets_missed_polls(verbs: FakeVerbs
     assert rig.receives.missed_polls == 0
 
 
-def test_a_completion_without_work_for_tasks_does_not_end_polling(verbs: FakeVerbs) -> None:
+def test_a_completion_without_work_for_tasks_does_not_end_polling(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
     rig.begin_budget(-1000 * S)
     rig.core.send(b"x")
@@ -1280,7 +1272,7 @@ def test_a_completion_without_work_for_tasks_does_not_end_polling(verbs: FakeVer
     assert (rig.core.oldest_pending, rig.calls) == (1, 0)
 
 
-def test_work_for_another_task_ends_polling(verbs: FakeVerbs) -> None:
+def test_work_for_another_task_ends_polling(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
     rig.begin_budget(-1000 * S)
     verbs.sent(9, 1)
@@ -1289,7 +1281,7 @@ def test_work_for_another_task_ends_polling(verbs: FakeVerbs) -> None:
     assert (rig.receives.preempted, rig.receives.missed_polls) == (True, 0)
 
 
-def test_the_end_of_the_budget_of_the_loop_ends_polling(verbs: FakeVerbs) -> None:
+def test_the_end_of_the_budget_of_the_loop_ends_polling(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
     began = time.monotonic_ns()
     assert rig.receives.take_bytes() is None
@@ -1305,14 +1297,14 @@ def test_the_end_of_the_budget_of_the_loop_ends_polling(verbs: FakeVerbs) -> Non
     assert (rig.receives.preempted, rig.receives.missed_polls) == (False, 1)
 
 
-def test_take_bytes_ignores_a_failed_queue(verbs: FakeVerbs) -> None:
+def test_take_bytes_ignores_a_failed_queue(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
     verbs.break_queue(poll=-errno.EIO)
     assert rig.receives.take_bytes() is None
     assert (verbs.polls, rig.calls) == (1, 0)
 
 
-def test_take_bytes_raises_what_on_pending_raises(verbs: FakeVerbs) -> None:
+def test_take_bytes_raises_what_on_pending_raises(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
 
     def fail() -> None:
@@ -1328,7 +1320,7 @@ def test_take_bytes_raises_what_on_pending_raises(verbs: FakeVerbs) -> None:
         rig.core.send(b"x")
 
 
-def test_a_queue_closed_while_polling_returns_nothing(verbs: FakeVerbs) -> None:
+def test_a_queue_closed_while_polling_returns_nothing(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
     rig.on_take = lambda: setattr(rig.receives, "closed", True)
     rig.receive_rig.complete()
@@ -1337,7 +1329,7 @@ def test_a_queue_closed_while_polling_returns_nothing(verbs: FakeVerbs) -> None:
     assert len(rig.receives) == 1
 
 
-def test_a_full_queue_polls_for_a_credit(verbs: FakeVerbs) -> None:
+def test_a_full_queue_polls_for_a_credit(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
     rig.begin_budget(-1000 * S)
     core = rig.core
@@ -1353,7 +1345,7 @@ def test_a_full_queue_polls_for_a_credit(verbs: FakeVerbs) -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "destroyed"])
-def test_a_core_that_is_closed_while_polling_posts_nothing(verbs: FakeVerbs, how: str) -> None:
+def test_a_core_that_is_closed_while_polling_posts_nothing(verbs: Queues, how: str) -> None:
     rig = PollingRig(verbs, 15 * S)
     core = rig.core
     for _ in range(8):
@@ -1389,7 +1381,7 @@ class Ring(ReceiveRingCore):
     """Like ReceiveRing, a subclass that allows weak references."""
 
 
-def test_cycles_are_collected(verbs: FakeVerbs) -> None:
+def test_cycles_are_collected(verbs: Queues) -> None:
     gc.collect()
     callback = Callback()
     dispatcher = CompletionDispatcher(callback)
@@ -1407,7 +1399,7 @@ def test_cycles_are_collected(verbs: FakeVerbs) -> None:
     assert [ref() for ref in references] == [None, None]
 
 
-def test_a_cycle_without_python_is_collected(verbs: FakeVerbs) -> None:
+def test_a_cycle_without_python_is_collected(verbs: Queues) -> None:
     ring = Ring(SLOTS, SLOT_SIZE)
     receives, dispatcher = ReceiveQueue(ring), CompletionDispatcher(lambda: None)
     dispatcher.attach(KEY, SendQueueCore(8, 4, 16), receives)
@@ -1418,7 +1410,7 @@ def test_a_cycle_without_python_is_collected(verbs: FakeVerbs) -> None:
     assert references() is None
 
 
-def test_set_polling_releases_the_previous_dispatcher(verbs: FakeVerbs) -> None:
+def test_set_polling_releases_the_previous_dispatcher(verbs: Queues) -> None:
     receives, core = ReceiveQueue(ring_of(verbs)), SendQueueCore(8, 4, 16)
     first, second = CompletionDispatcher(lambda: None), CompletionDispatcher(lambda: None)
     for one in (receives, core):
@@ -1431,7 +1423,7 @@ def test_set_polling_releases_the_previous_dispatcher(verbs: FakeVerbs) -> None:
         assert sys.getrefcount(second) == 2
 
 
-def test_thousands_of_messages_leave_no_memory_behind(verbs: FakeVerbs) -> None:
+def test_thousands_of_messages_leave_no_memory_behind(verbs: Queues) -> None:
     rig = PollingRig(verbs, 0)
     receives, core = rig.receives, rig.core
     receives.backlog = 1000
@@ -1478,7 +1470,7 @@ def test_thousands_of_messages_leave_no_memory_behind(verbs: FakeVerbs) -> None:
     assert receives.spilled > 1000
 
 
-def test_messages_that_were_not_taken_are_freed(verbs: FakeVerbs) -> None:
+def test_messages_that_were_not_taken_are_freed(verbs: Queues) -> None:
     def fill() -> None:
         receive_rig = ReceiveRig(verbs)
         receive_rig.receives.backlog = 1000
@@ -1495,7 +1487,7 @@ def test_messages_that_were_not_taken_are_freed(verbs: FakeVerbs) -> None:
     assert sys.getallocatedblocks() - blocks < 300
 
 
-def test_two_modules_have_types_of_their_own(verbs: FakeVerbs) -> None:
+def test_two_modules_have_types_of_their_own(verbs: Queues) -> None:
     """A CompletionDispatcher accepts only the types of its own module."""
     code = """
 import importlib.util, sys
@@ -1521,13 +1513,12 @@ for one, another in ((fast_path, other), (other, fast_path)):
 
 FORKED = """
 import os, sys, warnings
-from pathlib import Path
-from fakes.verbs import RECEIVE, FakeVerbs
+from simulator.queues import RECEIVE, Queues
 from aiordma._native._fast_path import ReceiveQueue, ReceiveRingCore, SendQueueCore
 from aiordma.loop.forked import note_use
 
 warnings.simplefilter("ignore")
-verbs = FakeVerbs(Path(sys.argv[1]))
+verbs = Queues()
 core = SendQueueCore(8, 4, 16)
 core.open(verbs, verbs.qp_cell, 5 << 32)
 ring = ReceiveRingCore(4, 32)
@@ -1536,7 +1527,7 @@ ring._open(verbs, (verbs.qp_cell, 0), 5 << 32 | RECEIVE)
 receives = ReceiveQueue(ring)
 for slot in range(2):
     receives.append(slot, 5, 0, 0)
-note = sys.argv[2] == "used"
+note = sys.argv[1] == "used"
 if note:
     note_use()
 child = os.fork()
@@ -1552,9 +1543,9 @@ assert (verbs.posted, ring.posted, len(receives)) == (3, 2, 1)
 
 
 @pytest.mark.parametrize("parent", ["used", "unused"])
-def test_a_forked_child_posts_and_takes_nothing(library: Path, parent: str) -> None:
+def test_a_forked_child_posts_and_takes_nothing(parent: str) -> None:
     folder = Path(__file__).parent.parent
     paths = [str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, "-c", FORKED, str(library), parent]
+    command = [sys.executable, "-c", FORKED, parent]
     subprocess.run(command, check=True, timeout=30, env=environment)

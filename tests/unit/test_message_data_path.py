@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,7 @@ from fakes.qp import (
     FakeRegion,
     completion,
 )
-from fakes.verbs import FakeVerbs
+from simulator.queues import Queues
 
 from aiordma import AsyncCmId, ConnectionOptions, RemoteBuffer, VerbsError
 from aiordma.cm import CmState
@@ -337,8 +336,8 @@ async def test_release_posts_the_shared_slots_of_untaken_messages(sharing_rig: R
 # --- the fast path in C ---
 
 
-async def test_snapshot_includes_messages_that_the_core_sent(rig: Rig, library: Path) -> None:
-    verbs = FakeVerbs(library)
+async def test_snapshot_includes_messages_that_the_core_sent(rig: Rig) -> None:
+    verbs = Queues()
     core = rig.data_path.sends.core
     core.open(verbs, verbs.qp_cell, SEND_WR_ID)
     assert [core.send(data) for data in (b"one", b"three")] == [0, 0]

@@ -7,13 +7,12 @@ import contextvars
 import errno
 import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import wakeups
 from fakes.qp import FakeCallbacks, FakePool, no_polling
-from fakes.verbs import FakeVerbs, untyped_ffi
+from simulator.queues import Queues, untyped_ffi
 
 from aiordma import VerbsError
 from aiordma._native import fast_path
@@ -35,9 +34,9 @@ TARGET = (0x8000, 17)
 
 
 class Rig:
-    """Operations on the queue pair of a FakeVerbs, which records the posted requests."""
+    """Operations on the queue pair of a Queues, which records the posted requests."""
 
-    def __init__(self, verbs: FakeVerbs) -> None:
+    def __init__(self, verbs: Queues) -> None:
         self.verbs = verbs
         self.queue = SendQueue(running_loop(), DEPTH, max_inline=64)
         cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
@@ -96,7 +95,7 @@ class Rig:
         ]
 
 
-async def test_requests_of_tasks_woken_together_are_posted_in_one_call(verbs: FakeVerbs) -> None:
+async def test_requests_of_tasks_woken_together_are_posted_in_one_call(verbs: Queues) -> None:
     rig = Rig(verbs)
     tasks = await rig.reads(5)
     assert verbs.calls == 1
@@ -112,7 +111,7 @@ async def test_requests_of_tasks_woken_together_are_posted_in_one_call(verbs: Fa
     assert rig.released == list(range(5))
 
 
-async def test_tasks_woken_by_another_event_post_in_another_call(verbs: FakeVerbs) -> None:
+async def test_tasks_woken_by_another_event_post_in_another_call(verbs: Queues) -> None:
     rig = Rig(verbs)
     await rig.reads(3)
     await rig.reads(2)
@@ -120,7 +119,7 @@ async def test_tasks_woken_by_another_event_post_in_another_call(verbs: FakeVerb
     assert rig.numbers == [0, 1, 2, 0, 1]
 
 
-async def test_immediate_data_is_posted_with_batched_requests(verbs: FakeVerbs) -> None:
+async def test_immediate_data_is_posted_with_batched_requests(verbs: Queues) -> None:
     rig = Rig(verbs)
     await rig.woken(*(lambda n=n: rig.perform(rig.request(n, imm=n)) for n in (7, 8)))
     assert verbs.calls == 1
@@ -128,7 +127,7 @@ async def test_immediate_data_is_posted_with_batched_requests(verbs: FakeVerbs) 
     assert {found.opcode for found in verbs.posts} == {WrOpcode.RDMA_WRITE_WITH_IMM}
 
 
-async def test_a_task_woken_alone_posts_at_once(verbs: FakeVerbs) -> None:
+async def test_a_task_woken_alone_posts_at_once(verbs: Queues) -> None:
     rig = Rig(verbs)
     seen: list[int] = []
 
@@ -143,7 +142,7 @@ async def test_a_task_woken_alone_posts_at_once(verbs: FakeVerbs) -> None:
     assert seen == [1]
 
 
-async def test_tasks_that_no_event_has_woken_post_at_once(verbs: FakeVerbs) -> None:
+async def test_tasks_that_no_event_has_woken_post_at_once(verbs: Queues) -> None:
     rig = Rig(verbs)
     tasks = [asyncio.create_task(rig.perform(rig.request(n))) for n in range(3)]
     await asyncio.sleep(0)
@@ -152,7 +151,7 @@ async def test_tasks_that_no_event_has_woken_post_at_once(verbs: FakeVerbs) -> N
     await asyncio.gather(*tasks)
 
 
-async def test_many_requests_are_posted_in_several_calls(verbs: FakeVerbs) -> None:
+async def test_many_requests_are_posted_in_several_calls(verbs: Queues) -> None:
     rig = Rig(verbs)
     tasks = await rig.reads(2 * MAX_LENGTH + 1)
     assert verbs.calls == 3
@@ -161,7 +160,7 @@ async def test_many_requests_are_posted_in_several_calls(verbs: FakeVerbs) -> No
     await asyncio.gather(*tasks)
 
 
-async def test_a_message_does_not_overtake_batched_requests(verbs: FakeVerbs) -> None:
+async def test_a_message_does_not_overtake_batched_requests(verbs: Queues) -> None:
     rig = Rig(verbs)
     core_results: list[int] = []
 
@@ -183,7 +182,7 @@ async def test_a_message_does_not_overtake_batched_requests(verbs: FakeVerbs) ->
     assert rig.queue.core.send(b"small") == 0
 
 
-async def test_a_request_in_several_pieces_is_posted_alone_and_in_order(verbs: FakeVerbs) -> None:
+async def test_a_request_in_several_pieces_is_posted_alone_and_in_order(verbs: Queues) -> None:
     rig = Rig(verbs)
     await rig.woken(
         lambda: rig.perform(rig.request(0)),
@@ -194,7 +193,7 @@ async def test_a_request_in_several_pieces_is_posted_alone_and_in_order(verbs: F
     assert [found.num_sge for found in verbs.posts] == [1, 3, 1]
 
 
-async def test_no_task_polls_before_batched_requests_are_posted(verbs: FakeVerbs) -> None:
+async def test_no_task_polls_before_batched_requests_are_posted(verbs: Queues) -> None:
     rig = Rig(verbs)
     rig.queue.core.set_polling(rig.dispatcher, verbs.cq, 10**9)
     seen: list[tuple[int, int]] = []
@@ -215,7 +214,7 @@ async def test_no_task_polls_before_batched_requests_are_posted(verbs: FakeVerbs
 
 @pytest.mark.parametrize("accepted", [0, 2])
 async def test_a_refused_list_ends_the_connection_and_wakes_all_waiters(
-    verbs: FakeVerbs, accepted: int
+    verbs: Queues, accepted: int
 ) -> None:
     """The memory of all of them is kept until the queue pair is destroyed."""
     rig = Rig(verbs)
@@ -234,7 +233,7 @@ async def test_a_refused_list_ends_the_connection_and_wakes_all_waiters(
     assert sorted(rig.released) == list(range(4))
 
 
-async def test_nothing_is_posted_after_a_refused_list(verbs: FakeVerbs) -> None:
+async def test_nothing_is_posted_after_a_refused_list(verbs: Queues) -> None:
     """A task that found the connection open before must not send "done" without the read."""
     rig = Rig(verbs)
     seen: list[VerbsError] = []
@@ -261,7 +260,7 @@ async def test_nothing_is_posted_after_a_refused_list(verbs: FakeVerbs) -> None:
         await tasks[0]
 
 
-async def test_requests_after_a_refused_full_chain_are_not_posted(verbs: FakeVerbs) -> None:
+async def test_requests_after_a_refused_full_chain_are_not_posted(verbs: Queues) -> None:
     rig = Rig(verbs)
     verbs.refuse(errno.ENOMEM)
     verbs.accept_sends(3)
@@ -275,7 +274,7 @@ async def test_requests_after_a_refused_full_chain_are_not_posted(verbs: FakeVer
     assert sorted(rig.released) == list(range(MAX_LENGTH + 2))
 
 
-async def test_a_request_cancelled_before_it_is_posted_is_posted(verbs: FakeVerbs) -> None:
+async def test_a_request_cancelled_before_it_is_posted_is_posted(verbs: Queues) -> None:
     """Its memory is released when it has completed, as after a later cancellation."""
     rig = Rig(verbs)
     reader: list[asyncio.Task[None] | None] = []
@@ -300,7 +299,7 @@ async def test_a_request_cancelled_before_it_is_posted_is_posted(verbs: FakeVerb
     assert rig.queue.core.fence_flags == 0
 
 
-async def test_batched_requests_are_posted_though_a_task_ends_the_loop(verbs: FakeVerbs) -> None:
+async def test_batched_requests_are_posted_though_a_task_ends_the_loop(verbs: Queues) -> None:
     class End(BaseException):
         pass
 
@@ -348,7 +347,7 @@ def interrupt_posting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_after_a_ctrl_c_while_posting_no_request_is_posted_twice(
-    verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch
+    verbs: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(verbs)
     interrupt_posting(monkeypatch)
@@ -365,7 +364,7 @@ async def test_after_a_ctrl_c_while_posting_no_request_is_posted_twice(
 
 @pytest.mark.parametrize("where", ["before", "after"])
 async def test_a_ctrl_c_while_adding_keeps_the_memory(
-    verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch, where: str
+    verbs: Queues, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     rig = Rig(verbs)
     add = RequestChain.add
@@ -394,9 +393,9 @@ async def test_a_ctrl_c_while_adding_keeps_the_memory(
 
 
 async def test_two_connections_post_though_one_is_interrupted(
-    verbs: FakeVerbs, library: Path, monkeypatch: pytest.MonkeyPatch
+    verbs: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other_verbs = FakeVerbs(library)
+    other_verbs = Queues()
     rig, other = Rig(verbs), Rig(other_verbs)
     interrupt_posting(monkeypatch)
     with pytest.raises(CtrlC):
@@ -408,9 +407,7 @@ async def test_two_connections_post_though_one_is_interrupted(
     other_verbs.close()
 
 
-async def test_a_forked_child_posts_nothing(
-    verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_forked_child_posts_nothing(verbs: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(verbs)
     monkeypatch.setattr(post_list_module, "is_forked_child", lambda: True)
     await rig.reads(2)

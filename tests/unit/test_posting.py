@@ -8,24 +8,24 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fakes.verbs import FakeVerbs, untyped_ffi
+from simulator.queues import Queues, untyped_ffi
 
 from aiordma._native import ffi, lib
 
 TIME_LIMIT = 30
 
 
-def send(verbs: FakeVerbs) -> int:
+def send(verbs: Queues) -> int:
     cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
     return lib.aiordma_post_send_inline(cell, 1, ffi.new("char[]", b"hello"), 5, 0, -1)
 
 
-def receive(verbs: FakeVerbs) -> int:
+def receive(verbs: Queues) -> int:
     cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
     return lib.aiordma_post_recv(cell, 1, 0x1000, 64, 7)
 
 
-def receive_shared(verbs: FakeVerbs) -> int:
+def receive_shared(verbs: Queues) -> int:
     cell = untyped_ffi.cast("struct ibv_srq **", verbs.srq_cell)
     return lib.aiordma_post_srq_recv(cell, 1, 0x1000, 64, 7)
 
@@ -39,7 +39,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("post", [send, receive, receive_shared])
 def test_destroying_a_queue_waits_for_posting_threads(
-    verbs: FakeVerbs, post: Callable[[FakeVerbs], int]
+    verbs: Queues, post: Callable[[Queues], int]
 ) -> None:
     results: list[int] = []
     verbs.block_posts(True)
@@ -60,7 +60,7 @@ def test_destroying_a_queue_waits_for_posting_threads(
     assert verbs.posted == 1
 
 
-def test_posting_threads_do_not_wait_for_each_other(verbs: FakeVerbs) -> None:
+def test_posting_threads_do_not_wait_for_each_other(verbs: Queues) -> None:
     verbs.block_posts(True)
     threads = [threading.Thread(target=post, args=[verbs]) for post in (send, receive)]
     for thread in threads:

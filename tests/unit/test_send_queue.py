@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fakes.qp import SEND_WR_ID, CountedMemory, FakePool, SendRig
-from fakes.verbs import untyped_ffi
+from simulator.queues import untyped_ffi
 
 from aiordma import VerbsError
 from aiordma.datagrams.datagram_send_queue import DatagramSend, DatagramSendQueue

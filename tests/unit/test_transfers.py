@@ -22,8 +22,8 @@ from fakes.qp import (
     call_at_once,
     no_polling,
 )
-from fakes.verbs import FakeVerbs, untyped_ffi
 from fakes.wakeups import woken
+from simulator.queues import Queues, untyped_ffi
 
 from aiordma import AccessFlags, PeerClosed, RemoteBuffer, VerbsError, WorkRequestError
 from aiordma._native import fast_path, ffi
@@ -49,11 +49,11 @@ MAX_MESSAGE = 1000
 
 
 class Rig:
-    """Operations and RemoteAccess on the queue pair of a FakeVerbs, which records the requests."""
+    """Operations and RemoteAccess on the queue pair of a Queues, which records the requests."""
 
     def __init__(
         self,
-        verbs: FakeVerbs,
+        verbs: Queues,
         *,
         rd_atomic_credits: int = 4,
         depth: int = 16,
@@ -156,7 +156,7 @@ async def cancel(task: asyncio.Task[None]) -> None:
 # --- posting ---
 
 
-async def test_a_write_is_posted_at_once(verbs: FakeVerbs) -> None:
+async def test_a_write_is_posted_at_once(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion(70, 3)
     transfer = rig.start(WRITE, region)
     (post,) = verbs.posts
@@ -169,7 +169,7 @@ async def test_a_write_is_posted_at_once(verbs: FakeVerbs) -> None:
     assert not transfer.is_read
 
 
-async def test_a_read_fills_the_beginning(verbs: FakeVerbs) -> None:
+async def test_a_read_fills_the_beginning(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion(200)
     transfer = rig.start(READ, region[50:])
     (post,) = verbs.posts
@@ -180,7 +180,7 @@ async def test_a_read_fills_the_beginning(verbs: FakeVerbs) -> None:
     assert transfer.is_read
 
 
-async def test_registered_memory_is_sent_as_a_message(verbs: FakeVerbs) -> None:
+async def test_registered_memory_is_sent_as_a_message(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion(MAX_MESSAGE)
     rig.start(SEND, region, None)
     (post,) = verbs.posts
@@ -189,7 +189,7 @@ async def test_registered_memory_is_sent_as_a_message(verbs: FakeVerbs) -> None:
     assert (rig.core.messages, rig.core.nbytes) == (1, MAX_MESSAGE)
 
 
-async def test_reads_are_not_fenced_and_writes_are(verbs: FakeVerbs) -> None:
+async def test_reads_are_not_fenced_and_writes_are(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     rig.core.fence_flags = FENCE
     rig.start(WRITE, region)
@@ -197,7 +197,7 @@ async def test_reads_are_not_fenced_and_writes_are(verbs: FakeVerbs) -> None:
     assert [post.flags for post in verbs.posts] == [SIGNALED | FENCE, SIGNALED]
 
 
-async def test_small_messages_before_a_transfer_need_no_signal(verbs: FakeVerbs) -> None:
+async def test_small_messages_before_a_transfer_need_no_signal(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     rig.core.send(b"x")
     rig.start(WRITE, region)
@@ -225,7 +225,7 @@ async def test_small_messages_before_a_transfer_need_no_signal(verbs: FakeVerbs)
     ],
 )
 async def test_arguments_that_fail_a_check_take_the_slow_path(
-    verbs: FakeVerbs,
+    verbs: Queues,
     opcode: int,
     memory: Callable[[], object],
     remote: RemoteBuffer | None,
@@ -241,7 +241,7 @@ async def test_arguments_that_fail_a_check_take_the_slow_path(
         assert what.uses == 0
 
 
-async def test_closed_memory_takes_the_slow_path(verbs: FakeVerbs) -> None:
+async def test_closed_memory_takes_the_slow_path(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     part = region[:80]
     region.close()
@@ -249,13 +249,13 @@ async def test_closed_memory_takes_the_slow_path(verbs: FakeVerbs) -> None:
     assert rig.core.start_transfer(WRITE, part, REMOTE) is None
 
 
-async def test_on_iwarp_the_target_of_a_read_needs_remote_write_access(verbs: FakeVerbs) -> None:
+async def test_on_iwarp_the_target_of_a_read_needs_remote_write_access(verbs: Queues) -> None:
     rig = Rig(verbs, is_iwarp=True)
     assert rig.core.start_transfer(READ, FakeRegion(), REMOTE) is None
     rig.start(READ, FakeRegion(access=ACCESS | AccessFlags.REMOTE_WRITE))
 
 
-async def test_without_rd_atomic_credits_reads_take_the_slow_path(verbs: FakeVerbs) -> None:
+async def test_without_rd_atomic_credits_reads_take_the_slow_path(verbs: Queues) -> None:
     rig = Rig(verbs, rd_atomic_credits=0)
     assert rig.core.start_transfer(READ, FakeRegion(), REMOTE) is None
     assert rig.core.queued_reads == 0
@@ -276,7 +276,7 @@ async def test_without_rd_atomic_credits_reads_take_the_slow_path(verbs: FakeVer
     ],
 )
 async def test_a_core_that_cannot_post_takes_the_slow_path(
-    verbs: FakeVerbs, prepare: Callable[[Rig], None]
+    verbs: Queues, prepare: Callable[[Rig], None]
 ) -> None:
     rig, region = Rig(verbs), FakeRegion()
     prepare(rig)
@@ -285,7 +285,7 @@ async def test_a_core_that_cannot_post_takes_the_slow_path(
 
 
 @pytest.mark.parametrize("arguments", [(), (WRITE,), (WRITE, None), (WRITE, None, REMOTE, 1)])
-async def test_wrong_arguments_raise(verbs: FakeVerbs, arguments: tuple[object, ...]) -> None:
+async def test_wrong_arguments_raise(verbs: Queues, arguments: tuple[object, ...]) -> None:
     rig = Rig(verbs)
     with pytest.raises(TypeError, match="transfer"):
         rig.core.start_transfer(*arguments)  # type: ignore[arg-type]
@@ -302,7 +302,7 @@ def exit_code_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-async def test_a_forked_child_starts_nothing(verbs: FakeVerbs) -> None:
+async def test_a_forked_child_starts_nothing(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     child = os.fork()
     if not child:
@@ -315,7 +315,7 @@ async def test_a_forked_child_starts_nothing(verbs: FakeVerbs) -> None:
 # --- completions ---
 
 
-async def test_the_waiter_is_woken_by_the_completion(verbs: FakeVerbs) -> None:
+async def test_the_waiter_is_woken_by_the_completion(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     task = await rig.performing(WRITE, region)
     assert not task.done()
@@ -325,7 +325,7 @@ async def test_the_waiter_is_woken_by_the_completion(verbs: FakeVerbs) -> None:
     assert rig.python_batches == 0  # Python had no completion to handle
 
 
-async def test_many_transfers_complete_in_a_batch(verbs: FakeVerbs) -> None:
+async def test_many_transfers_complete_in_a_batch(verbs: Queues) -> None:
     rig = Rig(verbs, rd_atomic_credits=16)
     regions = [FakeRegion(number=number) for number in range(1, 11)]
     tasks = [await rig.performing(READ, region) for region in regions]
@@ -337,7 +337,7 @@ async def test_many_transfers_complete_in_a_batch(verbs: FakeVerbs) -> None:
     assert rig.free == (16, 16)
 
 
-async def test_on_iwarp_transfers_complete_in_any_order(verbs: FakeVerbs) -> None:
+async def test_on_iwarp_transfers_complete_in_any_order(verbs: Queues) -> None:
     rig = Rig(verbs, is_iwarp=True)
     regions = [FakeRegion(access=ACCESS | AccessFlags.REMOTE_WRITE) for _ in range(3)]
     tasks = [
@@ -360,7 +360,7 @@ class Watched(FakeRegion):
         self._dispose = lambda registration, over: disposed.append(1)
 
 
-async def test_a_region_closed_meanwhile_is_disposed_at_the_end(verbs: FakeVerbs) -> None:
+async def test_a_region_closed_meanwhile_is_disposed_at_the_end(verbs: Queues) -> None:
     disposed: list[int] = []
     rig, region = Rig(verbs), Watched(disposed)
     task = await rig.performing(WRITE, region[10:90])
@@ -371,7 +371,7 @@ async def test_a_region_closed_meanwhile_is_disposed_at_the_end(verbs: FakeVerbs
     assert disposed == [1]
 
 
-async def test_a_dropped_region_is_kept_until_the_end(verbs: FakeVerbs) -> None:
+async def test_a_dropped_region_is_kept_until_the_end(verbs: Queues) -> None:
     disposed: list[int] = []
     rig, region = Rig(verbs), Watched(disposed)
     transfer = rig.start(WRITE, region[:80])
@@ -383,7 +383,7 @@ async def test_a_dropped_region_is_kept_until_the_end(verbs: FakeVerbs) -> None:
     assert disposed == [1]
 
 
-async def test_a_failed_transfer_raises_why_the_connection_ended(verbs: FakeVerbs) -> None:
+async def test_a_failed_transfer_raises_why_the_connection_ended(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     first = await rig.performing(READ, region)
     second = await rig.performing(WRITE, region)
@@ -395,7 +395,7 @@ async def test_a_failed_transfer_raises_why_the_connection_ended(verbs: FakeVerb
     assert (rig.failed, region.uses, rig.free) == ([0, 1], 0, (16, 4))
 
 
-async def test_stop_waiting_wakes_the_waiter_and_keeps_the_memory(verbs: FakeVerbs) -> None:
+async def test_stop_waiting_wakes_the_waiter_and_keeps_the_memory(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     task = await rig.performing(WRITE, region)
     rig.callbacks.fail(PeerClosed("gone"))
@@ -407,7 +407,7 @@ async def test_stop_waiting_wakes_the_waiter_and_keeps_the_memory(verbs: FakeVer
     assert (region.uses, rig.core.transfers_in_flight) == (0, 0)
 
 
-async def test_abandon_ends_all_transfers(verbs: FakeVerbs) -> None:
+async def test_abandon_ends_all_transfers(verbs: Queues) -> None:
     rig, region = Rig(verbs, rd_atomic_credits=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(3)]
     rig.callbacks.fail(PeerClosed("gone"))
@@ -419,7 +419,7 @@ async def test_abandon_ends_all_transfers(verbs: FakeVerbs) -> None:
 
 
 async def test_a_refused_transfer_ends_the_connection_and_keeps_its_memory(
-    verbs: FakeVerbs,
+    verbs: Queues,
 ) -> None:
     """libsiw keeps the request, so its memory is kept until the queue pair is destroyed."""
     rig, region = Rig(verbs), FakeRegion()
@@ -444,7 +444,7 @@ async def test_a_refused_transfer_ends_the_connection_and_keeps_its_memory(
     assert region.uses == 0
 
 
-async def test_on_a_closed_loop_a_transfer_ends_without_an_error(verbs: FakeVerbs) -> None:
+async def test_on_a_closed_loop_a_transfer_ends_without_an_error(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     future = running_loop().create_future()
 
@@ -458,7 +458,7 @@ async def test_on_a_closed_loop_a_transfer_ends_without_an_error(verbs: FakeVerb
 
 
 async def test_an_exception_at_the_end_of_a_transfer_does_not_stop_the_others(
-    verbs: FakeVerbs,
+    verbs: Queues,
 ) -> None:
     class CtrlC(BaseException):
         pass
@@ -478,7 +478,7 @@ async def test_an_exception_at_the_end_of_a_transfer_does_not_stop_the_others(
     assert rig.free == (16, 4)
 
 
-async def test_an_ended_transfer_is_freed(verbs: FakeVerbs) -> None:
+async def test_an_ended_transfer_is_freed(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     transfer = rig.start(WRITE, region)
     future = weakref.ref(transfer.future)
@@ -488,7 +488,7 @@ async def test_an_ended_transfer_is_freed(verbs: FakeVerbs) -> None:
     assert future() is None
 
 
-async def test_a_dropped_core_is_collected(verbs: FakeVerbs) -> None:
+async def test_a_dropped_core_is_collected(verbs: Queues) -> None:
     rig, region = Rig(verbs, rd_atomic_credits=1), FakeRegion()
     seen = [weakref.ref(rig.start(READ, region).future) for _ in range(2)]
     del rig
@@ -500,7 +500,7 @@ async def test_a_dropped_core_is_collected(verbs: FakeVerbs) -> None:
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
-async def test_cancelling_stops_the_waiting_only(verbs: FakeVerbs, opcode: int) -> None:
+async def test_cancelling_stops_the_waiting_only(verbs: Queues, opcode: int) -> None:
     """After a cancelled read, requests are fenced until it has ended."""
     rig, region = Rig(verbs), FakeRegion()
     await cancel(await rig.performing(opcode, region))
@@ -510,7 +510,7 @@ async def test_cancelling_stops_the_waiting_only(verbs: FakeVerbs, opcode: int) 
     assert (region.uses, rig.core.fence_flags, rig.free) == (0, 0, (16, 4))
 
 
-async def test_a_read_that_ended_before_it_was_cancelled_leaves_no_fence(verbs: FakeVerbs) -> None:
+async def test_a_read_that_ended_before_it_was_cancelled_leaves_no_fence(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     task = await rig.performing(READ, region)
     verbs.sent(KEY, 0)
@@ -522,7 +522,7 @@ async def test_a_read_that_ended_before_it_was_cancelled_leaves_no_fence(verbs: 
 # --- RD/atomic credits ---
 
 
-async def test_reads_beyond_the_rd_atomic_credits_are_queued(verbs: FakeVerbs) -> None:
+async def test_reads_beyond_the_rd_atomic_credits_are_queued(verbs: Queues) -> None:
     rig = Rig(verbs, rd_atomic_credits=2)
     regions = [FakeRegion(number=number) for number in range(1, 8)]
     tasks = [await rig.performing(READ, region) for region in regions]
@@ -541,7 +541,7 @@ async def test_reads_beyond_the_rd_atomic_credits_are_queued(verbs: FakeVerbs) -
     assert (rig.core.reads, rig.free, rig.python_batches) == (7, (16, 2), 0)
 
 
-async def test_writes_and_sends_do_not_wait_for_queued_reads(verbs: FakeVerbs) -> None:
+async def test_writes_and_sends_do_not_wait_for_queued_reads(verbs: Queues) -> None:
     rig = Rig(verbs, rd_atomic_credits=1)
     for number in (1, 2):
         rig.start(READ, FakeRegion(number=number))
@@ -550,7 +550,7 @@ async def test_writes_and_sends_do_not_wait_for_queued_reads(verbs: FakeVerbs) -
     assert rig.numbers == [1, 3, -1]
 
 
-async def test_a_read_without_a_send_credit_takes_the_slow_path(verbs: FakeVerbs) -> None:
+async def test_a_read_without_a_send_credit_takes_the_slow_path(verbs: Queues) -> None:
     rig = Rig(verbs, rd_atomic_credits=40, depth=4)
     regions = [FakeRegion(number=number) for number in range(1, 5)]
     for region in regions:
@@ -559,7 +559,7 @@ async def test_a_read_without_a_send_credit_takes_the_slow_path(verbs: FakeVerbs
     assert rig.free == (0, 36)
 
 
-async def test_many_queued_reads_are_posted_in_several_calls(verbs: FakeVerbs) -> None:
+async def test_many_queued_reads_are_posted_in_several_calls(verbs: Queues) -> None:
     rig = Rig(verbs, rd_atomic_credits=40, depth=64)
     rig.core.rd_atomic_credits = 0
     for number in range(1, 41):
@@ -572,7 +572,7 @@ async def test_many_queued_reads_are_posted_in_several_calls(verbs: FakeVerbs) -
     assert rig.free == (24, 0)
 
 
-async def test_a_queued_read_waits_for_a_send_credit_too(verbs: FakeVerbs) -> None:
+async def test_a_queued_read_waits_for_a_send_credit_too(verbs: Queues) -> None:
     rig = Rig(verbs, rd_atomic_credits=1, depth=4)
     for number in (1, 2):
         rig.start(READ, FakeRegion(number=number))
@@ -586,7 +586,7 @@ async def test_a_queued_read_waits_for_a_send_credit_too(verbs: FakeVerbs) -> No
     assert rig.numbers == [1, 2]
 
 
-async def test_a_cancelled_queued_read_is_never_posted(verbs: FakeVerbs) -> None:
+async def test_a_cancelled_queued_read_is_never_posted(verbs: Queues) -> None:
     rig, regions = (
         Rig(verbs, rd_atomic_credits=1),
         [FakeRegion(number=number) for number in range(1, 4)],
@@ -601,7 +601,7 @@ async def test_a_cancelled_queued_read_is_never_posted(verbs: FakeVerbs) -> None
     assert rig.free == (16, 1)
 
 
-async def test_queued_reads_end_with_the_connection(verbs: FakeVerbs) -> None:
+async def test_queued_reads_end_with_the_connection(verbs: Queues) -> None:
     rig, region = Rig(verbs, rd_atomic_credits=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(3)]
     rig.callbacks.fail(PeerClosed("gone"))
@@ -613,7 +613,7 @@ async def test_queued_reads_end_with_the_connection(verbs: FakeVerbs) -> None:
     assert (region.uses, verbs.posted) == (1, 1)
 
 
-async def test_a_queued_read_that_is_dropped_and_then_cancelled(verbs: FakeVerbs) -> None:
+async def test_a_queued_read_that_is_dropped_and_then_cancelled(verbs: Queues) -> None:
     rig, region = Rig(verbs, rd_atomic_credits=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(3)]
     rig.callbacks.fail(PeerClosed("gone"))
@@ -625,7 +625,7 @@ async def test_a_queued_read_that_is_dropped_and_then_cancelled(verbs: FakeVerbs
 
 
 async def test_a_read_cancelled_as_it_is_refused_ends_the_connection(
-    verbs: FakeVerbs,
+    verbs: Queues,
 ) -> None:
     rig, region = Rig(verbs, rd_atomic_credits=1), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(2)]
@@ -637,7 +637,7 @@ async def test_a_read_cancelled_as_it_is_refused_ends_the_connection(
     assert len(rig.callbacks.failures) == 1
 
 
-async def test_a_queued_read_gets_an_unused_send_credit(verbs: FakeVerbs) -> None:
+async def test_a_queued_read_gets_an_unused_send_credit(verbs: Queues) -> None:
     """The credit is released without a completion, and no request is in flight."""
     rig = Rig(verbs, rd_atomic_credits=1, depth=2)
     for number in (1, 2):
@@ -650,14 +650,14 @@ async def test_a_queued_read_gets_an_unused_send_credit(verbs: FakeVerbs) -> Non
     assert (rig.numbers, rig.free, rig.core.queued_reads) == ([1, 2], (0, 0), 0)
 
 
-async def test_queued_reads_are_counted_as_waits(verbs: FakeVerbs) -> None:
+async def test_queued_reads_are_counted_as_waits(verbs: Queues) -> None:
     rig = Rig(verbs, rd_atomic_credits=1)
     for _ in range(3):
         rig.start(READ, FakeRegion())
     assert rig.core.rd_atomic_waits == 2
 
 
-async def test_numbers_can_be_numpy_integers(verbs: FakeVerbs) -> None:
+async def test_numbers_can_be_numpy_integers(verbs: Queues) -> None:
     class Number:
         def __index__(self) -> int:
             return 5
@@ -668,7 +668,7 @@ async def test_numbers_can_be_numpy_integers(verbs: FakeVerbs) -> None:
     assert verbs.posts[0].remote == (5, 5)
 
 
-async def test_refused_queued_reads_wake_their_waiters(verbs: FakeVerbs) -> None:
+async def test_refused_queued_reads_wake_their_waiters(verbs: Queues) -> None:
     """The memory of all of them is kept until the queue pair is destroyed."""
     rig, region = Rig(verbs, rd_atomic_credits=2), FakeRegion()
     tasks = [await rig.performing(READ, region) for _ in range(5)]
@@ -685,7 +685,7 @@ async def test_refused_queued_reads_wake_their_waiters(verbs: FakeVerbs) -> None
         await tasks[4]
 
 
-async def test_queued_reads_and_waiting_tasks_get_credits_alternately(verbs: FakeVerbs) -> None:
+async def test_queued_reads_and_waiting_tasks_get_credits_alternately(verbs: Queues) -> None:
     """Reads queued in C and tasks that wait in Python each get every second credit."""
     rig = Rig(verbs, rd_atomic_credits=1)
     pieces = [FakeRegion(70, 10), FakeRegion(70, 12)]
@@ -703,7 +703,7 @@ async def test_queued_reads_and_waiting_tasks_get_credits_alternately(verbs: Fak
     assert rig.free == (16, 1)
 
 
-async def test_an_unused_rd_atomic_credit_goes_to_a_queued_read(verbs: FakeVerbs) -> None:
+async def test_an_unused_rd_atomic_credit_goes_to_a_queued_read(verbs: Queues) -> None:
     rig = Rig(verbs, rd_atomic_credits=1)
     assert rig.remote._rd_atomic_credits.try_acquire()
     rig.start(READ, FakeRegion())
@@ -729,7 +729,7 @@ async def write(rig: Rig, region: FakeRegion) -> None:
         await rig.operations.finish(transfer)
 
 
-async def test_transfers_of_tasks_woken_together_are_posted_in_one_call(verbs: FakeVerbs) -> None:
+async def test_transfers_of_tasks_woken_together_are_posted_in_one_call(verbs: Queues) -> None:
     """The requests of both paths keep their order. The first one makes the chain."""
     rig = Rig(verbs)
     regions = [FakeRegion(number=number) for number in range(1, 7)]
@@ -753,7 +753,7 @@ async def test_transfers_of_tasks_woken_together_are_posted_in_one_call(verbs: F
     assert rig.free == (16, 4)
 
 
-async def test_a_small_message_does_not_overtake_batched_transfers(verbs: FakeVerbs) -> None:
+async def test_a_small_message_does_not_overtake_batched_transfers(verbs: Queues) -> None:
     rig = Rig(verbs)
     regions = [FakeRegion(number=number) for number in range(1, 4)]
 
@@ -771,7 +771,7 @@ async def test_a_small_message_does_not_overtake_batched_transfers(verbs: FakeVe
     assert rig.numbers == [1, 2, -1, 3]
 
 
-async def test_a_full_chain_is_posted_before_the_next(verbs: FakeVerbs) -> None:
+async def test_a_full_chain_is_posted_before_the_next(verbs: Queues) -> None:
     rig = Rig(verbs, depth=4 * MAX_LENGTH)
     region = FakeRegion()
 
@@ -780,7 +780,7 @@ async def test_a_full_chain_is_posted_before_the_next(verbs: FakeVerbs) -> None:
     assert [post.wr_id - FIRST for post in verbs.posts] == list(range(2 * MAX_LENGTH + 1))
 
 
-async def test_a_refused_chain_wakes_its_waiters_and_no_earlier_one(verbs: FakeVerbs) -> None:
+async def test_a_refused_chain_wakes_its_waiters_and_no_earlier_one(verbs: Queues) -> None:
     rig = Rig(verbs)
     region = FakeRegion()
     earlier = await rig.performing(WRITE, region)
@@ -802,7 +802,7 @@ async def test_a_refused_chain_wakes_its_waiters_and_no_earlier_one(verbs: FakeV
     assert region.uses == 0
 
 
-async def test_a_refused_full_chain_wakes_its_waiters(verbs: FakeVerbs) -> None:
+async def test_a_refused_full_chain_wakes_its_waiters(verbs: Queues) -> None:
     rig = Rig(verbs, depth=4 * MAX_LENGTH)
     region = FakeRegion()
     await woken(lambda: write_slow_path(rig, region), lambda: write_slow_path(rig, region))
@@ -814,7 +814,7 @@ async def test_a_refused_full_chain_wakes_its_waiters(verbs: FakeVerbs) -> None:
 
 
 async def test_a_read_queued_while_batching_is_posted_after_the_batch(
-    verbs: FakeVerbs,
+    verbs: Queues,
 ) -> None:
     rig = Rig(verbs, rd_atomic_credits=1)
     regions = [FakeRegion(number=number) for number in range(1, 4)]
@@ -831,7 +831,7 @@ async def test_a_read_queued_while_batching_is_posted_after_the_batch(
 # --- polling ---
 
 
-async def test_poll_for_completes_a_transfer(verbs: FakeVerbs) -> None:
+async def test_poll_for_completes_a_transfer(verbs: Queues) -> None:
     rig, region = Rig(verbs), FakeRegion()
     transfer = rig.start(WRITE, region)
     verbs.sent(KEY, 0)

@@ -1,0 +1,685 @@
+"""The simulated librdmacm: ids, their events, and the messages between connecting ids.
+
+The messages are those of the InfiniBand CM: request, reply, ready to use, reject, disconnect. Each
+arrives after a latency of the schedule. See reference pages of librdmacm for what each call does.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import itertools
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from simulator.verbs import CompletionQueue, Device, Domain, QueuePair, create_qp
+from simulator.world import Failure, World, address_of, define, ffi, lib
+
+CONNECT_TIMEOUT = 60.0
+"""Seconds until a device gives up a peer that answers no connection request."""
+TIMEWAIT = 5.0
+REJECTED_NO_LISTENER = 8
+REJECTED_BY_CONSUMER = 28
+_IB_SIZES = {"request": 56, "reply": 196, "reject": 148}
+_MAX_PRIVATE_DATA = 251
+
+Address = tuple[str, int]
+
+
+@dataclass(eq=False)
+class Channel:
+    """An event channel and its events, oldest first."""
+
+    pointer: Any
+    events: deque[Event] = field(default_factory=deque)
+
+    def put(self, event: Event) -> None:
+        """Add an event. The descriptor becomes readable."""
+        self.events.append(event)
+        lib.sim_wake(self.pointer.fd)
+
+    def take(self) -> Event:
+        """Remove the oldest event.
+
+        Raises:
+            Failure: EAGAIN, there is none.
+        """
+        try:
+            os.eventfd_read(self.pointer.fd)
+        except BlockingIOError:
+            raise Failure(errno.EAGAIN) from None
+        return self.events.popleft()
+
+    def remove(self, unwanted: Callable[[Event], bool]) -> list[Event]:
+        """Remove and return all events that `unwanted` selects."""
+        removed = [event for event in self.events if unwanted(event)]
+        for event in removed:
+            self.events.remove(event)
+            os.eventfd_read(self.pointer.fd)
+        return removed
+
+
+@dataclass(eq=False)
+class Event:
+    """An rdma_cm event."""
+
+    cm_id: Id
+    kind: int
+    status: int = 0
+    private_data: bytes = b""
+    listener: Id | None = None
+    resources: tuple[int, int] = (0, 0)
+    """responder_resources and initiator_depth."""
+    on_read: Callable[[], None] = lambda: None
+    pointer: Any = None
+
+    @property
+    def counted(self) -> Id:
+        """The id that counts the event until it is acknowledged."""
+        return self.listener or self.cm_id
+
+
+@dataclass(eq=False)
+class Id:
+    """A communication identifier."""
+
+    pointer: Any
+    channel: Channel
+    device: Device | None = None
+    state: str = "idle"
+    local: Address = ("", 0)
+    remote: Address = ("", 0)
+    peer: Id | None = None
+    listener: Id | None = None
+    backlog: int = 0
+    unacknowledged: int = 0
+    is_destroyed: bool = False
+    is_bound: bool = False
+    request: Any = None
+    """The parameters of the peer's request: private data, responder_resources, initiator_depth."""
+    owned: list[Any] = field(default_factory=list)
+    """Functions that destroy the queues which librdmacm made for the id."""
+
+    @property
+    def qp(self) -> QueuePair | None:
+        """The queue pair of the id, if it exists."""
+        pointer = self.pointer.qp
+        return None if pointer == ffi.NULL else self.world.objects.get(address_of(pointer))
+
+    world: World = None  # type: ignore[assignment]
+
+    def put(self, kind: int, **more: Any) -> None:
+        """Add an event of this id to its channel."""
+        if not self.is_destroyed:
+            self.channel.put(Event(self, kind, **more))
+
+    def set_addresses(self) -> None:
+        """Store both addresses in the C struct."""
+        for (host, port), member in (
+            (self.local, self.pointer.route.addr.src_storage),
+            (self.remote, self.pointer.route.addr.dst_storage),
+        ):
+            if host:
+                packed = struct.pack("=H", socket.AF_INET) + struct.pack(">H", port)
+                packed += ipaddress.IPv4Address(host).packed + bytes(8)
+                ffi.memmove(ffi.addressof(member), packed, len(packed))
+
+    def bind_device(self, device: Device) -> None:
+        """Bind the id to a device."""
+        self.device = device
+        self.pointer.verbs = device.pointer
+        self.pointer.port_num = 1
+
+
+class ConnectionManager:
+    """The network's connection managers: ports, and the messages between ids."""
+
+    def __init__(self, world: World, devices: list[Device]) -> None:
+        self.world = world
+        self.devices = devices
+        self.listeners: list[Id] = []
+        self.unreachable: set[str] = set()
+        """Hosts that answer nothing."""
+        self.ports = itertools.count(32768)
+        world.cm = self
+
+    def device_at(self, host: str) -> Device | None:
+        """Return the device with this address."""
+        return next((d for d in self.devices if d.host == host and not d.removed), None)
+
+    def device_for(self, host: str) -> Device | None:
+        """Return the device that leads to a host: another one of the same kind, if there is one."""
+        target = self.device_at(host)
+        if target is None:
+            return next((d for d in self.devices if not d.removed), None)
+        others = [
+            device
+            for device in self.devices
+            if device is not target and device.is_iwarp == target.is_iwarp and not device.removed
+        ]
+        return others[0] if others else target
+
+    def listener_at(self, address: Address) -> Id | None:
+        """Return the id that listens at an address."""
+        host, port = address
+        for listener in self.listeners:
+            if listener.local[1] == port and listener.local[0] in (host, "0.0.0.0"):
+                return listener
+        return None
+
+    def send(self, action: Callable[[], None]) -> None:
+        """Let a message arrive: call `action` after a latency."""
+        self.world.after(self.world.schedule.latency(), action)
+
+    def padded(self, cm_id: Id, kind: str, data: bytes) -> bytes:
+        """Return private data as the peer gets it."""
+        assert cm_id.device is not None
+        return data if cm_id.device.is_iwarp else data.ljust(_IB_SIZES[kind], b"\0")
+
+    # --- connecting ---
+
+    def request(self, active: Id, data: bytes, resources: tuple[int, int]) -> None:
+        """Handle the arrival of a connection request."""
+        if active.is_destroyed or active.state != "connecting":
+            return
+        host = active.remote[0]
+        if host in self.unreachable or self.device_at(host) is None:
+            timeout = partial(self._time_out, active)
+            self.world.after(CONNECT_TIMEOUT, timeout)
+            return
+        listener = self.listener_at(active.remote)
+        if listener is None or self._is_full(listener):
+            self._reject(active, REJECTED_NO_LISTENER, b"")
+            return
+        passive = new_id(self.world, listener.channel, listener.pointer.ps)
+        passive.state, passive.listener = "requested", listener
+        passive.local, passive.remote = active.remote, active.local
+        passive.set_addresses()
+        device = self.device_at(host)
+        assert device is not None
+        passive.bind_device(device)
+        passive.peer, active.peer = active, passive
+        passive.request = (data, resources)
+        private_data = self.padded(active, "request", data)
+        listener.channel.put(
+            Event(
+                passive,
+                lib.RDMA_CM_EVENT_CONNECT_REQUEST,
+                private_data=private_data,
+                listener=listener,
+                resources=(resources[1], resources[0]),
+            )
+        )
+
+    def _is_full(self, listener: Id) -> bool:
+        waiting = sum(event.listener is listener for event in listener.channel.events)
+        return 0 < listener.backlog <= waiting
+
+    def _time_out(self, active: Id) -> None:
+        if active.state == "connecting":
+            active.state = "failed"
+            active.put(lib.RDMA_CM_EVENT_UNREACHABLE, status=-errno.ETIMEDOUT)
+
+    def _reject(self, active: Id, status: int, data: bytes) -> None:
+        """Handle the arrival of a rejection."""
+        if active.is_destroyed or active.state not in ("connecting", "connected"):
+            return
+        active.state = "failed"
+        assert active.device is not None
+        if active.device.is_iwarp:
+            status = -errno.ECONNREFUSED
+        active.put(
+            lib.RDMA_CM_EVENT_REJECTED,
+            status=status,
+            private_data=self.padded(active, "reject", data),
+        )
+
+    def reply(self, passive: Id, data: bytes, resources: tuple[int, int]) -> None:
+        """Handle the arrival of a reply."""
+        active = passive.peer
+        if active is None or active.is_destroyed or active.state != "connecting":
+            return
+        active.state = "replied"
+        has_qp = active.pointer.qp != ffi.NULL
+        kind = lib.RDMA_CM_EVENT_ESTABLISHED if has_qp else lib.RDMA_CM_EVENT_CONNECT_RESPONSE
+        assert active.device is not None
+        active.put(
+            kind,
+            private_data=self.padded(active, "reply", data),
+            resources=(0, 0) if active.device.is_iwarp else (resources[1], resources[0]),
+            on_read=partial(self._replied, active) if has_qp else lambda: None,
+        )
+        if active.device.is_iwarp:
+            self._replied(active)
+
+    def _replied(self, active: Id) -> None:
+        """Move the queue pair of the active side, and send the message "ready to use"."""
+        passive = active.peer
+        if active.state != "replied" or passive is None:
+            return
+        active.state = "connected"
+        join(active, passive)
+        move_to_ready(active)
+        self.send(partial(self.ready, passive))
+
+    def ready(self, passive: Id) -> None:
+        """Handle the arrival of "ready to use"."""
+        if passive.state == "accepting" and not passive.is_destroyed:
+            passive.state = "connected"
+            passive.put(lib.RDMA_CM_EVENT_ESTABLISHED)
+
+    def first_message(self, qp: QueuePair) -> None:
+        """Raise COMM_EST if the first message arrives before "ready to use"."""
+        cm_id = qp.cm_id
+        if cm_id is not None and cm_id.state == "accepting" and not qp.device.is_iwarp:
+            qp.device.raise_event(lib.IBV_EVENT_COMM_EST, ffi.addressof(qp.pointer.qp))
+
+    # --- ending ---
+
+    def disconnected(self, cm_id: Id, status: int = 0) -> None:
+        """Handle the arrival of a disconnect request, or of the answer to one."""
+        if cm_id.is_destroyed or cm_id.state not in ("connected", "accepting", "disconnecting"):
+            return
+        if cm_id.state != "disconnecting" and cm_id.peer is not None:
+            self.send(partial(self.disconnected, cm_id.peer))
+        cm_id.state = "disconnected"
+        assert cm_id.device is not None
+        qp = cm_id.qp
+        if cm_id.device.is_iwarp and qp is not None:
+            self.world.network.fail_queue_pair(qp)
+        cm_id.put(lib.RDMA_CM_EVENT_DISCONNECTED, status=status)
+        if not cm_id.device.is_iwarp:
+            self.world.after(TIMEWAIT, partial(cm_id.put, lib.RDMA_CM_EVENT_TIMEWAIT_EXIT))
+
+    def connection_lost(self, qp: QueuePair) -> None:
+        """End the connection of an iWARP queue pair that was terminated."""
+        for end in (qp, qp.peer):
+            if end is not None and end.cm_id is not None:
+                self.send(partial(self.disconnected, end.cm_id))
+
+    def leave(self, cm_id: Id) -> None:
+        """Notify the peer of an id that is destroyed."""
+        peer = cm_id.peer
+        if cm_id in self.listeners:
+            self.listeners.remove(cm_id)
+            unread = cm_id.channel.remove(lambda event: event.listener is cm_id)
+            for event in unread:
+                destroy(self.world, event.cm_id)
+        if peer is None:
+            return
+        if cm_id.state in ("requested", "accepting"):
+            self.send(partial(self._reject, peer, REJECTED_BY_CONSUMER, b""))
+        elif cm_id.state in ("connecting", "replied"):
+            self.send(partial(self._given_up, peer))
+        elif cm_id.state == "connected":
+            self.send(partial(self.disconnected, peer))
+
+    def _given_up(self, passive: Id) -> None:
+        """Handle the arrival of the message that the active side has given up."""
+        if passive.state == "requested":
+            passive.state = "idle"
+        elif passive.state == "accepting":
+            passive.state = "failed"
+            passive.put(lib.RDMA_CM_EVENT_REJECTED, status=REJECTED_BY_CONSUMER)
+
+    # --- devices ---
+
+    def remove_device(self, device: Device) -> None:
+        """Remove a device: all its ids get DEVICE_REMOVAL, and its calls fail."""
+        device.removed = True
+        device.context.failure = errno.EIO
+        lib.sim_wake(device.pointer.async_fd)
+        for cm_id in self.world.all(Id):
+            if cm_id.device is device:
+                cm_id.put(lib.RDMA_CM_EVENT_DEVICE_REMOVAL)
+
+
+def join(active: Id, passive: Id) -> None:
+    """Connect the queue pairs of two ids."""
+    near, far = active.qp, passive.qp
+    if near is not None and far is not None:
+        near.peer, far.peer = far, near
+
+
+def move_to_ready(cm_id: Id) -> None:
+    """Move the queue pair of an id to the state in which it can send."""
+    qp = cm_id.qp
+    if qp is not None and qp.state != lib.IBV_QPS_ERR:
+        qp.move(lib.IBV_QPS_RTS)
+
+
+def new_id(world: World, channel: Channel, port_space: int) -> Id:
+    """Make an id on a channel."""
+    pointer = ffi.new("struct rdma_cm_id *")
+    pointer.channel, pointer.ps = channel.pointer, port_space
+    is_datagram = port_space in (lib.RDMA_PS_UDP, lib.RDMA_PS_IPOIB)
+    pointer.qp_type = lib.IBV_QPT_UD if is_datagram else lib.IBV_QPT_RC
+    made = Id(pointer, channel)
+    made.world = world
+    world.add(pointer, made)
+    return made
+
+
+def destroy(world: World, cm_id: Id) -> None:
+    """Destroy an id."""
+    if cm_id.unacknowledged:
+        world.violate("rdma_destroy_id() would wait for ever for an acknowledgement")
+    world.remove(cm_id.pointer, Id)
+    world.cm.leave(cm_id)
+    cm_id.channel.remove(lambda event: event.cm_id is cm_id)
+    cm_id.is_destroyed = True
+    cm_id.state = "destroyed"
+
+
+# --- channels and events ---
+
+
+def _create_event_channel(world: World) -> Any:
+    if not any(not device.removed for device in world.cm.devices):
+        raise Failure(errno.ENODEV)
+    pointer = ffi.new("struct rdma_event_channel *")
+    pointer.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+    return world.add(pointer, Channel(pointer))
+
+
+def _destroy_event_channel(world: World, pointer: Any) -> None:
+    channel = world.remove(pointer, Channel)
+    if any(cm_id.channel is channel for cm_id in world.all(Id)):
+        world.violate("an event channel was destroyed before an id on it")
+    os.close(channel.pointer.fd)
+
+
+def _get_cm_event(world: World, pointer: Any, out: Any) -> None:
+    event = world.get(pointer, Channel).take()
+    event.on_read()
+    raw = ffi.new("struct rdma_cm_event *")
+    data = ffi.new("char[]", event.private_data)
+    raw.id, raw.event, raw.status = event.cm_id.pointer, event.kind, event.status
+    raw.listen_id = event.listener.pointer if event.listener is not None else ffi.NULL
+    conn = raw.param.conn
+    conn.private_data = data if event.private_data else ffi.NULL
+    conn.private_data_len = len(event.private_data)
+    conn.responder_resources, conn.initiator_depth = event.resources
+    event.pointer = (raw, data)
+    event.counted.unacknowledged += 1
+    world.add(raw, event)
+    out[0] = raw
+
+
+def _ack_cm_event(world: World, pointer: Any) -> None:
+    world.remove(pointer, Event).counted.unacknowledged -= 1
+
+
+define("rdma_create_event_channel", _create_event_channel)
+define("rdma_destroy_event_channel", _destroy_event_channel)
+define("rdma_get_cm_event", _get_cm_event)
+define("rdma_ack_cm_event", _ack_cm_event)
+
+# --- ids ---
+
+
+def _create_id(world: World, channel: Any, out: Any, context: Any, port_space: int) -> None:
+    out[0] = new_id(world, world.get(channel, Channel), port_space).pointer
+
+
+def _destroy_id(world: World, pointer: Any) -> None:
+    destroy(world, world.get(pointer, Id))
+
+
+def _migrate_id(world: World, pointer: Any, channel: Any) -> None:
+    cm_id, new = world.get(pointer, Id), world.get(channel, Channel)
+    if cm_id.unacknowledged:
+        world.violate("rdma_migrate_id() would wait for ever for an acknowledgement")
+    moved = cm_id.channel.remove(lambda event: event.counted is cm_id)
+    cm_id.channel, cm_id.pointer.channel = new, channel
+    for event in moved:
+        new.put(event)
+
+
+def _set_option(world: World, pointer: Any, level: int, name: int, value: Any, size: int) -> None:
+    world.get(pointer, Id)
+
+
+define("rdma_create_id", _create_id)
+define("rdma_destroy_id", _destroy_id)
+define("rdma_migrate_id", _migrate_id)
+define("rdma_set_option", _set_option)
+
+
+def read_address(sockaddr: Any) -> Address:
+    """Return host and port of a struct sockaddr."""
+    if sockaddr == ffi.NULL:
+        return "", 0
+    packed = bytes(ffi.buffer(ffi.cast("char *", sockaddr), 8))
+    (family,) = struct.unpack("=H", packed[:2])
+    if family != socket.AF_INET:
+        raise Failure(errno.EADDRNOTAVAIL)
+    return str(ipaddress.IPv4Address(packed[4:8])), int.from_bytes(packed[2:4], "big")
+
+
+def _bind_addr(world: World, pointer: Any, sockaddr: Any) -> None:
+    _bind(world, world.get(pointer, Id), read_address(sockaddr))
+
+
+def _bind(world: World, cm_id: Id, address: Address) -> None:
+    host, port = address
+    if cm_id.state != "idle":
+        raise Failure(errno.EINVAL)
+    device = world.cm.device_at(host)
+    if host != "0.0.0.0" and device is None:
+        raise Failure(errno.ENODEV)
+    if port and any(other.is_bound and other.local == address for other in world.all(Id)):
+        raise Failure(errno.EADDRINUSE)
+    cm_id.local = (host, port or next(world.cm.ports))
+    cm_id.is_bound = True
+    cm_id.state = "bound"
+    cm_id.set_addresses()
+    if device is not None:
+        cm_id.bind_device(device)
+
+
+def _resolve_addr(world: World, pointer: Any, source: Any, target: Any, timeout: int) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.state == "idle" and source != ffi.NULL and read_address(source)[0]:
+        _bind(world, cm_id, read_address(source))
+    if cm_id.state not in ("idle", "bound"):
+        raise Failure(errno.EINVAL)
+    cm_id.remote = read_address(target)
+    device = cm_id.device or world.cm.device_for(cm_id.remote[0])
+    if device is None:
+        raise Failure(errno.ENODEV)
+    cm_id.state = "resolving"
+    host = cm_id.remote[0]
+    if world.cm.device_at(host) is None and host not in world.cm.unreachable:
+        world.after(timeout / 1000, partial(_address_unknown, cm_id))
+    else:
+        world.cm.send(partial(_address_resolved, cm_id, device))
+
+
+def _address_unknown(cm_id: Id) -> None:
+    cm_id.state = "bound"
+    cm_id.put(lib.RDMA_CM_EVENT_ADDR_ERROR, status=-errno.ETIMEDOUT)
+
+
+def _address_resolved(cm_id: Id, device: Device) -> None:
+    if cm_id.is_destroyed:
+        return
+    cm_id.state = "address resolved"
+    if not cm_id.local[1]:
+        cm_id.local = (device.host, next(cm_id.world.cm.ports))
+    cm_id.set_addresses()
+    cm_id.bind_device(device)
+    cm_id.put(lib.RDMA_CM_EVENT_ADDR_RESOLVED)
+
+
+def _resolve_route(world: World, pointer: Any, timeout: int) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.state != "address resolved":
+        raise Failure(errno.EINVAL)
+    cm_id.state = "resolving route"
+    world.cm.send(partial(_route_resolved, cm_id))
+
+
+def _route_resolved(cm_id: Id) -> None:
+    if not cm_id.is_destroyed:
+        cm_id.state = "route resolved"
+        cm_id.put(lib.RDMA_CM_EVENT_ROUTE_RESOLVED)
+
+
+define("rdma_bind_addr", _bind_addr)
+define("rdma_resolve_addr", _resolve_addr)
+define("rdma_resolve_route", _resolve_route)
+
+# --- queue pairs ---
+
+
+def _make_qp(world: World, pointer: Any, pd: Any, attr: Any) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.device is None or pointer.qp != ffi.NULL:
+        raise Failure(errno.EINVAL)
+    Device.of(pointer.verbs)
+    made = create_qp(world, pd, attr)
+    qp = world.get(ffi.addressof(made.qp), QueuePair)
+    qp.cm_id = cm_id
+    qp.move(lib.IBV_QPS_INIT)
+    pointer.qp = ffi.addressof(made.qp)
+
+
+def _destroy_qp(world: World, pointer: Any) -> None:
+    lib.ibv_destroy_qp(pointer.qp)
+    pointer.qp = ffi.NULL
+
+
+define("rdma_create_qp", _make_qp)
+
+# --- connecting ---
+
+
+def _parameters(cm_id: Id, param: Any, kind: str) -> tuple[bytes, tuple[int, int]]:
+    """Return the private data of a call, and responder_resources and initiator_depth."""
+    assert cm_id.device is not None
+    if param == ffi.NULL:
+        depth = cm_id.device.limits.max_qp_rd_atom
+        return b"", (depth, depth)
+    data = (
+        bytes(ffi.buffer(param.private_data, param.private_data_len))
+        if param.private_data_len
+        else b""
+    )
+    if len(data) > (_MAX_PRIVATE_DATA if cm_id.device.is_iwarp else _IB_SIZES[kind]):
+        raise Failure(errno.EINVAL)
+    if max(param.responder_resources, param.initiator_depth) > cm_id.device.limits.max_qp_rd_atom:
+        raise Failure(errno.EINVAL)
+    return data, (param.responder_resources, param.initiator_depth)
+
+
+def _connect(world: World, pointer: Any, param: Any) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.state != "route resolved":
+        raise Failure(errno.EINVAL)
+    Device.of(pointer.verbs)
+    data, resources = _parameters(cm_id, param, "request")
+    if cm_id.device.is_iwarp and world.cm.listener_at(cm_id.remote) is None:
+        raise Failure(errno.ECONNREFUSED)
+    cm_id.state = "connecting"
+    world.cm.send(partial(world.cm.request, cm_id, data, resources))
+
+
+def _listen(world: World, pointer: Any, backlog: int) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.state == "idle":
+        _bind(world, cm_id, ("0.0.0.0", 0))
+    if cm_id.state != "bound":
+        raise Failure(errno.EINVAL)
+    cm_id.state, cm_id.backlog = "listening", backlog
+    world.cm.listeners.append(cm_id)
+
+
+def _accept(world: World, pointer: Any, param: Any) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.state != "requested":
+        raise Failure(errno.EINVAL)
+    Device.of(pointer.verbs)
+    data, resources = _parameters(cm_id, param, "reply")
+    cm_id.state = "accepting"
+    if cm_id.peer is not None:
+        join(cm_id.peer, cm_id)
+    move_to_ready(cm_id)
+    world.cm.send(partial(world.cm.reply, cm_id, data, resources))
+
+
+def _reject(world: World, pointer: Any, data: Any, length: int) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.state != "requested":
+        raise Failure(errno.EINVAL)
+    text = bytes(ffi.buffer(ffi.cast("char *", data), length)) if length else b""
+    cm_id.state = "rejected"
+    world.cm.send(partial(world.cm._reject, cm_id.peer, REJECTED_BY_CONSUMER, text))
+
+
+def _notify(world: World, pointer: Any, kind: int) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.state != "accepting":
+        raise Failure(errno.EISCONN)
+    world.cm.ready(cm_id)
+
+
+def _disconnect(world: World, pointer: Any) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.device is None:
+        raise Failure(errno.EINVAL)
+    Device.of(pointer.verbs)
+    qp = cm_id.qp
+    if qp is not None:
+        world.network.fail_queue_pair(qp)
+    if cm_id.state == "connected" and cm_id.peer is not None:
+        cm_id.state = "disconnecting"
+        if cm_id.peer.is_destroyed:
+            world.cm.send(partial(world.cm.disconnected, cm_id))
+        else:
+            world.cm.send(partial(_disconnect_request, world, cm_id))
+
+
+def _disconnect_request(world: World, sender: Id) -> None:
+    """Handle the arrival of a disconnect request at the peer. It answers in each state."""
+    peer = sender.peer
+    assert peer is not None
+    is_new = peer.state in ("connected", "accepting")
+    world.cm.disconnected(peer)
+    if not is_new:
+        world.cm.send(partial(world.cm.disconnected, sender))
+
+
+define("rdma_connect", _connect)
+define("rdma_listen", _listen)
+define("rdma_accept", _accept)
+define("rdma_reject", _reject)
+define("rdma_notify", _notify)
+define("rdma_disconnect", _disconnect)
+
+# --- devices ---
+
+
+def _get_devices(world: World, count: Any) -> Any:
+    present = [device.pointer for device in world.cm.devices if not device.removed]
+    if not present:
+        raise Failure(errno.ENODEV)
+    listed = ffi.new("struct ibv_context *[]", [*present, ffi.NULL])
+    count[0] = len(present)
+    return world.add(listed, listed)
+
+
+def _free_devices(world: World, listed: Any) -> None:
+    world.objects.pop(address_of(listed), None)
+
+
+define("rdma_get_devices", _get_devices)
+define("rdma_free_devices", _free_devices)
+
+__all__ = ["Channel", "CompletionQueue", "ConnectionManager", "Domain", "Event", "Id"]

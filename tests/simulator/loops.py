@@ -1,0 +1,104 @@
+"""Event loops with virtual time: asyncio's and trio's own, which wait for a World.
+
+When no task can run and no descriptor is readable, the world makes its next event happen, or
+advances its clock to the next timer. So a test never waits for real. If nothing can ever happen,
+the loop raises Stuck at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import trio
+
+from simulator.world import Stuck, World
+
+T = TypeVar("T")
+
+
+class _Selector(selectors.BaseSelector):
+    """asyncio's selector. It lets the world go on instead of waiting."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._selector = selectors.DefaultSelector()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = self._selector.select(0)
+        if timeout is not None and timeout <= 0:
+            return ready
+        limit = None if timeout is None else self._world.now + timeout
+        while not ready:
+            happened = self._world.step(limit)
+            ready = self._selector.select(0)
+            if not happened and not ready:
+                if limit is None:
+                    raise Stuck("no event can happen, and these tasks wait:\n" + _tasks())
+                break
+        return ready
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._selector.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._selector.unregister(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._selector.modify(fileobj, events, data)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._selector.get_map()
+
+    def close(self) -> None:
+        self._selector.close()
+
+
+def _tasks() -> str:
+    loop = asyncio.get_running_loop()
+    return "\n".join(str(task) for task in asyncio.all_tasks(loop))
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An asyncio loop in virtual time."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(_Selector(world))
+        self._world = world
+        self._clock_resolution = 1e-12  # a timer fires at its time, not before
+
+    def time(self) -> float:
+        return self._world.now
+
+
+class _Clock(trio.abc.Clock):
+    """A trio clock in virtual time. trio asks it before it waits."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._has_polled = False
+
+    def start_clock(self) -> None:
+        pass
+
+    def current_time(self) -> float:
+        return self._world.now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Return 0: trio only looks for readable descriptors. Every second time, go on first."""
+        self._has_polled = not self._has_polled
+        if not self._has_polled:
+            limit = None if deadline == float("inf") else deadline
+            if not self._world.step(limit) and limit is None:
+                raise Stuck("no event can happen, and every task waits")
+        return 0.0
+
+
+def run(world: World, kind: str, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run `body()` on a new loop of this kind, "asyncio" or "trio", in the world's time."""
+    if kind == "trio":
+        return trio.run(body, clock=_Clock(world), strict_exception_groups=True)
+    with asyncio.Runner(loop_factory=lambda: _Loop(world)) as runner:
+        return runner.run(body())

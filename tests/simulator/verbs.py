@@ -1,0 +1,507 @@
+"""The simulated libibverbs: devices, and the objects that a program makes on them."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.world import Failure, World, address_of, define, ffi, lib
+
+SEND_DEPTH_LIMIT = 16384
+ONE_MORE = 0xFFFFFFFF
+"""Instead of the number of a send: polling this completion frees one entry of its queue."""
+_KEYS = itertools.count(0x1000, 0x100)
+"""No key is used twice. The lowest 8 bits are those that a memory window changes."""
+_NUMBERS = itertools.count(0x11)
+
+
+@dataclass
+class Limits:
+    """The limits of a device (struct ibv_device_attr)."""
+
+    max_qp_wr: int = SEND_DEPTH_LIMIT
+    max_sge: int = 16
+    max_sge_rd: int = 16
+    max_cqe: int = 1 << 16
+    max_qp_rd_atom: int = 16
+    max_qp_init_rd_atom: int = 16
+    max_srq: int = 64
+    max_srq_wr: int = 4096
+    max_inline: int = 256
+    max_message: int = 1 << 30
+    max_mcast_grp: int = 64
+
+
+class Device:
+    """An RDMA device with one port, and its address in the network."""
+
+    def __init__(self, name: str, host: str, *, iwarp: bool = False) -> None:
+        self.name = name
+        self.host = host
+        self.is_iwarp = iwarp
+        self.limits = Limits(max_sge_rd=1) if iwarp else Limits()
+        self.memory_windows = not iwarp
+        self.removed = False
+        self.port_state = int(lib.IBV_PORT_ACTIVE)
+        transport = lib.IBV_TRANSPORT_IWARP if iwarp else lib.IBV_TRANSPORT_IB
+        self.context = lib.sim_new_context(name.encode(), transport)
+        self.pointer = lib.sim_ibv_context(self.context)
+        _devices[address_of(self.pointer)] = self
+
+    @classmethod
+    def of(cls, context: Any) -> Device:
+        """Return the device of a struct ibv_context.
+
+        Raises:
+            Failure: EIO, the device was removed.
+        """
+        device = _devices[address_of(context)]
+        if device.removed:
+            raise Failure(errno.EIO)
+        return device
+
+    @property
+    def number(self) -> int:
+        """The last number of the address."""
+        return int(self.host.rpartition(".")[2])
+
+    def raise_event(self, kind: int, element: Any = ffi.NULL, port_num: int = 0) -> None:
+        """Raise an asynchronous event: of a queue, of a port, or of the device."""
+        lib.sim_raise(self.context, kind, ffi.cast("void *", element), port_num)
+
+
+_devices: dict[int, Device] = {}
+
+
+@dataclass
+class Domain:
+    """A protection domain."""
+
+    device: Device
+
+
+@dataclass
+class Region:
+    """A memory region or a bound memory window: the memory that its key allows to use."""
+
+    domain: Domain
+    address: int
+    length: int
+    access: int
+    key: int
+    windows: int = 0
+    """The number of memory windows that are bound to it."""
+
+    def contains(self, address: int, length: int) -> bool:
+        """Return True if this memory is part of the region."""
+        return self.address <= address and address + length <= self.address + self.length
+
+
+@dataclass
+class Window:
+    """A memory window of type 2, and the region that it is bound to."""
+
+    domain: Domain
+    pointer: Any
+    bound: Region | None = None
+    target: Region | None = None
+
+
+@dataclass
+class Channel:
+    """A completion channel."""
+
+    device: Device
+    pointer: Any
+
+
+@dataclass
+class CompletionQueue:
+    """A completion queue. Its entries are C: see device.c."""
+
+    device: Device
+    pointer: Any
+    channel: Any
+
+    def put(
+        self,
+        qp: QueuePair,
+        wr_id: int,
+        opcode: int,
+        status: int,
+        queue: Any,
+        freed: int,
+        *,
+        length: int = 0,
+        flags: int = 0,
+        imm_data: int = 0,
+        src_qp: int = 0,
+    ) -> None:
+        """Add a completion of a request of `qp`. See sim_complete()."""
+        wc = ffi.new("struct ibv_wc *")
+        wc.wr_id, wc.opcode, wc.status, wc.qp_num = wr_id, opcode, status, qp.number
+        wc.byte_len, wc.wc_flags, wc.imm_data, wc.src_qp = length, flags, imm_data, src_qp
+        if lib.sim_complete(self.pointer, wc, queue, freed):
+            qp.world.violate("a completion queue has overflowed")
+            self.device.raise_event(lib.IBV_EVENT_CQ_ERR, ffi.addressof(self.pointer.cq))
+
+
+@dataclass
+class SharedReceives:
+    """A shared receive queue."""
+
+    device: Device
+    pointer: Any
+    limit: int = 0
+
+
+class Request:
+    """A copy of a posted work request."""
+
+    __slots__ = (
+        "ah", "atomic", "flags", "imm_data", "index", "inline", "opcode", "region", "remote",
+        "segments", "ud", "window", "wr_id",
+    )  # fmt: skip
+
+    def __init__(self, posted: Any, index: int) -> None:
+        self.index = index
+        self.wr_id: int = posted.wr_id
+        self.opcode: int = posted.opcode
+        self.flags: int = posted.flags
+        self.imm_data: int = posted.imm_data
+        self.segments = [
+            (posted.sge[i].addr, posted.sge[i].length, posted.sge[i].lkey)
+            for i in range(posted.num_sge)
+        ]
+        is_inline = bool(posted.flags & lib.IBV_SEND_INLINE)
+        self.inline: bytes | None = (
+            bytes(ffi.buffer(posted.inline_data, posted.inline_length)) if is_inline else None
+        )
+        self.remote = (posted.remote_addr, posted.rkey)
+        self.atomic = (posted.compare_add, posted.swap)
+        self.ah = posted.ah
+        self.ud = (posted.remote_qpn, posted.remote_qkey)
+        self.window = posted.mw
+        self.region = (posted.mr, posted.bind_addr, posted.bind_length, posted.bind_access)
+
+    @property
+    def length(self) -> int:
+        """The number of bytes that the request sends or receives."""
+        if self.inline is not None:
+            return len(self.inline)
+        return sum(length for _, length, _ in self.segments)
+
+
+@dataclass(eq=False)
+class QueuePair:
+    """A queue pair. Its queues are C (device.c), and network.py executes its requests."""
+
+    world: World
+    device: Device
+    domain: Domain
+    pointer: Any
+    number: int
+    qp_type: int
+    send_cq: CompletionQueue
+    recv_cq: CompletionQueue
+    shared: SharedReceives | None
+    peer: QueuePair | None = None
+    """The other end of the connection."""
+    is_destroyed: bool = False
+    in_flight: deque[Request] = field(default_factory=deque)
+    """The requests that the device has begun, and that have not completed."""
+    is_executing: bool = False
+    last_completion: float = 0.0
+    is_flushed: bool = False
+    rnr_retries: int = 7
+    rnr_delay: float = 1e-3
+    reads: int = 0
+    """Reads and atomics that are under way."""
+    groups: set[bytes] = field(default_factory=set)
+    waiting: Request | None = None
+    """The request that waits until the peer is ready to receive."""
+    has_received: bool = False
+    cm_id: Any = None
+    """The id that the queue pair belongs to."""
+
+    @property
+    def state(self) -> int:
+        return int(self.pointer.qp.state)
+
+    def move(self, state: int) -> None:
+        """Change the state."""
+        self.pointer.qp.state = state
+
+    @property
+    def is_connected(self) -> bool:
+        """True if the queue pair can send, and the peer's can receive."""
+        peer = self.peer
+        return (
+            self.state == lib.IBV_QPS_RTS
+            and peer is not None
+            and not peer.is_destroyed
+            and peer.state in (lib.IBV_QPS_RTR, lib.IBV_QPS_RTS)
+            and not peer.device.removed
+        )
+
+    def take_receive(self) -> Request | None:
+        """Take the oldest receive; None if there is none."""
+        queue = self.pointer.receive_queue
+        index = queue.taken
+        posted = lib.sim_take(queue)
+        return Request(posted, index) if posted != ffi.NULL else None
+
+    def complete_receive(
+        self, request: Request, status: int, opcode: int = lib.IBV_WC_RECV, **more: Any
+    ) -> None:
+        """Report a receive."""
+        self.recv_cq.put(
+            self, request.wr_id, opcode, status, self.pointer.receive_queue, ONE_MORE, **more
+        )
+
+
+# --- devices ---
+
+
+def _query_device(world: World, context: Any, attr: Any) -> None:
+    device = Device.of(context)
+    limits = device.limits
+    attr.max_qp_wr, attr.max_cqe, attr.max_mr_size = limits.max_qp_wr, limits.max_cqe, 1 << 40
+    attr.max_sge, attr.max_sge_rd = limits.max_sge, limits.max_sge_rd
+    attr.max_qp_rd_atom = limits.max_qp_rd_atom
+    attr.max_qp_init_rd_atom = limits.max_qp_init_rd_atom
+    attr.max_srq, attr.max_srq_wr = limits.max_srq, limits.max_srq_wr
+    attr.max_mcast_grp, attr.phys_port_cnt = limits.max_mcast_grp, 1
+    attr.atomic_cap = 0 if device.is_iwarp else 1
+    if device.memory_windows:
+        attr.device_cap_flags = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
+
+
+def _query_port(world: World, context: Any, port_num: int, attr: Any) -> None:
+    device = Device.of(context)
+    if port_num != 1:
+        raise Failure(errno.EINVAL)
+    attr.state, attr.max_mtu, attr.active_mtu = device.port_state, 5, 3
+    attr.max_msg_sz, attr.lid = device.limits.max_message, device.number
+
+
+def gid_of(host: str) -> bytes:
+    """Return the GID of an IPv4 address: ::ffff:a.b.c.d."""
+    return bytes(10) + b"\xff\xff" + bytes(int(part) for part in host.split("."))
+
+
+def _query_gid(world: World, context: Any, port_num: int, index: int, gid: Any) -> None:
+    ffi.memmove(gid.raw, gid_of(Device.of(context).host), 16)
+
+
+define("ibv_query_device", _query_device)
+define("ibv_query_port", _query_port)
+define("ibv_query_gid", _query_gid)
+
+# --- memory ---
+
+
+def _alloc_pd(world: World, context: Any) -> Any:
+    pointer = ffi.new("struct ibv_pd *")
+    pointer.context = context
+    domain = Domain(Device.of(context))
+    domain.pointer = pointer  # type: ignore[attr-defined]  # keeps the memory
+    return world.add(pointer, domain)
+
+
+def _dealloc_pd(world: World, pd: Any) -> None:
+    domain = world.get(pd, Domain)
+    if any(thing.domain is domain for kind in (Region, QueuePair) for thing in world.all(kind)):
+        raise Failure(errno.EBUSY)
+    world.remove(pd, Domain)
+
+
+def _reg_mr(world: World, pd: Any, addr: Any, length: int, iova: int, access: int) -> Any:
+    domain = world.get(pd, Domain)
+    Device.of(pd.context)
+    pointer = ffi.new("struct ibv_mr *")
+    key = next(_KEYS)
+    pointer.addr, pointer.length, pointer.lkey, pointer.rkey = addr, length, key, key
+    pointer.context, pointer.pd = pd.context, pd
+    region = Region(domain, address_of(addr), length, access, key)
+    region.pointer = pointer  # type: ignore[attr-defined]
+    world.keys[key] = region
+    return world.add(pointer, region)
+
+
+def _dereg_mr(world: World, mr: Any) -> None:
+    region = world.get(mr, Region)
+    if region.windows:
+        raise Failure(errno.EBUSY)
+    world.remove(mr, Region)
+    del world.keys[region.key]
+    for qp in world.all(QueuePair):
+        if any(key == region.key for request in qp.in_flight for _, _, key in request.segments):
+            world.violate("memory was deregistered while a request used it")
+
+
+def _alloc_mw(world: World, pd: Any, kind: int) -> Any:
+    pointer = ffi.new("struct ibv_mw *")
+    pointer.rkey, pointer.context, pointer.pd = next(_KEYS), pd.context, pd
+    return world.add(pointer, Window(world.get(pd, Domain), pointer))
+
+
+def _dealloc_mw(world: World, mw: Any) -> None:
+    unbind(world, world.remove(mw, Window))
+
+
+def unbind(world: World, window: Window) -> None:
+    """End the binding of a memory window."""
+    if window.bound is not None and window.target is not None:
+        world.keys.pop(window.bound.key, None)
+        window.target.windows -= 1
+        window.bound = window.target = None
+
+
+define("ibv_alloc_pd", _alloc_pd)
+define("ibv_dealloc_pd", _dealloc_pd)
+define(
+    "ibv_reg_mr",
+    lambda world, pd, addr, length, access: _reg_mr(world, pd, addr, length, 0, access),
+)
+define("ibv_reg_mr_iova2", _reg_mr)
+define("ibv_dereg_mr", _dereg_mr)
+
+# --- queues ---
+
+
+def _create_comp_channel(world: World, context: Any) -> Any:
+    device = Device.of(context)
+    pointer = lib.sim_new_channel(device.pointer)
+    return world.add(ffi.addressof(pointer.channel), Channel(device, pointer))
+
+
+def _destroy_comp_channel(world: World, pointer: Any) -> None:
+    if any(
+        address_of(queue.channel) == address_of(pointer) for queue in world.all(CompletionQueue)
+    ):
+        raise Failure(errno.EBUSY)
+    lib.sim_free_channel(world.remove(pointer, Channel).pointer)
+
+
+def _create_cq(world: World, context: Any, cqe: int, user: Any, channel: Any, vector: int) -> Any:
+    device = Device.of(context)
+    if not 0 < cqe <= device.limits.max_cqe:
+        raise Failure(errno.EINVAL)
+    pointer = lib.sim_new_cq(context, cqe, channel)
+    return world.add(ffi.addressof(pointer.cq), CompletionQueue(device, pointer, channel))
+
+
+def _destroy_cq(world: World, pointer: Any) -> None:
+    queue = world.get(pointer, CompletionQueue)
+    if any(queue in (qp.send_cq, qp.recv_cq) for qp in world.all(QueuePair)):
+        raise Failure(errno.EBUSY)
+    if queue.pointer.events != queue.pointer.acknowledged:
+        world.violate("ibv_destroy_cq() would wait for ever for an acknowledgement")
+    world.remove(pointer, CompletionQueue)
+    lib.sim_free_cq(queue.pointer)
+
+
+def _create_srq(world: World, pd: Any, init: Any) -> Any:
+    domain = world.get(pd, Domain)
+    if not 0 < init.attr.max_wr <= domain.device.limits.max_srq_wr:
+        raise Failure(errno.EINVAL)
+    pointer = lib.sim_new_srq(pd.context, init.attr.max_wr)
+    return world.add(ffi.addressof(pointer.srq), SharedReceives(domain.device, pointer))
+
+
+def _modify_srq(world: World, srq: Any, attr: Any, mask: int) -> None:
+    world.get(srq, SharedReceives).limit = attr.srq_limit
+
+
+def _query_srq(world: World, srq: Any, attr: Any) -> None:
+    queue = world.get(srq, SharedReceives)
+    attr.max_wr, attr.max_sge = queue.pointer.receives.capacity, 1
+    attr.srq_limit = queue.limit
+
+
+def _destroy_srq(world: World, srq: Any) -> None:
+    queue = world.get(srq, SharedReceives)
+    if any(qp.shared is queue for qp in world.all(QueuePair)):
+        raise Failure(errno.EBUSY)
+    world.remove(srq, SharedReceives)
+    lib.sim_free_srq(queue.pointer)
+
+
+define("ibv_create_comp_channel", _create_comp_channel)
+define("ibv_destroy_comp_channel", _destroy_comp_channel)
+define("ibv_create_cq", _create_cq)
+define("ibv_destroy_cq", _destroy_cq)
+define("ibv_create_srq", _create_srq)
+define("ibv_modify_srq", _modify_srq)
+define("ibv_query_srq", _query_srq)
+define("ibv_destroy_srq", _destroy_srq)
+
+# --- queue pairs ---
+
+
+def create_qp(world: World, pd: Any, attr: Any) -> Any:
+    """Make a queue pair in state RESET. Return the struct sim_qp."""
+    domain = world.get(pd, Domain)
+    device = domain.device
+    limits, cap = device.limits, attr.cap
+    if max(cap.max_send_wr, cap.max_recv_wr) > limits.max_qp_wr:
+        raise Failure(errno.EINVAL)
+    if max(cap.max_send_sge, cap.max_recv_sge) > limits.max_sge:
+        raise Failure(errno.EINVAL)
+    if cap.max_inline_data > limits.max_inline:
+        raise Failure(errno.EINVAL)
+    if device.is_iwarp and attr.qp_type != lib.IBV_QPT_RC:
+        raise Failure(errno.EOPNOTSUPP)
+    number = next(_NUMBERS)
+    pointer = lib.sim_new_qp(pd.context, attr, number)
+    world.add(
+        ffi.addressof(pointer.qp),
+        QueuePair(
+            world,
+            device,
+            domain,
+            pointer,
+            number,
+            attr.qp_type,
+            world.get(attr.send_cq, CompletionQueue),
+            world.get(attr.recv_cq, CompletionQueue),
+            world.get(attr.srq, SharedReceives) if attr.srq != ffi.NULL else None,
+        ),
+    )
+    return pointer
+
+
+def _modify_qp(world: World, pointer: Any, attr: Any, mask: int) -> None:
+    qp = world.get(pointer, QueuePair)
+    if mask & lib.IBV_QP_STATE:
+        if attr.qp_state == lib.IBV_QPS_ERR:
+            world.network.fail_queue_pair(qp)
+        else:
+            qp.move(attr.qp_state)
+            if qp.state in (lib.IBV_QPS_RTR, lib.IBV_QPS_RTS):
+                world.network.find_peer(qp, attr.dest_qp_num)
+    elif qp.device.is_iwarp or qp.state not in (lib.IBV_QPS_RTR, lib.IBV_QPS_RTS):
+        raise Failure(errno.EINVAL)  # the only other attribute is the RNR timer
+
+
+def _destroy_qp(world: World, pointer: Any) -> None:
+    qp = world.get(pointer, QueuePair)
+    if qp.groups:
+        raise Failure(errno.EBUSY)
+    world.remove(pointer, QueuePair)
+    qp.is_destroyed = True
+    qp.in_flight.clear()
+    lib.sim_free_qp(qp.pointer)
+    qp.pointer = None
+
+
+define(
+    "ibv_create_qp",
+    lambda world, pd, attr: ffi.addressof(create_qp(world, pd, attr).qp),
+)
+define("ibv_modify_qp", _modify_qp)
+define("ibv_destroy_qp", _destroy_qp)

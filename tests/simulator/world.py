@@ -1,0 +1,267 @@
+"""World: one simulated machine room, with its clock, its events and everything in it.
+
+A world decides the order of everything that happens outside the program under test: when a message
+arrives, when a worker thread runs, when a call of librdmacm or libibverbs fails. It draws all of
+that from one seed. So the same seed gives the same run.
+
+Time is virtual. It advances only when the program waits and nothing can happen earlier.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import itertools
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator import build
+
+_module = build.load()
+ffi: Any = _module.ffi
+lib: Any = _module.lib
+
+LATENCY = 10e-6
+"""Seconds that a message takes, if the schedule does not decide otherwise."""
+
+
+class Failure(Exception):
+    """A failure of a simulated call, with its errno."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(errno.errorcode.get(code, str(code)))
+        self.errno = code
+
+
+class Stuck(BaseException):
+    """The program waits, and nothing will ever happen."""
+
+
+class Schedule:
+    """The moments of events: all take LATENCY. See RandomSchedule for those of a seed."""
+
+    def latency(self) -> float:
+        """Return the seconds that a message takes."""
+        return LATENCY
+
+    def start(self) -> float:
+        """Return the seconds until a worker thread begins a job."""
+        return 0.0
+
+    def call(self, name: str) -> float:
+        """Return the seconds that a call of a worker thread takes."""
+        return 0.0
+
+
+class RandomSchedule(Schedule):
+    """Moments that are drawn from a seed: most are short, some are long."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def latency(self) -> float:
+        return self._chance.choice((0.0, LATENCY, LATENCY, 1e-4, 1e-3))
+
+    def start(self) -> float:
+        return self._chance.choice((0.0, 0.0, LATENCY, 1e-3, 0.05))
+
+    def call(self, name: str) -> float:
+        return self._chance.choice((0.0, 0.0, 0.0, LATENCY, 1e-3, 0.05))
+
+
+@dataclass
+class Calls:
+    """The calls of the libraries: their counts, and those that must fail."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """By name: (the number of calls that succeed first, errno)."""
+    hooks: dict[str, Callable[[], None]] = field(default_factory=dict)
+    """By name: called at the beginning of each call. It can raise Failure."""
+    any_hook: Callable[[str], None] | None = None
+    """Called at the beginning of each call with its name. It can raise Failure."""
+
+    def fail(self, name: str, code: int, *, after: int = 0) -> None:
+        """Make the call of `name` fail with errno `code`, once, after `after` more calls."""
+        self.failures.setdefault(name, []).append((self.counts[name] + after, code))
+
+    def enter(self, name: str) -> None:
+        """Count a call.
+
+        Raises:
+            Failure: the call must fail.
+        """
+        number = self.counts[name]
+        self.counts[name] += 1
+        for entry in self.failures.get(name, ()):
+            if entry[0] == number:
+                self.failures[name].remove(entry)
+                raise Failure(entry[1])
+        if name in self.hooks:
+            self.hooks[name]()
+        if self.any_hook is not None:
+            self.any_hook(name)
+
+
+class World:
+    """The events of a simulation, in the order of their virtual time."""
+
+    def __init__(self, schedule: Schedule | None = None) -> None:
+        self.now = 1000.0
+        self.schedule = schedule or Schedule()
+        self.calls = Calls()
+        self.objects: dict[int, Any] = {}
+        """The C objects of the program by their addresses."""
+        self.keys: dict[int, Any] = {}
+        """The memory regions and windows by their keys."""
+        self.network: Any = None
+        self.cm: Any = None
+        self.violations: list[str] = []
+        """Violations of the rules of the C libraries, with their stacks."""
+        self.before_step: list[Callable[[], object]] = []
+        """Called when the program waits. They start what the program has asked for."""
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    # --- events ---
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` at this time from now. Events of the same time keep their order."""
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), action))
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        """Call `action` at the time `when`."""
+        heapq.heappush(self._events, (max(when, self.now), next(self._order), action))
+
+    def step(self, limit: float | None) -> bool:
+        """Advance the clock to the next event and make it happen.
+
+        Return False if there is none before the time `limit`. The clock is then at `limit`.
+        """
+        for start in self.before_step:
+            start()
+        if self._events and (limit is None or self._events[0][0] <= limit):
+            when, _, action = heapq.heappop(self._events)
+            self.now = max(self.now, when)
+            action()
+            return True
+        if limit is not None:
+            self.now = max(self.now, limit)
+        return False
+
+    def settle(self, seconds: float = 1.0) -> None:
+        """Let everything happen that happens within this time without the program."""
+        limit = self.now + seconds
+        while self.step(limit):
+            pass
+
+    # --- objects ---
+
+    def add(self, pointer: Any, thing: Any) -> Any:
+        """Note a C object that the program has made. Return `pointer`."""
+        self.objects[address_of(pointer)] = thing
+        return pointer
+
+    def get(self, pointer: Any, kind: type[Any]) -> Any:
+        """Return the object of a C pointer.
+
+        Raises:
+            Failure: EINVAL, the object does not exist. That is a violation, too.
+        """
+        found = self.objects.get(address_of(pointer))
+        if not isinstance(found, kind):
+            self.violate(f"a call with a {kind.__name__} that does not exist")
+            raise Failure(errno.EINVAL)
+        return found
+
+    def remove(self, pointer: Any, kind: type[Any]) -> Any:
+        """Forget an object that the program destroys, and return it. Raises: as get()."""
+        found = self.get(pointer, kind)
+        del self.objects[address_of(pointer)]
+        return found
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        """Return the objects of this type."""
+        return [thing for thing in self.objects.values() if isinstance(thing, kind)]
+
+    def violate(self, text: str) -> None:
+        """Note that the program has done something that it must not do."""
+        stack = "".join(traceback.format_stack(limit=14)[:-1])
+        self.violations.append(f"{text}\n{stack}")
+
+
+def address_of(pointer: Any) -> int:
+    """Return the address that a C pointer points to."""
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+# --- the functions of the libraries ---
+
+current: World | None = None
+"""The world of this process. Without one, the machine has no RDMA device."""
+
+
+def enter(world: World | None) -> None:
+    """Make `world` the current one. None: there is none any more."""
+    global current
+    current = world
+
+
+def park(seconds: float) -> None:
+    """Let a worker thread wait inside a call. simulator.threads replaces this function."""
+
+
+def define(name: str, function: Callable[..., Any]) -> None:
+    """Define a function of librdmacm or libibverbs. `function` gets the world and its arguments.
+
+    It raises Failure to fail with an errno. None as the result means success.
+    """
+    result = ffi.typeof(getattr(lib, f"sim_{name}")).result
+    failed: Callable[[int], Any]
+    if result.kind == "pointer":
+        failed = lambda code: ffi.NULL  # noqa: E731
+        success: Any = ffi.NULL
+    elif result.kind == "void":
+        failed = lambda code: None  # noqa: E731
+        success = None
+    else:
+        returns_errno = name.startswith("ibv_") and name not in (
+            "ibv_query_gid",
+            "ibv_init_ah_from_wc",
+        )
+        failed = (lambda code: code) if returns_errno else (lambda code: -1)
+        success = 0
+
+    def call(*arguments: Any) -> Any:
+        world = current
+        if world is None:
+            ffi.errno = errno.ENODEV
+            return failed(errno.ENODEV)
+        try:
+            world.calls.enter(name)
+            park(world.schedule.call(name))
+            value = function(world, *arguments)
+        except Failure as failure:
+            ffi.errno = failure.errno
+            return failed(failure.errno)
+        except BaseException:
+            world.violations.append(f"{name} failed in the simulator:\n{traceback.format_exc()}")
+            ffi.errno = errno.EFAULT
+            return failed(errno.EFAULT)
+        return success if value is None else value
+
+    ffi.def_extern(name=f"sim_{name}")(call)
+
+
+def _not_simulated(world: World, *arguments: Any) -> None:
+    raise Failure(errno.ENOSYS)
+
+
+# Functions that the other modules of the simulator do not define fail with ENOSYS.
+for _name in dir(lib):
+    if _name.startswith(("sim_rdma_", "sim_ibv_")) and _name != "sim_ibv_context":
+        define(_name.removeprefix("sim_"), _not_simulated)
