@@ -70,6 +70,7 @@ _NOT_SIMULATED = {
     "rdma_get_recv_comp",
 }
 _PROTOTYPE = re.compile(r"^[a-z][\w ]*[ *]+((?:rdma|ibv)_\w+)\([^;{]*\);[^\n]*\n", re.MULTILINE)
+_FUNCTION = re.compile(r"^(?:struct|int|void)[^;{}]*?sim_\w+\([^;{}]*\);", re.MULTILINE)
 _STRUCTS = """
 struct ibv_grh { ...; };
 struct sim_request {
@@ -122,11 +123,7 @@ class _Declarations:
             if not re.search(rf"^struct {name} {{[^}}]*\.\.\.;", structs, re.M):
                 raise AssertionError(f"struct {name} is not partial in cdef.h")
         header = (HERE / "device.h").read_text()
-        functions = "".join(
-            f"{line}\n"
-            for line in header.splitlines()
-            if re.match(r"(struct|int|void) .*sim_\w+\(", line)
-        )
+        functions = "\n".join(_FUNCTION.findall(header))
         simulated = "".join(
             prototypes[name].replace(f"{name}(", f"sim_{name}(", 1) for name in self.names
         )
