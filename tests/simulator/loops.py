@@ -8,13 +8,15 @@ the loop raises Stuck at once.
 from __future__ import annotations
 
 import asyncio
+import random
 import selectors
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import trio
+from trio._core import _run
 
-from simulator.world import Stuck, World
+from simulator.world import World
 
 T = TypeVar("T")
 
@@ -36,7 +38,7 @@ class _Selector(selectors.BaseSelector):
             ready = self._selector.select(0)
             if not happened and not ready:
                 if limit is None:
-                    raise Stuck("no event can happen, and these tasks wait:\n" + _tasks())
+                    raise self._world.stuck(_tasks())
                 break
         return ready
 
@@ -92,13 +94,16 @@ class _Clock(trio.abc.Clock):
         if not self._has_polled:
             limit = None if deadline == float("inf") else deadline
             if not self._world.step(limit) and limit is None:
-                raise Stuck("no event can happen, and every task waits")
+                raise self._world.stuck("every task")
         return 0.0
 
 
 def run(world: World, kind: str, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run `body()` on a new loop of this kind, "asyncio" or "trio", in the world's time."""
     if kind == "trio":
+        scheduler: Any = _run
+        scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
+        scheduler._r = random.Random(0)  # trio shuffles the tasks that can run
         return trio.run(body, clock=_Clock(world), strict_exception_groups=True)
     with asyncio.Runner(loop_factory=lambda: _Loop(world)) as runner:
         return runner.run(body())

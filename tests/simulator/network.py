@@ -38,7 +38,7 @@ class RequestFailed(Exception):
     """A request has failed with this status; `peer_event` is the event at the peer's queue pair."""
 
     def __init__(self, status: int, peer_event: int | None = None) -> None:
-        super().__init__(ffi.string(lib.ibv_wc_status_str(status)).decode())
+        super().__init__(f"status {status}")
         self.status = status
         self.peer_event = peer_event
 
@@ -58,8 +58,14 @@ class Network:
         self.world = world
         self.groups: dict[bytes, list[QueuePair]] = {}
         """The queue pairs that receive the datagrams of each multicast group."""
+        self.is_cut = False
+        """True if no message arrives any more."""
         world.network = self
         world.before_step.append(self.start_requests)
+
+    def cut(self) -> None:
+        """Cut the network: no message of a queue pair arrives any more."""
+        self.is_cut = True
 
     def find_peer(self, qp: QueuePair, number: int) -> None:
         """Connect a queue pair to the one with this number."""
@@ -227,7 +233,7 @@ class Network:
             raise RequestFailed(lib.IBV_WC_LOC_QP_OP_ERR)
         if qp.peer is not None and not qp.peer.is_destroyed and qp.peer.state == lib.IBV_QPS_INIT:
             raise NotConnected
-        if not qp.is_connected:
+        if not qp.is_connected or self.is_cut:
             raise RequestFailed(lib.IBV_WC_RETRY_EXC_ERR)
         peer = qp.peer
         assert peer is not None

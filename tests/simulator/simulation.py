@@ -70,6 +70,10 @@ class Simulation:
         self.check()
         return result
 
+    def queue_pairs(self) -> list[QueuePair]:
+        """Return the queue pairs that exist."""
+        return self.world.all(QueuePair)
+
     def check(self) -> None:
         """Check what must hold at the end.
 

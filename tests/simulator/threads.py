@@ -11,13 +11,17 @@ import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from aiordma.cm import handle, sync_id
+from aiordma.dispatch import loop_device
 from aiordma.loop import interrupt, threadsafe_call, workers
+from aiordma.qp import shared_receives
 from aiordma.rdmacm import device_thread
 from simulator import world as worlds
-from simulator.world import World
+from simulator.world import Stuck, World
 
 
 class Threads:
@@ -27,7 +31,7 @@ class Threads:
         self._world = world
         self._local = threading.local()
         self._returned = threading.Semaphore(0)
-        self._pollers: list[tuple[list[int], _Thread]] = []
+        self._waiting: list[tuple[Callable[[], bool], _Thread]] = []
         self.alive = 0
         """The number of jobs that are not done."""
         self.guarded: list[tuple[Any, Any]] = []
@@ -46,21 +50,72 @@ class Threads:
             self._world.after(seconds, thread.resume)
             thread.wait()
 
-    def wait_readable(self, fds: list[int]) -> None:
-        """Let the current thread wait until one of the descriptors is readable."""
-        thread = self._local.thread
-        while not _readable(fds):
-            self._pollers.append((fds, thread))
-            thread.wait()
+    def wait_until(self, is_over: Callable[[], bool]) -> None:
+        """Let the current thread wait for a condition.
 
-    def wake_pollers(self) -> bool:
-        """Resume a thread whose descriptor is readable. Return True if there was one."""
-        for entry in self._pollers:
-            if _readable(entry[0]):
-                self._pollers.remove(entry)
+        The loop's thread blocks: nothing but the world and the worker threads goes on.
+        """
+        thread = getattr(self._local, "thread", None)
+        while not is_over():
+            if thread is not None:
+                self._waiting.append((is_over, thread))
+                thread.wait()
+            elif not self._world.step(None):
+                raise Stuck("the thread of the loop waits for a lock that no thread releases")
+
+    def resume_waiting(self) -> None:
+        """Resume the threads whose condition has become true."""
+        for entry in list(self._waiting):
+            if entry[0]():
+                self._waiting.remove(entry)
                 entry[1].resume()
-                return True
-        return False
+
+
+class _Lock:
+    """A lock. A thread that waits for it lets the others go on."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._is_locked = False
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._is_locked and blocking and timeout < 0:
+            self._threads.wait_until(lambda: not self._is_locked)
+        if self._is_locked:
+            return False
+        self._is_locked = True
+        return True
+
+    def release(self) -> None:
+        assert self._is_locked
+        self._is_locked = False
+
+    def locked(self) -> bool:
+        return self._is_locked
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class _Condition(_Lock):
+    """A condition with a lock of its own."""
+
+    def __init__(self, threads: Threads) -> None:
+        super().__init__(threads)
+        self._notified = 0
+
+    def wait_for(self, is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            seen = self._notified
+            self.release()
+            self._threads.wait_until(lambda seen=seen: self._notified != seen)  # type: ignore[misc]
+            self.acquire()
+
+    def notify_all(self) -> None:
+        self._notified += 1
 
 
 class _Thread:
@@ -111,12 +166,13 @@ def _readable(fds: list[int]) -> bool:
 def simulated_threads(world: World) -> Iterator[Threads]:
     """Let aiordma use the threads of `world` instead of its own during the block."""
     threads = Threads(world)
-    world.before_step.append(threads.wake_pollers)
+    world.before_step.append(threads.resume_waiting)
 
     def wait_readable(waiting: Any, *fds: int) -> bool:
-        threads.wait_readable([*fds, waiting._fd])
+        threads.wait_until(lambda: _readable([*fds, waiting._fd]))
         return not waiting.is_set
 
+    locks: Any = SimpleNamespace(Lock=lambda: _Lock(threads), Condition=lambda: _Condition(threads))
     with ExitStack() as patches:
         for target, name, value in (
             (workers.WorkerPool, "_needs_thread", lambda pool: True),
@@ -130,6 +186,11 @@ def simulated_threads(world: World) -> Iterator[Threads]:
             ),
             (interrupt.Interrupt, "wait_readable", wait_readable),
             (worlds, "park", threads.park),
+            # Locks that are held during a call of the C libraries.
+            (loop_device, "threading", locks),
+            (handle, "threading", locks),
+            (sync_id, "threading", locks),
+            (shared_receives, "threading", locks),
         ):
             patches.enter_context(mock.patch.object(target, name, value))
         yield threads

@@ -159,6 +159,11 @@ class World:
         while self.step(limit):
             pass
 
+    def stuck(self, tasks: str) -> Stuck:
+        """Return the exception for a program that waits though nothing can happen."""
+        rules = "".join(f"\na rule was violated before: {text}" for text in self.violations)
+        return Stuck(f"nothing can happen any more, and these wait: {tasks}{rules}")
+
     # --- objects ---
 
     def add(self, pointer: Any, thing: Any) -> Any:
