@@ -23,7 +23,7 @@ NATIVE := $(addprefix aiordma/_native/,build.py cdef.h helpers.h cm_events.c dev
 	$(wildcard aiordma/_native/fast_path/*)
 C_FILES := $(filter-out %/cdef.h %/_lib.c,$(wildcard $(addprefix aiordma/_native/,*.c *.h fast_path/*.c fast_path/*.h) tests/simulator/*.[ch]))
 DEVICE_TESTS := tests/device tests/faults tests/interop
-DEVICE_OPTIONS := -p progress
+DEVICE_OPTIONS := -p progress -p warm_start
 
 # Compiling everything anew takes each Python in the lab half a minute.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,7 +41,7 @@ test: setup
 	@$(MAKE) --no-print-directory device-test
 
 test-all:
-	@$(MAKE) --no-print-directory test DEVICE_OPTIONS='$(DEVICE_OPTIONS) --all-combinations'
+	@$(MAKE) --no-print-directory test DEVICE_OPTIONS='-p progress --all-combinations'
 
 check: lint docs unit
 

@@ -1,0 +1,96 @@
+"""A process that has imported aiordma, and forks for each program that a test starts.
+
+The program is a process of its own, a child of the test process, with the streams, the environment,
+the directory and the arguments that it was given. It ends as an interpreter ends. The forking
+process has never used RDMA, so the programs share nothing of aiordma but its code.
+
+warm_start.py starts this process and sends the requests.
+"""
+
+from __future__ import annotations
+
+import array
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import types
+import warnings
+from typing import Any
+
+_MAX_REQUEST = 1 << 20
+
+
+def serve(fd: int) -> dict[str, Any]:
+    """Fork for each request from the socket `fd`. Return a request in the process that runs it.
+
+    The process that was asked to fork ends when the socket is closed.
+    """
+    channel = socket.socket(fileno=fd)
+    while True:
+        message, ancillary, _, _ = channel.recvmsg(_MAX_REQUEST, socket.CMSG_SPACE(3 * 4))
+        if not message:
+            os._exit(0)
+        streams = array.array("i", ancillary[0][2])
+        between = os.fork()
+        if between:
+            for stream in streams:
+                os.close(stream)
+            os.waitpid(between, 0)
+            continue
+        # The child of a process that has ended becomes a child of the test process.
+        child = os.fork()
+        if child:
+            channel.send(child.to_bytes(4, "big"))
+            os._exit(0)
+        for target, stream in enumerate(streams):
+            os.dup2(stream, target)
+        channel.close()
+        os.closerange(3, 4096)
+        request: dict[str, Any] = json.loads(message)
+        return request
+
+
+def become(request: dict[str, Any]) -> None:
+    """Become the program of a request: its directory, environment, arguments and signals."""
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    arguments = list(request["args"])
+    while arguments[0] == "-W":
+        warnings.simplefilter(arguments[1])
+        del arguments[:2]
+    if arguments[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *arguments[2:]], ""
+        module = types.ModuleType("__main__")
+        sys.modules["__main__"] = module
+        exec(compile(arguments[1], "<string>", "exec"), vars(module))
+    elif arguments[0] == "-m":
+        sys.argv, sys.path[0] = arguments[1:], os.getcwd()
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = arguments, os.path.dirname(arguments[0])
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def main() -> None:
+    """Import the modules that the programs of the tests import, and serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("argparse", "hashlib", "trio", "aiordma.anyio", "aiordma.asyncio", "aiordma.trio"):
+        importlib.import_module(name)
+    for name in ("aiordma.cli.ping", "aiordma.ping.client", "aiordma.ping.server"):
+        importlib.import_module(name)
+    become(serve(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
