@@ -21,8 +21,6 @@ import types
 import warnings
 from typing import Any
 
-_MAX_REQUEST = 1 << 20
-
 
 def serve(fd: int) -> dict[str, Any]:
     """Fork for each request from the socket `fd`. Return a request in the process that runs it.
@@ -31,26 +29,33 @@ def serve(fd: int) -> dict[str, Any]:
     """
     channel = socket.socket(fileno=fd)
     while True:
-        message, ancillary, _, _ = channel.recvmsg(_MAX_REQUEST, socket.CMSG_SPACE(3 * 4))
+        message, ancillary, _, _ = channel.recvmsg(16, socket.CMSG_SPACE(4 * 4))
         if not message:
             os._exit(0)
-        streams = array.array("i", ancillary[0][2])
+        files = array.array("i", ancillary[0][2])
+        reading, writing = os.pipe()
         between = os.fork()
         if between:
-            for stream in streams:
-                os.close(stream)
+            os.close(writing)
+            for file in files:
+                os.close(file)
+            child = os.read(reading, 4)
+            os.close(reading)
+            # The child of a process that has ended becomes a child of the test process.
             os.waitpid(between, 0)
+            channel.send(child)
             continue
-        # The child of a process that has ended becomes a child of the test process.
-        child = os.fork()
-        if child:
-            channel.send(child.to_bytes(4, "big"))
+        program = os.fork()
+        if program:
+            os.write(writing, program.to_bytes(4, "big"))
             os._exit(0)
-        for target, stream in enumerate(streams):
-            os.dup2(stream, target)
+        with open(files[3], closefd=False) as description:
+            description.seek(0)
+            request: dict[str, Any] = json.load(description)
+        for target, file in enumerate(files[:3]):
+            os.dup2(file, target)
         channel.close()
         os.closerange(3, 4096)
-        request: dict[str, Any] = json.loads(message)
         return request
 
 

@@ -75,8 +75,11 @@ class WarmStart:
             given if given != -1 else own
             for given, own in ((child_in, 0), (child_out, 1), (child_err, 2))
         ]
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))]
-        self._channel.sendmsg([json.dumps(request).encode()], ancillary)
+        with os.fdopen(os.memfd_create("request"), "w+") as file:  # longer than a message can be
+            json.dump(request, file)
+            file.flush()
+            files = array.array("i", [*streams, file.fileno()])
+            self._channel.sendmsg([b"fork"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
         popen.pid = int.from_bytes(self._channel.recv(4), "big")
         popen._child_created = True
         popen._close_pipe_fds(child_in, parent_in, parent_out, child_out, parent_err, child_err)
