@@ -243,7 +243,7 @@ static int poll_cq(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *batch)
 	cq->polls++;
 	if (cq->poll_failure || cq->has_overflowed)
 		count = cq->poll_failure ? cq->poll_failure : -1;
-	while (count >= 0 && count < entries && cq->polled != cq->put) {
+	while (count >= 0 && count < entries && cq->polled != cq->visible) {
 		struct sim_completion *entry = &cq->ring[cq->polled++ % cq->capacity];
 
 		batch[count++] = entry->wc;
@@ -252,6 +252,8 @@ static int poll_cq(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *batch)
 		else if (entry->queue && (int)(entry->freed - entry->queue->freed) > 0)
 			entry->queue->freed = entry->freed;
 	}
+	if (!count)
+		cq->visible = cq->put; /* at the next poll */
 	pthread_mutex_unlock(&lock);
 	return count;
 }
@@ -260,8 +262,11 @@ static int req_notify_cq(struct ibv_cq *ibv_cq, int solicited_only)
 {
 	struct sim_cq *cq = (struct sim_cq *)ibv_cq;
 
+	pthread_mutex_lock(&lock);
 	cq->arms++;
 	cq->is_armed = !cq->arm_failure;
+	cq->visible = cq->put;
+	pthread_mutex_unlock(&lock);
 	return cq->arm_failure;
 }
 
@@ -269,9 +274,12 @@ static int req_notify_cq(struct ibv_cq *ibv_cq, int solicited_only)
  * Add a completion. When it is polled, the entries of `queue` before the number `freed` are free;
  * ONE_MORE: one more entry is free. Raise an event if the queue is armed. Returns -1 if the queue
  * has overflowed.
+ *
+ * If `is_late` and the queue is not armed, the program finds the completion as if it had come right
+ * before the program armed the queue, or after a poll that found none.
  */
 int sim_complete(struct sim_cq *cq, const struct ibv_wc *wc, struct sim_queue *queue,
-		 unsigned int freed)
+		 unsigned int freed, int is_late)
 {
 	struct sim_channel *channel = (struct sim_channel *)cq->cq.channel;
 	int must_wake = 0;
@@ -282,6 +290,8 @@ int sim_complete(struct sim_cq *cq, const struct ibv_wc *wc, struct sim_queue *q
 	} else {
 		cq->ring[cq->put++ % cq->capacity] =
 			(struct sim_completion){ .wc = *wc, .queue = queue, .freed = freed };
+		if (!is_late || cq->is_armed)
+			cq->visible = cq->put;
 		must_wake = cq->is_armed && channel;
 		cq->is_armed = 0;
 	}

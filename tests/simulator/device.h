@@ -82,6 +82,7 @@ struct sim_cq {
 	struct sim_completion *ring;
 	unsigned int capacity;
 	unsigned int put;
+	unsigned int visible; /* completions before this number can be polled */
 	unsigned int polled;
 	int is_armed;
 	int has_overflowed;
@@ -124,7 +125,7 @@ void sim_free_cq(struct sim_cq *cq);
 void sim_free_channel(struct sim_channel *channel);
 struct sim_request *sim_take(struct sim_queue *queue);
 int sim_complete(struct sim_cq *cq, const struct ibv_wc *wc, struct sim_queue *queue,
-		 unsigned int freed);
+		 unsigned int freed, int is_late);
 void sim_raise(struct sim_context *context, int type, void *element, int port_num);
 void sim_raise_completion_event(struct sim_cq *cq);
 void sim_wake(int fd);

@@ -36,6 +36,9 @@ class _Selector(selectors.BaseSelector):
         while not ready:
             happened = self._world.step(limit)
             ready = self._selector.select(0)
+            if ready:
+                self._world.overtake()
+                ready = self._selector.select(0)
             if not happened and not ready:
                 if limit is None:
                     raise self._world.stuck(_tasks())
@@ -93,7 +96,9 @@ class _Clock(trio.abc.Clock):
         self._has_polled = not self._has_polled
         if not self._has_polled:
             limit = None if deadline == float("inf") else deadline
-            if not self._world.step(limit) and limit is None:
+            if self._world.step(limit):
+                self._world.overtake()
+            elif limit is None:
                 raise self._world.stuck("every task")
         return 0.0
 

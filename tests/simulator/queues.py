@@ -147,7 +147,7 @@ class Queues:
         wc.wc_flags, wc.imm_data, wc.qp_num = flags, imm_data, qp_num
         for queue in self._queues.values():
             queue.freed = queue.posted
-        lib.sim_complete(self._cq, wc, ffi.NULL, 0)
+        lib.sim_complete(self._cq, wc, ffi.NULL, 0, False)
 
     def sent(self, key: int, number: int, status: WcStatus = WcStatus.SUCCESS) -> None:
         """Add the completion of a send."""

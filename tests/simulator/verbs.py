@@ -144,7 +144,8 @@ class CompletionQueue:
         wc = ffi.new("struct ibv_wc *")
         wc.wr_id, wc.opcode, wc.status, wc.qp_num = wr_id, opcode, status, qp.number
         wc.byte_len, wc.wc_flags, wc.imm_data, wc.src_qp = length, flags, imm_data, src_qp
-        if lib.sim_complete(self.pointer, wc, queue, freed):
+        is_late = qp.world.schedule.is_late()
+        if lib.sim_complete(self.pointer, wc, queue, freed, is_late):
             qp.world.violate("a completion queue has overflowed")
             self.device.raise_event(lib.IBV_EVENT_CQ_ERR, ffi.addressof(self.pointer.cq))
 

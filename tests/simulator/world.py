@@ -28,6 +28,9 @@ lib: Any = _module.lib
 LATENCY = 10e-6
 """Seconds that a message takes, if the schedule does not decide otherwise."""
 
+SLOWNESS = 1e-3
+"""The longest time in seconds that a slow loop needs to notice an event."""
+
 
 class Failure(Exception):
     """A failure of a simulated call, with its errno."""
@@ -48,6 +51,14 @@ class Schedule:
         """Return the seconds that a message takes."""
         return LATENCY
 
+    def is_late(self) -> bool:
+        """Return True if a completion comes after the program has polled, and before it arms."""
+        return False
+
+    def is_slow(self) -> bool:
+        """Return True if another event happens before the loop handles those that have happened."""
+        return False
+
     def start(self) -> float:
         """Return the seconds until a worker thread begins a job."""
         return 0.0
@@ -65,6 +76,12 @@ class RandomSchedule(Schedule):
 
     def latency(self) -> float:
         return self._chance.choice((0.0, LATENCY, LATENCY, 1e-4, 1e-3))
+
+    def is_late(self) -> bool:
+        return self._chance.random() < 0.3
+
+    def is_slow(self) -> bool:
+        return self._chance.random() < 0.3
 
     def start(self) -> float:
         return self._chance.choice((0.0, 0.0, LATENCY, 1e-3, 0.05))
@@ -152,6 +169,11 @@ class World:
         if limit is not None:
             self.now = max(self.now, limit)
         return False
+
+    def overtake(self) -> None:
+        """Let further events happen before the loop handles those that have happened."""
+        while self.schedule.is_slow() and self.step(self.now + SLOWNESS):
+            pass
 
     def settle(self, seconds: float = 1.0) -> None:
         """Let everything happen that happens within this time without the program."""

@@ -1,0 +1,182 @@
+"""Put known mistakes into a copy of aiordma, and count how many of them the campaign finds.
+
+    python -m simulator.mistakes [SEEDS]
+
+The mistakes are those that the project has had, or that a reviewer fears. Each is one replacement
+in one file. For each, the campaign runs SEEDS seeds (default 300), and stops at the first failure.
+"""
+
+# ruff: noqa: E501  the lines of the library are quoted
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 300
+BATCH = 20
+
+
+class Mistake(NamedTuple):
+    """A mistake: in `file`, `right` is replaced by `wrong`."""
+
+    title: str
+    file: str
+    right: str
+    wrong: str
+
+
+MISTAKES = [
+    Mistake(
+        "a completion event is lost: the queue is not polled after it was armed",
+        "aiordma/dispatch/loop_device.py",
+        "            queue.is_armed = True\n        if self._poll_batch(queue) >= POLL_BATCH:",
+        "            queue.is_armed = True\n            return\n"
+        "        if self._poll_batch(queue) >= POLL_BATCH:",
+    ),
+    Mistake(
+        "memory is released when its request was posted, not when it has completed",
+        "aiordma/qp/send_queue.py",
+        "            self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, flags)\n",
+        "            self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, flags)\n"
+        "            buffer.release()\n",
+    ),
+    Mistake(
+        "a credit is counted twice",
+        "aiordma/_native/fast_path/send_queue_core.c",
+        "\t\tcore->credits += count;\n",
+        "\t\tcore->credits += count + (count > 1);\n",
+    ),
+    Mistake(
+        "a wake-up is lost: a task that was granted a credit and cancelled keeps it",
+        "aiordma/loop/waiting.py",
+        "            elif future in self._granted:\n                self.release()\n",
+        "",
+    ),
+    Mistake(
+        "a queue pair is destroyed after the memory of its requests was released",
+        "aiordma/cm/handle.py",
+        "        own = self.cm_id.own_objects()\n",
+        "        own = self.cm_id.own_objects()\n"
+        "        for callback in self._destroyed_callbacks:\n            callback()\n",
+    ),
+    Mistake(
+        "a cancelled operation releases its memory at once",
+        "aiordma/qp/operation.py",
+        "        except BaseException:\n            if operation.error:\n",
+        "        except BaseException:\n"
+        "            if isinstance(operation, Operation):\n"
+        "                operation.release()\n"
+        "            if operation.error:\n",
+    ),
+    Mistake(
+        "a received message is overwritten: its slot is posted again before it is copied",
+        "aiordma/_native/fast_path/receive_queue.c",
+        "\tself->count++;\n\tif (repost_slot(self, slot))\n",
+        "\tself->count++;\n\tif (repost_slot(self, slot < 0 ? arrived->slot : slot))\n",
+    ),
+    Mistake(
+        "an event is not acknowledged",
+        "aiordma/_native/cm_events.c",
+        "\t\trdma_ack_cm_event(event);\n\t}\n\treturn count;\n",
+        "\t\tif (event->event != RDMA_CM_EVENT_DISCONNECTED)\n"
+        "\t\t\trdma_ack_cm_event(event);\n\t}\n\treturn count;\n",
+    ),
+    Mistake(
+        "the end of a connection does not wake the tasks that wait for a credit",
+        "aiordma/qp/send_queue.py",
+        "        self._credits.release(NUMBER_MASK)\n\n\ndef _write_nothing",
+        "        return\n\n\ndef _write_nothing",
+    ),
+    Mistake(
+        "no request of a burst is signaled, so a full queue waits for ever",
+        "aiordma/_native/fast_path/send_queue_core.c",
+        "\tint is_signaled = core->unsignaled + 1 >= core->signal_interval;\n",
+        "\tint is_signaled = 0;\n",
+    ),
+    Mistake(
+        "a stream does not announce a buffer that was read",
+        "aiordma/streams/inbound.py",
+        "        return self._read >= self._half or self._messages_received >= self._next_update\n",
+        "        return self._messages_received >= self._next_update\n",
+    ),
+    Mistake(
+        "an accepted connection ends if the peer's confirmation comes after its disconnect",
+        "aiordma/cm/states.py",
+        "    _S.ACCEPTING: {\n        _E.ESTABLISHED: _S.CONNECTED,\n        _E.REJECTED: _S.FAILED,\n",
+        "    _S.ACCEPTING: {\n        _E.ESTABLISHED: _S.FAILED,\n        _E.REJECTED: _S.FAILED,\n",
+    ),
+    Mistake(
+        "a cancelled connect() leaves its id behind",
+        "aiordma/cm/base_id.py",
+        "        except BaseException:\n            self.abort()\n            raise\n\n    def __del__",
+        "        except BaseException:\n            raise\n\n    def __del__",
+    ),
+    Mistake(
+        "a queue pair's completions are dropped before it is destroyed",
+        "aiordma/qp/endpoint.py",
+        "        self._start_closing()\n        self.cm.abort()\n",
+        "        self._start_closing()\n        self.data_path.release()\n        self.cm.abort()\n",
+    ),
+]
+
+
+def copy_with(mistake: Mistake, folder: Path) -> None:
+    """Copy the library and the simulator into `folder`, make the mistake, and build if needed."""
+    for name in ("aiordma", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "build").mkdir()
+    shutil.copytree(ROOT / "build" / "simulator", folder / "build" / "simulator")
+    path = folder / mistake.file
+    text = path.read_text()
+    if text.count(mistake.right) != 1:
+        raise SystemExit(f"{mistake.file} has changed: adapt the mistake {mistake.title!r}")
+    path.write_text(text.replace(mistake.right, mistake.wrong))
+    if path.suffix == ".c":
+        command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--force"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+
+def find(mistake: Mistake, seeds: int) -> str | None:
+    """Return the first failing seed, and what has failed. None: no seed has failed."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        copy_with(mistake, folder)
+        path = os.pathsep.join([str(folder / "tests"), str(folder)])
+        for first in range(0, seeds, BATCH):
+            done = subprocess.run(
+                [sys.executable, "-m", "simulator.campaign", str(first), str(BATCH)],
+                env={**os.environ, "PYTHONPATH": path, "AIORDMA_CAMPAIGN_STOP": "1"},
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                errors = re.findall(r"^(\w[\w.]*(?:Error|Stuck|status).*)$", done.stdout, re.M)
+                seed = re.search(r"seed (\d+)", done.stdout)
+                return f"seed {seed[1] if seed else '?'}: {errors[-1][:150] if errors else ''}"
+    return None
+
+
+def main() -> None:
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS
+    found = 0
+    for mistake in MISTAKES:
+        result = find(mistake, seeds)
+        found += result is not None
+        print(f"{'found' if result else 'MISSED'}: {mistake.title}: {result}", flush=True)
+    print(f"{found} of {len(MISTAKES)} mistakes found within {seeds} seeds")
+
+
+if __name__ == "__main__":
+    main()
