@@ -197,7 +197,10 @@ async def test_a_cancelled_connect_ends_without_an_answer(address: DeviceAddress
 
 async def test_200_waiting_listeners_do_not_block_other_calls(address: DeviceAddress) -> None:
     async with loops.timeout(2 * TIME_LIMIT):
-        listeners = [await listening(address) for _ in range(200)]
+        listeners = []
+        for _ in range(200):
+            listeners.append(await listening(address))
+            await loops.settle()  # each one blocks the loop for a short time
         waiting = [loops.create_task(listener.get_request()) for listener in listeners]
         await loops.until(lambda: all(map(has_waiter, listeners)), "200 threads to wait")
         for number in (0, 99, 199):
