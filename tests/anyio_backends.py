@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import anyio
 import sniffio
 import uvloop
-from helpers import DEFAULT, TIME_LIMIT
+from helpers import DEFAULT, TIME_LIMIT, pending_requests
 
+import aiordma
 import aiordma.anyio
 from aiordma import ConnectionOptions
 from aiordma.anyio import MessageListener, MessageStream, RdmaAttribute
@@ -125,15 +126,16 @@ async def settle() -> None:
     await anyio.wait_all_tasks_blocked()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition is true that no event reports."""
-    while not condition():
-        await anyio.sleep(0.01)
-
-
 def unread(stream: MessageStream) -> int:
     """Return the number of messages that a stream has received and that were not read."""
     return stream.extra(RdmaAttribute.connection).stats.messages_unread
+
+
+def pending(listener: MessageListener) -> int:
+    """Return the number of requests that have arrived at a listener and that no task has taken."""
+    core = listener._listener
+    assert isinstance(core, aiordma.Listener)
+    return pending_requests(core)
 
 
 class Caught:

@@ -15,7 +15,8 @@ import loops
 from aiordma.loop import Loop, workers
 
 Start = Callable[[], Awaitable[Any]]
-# Seconds in which a worker thread normally completes its work.
+# Seconds in which a worker thread normally completes its work. Time is the subject here: it selects
+# the moment of the cancellation. The test's assertions hold at any moment.
 WORKER_TIME = 0.01
 
 

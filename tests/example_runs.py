@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from helpers import ROOT
 
-SECOND_INTERRUPT = 30.0
+SECOND_INTERRUPT = 60.0
 """Seconds until Ctrl-C is repeated: longer than any of these programs needs to end."""
 
 

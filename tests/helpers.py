@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -12,7 +14,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import blocking
 import loops
@@ -20,7 +24,9 @@ import pytest
 from netlink import rdma_resources
 
 import aiordma
-from aiordma import Connection, ConnectionOptions, Listener
+from aiordma import AsyncCmId, Connection, ConnectionOptions, Listener
+from aiordma.cm.accepting import BaseListener
+from aiordma.cm.base_id import BaseCmId
 from aiordma.rdmacm import DeviceAddress
 
 DEFAULT = ConnectionOptions()
@@ -99,6 +105,61 @@ def wait_for_snapshot(expected: ResourceSnapshot, seconds: float = TIME_LIMIT) -
     return now
 
 
+# --- what has happened so far: conditions for loops.until() ---
+
+
+def is_receiving(*connections: Connection) -> bool:
+    """Return True if on each of these connections a task waits for a message."""
+    return all(each._endpoint.data_path.receiver.is_waited_for for each in connections)
+
+
+def has_waiter(cm: BaseCmId) -> bool:
+    """Return True if a task waits for an event or a completion of an id.
+
+    If the wait is in a worker thread, the thread has begun to wait, and no cancellation has ended
+    the wait.
+    """
+    on_loop = isinstance(cm, AsyncCmId) and len(cm._changed) > 0
+    return on_loop or any(not interrupt.is_set for interrupt in list(cm.handle._waits))
+
+
+def is_accepting(listener: BaseListener[Any, Any]) -> bool:
+    """Return True if a task waits for the next request at a listener."""
+    return len(listener._arrived) > 0
+
+
+def pending_requests(listener: BaseListener[Any, Any]) -> int:
+    """Return the number of requests that have arrived at a listener and that no task has taken."""
+    return sum(len(cm._requests) for cm in listener._cms)
+
+
+def has_pending_event(cm: BaseCmId) -> bool:
+    """Return True if a request waits in an id that listens, or an event in an id's own channel.
+
+    No loop reads the channel of a synchronous id. Its events stay in the kernel until a call
+    needs them.
+    """
+    channels = cm.event_fds()
+    return bool(cm._requests or (channels and select.select(channels, [], [], 0)[0]))
+
+
+def cm_ids(device: str) -> int:
+    """Return the number of rdma_cm ids that are bound to a device, in all processes."""
+    return rdma_resources()[device]["cm_id"]
+
+
+def can_be_resized(buffer: bytearray) -> bool:
+    """Append a byte to a buffer. Return False if a registration exports the buffer."""
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    return True
+
+
+# --- processes ---
+
+
 def start_python(
     code: str, *arguments: str, under: tuple[str, ...] = (), stderr: int | None = None
 ) -> subprocess.Popen[str]:
@@ -143,9 +204,17 @@ def give_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def send_one_at_a_time(send: Callable[[bytes], Awaitable[None]], to: Connection) -> None:
     """Send messages for ever. Send the next one only after `to` has received the last."""
-    arrived = to.stats.messages_received
-    while True:
+    for number in itertools.count(to.stats.messages_received + 1):
         await send(b"too fast")
-        arrived += 1
-        while to.stats.messages_received < arrived and not to.closed:
-            await loops.sleep(0.001)
+        await loops.until(
+            partial(_has_received_or_ended, to, number), f"message {number} to arrive"
+        )
+
+
+def has_received(connection: Connection, count: int) -> bool:
+    """Return True if at least `count` messages have arrived at a connection so far."""
+    return connection.stats.messages_received >= count
+
+
+def _has_received_or_ended(connection: Connection, count: int) -> bool:
+    return connection.closed or has_received(connection, count)

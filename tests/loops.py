@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import sys
+import time
 from asyncio import constants
 from collections.abc import (
     AsyncIterator,
@@ -27,6 +29,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import trio
 import trio.testing
 import uvloop
+
+# The time limit of until(), in seconds. It is far more than any condition needs on a slow machine.
+# The limit of a whole test (TIME_LIMIT in helpers.py) is longer, and would not say what is missing.
+UNTIL_LIMIT = 100.0
+# The longest time between two checks of until(), in seconds.
+UNTIL_INTERVAL = 0.01
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -217,6 +225,32 @@ async def sleep(seconds: float) -> None:
         await trio.sleep(seconds)
     else:
         await asyncio.sleep(seconds)
+
+
+async def until(
+    condition: Callable[[], object], what: str, *, seconds: float = UNTIL_LIMIT
+) -> None:
+    """Wait until `condition()` returns a true value.
+
+    Use it for a condition that no event reports, on any loop. The condition can be an async
+    function. It is checked at short intervals. `what` completes the sentence "waited for ...": it
+    names the object, and what has to happen to it.
+
+    Raises:
+        AssertionError: the condition was still not true after `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    pause = 0.0
+    while True:
+        result = condition()
+        if inspect.isawaitable(result):
+            result = await result
+        if result:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited for {what}, in vain for {seconds:.0f} seconds")
+        await sleep(pause)
+        pause = min(pause + 0.0005, UNTIL_INTERVAL)
 
 
 async def settle() -> None:

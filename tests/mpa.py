@@ -7,7 +7,11 @@ frames at times at which no real device sends them.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import struct
+import sys
+import termios
+from pathlib import Path
 
 REQUEST, REPLY = b"MPA ID Req Frame", b"MPA ID Rep Frame"
 ENHANCED, REVISION = 0x1000, 2
@@ -50,3 +54,32 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     (length,) = struct.unpack("!H", await reader.readexactly(2))
     rest = await reader.readexactly(length + -(length + 2) % 4 + 4)
     return rest[1] & 0xF, rest[:length]
+
+
+# --- the TCP connections below iWARP ---
+
+_ESTABLISHED = "01"
+
+
+def unacknowledged(writer: asyncio.StreamWriter) -> int:
+    """Return the number of written bytes that the peer's TCP has not acknowledged."""
+    descriptor: int = writer.get_extra_info("socket").fileno()
+    in_socket = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
+    return writer.transport.get_write_buffer_size() + int.from_bytes(in_socket, sys.byteorder)
+
+
+def is_connected(port: int) -> bool:
+    """Return True if this machine has a TCP connection whose local port is `port`.
+
+    A connection that one side has closed or reset is not counted. siw uses connections of the
+    kernel, which have no file descriptor.
+    """
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]
+    ]
+    return any(
+        state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
+        for _, local, _, state, *_ in lines
+    )

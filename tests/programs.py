@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import loops
 
 import aiordma
 from aiordma import ConnectionOptions
 from aiordma.rdmacm import DeviceAddress
+
+T = TypeVar("T")
 
 
 async def start(*command: str) -> asyncio.subprocess.Process:
@@ -33,8 +40,18 @@ async def connect_when_it_listens(
     host: str, port: int, options: ConnectionOptions
 ) -> aiordma.Connection:
     """Connect to a program that might still be starting: repeat until it listens."""
-    while True:
-        try:
-            return await aiordma.connect(host, port, options=options)
-        except aiordma.Rejected:
-            await asyncio.sleep(0.1)
+    return await until_accepted(lambda: aiordma.connect(host, port, options=options), port)
+
+
+async def until_accepted(connect: Callable[[], Awaitable[T]], port: int | str) -> T:
+    """Repeat `connect()` until a program listens on `port` and does not reject it."""
+
+    results: list[T] = []
+
+    async def try_to_connect() -> bool:
+        with contextlib.suppress(aiordma.Rejected):
+            results.append(await connect())
+        return bool(results)
+
+    await loops.until(try_to_connect, f"a program to listen on port {port}")
+    return results[0]

@@ -10,6 +10,7 @@ import loops
 
 from aiordma import ByteStream, StreamListener, StreamOptions, connect_stream, listen_stream
 from aiordma.rdmacm import DeviceAddress
+from aiordma.streams.stream_core import StreamCore
 
 DEFAULT = StreamOptions()
 
@@ -45,6 +46,15 @@ def pattern(nbytes: int, seed: int = 0) -> bytes:
     """Return bytes that count up in 4-byte steps, so that lost or moved bytes are found."""
     block = b"".join((seed + number).to_bytes(4, "big") for number in range(nbytes // 4 + 1))
     return block[:nbytes]
+
+
+def is_full(receiver: StreamCore | ByteStream) -> bool:
+    """Return True if the receive buffer of a stream is full.
+
+    Until this side receives, the peer can post no more data.
+    """
+    core = receiver._core if isinstance(receiver, ByteStream) else receiver
+    return core.data_path.protocol.inbound.available == core.options.recv_buffer
 
 
 async def receive_exactly(stream: ByteStream, nbytes: int) -> bytes:

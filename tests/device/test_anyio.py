@@ -11,8 +11,9 @@ import anyio
 import pytest
 from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import Listener, ObjectStream, SocketAttribute
-from anyio_backends import Caught, address_of, connected, on_every_backend, settle, unread, until
+from anyio_backends import Caught, address_of, connected, on_every_backend, settle, unread
 from helpers import TIME_LIMIT, send_one_at_a_time
+from loops import until
 from removing import SoftDevice
 
 import aiordma.anyio
@@ -164,7 +165,7 @@ async def test_use_after_close_raises_closed_resource_error(address: DeviceAddre
     """The error is the same if messages are unread or the peer has closed as well."""
     async with connected(address) as (near, far, _):
         await far.send(b"never read")
-        await until(lambda: unread(near) == 1)
+        await until(lambda: unread(near) == 1, "a message to arrive")
         for _ in range(2):
             await near.aclose()
         await far.aclose()
@@ -194,9 +195,10 @@ async def test_abort_ends_a_send_on_a_full_queue(address: DeviceAddress) -> None
     async with connected(address, SMALL, SMALL) as (near, _, _), anyio.create_task_group() as tasks:
         caught = Caught(tasks)
         caught.start(send_for_ever, near, b"x")
-        await until(lambda: near.extra(RdmaAttribute.connection).stats.send_waits > 0)
+        sender = near.extra(RdmaAttribute.connection)
+        await until(lambda: sender.stats.send_waits > 0, "the send queue to be full")
         near.abort()
-        await until(lambda: caught.types == [ClosedResourceError])
+        await until(lambda: caught.types == [ClosedResourceError], "the send to fail")
 
 
 @on_every_backend
@@ -271,10 +273,10 @@ async def test_device_removal_breaks_streams_and_listeners(
         streams.start(ends.near.receive)
         streams.start(ends.far.receive)
         listening.start(ends.listener.accept)
-        await anyio.sleep(0.2)
+        await settle()
         assert not streams.errors + listening.errors
         device.start_removing()
-        await until(lambda: len(streams.errors + listening.errors) == 3)
+        await until(lambda: len(streams.errors + listening.errors) == 3, "three calls to fail")
         causes = {type(error): type(error.__cause__) for error in streams.errors}
         assert causes[BrokenResourceError] is DeviceRemoved
         assert causes.get(EndOfStream, PeerClosed) is PeerClosed
@@ -372,7 +374,7 @@ async def test_a_cancelled_block_of_connect_aborts_the_stream(address: DeviceAdd
         tasks.start_soon(listener.serve, receive_all, tasks)
         await _cancel_inside(aiordma.anyio.connect(*address_of(listener), options=NEVER_GRACEFUL))
         cancelled.set()
-        await until(lambda: received == {b"x"})
+        await until(lambda: received == {b"x"}, "the message to be received")
         tasks.cancel_scope.cancel()
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import pytest
 from anyio.abc import AsyncResource, Listener, SocketAttribute, TaskGroup
-from anyio_backends import address_of, on_every_backend, running, settle, until
+from anyio_backends import address_of, on_every_backend, pending, running, settle
+from loops import until
 
 import aiordma.anyio
 from aiordma import AsyncCmId, ConnectError
@@ -166,9 +167,9 @@ async def outcome(listener: Listener[Any], tasks: TaskGroup | None, connect: Con
     async with anyio.create_task_group() as serving:
         serving.start_soon(serve)
         async with await connect():
-            await until(lambda: seen == ["handling"])
+            await until(lambda: seen == ["handling"], "the handler to begin")
             await listener.aclose()
-            await until(lambda: len(seen) > 1)
+            await until(lambda: len(seen) > 1, "the handler to end")
             await settle()
     return list(seen)
 
@@ -251,7 +252,7 @@ async def test_a_peer_that_gives_up_is_logged_and_skipped(
     caplog.set_level("INFO", "aiordma")
     async with serving(address, echo) as listener:
         await (await unconfirmed_peer(listener)).aclose()
-        await until(lambda: "could not be accepted" in caplog.text)
+        await until(lambda: "could not be accepted" in caplog.text, "a line of the log")
         assert {record.levelname for record in caplog.records} == {"INFO"}
         await check_echo(address_of(listener))
 
@@ -283,7 +284,7 @@ async def test_closing_a_listener_rejects_pending_requests(address: DeviceAddres
     listener = await aiordma.anyio.listen(address.host, 0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(peer)
-        await anyio.sleep(0.2)
+        await until(lambda: pending(listener) == 1, "the request to arrive")
         await listener.aclose()
     assert [type(error) for error in errors] == [aiordma.Rejected]
 

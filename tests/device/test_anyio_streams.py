@@ -17,8 +17,9 @@ from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, E
 from anyio.abc import ByteStream, Listener, SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.tls import TLSListener, TLSStream
-from anyio_backends import on_every_backend
-from streaming import pattern
+from anyio_backends import on_every_backend, settle
+from loops import until
+from streaming import is_full, pattern
 
 import aiordma.anyio
 from aiordma import PeerClosed, StreamOptions
@@ -82,7 +83,8 @@ async def test_half_close_and_backpressure(address: DeviceAddress) -> None:
             done.set()
 
         tasks.start_soon(send)
-        await anyio.sleep(0.2)
+        receiver = far.extra(RdmaAttribute.stream)
+        await until(lambda: is_full(receiver), "the receive buffer to be full")
         assert not done.is_set()
         received = b"".join([part async for part in far])
         assert received == data
@@ -99,7 +101,7 @@ async def test_a_second_task_that_receives_or_sends_raises_busy(address: DeviceA
     async with connected(address) as (near, _, __), anyio.create_task_group() as tasks:
         tasks.start_soon(near.receive)
         tasks.start_soon(near.send, bytes(100_000))
-        await anyio.sleep(0.1)
+        await settle()
         with pytest.raises(BusyResourceError, match="receiving"):
             await near.receive()
         with pytest.raises(BusyResourceError, match="sending"):

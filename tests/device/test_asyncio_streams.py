@@ -7,10 +7,11 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import loops
 import pytest
 import trustme
 from helpers import TIME_LIMIT
-from streaming import pattern
+from streaming import is_full, pattern
 
 import aiordma
 from aiordma.asyncio import (
@@ -103,10 +104,18 @@ async def test_a_megabyte_through_a_writer_arrives(address: DeviceAddress) -> No
         await sending
 
 
+def is_held_back(server: StreamTransport) -> bool:
+    """Return True if a transport does not read, and its peer can send it no more data."""
+    return not server.is_reading() and is_full(server._core)
+
+
 async def test_drain_waits_at_the_high_water_mark(address: DeviceAddress) -> None:
     go_on = asyncio.Event()
+    servers: list[StreamTransport] = []
 
     async def serve(reader: Reader, writer: Writer) -> None:
+        assert isinstance(writer.transport, StreamTransport)
+        servers.append(writer.transport)
         await go_on.wait()
         await reader.read()
         writer.close()
@@ -117,7 +126,7 @@ async def test_drain_waits_at_the_high_water_mark(address: DeviceAddress) -> Non
         writer.write(bytes(2 << 20))
         assert writer.transport.get_write_buffer_size() > 10_000
         draining = asyncio.create_task(writer.drain())
-        await asyncio.sleep(0.3)
+        await loops.until(lambda: servers and is_held_back(servers[0]), "the server to be full")
         assert not draining.done()
         go_on.set()
         await draining
@@ -236,12 +245,12 @@ async def test_pausing_and_resuming_of_reads_and_writes(address: DeviceAddress) 
         assert not server.transport.is_reading()
         data = pattern(2 << 20)
         client.transport.write(data)
-        await asyncio.sleep(0.2)
+        await loops.until(lambda: is_held_back(server.transport), "the server to be full")
         assert client.calls == ["made", "pause"]
         assert server.data == b""
         server.transport.resume_reading()
-        while server.data != data:
-            await asyncio.sleep(0.01)
+        await loops.until(lambda: len(server.data) >= len(data), "all data to arrive")
+        assert server.data == data
         assert client.calls == ["made", "pause", "resume"]
 
 
@@ -253,7 +262,8 @@ async def test_data_can_be_read_after_the_peer_disconnected(address: DeviceAddre
         server.transport.write(b"answer")
         server.transport.close()
         await server.lost
-        await asyncio.sleep(0.1)
+        endpoint = client.transport._core.endpoint
+        await loops.until(lambda: endpoint.is_drained, "the disconnect to arrive")
         client.transport.resume_reading()
         assert await client.lost is None
     assert (client.data, client.calls) == (b"answer", ["made", "eof", "lost"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import TIME_LIMIT, connected
+from helpers import TIME_LIMIT, connected, pending_requests
 
 import aiordma
 from aiordma import Connection, LocalClosed, PeerClosed, Rejected, SyncCmId
@@ -73,8 +73,7 @@ async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, ge
     async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         await cancel(lambda: get(listener))
         connecting = loops.create_task(opened(listener.local_address))
-        while not listener._cms[0]._requests:
-            await loops.sleep(0.01)
+        await loops.until(lambda: pending_requests(listener), "the request to arrive")
         assert await cancelled(lambda: get(listener), begun=False)
         await (await get(listener)).reject()
         with pytest.raises(Rejected):
@@ -88,8 +87,7 @@ async def test_cancelled_accept_loses_only_the_peer_being_accepted(
     async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
         await cancel(listener.accept)
         peers = [loops.create_task(opened(listener.local_address)) for _ in range(2)]
-        while len(listener._cms[0]._requests) < 2:
-            await loops.sleep(0.01)
+        await loops.until(lambda: pending_requests(listener) == 2, "both requests to arrive")
         await cancel(listener.accept)
         async with await listener.accept() as accepted:
             await loops.wait(peers)
@@ -146,8 +144,7 @@ async def test_cancelled_serve_closes_the_listener_and_cancels_every_handler(
         listener = await aiordma.listen(address.host, 0)
         serving = loops.create_task(listener.serve(handler))
         peers = [await opened(listener.local_address) for _ in range(2)]
-        while len(served) < 2:
-            await loops.sleep(0.01)
+        await loops.until(lambda: len(served) == 2, "both handlers to begin")
         serving.cancel()
         await loops.wait([serving])
         assert serving.cancelled()
@@ -204,13 +201,20 @@ async def test_cancelled_getaddrinfo_finishes_in_its_thread(address: DeviceAddre
 async def test_cancelled_block_ends_a_device_watch() -> None:
     """A test in test_device_events.py checks that a cancelled wait loses no event."""
 
+    watching: list[aiordma.DeviceWatch] = []
+
     async def watch() -> None:
-        async with aiordma.watch_devices() as watching:
-            await anext(watching)
+        async with aiordma.watch_devices() as events:
+            watching.append(events)
+            async for _ in events:  # events of the test before
+                pass
+
+    def waits() -> bool:
+        return any(events._arrived is not None and len(events._arrived) for events in watching)
 
     await cancel(watch)
     task = loops.create_task(watch())
-    await loops.sleep(0.1)
+    await loops.until(waits, "the task to wait for an event")
     task.cancel()
     await loops.wait([task])
     assert task.cancelled()

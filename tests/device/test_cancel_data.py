@@ -9,7 +9,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import TIME_LIMIT, connected
+from helpers import TIME_LIMIT, can_be_resized, connected
 
 from aiordma import AccessFlags, Connection, ConnectionOptions, RegistrationCache
 from aiordma.rdmacm import DeviceAddress
@@ -122,15 +122,13 @@ async def test_cancelled_receive_loses_no_message(
     async with connected(address) as pair, loops.timeout(TIME_LIMIT):
         await cancel(lambda: receive(pair.server))
         await pair.client.send(b"one")
-        while not pair.server.stats.messages_unread:
-            await loops.sleep(0.001)
+        await loops.until(lambda: pair.server.stats.messages_unread, "the first message to arrive")
         assert await cancelled(lambda: receive(pair.server), begun=False)
         waiting = loops.create_task(receive(pair.server))
         await pair.client.send(b"two")
         assert await waiting == b"one"
         # The next message goes to the next call.
-        while not pair.server.stats.messages_unread:
-            await loops.sleep(0.001)
+        await loops.until(lambda: pair.server.stats.messages_unread, "the second message to arrive")
         assert await receive(pair.server) == b"two"
 
 
@@ -144,19 +142,7 @@ async def test_cancelled_registration_leaves_nothing_registered(address: DeviceA
         await cancel(lambda: pair.client.allocate(100_000))
         await cancel(lambda: pair.client.register_dmabuf(descriptor, 0, 4096))
         os.close(descriptor)
-        async with loops.timeout(TIME_LIMIT):
-            await resize(buffer)
-
-
-async def resize(buffer: bytearray) -> None:
-    """Resize a buffer as soon as no registration exports it any more."""
-    while True:
-        try:
-            buffer.extend(b"not exported")
-        except BufferError:
-            await loops.sleep(0.01)
-        else:
-            return
+        await loops.until(lambda: can_be_resized(buffer), "a worker thread to deregister it")
 
 
 @pytest.mark.awaits("Connection.bind")

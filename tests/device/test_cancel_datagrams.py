@@ -10,7 +10,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import TIME_LIMIT
+from helpers import TIME_LIMIT, has_pending_event
 
 import aiordma
 from aiordma import (
@@ -75,8 +75,7 @@ async def test_cancelled_get_request_loses_no_request(address: DeviceAddress) ->
     async with endpoints(address) as (one, other):
         await cancel(other.get_request)
         resolving = loops.create_task(one.resolve(*other.local_address))
-        while not other._queue_pair.cm._requests:
-            await loops.sleep(0.01)
+        await loops.until(lambda: has_pending_event(other._queue_pair.cm), "the request to arrive")
         assert await cancelled(other.get_request, begun=False)
         await (await other.get_request()).accept()
         await resolving
@@ -124,8 +123,8 @@ async def test_cancelled_receive_loses_no_datagram(
         peer = await peer_of(one, other)
         await cancel(lambda: receive(other))
         await one.send_to(peer, b"kept")
-        while not len(other._queue_pair.receive_ring):
-            await loops.sleep(0.001)
+        ring = other._queue_pair.receive_ring
+        await loops.until(lambda: len(ring), "the datagram to arrive")
         assert await cancelled(lambda: receive(other), begun=False)
         assert (await receive(other)).data == b"kept"
 

@@ -10,7 +10,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import TIME_LIMIT
+from helpers import TIME_LIMIT, has_pending_event
 
 from aiordma import AsyncCmId, LocalClosed, PortSpace, SyncCmId
 from aiordma.cm import CmState
@@ -164,7 +164,7 @@ async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, ki
         await cancel(lambda: anext(listener))
         await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect())
-        await loops.sleep(0.1)
+        await loops.until(lambda: has_pending_event(listener), "the request to arrive")
         await cancelled(listener.get_request, begun=False)
         async with await listener.get_request() as server:
             server.reject()

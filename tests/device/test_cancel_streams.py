@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import TIME_LIMIT
+from helpers import TIME_LIMIT, can_be_resized
 from streaming import DEFAULT, pattern, receive_exactly, streaming
 
 import aiordma
@@ -36,8 +36,7 @@ async def test_cancelled_receive_loses_no_byte(
     async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         await cancel(lambda: receive(pair.server))
         await pair.client.send(b"kept")
-        while not pair.server._core.is_readable:
-            await loops.sleep(0.01)
+        await loops.until(lambda: pair.server._core.is_readable, "the bytes to arrive")
         assert await cancelled(lambda: receive(pair.server), begun=False)
         assert await receive(pair.server) == b"kept"
 
@@ -106,12 +105,7 @@ async def test_cancelled_registration_leaves_nothing_registered(address: DeviceA
     buffer = bytearray(1 << 20)
     async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
         await cancel(lambda: pair.client.register(buffer))
-        while True:
-            try:
-                buffer.append(0)
-                break
-            except BufferError:  # the worker thread is about to undo it
-                await loops.sleep(0.01)
+        await loops.until(lambda: can_be_resized(buffer), "a worker thread to deregister it")
         await cancel(lambda: pair.client.allocate(4096))
 
 

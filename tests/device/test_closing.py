@@ -6,7 +6,7 @@ import time
 
 import loops
 import pytest
-from helpers import TIME_LIMIT, connected
+from helpers import TIME_LIMIT, connected, is_receiving
 
 import aiordma
 from aiordma import ConnectionOptions, LocalClosed, PeerClosed
@@ -40,7 +40,7 @@ async def test_messages_sent_before_aclose_arrive(address: DeviceAddress) -> Non
 async def test_disconnect_of_the_peer_ends_a_waiting_recv(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         receiving = loops.create_task(pair.server.recv())
-        await loops.sleep(0.01)
+        await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
         await pair.client.aclose()
         with pytest.raises(PeerClosed):
             await loops.wait_for(receiving, TIME_LIMIT)
@@ -49,7 +49,7 @@ async def test_disconnect_of_the_peer_ends_a_waiting_recv(address: DeviceAddress
 async def test_local_close_ends_a_waiting_recv(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         receiving = loops.create_task(pair.server.recv())
-        await loops.sleep(0.01)
+        await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
         await pair.server.aclose()
         with pytest.raises(LocalClosed):
             await receiving
@@ -65,7 +65,7 @@ async def test_both_ends_can_close_at_the_same_time(address: DeviceAddress) -> N
 async def test_abort_ends_a_waiting_recv_of_the_peer(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         receiving = loops.create_task(pair.server.recv())
-        await loops.sleep(0.01)
+        await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
         pair.client.abort()
         assert pair.client.closed
         with pytest.raises(aiordma.RdmaError):
@@ -82,7 +82,7 @@ async def test_aclose_is_bounded_when_the_peer_does_not_receive(address: DeviceA
             await pair.client.send(b"x")
         begin = time.monotonic()
         await pair.client.aclose()
-        assert 0.4 < time.monotonic() - begin < TIME_LIMIT
+        assert 0.4 < time.monotonic() - begin < TIME_LIMIT  # time is the subject: close_timeout
 
 
 @pytest.mark.transport("IB")
@@ -90,7 +90,8 @@ async def test_local_close_ends_a_waiting_send(address: DeviceAddress) -> None:
     client = ConnectionOptions(send_depth=1, close_timeout=0.1)
     async with connected(address, client, ConnectionOptions(recv_depth=1)) as pair:
         sends = [loops.create_task(pair.client.send(b"x")) for _ in range(5)]
-        await loops.sleep(0.1)
+        await loops.until(lambda: sum(send.done() for send in sends) == 2, "two sends to return")
+        assert pair.client.stats.send_waits > 0
         assert not all(send.done() for send in sends)
         await pair.client.aclose()
         results = await loops.gather(*sends, return_exceptions=True)

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import errno
 import ipaddress
-import itertools
+import threading
+import time
 from array import array
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -27,8 +28,9 @@ from aiordma import (
     Rejected,
     VerbsError,
 )
+from aiordma.datagrams.peer import AddressKey
 from aiordma.rdmacm import DeviceAddress
-from aiordma.verbs import AddressHandleAttributes
+from aiordma.verbs import AddressHandle, AddressHandleAttributes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -37,6 +39,8 @@ pytestmark = pytest.mark.transport("IB")
 
 DEFAULT = DatagramOptions()
 UDP_QKEY = 0x01234567
+# The number of moments at which a test cancels a task.
+MOMENTS = 100
 
 
 @contextlib.asynccontextmanager
@@ -208,6 +212,28 @@ def absent(host: str) -> str:
     return str(ipaddress.ip_address(host) + 77)
 
 
+def delay_handle(
+    endpoint: DatagramEndpoint, delayed: AddressHandleAttributes
+) -> tuple[threading.Event, threading.Event]:
+    """Delay the creation of an address handle of an endpoint.
+
+    Return two events. The first is set when a worker thread has begun to create the handle. The
+    thread goes on when the second is set.
+    """
+    begun, go_on = threading.Event(), threading.Event()
+    handles = endpoint._queue_pair._handles
+    create = handles._create_handle
+
+    def create_late(key: AddressKey) -> AddressHandle:
+        if key == delayed:
+            begun.set()
+            go_on.wait()
+        return create(key)
+
+    handles._create_handle = create_late
+    return begun, go_on
+
+
 async def test_send_to_an_absent_host_fails_and_does_not_block_others(
     address: DeviceAddress,
 ) -> None:
@@ -217,11 +243,15 @@ async def test_send_to_an_absent_host_fails_and_does_not_block_others(
         key = dataclasses.replace(
             peer.address_key, dgid=peer.address_key.dgid[: -len(packed)] + packed
         )
+        resolving, go_on = delay_handle(one, key)
         lost = loops.create_task(one.send_to(dataclasses.replace(peer, address_key=key), b"lost"))
-        await loops.sleep(0.05)
-        await one.send_to(peer, b"not held up")
-        assert (await receive_within(TIME_LIMIT, other)).data == b"not held up"
-        assert not lost.done()
+        try:
+            await loops.until(resolving.is_set, "a thread to create the address handle")
+            await one.send_to(peer, b"not held up")
+            assert (await receive_within(TIME_LIMIT, other)).data == b"not held up"
+            assert not lost.done()
+        finally:
+            go_on.set()
         with pytest.raises(VerbsError, match="ibv_create_ah"):
             await lost
         await one.send_to(peer, b"still there")
@@ -292,15 +322,14 @@ async def test_only_datagrams_without_a_receive_buffer_are_lost(address: DeviceA
     async with endpoints(address, far=DatagramOptions(recv_depth=4)) as (one, other, peer):
         for number in range(20):
             await one.send_to(peer, b"%d" % number)
-        while len(one._queue_pair._sends):
-            await loops.sleep(0.01)
+        await loops.until(lambda: not len(one._queue_pair._sends), "all sends to complete")
         first = [(await receive_within(TIME_LIMIT, other)).data for _ in range(4)]
         assert first == [b"0", b"1", b"2", b"3"]
 
         async def send_repeatedly() -> None:
             while True:  # late datagrams can fill the buffers once more
                 await one.send_to(peer, b"last")
-                await loops.sleep(0.05)
+                await loops.sleep(0.05)  # paces the sends, until one of them arrives
 
         sending = loops.create_task(send_repeatedly())
         while (await receive_within(TIME_LIMIT, other)).data != b"last":
@@ -320,8 +349,7 @@ async def test_iteration_ends_when_the_endpoint_is_closed(address: DeviceAddress
         collecting = loops.create_task(collect(other))
         await one.send_to(peer, b"a")
         await one.send_to(peer, b"b")
-        while len(collected) < 2:
-            await loops.sleep(0.01)
+        await loops.until(lambda: len(collected) == 2, "both datagrams to be collected")
         await other.aclose()
         await collecting
         assert collected == [b"a", b"b"]
@@ -346,7 +374,7 @@ async def test_a_cancelled_recv_from_loses_no_datagram(address: DeviceAddress) -
             await loops.settle()
             await one.send_to(peer, b"%d" % number)
             if number % 3:
-                await loops.sleep(0.001 * (number % 5))
+                await loops.sleep(0.001 * (number % 5))  # time is the subject: the moment
             receiving.cancel()
             received = await loops.gather(receiving, return_exceptions=True)
             if isinstance(received[0], BaseException):
@@ -478,12 +506,13 @@ async def test_cancelling_at_any_moment_leaks_nothing(address: DeviceAddress) ->
             await one.send_to(peer, b"y")
             await other.send_to((await other.recv_from()).peer, b"z")
 
-    for moment in itertools.count():
+    begin = time.monotonic()
+    await use_endpoints()
+    duration = time.monotonic() - begin
+    for moment in range(MOMENTS):
         task = loops.create_task(use_endpoints())
-        await loops.sleep(0.002 * moment)
-        if task.done():
-            await task
-            break
+        # Time is the subject: it selects the moment. The moments cover the measured duration.
+        await loops.sleep(duration * moment / MOMENTS)
         task.cancel()
         with contextlib.suppress(*loops.CancelledError, LocalClosed):
             await task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import loops
@@ -36,11 +35,21 @@ async def next_of(watch: DeviceWatch, device: str, kind: AsyncEventType) -> Asyn
     pytest.fail("the watch ended")
 
 
-async def skip_pending_events(watch: DeviceWatch) -> None:
-    """Skip events of the test before, until none arrives for half a second."""
-    with contextlib.suppress(TimeoutError):
-        while True:
-            await loops.wait_for(anext(watch), 0.5)
+async def start_waiting(watch: DeviceWatch) -> loops.Task[AsyncEvent | None]:
+    """Start a task that waits for the next event, and skip the events that have arrived before.
+
+    The events of a test, or of another device, can arrive during the next test.
+    """
+
+    def waits_or_is_done() -> bool:
+        return task.done() or (watch._arrived is not None and len(watch._arrived) > 0)
+
+    while True:
+        task = loops.create_task(anext(watch, None))
+        await loops.until(waits_or_is_done, "a task to wait for an event")
+        if not task.done():
+            return task
+        assert task.result() is not None, "the watch ended"
 
 
 def port_state(name: str) -> PortState:
@@ -75,8 +84,7 @@ async def test_every_watch_receives_an_event(address: DeviceAddress, device: Sof
     tasks = [loops.create_task(watch_one()) for _ in range(2)]
     tasks.append(loops.create_task(loops.to_thread(loops.runner_of_this_kind(), watch_one)))
     async with loops.timeout(TIME_LIMIT), connected(address):
-        while len(watching) < 3:
-            await loops.sleep(0.01)
+        await loops.until(lambda: len(watching) == 3, "three watches to begin")
         await loops.to_thread(device.set_link, "down")
         assert len(set(await loops.gather(*tasks))) == 1
         await loops.to_thread(device.set_link, "up")
@@ -117,8 +125,9 @@ async def test_a_removed_device_is_reported_and_others_stay_watched(
         assert list(watch.devices) == others
         await device.wait_removed()
         if others:
-            with pytest.raises(TimeoutError):
-                await loops.wait_for(anext(watch), 1)
+            waiting = await start_waiting(watch)
+            waiting.cancel()
+            await loops.wait([waiting])
         else:
             with pytest.raises(StopAsyncIteration):
                 await anext(watch)
@@ -131,9 +140,7 @@ async def test_a_removed_device_is_reported_and_others_stay_watched(
 @pytest.mark.may_block
 async def test_a_cancelled_wait_loses_no_event(address: DeviceAddress, device: SoftDevice) -> None:
     async with aiordma.watch_devices() as watch:
-        await skip_pending_events(watch)
-        task = loops.create_task(anext(watch))
-        await loops.settle()
+        task = await start_waiting(watch)
         device.set_link("down")  # blocks: the loop does not run before the task is cancelled
         task.cancel()
         with pytest.raises(loops.CancelledError):
@@ -143,9 +150,7 @@ async def test_a_cancelled_wait_loses_no_event(address: DeviceAddress, device: S
 
 async def test_a_second_task_that_waits_raises_busy(address: DeviceAddress) -> None:
     async with aiordma.watch_devices() as watch:
-        await skip_pending_events(watch)
-        task = loops.create_task(anext(watch, None))
-        await loops.settle()
+        task = await start_waiting(watch)
         with pytest.raises(BusyError):
             await anext(watch)
     assert await task is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+import loops
 import mpa
 import pytest
 from helpers import TIME_LIMIT
@@ -30,7 +31,7 @@ async def test_a_first_message_that_arrives_too_early_is_received(
         writer.write(mpa.request())
         request = await listener.get_request()
         writer.write(mpa.send(b"too early"))
-        await asyncio.sleep(0.1)  # until the message has arrived
+        await loops.until(lambda: not mpa.unacknowledged(writer), "the message to arrive")
         async with request.accept() as connection:
             receiving = asyncio.create_task(connection.recv())
             await mpa.read_reply(reader)

@@ -8,10 +8,11 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import loops
 import pytest
-from helpers import TIME_LIMIT, ResourceSnapshot
+from helpers import TIME_LIMIT, ResourceSnapshot, has_pending_event, has_waiter
 
 from aiordma import AsyncCmId, Rejected, SyncCmId, VerbsError
 from aiordma.cm import CmState
@@ -125,7 +126,7 @@ async def test_closing_a_listener_rejects_only_pending_requests(
         client, connecting = await connecting_to(listener)
         server = await listener.get_request()
         late, too_late = await connecting_to(listener)
-        await loops.sleep(0.2)
+        await loops.until(lambda: has_pending_event(listener), "the second request to arrive")
         await listener.aclose()
         with pytest.raises(Rejected):
             await too_late
@@ -155,7 +156,7 @@ async def test_a_request_without_a_free_descriptor_is_rejected(
 ) -> None:
     async with loops.timeout(TIME_LIMIT), await listening(SyncCmId, address) as listener:
         waiting = loops.create_task(listener.get_request())
-        await loops.sleep(0.1)
+        await loops.until(lambda: has_waiter(listener), "a thread to wait for a request")
         client = await AsyncCmId.create()
         await client.resolve_addr(parse_address(*listener.local_address))
         await client.resolve_route()
@@ -180,8 +181,7 @@ async def test_a_listener_dropped_by_another_thread_rejects_its_requests(
         for _ in range(5):
             box = [await listening(kind, address)]
             clients = [await connecting_to(box[0]) for _ in range(3)]
-            while kind is AsyncCmId and not box[0]._requests:
-                await loops.sleep(0.01)
+            await loops.until(partial(has_pending_event, box[0]), "a request to arrive")
 
             def drop(box: list[AsyncCmId | SyncCmId] = box) -> None:
                 box.clear()
@@ -209,7 +209,8 @@ async def test_a_datagram_listener_migrates_without_losing_requests(
             await client.resolve_addr(parse_address(*listener.local_address))
             await client.resolve_route()
             connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
-            await loops.sleep(0.05 * (number % 2))
+            if number % 2:
+                await loops.until(partial(has_pending_event, listener), "the request to arrive")
             listener = await migrated(listener)
             async with await listener.get_request() as request:
                 await request.accept(ConnectionParameters(qp_num=40 + number))

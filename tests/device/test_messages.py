@@ -69,7 +69,7 @@ async def test_a_buffer_cannot_be_resized_while_its_send_waits(address: DeviceAd
     async with connected(address, client, ConnectionOptions(recv_depth=1)) as pair:
         buffer = bytearray(100)
         sends = [loops.create_task(pair.client.send(buffer)) for _ in range(4)]
-        await loops.sleep(0.1)
+        await loops.until(lambda: sum(send.done() for send in sends) == 2, "two sends to return")
         assert not all(send.done() for send in sends)
         with pytest.raises(BufferError):
             buffer.extend(bytes(300_000))
@@ -135,9 +135,9 @@ async def test_send_on_a_full_queue_waits(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
         large = bytes(options.max_message_size)
         sends = [loops.create_task(pair.client.send(large)) for _ in range(4)]
-        while sum(send.done() for send in sends) < 2:
-            await loops.sleep(0.01)
-        await loops.sleep(0.2)
+        await loops.until(lambda: sum(send.done() for send in sends) >= 2, "two sends to return")
+        await pair.server.send(b"the other way")
+        assert await pair.client.recv() == b"the other way"
         assert sorted(send.done() for send in sends) == [False, False, True, True]
         for _ in sends:
             assert await pair.server.recv() == large
@@ -179,7 +179,7 @@ async def test_a_cancelled_receive_loses_no_message(address: DeviceAddress) -> N
             receiving = loops.create_task(pair.server.recv())
             await loops.settle()
             sending = loops.create_task(pair.client.send(b"%d" % number))
-            await loops.sleep(0.0005 * (number % 10))
+            await loops.sleep(0.0005 * (number % 10))  # time is the subject: the moment
             receiving.cancel()
             await loops.wait([receiving])
             message = b"" if receiving.cancelled() else receiving.result()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
+from functools import partial
 
 import loops
 import pytest
-from helpers import TIME_LIMIT
+from helpers import TIME_LIMIT, has_pending_event, has_waiter
 
 import aiordma
 from aiordma import AsyncCmId, BusyError, Connection, LocalClosed, SyncCmId
@@ -95,7 +96,7 @@ async def test_migrate_while_a_task_waits_raises_busy(address: DeviceAddress) ->
     async with loops.timeout(TIME_LIMIT):
         for listener in (await sync_listener(address), await async_listener(address)):
             waiting = loops.create_task(listener.get_request())
-            await loops.sleep(0.05)
+            await loops.until(partial(has_waiter, listener), "a task to wait for a request")
             with pytest.raises(BusyError):
                 await listener.migrate(*(() if isinstance(listener, SyncCmId) else (None,)))
             assert listener.state is CmState.LISTENING
@@ -111,11 +112,11 @@ async def test_pending_requests_migrate_with_their_listener(address: DeviceAddre
         port = listener.local_address[1]
         clients = [await resolved(address, port) for _ in range(6)]
         connecting = [loops.create_task(client.connect()) for client in clients[:2]]
-        while not listener._requests:
-            await loops.sleep(0.01)
+        await loops.until(partial(has_pending_event, listener), "a request to arrive")
         waiting = await listener.migrate(None)
         connecting += [loops.create_task(client.connect()) for client in clients[2:4]]
-        await loops.sleep(0.1)  # no loop reads their events
+        # No loop reads their events. They wait in the kernel.
+        await loops.until(lambda: has_pending_event(waiting), "another request to arrive")
         listener = await waiting.migrate()
         connecting += [loops.create_task(client.connect()) for client in clients[4:]]
         for _ in clients:
@@ -133,10 +134,11 @@ async def test_a_pending_disconnect_migrates_with_its_id(address: DeviceAddress)
         client, server = await connected_ids(address, listener)
         waiting = await client.migrate(None)
         await server.aclose()
-        await loops.sleep(0.2)  # the event waits in the kernel
-        client = await waiting.migrate()
-        while client.state is CmState.CONNECTED:
-            await loops.sleep(0.01)
+        await loops.until(lambda: has_pending_event(waiting), "the disconnect to arrive")
+        client = migrated = await waiting.migrate()
+        await loops.until(
+            lambda: migrated.state is not CmState.CONNECTED, "the pending event to be handled"
+        )
         assert client.state is CmState.DISCONNECTED
         await client.aclose()
 
@@ -251,7 +253,7 @@ async def test_migrating_between_two_loops_under_load(address: DeviceAddress) ->
 
 
 async def reject_for(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
-    """Reject every request for `seconds`."""
+    """Reject every request for `seconds`. Time is the subject: it selects the moment to migrate."""
     try:
         async with loops.timeout(seconds):
             while True:

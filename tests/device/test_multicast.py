@@ -28,7 +28,9 @@ pytestmark = pytest.mark.transport("IB")
 
 GROUP = "239.20.30.40"
 OTHER_GROUP = "239.20.30.41"
-# Seconds in which a datagram that was sent arrives, if it arrives at all.
+# Seconds in which a datagram that was sent arrives, if it arrives at all. Datagrams to a group can
+# be overtaken, so only time shows that none arrives. A slow machine can hide an error here. It
+# cannot cause one.
 A_WHILE = 0.3
 
 
@@ -195,7 +197,7 @@ async def test_a_cancelled_join_leaves_nothing(address: DeviceAddress) -> None:
     ):
         for number in range(20):
             joining = loops.create_task(endpoint.join(GROUP))
-            await loops.sleep(0.001 * number)
+            await loops.sleep(0.001 * number)  # time is the subject: it selects the moment
             joining.cancel()
             done = await loops.gather(joining, return_exceptions=True)
             if isinstance(done[0], MulticastGroup):

@@ -8,7 +8,7 @@ import logging
 import loops
 import pytest
 from helpers import TIME_LIMIT, give_name
-from streaming import DEFAULT, pattern, receive_all, receive_exactly, streaming
+from streaming import DEFAULT, is_full, pattern, receive_all, receive_exactly, streaming
 
 import aiordma
 from aiordma import (
@@ -115,8 +115,11 @@ async def test_a_slow_reader_delays_the_writer(address: DeviceAddress) -> None:
     data = pattern(100_000)
     async with streaming(address, SMALL, SMALL) as pair:
         sending = loops.create_task(pair.client.send(data))
-        await loops.sleep(0.3)
+        await loops.until(lambda: is_full(pair.server), "the receive buffer to be full")
+        await pair.server.send(b"the other way")
+        assert await receive_exactly(pair.client, 13) == b"the other way"
         assert not sending.done()
+        assert is_full(pair.server)
         assert await receive_exactly(pair.server, len(data)) == data
         async with loops.timeout(TIME_LIMIT):
             await sending
@@ -165,7 +168,7 @@ async def test_a_second_task_that_receives_or_sends_raises_busy(address: DeviceA
     async with streaming(address, SMALL, SMALL) as pair:
         receiving = loops.create_task(pair.client.receive())
         sending = loops.create_task(pair.client.send(pattern(50_000)))
-        await loops.sleep(0.1)
+        await loops.until(lambda: is_full(pair.server), "the receive buffer to be full")
         with pytest.raises(BusyError, match="receiving"):
             await pair.client.receive()
         with pytest.raises(BusyError, match="sending"):
@@ -225,7 +228,7 @@ async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
             loops.create_task(pair.client.receive()),
             loops.create_task(pair.client.send(pattern(50_000))),
         ]
-        await loops.sleep(0.1)
+        await loops.until(lambda: is_full(pair.server), "the receive buffer to be full")
         await pair.client.aclose()
         ends = await loops.gather(*tasks, return_exceptions=True)
         assert [type(end) for end in ends] == [LocalClosed, LocalClosed]

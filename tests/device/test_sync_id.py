@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import loops
 import pytest
-from helpers import ROOT, TIME_LIMIT
+from helpers import ROOT, TIME_LIMIT, has_waiter
 
 from aiordma import CmEventType, LocalClosed, PortSpace, Rejected, VerbsError
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
@@ -132,7 +131,7 @@ async def test_get_request_works_after_cancelled_calls(address: DeviceAddress) -
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         for _ in range(5):
             waiting = loops.create_task(listener.get_request())
-            await loops.sleep(0.05)
+            await loops.until(lambda: has_waiter(listener), "a thread to wait for a request")
             waiting.cancel()
             with pytest.raises(loops.CancelledError):
                 await waiting
@@ -155,7 +154,7 @@ async def test_a_request_that_arrives_around_a_cancellation_is_not_lost(
                 await client.create_qp(SMALL)
                 waiting = loops.create_task(listener.get_request())
                 connecting = loops.create_task(client.connect())
-                await loops.sleep(delay)
+                await loops.sleep(delay)  # time is the subject: it selects the moment
                 waiting.cancel()
                 await loops.wait([waiting])
                 lost = waiting.cancelled()
@@ -172,7 +171,9 @@ async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
         client = await resolved(address, port_of(listener))
         await client.create_qp(SMALL)
         receiving = loops.create_task(client.get_recv_comp())
-        await loops.sleep(0.1)
+        await loops.until(
+            lambda: has_waiter(client) and has_waiter(listener), "both threads to wait"
+        )
         await client.aclose()
         await listener.aclose()
         for task in (waiting, receiving):
@@ -180,7 +181,7 @@ async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
                 await task
 
 
-async def test_a_cancelled_connect_ends_soon(address: DeviceAddress) -> None:
+async def test_a_cancelled_connect_ends_without_an_answer(address: DeviceAddress) -> None:
     """The peer never answers the request."""
     async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
         client = await resolved(address, port_of(listener))
@@ -188,18 +189,20 @@ async def test_a_cancelled_connect_ends_soon(address: DeviceAddress) -> None:
         connecting = loops.create_task(client.connect())
         async with await listener.get_request():
             connecting.cancel()
-            begin = time.monotonic()
             with pytest.raises(loops.CancelledError):
                 await connecting
-            assert time.monotonic() - begin < TIME_LIMIT / 4
+            assert client.state is CmState.CONNECTING  # no event has ended the call
         await client.aclose()
 
 
 async def test_200_waiting_listeners_do_not_block_other_calls(address: DeviceAddress) -> None:
     async with loops.timeout(2 * TIME_LIMIT):
-        listeners = [await listening(address) for _ in range(200)]
+        listeners = []
+        for _ in range(200):
+            listeners.append(await listening(address))
+            await loops.settle()  # each one blocks the loop for a short time
         waiting = [loops.create_task(listener.get_request()) for listener in listeners]
-        await loops.sleep(1)
+        await loops.until(lambda: all(map(has_waiter, listeners)), "200 threads to wait")
         for number in (0, 99, 199):
             async with await resolved(address, port_of(listeners[number])) as client:
                 await client.create_qp(SMALL)
@@ -227,7 +230,7 @@ async def main():
     listener.bind_addr(parse_address(host))
     listener.listen()
     task = loops.create_task(listener.get_request())
-    await loops.sleep(0.2)
+    await loops.until(lambda: listener.handle._waits, "a thread to wait for a request")
     print("waiting", flush=True)
     raise SystemExit(7)
 
@@ -291,7 +294,7 @@ async def test_create_ep_without_a_route_fails(address: DeviceAddress) -> None:
 async def test_cancelled_create_ep_destroys_its_endpoint(address: DeviceAddress) -> None:
     for delay in (0.0, 0.001, 0.01, 0.05):
         making = loops.create_task(SyncCmId.create_ep(active(address, 1), init=SMALL))
-        await loops.sleep(delay)
+        await loops.sleep(delay)  # time is the subject: it selects the moment
         making.cancel()
         await loops.wait([making])
         if not making.cancelled():
@@ -386,7 +389,7 @@ async def test_a_peer_that_disconnects_ends_the_wait_for_completions(
         await server.accept()
         await connecting
         receiving = loops.create_task(client.get_recv_comp())
-        await loops.sleep(0.1)
+        await loops.until(lambda: has_waiter(client), "a thread to wait for a completion")
         await server.aclose()
         assert (await receiving).status is WcStatus.WR_FLUSH_ERR
         await client.aclose()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import loops
 import pytest
-from helpers import TIME_LIMIT, connected
+from helpers import connected
 
 from aiordma.rdmacm import DeviceAddress
 
@@ -65,8 +65,7 @@ async def test_blocking_calls_are_made_by_worker_threads(
         assert await pair.server.recv() == bytes(5000)
         await pair.client.aclose()
         assert [message async for message in pair.server] == []
-    async with loops.timeout(TIME_LIMIT):  # the last objects are destroyed in the background
-        while not {name for name, _ in calls} >= BLOCKING:
-            await loops.sleep(0.01)
+    # The last objects are destroyed in the background.
+    await loops.until(lambda: {name for name, _ in calls} >= BLOCKING, "calls of all functions")
     on_loop = {name for name, thread in calls if thread == threading.get_ident()}
     assert on_loop & BLOCKING == set()

@@ -14,7 +14,8 @@ from typing import TypeVar
 import loops
 import pytest
 import trio
-from helpers import TIME_LIMIT, Pair, connected
+from helpers import TIME_LIMIT, Pair, connected, pending_requests
+from loops import until
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 import aiordma
@@ -37,12 +38,6 @@ async def checked(start: Callable[[], Awaitable[T]]) -> T:
         return await start()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(TIME_LIMIT):
-        while not condition():
-            await trio.sleep(0.001)
-
-
 def system_tasks() -> set[str]:
     """Return the names of the system tasks of aiordma that run now."""
     root = trio.lowlevel.current_root_task()
@@ -59,7 +54,7 @@ async def test_message_calls_are_checkpoints(address: DeviceAddress) -> None:
         near = await pair.client.allocate(5)
         for data in (b"inline", b"c" * 5000, [b"a", b"list"], near):
             await checked(partial(pair.client.send, data))
-        await until(lambda: pair.server.stats.messages_unread == 4)
+        await until(lambda: pair.server.stats.messages_unread == 4, "four messages to arrive")
         assert await checked(pair.server.recv) == b"inline"
         assert await checked(lambda: pair.server.recv_into(bytearray(5000))) == 5000
         with await checked(pair.server.recv_message) as message:
@@ -106,10 +101,10 @@ async def test_connecting_calls_are_checkpoints(address: DeviceAddress) -> None:
                 await checked(connection.aclose)
 
         nursery.start_soon(connect)
-        await until(lambda: listener._cms[0]._requests)
+        await until(lambda: pending_requests(listener), "the request to arrive")
         request = await checked(listener.get_request)
         accepted = await checked(request.accept)
-        await until(lambda: accepted.closed)
+        await until(lambda: accepted.closed, "the peer to disconnect")
         with pytest.raises(PeerClosed):
             await accepted.recv()
         await checked(accepted.aclose)
@@ -120,7 +115,7 @@ async def test_connecting_calls_are_checkpoints(address: DeviceAddress) -> None:
                 await aiordma.connect(*where)
 
         nursery.start_soon(be_rejected)
-        await until(lambda: listener._cms[0]._requests)
+        await until(lambda: pending_requests(listener), "the request to arrive")
         await checked((await checked(lambda: anext(listener))).reject)
     for _ in range(2):
         await checked(listener.aclose)
@@ -150,7 +145,8 @@ async def test_datagram_calls_are_checkpoints(address: DeviceAddress) -> None:
         nursery.cancel_scope.cancel()
     for _ in range(2):
         await checked(lambda: one.send_to(peer, b"x"))
-    await until(lambda: len(other._queue_pair.receive_ring) == 2)
+    ring = other._queue_pair.receive_ring
+    await until(lambda: len(ring) == 2, "both datagrams to arrive")
     await checked(other.recv_from)
     await checked(lambda: anext(other))
     group = await checked(lambda: one.join("239.20.30.70"))
@@ -187,7 +183,7 @@ async def test_calls_that_poll_are_checkpoints(address: DeviceAddress) -> None:
 
 async def test_a_deadline_ends_calls_that_never_wait(address: DeviceAddress) -> None:
     async with connected(address) as pair:
-        with trio.move_on_after(0.5) as scope:
+        with trio.move_on_after(0.5) as scope:  # time is the subject
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(echo, pair.server)
                 while True:
@@ -236,7 +232,7 @@ async def test_a_deadline_around_a_block_aborts_its_connection(address: DeviceAd
     async def connect_with_deadline(scope: trio.CancelScope) -> None:
         async with aiordma.connect(*listener.local_address) as connection:
             connections.append(connection)
-            scope.deadline = trio.current_time() + 0.1
+            scope.deadline = trio.current_time() + 0.1  # time is the subject
             await connection.recv()  # the peer sends nothing
 
     async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as nursery:
@@ -262,7 +258,7 @@ async def test_a_nursery_that_fails_aborts_its_connections(address: DeviceAddres
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(connect_and_receive, where)
-            await until(lambda: len(connections) == 3)
+            await until(lambda: len(connections) == 3, "three tasks to connect")
             raise ValueError("one of many")
 
     async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as outer:
@@ -303,11 +299,13 @@ async def test_no_system_task_outlives_its_connection(address: DeviceAddress) ->
             closing = end(pair.client)
             if closing is not None:
                 await closing
-        await until(lambda: not system_tasks())
-    with trio.move_on_after(0.2):
+        await until(lambda: not system_tasks(), "the system tasks to end")
+    with trio.CancelScope() as scope:
         async with used_connection(address) as pair:
-            await pair.server.recv()
-    await until(lambda: not system_tasks())
+            scope.deadline = trio.current_time() + 0.1
+            await pair.server.recv()  # the peer sends nothing more
+    assert scope.cancelled_caught
+    await until(lambda: not system_tasks(), "the system tasks to end")
 
 
 async def test_connections_in_several_runs_one_after_the_other(address: DeviceAddress) -> None:

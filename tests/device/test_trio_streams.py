@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 import trio.testing
 from helpers import TIME_LIMIT
-from streaming import pattern
+from loops import until
+from streaming import is_full, pattern
 
 import aiordma
 import aiordma.trio
@@ -37,11 +40,13 @@ async def stream_pair(address: DeviceAddress) -> tuple[RdmaStream, RdmaStream]:
 
 async def full_stream_pair(address: DeviceAddress) -> tuple[RdmaStream, RdmaStream]:
     """Return streams on which nothing more can be sent: neither end receives."""
-    streams = await stream_pair(address)
-    for stream in streams:
-        with trio.move_on_after(0.3):
-            await stream.send_all(bytes(1 << 20))
-    return streams
+    one, other = await stream_pair(address)
+    for sender, receiver in ((one, other), (other, one)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.send_all, bytes(1 << 20))
+            await until(partial(is_full, receiver.stream), "the receive buffer to be full")
+            nursery.cancel_scope.cancel()
+    return one, other
 
 
 async def test_streams_pass_the_checks_of_trio(address: DeviceAddress) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import loops
 import numpy as np
 import pytest
-from helpers import DEFAULT, TIME_LIMIT, connected
+from helpers import DEFAULT, TIME_LIMIT, connected, is_receiving
 
 from aiordma import BusyError, ConnectionOptions, LocalClosed, MemoryRegion, PeerClosed
 from aiordma.rdmacm import DeviceAddress
@@ -147,8 +147,10 @@ async def test_a_dropped_message_releases_its_buffer(address: DeviceAddress) -> 
             del data
             gc.collect()
             await loops.settle()
-        while pair.server.stats.receives_posted < all_posted(address, few):
-            await loops.sleep(0.01)
+        await loops.until(
+            lambda: pair.server.stats.receives_posted == all_posted(address, few),
+            "all buffers to be posted again",
+        )
 
 
 async def test_a_message_outlives_its_connection(address: DeviceAddress) -> None:
@@ -176,7 +178,13 @@ async def test_messages_that_are_not_released_delay_the_sender(address: DeviceAd
 
         sending = loops.create_task(send_all())
         messages = [await pair.server.recv_message() for _ in range(4)]
-        await loops.sleep(0.3)
+        most = near.send_depth + far.recv_depth
+        await loops.until(
+            lambda: pair.client.stats.messages_sent >= most, "the send queue to be full"
+        )
+        await pair.server.send(b"the other way")
+        assert await pair.client.recv() == b"the other way"
+        assert pair.client.stats.messages_sent == most
         assert not sending.done()
         assert pair.server.stats.receives_posted == 0
         received = []
@@ -211,7 +219,7 @@ async def test_recv_into_fills_the_given_buffer(address: DeviceAddress) -> None:
 async def test_a_second_task_that_receives_raises_busy(address: DeviceAddress) -> None:
     async with loops.timeout(TIME_LIMIT), connected(address) as pair:
         waiting = loops.create_task(pair.server.recv_message())
-        await loops.sleep(0.05)
+        await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
         for receive in (pair.server.recv, pair.server.recv_message):
             with pytest.raises(BusyError):
                 await receive()
@@ -220,7 +228,7 @@ async def test_a_second_task_that_receives_raises_busy(address: DeviceAddress) -
         await pair.client.send(b"for the first")
         (await waiting).release()
         waiting = loops.create_task(pair.server.recv_message())
-        await loops.sleep(0.05)
+        await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
         pair.server.abort()
         with pytest.raises(LocalClosed):
             await waiting

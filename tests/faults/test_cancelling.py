@@ -1,5 +1,8 @@
 """Calls of connect, accept, send and recv that are cancelled again and again. They leak nothing.
 
+Time is the subject: delays select the moments of the cancellations. Each assertion holds at any
+moment.
+
 The fixture `no_leaks` counts ids, queue pairs, memory regions and descriptors around each test.
 """
 
@@ -11,7 +14,7 @@ from functools import partial
 
 import loops
 import pytest
-from helpers import connected
+from helpers import TIME_LIMIT, connected
 
 import aiordma
 from aiordma import Connection, ConnectionOptions
@@ -98,7 +101,9 @@ async def test_a_cancelled_send_on_a_full_queue_sends_nothing(
     address: DeviceAddress,
 ) -> None:
     """All other messages arrive, whole and in order."""
-    options = ConnectionOptions(send_depth=2, recv_depth=2, max_message_size=4096)
+    options = ConnectionOptions(
+        send_depth=2, recv_depth=2, max_message_size=4096, close_timeout=TIME_LIMIT
+    )
     full = loops.make_event()
 
     async def receive(connection: Connection, into: list[int]) -> None:
@@ -107,7 +112,7 @@ async def test_a_cancelled_send_on_a_full_queue_sends_nothing(
             number = int.from_bytes(message[:4], "big")
             assert message == number.to_bytes(4, "big") * (len(message) // 4)
             into.append(number)
-            await loops.sleep(0.001)
+            await loops.sleep(0.001)  # keeps the queue full for some of the sends
 
     async with connected(address, options, options) as pair:
         received: list[int] = []
@@ -132,15 +137,18 @@ async def test_a_cancelled_recv_loses_no_message(address: DeviceAddress) -> None
 
     async def collect(connection: Connection) -> None:
         chance = random.Random(5)
-        rounds = 0
+        rounds = cancelled = 0
         while rounds < ROUNDS or len(collected) <= ROUNDS // 8:
             rounds += 1
             task = loops.create_task(connection.recv())
-            await loops.sleep(chance.uniform(0, 0.003))
+            # Longer after each cancellation: some calls end before theirs, on any machine.
+            await loops.sleep(chance.uniform(0, 0.003 * (1 + cancelled)))
             task.cancel()
             await loops.wait([task])
+            cancelled += 1
             if not task.cancelled():
                 collected.append(task.result())
+                cancelled = 0
 
     async with connected(address, SMALL, SMALL) as pair:
         collecting = loops.create_task(collect(pair.server))
@@ -150,7 +158,7 @@ async def test_a_cancelled_recv_loses_no_message(address: DeviceAddress) -> None
             if count - len(collected) < SMALL.recv_depth:
                 await pair.client.send(b"%d" % count)
                 count += 1
-            await loops.sleep(0.002)
+            await loops.sleep(0.002)  # paces the messages
         await collecting
         await pair.client.aclose()
         collected += [message async for message in pair.server]

@@ -49,7 +49,11 @@ async def test_removal_of_the_device_ends_every_wait(
             loops.create_task(endpoint.recv_from()),
             loops.create_task(endpoint.get_request()),
         ]
-        await loops.sleep(0.1)
+        queue_pair = endpoint._queue_pair
+        await loops.until(
+            lambda: len(queue_pair._receive_waiters) and len(queue_pair._request_waiters),
+            "both tasks to wait",
+        )
         device.start_removing()
         async with loops.timeout(TIME_LIMIT):
             for result in await loops.gather(*waiting, return_exceptions=True):

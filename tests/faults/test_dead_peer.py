@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 
 import loops
+import mpa
 import pytest
-from helpers import TIME_LIMIT, end, read_line, start_python
+from helpers import TIME_LIMIT, cm_ids, end, is_receiving, read_line, start_python
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, RdmaError, WorkRequestError
@@ -70,7 +71,13 @@ async def test_peer_killed_while_it_sends_ends_send_and_recv(address: DeviceAddr
                     loops.create_task(send_for_ever(connection)),
                     loops.create_task(receive_for_ever(connection)),
                 ]
-                await loops.sleep(0.5)
+                await loops.until(
+                    lambda: (
+                        connection.stats.messages_sent > 10
+                        and connection.stats.messages_received > 10
+                    ),
+                    "messages in both directions",
+                )
                 assert not any(task.done() for task in tasks)
                 peer.send_signal(signal.SIGKILL)
                 results = await loops.gather(*tasks, return_exceptions=True)
@@ -105,7 +112,7 @@ async def test_peer_killed_during_a_ping_pong_ends_it(address: DeviceAddress) ->
         try:
             async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
                 echoing = loops.create_task(echo(connection))
-                await loops.sleep(0.5)
+                await loops.until(lambda: connection.stats.messages_received > 10, "ten messages")
                 assert not echoing.done()
                 peer.send_signal(signal.SIGKILL)
                 with pytest.raises((PeerClosed, WorkRequestError)):
@@ -123,7 +130,7 @@ async def test_idle_peer_killed_ends_recv_and_send(address: DeviceAddress) -> No
             async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
                 assert await connection.recv() == b"ready"
                 receiving = loops.create_task(connection.recv())
-                await loops.sleep(0.1)
+                await loops.until(lambda: is_receiving(connection), "the task to wait")
                 peer.send_signal(signal.SIGKILL)
                 with pytest.raises(PeerClosed):
                     await receiving
@@ -143,7 +150,9 @@ async def test_peer_killed_before_accept_makes_accept_fail(address: DeviceAddres
                 request = await listener.get_request()
                 peer.send_signal(signal.SIGKILL)
                 await loops.to_thread(peer.wait)
-                await loops.sleep(0.5)
+                # RoCE has no TCP connection. There accept() fails in any case: the peer's device
+                # has sent a rejection.
+                await loops.until(lambda: not mpa.is_connected(port), "the TCP connection to end")
                 with pytest.raises(RdmaError):
                     await request.accept()
         finally:
@@ -167,8 +176,10 @@ async def test_listening_peer_killed_makes_connect_fail(address: DeviceAddress) 
     peer = start_python(LISTENING_PEER, address.host)
     try:
         port = int(await loops.to_thread(read_line, peer))
+        before = cm_ids(address.device)
         connecting = loops.create_task(open_one((address.host, port)))
-        await loops.sleep(0.5)
+        # One is the id of this side. The other is the id of the request, in the peer.
+        await loops.until(lambda: cm_ids(address.device) == before + 2, "the request to arrive")
         assert not connecting.done()
         peer.send_signal(signal.SIGKILL)
         async with loops.timeout(TIME_LIMIT):

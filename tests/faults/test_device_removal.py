@@ -6,14 +6,27 @@ checks that this process closes it: otherwise `rdma link delete` would not end.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import loops
 import pytest
-from helpers import TIME_LIMIT, Pair, connected, end, read_line, start_python
+from helpers import (
+    TIME_LIMIT,
+    Pair,
+    connected,
+    end,
+    has_pending_event,
+    has_waiter,
+    is_accepting,
+    is_receiving,
+    pending_requests,
+    read_line,
+    start_python,
+)
 from removing import SoftDevice, one_per_device
-from streaming import DEFAULT, streaming
+from streaming import DEFAULT, is_full, streaming
 
 import aiordma
 from aiordma import AsyncCmId, Connection, DeviceRemoved, PeerClosed, SyncCmId
@@ -37,12 +50,25 @@ async def error_of(waiting: Awaitable[object]) -> type[BaseException]:
     return type(caught.value)
 
 
-async def start(*waiting: Awaitable[object]) -> list[loops.Task[type[BaseException]]]:
-    """Start a task with error_of() for each await. Check that none ends within 0.2 seconds."""
+async def start(
+    *waiting: Awaitable[object], until: Callable[[], object]
+) -> list[loops.Task[type[BaseException]]]:
+    """Start a task with error_of() for each await. Return when they wait: when `until()` is true.
+
+    None of them has ended by then.
+    """
     tasks = [loops.create_task(error_of(one)) for one in waiting]
-    await loops.sleep(0.2)
+    await loops.until(
+        lambda: until() or any(task.done() for task in tasks), "the tasks to wait or to end"
+    )
     assert not any(task.done() for task in tasks)
     return tasks
+
+
+async def start_receiving(pair: Pair) -> list[loops.Task[type[BaseException]]]:
+    """Start a task that receives at each end of a connection."""
+    ends = (pair.client, pair.server)
+    return await start(*(end.recv() for end in ends), until=lambda: is_receiving(*ends))
 
 
 async def check_echo(listener: aiordma.Listener, host: str) -> None:
@@ -70,7 +96,7 @@ async def test_removal_ends_both_ends_of_a_connection(
     which then raises PeerClosed.
     """
     async with connected(address) as pair:
-        tasks = await start(pair.client.recv(), pair.server.recv())
+        tasks = await start_receiving(pair)
         device.start_removing()
         errors = set(await loops.gather(*tasks))
         assert DeviceRemoved in errors
@@ -87,7 +113,7 @@ async def test_removal_ends_both_ends_of_a_stream(
 ) -> None:
     async with streaming(address) as pair:
         blocked_send = pair.client.send(bytes(4 * DEFAULT.recv_buffer))
-        tasks = await start(pair.client.receive(), blocked_send)
+        tasks = await start(pair.client.receive(), blocked_send, until=lambda: is_full(pair.server))
         device.start_removing()
         errors = set(await loops.gather(*tasks))
         assert errors <= {DeviceRemoved, PeerClosed}
@@ -105,7 +131,7 @@ async def test_removal_ends_a_send_on_a_full_queue(
             await pair.client.send(b"x")
 
     async with connected(address) as pair:
-        tasks = await start(flood(pair))
+        tasks = await start(flood(pair), until=lambda: pair.client.stats.send_waits)
         device.start_removing()
         assert await tasks[0] in (DeviceRemoved, PeerClosed)
     await device.wait_removed()
@@ -131,6 +157,10 @@ async def test_removal_ends_listeners_of_every_kind(
             third.serve(lambda connection: connection.recv()),
             async_id.get_request(),
             sync_id.get_request(),
+            until=lambda: (
+                all(map(is_accepting, (first, second, third)))
+                and all(map(has_waiter, (async_id, sync_id)))
+            ),
         )
         device.start_removing()
         assert set(await loops.gather(*tasks)) == {DeviceRemoved}
@@ -146,7 +176,9 @@ async def test_a_listener_that_migrates_after_removal_raises_device_removed(
     listener: AsyncCmId | SyncCmId = await kind.create()
     listener.bind_addr(parse_address(address.host))
     listener.listen()
-    tasks = await start(open_one(listener.local_address))
+    tasks = await start(
+        open_one(listener.local_address), until=partial(has_pending_event, listener)
+    )
     device.start_removing()
     await loops.gather(*tasks)
     for _ in range(3):
@@ -162,7 +194,9 @@ async def test_a_listener_that_migrates_after_removal_raises_device_removed(
 async def test_removal_ends_a_pending_connect(address: DeviceAddress, device: SoftDevice) -> None:
     """The request is not notified of the removal. It can only be rejected."""
     async with aiordma.listen(address.host, 0) as listener:
-        tasks = await start(open_one(listener.local_address))
+        tasks = await start(
+            open_one(listener.local_address), until=lambda: pending_requests(listener)
+        )
         request = await listener.get_request()
         device.start_removing()
         assert await tasks[0] is DeviceRemoved
@@ -177,11 +211,13 @@ async def test_accept_after_removal_fails(
 ) -> None:
     """The id of the request is still bound to the device, which allows no new objects."""
     async with aiordma.listen(address.host, 0) as listener:
-        tasks = await start(open_one(listener.local_address))
+        tasks = await start(
+            open_one(listener.local_address), until=lambda: pending_requests(listener)
+        )
         request = await listener.get_request()
         device.start_removing()
         await tasks[0]
-        await loops.sleep(late)
+        await loops.sleep(late)  # time is the subject: it selects the moment of accept()
         error = await error_of(request.accept())
         assert issubclass(error, (DeviceRemoved, aiordma.ConnectError))
         del request
@@ -213,7 +249,7 @@ async def test_removal_ends_the_wait_for_a_completion(
         await cm_id.reg_msgs(bytearray(64))
         await cm_id.connect()
         async with await accepting:
-            (task,) = await start(cm_id.get_recv_comp())
+            (task,) = await start(cm_id.get_recv_comp(), until=lambda: has_waiter(cm_id))
             device.start_removing()
             assert await task in (DeviceRemoved, PeerClosed)
     await device.wait_removed()
@@ -224,7 +260,8 @@ async def test_removal_ends_the_wait_for_a_datagram(
     address: DeviceAddress, device: SoftDevice
 ) -> None:
     async with aiordma.open_datagram((address.host, 0)) as endpoint:
-        tasks = await start(endpoint.recv_from())
+        waiters = endpoint._queue_pair._receive_waiters
+        tasks = await start(endpoint.recv_from(), until=lambda: len(waiters))
         device.start_removing()
         assert await tasks[0] is DeviceRemoved
     await device.wait_removed()
@@ -243,7 +280,7 @@ async def test_a_device_that_is_added_again_can_be_used(
         async with connected(address) as pair:
             await pair.client.send(b"hello")
             assert await pair.server.recv() == b"hello"
-            tasks = await start(pair.client.recv(), pair.server.recv())
+            tasks = await start_receiving(pair)
             device.start_removing()
             await loops.gather(*tasks)
         await device.wait_removed()
@@ -305,7 +342,7 @@ async def test_a_device_can_be_used_again_after_the_removal_of_all(
     """librdmacm does not close the last device: see aiordma.rdmacm.contexts."""
     for _ in range(ROUNDS):
         async with connected(address) as pair:
-            tasks = await start(pair.client.recv(), pair.server.recv())
+            tasks = await start_receiving(pair)
             for device in devices:
                 device.start_removing()
             await loops.gather(*tasks)
@@ -320,7 +357,7 @@ async def test_a_device_can_be_used_again_after_the_removal_of_all(
 # --- no wait is under way ---
 
 IDLE = """
-import asyncio, sys, time
+import asyncio, signal, sys
 import aiordma
 
 async def main(host):
@@ -331,7 +368,7 @@ async def main(host):
 
 asyncio.run(main(sys.argv[1]))
 print("idle", flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 
@@ -356,5 +393,5 @@ async def test_removal_completes_after_a_late_close(
     async with connected(address) as pair:
         device.start_removing()
         assert await error_of(pair.client.recv()) in (DeviceRemoved, PeerClosed)
-        await loops.sleep(1)
+        await loops.sleep(1)  # time is the subject: a close long after the removal
     await device.wait_removed()

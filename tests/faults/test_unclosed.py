@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import gc
+import signal
 
 import loops
 import pytest
-from helpers import TIME_LIMIT, connected, read_line, start_python
+from helpers import TIME_LIMIT, connected, is_receiving, read_line, start_python
 
 import aiordma
 from aiordma import Connection, PeerClosed
@@ -37,9 +38,7 @@ async def test_a_dropped_listener_warns_and_stops_listening(address: DeviceAddre
     with pytest.warns(ResourceWarning, match="unclosed <AsyncCmId LIST"):  # noqa: PT031
         listener = None
         gc.collect()
-    async with loops.timeout(TIME_LIMIT):
-        while not await is_free(where):
-            await loops.sleep(0.01)
+    await loops.until(lambda: is_free(where), "the port to be free")
 
 
 async def is_free(where: tuple[str, int]) -> bool:
@@ -106,14 +105,13 @@ async def test_an_interpreter_exits_with_open_connections(address: DeviceAddress
 @pytest.mark.loops("asyncio")  # the other process is tested
 async def test_exit_of_the_peers_interpreter_ends_recv(address: DeviceAddress) -> None:
     code = """
-import asyncio, sys
+import asyncio, os, signal, sys
 import aiordma
 async def main(host, port):
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, os._exit, 3)
     connection = await aiordma.connect(host, int(port))
     await connection.send(b"x")
-    await asyncio.sleep(0.5)
-    import os
-    os._exit(3)
+    await asyncio.Event().wait()
 asyncio.run(main(*sys.argv[1:]))
 """
     async with aiordma.listen(address.host, 0) as listener:
@@ -121,7 +119,10 @@ asyncio.run(main(*sys.argv[1:]))
         process = start_python(code, host, str(port))
         async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
             assert await connection.recv() == b"x"
+            receiving = loops.create_task(connection.recv())
+            await loops.until(lambda: is_receiving(connection), "the task to wait for a message")
+            process.send_signal(signal.SIGUSR1)
             with pytest.raises(PeerClosed):
-                await connection.recv()
+                await receiving
         assert await loops.to_thread(process.wait, TIME_LIMIT) == 3
         process.communicate()

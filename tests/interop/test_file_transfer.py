@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import loops
 import pytest
 from example_runs import finish, interrupt, next_line, run, running, running_program
 from helpers import TIME_LIMIT
@@ -186,8 +187,9 @@ async def test_a_killed_server_leaves_no_file(address: DeviceAddress, tmp_path: 
         port = (await next_line(server.stdout)).removeprefix("listening on port ")
         async with running("file_transfer", "fetch", address.host, port, str(target)) as client:
             partial = target.with_name(f"target.{client.pid}.part")
-            while not (partial.exists() and partial.stat().st_size):
-                await asyncio.sleep(0.005)
+            await loops.until(
+                lambda: partial.exists() and partial.stat().st_size, "the first piece to be written"
+            )
             server.kill()
             done = await finish(client)
     assert done.status == 1
@@ -230,8 +232,9 @@ async def test_a_client_that_aborts_its_connection(
         await connection.recv()
         connection.abort()
         await connection.aclose()
-        while "closed the connection" not in capsys.readouterr().err:
-            await asyncio.sleep(0.01)
+        await loops.until(
+            lambda: "closed the connection" in capsys.readouterr().err, "the server's report"
+        )
         await file_transfer.fetch(address.host, port, tmp_path / "target")
     assert (tmp_path / "target").read_bytes() == content
 

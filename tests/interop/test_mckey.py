@@ -35,7 +35,7 @@ async def test_aiordma_sends_to_mckey(address: DeviceAddress, send_only: bool) -
             reading = asyncio.create_task(receiver.communicate())
             while not reading.done():  # mckey prints nothing when it is ready
                 await endpoint.send_to(group, bytes(SIZE), imm=endpoint.qp_num)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # paces the datagrams
             output, _ = await reading
     finally:
         await end(receiver)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+import loops
 import pytest
 from example_runs import Done, interrupt, next_line, run_program, running, running_program
 from helpers import TIME_LIMIT
@@ -21,6 +23,7 @@ from aiordma.ping.server import listen, local_server
 from aiordma.rdmacm import DeviceAddress
 
 PING = (sys.executable, "-m", "aiordma", "ping")
+LONG_WAIT = ("-w", str(TIME_LIMIT))
 
 pytestmark = pytest.mark.asyncio
 
@@ -44,9 +47,10 @@ async def running_server(host: str) -> AsyncIterator[tuple[asyncio.subprocess.Pr
 async def run_ping(options: PingOptions) -> tuple[Statistics, list[str]]:
     """Ping from this process, because starting another takes long in the lab.
 
-    Return the statistics and the lines printed.
+    The time limit of an answer is TIME_LIMIT. Return the statistics and the lines printed.
     """
     statistics, printed = Statistics(), list[str]()
+    options = dataclasses.replace(options, wait=TIME_LIMIT)
     await ping(options, statistics, printed.append)
     return statistics, printed
 
@@ -61,11 +65,11 @@ async def test_client_and_server_as_processes(address: DeviceAddress) -> None:
     """One client ends after three messages, another by Ctrl-C while it sends."""
     host = address.host
     async with asyncio.timeout(TIME_LIMIT), running_server(host) as (server, port):
-        done = await run_program(*PING, host, "-p", str(port), "-c", "3", "-i", "0")
+        done = await run_program(*PING, host, "-p", str(port), "-c", "3", "-i", "0", *LONG_WAIT)
         check_answered(done, 3)
         assert done.output.startswith(f"{address.device} ({address.transport.name}) at ")
         assert f"64 bytes from {host} port {port}: seq=3 time=" in done.output
-        async with running_ping(host, "-p", str(port), "-i", "0.01") as endless:
+        async with running_ping(host, "-p", str(port), "-i", "0.01", *LONG_WAIT) as endless:
             for _ in range(5):
                 await next_line(endless.stdout)
             ended = await interrupt(endless)
@@ -80,7 +84,7 @@ async def test_client_and_server_as_processes(address: DeviceAddress) -> None:
 async def test_without_a_host_the_command_answers_itself(address: DeviceAddress) -> None:
     """The first RDMA address of this machine, which can be that of another device."""
     async with asyncio.timeout(TIME_LIMIT):
-        done = await run_program(*PING, "-c", "2", "-i", "0")
+        done = await run_program(*PING, "-c", "2", "-i", "0", *LONG_WAIT)
     check_answered(done, 2)
     assert done.output.startswith("no host was given: ")
 
@@ -89,7 +93,7 @@ async def test_without_a_host_the_command_answers_itself(address: DeviceAddress)
 async def test_messages_of_each_size_are_answered(size: int, address: DeviceAddress) -> None:
     async with asyncio.timeout(TIME_LIMIT), local_server(address.host) as port:
         statistics, printed = await run_ping(
-            PingOptions(address.host, port, count=3, interval=0, size=size, wait=TIME_LIMIT)
+            PingOptions(address.host, port, count=3, interval=0, size=size)
         )
     assert statistics.all_correct
     assert statistics.received == 3
@@ -113,7 +117,7 @@ async def test_a_source_address_and_busy_polling(any_address: DeviceAddress) -> 
 
 async def test_client_and_server_agree_on_the_size(address: DeviceAddress) -> None:
     async with asyncio.timeout(TIME_LIMIT), local_server(address.host) as port:
-        timed = await timed_connect(PingOptions(address.host, port, size=100_000))
+        timed = await timed_connect(PingOptions(address.host, port, size=100_000, wait=TIME_LIMIT))
         async with timed.connection as connection:
             assert announced_size(connection.private_data) == 100_000
             assert connection.max_message_size == 100_000
@@ -184,11 +188,10 @@ async def test_a_killed_server_ends_the_ping(address: DeviceAddress) -> None:
     """The ping ends with one error, and the statistics count one lost message."""
     statistics, answered = Statistics(), asyncio.Event()
     async with asyncio.timeout(TIME_LIMIT), running_server(address.host) as (server, port):
-        options = PingOptions(address.host, port, interval=0.01)
+        options = PingOptions(address.host, port, interval=0.01, wait=TIME_LIMIT / 4)
         task = asyncio.create_task(ping(options, statistics, lambda _: answered.set()))
         await answered.wait()
-        while statistics.received < 3:
-            await asyncio.sleep(0.01)
+        await loops.until(lambda: statistics.received >= 3 or task.done(), "three answers")
         server.kill()
         with pytest.raises((aiordma.PeerClosed, aiordma.WorkRequestError, TimeoutError)):
             await task

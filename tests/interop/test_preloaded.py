@@ -11,6 +11,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import loops
 import pytest
 from helpers import TIME_LIMIT
 from programs import end, free_port
@@ -103,7 +104,8 @@ async def kill_and_check(stream: ByteStream, program: asyncio.subprocess.Process
     assert await stream.receive() == b"hello"
     sending = asyncio.create_task(stream.send(bytes(SIZE)))
     receiving = asyncio.create_task(stream.receive())
-    await asyncio.sleep(0.3)
+    protocol = stream._core.data_path.protocol
+    await loops.until(lambda: not protocol.room, "the program's buffer to be full")
     assert not sending.done()
     program.kill()
     ends = await asyncio.gather(sending, receiving, return_exceptions=True)

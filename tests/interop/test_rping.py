@@ -12,6 +12,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+import loops
 import pytest
 from example_runs import (
     Done,
@@ -24,7 +25,7 @@ from example_runs import (
     running_program,
 )
 from helpers import TIME_LIMIT, give_name
-from programs import free_port
+from programs import free_port, until_accepted
 
 import aiordma
 from aiordma import Connection, RemoteBuffer
@@ -70,19 +71,15 @@ class InProcess:
 
     async def ping_when_it_listens(self, *words: str) -> None:
         """ping() a program that might still be starting: repeat until it listens."""
-        while True:
-            try:
-                return await self.ping(*words)
-            except aiordma.Rejected:
-                await asyncio.sleep(0.1)
+        await until_accepted(lambda: self.ping(*words), words[words.index("-p") + 1])
 
     @contextlib.asynccontextmanager
     async def serving(self, *words: str) -> AsyncIterator[tuple[asyncio.Task[None], str]]:
         """Run a server on a free port. Yield its task and the port."""
         task = asyncio.create_task(example.serve(self.arguments("-s", "-p", "0", *words)))
         try:
-            while not (announcement := self.printed()[1]):
-                await asyncio.sleep(0.01)
+            await loops.until(lambda: self.printed()[1] or task.done(), "the server to listen")
+            announcement = self.printed()[1]
             assert announcement.startswith("listening on port "), announcement
             self._errors = ""
             yield task, announcement.split()[-1]
@@ -197,8 +194,9 @@ async def test_a_persistent_server_serves_many_clients(
         )
         assert pinged.status == 0, pinged.errors
         disconnects = "server DISCONNECT EVENT...\n" * 3
-        while not rping.printed()[1].endswith(disconnects):
-            await asyncio.sleep(0.01)
+        await loops.until(
+            lambda: rping.printed()[1].endswith(disconnects), "three clients to disconnect"
+        )
         assert not serving.done()
     assert rping.printed() == (
         "",

@@ -11,7 +11,7 @@ import asyncio
 
 import pytest
 from helpers import TIME_LIMIT
-from programs import end, start
+from programs import end, start, until_accepted
 
 import aiordma
 from aiordma import DatagramEndpoint, DatagramPeer
@@ -26,11 +26,7 @@ SIZE = 100
 
 async def resolve_when_it_serves(endpoint: DatagramEndpoint, host: str) -> DatagramPeer:
     """Resolve a server that is still starting."""
-    while True:
-        try:
-            return await endpoint.resolve(host, PORT)
-        except aiordma.Rejected:
-            await asyncio.sleep(0.1)
+    return await until_accepted(lambda: endpoint.resolve(host, PORT), PORT)
 
 
 async def receive_all(endpoint: DatagramEndpoint) -> list[aiordma.Datagram]:
