@@ -122,7 +122,7 @@ class Queues:
 
     def _posts(self, read: dict[str, int]) -> list[Posted]:
         found = [
-            (int(queue.ring[index % DEPTH].order), _record(kind, queue.ring[index % DEPTH]))
+            (int(queue.ring[index % DEPTH].order), record(kind, queue.ring[index % DEPTH]))
             for kind, queue in self._queues.items()
             for index in range(read[kind], queue.posted)
         ]
@@ -190,7 +190,7 @@ class Queues:
         return int(self._cq.acknowledged)
 
 
-def _record(kind: str, posted: Any) -> Posted:
+def record(kind: str, posted: Any) -> Posted:
     """Return the values of a posted request."""
     first = posted.sge[0] if posted.num_sge else None
     address, length, lkey = (first.addr, first.length, first.lkey) if first else (0, 0, 0)

@@ -224,6 +224,8 @@ class QueuePair:
     waiting: Request | None = None
     """The request that waits until the peer is ready to receive."""
     has_received: bool = False
+    allowed: int | None = None
+    """The number of requests that the device can still begin to execute. None: no limit."""
     cm_id: Any = None
     """The id that the queue pair belongs to."""
 
