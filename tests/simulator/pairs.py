@@ -34,7 +34,7 @@ class End:
             other for other in simulation.world.all(QueuePair) if other.number == qp.number
         )
         """The queue pair of the simulated device."""
-        self._begin = int(self.qp.pointer.sends.posted)
+        self.forget_posts()
 
     @property
     def data_path(self) -> MessageDataPath:
@@ -90,6 +90,10 @@ class End:
         return [
             record("s", sends.ring[index % sends.capacity]) for index in range(oldest, sends.posted)
         ]
+
+    def forget_posts(self) -> None:
+        """Leave the requests that were posted until now out of `posts`."""
+        self._begin = int(self.qp.pointer.sends.posted)
 
     @property
     def flags(self) -> list[SendFlags]:
