@@ -359,6 +359,9 @@ void ibv_ack_async_event(struct ibv_async_event *event)
 
 /* --- making and freeing --- */
 
+struct ibv_mw *sim_ibv_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type); /* in Python */
+int sim_ibv_dealloc_mw(struct ibv_mw *mw);
+
 struct sim_context *sim_new_context(const char *name, int transport)
 {
 	struct sim_context *made = calloc(1, sizeof(*made));
@@ -373,6 +376,8 @@ struct sim_context *sim_new_context(const char *name, int transport)
 	context->ops.post_srq_recv = post_srq_recv;
 	context->ops.poll_cq = poll_cq;
 	context->ops.req_notify_cq = req_notify_cq;
+	context->ops.alloc_mw = sim_ibv_alloc_mw;
+	context->ops.dealloc_mw = sim_ibv_dealloc_mw;
 	context->cmd_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	context->async_fd = new_event_fd();
 	context->num_comp_vectors = 1;

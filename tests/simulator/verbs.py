@@ -371,6 +371,8 @@ define(
 )
 define("ibv_reg_mr_iova2", _reg_mr)
 define("ibv_dereg_mr", _dereg_mr)
+define("ibv_alloc_mw", _alloc_mw)
+define("ibv_dealloc_mw", _dealloc_mw)
 
 # --- queues ---
 
