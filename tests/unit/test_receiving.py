@@ -325,7 +325,9 @@ async def test_without_a_backlog_messages_fill_all_slots_and_hold_the_peer_back(
         await arrive(pair, *[b"%d" % number for number in range(10)])
         assert free_slots(pair.far) == 0
         assert pair.far.connection.stats.messages_unread == SLOTS
-        assert [await pair.far.connection.recv() for _ in range(10)] == [b"%d" % n for n in range(10)]
+        assert [await pair.far.connection.recv() for _ in range(10)] == [
+            b"%d" % n for n in range(10)
+        ]
         assert pair.far.connection.stats.spilled == 0
 
 
@@ -472,9 +474,7 @@ async def test_after_a_failed_wait_another_task_can_wait(
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_long_exchange_loses_no_byte_and_no_slot(
-    simulation: Simulation, seed: int
-) -> None:
+async def test_a_long_exchange_loses_no_byte_and_no_slot(simulation: Simulation, seed: int) -> None:
     source = random.Random(seed)
     async with pair_of(simulation, recv_backlog=1000) as pair:
         near, far = pair.near.connection, pair.far.connection

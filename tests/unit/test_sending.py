@@ -360,8 +360,7 @@ async def test_a_send_that_ends_while_it_registers_a_buffer(
         simulation.world.schedule = SlowCalls(ibv_reg_mr_iova2=1.0)
         sent = len(near.posts)
         tasks = [
-            await start(near.connection.send(data))
-            for data in (bytes(100), [region, bytes(100)])
+            await start(near.connection.send(data)) for data in (bytes(100), [region, bytes(100)])
         ]
         await loops.sleep(0.01)
         if how == "cancelled":
@@ -554,7 +553,9 @@ async def test_requests_are_fenced_until_all_cancelled_reads_have_ended(
         begin = len(near.posts)
         for data in (b"x", bytes(100)):
             await near.connection.send(data)
-        writes = [await start(near.connection.write(data, source.remote)) for data in (b"x", region)]
+        writes = [
+            await start(near.connection.write(data, source.remote)) for data in (b"x", region)
+        ]
         reads.append(await start(near.connection.read(source.remote, region)))
         assert [FENCE in flags for flags in near.flags[begin:]] == [True] * 4 + [False]
         await near.complete(2)
