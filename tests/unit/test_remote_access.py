@@ -140,14 +140,15 @@ async def test_a_read_needs_memory_with_the_access_of_the_transport(
     simulation: Simulation, access: AccessFlags
 ) -> None:
     async with access_of(simulation, held=False) as a:
-        async with await a.connection.allocate(SIZE, access) as region:
-            for into in (region, [region[:50], region[50:]]):
-                if access is LOCAL and not simulation.near.is_iwarp:
-                    await a.connection.read(a.remote, into)
-                    continue
-                with pytest.raises(ValueError, match="must be registered with .*LOCAL_WRITE"):
-                    await a.connection.read(a.remote, into)
-            assert (region.references.count, a.near.free) == (0, (16, 4))
+        region = await a.connection.allocate(SIZE, access)
+        for into in (region, [region[:50], region[50:]]):
+            if access is LOCAL and not simulation.near.is_iwarp:
+                await a.connection.read(a.remote, into)
+                continue
+            with pytest.raises(ValueError, match=r"must be registered with .*LOCAL_WRITE"):
+                await a.connection.read(a.remote, into)
+        assert (region.references.count, a.near.free) == (0, (16, 4))
+        region.close()
 
 
 # --- credits for reads and atomics ---
@@ -298,6 +299,7 @@ async def test_a_buffer_that_was_copied_can_be_resized(simulation: Simulation) -
 @pytest.mark.parametrize("nbytes", [9, 50])
 async def test_a_write_that_does_not_fit_is_refused(simulation: Simulation, nbytes: int) -> None:
     async with access_of(simulation) as a:
+        source: Any
         for source in (bytes(nbytes), a.one[:nbytes], [a.one[: nbytes - 1], b"x"]):
             with pytest.raises(ValueError, match=f"{nbytes} bytes do not fit into the remote"):
                 await a.connection.write(source, a.remote[: nbytes - 1])
@@ -421,43 +423,43 @@ async def test_a_window_gives_access_until_it_is_closed(simulation: Simulation) 
 @pytest.mark.transport("IB")
 @pytest.mark.parametrize("is_posted", [False, True])
 async def test_cancelling_bind_leaves_no_window(simulation: Simulation, is_posted: bool) -> None:
-    async with access_of(simulation) as a:
-        async with await a.connection.allocate(SIZE, WINDOW) as region:
-            if is_posted:
-                task = await a.start(a.connection.bind(region))
-                await loops.sleep(0.01)
-                await cancel(task)
-                assert region.references.count == 1
-            else:
-                simulation.world.calls.fail("ibv_alloc_mw", errno.ENOMEM)
-                with pytest.raises(VerbsError, match="ibv_alloc_mw"):
-                    await a.connection.bind(region)
-                assert region.references.count == 0
-            await a.near.complete()
+    async with access_of(simulation) as a, await a.connection.allocate(SIZE, WINDOW) as region:
+        if is_posted:
+            task = await a.start(a.connection.bind(region))
             await loops.sleep(0.01)
+            await cancel(task)
+            assert region.references.count == 1
+        else:
+            simulation.world.calls.fail("ibv_alloc_mw", errno.ENOMEM)
+            with pytest.raises(VerbsError, match="ibv_alloc_mw"):
+                await a.connection.bind(region)
             assert region.references.count == 0
+        await a.near.complete()
+        await loops.sleep(0.01)
+        assert region.references.count == 0
 
 
 @pytest.mark.transport("IB")
 async def test_a_refused_bind_closes_its_window(simulation: Simulation) -> None:
-    async with access_of(simulation) as a:
-        async with await a.connection.allocate(SIZE, WINDOW) as region:
-            a.near.refuse(errno.ENOMEM)
-            with pytest.raises(VerbsError, match="ibv_post_send"):
-                await a.connection.bind(region)
-            await a.connection.aclose()
-            assert region.references.count == 0
+    async with access_of(simulation) as a, await a.connection.allocate(SIZE, WINDOW) as region:
+        a.near.refuse(errno.ENOMEM)
+        with pytest.raises(VerbsError, match="ibv_post_send"):
+            await a.connection.bind(region)
+        await a.connection.aclose()
+        assert region.references.count == 0
 
 
 async def test_memory_that_cannot_be_bound_is_refused(simulation: Simulation) -> None:
-    async with access_of(simulation) as a:
-        async with await a.connection.allocate(SIZE, WINDOW) as region:
-            cases = [(a.one, "with AccessFlags.MW_BIND"), (region[:0], "an empty slice")]
-            for part, why in cases:
-                if simulation.near.is_iwarp:
-                    why = "sim0 has no memory windows"
-                with pytest.raises(ValueError, match=why):
-                    await a.connection.bind(part)
+    async with access_of(simulation) as a, await a.connection.allocate(SIZE, WINDOW) as region:
+        cases: list[tuple[Any, str]] = [
+            (a.one, "with AccessFlags.MW_BIND"),
+            (region[:0], "an empty slice"),
+        ]
+        for part, why in cases:
+            if simulation.near.is_iwarp:
+                why = "sim0 has no memory windows"
+            with pytest.raises(ValueError, match=why):
+                await a.connection.bind(part)
 
 
 # --- the end ---

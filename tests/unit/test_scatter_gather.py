@@ -64,8 +64,9 @@ class Builder:
 async def builder_of(simulation: Simulation) -> AsyncIterator[Builder]:
     """Connect a pair, and return the builder of its near end."""
     async with connected(simulation, ConnectionOptions(max_sge=3)) as pair:
-        async with await pair.near.connection.allocate(100, LOCAL) as region:
-            yield Builder(pair, region)
+        region = await pair.near.connection.allocate(100, LOCAL)
+        yield Builder(pair, region)
+        region.close()
 
 
 # --- registered or not ---

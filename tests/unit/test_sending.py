@@ -78,18 +78,24 @@ async def test_senders_wait_for_a_credit_in_order(simulation: Simulation) -> Non
 
 
 @pytest.mark.parametrize("nbytes", [1, 100])
-async def test_a_cancelled_sender_takes_no_credit(simulation: Simulation, nbytes: int) -> None:
+@pytest.mark.parametrize("is_registered", [False, True])
+async def test_a_cancelled_sender_takes_no_credit(
+    simulation: Simulation, nbytes: int, is_registered: bool
+) -> None:
     async with connected(simulation, SMALL) as pair:
         near = pair.near
-        await near.connection.send(bytes(nbytes))
+        region = await near.connection.allocate(nbytes)
+        data: Any = region if is_registered else bytes(nbytes)
+        await near.connection.send(data)
         await near.complete()
         await fill(near)
-        first, second = [await start(near.connection.send(bytes(nbytes))) for _ in range(2)]
+        first, second = [await start(near.connection.send(data)) for _ in range(2)]
         await cancel(first)
         await near.complete()
         await second
         assert (near.sends.credits, near.pool_is_whole) == (DEPTH, True)
-        assert near.sends.core.waiters == 0
+        assert (near.sends.core.waiters, region.references.count) == (0, 0)
+        region.close()
 
 
 @pytest.mark.parametrize("nbytes", [1, 100])
@@ -113,6 +119,7 @@ async def test_senders_that_wait_raise_the_end_of_the_connection(
             with pytest.raises(LocalClosed if is_closed_here else PeerClosed):
                 await task
         assert near.connection.stats.messages_sent == DEPTH + simulation.near.is_iwarp
+        data: Any
         for data in (bytes(nbytes), region, [region, b"copy"]):
             with pytest.raises(LocalClosed if is_closed_here else PeerClosed):
                 await near.connection.send(data)
@@ -301,6 +308,7 @@ async def test_a_message_larger_than_the_limit_is_refused(simulation: Simulation
         sent = near.stats.messages_sent
         with pytest.raises(ValueError, match="a message of 1001 bytes; max_message_size is 1000"):
             await near.send(bytes(1001))
+        data: Any
         for data in (region, [region[:1000], b"x"]):
             with pytest.raises(ValueError, match="1001 bytes do not fit into a max_message_size"):
                 await near.send(data)
@@ -359,9 +367,8 @@ async def test_a_send_that_ends_while_it_registers_a_buffer(
         region = await near.connection.allocate(100)
         simulation.world.schedule = SlowCalls(ibv_reg_mr_iova2=1.0)
         sent = len(near.posts)
-        tasks = [
-            await start(near.connection.send(data)) for data in (bytes(100), [region, bytes(100)])
-        ]
+        sources: list[Any] = [bytes(100), [region, bytes(100)]]
+        tasks = [await start(near.connection.send(data)) for data in sources]
         await loops.sleep(0.01)
         if how == "cancelled":
             for task in tasks:
@@ -467,8 +474,11 @@ async def test_requests_of_a_device_that_flushes_nothing_end_with_the_queue_pair
     async with connected(simulation, SMALL) as pair:
         near = pair.near
         region = await near.connection.allocate(100)
+        await near.connection.send(bytes(100))
         near.hold()
-        tasks = [await start(near.connection.send(data)) for data in (region, [region, b"copy"])]
+        await near.connection.send(bytes(100))
+        sources: list[Any] = [region, [region, b"copy"]]
+        tasks = [await start(near.connection.send(data)) for data in sources]
         await loops.sleep(0.01)
         monkeypatch.setattr(simulation.network, "_flush", lambda qp: None)
         await end_of(pair)
@@ -486,6 +496,7 @@ async def test_requests_of_a_device_that_flushes_nothing_end_with_the_queue_pair
 async def test_memory_of_another_device_is_refused(simulation: Simulation) -> None:
     async with connected(simulation, SMALL) as pair:
         region = await pair.far.connection.allocate(100)
+        data: Any
         for data in (region, [b"copy", region]):
             with pytest.raises(ValueError, match="registered on another device"):
                 await pair.near.connection.send(data)

@@ -202,14 +202,15 @@ async def test_a_failure_of_the_queue_ends_all_its_connections(
         assert server.receives.ring.posted == posted < SLOTS
 
 
-@pytest.mark.parametrize("call", ["ibv_create_srq", "ibv_post_srq_recv"])
+@pytest.mark.parametrize("call", ["ibv_create_comp_channel", "ibv_create_srq", "ibv_post_srq_recv"])
 async def test_a_queue_that_cannot_be_made_releases_everything(
     simulation: Simulation, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(simulation) as server:
         with monkeypatch.context() as patch:
-            if call == "ibv_create_srq":
-                simulation.world.calls.fail(call, errno.ENOMEM)
+            if call != "ibv_post_srq_recv":
+                after = int(call == "ibv_create_comp_channel")  # that of the client
+                simulation.world.calls.fail(call, errno.ENOMEM, after=after)
             else:
                 post = ReceiveRing.post
 

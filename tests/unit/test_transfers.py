@@ -217,7 +217,7 @@ async def test_wrong_arguments_raise(simulation: Simulation) -> None:
     async with transfers(simulation) as t:
         for arguments in ((), (WRITE,), (WRITE, None), (WRITE, None, t.remote, 1)):
             with pytest.raises(TypeError, match="transfer"):
-                t.core.start_transfer(*arguments)  # type: ignore[arg-type]
+                t.core.start_transfer(*arguments)
         with pytest.raises(TypeError):
             t.core.start_transfer("x", t.region, t.remote)  # type: ignore[arg-type]
         with pytest.raises(AttributeError):
@@ -237,6 +237,10 @@ async def test_numbers_can_be_numpy_integers(simulation: Simulation) -> None:
         assert t.near.posts[0].remote == (5, 5)
 
 
+def exit_code_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 async def test_a_forked_child_starts_nothing(simulation: Simulation) -> None:
     async with transfers(simulation) as t:
         child = os.fork()
@@ -244,7 +248,7 @@ async def test_a_forked_child_starts_nothing(simulation: Simulation) -> None:
             fast_path.note_fork()
             is_none = t.core.start_transfer(WRITE, t.region, t.remote) is None
             os._exit(42 if is_none and not t.near.posts else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+        assert exit_code_of(child) == 42
 
 
 async def test_many_transfers_complete_in_a_batch(simulation: Simulation) -> None:
@@ -372,11 +376,10 @@ async def test_an_exception_at_the_end_of_a_transfer_does_not_stop_the_others(
         loop_device = t.near.data_path._resources.loop_device
         address = t.near.data_path._resources.send_cq.cq.address
         t.near.execute()
+        dispatcher = loop_device.dispatcher
+        poll = dispatcher.poll if is_dispatched else lambda cq: dispatcher.poll_for(cq, 10**9)
         with pytest.raises(CtrlC):
-            if is_dispatched:
-                loop_device.dispatcher.poll(address)
-            else:
-                loop_device.dispatcher.poll_for(address, 10**9)
+            poll(address)
         assert [(one.is_over(), one.succeeded) for one in started] == [(True, True)] * 5
         assert (t.uses, t.near.free) == (0, (16, 4))
 
@@ -842,3 +845,16 @@ async def test_a_slice_shares_the_reference_count_of_its_region(simulation: Simu
         part: MemorySlice = t.region[10:30][5:]
         assert part.references is t.region.references
         assert part.segment == (t.region.addr + 15, 15, t.region.lkey)
+
+
+# --- polling ---
+
+
+async def test_a_task_polls_for_its_transfer(simulation: Simulation) -> None:
+    async with transfers(simulation, busy_poll=1e-3) as t:
+        t.near.data_path._resources.loop_device.dispatcher.budget = 10**18
+        waiting: Any = t.near.data_path.finish(t.start(WRITE))
+        t.near.execute()
+        with pytest.raises(StopIteration):  # without an iteration of the loop
+            waiting.send(None)
+        await t.begin(WRITE)  # it polls in vain, and then parks
