@@ -243,6 +243,8 @@ static int poll_cq(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *batch)
 	cq->polls++;
 	if (cq->poll_failure || cq->has_overflowed)
 		count = cq->poll_failure ? cq->poll_failure : -1;
+	if (cq->polls < cq->hidden_until)
+		entries = 0;
 	while (count >= 0 && count < entries && cq->polled != cq->put) {
 		struct sim_completion *entry = &cq->ring[cq->polled++ % cq->capacity];
 

@@ -85,6 +85,7 @@ struct sim_cq {
 	unsigned int polled;
 	int is_armed;
 	int has_overflowed;
+	unsigned int hidden_until; /* the number of the poll that finds completions again */
 	int poll_failure; /* the result of polling, if negative */
 	int arm_failure;  /* the result of arming, if not 0 */
 	unsigned int polls;

@@ -157,6 +157,10 @@ class Queues:
         """Add the completion of a receive."""
         self.put(key << 32 | RECEIVE | slot, length, **more)
 
+    def hide_completions(self, polls: int) -> None:
+        """Let this number of polls find nothing, as if the completions came while it polls."""
+        self._cq.hidden_until = self._cq.polls + polls + 1
+
     def break_queue(self, poll: int = 0, arm: int = 0) -> None:
         """Set the results of polling (if negative) and of arming."""
         self._cq.poll_failure, self._cq.arm_failure = poll, arm
