@@ -35,7 +35,7 @@ def test_completions_for_python_come_in_batches(verbs: Queues) -> None:
         verbs.put(1 << 32 | number, number)
     assert [rig.reader.poll(rig.cq) for _ in range(3)] == [POLL_BATCH, 1, 0]
     assert rig.seen == [(1 << 32 | number, number) for number in range(POLL_BATCH + 1)]
-    assert list(rig.reader.pending()) == list(rig.reader.notified()) == []
+    assert (list(rig.reader.pending()), list(rig.reader.notified())) == ([], [])
 
 
 def test_a_key_with_pending_work_is_notified_until_it_is_detached(verbs: Queues) -> None:
