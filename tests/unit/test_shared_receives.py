@@ -227,8 +227,9 @@ async def test_a_queue_that_cannot_be_made_releases_everything(
             with pytest.raises(aiordma.ConnectError):
                 await connecting
         assert simulation.world.all(Queue) == []
-        await server.connect()
-        assert server.posted == SLOTS
+        if call != "ibv_create_comp_channel":  # else the queue is never made
+            await server.connect()
+            assert server.posted == SLOTS
 
 
 async def test_a_failure_to_destroy_the_queue_is_logged(
