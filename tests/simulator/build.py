@@ -93,7 +93,8 @@ struct sim_qp {
 struct sim_srq { struct ibv_srq srq; struct sim_queue receives; ...; };
 struct sim_cq {
     struct ibv_cq cq; unsigned int capacity; unsigned int put; unsigned int polled; int is_armed;
-    int has_overflowed; unsigned int hidden_until; int poll_failure; int arm_failure; unsigned int polls; unsigned int arms;
+    int has_overflowed; unsigned int hidden_until; int poll_failure; int arm_failure;
+    unsigned int polls; unsigned int arms;
     unsigned int events; unsigned int acknowledged; ...;
 };
 struct sim_channel { struct ibv_comp_channel channel; unsigned int raised; unsigned int read;

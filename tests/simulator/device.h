@@ -86,8 +86,8 @@ struct sim_cq {
 	int is_armed;
 	int has_overflowed;
 	unsigned int hidden_until; /* the number of the poll that finds completions again */
-	int poll_failure; /* the result of polling, if negative */
-	int arm_failure;  /* the result of arming, if not 0 */
+	int poll_failure;	   /* the result of polling, if negative */
+	int arm_failure;	   /* the result of arming, if not 0 */
 	unsigned int polls;
 	unsigned int arms;
 	unsigned int events;	   /* read by ibv_get_cq_event() */
