@@ -559,7 +559,7 @@ async def woken(end: End, *calls: Callable[[], Any]) -> list[loops.Task[Any]]:
 async def test_requests_of_tasks_woken_together_are_posted_in_one_call(
     simulation: Simulation,
 ) -> None:
-    """Those of the fast path and of the slow path keep their order."""
+    """Requests of the fast path and of the slow path keep their order."""
     async with transfers(simulation) as t:
         calls = t.near.calls + 5  # of waiting
 
