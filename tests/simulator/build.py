@@ -49,13 +49,13 @@ int ibv_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_por
 int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
                         struct ibv_grh *grh, struct ibv_ah_attr *attr);
 """
+# Inline functions, which call a function of the device: see sim_new_context().
+_INLINE = {"ibv_alloc_mw", "ibv_dealloc_mw"}
 # Functions of device.c, inline functions, and functions that only read memory.
 _NOT_SIMULATED = {
     "ibv_poll_cq",
     "ibv_req_notify_cq",
     "ibv_inc_rkey",
-    "ibv_alloc_mw",
-    "ibv_dealloc_mw",
     "ibv_get_srq_num",
     "ibv_wc_status_str",
     "ibv_event_type_str",
@@ -93,8 +93,8 @@ struct sim_qp {
 struct sim_srq { struct ibv_srq srq; struct sim_queue receives; ...; };
 struct sim_cq {
     struct ibv_cq cq; unsigned int capacity; unsigned int put; unsigned int visible;
-    unsigned int polled; int is_armed;
-    int has_overflowed; int poll_failure; int arm_failure; unsigned int polls; unsigned int arms;
+    unsigned int polled; int is_armed; int has_overflowed; unsigned int hidden_until;
+    int poll_failure; int arm_failure; unsigned int polls; unsigned int arms;
     unsigned int events; unsigned int acknowledged; ...;
 };
 struct sim_channel { struct ibv_comp_channel channel; unsigned int raised; unsigned int read;
@@ -136,6 +136,7 @@ class _Declarations:
         return undefine + "".join(
             f'extern __typeof__({name}) {name} __attribute__((alias("sim_{name}")));\n'
             for name in self.names
+            if name not in _INLINE
         )
 
 

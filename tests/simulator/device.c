@@ -243,6 +243,8 @@ static int poll_cq(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *batch)
 	cq->polls++;
 	if (cq->poll_failure || cq->has_overflowed)
 		count = cq->poll_failure ? cq->poll_failure : -1;
+	if (cq->polls < cq->hidden_until)
+		entries = 0;
 	while (count >= 0 && count < entries && cq->polled != cq->visible) {
 		struct sim_completion *entry = &cq->ring[cq->polled++ % cq->capacity];
 
@@ -369,6 +371,9 @@ void ibv_ack_async_event(struct ibv_async_event *event)
 
 /* --- making and freeing --- */
 
+struct ibv_mw *sim_ibv_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type); /* in Python */
+int sim_ibv_dealloc_mw(struct ibv_mw *mw);
+
 struct sim_context *sim_new_context(const char *name, int transport)
 {
 	struct sim_context *made = calloc(1, sizeof(*made));
@@ -383,6 +388,8 @@ struct sim_context *sim_new_context(const char *name, int transport)
 	context->ops.post_srq_recv = post_srq_recv;
 	context->ops.poll_cq = poll_cq;
 	context->ops.req_notify_cq = req_notify_cq;
+	context->ops.alloc_mw = sim_ibv_alloc_mw;
+	context->ops.dealloc_mw = sim_ibv_dealloc_mw;
 	context->cmd_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	context->async_fd = new_event_fd();
 	context->num_comp_vectors = 1;

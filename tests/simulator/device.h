@@ -86,8 +86,9 @@ struct sim_cq {
 	unsigned int polled;
 	int is_armed;
 	int has_overflowed;
-	int poll_failure; /* the result of polling, if negative */
-	int arm_failure;  /* the result of arming, if not 0 */
+	unsigned int hidden_until; /* the number of the poll that finds completions again */
+	int poll_failure;	   /* the result of polling, if negative */
+	int arm_failure;	   /* the result of arming, if not 0 */
 	unsigned int polls;
 	unsigned int arms;
 	unsigned int events;	   /* read by ibv_get_cq_event() */

@@ -84,6 +84,7 @@ class _Clock(trio.abc.Clock):
     def __init__(self, world: World) -> None:
         self._world = world
         self._has_polled = False
+        self._seen = 0
 
     def start_clock(self) -> None:
         pass
@@ -92,11 +93,18 @@ class _Clock(trio.abc.Clock):
         return self._world.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Return 0: trio only looks for readable descriptors. Every second time, go on first."""
+        """Return 0: trio only looks for readable descriptors. Every second time, go on first.
+
+        If a task waits until all others wait, nothing goes on before. Trio then uses 0 itself.
+        """
+        if _run.GLOBAL_RUN_CONTEXT.runner.waiting_for_idle:
+            return 1.0
         self._has_polled = not self._has_polled
         if not self._has_polled:
             limit = None if deadline == float("inf") else deadline
-            if self._world.step(limit):
+            happened = self._world.step(limit) or self._seen != self._world.steps
+            self._seen = self._world.steps
+            if happened:
                 self._world.overtake()
             elif limit is None:
                 raise self._world.stuck("every task")

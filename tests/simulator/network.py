@@ -60,6 +60,8 @@ class Network:
         """The queue pairs that receive the datagrams of each multicast group."""
         self.is_cut = False
         """True if no message arrives any more."""
+        self.read_delay = 0.0
+        """Seconds by which reads on iWARP complete later. Later requests complete before them."""
         world.network = self
         world.before_step.append(self.start_requests)
 
@@ -78,7 +80,8 @@ class Network:
     def start_requests(self) -> None:
         """Begin to execute what was posted since the last call."""
         for qp in self.world.all(QueuePair):
-            if not qp.is_executing and qp.pointer.sends.taken != qp.pointer.sends.posted:
+            has_sends = qp.allowed != 0 and qp.pointer.sends.taken != qp.pointer.sends.posted
+            if not qp.is_executing and has_sends:
                 self._schedule(qp, self.world.schedule.latency())
             elif qp.is_flushed and qp.pointer.receives.taken != qp.pointer.receives.posted:
                 self._flush_receives(qp)
@@ -96,11 +99,16 @@ class Network:
             return
         request = qp.waiting
         if request is None:
+            if qp.allowed == 0:
+                qp.is_executing = False
+                return
             index = qp.pointer.sends.taken
             posted = lib.sim_take(ffi.addressof(qp.pointer.sends))
             if posted == ffi.NULL:
                 qp.is_executing = False
                 return
+            if qp.allowed:
+                qp.allowed -= 1
             request = Request(posted, index)
             qp.in_flight.append(request)
         try:
@@ -129,7 +137,11 @@ class Network:
                 latency += RETRY_SECONDS
             self._at(qp, latency, partial(self._fail_request, qp, request, result))
             return  # no later request is executed
-        self._at(qp, latency, partial(self._complete, qp, request, result))
+        complete = partial(self._complete, qp, request, result)
+        if self.read_delay and qp.device.is_iwarp and request.opcode == lib.IBV_WR_RDMA_READ:
+            self.world.after(latency + self.read_delay, complete)
+        else:
+            self._at(qp, latency, complete)
         self._schedule(qp, self.world.schedule.latency())
 
     def _at(self, qp: QueuePair, latency: float, action: partial[None]) -> None:

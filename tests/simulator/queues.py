@@ -122,7 +122,7 @@ class Queues:
 
     def _posts(self, read: dict[str, int]) -> list[Posted]:
         found = [
-            (int(queue.ring[index % DEPTH].order), _record(kind, queue.ring[index % DEPTH]))
+            (int(queue.ring[index % DEPTH].order), record(kind, queue.ring[index % DEPTH]))
             for kind, queue in self._queues.items()
             for index in range(read[kind], queue.posted)
         ]
@@ -157,6 +157,10 @@ class Queues:
         """Add the completion of a receive."""
         self.put(key << 32 | RECEIVE | slot, length, **more)
 
+    def hide_completions(self, polls: int) -> None:
+        """Let this number of polls find nothing, as if the completions came while it polls."""
+        self._cq.hidden_until = self._cq.polls + polls + 1
+
     def break_queue(self, poll: int = 0, arm: int = 0) -> None:
         """Set the results of polling (if negative) and of arming."""
         self._cq.poll_failure, self._cq.arm_failure = poll, arm
@@ -190,7 +194,7 @@ class Queues:
         return int(self._cq.acknowledged)
 
 
-def _record(kind: str, posted: Any) -> Posted:
+def record(kind: str, posted: Any) -> Posted:
     """Return the values of a posted request."""
     first = posted.sge[0] if posted.num_sge else None
     address, length, lkey = (first.addr, first.length, first.lkey) if first else (0, 0, 0)

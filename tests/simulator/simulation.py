@@ -56,6 +56,7 @@ class Simulation:
         from simulator.threads import simulated_threads
 
         worlds.enter(self.world)
+        gc.freeze()  # so that collecting garbage examines only what this program makes
         try:
             with simulated_threads(self.world) as threads:
                 result = loops.run(self.world, kind, body)
@@ -66,6 +67,7 @@ class Simulation:
                 self.world.settle(60.0)
                 assert not threads.alive, f"{threads.alive} jobs of worker threads are not done"
         finally:
+            gc.unfreeze()
             worlds.enter(None)
         self.check()
         return result

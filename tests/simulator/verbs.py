@@ -225,6 +225,8 @@ class QueuePair:
     waiting: Request | None = None
     """The request that waits until the peer is ready to receive."""
     has_received: bool = False
+    allowed: int | None = None
+    """The number of requests that the device can still begin to execute. None: no limit."""
     cm_id: Any = None
     """The id that the queue pair belongs to."""
 
@@ -370,6 +372,8 @@ define(
 )
 define("ibv_reg_mr_iova2", _reg_mr)
 define("ibv_dereg_mr", _dereg_mr)
+define("ibv_alloc_mw", _alloc_mw)
+define("ibv_dealloc_mw", _dealloc_mw)
 
 # --- queues ---
 

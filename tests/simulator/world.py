@@ -90,6 +90,16 @@ class RandomSchedule(Schedule):
         return self._chance.choice((0.0, 0.0, 0.0, LATENCY, 1e-3, 0.05))
 
 
+class SlowCalls(Schedule):
+    """As Schedule, but some calls take a while in a worker thread: `seconds` by their names."""
+
+    def __init__(self, **seconds: float) -> None:
+        self._seconds = seconds
+
+    def call(self, name: str) -> float:
+        return self._seconds.get(name, 0.0)
+
+
 @dataclass
 class Calls:
     """The calls of the libraries: their counts, and those that must fail."""
@@ -141,6 +151,8 @@ class World:
         """Violations of the rules of the C libraries, with their stacks."""
         self.before_step: list[Callable[[], object]] = []
         """Called when the program waits. They start what the program has asked for."""
+        self.steps = 0
+        """The number of events that have happened."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
@@ -164,6 +176,7 @@ class World:
         if self._events and (limit is None or self._events[0][0] <= limit):
             when, _, action = heapq.heappop(self._events)
             self.now = max(self.now, when)
+            self.steps += 1
             action()
             return True
         if limit is not None:

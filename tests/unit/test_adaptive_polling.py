@@ -56,31 +56,20 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig(monkeypatch)
 
 
-def test_the_first_wait_polls_once(rig: Rig) -> None:
-    assert rig.queue.poll_budget == 0
-
-
 @pytest.mark.parametrize("wait", [1000, 50_000, LONGEST // 2])
 def test_after_a_short_wait_the_next_polls_for_a_little_longer(rig: Rig, wait: int) -> None:
     assert rig.wait(wait) == wait + wait // 2
 
 
-def test_the_poll_budget_is_limited_to_a_short_wait(rig: Rig) -> None:
-    assert rig.wait(LONGEST - 1) == LONGEST
-
-
 @pytest.mark.parametrize("wait", [LONGEST, 10 * LONGEST, 1_000_000_000])
 def test_a_long_wait_stops_the_polling(rig: Rig, wait: int) -> None:
-    assert rig.wait(1000) > 0
+    assert rig.queue.poll_budget == 0  # the first wait polls once
+    assert rig.wait(LONGEST - 1) == LONGEST
     assert rig.wait(wait) == 0
     assert rig.wait(1000) > 0
-
-
-def test_a_slow_loop_makes_the_limit_of_short_waits_longer(rig: Rig) -> None:
-    assert rig.wait(LONGEST) == 0
-    for _ in range(20):
-        rig.wait(LONGEST, 5 * WAKEUP)
-    assert rig.wait(LONGEST, 5 * WAKEUP) > LONGEST
+    rig.miss()
+    found = [rig.wait(nanoseconds) > 0 for nanoseconds in (1000, wait, 1000, 1000)]
+    assert found == [False, False, False, True]  # the count of short waits starts again
 
 
 def test_the_measured_wakeup_is_limited(rig: Rig) -> None:
@@ -117,23 +106,10 @@ def test_each_miss_doubles_the_short_waits_that_polling_needs(rig: Rig, misses: 
     needed = 1 << min(misses, MAX_MISSES)
     found = [rig.wait(1000) > 0 for _ in range(needed + 3)]
     assert found == [False] * (needed - 1) + [True] * 4
-
-
-def test_a_miss_resets_the_count_of_short_waits(rig: Rig) -> None:
-    rig.miss()
-    assert [rig.wait(1000) > 0 for _ in range(3)] == [False, True, True]
-    rig.miss()
-    assert [rig.wait(1000) > 0 for _ in range(4)] == [False, False, False, True]
-
-
-def test_a_long_wait_resets_the_count_of_short_waits(rig: Rig) -> None:
-    rig.miss()
-    assert [rig.wait(wait) > 0 for wait in (1000, LONGEST, 1000, 1000)] == [
-        False,
-        False,
-        False,
-        True,
-    ]
+    rig.miss()  # the count of short waits starts again
+    assert rig.wait(1000) == -1
+    rig.queue.missed_polls = 0  # a poll has found a message
+    assert rig.wait(1000) > 0
 
 
 def test_after_a_miss_a_wait_does_not_poll_even_once(rig: Rig) -> None:
@@ -141,14 +117,6 @@ def test_after_a_miss_a_wait_does_not_poll_even_once(rig: Rig) -> None:
     assert rig.wait(LONGEST) == 0
     rig.miss()
     assert [rig.wait(wait) for wait in (LONGEST, 1000)] == [-1, -1]
-
-
-def test_a_poll_that_finds_a_message_cancels_all_misses(rig: Rig) -> None:
-    for _ in range(5):
-        rig.miss()
-    assert rig.wait(1000) == -1
-    rig.queue.missed_polls = 0
-    assert rig.wait(1000) > 0
 
 
 @pytest.mark.parametrize("options", [{"adaptive": False}, {"busy": 7000}])

@@ -12,7 +12,6 @@ import threading
 import time
 import tracemalloc
 import weakref
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from simulator.queues import NUMBER_MASK, RECEIVE, Queues
 from aiordma import VerbsError
 from aiordma._native import ffi
 from aiordma._native._fast_path import (
+    BATCH,
     LOOP_BUDGET_NS,
     CompletionDispatcher,
     ReceiveQueue,
@@ -38,6 +38,8 @@ FIRST = KEY << 32
 SLOTS, SLOT_SIZE = 4, 32
 LKEY = 77
 S = 1_000_000_000
+LONG = 10**18
+"""A time budget of the loop that does not end, in nanoseconds."""
 FLUSHED = WcStatus.WR_FLUSH_ERR
 INLINE, SIGNALED, FENCE = SendFlags.INLINE, SendFlags.SIGNALED, SendFlags.FENCE
 
@@ -90,40 +92,6 @@ def test_a_small_message_is_posted_inline(verbs: Queues) -> None:
     assert state_of(core) == (3, 0, 5, 3, 0, 0, 0, 3, 21)
 
 
-@pytest.mark.parametrize("interval", [1, 2, 4])
-def test_one_message_per_interval_is_signaled(verbs: Queues, interval: int) -> None:
-    core = core_of(verbs, 16, interval)
-    while not core.send(b"x"):
-        pass
-    signaled = [bool(post.flags & SIGNALED) for post in verbs.posts]
-    assert signaled == [(number + 1) % interval == 0 for number in range(16)]
-    assert signaled[-1], "nothing would empty the queue"
-    assert core.unsignaled == 0
-
-
-def test_the_signal_interval_counts_slow_path_requests(verbs: Queues) -> None:
-    core = core_of(verbs, 16, 4)
-    core.unsignaled = 2
-    for _ in range(4):
-        core.send(b"x")
-    assert [bool(post.flags & SIGNALED) for post in verbs.posts] == [False, True, False, False]
-    assert core.unsignaled == 2
-
-
-def test_fence_flags_are_added_to_messages(verbs: Queues) -> None:
-    core = core_of(verbs, 8, 2)
-    core.fence_flags = int(FENCE)
-    core.send(b"x")
-    core.send(b"x")
-    core.fence_flags = 0
-    core.send(b"x")
-    assert [post.flags for post in verbs.posts] == [
-        INLINE | FENCE,
-        INLINE | FENCE | SIGNALED,
-        INLINE,
-    ]
-
-
 @REFUSALS
 def test_a_refused_message_changes_nothing(
     verbs: Queues, result: int, code: int, error: int
@@ -154,12 +122,6 @@ def test_data_that_is_not_small_bytes_takes_the_slow_path(verbs: Queues, data: o
     before = state_of(core)
     assert core.send(data) == -1
     assert (state_of(core), verbs.posted) == (before, 0)
-
-
-def test_without_inline_data_messages_take_the_slow_path(verbs: Queues) -> None:
-    core = core_of(verbs, max_inline=0)
-    assert core.send(b"x") == -1
-    assert verbs.posted == 0
 
 
 @pytest.mark.parametrize("state", ["new", "closed", "waiting", "full", "destroyed", "no cell"])
@@ -194,21 +156,6 @@ def test_the_core_has_a_reference_to_the_keeper() -> None:
     assert sys.getrefcount(second) == counts[1]
 
 
-def test_numbers_wrap_at_31_bits(verbs: Queues) -> None:
-    core = core_of(verbs)
-    core.next_number = core.oldest_pending = NUMBER_MASK - 1
-    for _ in range(4):
-        assert core.send(b"x") == 0
-    assert [post.wr_id - FIRST for post in verbs.posts] == [NUMBER_MASK - 1, NUMBER_MASK, 0, 1]
-    assert (core.next_number, core.credits) == (2, 4)
-    core.completed(NUMBER_MASK)
-    assert (core.oldest_pending, core.credits) == (0, 6)
-    core.completed(NUMBER_MASK - 1)
-    assert (core.oldest_pending, core.credits) == (0, 6)
-    core.completed(1)
-    assert (core.oldest_pending, core.credits) == (2, 8)
-
-
 def test_a_completion_completes_all_requests_before_it_once(verbs: Queues) -> None:
     core = core_of(verbs)
     for _ in range(6):
@@ -231,45 +178,6 @@ def test_an_invalid_number_completes_nothing(
     with pytest.raises(kind):
         core.completed(number)
     assert state_of(core) == state_of(core_of(verbs))
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_long_exchange_loses_no_credit(verbs: Queues, seed: int) -> None:
-    source = random.Random(seed)
-    depth = source.randrange(1, 20)
-    interval = max(1, depth // 4)
-    core = core_of(verbs, depth, interval)
-    start = source.choice([0, NUMBER_MASK - 500])
-    core.next_number = core.oldest_pending = start
-    in_flight: deque[tuple[int, bool]] = deque()
-    unsignaled = sent = 0
-    for _ in range(5000):
-        match source.randrange(8):
-            case 0:
-                verbs.refuse(errno.EINVAL)
-                assert core.send(b"x") == (errno.EINVAL if len(in_flight) < depth else -1)
-                verbs.refuse(0)
-            case 1 | 2 | 3 | 4:
-                expected = 0 if len(in_flight) < depth else -1
-                assert core.send(b"message") == expected
-                if not expected:
-                    unsignaled += 1
-                    is_signaled = unsignaled == interval
-                    unsignaled = 0 if is_signaled else unsignaled
-                    in_flight.append(((start + sent) & NUMBER_MASK, is_signaled))
-                    sent += 1
-                    (post,) = verbs.new_posts()
-                    assert post.wr_id == FIRST + in_flight[-1][0]
-                    assert bool(post.flags & SIGNALED) is is_signaled
-            case _ if any(is_signaled for _, is_signaled in in_flight):
-                number, is_signaled = in_flight.popleft()
-                while not is_signaled:
-                    number, is_signaled = in_flight.popleft()
-                for _ in range(source.randrange(1, 3)):
-                    core.completed(number)
-        assert core.credits == depth - len(in_flight)
-        assert (core.next_number - core.oldest_pending) & NUMBER_MASK == len(in_flight)
-    assert (core.messages, core.nbytes) == (sent, 7 * sent)
 
 
 # --- ReceiveRingCore ---
@@ -297,7 +205,7 @@ def test_a_slot_is_posted_with_its_address(verbs: Queues, shared: bool, kind: st
         assert (post.lkey, post.num_sge) == (LKEY, 1)
 
 
-@pytest.mark.parametrize("slot", [-1, SLOTS, 1 << 30, -(1 << 30)])
+@pytest.mark.parametrize("slot", [-1, SLOTS, -(1 << 30), 1 << 32])
 def test_a_slot_outside_the_ring_is_refused(verbs: Queues, slot: int) -> None:
     ring = ring_of(verbs)
     assert ring._post(slot) == errno.EINVAL
@@ -377,12 +285,6 @@ def test_memory_that_is_too_small_is_released() -> None:
     with pytest.raises(ValueError, match="the slot does not exist"):
         ReceiveQueue(ring).append(0, 0, 0, 0)
     memory.clear()
-
-
-def test_a_slot_number_of_more_than_32_bits_is_refused(verbs: Queues) -> None:
-    ring = ring_of(verbs)
-    assert ring._post(1 << 32) == errno.EINVAL
-    assert ring.posted == 0
 
 
 class MethodQueue:
@@ -490,19 +392,6 @@ def receive_rig(verbs: Queues) -> ReceiveRig:
     return ReceiveRig(verbs)
 
 
-def test_messages_are_taken_in_order_and_their_slots_are_posted_again(
-    receive_rig: ReceiveRig,
-) -> None:
-    messages = [b"", b"one", bytes(range(SLOT_SIZE))]
-    for message in messages:
-        receive_rig.arrive(message)
-    receives = receive_rig.receives
-    assert (len(receives), receive_rig.ring.posted, receive_rig.posted) == (3, 1, [3])
-    assert [receives.take_bytes() for _ in range(4)] == [*messages, None]
-    assert (len(receives), receive_rig.ring.posted, receive_rig.posted) == (0, 4, [3, 0, 1, 2])
-    assert (receives.messages, receives.nbytes, receives.spilled) == (3, 3 + SLOT_SIZE, 0)
-
-
 def test_peek_does_not_remove_the_oldest_message(receive_rig: ReceiveRig) -> None:
     receives = receive_rig.receives
     assert receives.peek() is None
@@ -517,18 +406,6 @@ def test_peek_does_not_remove_the_oldest_message(receive_rig: ReceiveRig) -> Non
     receives.drop_oldest()
     receives.drop_oldest()
     assert (len(receives), receives.peek()) == (0, None)
-
-
-@pytest.mark.parametrize("reason", ["has_waiter", "closed"])
-def test_with_a_waiter_or_after_closing_nothing_is_taken(
-    receive_rig: ReceiveRig, reason: str
-) -> None:
-    receive_rig.arrive()
-    setattr(receive_rig.receives, reason, True)
-    assert receive_rig.receives.take_bytes() is None
-    assert len(receive_rig.receives) == 1
-    setattr(receive_rig.receives, reason, False)
-    assert receive_rig.receives.take_bytes() == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -549,38 +426,6 @@ def test_a_ring_without_memory_accepts_no_message() -> None:
     assert receives.take_bytes() is None
 
 
-@pytest.mark.parametrize(("slots", "kept"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (8, 4)])
-def test_with_less_than_half_of_the_slots_posted_messages_are_copied(
-    verbs: Queues, slots: int, kept: int
-) -> None:
-    receive_rig = ReceiveRig(verbs, slots)
-    receives = receive_rig.receives
-    receives.backlog = 1000
-    messages = [b"message %d" % number for number in range(30)]
-    for number, message in enumerate(messages, 1):
-        receive_rig.arrive(message, number, 2 * number)
-        assert receives.spilled == max(0, number - kept)
-        assert receive_rig.ring.posted == len(receive_rig.posted) == slots - min(number, kept)
-    for number in range(1, kept + 1):
-        found = receives.peek()
-        assert found is not None
-        assert found[1:] == (len(messages[number - 1]), number, 2 * number, None)
-        assert receives.take_bytes() == messages[number - 1]
-    receive_rig.memory[:] = bytes(len(receive_rig.memory))
-    for number in range(kept + 1, 31):
-        message = messages[number - 1]
-        assert receives.peek() == (-1, len(message), number, 2 * number, message)
-        assert receives.take_bytes() == message
-    assert receives.take_bytes() is None
-    assert sorted(receive_rig.posted) == list(range(slots))
-
-
-def test_without_a_backlog_nothing_is_copied(receive_rig: ReceiveRig) -> None:
-    for _ in range(SLOTS):
-        receive_rig.arrive()
-    assert (receive_rig.receives.spilled, receive_rig.ring.posted) == (0, 0)
-
-
 def test_the_owner_is_notified_if_the_backlog_is_exceeded(receive_rig: ReceiveRig) -> None:
     receives = receive_rig.receives
     receives.backlog = 3
@@ -590,14 +435,6 @@ def test_the_owner_is_notified_if_the_backlog_is_exceeded(receive_rig: ReceiveRi
     assert not receives.notify
     receive_rig.arrive()
     assert receives.notify
-
-
-def test_without_a_backlog_the_number_of_messages_is_unlimited(verbs: Queues) -> None:
-    receive_rig = ReceiveRig(verbs, 100)
-    receive_rig.receives.notify = False
-    for _ in range(100):
-        receive_rig.arrive()
-    assert not receive_rig.receives.notify
 
 
 def test_a_refused_slot_loses_no_message_and_notifies(receive_rig: ReceiveRig) -> None:
@@ -615,19 +452,6 @@ def test_a_refused_slot_loses_no_message_and_notifies(receive_rig: ReceiveRig) -
     assert receive_rig.ring.posted == 1
     receive_rig.verbs.refuse(0)
     assert receives.take_bytes() == b"2"
-
-
-def test_a_slot_refused_after_its_message_was_copied_notifies(
-    receive_rig: ReceiveRig,
-) -> None:
-    receives = receive_rig.receives
-    receives.backlog, receives.notify = 100, False
-    receive_rig.arrive()
-    receive_rig.arrive()
-    receive_rig.verbs.refuse(errno.EIO)
-    receive_rig.arrive(b"spilled")
-    assert (receives.error, receives.notify) == (errno.EIO, True)
-    assert [receives.take_bytes() for _ in range(3)] == [b"hello", b"hello", b"spilled"]
 
 
 def test_a_failing_method_leaves_the_queue_usable() -> None:
@@ -672,48 +496,6 @@ for number in range(20):
         [sys.executable, "-c", code], check=False, timeout=30, capture_output=True
     )
     assert ended.returncode == 0
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("spills", [False, True])
-def test_a_long_exchange_keeps_every_message(verbs: Queues, seed: int, spills: bool) -> None:
-    """The FIFO grows while it is wrapped, and while it is not."""
-    source = random.Random(seed)
-    receive_rig = ReceiveRig(verbs, source.randrange(1, 40))
-    receives = receive_rig.receives
-    if spills:
-        receives.backlog = 10_000
-    sent: deque[tuple[bytes, int, int]] = deque()
-    total = 0
-    for step in range(3000):
-        likely = 0.6 if step // 300 % 2 else 0.4
-        if source.random() < likely and receive_rig.posted:
-            flags, imm = source.randrange(4), source.randrange(1 << 32)
-            sent.append((source.randbytes(source.randrange(SLOT_SIZE + 1)), flags, imm))
-            total += len(sent[-1][0])
-            receive_rig.arrive(*sent[-1])
-        elif sent:
-            message, flags, imm = sent.popleft()
-            found = receives.peek()
-            assert found is not None
-            assert found[1:4] == (len(message), flags, imm)
-            if source.random() < 0.8:
-                assert receives.take_bytes() == message
-            else:
-                slot, length, *_, copy = found
-                start = slot * SLOT_SIZE
-                assert (copy or receive_rig.memory[start : start + length]) == message
-                receives.drop_oldest()
-                if slot >= 0:
-                    receive_rig.ring._post(slot)
-        assert len(receives) == len(sent)
-        assert receive_rig.ring.posted == len(receive_rig.posted)
-    assert receives.nbytes == total
-    assert bool(receives.spilled) is spills
-    receives.backlog = -1
-    while sent:
-        assert receives.take_bytes() == sent.popleft()[0]
-    assert sorted(receive_rig.posted) == list(range(receive_rig.ring.slots))
 
 
 # --- CompletionDispatcher ---
@@ -824,16 +606,6 @@ def test_a_queue_with_notify_set_is_notified_once(verbs: Queues, rig: DispatchRi
     assert (rig.notified_keys, rig.calls) == ([KEY, KEY], 2)
 
 
-def test_a_write_with_immediate_data_is_an_empty_message(verbs: Queues, rig: DispatchRig) -> None:
-    receive_rig = ReceiveRig(verbs)
-    rig.dispatcher.attach(KEY, SendQueueCore(8, 4, 16), receive_rig.receives)
-    slot = receive_rig.fill(b"")
-    verbs.received(KEY, slot, 1 << 20, opcode=WcOpcode.RECV_RDMA_WITH_IMM, flags=2, imm_data=7)
-    rig.poll()
-    assert receive_rig.receives.peek() == (0, 0, 2, 7, None)
-    assert (receive_rig.receives.take_bytes(), receive_rig.receives.nbytes) == (b"", 0)
-
-
 def test_failed_receives_are_passed_on_and_not_counted(verbs: Queues, rig: DispatchRig) -> None:
     receive_rig = ReceiveRig(verbs)
     rig.dispatcher.attach(KEY, SendQueueCore(8, 4, 16), receive_rig.receives)
@@ -892,12 +664,6 @@ def test_a_failed_queue_returns_a_negative_number(
     assert rig.poll() == result
     assert rig.dispatcher.poll_for(verbs.cq, S) == result
     assert rig.calls == 0
-
-
-def test_a_null_address_has_no_completions(rig: DispatchRig) -> None:
-    dispatcher = rig.dispatcher
-    assert (dispatcher.poll(0), dispatcher.arm(0), dispatcher.event(0)) == (0, 0, 0)
-    assert dispatcher.poll_for(0, S) == 0
 
 
 @pytest.mark.parametrize("call", ["poll", "arm", "event"])
@@ -1068,16 +834,6 @@ def test_on_pending_can_detach(verbs: Queues, rig: DispatchRig) -> None:
 # --- poll_for() ---
 
 
-def later(function: Callable[[], object], seconds: float = 0.02) -> threading.Thread:
-    def run() -> None:
-        time.sleep(seconds)
-        function()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
 def test_poll_for_ends_with_a_completion_from_another_thread(
     verbs: Queues, rig: DispatchRig
 ) -> None:
@@ -1088,10 +844,9 @@ def test_poll_for_ends_with_a_completion_from_another_thread(
             time.sleep(0.001)
         verbs.sent(9, 1)
 
-    began = time.monotonic()
-    thread = later(bring, 0)
-    assert rig.dispatcher.poll_for(verbs.cq, 15 * S) == 1
-    assert time.monotonic() - began < 10
+    thread = threading.Thread(target=bring)
+    thread.start()
+    assert rig.dispatcher.poll_for(verbs.cq, 100 * S) == 1
     thread.join()
     assert rig.ids_for_python == [(9 << 32) + 1]
     assert verbs.polls > 10
@@ -1117,7 +872,7 @@ def test_poll_for_with_a_completion_polls_once(verbs: Queues, rig: DispatchRig) 
 
 
 class PollingRig(DispatchRig):
-    """A ReceiveQueue and a SendQueueCore that poll. The budget of the loop has just begun."""
+    """A ReceiveQueue and a SendQueueCore that poll. The budget of the loop does not end."""
 
     def __init__(self, verbs: Queues, poll_budget: int) -> None:
         super().__init__(verbs)
@@ -1128,15 +883,14 @@ class PollingRig(DispatchRig):
         self.dispatcher.attach(KEY, self.core, self.receives)
         self.receives.set_polling(self.dispatcher, verbs.cq, poll_budget)
         self.core.set_polling(self.dispatcher, verbs.cq, poll_budget)
-        self.begin_budget()
+        self.dispatcher.budget = LONG
 
-    def begin_budget(self, nanoseconds_ago: int = 0) -> None:
-        self.dispatcher.budget_start = time.monotonic_ns() - nanoseconds_ago
+    def begin_budget(self) -> None:
+        self.dispatcher.budget_start = time.monotonic_ns()
 
 
 def test_take_bytes_finds_a_message_by_polling(verbs: Queues) -> None:
     rig = PollingRig(verbs, 0)
-    rig.begin_budget(-S)
     rig.receive_rig.complete(b"hello")
     assert rig.receives.take_bytes() == b"hello"
     assert (rig.calls, rig.receives.preempted, verbs.polls) == (0, False, 1)
@@ -1150,29 +904,30 @@ def test_no_task_polls_after_the_budget_of_the_loop(verbs: Queues) -> None:
     rig = PollingRig(verbs, 0)
     rig.receive_rig.complete(b"hello")
     rig.core.credits = 0
-    rig.begin_budget(S)
+    rig.dispatcher.budget = 0
     assert rig.receives.take_bytes() is None
     assert rig.core.send(b"x") == -1
-    assert verbs.polls == 0
+    assert (verbs.polls, rig.receives.preempted) == (0, True)
     rig.core.resumed()
+    assert rig.dispatcher.budget_start > 0
+    rig.dispatcher.budget = LONG
     assert rig.receives.take_bytes() == b"hello"
 
 
 def test_no_task_polls_longer_than_the_budget_of_the_loop(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
+    assert CompletionDispatcher(lambda: None).budget == LOOP_BUDGET_NS
     for length in (LOOP_BUDGET_NS, 20 * LOOP_BUDGET_NS):
         rig.dispatcher.budget = length
         rig.begin_budget()
-        began = time.monotonic_ns()
         assert rig.receives.take_bytes() is None
-        assert length - S // 1000 <= time.monotonic_ns() - began <= S
-        assert rig.receives.preempted
+        assert time.monotonic_ns() >= rig.dispatcher.budget_start + length
+        assert (rig.receives.preempted, rig.receives.missed_polls) == (True, 0)
 
 
 def test_no_task_polls_while_other_tasks_wait_for_the_loop(verbs: Queues) -> None:
     """The last poll produced work for another task."""
     rig = PollingRig(verbs, 15 * S)
-    rig.begin_budget()
     rig.core.in_flight = 1
     rig.core.send(b"x")
     verbs.sent(KEY, 0)
@@ -1223,7 +978,6 @@ def test_take_bytes_with_a_message_does_not_poll(verbs: Queues) -> None:
 def test_take_bytes_polls_for_the_poll_budget(verbs: Queues) -> None:
     rig = PollingRig(verbs, 200_000)
     for missed in range(1, 4):
-        rig.begin_budget(-1000 * S)  # a budget that never ends
         began = time.monotonic_ns()
         assert rig.receives.take_bytes() is None
         assert time.monotonic_ns() - began >= 200_000
@@ -1235,11 +989,10 @@ def test_take_bytes_polls_for_the_poll_budget(verbs: Queues) -> None:
 
 def test_take_bytes_finds_a_message_that_comes_while_it_polls(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
-    rig.begin_budget(-1000 * S)
-    thread = later(lambda: rig.receive_rig.complete(b"hello"))
+    rig.receive_rig.complete(b"hello")
+    verbs.hide_completions(100)
     assert rig.receives.take_bytes() == b"hello"
-    thread.join()
-    assert (rig.calls, rig.receives.missed_polls) == (0, 0)
+    assert (rig.calls, rig.receives.missed_polls, verbs.polls) == (0, 0, 101)
 
 
 def test_a_message_found_by_python_resets_missed_polls(verbs: Queues) -> None:
@@ -1252,49 +1005,22 @@ def test_a_message_found_by_python_resets_missed_polls(verbs: Queues) -> None:
     assert rig.receives.missed_polls == 0
 
 
-def test_a_message_found_late_in_the_budget_resets_missed_polls(verbs: Queues) -> None:
-    rig = PollingRig(verbs, 15 * S)
-    rig.receives.missed_polls = 3
-    rig.receive_rig.complete(b"hello")
-    rig.begin_budget()
-    assert rig.receives.take_bytes() == b"hello"
-    assert rig.receives.missed_polls == 0
-
-
 def test_a_completion_without_work_for_tasks_does_not_end_polling(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
-    rig.begin_budget(-1000 * S)
     rig.core.send(b"x")
-    verbs.sent(KEY, 0)
-    thread = later(lambda: rig.receive_rig.complete(b"hello"))
+    for _ in range(BATCH):  # the first poll takes only these
+        verbs.sent(KEY, 0)
+    rig.receive_rig.complete(b"hello")
     assert rig.receives.take_bytes() == b"hello"
-    thread.join()
-    assert (rig.core.oldest_pending, rig.calls) == (1, 0)
+    assert (rig.core.oldest_pending, rig.calls, verbs.polls) == (1, 0, 2)
 
 
 def test_work_for_another_task_ends_polling(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
-    rig.begin_budget(-1000 * S)
     verbs.sent(9, 1)
     assert rig.receives.take_bytes() is None
     assert rig.ids_for_python == [(9 << 32) + 1]
     assert (rig.receives.preempted, rig.receives.missed_polls) == (True, 0)
-
-
-def test_the_end_of_the_budget_of_the_loop_ends_polling(verbs: Queues) -> None:
-    rig = PollingRig(verbs, 15 * S)
-    began = time.monotonic_ns()
-    assert rig.receives.take_bytes() is None
-    assert time.monotonic_ns() - began < 10 * S
-    assert (rig.receives.preempted, rig.receives.missed_polls) == (True, 0)
-    polls = verbs.polls
-    rig.begin_budget(S)
-    assert rig.receives.take_bytes() is None
-    assert (verbs.polls, rig.receives.preempted) == (polls, True)
-    rig.begin_budget(-1000 * S)
-    rig.receives.poll_budget = 1000
-    assert rig.receives.take_bytes() is None
-    assert (rig.receives.preempted, rig.receives.missed_polls) == (False, 1)
 
 
 def test_take_bytes_ignores_a_failed_queue(verbs: Queues) -> None:
@@ -1331,14 +1057,13 @@ def test_a_queue_closed_while_polling_returns_nothing(verbs: Queues) -> None:
 
 def test_a_full_queue_polls_for_a_credit(verbs: Queues) -> None:
     rig = PollingRig(verbs, 15 * S)
-    rig.begin_budget(-1000 * S)
     core = rig.core
     for _ in range(8):
         assert core.send(b"x") == 0
     assert verbs.polls == 0
-    thread = later(lambda: verbs.sent(KEY, 2))
+    verbs.sent(KEY, 2)
+    verbs.hide_completions(100)
     assert core.send(b"y") == 0
-    thread.join()
     assert (core.credits, core.oldest_pending, verbs.posted) == (2, 3, SLOTS + 9)
     core.set_polling(None, 0, -1)
     assert [core.send(b"z") for _ in range(3)] == [0, 0, -1]

@@ -3,99 +3,100 @@
 from __future__ import annotations
 
 import array
-import asyncio
+import contextlib
 import ctypes
-import errno
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from fakes.qp import (
-    BUFFER_SIZE,
-    ELSEWHERE,
-    HERE,
-    FakeRegion,
-    SendRig,
-    call_at_once,
-)
+from simulator import Simulation
+from simulator.pairs import connected
 
-from aiordma import AccessFlags, VerbsError
+from aiordma import AccessFlags, ConnectionOptions, MemoryRegion
 from aiordma.qp import is_registered, join_buffers
-from aiordma.qp.scatter_gather import ScatterGatherBuilder, ScatterGatherList
+from aiordma.qp.scatter_gather import ScatterGatherList
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("time_limit")]
-
-COPY, COPY_KEY = 0x1000, 99  # the address and key of the pool's buffers
-WRITABLE = AccessFlags.LOCAL_WRITE
 ROOM = 1 << 20
+LOCAL = AccessFlags.LOCAL_WRITE
 
 
 class Point(ctypes.Structure):
     _fields_ = (("x", ctypes.c_int32), ("y", ctypes.c_double))
 
 
-class Rig(SendRig):
-    """A ScatterGatherBuilder whose copies go to the buffers of a FakePool."""
+class Builder:
+    """The ScatterGatherBuilder of a connection with a max_sge of 3, and a region of 100 bytes."""
 
-    def __init__(self, free_buffers: int = 1, max_sge: int = 4) -> None:
-        super().__init__(free_buffers)
-        self.builder = ScatterGatherBuilder(self.queue, max_sge, call_at_once)
-        self.builder.pd = HERE
+    def __init__(self, pair: Any, region: MemoryRegion) -> None:
+        self.near, self.far = pair.near, pair.far
+        self.connection = pair.near.connection
+        self.builder = pair.near.data_path._builder
+        self.region = region
 
     async def sources(self, data: Any, room: int = ROOM) -> ScatterGatherList:
-        return await self.builder.sources(data, room, "the room")
+        sgl: ScatterGatherList = await self.builder.sources(data, room, "the room")
+        return sgl
 
     async def copied(self, data: Any) -> bytes:
         """Return the bytes that the device would read. All data must be copied."""
         sgl = await self.sources(data)
         assert sgl._buffer is not None
-        [(address, length, lkey)] = sgl.segments
-        assert (address, lkey, length) == (COPY, COPY_KEY, sgl.nbytes)
-        copy = bytes(sgl._buffer.view[:length])
+        assert sgl.segments == [(sgl._buffer.address, sgl.nbytes, sgl._buffer.lkey)]
+        copy = bytes(sgl._buffer.view[: sgl.nbytes])
         sgl.release()
-        assert self.pool.is_whole
+        assert self.is_released
         return copy
 
-    def sinks(self, into: Any, nbytes: int, at_once: int = 30) -> list[ScatterGatherList]:
-        return [*self.builder.sinks(into, nbytes, WRITABLE, at_once)]
+    def sinks(self, into: Any, nbytes: int, max_pieces: int = 30) -> list[ScatterGatherList]:
+        return [*self.builder.sinks(into, nbytes, LOCAL, max_pieces)]
+
+    def segments_of(self, *parts: tuple[int, int]) -> list[tuple[int, int, int]]:
+        """Return segments of the region: offset and length."""
+        return [(self.region.addr + start, nbytes, self.region.lkey) for start, nbytes in parts]
+
+    @property
+    def is_released(self) -> bool:
+        """True if no request uses memory."""
+        return self.region.references.count == 0 and self.near.pool_is_whole
+
+
+@contextlib.asynccontextmanager
+async def builder_of(simulation: Simulation) -> AsyncIterator[Builder]:
+    """Connect a pair, and return the builder of its near end."""
+    async with connected(simulation, ConnectionOptions(max_sge=3)) as pair:
+        region = await pair.near.connection.allocate(100, LOCAL)
+        yield Builder(pair, region)
+        region.close()
 
 
 # --- registered or not ---
 
 
-async def test_is_registered() -> None:
-    region = FakeRegion()
-    some: list[Any] = [region, region[:5], [region], (region[:5],), [b"a", region], [region, b"a"]]
-    none: list[Any] = [b"a", bytearray(b"a"), [], [b"a", b"b"], memoryview(region), (b"a",)]
-    assert [is_registered(data) for data in some] == [True] * len(some)
-    assert [is_registered(data) for data in none] == [False] * len(none)
+async def test_is_registered(simulation: Simulation) -> None:
+    async with builder_of(simulation) as b:
+        region = b.region
+        some: list[Any] = [region, region[:5], [region], (region[:5],), [b"a", region]]
+        none: list[Any] = [b"a", bytearray(b"a"), [], [b"a", b"b"], memoryview(region), (b"a",)]
+        assert [is_registered(data) for data in some] == [True] * len(some)
+        assert [is_registered(data) for data in none] == [False] * len(none)
 
 
-async def test_join_buffers_joins_pieces() -> None:
+def test_join_buffers_joins_pieces_and_copies_no_single_buffer() -> None:
     numbers = array.array("h", [1, 2])
     grid = memoryview(bytes(range(8))).cast("B", [2, 2, 2])
-    assert bytes(join_buffers([])) == b""
-    assert bytes(join_buffers([b"", b""])) == b""
-    assert bytes(join_buffers([b"one", bytearray(b"two"), memoryview(b"three")])) == b"onetwothree"
+    memory = bytearray(b"hello")
+    assert bytes(join_buffers([])) == bytes(join_buffers([b"", b""])) == b""
+    assert bytes(join_buffers([b"one", memory, memoryview(b"three")])) == b"onehellothree"
     assert bytes(join_buffers((numbers, b"!"))) == numbers.tobytes() + b"!"
     assert bytes(join_buffers([grid, memoryview(b"abcdef")[::2]])) == bytes(range(8)) + b"ace"
     assert len(join_buffers(numbers)) == 4
-
-
-async def test_join_buffers_does_not_copy_a_single_buffer() -> None:
-    memory = bytearray(b"hello")
+    memory.append(ord("!"))  # the joined pieces keep no reference
     view = join_buffers(memory)
     memory[0] = ord("j")
-    assert bytes(view) == b"jello"
+    assert bytes(view) == b"jello!"
     with pytest.raises(BufferError):
         memory.append(0)
     view.release()
-    memory.append(0)
-
-
-async def test_join_buffers_keeps_no_reference_to_pieces() -> None:
-    memory = bytearray(b"hello")
-    assert bytes(join_buffers([memory, b"!"])) == b"hello!"
     memory.append(0)
 
 
@@ -103,20 +104,17 @@ async def test_join_buffers_keeps_no_reference_to_pieces() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda one: one, lambda one: [one], lambda one: (one,)])
-async def test_registered_memory_is_not_copied(wrap: Callable[[object], object]) -> None:
-    rig, region = Rig(), FakeRegion(100)
-    sgl = await rig.sources(wrap(region))
-    assert sgl.segments == [(0x10000, 100, 11)]
-    assert (sgl.nbytes, region.uses) == (100, 1)
-    sgl.release()
-    assert region.uses == 0
-    part = await rig.sources(wrap(region[10:30]))
-    assert part.segments == [(0x1000A, 20, 11)]
-    assert (part.nbytes, region.uses) == (20, 1)
-    part.release()
-    part.release()
-    assert region.uses == 0
-    assert len(rig.pool.free) == 1
+async def test_registered_memory_is_not_copied(
+    simulation: Simulation, wrap: Callable[[object], object]
+) -> None:
+    async with builder_of(simulation) as b:
+        for memory, part in ((b.region, (0, 100)), (b.region[10:30], (10, 20))):
+            sgl = await b.sources(wrap(memory))
+            assert (sgl.segments, sgl.nbytes) == (b.segments_of(part), part[1])
+            assert b.region.references.count == 1
+            for _ in range(2):
+                sgl.release()
+                assert b.is_released
 
 
 @pytest.mark.parametrize(
@@ -130,299 +128,124 @@ async def test_registered_memory_is_not_copied(wrap: Callable[[object], object])
         Point(1, 2.0),
         (Point * 3)(),
         ctypes.c_int(7),
+        bytes(range(256)) * 4,
     ],
     ids=lambda data: memoryview(data).format,
 )
-async def test_other_memory_is_copied(data: Any) -> None:
-    expected = memoryview(data).tobytes()
-    assert await Rig().copied(data) == expected
-    assert await Rig().copied([b"<", data, b">"]) == b"<" + expected + b">"
+async def test_other_memory_is_copied(simulation: Simulation, data: Any) -> None:
+    async with builder_of(simulation) as b:
+        expected = memoryview(data).tobytes()
+        assert await b.copied(data) == expected
+        assert await b.copied([b"<", data, b">"]) == b"<" + expected + b">"
 
 
-async def test_copies_are_made_at_once_and_keep_no_reference() -> None:
-    rig, memory = Rig(), bytearray(b"hello")
-    sgl = await rig.sources([memory, b"!"])
-    memory.clear()
-    assert sgl._buffer is not None
-    assert bytes(sgl._buffer.view[:6]) == b"hello!"
-    sgl.release()
-
-
-async def test_consecutive_copies_are_one_segment() -> None:
-    rig, region = Rig(), FakeRegion()
-    sgl = await rig.sources([b"head", b"er", region[:10], b"tr", b"ail", b"er"])
-    assert sgl.segments == [
-        (COPY, 6, COPY_KEY),
-        (0x10000, 10, 11),
-        (COPY + 6, 7, COPY_KEY),
-    ]
-    assert sgl.nbytes == 23
-    assert sgl._buffer is not None
-    assert bytes(sgl._buffer.view[:13]) == b"headertrailer"
-    assert len(rig.pool.free) == 0
-    sgl.release()
-    assert (region.uses, rig.pool.is_whole) == (0, True)
-
-
-async def test_adjacent_parts_are_one_segment() -> None:
-    rig, first, second = Rig(), FakeRegion(100, 1), FakeRegion(100, 2)
-    sgl = await rig.sources([first[:10], first[10:30], first[40:50], first[30:40], second])
-    assert sgl.segments == [
-        (0x10000, 30, 11),
-        (0x10000 + 40, 10, 11),
-        (0x10000 + 30, 10, 11),
-        (0x20000, 100, 12),
-    ]
-    assert (first.uses, second.uses) == (4, 1)
-    sgl.release()
-    assert (first.uses, second.uses) == (0, 0)
-
-
-async def test_adjacent_regions_with_different_keys_are_two_segments() -> None:
-    rig, first = Rig(), FakeRegion(0x10000, 1)
-    second = FakeRegion(100, 2)
-    assert first.addr + len(first) == second.addr
-    sgl = await rig.sources([first, second])
-    assert sgl.segments == [(0x10000, 0x10000, 11), (0x20000, 100, 12)]
-    sgl.release()
-
-
-async def test_a_second_release_does_nothing() -> None:
-    rig, region = Rig(), FakeRegion()
-    sgl = await rig.sources([region, b"copy"])
-    for _ in range(2):
+async def test_adjacent_pieces_are_one_segment(simulation: Simulation) -> None:
+    async with builder_of(simulation) as b:
+        region, memory = b.region, bytearray(b"head")
+        sgl = await b.sources([memory, b"er", region[:10], region[10:30], b"tr", b"", b"ail"])
+        memory.clear()  # it is copied
+        buffer = sgl._buffer
+        assert buffer is not None
+        head, tail = (buffer.address, 6, buffer.lkey), (buffer.address + 6, 5, buffer.lkey)
+        assert sgl.segments == [head, *b.segments_of((0, 30)), tail]
+        assert (sgl.nbytes, bytes(buffer.view[:11])) == (41, b"headertrail")
         sgl.release()
-        assert (region.uses, rig.pool.is_whole) == (0, True)
+        sgl = await b.sources([region[40:50], region[:0], region[30:40], region[5:5], region[40:]])
+        assert sgl.segments == b.segments_of((40, 10), (30, 70))
+        sgl.release()
+        assert b.is_released
 
 
-async def test_empty_pieces_make_no_segments() -> None:
-    rig, region = Rig(), FakeRegion()
-    sgl = await rig.sources([b"", region[:0], b"a", region[5:5], b"", region[:10], b""])
-    assert sgl.segments == [(COPY, 1, COPY_KEY), (0x10000, 10, 11)]
-    assert sgl.nbytes == 11
-    sgl.release()
-    assert (region.uses, rig.pool.is_whole) == (0, True)
+def test_adjacent_memory_with_different_keys_is_two_segments() -> None:
+    sgl = ScatterGatherList()
+    for address, lkey in ((0, 1), (10, 2)):
+        sgl._add_segment(address, 10, lkey)
+    assert sgl.segments == [(0, 10, 1), (10, 10, 2)]
 
 
 @pytest.mark.parametrize("data", [b"", [], [b"", b""], (bytearray(),)])
-async def test_empty_data_needs_no_buffer(data: Any) -> None:
-    rig = Rig(free_buffers=0)
-    sgl = await rig.sources(data)
-    assert (sgl.segments, sgl.nbytes) == ([], 0)
-    assert rig.pool.requested == []
-    sgl.release()
+async def test_empty_data_needs_no_buffer(simulation: Simulation, data: Any) -> None:
+    async with builder_of(simulation) as b:
+        for pieces, count in ((data, 0), ([*data, b.region, b""], 1)):
+            sgl = await b.sources(pieces)
+            assert (len(sgl.segments), sgl._buffer) == (count, None)
+            sgl.release()
+        assert simulation.world.calls.counts["ibv_reg_mr_iova2"] == 3  # two rings, one region
 
 
-async def test_empty_copies_beside_registered_memory_need_no_buffer() -> None:
-    rig, region = Rig(free_buffers=0), FakeRegion()
-    sgl = await rig.sources([b"", region, b""])
-    assert sgl.segments == [(0x10000, 100, 11)]
-    assert rig.pool.requested == []
-    sgl.release()
-    assert region.uses == 0
-
-
-async def test_data_of_exactly_the_allowed_size_is_accepted() -> None:
-    rig, region = Rig(), FakeRegion()
-    sgl = await rig.sources([b"ab", region], 102)
-    assert sgl.nbytes == 102
-    sgl.release()
-
-
-@pytest.mark.parametrize("with_registered", [False, True])
-async def test_data_that_is_too_large_is_refused(with_registered: bool) -> None:
-    rig, region = Rig(), FakeRegion()
-    data = [b"ab", region] if with_registered else [b"ab", bytes(100)]
-    with pytest.raises(ValueError, match="102 bytes do not fit into the room of 101"):
-        await rig.sources(data, 101)
-    assert (region.uses, rig.pool.is_whole) == (0, True)
-
-
-async def test_too_many_pieces_are_refused_and_released() -> None:
-    rig, region = Rig(max_sge=3), FakeRegion()
-    for parts in ([region[n : n + 1] for n in (0, 2, 4, 6)], [b"a", region[:1], b"b", region[2:3]]):
-        with pytest.raises(ValueError, match="4 pieces of memory in one request; max_sge is 3"):
-            await rig.sources(parts)
-        assert (region.uses, rig.pool.is_whole) == (0, True)
-    sgl = await rig.sources([region[n : n + 1] for n in (0, 1, 2, 3, 5, 7)])
-    assert len(sgl.segments) == 3  # adjacent pieces count once
-    sgl.release()
-
-
-@pytest.mark.parametrize("pd", [ELSEWHERE, None])
-async def test_memory_of_another_domain_is_refused_and_the_rest_released(pd: Any) -> None:
-    rig, region, other = Rig(), FakeRegion(100, 1), FakeRegion(100, 2, pd)
-    with pytest.raises(ValueError, match="registered on another device"):
-        await rig.sources([b"copy", region, other, region])
-    assert (region.uses, other.uses, rig.pool.is_whole) == (0, 0, True)
-
-
-async def test_without_a_queue_pair_all_memory_is_refused() -> None:
-    rig, region = Rig(), FakeRegion()
-    rig.builder.pd = None
-    with pytest.raises(ValueError, match="registered on another device"):
-        await rig.sources(region)
-    assert region.uses == 0
-
-
-async def test_closed_memory_is_refused_and_the_rest_released() -> None:
-    rig, region, closed = Rig(), FakeRegion(100, 1), FakeRegion(100, 2)
-    closed.close()
-    with pytest.raises(ValueError, match="closed"):
-        await rig.sources([b"copy", region, closed[:5]])
-    assert (region.uses, closed.uses, rig.pool.is_whole) == (0, 0, True)
-
-
-async def test_a_region_in_use_is_not_disposed_before_its_release() -> None:
-    rig, region = Rig(), FakeRegion()
-    sgl = await rig.sources([region, region[:5]])
-    region.close()
-    assert memoryview(region)
-    sgl.release()
-    with pytest.raises(BufferError):
-        memoryview(region)
-
-
-async def test_a_piece_that_is_not_memory_is_refused() -> None:
-    rig, region = Rig(), FakeRegion()
-    things: list[Any] = ["text", [region, "text"], [region, [b"nested"]]]
-    for thing in things:
-        with pytest.raises(TypeError):
-            await rig.sources(thing)
-    assert (region.uses, rig.pool.is_whole) == (0, True)
-
-
-async def test_without_memory_for_copies_nothing_is_acquired() -> None:
-    async def fail(function: Callable[[], None]) -> None:
-        raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
-
-    rig, region = Rig(free_buffers=0), FakeRegion()
-    rig.builder.call_in_worker = fail
-    with pytest.raises(VerbsError, match="ibv_reg_mr"):
-        await rig.sources([region, b"copy"])
-    assert region.uses == 0
-
-
-async def test_sources_waits_for_a_buffer_for_copies() -> None:
-    rig, region = Rig(free_buffers=0), FakeRegion()
-    sgl = await rig.sources([b"co", region, b"py"])
-    assert rig.pool.requested == [(4, call_at_once)]
-    assert len(sgl.segments) == 3
-    sgl.release()
-    assert rig.pool.is_whole
-
-
-async def test_cancelling_the_wait_for_a_buffer_acquires_nothing() -> None:
-    async def never(function: Callable[[], None]) -> None:
-        await asyncio.Event().wait()
-
-    rig, region = Rig(free_buffers=0), FakeRegion()
-    rig.builder.call_in_worker = never
-    task = asyncio.create_task(rig.sources([region, b"copy"]))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert region.uses == 0
-
-
-async def test_a_copy_can_fill_its_buffer() -> None:
-    data = bytes(range(256)) * (BUFFER_SIZE // 256)
-    assert await Rig().copied([data[:100], data[100:]]) == data
+async def test_unusable_data_is_refused_and_the_rest_released(simulation: Simulation) -> None:
+    async with builder_of(simulation) as b:
+        region = b.region
+        closed = await b.connection.allocate(10, LOCAL)
+        closed.close()
+        async with await b.far.connection.allocate(10, LOCAL) as elsewhere:
+            cases: list[tuple[Any, int, type[Exception], str]] = [
+                ([b"ab", region], 101, ValueError, "102 bytes do not fit into the room of 101"),
+                ([b"ab", bytes(100)], 101, ValueError, "102 bytes do not fit into the room of 101"),
+                ([region[n : n + 1] for n in (0, 2, 4, 6)], 99, ValueError, "4 pieces .* is 3"),
+                ([b"a", region[:1], b"b", region[2:3]], 99, ValueError, "4 pieces of memory"),
+                ([b"copy", region, elsewhere, region], 999, ValueError, "on another device"),
+                ([b"copy", region, closed[:5]], 999, ValueError, "closed"),
+                ("text", 99, TypeError, ""),
+                ([region, "text"], 999, TypeError, ""),
+                ([region, [b"nested"]], 999, TypeError, ""),
+            ]
+            for data, room, error, why in cases:
+                with pytest.raises(error, match=why or None):
+                    await b.sources(data, room)
+                assert b.is_released
+        sgl = await b.sources([region[n : n + 1] for n in (0, 1, 2, 3, 5, 7)], 6)
+        assert len(sgl.segments) == 3  # adjacent pieces count once
+        b.builder.pd = None  # without a queue pair
+        with pytest.raises(ValueError, match="registered on another device"):
+            await b.sources(region)
+        sgl.release()
 
 
 # --- sinks: memory to read into ---
 
 
-async def test_a_region_can_be_the_target_of_a_read() -> None:
-    rig, region = Rig(), FakeRegion(100)
-    [sgl] = rig.sinks(region, 40)
-    assert (sgl.segments, sgl.nbytes) == ([(0x10000, 40, 11)], 40)
-    assert region.uses == 1
-    sgl.release()
-    [sgl] = rig.sinks(region[20:], 80)
-    assert sgl.segments == [(0x10000 + 20, 80, 11)]
-    sgl.release()
-    assert region.uses == 0
-
-
-async def test_pieces_are_filled_in_order_and_the_rest_is_not_used() -> None:
-    rig, first, second, third = Rig(), *(FakeRegion(100, number) for number in (1, 2, 3))
-    [sgl] = rig.sinks([second[50:], first[:0], first, third], 90)
-    assert sgl.segments == [(0x20000 + 50, 50, 12), (0x10000, 40, 11)]
-    assert (first.uses, second.uses, third.uses) == (1, 1, 0)
-    sgl.release()
-    assert (first.uses, second.uses) == (0, 0)
-
-
-@pytest.mark.parametrize(("at_once", "shape"), [(1, [1] * 4), (2, [2, 2]), (3, [3, 1]), (4, [4])])
+@pytest.mark.parametrize(("at_once", "shape"), [(1, [1] * 3), (2, [2, 1]), (3, [3])])
 async def test_reads_are_split_by_the_number_of_pieces_at_once(
-    at_once: int, shape: list[int]
+    simulation: Simulation, at_once: int, shape: list[int]
 ) -> None:
-    rig, region = Rig(), FakeRegion(100)
-    parts = [region[start : start + 10] for start in (0, 20, 40, 60)]
-    requests = rig.sinks(parts, 35, at_once)
-    assert [len(one.segments) for one in requests] == shape
-    assert [segment for one in requests for segment in one.segments] == [
-        (0x10000, 10, 11),
-        (0x10000 + 20, 10, 11),
-        (0x10000 + 40, 10, 11),
-        (0x10000 + 60, 5, 11),
-    ]
-    assert sum(one.nbytes for one in requests) == 35
-    assert region.uses == 4
-    for left, one in zip((4, 3, 2, 1), requests, strict=False):
-        assert region.uses <= left
-        one.release()
-    assert region.uses == 0
+    async with builder_of(simulation) as b:
+        parts = [b.region[start : start + 10] for start in (20, 0, 60, 80)]
+        requests = b.sinks([parts[0], b.region[:0], *parts[1:]], 25, at_once)
+        assert [len(one.segments) for one in requests] == shape
+        segments = [segment for one in requests for segment in one.segments]
+        assert segments == b.segments_of((20, 10), (0, 10), (60, 5))  # the rest is not used
+        assert (sum(one.nbytes for one in requests), b.region.references.count) == (25, 3)
+        for one in requests:
+            one.release()
+        assert b.is_released
+        assert b.sinks(b.region, 0) == b.sinks([], 0) == []
 
 
-async def test_a_read_of_no_bytes_makes_no_request() -> None:
-    rig, region = Rig(), FakeRegion()
-    assert rig.sinks(region, 0) == rig.sinks([], 0) == []
-    assert region.uses == 0
-
-
-async def test_a_target_that_is_too_small_is_refused() -> None:
-    rig, region = Rig(), FakeRegion()
-    for into in (region, [region[:50], region[50:]]):
-        with pytest.raises(ValueError, match="101 bytes do not fit into the memory to read into"):
-            rig.sinks(into, 101)
-    assert region.uses == 0
-
-
-async def test_too_many_pieces_to_read_into_are_refused() -> None:
-    rig, region = Rig(max_sge=3), FakeRegion()
-    parts = [region[start : start + 10] for start in (0, 20, 40, 60)]
-    with pytest.raises(ValueError, match="4 pieces of memory in one request; max_sge is 3"):
-        rig.sinks(parts, 40)
-    assert region.uses == 0
-    [sgl] = rig.sinks(parts, 30)  # pieces that are not needed do not count
-    sgl.release()
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 3])
 async def test_an_unusable_target_is_refused_and_the_rest_released(
-    at_once: int,
+    simulation: Simulation,
 ) -> None:
-    rig, region = Rig(), FakeRegion(10, 1)
-    readable = FakeRegion(10, 2, access=AccessFlags.REMOTE_READ)
-    elsewhere = FakeRegion(10, 3, ELSEWHERE)
-    closed = FakeRegion(10, 4)
-    closed.close()
-    for bad, why in (
-        (readable, "must be registered with .*LOCAL_WRITE"),
-        (elsewhere, "registered on another device"),
-        (closed, "closed"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            rig.sinks([region, region[:5], bad], 25, at_once)
-        assert (region.uses, bad.uses) == (0, 0)
-
-
-async def test_a_target_needs_all_access_flags() -> None:
-    rig, needed = Rig(), AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
-    with pytest.raises(ValueError, match="REMOTE_WRITE"):
-        rig.builder.sinks(FakeRegion(), 10, needed, 1)
-    [sgl] = rig.builder.sinks(FakeRegion(access=needed), 10, needed, 1)
-    sgl.release()
+    async with builder_of(simulation) as b:
+        region, connection = b.region, b.connection
+        closed = await connection.allocate(10, LOCAL)
+        closed.close()
+        readable = await connection.allocate(10, AccessFlags.REMOTE_READ)
+        elsewhere = await b.far.connection.allocate(10, LOCAL)
+        parts = [region[start : start + 10] for start in (0, 20, 40, 60)]
+        cases: list[tuple[Any, int, str]] = [
+            (region, 101, "101 bytes do not fit into the memory to read into of 100"),
+            ([region[:50], region[50:]], 101, "101 bytes do not fit into the memory"),
+            (parts, 40, "4 pieces of memory in one request; max_sge is 3"),
+            ([region, region[:5], readable], 115, "must be registered with .*LOCAL_WRITE"),
+            ([region, region[:5], elsewhere], 115, "registered on another device"),
+            ([region, region[:5], closed], 115, "closed"),
+        ]
+        for into, nbytes, why in cases:
+            for at_once in (1, 3):
+                with pytest.raises(ValueError, match=why):
+                    b.sinks(into, nbytes, at_once)
+                assert b.is_released
+        for one in b.sinks(parts, 30):  # pieces that are not needed do not count
+            one.release()
+        readable.close()
+        elsewhere.close()
