@@ -54,7 +54,9 @@ def byte_view(buffer: Buffer) -> memoryview:
     Until the view is released, `buffer` can be neither freed nor resized, unless it was copied.
     """
     view = memoryview(buffer)
-    if not view.c_contiguous or not view.nbytes:
+    if not view.nbytes:  # writable if `buffer` is
+        return memoryview(b"" if view.readonly else bytearray())
+    if not view.c_contiguous:
         return memoryview(view.tobytes())
     if view.ndim == 1 and view.format == "B":
         return view

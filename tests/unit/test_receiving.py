@@ -152,6 +152,12 @@ async def test_a_message_is_copied_to_the_beginning_of_a_buffer(simulation: Simu
         assert free_slots(pair.far) == SLOTS
 
 
+async def test_an_empty_message_fits_into_an_empty_buffer(simulation: Simulation) -> None:
+    async with pair_of(simulation) as pair:
+        await arrive(pair, b"")
+        assert await pair.far.connection.recv_into(bytearray()) == 0
+
+
 @pytest.mark.parametrize("is_spilled", [False, True])
 async def test_a_message_that_does_not_fit_is_received_by_the_next_call(
     simulation: Simulation, is_spilled: bool
