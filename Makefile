@@ -62,12 +62,13 @@ unit: $(READY)
 lab-test: setup
 	$(PY) -m pytest -n 2 tests/lab
 
-# On a machine without a device, two labs share the tests.
+# On a machine without a device, two labs share the tests. They find the tests compiled already.
 device-test: setup
 	@if $(PY) -m aiordma devices >/dev/null 2>&1; then \
 		echo "aiordma: on this machine's RDMA device"; $(PY) -m pytest $(DEVICE_OPTIONS) $(DEVICE_TESTS); \
 	else \
 		echo "aiordma: no RDMA device here: booting two labs"; \
+		$(PY) -m pytest --collect-only --quiet $(DEVICE_TESTS) >/dev/null; \
 		$(PY) -m pytest $(DEVICE_OPTIONS) --dist worksteal \
 			--tx '2*popen//python=$(PY) -m aiordma lab run --device both -- $(PY)' $(DEVICE_TESTS); \
 	fi
