@@ -73,10 +73,11 @@ class Simulation:
             with self._machine(), simulated_threads(self.world) as threads:
                 result = loops.run(self.world, kind, body)
                 gc.collect()
-                for loop, call in threads.guarded:
-                    if loop.is_closed():
-                        call.run()
-                self.world.settle(60.0)
+                for _ in range(2):  # these calls can submit jobs, and jobs such calls
+                    for loop, call in threads.guarded:
+                        if loop.is_closed():
+                            call.run()
+                    self.world.settle(60.0)
                 assert not threads.alive, f"{threads.alive} jobs of worker threads are not done"
         finally:
             worlds.enter(None)

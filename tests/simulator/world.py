@@ -149,8 +149,9 @@ class World:
         self.datagrams: Any = None
         self.violations: list[str] = []
         """Violations of the rules of the C libraries, with their stacks."""
-        self.before_step: list[Callable[[], object]] = []
-        """Called when the program waits. They start what the program has asked for."""
+        self.before_step: list[Callable[[], bool | None]] = []
+        """Called when the program waits. They start what the program has asked for, and return
+        True if a thread of the program has run meanwhile."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
@@ -169,8 +170,8 @@ class World:
 
         Return False if there is none before the time `limit`. The clock is then at `limit`.
         """
-        for start in self.before_step:
-            start()
+        if any(start() for start in self.before_step):
+            return True
         if self._events and (limit is None or self._events[0][0] <= limit):
             when, _, action = heapq.heappop(self._events)
             self.now = max(self.now, when)
