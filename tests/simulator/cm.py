@@ -182,6 +182,8 @@ class ConnectionManager:
         self.listeners: list[Id] = []
         self.unreachable: set[str] = set()
         """Hosts that answer nothing."""
+        self.lose_ready = False
+        """True: the message "ready to use" is lost."""
         self.held: dict[int, list[Callable[[], None]]] = {}
         """The types of events that are held back, with the events. See hold() and release()."""
         self.default_domains: dict[Device, Any] = {}
@@ -364,7 +366,7 @@ class ConnectionManager:
 
     def ready(self, passive: Id) -> None:
         """Handle the arrival of "ready to use"."""
-        if passive.state == "accepting" and not passive.is_destroyed:
+        if passive.state == "accepting" and not (passive.is_destroyed or self.lose_ready):
             passive.state = "connected"
             passive.put(lib.RDMA_CM_EVENT_ESTABLISHED)
 
@@ -777,6 +779,7 @@ def _notify(world: World, pointer: Any, kind: int) -> None:
     cm_id = world.get(pointer, Id)
     if cm_id.state != "accepting":
         raise Failure(errno.EISCONN)
+    world.cm.lose_ready = False
     world.cm.ready(cm_id)
 
 

@@ -32,6 +32,7 @@ from simulator.world import RandomSchedule, World
 
 # isort: split
 from aiordma.cm import establishing
+from aiordma.dispatch import cm_events
 from aiordma.rdmacm import SocketAddress, parse_address
 
 T = TypeVar("T")
@@ -105,6 +106,7 @@ class Simulation:
 
         with (
             mock.patch.object(socket, "getaddrinfo", resolve),
+            mock.patch.object(cm_events, "_initialised", False),
             mock.patch.object(establishing, "interface_addresses", interfaces),
         ):
             yield
