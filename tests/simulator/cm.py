@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -187,7 +187,7 @@ class ConnectionManager:
         self.held: dict[int, list[Callable[[], None]]] = {}
         """The types of events that are held back, with the events. See hold() and release()."""
         self.default_domains: dict[Device, Any] = {}
-        self.ports = itertools.count(32768)
+        self.ports: Iterator[int] = itertools.count(32768)
         world.cm = self
 
     def device_at(self, host: str) -> Device | None:

@@ -63,8 +63,8 @@ class Datagrams:
         kind, data = lib.RDMA_CM_EVENT_CONNECT_REQUEST, data.ljust(_REQUEST_SIZE, b"\0")
         listener.channel.put(Event(passive, kind, private_data=data, listener=listener))
 
-    def _refused(self, active: Id, status: int, data: bytes) -> None:
-        if active.state == "connecting":
+    def _refused(self, active: Id | None, status: int, data: bytes) -> None:
+        if active is not None and active.state == "connecting":
             active.state = "failed"
             data = data.ljust(_REPLY_SIZE, b"\0") if status > 0 else b""
             active.put(lib.RDMA_CM_EVENT_UNREACHABLE, status=status, private_data=data)

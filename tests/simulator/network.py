@@ -57,6 +57,8 @@ class Network:
         self.world = world
         self.is_cut = False
         """True if no message arrives any more."""
+        self.loses_flushes = False
+        """True: a queue pair that fails never flushes its requests."""
         world.network = self
         world.before_step.append(self.start_requests)
 
@@ -177,6 +179,8 @@ class Network:
         """Move a queue pair to its error state, and flush its requests."""
         qp.move(lib.IBV_QPS_ERR)
         if qp.is_flushed:
+            return
+        if self.loses_flushes:
             return
         qp.is_flushed = True
         self._at(qp, self.world.schedule.latency(), partial(self._flush, qp))

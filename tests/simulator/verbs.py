@@ -47,6 +47,7 @@ class Device:
         self.limits = Limits(max_sge_rd=1) if iwarp else Limits()
         self.memory_windows = not iwarp
         self.removed = False
+        self.vendor_id = 0
         self.port_state = int(lib.IBV_PORT_ACTIVE)
         transport = lib.IBV_TRANSPORT_IWARP if iwarp else lib.IBV_TRANSPORT_IB
         self.context = lib.sim_new_context(name.encode(), transport)
@@ -287,6 +288,7 @@ def _query_device(world: World, context: Any, attr: Any) -> None:
     attr.max_qp_init_rd_atom = limits.max_qp_init_rd_atom
     attr.max_srq, attr.max_srq_wr = limits.max_srq, limits.max_srq_wr
     attr.max_mcast_grp, attr.phys_port_cnt = limits.max_mcast_grp, 1
+    attr.vendor_id = device.vendor_id
     attr.atomic_cap = 0 if device.is_iwarp else 1
     if device.memory_windows:
         attr.device_cap_flags = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B

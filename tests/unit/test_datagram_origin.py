@@ -176,8 +176,9 @@ def test_peers_on_infiniband_without_headers_differ_by_their_lids() -> None:
 
 def receive(ring: DatagramReceiveRing, header: bytes, **fields: int) -> tuple[DatagramPeer, Any]:
     """Receive a datagram without data. Return its sender and its group."""
-    defaults = {"byte_len": 40, "src_qp": 17, "slid": 0, "sl": 0, "dlid_path_bits": 0, "status": 0}
-    wc: Any = SimpleNamespace(**(defaults | {"wc_flags": WcFlags.GRH} | fields))
+    defaults = {"byte_len": 40, "src_qp": 17, "slid": 0, "sl": 0, "dlid_path_bits": 0}
+    defaults |= {"status": 0, "imm_data": 0, "wc_flags": WcFlags.GRH}
+    wc: Any = SimpleNamespace(**(defaults | fields))
     ring._region = SimpleNamespace(view=memoryview(header))  # type: ignore[assignment]
     ring.append(0, wc)
     _, datagram = ring.take_datagram()

@@ -211,10 +211,10 @@ async def test_a_watch_ends_with_its_last_device(simulation: Simulation) -> None
         await loops.sleep(1)
         simulation.cm.remove_device(simulation.near)
         await loops.sleep(1)
-        assert watch.devices == ("sim1",)
+        assert list(watch.devices) == ["sim1"]
         simulation.cm.remove_device(simulation.far)
         assert [one async for one in watch] == [DOWN, GONE, OTHER_GONE]
-        assert watch.devices == ()
+        assert list(watch.devices) == []
         assert not device_events._readers
 
 

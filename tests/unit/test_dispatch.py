@@ -371,7 +371,12 @@ async def test_a_completion_that_comes_before_the_queue_is_armed_is_found(
 ) -> None:
     async with rig_of(simulation) as rig:
         numbers = rig.handlers[0].numbers
-        rig.handlers[0].on_complete = lambda: len(numbers) < 2 and rig.complete(0, 0, 4)
+
+        def complete_more() -> None:
+            if len(numbers) < 2:
+                rig.complete(0, 0, 4)
+
+        rig.handlers[0].on_complete = complete_more
         rig.complete(0, 0, 3)
         await loops.sleep(1)
         assert numbers == [3, 4]

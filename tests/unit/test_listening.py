@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,6 +37,10 @@ from aiordma.rdmacm import CmEvent, SocketAddress, parse_address
 PORT = 7471
 NEAR, FAR, NEAR6, FAR6 = "10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"
 ABSENT, ABSENT6 = "10.9.9.9", "fd00::9"
+
+
+async def close(connection: Connection) -> None:
+    await connection.aclose()
 
 
 async def connect(simulation: Simulation, host: str = FAR, **more: Any) -> Connection:
@@ -144,7 +147,7 @@ async def test_a_name_gives_each_address_of_both_families_once(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vsock = (socket.AF_VSOCK, socket.SOCK_STREAM, 0, "", (2, PORT))
-    found = [(socket.AF_INET, 1, 0, "", (FAR, PORT)), vsock]
+    found: list[Any] = [(socket.AF_INET, 1, 0, "", (FAR, PORT)), vsock]
     scoped = [("fe80::1", 1), ("fe80::1%lo", 1), ("fe80::1", 2)]
     found += [(socket.AF_INET6, 1, 0, "", (host, PORT, 0, scope)) for host, scope in scoped]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
@@ -314,7 +317,7 @@ async def test_cancelling_loses_no_request(simulation: Simulation) -> None:
     async with aiordma.listen(FAR, PORT) as listener:
         waiting = loops.create_task(listener.get_request())
         await loops.sleep(1)
-        for second in (listener.get_request, partial(listener.serve, pytest.fail)):
+        for second in (listener.get_request, partial(listener.serve, close)):
             with pytest.raises(BusyError):
                 await second()
         (cm_id,) = listener._cms
@@ -349,9 +352,6 @@ async def test_closing_ends_every_wait_and_rejects_the_peers(simulation: Simulat
     await listener.aclose()
     with pytest.raises(Rejected):
         await task
-
-
-GaveUp = Callable[[Listener], Any]
 
 
 @pytest.mark.parametrize("how", ["accept", "serve"])

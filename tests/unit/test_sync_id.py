@@ -26,7 +26,7 @@ from aiordma import (
 )
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.enums import AddrInfoFlags, CmEventType, PortSpace
-from aiordma.rdmacm import ConnectionParameters
+from aiordma.rdmacm import CmEvent, ConnectionParameters
 
 PARAMETERS = ConnectionParameters(b"hello")
 PASSIVE = AddrInfo(flags=AddrInfoFlags.PASSIVE)
@@ -170,7 +170,12 @@ async def test_a_request_that_arrives_while_the_listener_closes_is_rejected(
         waiting = loops.create_task(listener.get_request())
         peer, task = await connecting(simulation)
         handle_event = listener.handle_event
-        listener.handle_event = lambda event: (listener.abort(), handle_event(event))[1]  # type: ignore[method-assign]
+
+        def close_first(event: CmEvent) -> None:
+            listener.abort()
+            handle_event(event)
+
+        listener.handle_event = close_first  # type: ignore[method-assign]
         with pytest.raises(Rejected):
             await task
         with pytest.raises(LocalClosed):
