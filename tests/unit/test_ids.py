@@ -788,10 +788,11 @@ async def test_an_id_is_destroyed_even_if_no_thread_can_start(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cm_id = await AsyncCmId.create()
-    monkeypatch.setattr(WorkerPool, "_start", lambda pool: pool._jobs.popleft()())
-    task = loops.create_task(cm_id.resolve_addr(ABSENT))
-    await loops.sleep(1)
-    cm_id.abort()
-    with pytest.raises(LocalClosed):
-        await task
-    await cm_id.aclose()
+    with monkeypatch.context() as patch:  # ends before the simulation restores the method
+        patch.setattr(WorkerPool, "_start", lambda pool: pool._jobs.popleft()())
+        task = loops.create_task(cm_id.resolve_addr(ABSENT))
+        await loops.sleep(1)
+        cm_id.abort()
+        with pytest.raises(LocalClosed):
+            await task
+        await cm_id.aclose()

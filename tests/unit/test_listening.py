@@ -150,12 +150,13 @@ async def test_a_name_gives_each_address_of_both_families_once(
     found: list[Any] = [(socket.AF_INET, 1, 0, "", (FAR, PORT)), vsock]
     scoped = [("fe80::1", 1), ("fe80::1%lo", 1), ("fe80::1", 2)]
     found += [(socket.AF_INET6, 1, 0, "", (host, PORT, 0, scope)) for host, scope in scoped]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert await resolve_host(running_loop(), "storage", PORT) == [
-        SocketAddress(FAR, PORT),
-        SocketAddress("fe80::1", PORT, socket.AF_INET6, 1),
-        SocketAddress("fe80::1", PORT, socket.AF_INET6, 2),
-    ]
+    with monkeypatch.context() as patch:  # ends before the simulation restores the function
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        assert await resolve_host(running_loop(), "storage", PORT) == [
+            SocketAddress(FAR, PORT),
+            SocketAddress("fe80::1", PORT, socket.AF_INET6, 1),
+            SocketAddress("fe80::1", PORT, socket.AF_INET6, 2),
+        ]
 
 
 @pytest.mark.parametrize("host", ["nonesuch", "a" * 300, "..", f"fe80::1%{2**32}"])
