@@ -410,6 +410,16 @@ async def test_a_refused_send_ends_the_endpoint(simulation: Simulation) -> None:
                 await here.send_to(peer, b"copied")
 
 
+async def test_a_send_that_fails_ends_the_endpoint(simulation: Simulation) -> None:
+    async with pair() as (here, _, peer):
+        qp = simulation.cm.id_of(here._queue_pair.cm).qp
+        assert qp is not None
+        await here.send_to(peer, b"lost")
+        simulation.network.fail_queue_pair(qp)
+        with pytest.raises(WorkRequestError, match="SEND"):
+            await here.recv_from()
+
+
 async def test_a_refused_receive_ends_the_endpoint(simulation: Simulation) -> None:
     async with pair() as (here, there, peer):
         await here.send_to(peer, b"last")

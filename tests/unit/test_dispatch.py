@@ -424,6 +424,16 @@ async def test_a_queue_is_armed_once_after_tasks_poll_again_and_again(
         monkeypatch.undo()
 
 
+async def test_draining_ends_when_the_reading_stops(simulation: Simulation) -> None:
+    async with rig_of(simulation) as rig:
+        seen: list[int] = []
+        rig.complete(0, 0, *range(MANY))
+        rig.loop_device.drain(rig.queues[0], lambda: seen.append(len(rig.handlers[0].numbers)))
+        rig.loop_device._stop_reading()
+        await loops.sleep(1)
+        assert seen == [POLL_BATCH * loop_device.MAX_BATCHES]
+
+
 async def test_a_queue_is_not_armed_after_the_reading_has_stopped(simulation: Simulation) -> None:
     async with rig_of(simulation) as rig:
         queue = rig.queues[0]

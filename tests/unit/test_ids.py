@@ -784,6 +784,20 @@ async def test_no_call_is_made_after_destruction_has_begun(simulation: Simulatio
     assert made == []
 
 
+async def test_a_wait_that_has_not_begun_ends_with_its_id(simulation: Simulation) -> None:
+    async with await AsyncCmId.create() as cm_id:
+        await cm_id.resolve_addr(steps.target(simulation))
+        simulation.world.calls.delay("rdma_resolve_route", before=1)
+        resolving = loops.create_task(cm_id.resolve_route())
+        await loops.sleep(0.1)
+        waiting = loops.create_task(cm_id.handle.wait(lambda interrupt: interrupt.is_set))
+        await loops.sleep(0.1)
+        cm_id.abort()
+        for task in (resolving, waiting):
+            with pytest.raises(LocalClosed):
+                await task
+
+
 async def test_an_id_is_destroyed_even_if_no_thread_can_start(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
