@@ -54,7 +54,7 @@ async def pair(
         await loops.sleep(0.001)
         yield here, there, await here.resolve(hosts[1], PORT)
         there.abort()
-        await serving
+        await loops.gather(serving, return_exceptions=True)
 
 
 # --- peers ---

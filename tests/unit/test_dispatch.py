@@ -165,7 +165,7 @@ class Rig:
         wc = ffi.new("struct ibv_wc *")
         for number in numbers:
             wc.wr_id = self.keys[handler] << KEY_SHIFT | number
-            assert not lib.sim_complete(self.raw[queue], wc, ffi.NULL, 0)
+            assert not lib.sim_complete(self.raw[queue], wc, ffi.NULL, 0, False)
 
     def break_by(self, how: str) -> None:
         """Make the next completion of the first queue fail the device."""
