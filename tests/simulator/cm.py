@@ -12,13 +12,15 @@ import itertools
 import os
 import socket
 import struct
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from simulator.verbs import CompletionQueue, Device, Domain, QueuePair, create_qp
+from simulator import world as worlds
+from simulator.verbs import CompletionQueue, Device, Domain, QueuePair, gid_of
 from simulator.world import Failure, World, address_of, define, ffi, lib
 
 CONNECT_TIMEOUT = 60.0
@@ -28,6 +30,9 @@ REJECTED_NO_LISTENER = 8
 REJECTED_BY_CONSUMER = 28
 _IB_SIZES = {"request": 56, "reply": 196, "reject": 148}
 _MAX_PRIVATE_DATA = 251
+_PATH_SIZE = 72
+"""The size of struct ibv_path_data."""
+_WILDCARDS = {"0.0.0.0": 4, "::": 6}
 
 Address = tuple[str, int]
 
@@ -38,6 +43,8 @@ class Channel:
 
     pointer: Any
     events: deque[Event] = field(default_factory=deque)
+    failure: int = 0
+    """The errno of reading, if not 0. The descriptor then stays readable."""
 
     def put(self, event: Event) -> None:
         """Add an event. The descriptor becomes readable."""
@@ -48,8 +55,10 @@ class Channel:
         """Remove the oldest event.
 
         Raises:
-            Failure: EAGAIN, there is none.
+            Failure: EAGAIN, there is none; or reading fails.
         """
+        if self.failure:
+            raise Failure(self.failure)
         try:
             os.eventfd_read(self.pointer.fd)
         except BlockingIOError:
@@ -76,6 +85,10 @@ class Event:
     listener: Id | None = None
     resources: tuple[int, int] = (0, 0)
     """responder_resources and initiator_depth."""
+    destination: tuple[bytes, int] | None = None
+    """The gid and the queue pair number of a datagram peer or of a group."""
+    context: Any = None
+    """The argument of the call that joined a group."""
     on_read: Callable[[], None] = lambda: None
     pointer: Any = None
 
@@ -106,6 +119,23 @@ class Id:
     owned: list[Any] = field(default_factory=list)
     """Functions that destroy the queues which librdmacm made for the id."""
 
+    ece: tuple[int, int, int] = (0, 0, 0)
+    """The options of rdma_set_local_ece()."""
+    given_number: int = 0
+    """The number of a queue pair that librdmacm did not make."""
+    options: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The values of rdma_set_option(), by level and name."""
+
+    @property
+    def is_datagram(self) -> bool:
+        """True if the id is for datagrams."""
+        return bool(self.pointer.qp_type == lib.IBV_QPT_UD)
+
+    @property
+    def number(self) -> int:
+        """The number of the queue pair, as the peer gets it."""
+        return self.qp.number if self.qp is not None else self.given_number
+
     @property
     def qp(self) -> QueuePair | None:
         """The queue pair of the id, if it exists."""
@@ -115,26 +145,32 @@ class Id:
     world: World = None  # type: ignore[assignment]
 
     def put(self, kind: int, **more: Any) -> None:
-        """Add an event of this id to its channel."""
-        if not self.is_destroyed:
+        """Add an event of this id to its channel. A request has no events until it is accepted."""
+        if self.is_destroyed or self.state == "requested":
+            return
+        if kind in self.world.cm.held:
+            self.world.cm.held[kind].append(partial(self.put, kind, **more))
+        else:
             self.channel.put(Event(self, kind, **more))
 
     def set_addresses(self) -> None:
         """Store both addresses in the C struct."""
-        for (host, port), member in (
-            (self.local, self.pointer.route.addr.src_storage),
-            (self.remote, self.pointer.route.addr.dst_storage),
+        address = self.pointer.route.addr
+        for (host, port), member, gid in (
+            (self.local, address.src_storage, address.addr.ibaddr.sgid),
+            (self.remote, address.dst_storage, address.addr.ibaddr.dgid),
         ):
             if host:
-                packed = struct.pack("=H", socket.AF_INET) + struct.pack(">H", port)
-                packed += ipaddress.IPv4Address(host).packed + bytes(8)
+                packed = pack_address(host, port)
                 ffi.memmove(ffi.addressof(member), packed, len(packed))
+                ffi.memmove(gid.raw, gid_of(host), 16)
 
     def bind_device(self, device: Device) -> None:
         """Bind the id to a device."""
         self.device = device
         self.pointer.verbs = device.pointer
         self.pointer.port_num = 1
+        self.pointer.pd = self.world.cm.default_domain(device)
 
 
 class ConnectionManager:
@@ -146,12 +182,62 @@ class ConnectionManager:
         self.listeners: list[Id] = []
         self.unreachable: set[str] = set()
         """Hosts that answer nothing."""
-        self.ports = itertools.count(32768)
+        self.lose_ready = False
+        """True: the message "ready to use" is lost."""
+        self.held: dict[int, list[Callable[[], None]]] = {}
+        """The types of events that are held back, with the events. See hold() and release()."""
+        self.default_domains: dict[Device, Any] = {}
+        self.ports: Iterator[int] = itertools.count(32768)
         world.cm = self
 
     def device_at(self, host: str) -> Device | None:
         """Return the device with this address."""
-        return next((d for d in self.devices if d.host == host and not d.removed), None)
+        return next((d for d in self.devices if host in d.hosts and not d.removed), None)
+
+    def default_domain(self, device: Device) -> Any:
+        """Return librdmacm's protection domain for a device. The first call makes it."""
+        if device not in self.default_domains:
+            made = worlds.call(self.world, "ibv_alloc_pd", device.pointer)
+            self.default_domains[device] = made
+        return self.default_domains[device]
+
+    def free_default_domains(self) -> None:
+        """Free these domains, as librdmacm does when it closes a device."""
+        while self.default_domains:
+            _, domain = self.default_domains.popitem()
+            try:
+                worlds.call(self.world, "ibv_dealloc_pd", domain)
+            except Failure:
+                self.world.violate("a default protection domain was freed while it was used")
+
+    # --- tests use these ---
+
+    def id_of(self, cm_id: Any) -> Id:
+        """Return the simulated id of an AsyncCmId, of a SyncCmId or of a CmId."""
+        found = self.world.objects[getattr(cm_id, "cm_id", cm_id).address]
+        assert isinstance(found, Id)
+        return found
+
+    def put(self, cm_id: Any, kind: int, **more: Any) -> None:
+        """Raise an event of an AsyncCmId or of a SyncCmId now, in whichever state it is."""
+        self.id_of(cm_id).put(kind, **more)
+
+    def hold(self, *kinds: int) -> None:
+        """Hold back all events of these types until release()."""
+        self.held.update((kind, []) for kind in kinds)
+
+    def release(self) -> None:
+        """Raise the events that were held back, in their order, and hold back no more."""
+        held, self.held = self.held, {}
+        for events in held.values():
+            for put in events:
+                put()
+
+    def fail_channels(self, *channels: Channel) -> None:
+        """Make reading these event channels fail from now on, as after a change of credentials."""
+        for channel in channels:
+            channel.failure = errno.EACCES
+            lib.sim_wake(channel.pointer.fd)
 
     def device_for(self, host: str) -> Device | None:
         """Return the device that leads to a host: another one of the same kind, if there is one."""
@@ -165,11 +251,12 @@ class ConnectionManager:
         ]
         return others[0] if others else target
 
-    def listener_at(self, address: Address) -> Id | None:
-        """Return the id that listens at an address."""
-        host, port = address
+    def listener_at(self, active: Id) -> Id | None:
+        """Return the id that listens where an id wants to connect."""
+        host, port = active.remote
         for listener in self.listeners:
-            if listener.local[1] == port and listener.local[0] in (host, "0.0.0.0"):
+            is_here = listener.local[0] == host or _accepts_family(listener, host)
+            if is_here and listener.local[1] == port and listener.pointer.ps == active.pointer.ps:
                 return listener
         return None
 
@@ -193,18 +280,11 @@ class ConnectionManager:
             timeout = partial(self._time_out, active)
             self.world.after(CONNECT_TIMEOUT, timeout)
             return
-        listener = self.listener_at(active.remote)
-        if listener is None or self._is_full(listener):
-            self._reject(active, REJECTED_NO_LISTENER, b"")
+        listener = self.listener_at(active)
+        if listener is None or self.is_full(listener):
+            self.rejected(active, REJECTED_NO_LISTENER, b"")
             return
-        passive = new_id(self.world, listener.channel, listener.pointer.ps)
-        passive.state, passive.listener = "requested", listener
-        passive.local, passive.remote = active.remote, active.local
-        passive.set_addresses()
-        device = self.device_at(host)
-        assert device is not None
-        passive.bind_device(device)
-        passive.peer, active.peer = active, passive
+        passive = self.passive_id(active, listener)
         passive.request = (data, resources)
         private_data = self.padded(active, "request", data)
         listener.channel.put(
@@ -217,7 +297,19 @@ class ConnectionManager:
             )
         )
 
-    def _is_full(self, listener: Id) -> bool:
+    def passive_id(self, active: Id, listener: Id) -> Id:
+        """Make the id of a request."""
+        passive = new_id(self.world, listener.channel, listener.pointer.ps)
+        passive.state, passive.listener = "requested", listener
+        passive.local, passive.remote = active.remote, active.local
+        passive.set_addresses()
+        device = self.device_at(active.remote[0])
+        assert device is not None
+        passive.bind_device(device)
+        passive.peer, active.peer = active, passive
+        return passive
+
+    def is_full(self, listener: Id) -> bool:
         waiting = sum(event.listener is listener for event in listener.channel.events)
         return 0 < listener.backlog <= waiting
 
@@ -226,9 +318,9 @@ class ConnectionManager:
             active.state = "failed"
             active.put(lib.RDMA_CM_EVENT_UNREACHABLE, status=-errno.ETIMEDOUT)
 
-    def _reject(self, active: Id, status: int, data: bytes) -> None:
+    def rejected(self, active: Id, status: int, data: bytes) -> None:
         """Handle the arrival of a rejection."""
-        if active.is_destroyed or active.state not in ("connecting", "connected"):
+        if active.is_destroyed or active.state not in ("connecting", "replied", "connected"):
             return
         active.state = "failed"
         assert active.device is not None
@@ -263,6 +355,10 @@ class ConnectionManager:
         passive = active.peer
         if active.state != "replied" or passive is None:
             return
+        self.establish(active, passive)
+
+    def establish(self, active: Id, passive: Id) -> None:
+        """Send the message "ready to use". The queue pair of the active side can send now."""
         active.state = "connected"
         join(active, passive)
         move_to_ready(active)
@@ -270,7 +366,7 @@ class ConnectionManager:
 
     def ready(self, passive: Id) -> None:
         """Handle the arrival of "ready to use"."""
-        if passive.state == "accepting" and not passive.is_destroyed:
+        if passive.state == "accepting" and not (passive.is_destroyed or self.lose_ready):
             passive.state = "connected"
             passive.put(lib.RDMA_CM_EVENT_ESTABLISHED)
 
@@ -311,10 +407,13 @@ class ConnectionManager:
             unread = cm_id.channel.remove(lambda event: event.listener is cm_id)
             for event in unread:
                 destroy(self.world, event.cm_id)
+        if cm_id.is_datagram:
+            self.world.datagrams.leave(cm_id)
+            return
         if peer is None:
             return
         if cm_id.state in ("requested", "accepting"):
-            self.send(partial(self._reject, peer, REJECTED_BY_CONSUMER, b""))
+            self.send(partial(self.rejected, peer, REJECTED_BY_CONSUMER, b""))
         elif cm_id.state in ("connecting", "replied"):
             self.send(partial(self._given_up, peer))
         elif cm_id.state == "connected":
@@ -402,10 +501,19 @@ def _get_cm_event(world: World, pointer: Any, out: Any) -> None:
     data = ffi.new("char[]", event.private_data)
     raw.id, raw.event, raw.status = event.cm_id.pointer, event.kind, event.status
     raw.listen_id = event.listener.pointer if event.listener is not None else ffi.NULL
-    conn = raw.param.conn
-    conn.private_data = data if event.private_data else ffi.NULL
-    conn.private_data_len = len(event.private_data)
-    conn.responder_resources, conn.initiator_depth = event.resources
+    is_ud = event.cm_id.is_datagram
+    param = raw.param.ud if is_ud else raw.param.conn
+    param.private_data = data if event.private_data else ffi.NULL
+    param.private_data_len = len(event.private_data)
+    if event.context is not None:
+        param.private_data = event.context
+    if not is_ud:
+        param.responder_resources, param.initiator_depth = event.resources
+        param.qp_num = event.cm_id.peer.number if event.cm_id.peer is not None else 0
+    elif event.destination is not None:
+        gid, param.qp_num = event.destination
+        param.qkey, param.ah_attr.is_global, param.ah_attr.port_num = lib.RDMA_UDP_QKEY, 1, 1
+        ffi.memmove(param.ah_attr.grh.dgid.raw, gid, 16)
     event.pointer = (raw, data)
     event.counted.unacknowledged += 1
     world.add(raw, event)
@@ -443,7 +551,14 @@ def _migrate_id(world: World, pointer: Any, channel: Any) -> None:
 
 
 def _set_option(world: World, pointer: Any, level: int, name: int, value: Any, size: int) -> None:
-    world.get(pointer, Id)
+    cm_id = world.get(pointer, Id)
+    packed = bytes(ffi.buffer(ffi.cast("char *", value), size))
+    if level == lib.RDMA_OPTION_ID:
+        cm_id.options[level, name] = int.from_bytes(packed, sys.byteorder)
+    elif cm_id.state != "address resolved" or size % _PATH_SIZE:
+        raise Failure(errno.EINVAL)
+    else:
+        _resolve_route(world, pointer, 0)
 
 
 define("rdma_create_id", _create_id)
@@ -452,15 +567,52 @@ define("rdma_migrate_id", _migrate_id)
 define("rdma_set_option", _set_option)
 
 
+def pack_address(host: str, port: int) -> bytes:
+    """Return the bytes of a struct sockaddr."""
+    address = ipaddress.ip_address(host)
+    if address.version == 4:
+        return struct.pack("=H", socket.AF_INET) + struct.pack(">H4s8x", port, address.packed)
+    return struct.pack("=H", socket.AF_INET6) + struct.pack(">HI16sI", port, 0, address.packed, 0)
+
+
 def read_address(sockaddr: Any) -> Address:
     """Return host and port of a struct sockaddr."""
     if sockaddr == ffi.NULL:
         return "", 0
-    packed = bytes(ffi.buffer(ffi.cast("char *", sockaddr), 8))
-    (family,) = struct.unpack("=H", packed[:2])
-    if family != socket.AF_INET:
-        raise Failure(errno.EADDRNOTAVAIL)
-    return str(ipaddress.IPv4Address(packed[4:8])), int.from_bytes(packed[2:4], "big")
+    pointer = ffi.cast("char *", sockaddr)
+    family, port = struct.unpack("=H2s", bytes(ffi.buffer(pointer, 4)))
+    packed = ffi.buffer(pointer + (4 if family == socket.AF_INET else 8), 16)[:]
+    host = ipaddress.ip_address(packed[:4] if family == socket.AF_INET else packed)
+    return str(host), int.from_bytes(port, "big")
+
+
+def _accepts_family(listener: Id, host: str) -> bool:
+    """Return True if an id is bound to all addresses of the family of `host`."""
+    wildcard = _WILDCARDS.get(listener.local[0])
+    if wildcard == 6 and (lib.RDMA_OPTION_ID, lib.RDMA_OPTION_ID_AFONLY) not in listener.options:
+        return True
+    return wildcard == ipaddress.ip_address(host).version
+
+
+def _check_free(cm_id: Id, address: Address) -> None:
+    """Check that an id can be bound to an address.
+
+    Raises:
+        Failure: EADDRINUSE or EADDRNOTAVAIL, the port is in use.
+    """
+    reuse = (lib.RDMA_OPTION_ID, lib.RDMA_OPTION_ID_REUSEADDR)
+    for other in cm_id.world.all(Id):
+        if not other.is_bound or (other.local[1], other.pointer.ps) != (
+            address[1],
+            cm_id.pointer.ps,
+        ):
+            continue
+        if reuse in other.options and reuse in cm_id.options and other.state != "listening":
+            continue
+        if other.local == address:
+            raise Failure(errno.EADDRINUSE)
+        if _accepts_family(other, address[0]):
+            raise Failure(errno.EADDRNOTAVAIL)
 
 
 def _bind_addr(world: World, pointer: Any, sockaddr: Any) -> None:
@@ -472,10 +624,10 @@ def _bind(world: World, cm_id: Id, address: Address) -> None:
     if cm_id.state != "idle":
         raise Failure(errno.EINVAL)
     device = world.cm.device_at(host)
-    if host != "0.0.0.0" and device is None:
+    if host not in _WILDCARDS and device is None:
         raise Failure(errno.ENODEV)
-    if port and any(other.is_bound and other.local == address for other in world.all(Id)):
-        raise Failure(errno.EADDRINUSE)
+    if port:
+        _check_free(cm_id, address)
     cm_id.local = (host, port or next(world.cm.ports))
     cm_id.is_bound = True
     cm_id.state = "bound"
@@ -512,7 +664,9 @@ def _address_resolved(cm_id: Id, device: Device) -> None:
         return
     cm_id.state = "address resolved"
     if not cm_id.local[1]:
-        cm_id.local = (device.host, next(cm_id.world.cm.ports))
+        version = ipaddress.ip_address(cm_id.remote[0]).version
+        host = next(h for h in device.hosts if ipaddress.ip_address(h).version == version)
+        cm_id.local = (host, next(cm_id.world.cm.ports))
     cm_id.set_addresses()
     cm_id.bind_device(device)
     cm_id.put(lib.RDMA_CM_EVENT_ADDR_RESOLVED)
@@ -536,28 +690,6 @@ define("rdma_bind_addr", _bind_addr)
 define("rdma_resolve_addr", _resolve_addr)
 define("rdma_resolve_route", _resolve_route)
 
-# --- queue pairs ---
-
-
-def _make_qp(world: World, pointer: Any, pd: Any, attr: Any) -> None:
-    cm_id = world.get(pointer, Id)
-    if cm_id.device is None or pointer.qp != ffi.NULL:
-        raise Failure(errno.EINVAL)
-    Device.of(pointer.verbs)
-    made = create_qp(world, pd, attr)
-    qp = world.get(ffi.addressof(made.qp), QueuePair)
-    qp.cm_id = cm_id
-    qp.move(lib.IBV_QPS_INIT)
-    pointer.qp = ffi.addressof(made.qp)
-
-
-def _destroy_qp(world: World, pointer: Any) -> None:
-    lib.ibv_destroy_qp(pointer.qp)
-    pointer.qp = ffi.NULL
-
-
-define("rdma_create_qp", _make_qp)
-
 # --- connecting ---
 
 
@@ -576,6 +708,7 @@ def _parameters(cm_id: Id, param: Any, kind: str) -> tuple[bytes, tuple[int, int
         raise Failure(errno.EINVAL)
     if max(param.responder_resources, param.initiator_depth) > cm_id.device.limits.max_qp_rd_atom:
         raise Failure(errno.EINVAL)
+    cm_id.given_number = param.qp_num
     return data, (param.responder_resources, param.initiator_depth)
 
 
@@ -584,8 +717,14 @@ def _connect(world: World, pointer: Any, param: Any) -> None:
     if cm_id.state != "route resolved":
         raise Failure(errno.EINVAL)
     Device.of(pointer.verbs)
+    if cm_id.is_datagram:
+        world.datagrams.connect(cm_id, param)
+        return
     data, resources = _parameters(cm_id, param, "request")
-    if cm_id.device.is_iwarp and world.cm.listener_at(cm_id.remote) is None:
+    if cm_id.device.is_iwarp and cm_id.remote[0] in world.cm.unreachable:
+        worlds.park(CONNECT_TIMEOUT)
+        raise Failure(errno.ETIMEDOUT)
+    if cm_id.device.is_iwarp and world.cm.listener_at(cm_id) is None:
         raise Failure(errno.ECONNREFUSED)
     cm_id.state = "connecting"
     world.cm.send(partial(world.cm.request, cm_id, data, resources))
@@ -606,6 +745,9 @@ def _accept(world: World, pointer: Any, param: Any) -> None:
     if cm_id.state != "requested":
         raise Failure(errno.EINVAL)
     Device.of(pointer.verbs)
+    if cm_id.is_datagram:
+        world.datagrams.accept(cm_id, param)
+        return
     data, resources = _parameters(cm_id, param, "reply")
     cm_id.state = "accepting"
     if cm_id.peer is not None:
@@ -619,14 +761,25 @@ def _reject(world: World, pointer: Any, data: Any, length: int) -> None:
     if cm_id.state != "requested":
         raise Failure(errno.EINVAL)
     text = bytes(ffi.buffer(ffi.cast("char *", data), length)) if length else b""
+    if cm_id.is_datagram:
+        world.datagrams.reject(cm_id, text)
+        return
     cm_id.state = "rejected"
-    world.cm.send(partial(world.cm._reject, cm_id.peer, REJECTED_BY_CONSUMER, text))
+    world.cm.send(partial(world.cm.rejected, cm_id.peer, REJECTED_BY_CONSUMER, text))
+
+
+def _establish(world: World, pointer: Any) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.state != "replied" or cm_id.peer is None:
+        raise Failure(errno.EINVAL)
+    world.cm.establish(cm_id, cm_id.peer)
 
 
 def _notify(world: World, pointer: Any, kind: int) -> None:
     cm_id = world.get(pointer, Id)
     if cm_id.state != "accepting":
         raise Failure(errno.EISCONN)
+    world.cm.lose_ready = False
     world.cm.ready(cm_id)
 
 
@@ -659,6 +812,7 @@ def _disconnect_request(world: World, sender: Id) -> None:
 define("rdma_connect", _connect)
 define("rdma_listen", _listen)
 define("rdma_accept", _accept)
+define("rdma_establish", _establish)
 define("rdma_reject", _reject)
 define("rdma_notify", _notify)
 define("rdma_disconnect", _disconnect)

@@ -2,7 +2,7 @@
 
 When no task can run and no descriptor is readable, the world makes its next event happen, or
 advances its clock to the next timer. So a test never waits for real. If nothing can ever happen,
-the loop raises Stuck at once.
+the loop raises Stuck at once. trio.testing.wait_all_tasks_blocked() needs real time: tests sleep.
 """
 
 from __future__ import annotations
@@ -78,12 +78,13 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._world.now
 
 
-class _Clock(trio.abc.Clock):
+class _Clock(trio.abc.Clock, trio.abc.Instrument):
     """A trio clock in virtual time. trio asks it before it waits."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._has_polled = False
+        """True if trio has looked for readable descriptors, and no task has run since."""
         self._seen = 0
 
     def start_clock(self) -> None:
@@ -92,8 +93,11 @@ class _Clock(trio.abc.Clock):
     def current_time(self) -> float:
         return self._world.now
 
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._has_polled = False
+
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Return 0: trio only looks for readable descriptors. Every second time, go on first.
+        """Return 0: trio only looks for readable descriptors. If it found none, go on first.
 
         If a task waits until all others wait, nothing goes on before. Trio then uses 0 itself.
         """
@@ -117,6 +121,7 @@ def run(world: World, kind: str, body: Callable[[], Coroutine[Any, Any, T]]) -> 
         scheduler: Any = _run
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
         scheduler._r = random.Random(0)  # trio shuffles the tasks that can run
-        return trio.run(body, clock=_Clock(world), strict_exception_groups=True)
+        clock = _Clock(world)
+        return trio.run(body, clock=clock, instruments=[clock], strict_exception_groups=True)
     with asyncio.Runner(loop_factory=lambda: _Loop(world)) as runner:
         return runner.run(body())

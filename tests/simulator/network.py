@@ -31,7 +31,6 @@ _ATOMICS = (_L.IBV_WR_ATOMIC_CMP_AND_SWP, _L.IBV_WR_ATOMIC_FETCH_AND_ADD)
 _WITH_IMM = (_L.IBV_WR_SEND_WITH_IMM, _L.IBV_WR_RDMA_WRITE_WITH_IMM)
 RETRY_SECONDS = 0.5
 """The time after which a device gives up a peer that does not answer."""
-GRH_SIZE = 40
 
 
 class RequestFailed(Exception):
@@ -56,12 +55,12 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.groups: dict[bytes, list[QueuePair]] = {}
-        """The queue pairs that receive the datagrams of each multicast group."""
         self.is_cut = False
         """True if no message arrives any more."""
         self.read_delay = 0.0
         """Seconds by which reads on iWARP complete later. Later requests complete before them."""
+        self.loses_flushes = False
+        """True: a queue pair that fails never flushes its requests."""
         world.network = self
         world.before_step.append(self.start_requests)
 
@@ -155,7 +154,7 @@ class Network:
             return
         try:
             if result is not None:
-                self._scatter(qp, request, result)
+                self.scatter(qp, request, result)
         except RequestFailed as failure:
             self._fail_request(qp, request, failure)
             return
@@ -192,6 +191,8 @@ class Network:
         """Move a queue pair to its error state, and flush its requests."""
         qp.move(lib.IBV_QPS_ERR)
         if qp.is_flushed:
+            return
+        if self.loses_flushes:
             return
         qp.is_flushed = True
         self._at(qp, self.world.schedule.latency(), partial(self._flush, qp))
@@ -239,7 +240,7 @@ class Network:
             self._bind(qp, request)
             return None
         if qp.qp_type == lib.IBV_QPT_UD:
-            self._send_datagram(qp, request)
+            self.world.datagrams.send(qp, request)
             return None
         if qp.device.is_iwarp and request.opcode in (*_WITH_IMM, *_ATOMICS):
             raise RequestFailed(lib.IBV_WC_LOC_QP_OP_ERR)
@@ -250,9 +251,9 @@ class Network:
         peer = qp.peer
         assert peer is not None
         if request.opcode in _SENDS:
-            self._receive(peer, self._gather(qp, request), request)
+            self._receive(peer, self.gather(qp, request), request)
         elif request.opcode in _WRITES:
-            data = self._gather(qp, request)
+            data = self.gather(qp, request)
             if request.opcode in _WITH_IMM and not self._has_receive(peer):
                 raise NotReady
             if data:
@@ -269,7 +270,7 @@ class Network:
             return self._atomic(peer, request)
         return None
 
-    def _gather(self, qp: QueuePair, request: Request) -> bytes:
+    def gather(self, qp: QueuePair, request: Request) -> bytes:
         """Return the bytes that a request sends."""
         if request.inline is not None:
             return request.inline
@@ -279,7 +280,7 @@ class Network:
             if self._local(qp, address, length, key, 0)
         )
 
-    def _scatter(self, qp: QueuePair, request: Request, data: bytes) -> None:
+    def scatter(self, qp: QueuePair, request: Request, data: bytes) -> None:
         """Store bytes in the memory of a request."""
         for address, length, key in request.segments:
             piece, data = data[:length], data[length:]
@@ -337,7 +338,7 @@ class Network:
         if data is None:
             opcode = lib.IBV_WC_RECV_RDMA_WITH_IMM
         else:
-            self._scatter(peer, receive, data)
+            self.scatter(peer, receive, data)
         peer.complete_receive(
             receive, lib.IBV_WC_SUCCESS, opcode, length=length, flags=flags, imm_data=imm_data
         )
@@ -383,9 +384,6 @@ class Network:
         window.pointer.rkey = key
         region.windows += 1
         self.world.keys[key] = window.bound
-
-    def _send_datagram(self, qp: QueuePair, request: Request) -> None:
-        raise NotImplementedError
 
 
 __all__ = ["Domain", "Network"]

@@ -63,12 +63,14 @@ class Threads:
             elif not self._world.step(None):
                 raise Stuck("the thread of the loop waits for a lock that no thread releases")
 
-    def resume_waiting(self) -> None:
-        """Resume the threads whose condition has become true."""
-        for entry in list(self._waiting):
-            if entry[0]():
+    def resume_waiting(self) -> bool:
+        """Resume the threads whose condition has become true. Return True if there were any."""
+        ready = [entry for entry in self._waiting if entry[0]()]
+        for entry in ready:
+            if entry in self._waiting and entry[0]():
                 self._waiting.remove(entry)
                 entry[1].resume()
+        return bool(ready)
 
 
 class _Lock:

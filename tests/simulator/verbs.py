@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import itertools
 from collections import deque
 from dataclasses import dataclass, field
@@ -38,13 +39,15 @@ class Limits:
 class Device:
     """An RDMA device with one port, and its address in the network."""
 
-    def __init__(self, name: str, host: str, *, iwarp: bool = False) -> None:
+    def __init__(self, name: str, *hosts: str, iwarp: bool = False) -> None:
         self.name = name
-        self.host = host
+        self.hosts = hosts
+        self.host = hosts[0]
         self.is_iwarp = iwarp
         self.limits = Limits(max_sge_rd=1) if iwarp else Limits()
         self.memory_windows = not iwarp
         self.removed = False
+        self.vendor_id = 0
         self.port_state = int(lib.IBV_PORT_ACTIVE)
         transport = lib.IBV_TRANSPORT_IWARP if iwarp else lib.IBV_TRANSPORT_IB
         self.context = lib.sim_new_context(name.encode(), transport)
@@ -108,6 +111,15 @@ class Window:
     pointer: Any
     bound: Region | None = None
     target: Region | None = None
+
+
+@dataclass
+class AddressHandle:
+    """An address handle: the gid that datagrams are sent to."""
+
+    domain: Domain
+    pointer: Any
+    gid: bytes
 
 
 @dataclass
@@ -278,6 +290,7 @@ def _query_device(world: World, context: Any, attr: Any) -> None:
     attr.max_qp_init_rd_atom = limits.max_qp_init_rd_atom
     attr.max_srq, attr.max_srq_wr = limits.max_srq, limits.max_srq_wr
     attr.max_mcast_grp, attr.phys_port_cnt = limits.max_mcast_grp, 1
+    attr.vendor_id = device.vendor_id
     attr.atomic_cap = 0 if device.is_iwarp else 1
     if device.memory_windows:
         attr.device_cap_flags = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
@@ -292,12 +305,13 @@ def _query_port(world: World, context: Any, port_num: int, attr: Any) -> None:
 
 
 def gid_of(host: str) -> bytes:
-    """Return the GID of an IPv4 address: ::ffff:a.b.c.d."""
-    return bytes(10) + b"\xff\xff" + bytes(int(part) for part in host.split("."))
+    """Return the GID of an IP address: that of an IPv4 address is ::ffff:a.b.c.d."""
+    packed = ipaddress.ip_address(host).packed
+    return packed if len(packed) == 16 else bytes(10) + b"\xff\xff" + packed
 
 
 def _query_gid(world: World, context: Any, port_num: int, index: int, gid: Any) -> None:
-    ffi.memmove(gid.raw, gid_of(Device.of(context).host), 16)
+    ffi.memmove(gid.raw, gid_of(Device.of(context).hosts[index]), 16)
 
 
 define("ibv_query_device", _query_device)
@@ -317,7 +331,8 @@ def _alloc_pd(world: World, context: Any) -> Any:
 
 def _dealloc_pd(world: World, pd: Any) -> None:
     domain = world.get(pd, Domain)
-    if any(thing.domain is domain for kind in (Region, QueuePair) for thing in world.all(kind)):
+    kinds = (Region, QueuePair, AddressHandle)
+    if any(thing.domain is domain for kind in kinds for thing in world.all(kind)):
         raise Failure(errno.EBUSY)
     world.remove(pd, Domain)
 
@@ -378,7 +393,8 @@ define("ibv_dealloc_mw", _dealloc_mw)
 # --- queues ---
 
 
-def _create_comp_channel(world: World, context: Any) -> Any:
+def create_comp_channel(world: World, context: Any) -> Any:
+    """Make a completion channel: ibv_create_comp_channel(3)."""
     device = Device.of(context)
     pointer = lib.sim_new_channel(device.pointer)
     return world.add(ffi.addressof(pointer.channel), Channel(device, pointer))
@@ -392,7 +408,10 @@ def _destroy_comp_channel(world: World, pointer: Any) -> None:
     lib.sim_free_channel(world.remove(pointer, Channel).pointer)
 
 
-def _create_cq(world: World, context: Any, cqe: int, user: Any, channel: Any, vector: int) -> Any:
+def create_cq(
+    world: World, context: Any, cqe: int, user: Any, channel: Any, vector: int = 0
+) -> Any:
+    """Make a completion queue: ibv_create_cq(3)."""
     device = Device.of(context)
     if not 0 < cqe <= device.limits.max_cqe:
         raise Failure(errno.EINVAL)
@@ -410,7 +429,8 @@ def _destroy_cq(world: World, pointer: Any) -> None:
     lib.sim_free_cq(queue.pointer)
 
 
-def _create_srq(world: World, pd: Any, init: Any) -> Any:
+def create_srq(world: World, pd: Any, init: Any) -> Any:
+    """Make a shared receive queue: ibv_create_srq(3)."""
     domain = world.get(pd, Domain)
     if not 0 < init.attr.max_wr <= domain.device.limits.max_srq_wr:
         raise Failure(errno.EINVAL)
@@ -436,11 +456,11 @@ def _destroy_srq(world: World, srq: Any) -> None:
     lib.sim_free_srq(queue.pointer)
 
 
-define("ibv_create_comp_channel", _create_comp_channel)
+define("ibv_create_comp_channel", create_comp_channel)
 define("ibv_destroy_comp_channel", _destroy_comp_channel)
-define("ibv_create_cq", _create_cq)
+define("ibv_create_cq", create_cq)
 define("ibv_destroy_cq", _destroy_cq)
-define("ibv_create_srq", _create_srq)
+define("ibv_create_srq", create_srq)
 define("ibv_modify_srq", _modify_srq)
 define("ibv_query_srq", _query_srq)
 define("ibv_destroy_srq", _destroy_srq)

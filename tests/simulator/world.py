@@ -109,12 +109,20 @@ class Calls:
     """By name: (the number of calls that succeed first, errno)."""
     hooks: dict[str, Callable[[], None]] = field(default_factory=dict)
     """By name: called at the beginning of each call. It can raise Failure."""
+    log: list[str] = field(default_factory=list)
+    """The names of all calls, in their order."""
+    delays: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By name: the seconds before and after the effect of a call in a worker thread."""
     any_hook: Callable[[str], None] | None = None
     """Called at the beginning of each call with its name. It can raise Failure."""
 
     def fail(self, name: str, code: int, *, after: int = 0) -> None:
         """Make the call of `name` fail with errno `code`, once, after `after` more calls."""
         self.failures.setdefault(name, []).append((self.counts[name] + after, code))
+
+    def delay(self, name: str, before: float = 0.0, after: float = 0.0) -> None:
+        """Make each call of `name` take that long before, and after, it has its effect."""
+        self.delays[name] = (before, after)
 
     def enter(self, name: str) -> None:
         """Count a call.
@@ -124,6 +132,7 @@ class Calls:
         """
         number = self.counts[name]
         self.counts[name] += 1
+        self.log.append(name)
         for entry in self.failures.get(name, ()):
             if entry[0] == number:
                 self.failures[name].remove(entry)
@@ -147,10 +156,12 @@ class World:
         """The memory regions and windows by their keys."""
         self.network: Any = None
         self.cm: Any = None
+        self.datagrams: Any = None
         self.violations: list[str] = []
         """Violations of the rules of the C libraries, with their stacks."""
-        self.before_step: list[Callable[[], object]] = []
-        """Called when the program waits. They start what the program has asked for."""
+        self.before_step: list[Callable[[], bool | None]] = []
+        """Called when the program waits. They start what the program has asked for, and return
+        True if a thread of the program has run meanwhile."""
         self.steps = 0
         """The number of events that have happened."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -171,8 +182,8 @@ class World:
 
         Return False if there is none before the time `limit`. The clock is then at `limit`.
         """
-        for start in self.before_step:
-            start()
+        if any(start() for start in self.before_step):
+            return True
         if self._events and (limit is None or self._events[0][0] <= limit):
             when, _, action = heapq.heappop(self._events)
             self.now = max(self.now, when)
@@ -255,6 +266,14 @@ def park(seconds: float) -> None:
     """Let a worker thread wait inside a call. simulator.threads replaces this function."""
 
 
+_functions: dict[str, Callable[..., Any]] = {}
+
+
+def call(world: World, name: str, *arguments: Any) -> Any:
+    """Call a simulated function as part of another one. Raises: Failure."""
+    return _functions[name](world, *arguments)
+
+
 def define(name: str, function: Callable[..., Any]) -> None:
     """Define a function of librdmacm or libibverbs. `function` gets the world and its arguments.
 
@@ -276,15 +295,19 @@ def define(name: str, function: Callable[..., Any]) -> None:
         failed = (lambda code: code) if returns_errno else (lambda code: -1)
         success = 0
 
-    def call(*arguments: Any) -> Any:
+    _functions[name] = function
+
+    def enter_call(*arguments: Any) -> Any:
         world = current
         if world is None:
             ffi.errno = errno.ENODEV
             return failed(errno.ENODEV)
         try:
             world.calls.enter(name)
-            park(world.schedule.call(name))
+            before, after = world.calls.delays.get(name, (0.0, 0.0))
+            park(world.schedule.call(name) + before)
             value = function(world, *arguments)
+            park(after)
         except Failure as failure:
             ffi.errno = failure.errno
             return failed(failure.errno)
@@ -294,7 +317,7 @@ def define(name: str, function: Callable[..., Any]) -> None:
             return failed(errno.EFAULT)
         return success if value is None else value
 
-    ffi.def_extern(name=f"sim_{name}")(call)
+    ffi.def_extern(name=f"sim_{name}")(enter_call)
 
 
 def _not_simulated(world: World, *arguments: Any) -> None:

@@ -64,26 +64,6 @@ def test_a_negative_status_is_an_errno(event: CmEventType) -> None:
     assert os.strerror(errno.ETIMEDOUT) in str(error)
 
 
-def test_a_status_of_minus_one_means_the_errno_of_librdmacm() -> None:
-    event = CmEvent(CmEventType.CONNECT_ERROR, 0, status=-1, error=errno.ENOMEM)
-    assert event.errno == errno.ENOMEM
-    assert os.strerror(errno.ENOMEM) in str(error_for_event(event, PEER))
-
-
-def test_a_status_of_minus_one_alone_is_eperm() -> None:
-    assert CmEvent(CmEventType.CONNECT_ERROR, 0, status=-1).errno == errno.EPERM
-
-
-@pytest.mark.parametrize("status", [0, 8, 28])
-def test_a_status_that_the_transport_defines_is_no_errno(status: int) -> None:
-    assert CmEvent(CmEventType.REJECTED, 0, status=status, error=5).errno == 0
-
-
-def test_a_status_with_an_errno_overrides_the_errno_of_librdmacm() -> None:
-    event = CmEvent(CmEventType.CONNECT_ERROR, 0, status=-errno.ECONNRESET, error=errno.ENOMEM)
-    assert event.errno == errno.ECONNRESET
-
-
 def test_a_status_without_errno_is_in_the_message() -> None:
     event = CmEvent(CmEventType.CONNECT_ERROR, 0, status=7)
     assert str(error_for_event(event, PEER)).endswith("status 7")

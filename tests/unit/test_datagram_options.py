@@ -9,13 +9,6 @@ import pytest
 
 from aiordma import DatagramOptions
 from aiordma.datagrams.options import _RANGES
-from aiordma.options import DATAGRAM_LIMITS
-
-
-def test_the_defaults_are_allowed() -> None:
-    options = DatagramOptions()
-    assert (options.send_depth, options.recv_depth, options.max_message_size) == (64, 128, None)
-    assert options.multicast_loopback
 
 
 @pytest.mark.parametrize(("name", "low", "high"), _RANGES)
@@ -36,11 +29,3 @@ def test_a_value_outside_its_range_is_refused(name: str, low: float, high: float
 def test_every_number_has_a_range() -> None:
     numbers = {field.name for field in dataclasses.fields(DatagramOptions)}
     assert numbers - {name for name, _, _ in _RANGES} == {"multicast_loopback"}
-
-
-def test_private_data_limits() -> None:
-    assert (DATAGRAM_LIMITS.connect, DATAGRAM_LIMITS.accept, DATAGRAM_LIMITS.reject) == (
-        180,
-        136,
-        136,
-    )

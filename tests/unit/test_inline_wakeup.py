@@ -130,13 +130,6 @@ async def test_a_nested_call_wakes_at_the_end_of_the_outer_one() -> None:
     assert one.log == ["woke 0", "inner ended", "0 in task 0"]
 
 
-async def test_a_future_that_is_set_already_is_not_waited_for() -> None:
-    future = make()
-    run_with_inline_wakeups(lambda: future.set_result(None))
-    await asyncio.wait_for(future, TIME_LIMIT)
-    assert future.done()
-
-
 async def test_a_cancelled_task_is_cancelled_once() -> None:
     one = await waiters()
     one.tasks[0].cancel()
@@ -181,15 +174,6 @@ async def test_other_callbacks_of_a_future_are_called_too() -> None:
     await asyncio.sleep(0)
     assert calls == ["called"]
     assert one.log == ["woke 0", "0 in task 0"]
-
-
-async def test_a_timeout_ends_the_wait() -> None:
-    one = make()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await one
-    done, pending = await asyncio.wait([make()], timeout=0.01)
-    assert (len(done), len(pending)) == (0, 1)
 
 
 async def test_a_failing_callback_still_runs_the_tasks_it_woke() -> None:

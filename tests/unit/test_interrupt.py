@@ -57,21 +57,6 @@ def test_a_readable_descriptor_is_not_waited_for(readable: int) -> None:
     assert os.eventfd_read(readable) == 1
 
 
-def test_the_wait_lasts_until_the_descriptor_is_readable(readable: int) -> None:
-    waiting = WaitingThread(Interrupt(), readable)
-    assert waiting.still_waits()
-    os.eventfd_write(readable, 1)
-    assert waiting.end() is True
-
-
-def test_another_thread_ends_the_wait(readable: int) -> None:
-    interrupt = Interrupt()
-    waiting = WaitingThread(interrupt, readable)
-    assert waiting.still_waits()
-    interrupt.set()
-    assert waiting.end() is False
-
-
 def test_set_ends_the_wait_of_every_thread(readable: int) -> None:
     interrupt = Interrupt()
     waiting = [WaitingThread(interrupt, readable) for _ in range(3)]

@@ -6,8 +6,6 @@ import asyncio
 import functools
 import gc
 import os
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +19,6 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from aiordma._native import fast_path
 from aiordma.loop import (
-    Deadline,
     FairSemaphore,
     LoopTimeBudget,
     WaitQueue,
@@ -29,7 +26,6 @@ from aiordma.loop import (
     checkpoint,
     checkpoint_of,
     ensure_called,
-    run_in_worker,
     running_loop,
     task_group,
 )
@@ -134,23 +130,7 @@ def test_trio_as_a_guest_of_asyncio() -> None:
     assert asyncio.run(host()) == (True, True)
 
 
-def test_aiordma_imports_no_trio() -> None:
-    code = "import sys, aiordma; sys.exit('trio' in sys.modules or 'anyio' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 # --- futures ---
-
-
-@on_trio
-async def test_a_future_wakes_its_waiter() -> None:
-    future = loop().create_future()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait_for, future)
-        await wait_all_tasks_blocked()
-        assert not future.done()
-        future.set_result(None)
-        assert future.done()
 
 
 async def wait_for(future: TrioFuture) -> None:
@@ -321,53 +301,11 @@ async def test_a_reader_that_is_always_readable_starves_no_task() -> None:
 
 
 @on_trio
-async def test_a_deadline_expires() -> None:
-    woken = trio.Event()
-    deadline = Deadline(loop(), 0.01, woken.set)
-    await woken.wait()
-    assert deadline.expired
-
-
-@on_trio
-async def test_a_cancelled_deadline_does_not_expire() -> None:
-    calls: list[int] = []
-    deadlines = [Deadline(loop(), delay, lambda: calls.append(1)) for delay in (0.0, 0.01, 3600)]
-    for deadline in deadlines:
-        deadline.cancel()
-    await trio.sleep(0.05)
-    assert not calls
-    assert not any(deadline.expired for deadline in deadlines)
-
-
-@on_trio
 async def test_call_soon_calls_in_the_next_iteration() -> None:
     called = trio.Event()
     loop().call_soon(called.set)
     assert not called.is_set()
     await called.wait()
-
-
-@on_trio
-async def test_call_soon_threadsafe_from_another_thread() -> None:
-    called = trio.Event()
-    trio_loop = loop()
-    await run_in_worker(trio_loop, lambda: trio_loop.call_soon_threadsafe(called.set))
-    await called.wait()
-
-
-@on_trio
-async def test_run_in_worker_returns_the_result() -> None:
-    with assert_checkpoints():
-        assert await run_in_worker(loop(), threading.get_ident) != threading.get_ident()
-
-
-@on_trio
-async def test_cancelled_run_in_worker_does_not_wait_for_the_thread() -> None:
-    gate = threading.Event()
-    with trio.move_on_after(0.05) as scope:
-        await run_in_worker(loop(), gate.wait)
-    gate.set()
-    assert scope.cancelled_caught
 
 
 @on_trio

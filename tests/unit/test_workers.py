@@ -56,15 +56,6 @@ async def wait_for_event(event: threading.Event) -> None:
 @pytest.mark.asyncio
 async def test_the_result_of_the_call_is_returned() -> None:
     assert await run_in_worker(running_loop(), lambda: 6 * 7) == 42
-    assert await run_in_worker(running_loop(), return_none) is None
-
-
-def return_none() -> object:
-    return None
-
-
-@pytest.mark.asyncio
-async def test_the_function_runs_in_another_thread() -> None:
     name = await run_in_worker(running_loop(), lambda: threading.current_thread().name)
     assert name == "aiordma-worker"
 
@@ -112,15 +103,6 @@ async def test_an_exception_leaves_no_reference_cycle() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_loop_runs_during_the_call(gate: threading.Event) -> None:
-    task = asyncio.create_task(run_in_worker(running_loop(), lambda: gate.wait(TIME_LIMIT)))
-    await asyncio.sleep(0.01)
-    assert not task.done()
-    gate.set()
-    assert await task
-
-
-@pytest.mark.asyncio
 async def test_a_call_cancelled_before_it_began_is_never_made() -> None:
     calls: list[None] = []
     jobs: list[Callable[[], None]] = []
@@ -153,65 +135,7 @@ async def test_cancelling_returns_at_once_and_the_call_continues(gate: threading
     await wait_for_event(ended)
 
 
-@pytest.mark.asyncio
-async def test_the_failure_of_a_cancelled_call_is_dropped(gate: threading.Event) -> None:
-    begun = threading.Event()
-
-    def fail() -> None:
-        begun.set()
-        gate.wait(TIME_LIMIT)
-        raise ValueError
-
-    task = asyncio.create_task(run_in_worker(running_loop(), fail))
-    await wait_for_event(begun)
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    gate.set()
-    await asyncio.sleep(0.01)
-
-
-@pytest.mark.asyncio
-async def test_many_concurrent_calls_all_return() -> None:
-    calls = [run_in_worker(running_loop(), partial(int, number)) for number in range(200)]
-    assert await asyncio.gather(*calls) == list(range(200))
-
-
-def test_a_call_can_end_after_its_loop_was_closed(gate: threading.Event) -> None:
-    begun, ended = threading.Event(), threading.Event()
-
-    def work() -> None:
-        begun.set()
-        gate.wait(TIME_LIMIT)
-        ended.set()
-
-    def submit(job: Callable[[], None]) -> None:
-        threads.append(threading.Thread(target=job))
-        threads[-1].start()
-
-    threads: list[threading.Thread] = []
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(run_in_worker(loop, work, submit))
-    loop.run_until_complete(wait_for_event(begun))
-    task.cancel()
-    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
-    loop.close()
-    gate.set()
-    threads[0].join(TIME_LIMIT)
-    assert ended.is_set()
-
-
 # --- call_threadsafe ---
-
-
-@pytest.mark.asyncio
-async def test_call_threadsafe_calls_in_the_next_iteration() -> None:
-    called = list[threading.Thread]()
-    call_threadsafe(running_loop(), lambda: called.append(threading.current_thread()))
-    assert called == []
-    await asyncio.sleep(0)
-    assert called == [threading.current_thread()]
 
 
 def test_call_threadsafe_on_a_closed_loop_does_nothing() -> None:
@@ -259,13 +183,6 @@ def test_a_pool_starts_no_more_than_max_threads(gate: threading.Event) -> None:
     assert blocking_jobs.most_running == 3
 
 
-def test_blocking_jobs_run_concurrently(gate: threading.Event) -> None:
-    pool, blocking_jobs = WorkerPool(max_threads=8, idle_seconds=0.05), BlockingJobs(gate)
-    for _ in range(8):
-        pool.submit(blocking_jobs.job)
-    wait_until(lambda: blocking_jobs.running == 8)
-
-
 def test_no_second_thread_starts_before_the_first_stalls(gate: threading.Event) -> None:
     pool, blocking_jobs = (
         WorkerPool(idle_seconds=0.05, stall_seconds=TIME_LIMIT),
@@ -298,13 +215,6 @@ def test_after_a_stall_another_thread_takes_the_next_job(gate: threading.Event) 
     pool.submit(lambda: done.append(time.monotonic()))
     wait_until(lambda: len(done) == 2)
     assert blocking_jobs.running == 1
-
-
-def test_threads_are_daemons(gate: threading.Event) -> None:
-    pool, blocking_jobs = WorkerPool(idle_seconds=0.05), BlockingJobs(gate)
-    pool.submit(blocking_jobs.job)
-    wait_until(lambda: blocking_jobs.running == 1)
-    assert {thread.daemon for thread in blocking_jobs.threads} == {True}
 
 
 def test_an_idle_thread_is_used_again(gate: threading.Event) -> None:
@@ -459,18 +369,6 @@ def test_without_a_new_thread_a_job_waits_for_an_existing_one(
     wait_until(lambda: pool._threads == 0)
 
 
-@pytest.mark.asyncio
-async def test_without_any_thread_run_in_worker_calls_in_the_loops_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pool = WorkerPool()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse_thread)
-        made_in = await run_in_worker(running_loop(), threading.current_thread, pool.submit)
-        assert made_in is threading.current_thread()
-    assert await run_in_worker(running_loop(), lambda: 42, pool.submit) == 42
-
-
 # --- make_in_worker ---
 
 
@@ -501,16 +399,6 @@ class Maker:
             self.finished.set()
 
         worker_pool.submit(run)
-
-
-@pytest.mark.asyncio
-async def test_make_in_worker_returns_the_object(gate: threading.Event) -> None:
-    maker = Maker(gate)
-    gate.set()
-    thing = await make_in_worker(running_loop(), maker.make, maker.discard, maker.submit)
-    assert maker.made == [thing]
-    assert maker.finished.wait(TIME_LIMIT)
-    assert maker.discarded == []
 
 
 @pytest.mark.asyncio
@@ -547,26 +435,6 @@ async def test_an_object_made_after_cancelling_is_discarded_in_the_worker_thread
     gate.set()
     assert maker.finished.wait(TIME_LIMIT)
     assert len(maker.made) == 1
-    assert maker.discarded == maker.made
-    assert maker.discarded_in == ["aiordma-worker"]
-
-
-@pytest.mark.asyncio
-async def test_an_object_made_before_cancelling_is_discarded_in_a_worker_thread(
-    gate: threading.Event,
-) -> None:
-    maker = Maker(gate)
-    task = asyncio.create_task(
-        make_in_worker(running_loop(), maker.make, maker.discard, maker.submit)
-    )
-    await wait_for_event(maker.begun)
-    gate.set()
-    assert maker.finished.wait(TIME_LIMIT)  # it blocks the loop, so the task is not woken yet
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    wait_until(lambda: bool(maker.discarded))
-    await asyncio.sleep(0.02)
     assert maker.discarded == maker.made
     assert maker.discarded_in == ["aiordma-worker"]
 
@@ -655,17 +523,6 @@ def test_serial_jobs_run_in_order_and_never_two_at_once() -> None:
     assert order == list(range(100))
 
 
-def test_a_serial_job_runs_in_the_given_pool(gate: threading.Event) -> None:
-    jobs, first, second = SerialJobs(), BlockingJobs(gate), BlockingJobs(gate)
-    gate.set()
-    one, two = WorkerPool(idle_seconds=TIME_LIMIT), WorkerPool(idle_seconds=TIME_LIMIT)
-    for _ in range(3):
-        jobs.submit(first.job, one)
-        jobs.submit(second.job, two)
-    wait_until(lambda: first.finished == second.finished == 3)
-    assert first.threads.isdisjoint(second.threads)
-
-
 def test_waiting_serial_jobs_occupy_no_thread(gate: threading.Event) -> None:
     pool, jobs, blocking_jobs = (
         WorkerPool(max_threads=2, idle_seconds=0.05),
@@ -679,39 +536,6 @@ def test_waiting_serial_jobs_occupy_no_thread(gate: threading.Event) -> None:
     pool.submit(done.set)
     assert done.wait(TIME_LIMIT)
     assert blocking_jobs.running == 1
-
-
-def test_two_series_run_concurrently(gate: threading.Event) -> None:
-    blocked, blocking_jobs = SerialJobs(), BlockingJobs(gate)
-    blocked.submit(blocking_jobs.job)
-    wait_until(lambda: blocking_jobs.running == 1)
-    done = threading.Event()
-    SerialJobs().submit(done.set)
-    assert done.wait(TIME_LIMIT)
-
-
-def test_a_series_that_became_empty_runs_later_jobs() -> None:
-    jobs = SerialJobs()
-    for _ in range(50):
-        done = threading.Event()
-        jobs.submit(done.set)
-        assert done.wait(TIME_LIMIT)
-
-
-def test_a_serial_job_can_submit_another() -> None:
-    jobs, order, done = SerialJobs(), list[str](), threading.Event()
-
-    def first() -> None:
-        jobs.submit(last)
-        order.append("first")
-
-    def last() -> None:
-        order.append("last")
-        done.set()
-
-    jobs.submit(first)
-    assert done.wait(TIME_LIMIT)
-    assert order == ["first", "last"]
 
 
 class ThreadlessPool(WorkerPool):

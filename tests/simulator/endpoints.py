@@ -1,0 +1,216 @@
+"""Simulated endpoints: what librdmacm makes for an id, and rdma_create_ep(3).
+
+An id can have a queue pair, completion queues with channels, and a shared receive queue.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from functools import partial
+from typing import Any, NamedTuple
+
+from simulator import world as worlds
+from simulator.cm import (
+    Channel,
+    Id,
+    destroy,
+    new_id,
+    pack_address,
+    read_address,
+)
+from simulator.verbs import Device, QueuePair, create_comp_channel, create_cq, create_qp, create_srq
+from simulator.world import Failure, World, define, ffi, lib
+
+REJECTED_ECE = 35
+EP_TIMEOUT = 2.0
+"""Seconds that rdma_create_ep() waits for the address, and again for the route."""
+
+# --- queue pairs and queues ---
+
+
+def _create_qp(world: World, pointer: Any, pd: Any, attr: Any) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.device is None or pointer.qp != ffi.NULL:
+        raise Failure(errno.EINVAL)
+    context = Device.of(pointer.verbs).pointer
+    for name, depth in (("send", attr.cap.max_send_wr), ("recv", attr.cap.max_recv_wr)):
+        if getattr(attr, f"{name}_cq") == ffi.NULL:
+            channel = create_comp_channel(world, context)
+            setattr(pointer, f"{name}_cq_channel", channel)
+            cq = create_cq(world, context, max(1, depth), pointer, channel)
+            setattr(pointer, f"{name}_cq", cq)
+            setattr(attr, f"{name}_cq", cq)
+    if attr.srq == ffi.NULL:
+        attr.srq = pointer.srq
+    made = create_qp(world, pointer.pd if pd == ffi.NULL else pd, attr)
+    qp = world.get(ffi.addressof(made.qp), QueuePair)
+    qp.cm_id = cm_id
+    qp.move(lib.IBV_QPS_RTS if cm_id.is_datagram else lib.IBV_QPS_INIT)
+    pointer.qp = ffi.addressof(made.qp)
+
+
+def _destroy_qp(world: World, pointer: Any) -> None:
+    worlds.call(world, "ibv_destroy_qp", pointer.qp)
+    pointer.qp = ffi.NULL
+    for name in ("send", "recv"):
+        if getattr(pointer, f"{name}_cq_channel") != ffi.NULL:
+            worlds.call(world, "ibv_destroy_cq", getattr(pointer, f"{name}_cq"))
+            worlds.call(world, "ibv_destroy_comp_channel", getattr(pointer, f"{name}_cq_channel"))
+            setattr(pointer, f"{name}_cq", ffi.NULL)
+            setattr(pointer, f"{name}_cq_channel", ffi.NULL)
+
+
+def _create_id_srq(world: World, pointer: Any, pd: Any, attr: Any) -> None:
+    pointer.srq = create_srq(world, pd, attr)
+
+
+def _create_id_srq_ex(world: World, pointer: Any, attr: Any) -> None:
+    if attr.srq_type != lib.IBV_SRQT_BASIC:
+        raise Failure(errno.EOPNOTSUPP)
+    pointer.srq = create_srq(world, attr.pd, attr)
+
+
+def _destroy_id_srq(world: World, pointer: Any) -> None:
+    worlds.call(world, "ibv_destroy_srq", pointer.srq)
+    pointer.srq = ffi.NULL
+
+
+def _init_qp_attr(world: World, pointer: Any, attr: Any, mask: Any) -> None:
+    cm_id = world.get(pointer, Id)
+    mask[0] = lib.IBV_QP_STATE
+    if cm_id.device is None or (attr.qp_state != lib.IBV_QPS_INIT and cm_id.peer is None):
+        raise Failure(errno.EINVAL)
+    if cm_id.peer is not None:
+        attr.dest_qp_num = cm_id.peer.number
+
+
+define("rdma_create_qp", _create_qp)
+define("rdma_create_qp_ex", lambda world, pointer, attr: _create_qp(world, pointer, attr.pd, attr))
+define("rdma_destroy_qp", _destroy_qp)
+define("rdma_create_srq", _create_id_srq)
+define("rdma_create_srq_ex", _create_id_srq_ex)
+define("rdma_destroy_srq", _destroy_id_srq)
+define("rdma_init_qp_attr", _init_qp_attr)
+
+# --- ECE ---
+
+
+def _check_without_qp(world: World, pointer: Any) -> Id:
+    if pointer.qp != ffi.NULL:
+        raise Failure(errno.EINVAL)
+    found = world.get(pointer, Id)
+    assert isinstance(found, Id)
+    return found
+
+
+def _set_local_ece(world: World, pointer: Any, ece: Any) -> None:
+    cm_id = _check_without_qp(world, pointer)
+    cm_id.ece = (ece.vendor_id, ece.options, ece.comp_mask)
+
+
+def _get_remote_ece(world: World, pointer: Any, ece: Any) -> None:
+    peer = _check_without_qp(world, pointer).peer
+    ece.vendor_id, ece.options, ece.comp_mask = peer.ece if peer is not None else (0, 0, 0)
+
+
+def _reject_ece(world: World, pointer: Any, data: Any, length: int) -> None:
+    cm_id = world.get(pointer, Id)
+    if cm_id.state != "requested":
+        raise Failure(errno.EINVAL)
+    cm_id.state = "rejected"
+    world.cm.send(partial(world.cm.rejected, cm_id.peer, REJECTED_ECE, b""))
+
+
+define("rdma_set_local_ece", _set_local_ece)
+define("rdma_get_remote_ece", _get_remote_ece)
+define("rdma_reject_ece", _reject_ece)
+
+# --- endpoints ---
+
+
+def _create_ep(world: World, out: Any, info: Any, pd: Any, attr: Any) -> None:
+    channel = world.get(worlds.call(world, "rdma_create_event_channel"), Channel)
+    cm_id = new_id(world, channel, info.ai_port_space)
+    try:
+        if info.ai_flags & lib.RAI_PASSIVE:
+            worlds.call(world, "rdma_bind_addr", cm_id.pointer, info.ai_src_addr)
+        else:
+            _resolve(world, cm_id, info)
+            if attr != ffi.NULL:
+                worlds.call(world, "rdma_create_qp", cm_id.pointer, pd, attr)
+    except Failure:
+        destroy(world, cm_id)
+        worlds.call(world, "rdma_destroy_event_channel", channel.pointer)
+        raise
+    out[0] = cm_id.pointer
+
+
+def _resolve(world: World, cm_id: Id, info: Any) -> None:
+    """Resolve the address and the route, and wait for both. The last event stays in the id."""
+    milliseconds = int(EP_TIMEOUT * 1000)
+    source, target = info.ai_src_addr, info.ai_dst_addr
+    for function, arguments in (
+        ("rdma_resolve_addr", (source, target, milliseconds)),
+        ("rdma_resolve_route", (milliseconds,)),
+    ):
+        worlds.call(world, function, cm_id.pointer, *arguments)
+        while not cm_id.channel.events:
+            worlds.park(EP_TIMEOUT / 100)
+        out = ffi.new("struct rdma_cm_event **")
+        worlds.call(world, "rdma_get_cm_event", cm_id.channel.pointer, out)
+        if cm_id.pointer.event != ffi.NULL:
+            worlds.call(world, "rdma_ack_cm_event", cm_id.pointer.event)
+        cm_id.pointer.event = out[0]
+        if out[0].status:
+            raise Failure(-out[0].status)
+
+
+def _destroy_ep(world: World, pointer: Any) -> None:
+    cm_id = world.get(pointer, Id)
+    if pointer.qp != ffi.NULL and cm_id.qp is not None:
+        _destroy_qp(world, pointer)
+    destroy(world, cm_id)
+
+
+define("rdma_create_ep", _create_ep)
+define("rdma_destroy_ep", _destroy_ep)
+
+# --- names ---
+
+
+class AddrInfo(NamedTuple):
+    """A struct rdma_addrinfo and its memory."""
+
+    pointer: Any
+    memory: Any
+
+
+def _getaddrinfo(world: World, node: Any, service: Any, hints: Any, out: Any) -> int:
+    name = "" if node == ffi.NULL else ffi.string(node).decode()
+    port = 0 if service == ffi.NULL else ffi.string(service).decode()
+    flags = 0 if hints == ffi.NULL else hints.ai_flags
+    passive = flags & lib.RAI_PASSIVE
+    if not name and not service and passive:
+        name, port = read_address(hints.ai_src_addr)
+    try:
+        address = socket.getaddrinfo(name or "0.0.0.0", port or None)[0][4]
+    except socket.gaierror as error:
+        return error.errno or -1
+    pointer = ffi.new("struct rdma_addrinfo *")
+    packed = pack_address(str(address[0]).partition("%")[0], int(address[1]))
+    memory = ffi.new("char[]", packed)
+    side = "src" if passive else "dst"
+    setattr(pointer, f"ai_{side}_addr", ffi.cast("struct sockaddr *", memory))
+    setattr(pointer, f"ai_{side}_len", len(packed))
+    pointer.ai_flags = flags
+    pointer.ai_family = int.from_bytes(packed[:1], "little")
+    pointer.ai_port_space = lib.RDMA_PS_TCP if hints == ffi.NULL else hints.ai_port_space
+    pointer.ai_qp_type = lib.IBV_QPT_RC if hints == ffi.NULL else hints.ai_qp_type
+    world.add(pointer, AddrInfo(pointer, memory))
+    out[0] = pointer
+    return 0
+
+
+define("rdma_getaddrinfo", _getaddrinfo)
+define("rdma_freeaddrinfo", lambda world, info: world.remove(info, AddrInfo) and None)
