@@ -162,6 +162,12 @@ class Campaign:
                 raise
             self.figures[type(error).__name__] += 1
 
+    def cancel_another(self) -> None:
+        """Cancel another attempt: it can have been woken by the same event."""
+        others = [task for task in self.attempts if not task.done()]
+        if others:
+            self.chance.choice(others).cancel()
+
     # --- connecting ---
 
     @contextlib.asynccontextmanager
@@ -298,8 +304,10 @@ class Campaign:
             await self._end(closing)
         else:
             await ends[0].aclose()
-        # The tasks that still wait are cancelled: no message will come any more.
         await loops.sleep(100.0)
+        if not self.has_faults:
+            waiting = sum(not task.done() for task in tasks)
+            assert not waiting, f"the connection has ended, and {waiting} tasks still wait"
         for task in tasks:
             task.cancel()
 
@@ -434,6 +442,8 @@ class Direction:
             if not sending.cancelled():
                 sending.result()
                 self.sent.add(message[:8])
+                if self.chance.random() < 0.2:
+                    self.campaign.cancel_another()
         self.done += 1
 
     async def _send(self, data: bytes) -> None:
