@@ -2,7 +2,7 @@
 
 When no task can run and no descriptor is readable, the world makes its next event happen, or
 advances its clock to the next timer. So a test never waits for real. If nothing can ever happen,
-the loop raises Stuck at once. trio.testing.wait_all_tasks_blocked() needs real time: tests sleep.
+the loop raises Stuck at once.
 """
 
 from __future__ import annotations
