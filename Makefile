@@ -3,7 +3,7 @@
 # make test-all  before a release: the same, with each device test on every loop and every device
 # make check   what needs no device: style, types, documentation, unit tests
 # make docs    build the documentation site in build/site
-# make soak    the long campaigns, on a device
+# make soak    the long campaigns: SEEDS=10000 simulated programs, then those on a device
 # make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
 # make count   instructions of a message, counted by callgrind; COUNT="...": its options
 # make setup   only install what the others need; they do it themselves
@@ -73,7 +73,9 @@ device-test: setup
 			--tx '2*popen//python=$(PY) -m aiordma lab run --device both -- $(PY)' $(DEVICE_TESTS); \
 	fi
 
+SEEDS := 10000
 soak: setup
+	@PYTHONPATH=tests $(PY) -m simulator.campaign 0 $(SEEDS)
 	@$(call on_device,both,$(PY) -m pytest tests/soak)
 
 bench: setup
