@@ -376,6 +376,7 @@ class Endpoint(Generic[D_co]):
     def abort(self) -> None:
         """End the connection at once, and destroy everything in the background. Idempotent."""
         self._start_closing()
+        self.data_path.wake()  # no completion will wake the waiting tasks
         self.cm.abort()
 
     def abandon(self) -> None:

@@ -140,7 +140,8 @@ class Id:
     def qp(self) -> QueuePair | None:
         """The queue pair of the id, if it exists."""
         pointer = self.pointer.qp
-        return None if pointer == ffi.NULL else self.world.objects.get(address_of(pointer))
+        found = self.world.objects.get(address_of(pointer))
+        return found if isinstance(found, QueuePair) else None  # the address can be used again
 
     world: World = None  # type: ignore[assignment]
 

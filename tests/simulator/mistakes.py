@@ -120,10 +120,16 @@ MISTAKES = [
         "        except BaseException:\n            raise\n\n    def __del__",
     ),
     Mistake(
+        "an abort does not wake the tasks that wait for a stream",
+        "aiordma/qp/endpoint.py",
+        "        self.data_path.wake()  # no completion will wake the waiting tasks\n",
+        "",
+    ),
+    Mistake(
         "a queue pair's completions are dropped before it is destroyed",
         "aiordma/qp/endpoint.py",
-        "        self._start_closing()\n        self.cm.abort()\n",
-        "        self._start_closing()\n        self.data_path.release()\n        self.cm.abort()\n",
+        "        self.data_path.wake()  # no completion will wake the waiting tasks\n",
+        "        self.data_path.wake()\n        self.data_path.release()\n",
     ),
 ]
 
