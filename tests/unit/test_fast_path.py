@@ -1148,6 +1148,15 @@ def test_set_polling_releases_the_previous_dispatcher(verbs: Queues) -> None:
         assert sys.getrefcount(second) == 2
 
 
+def least(growth: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+    """Measure several times, and return the smallest growth of each figure.
+
+    Other threads of the process, such as those of the test runner, allocate memory, too. A leak
+    grows each time.
+    """
+    return tuple(map(min, zip(*(growth() for _ in range(5)), strict=True)))
+
+
 def test_thousands_of_messages_leave_no_memory_behind(verbs: Queues) -> None:
     rig = PollingRig(verbs, 0)
     receives, core = rig.receives, rig.core
@@ -1177,21 +1186,28 @@ def test_thousands_of_messages_leave_no_memory_behind(verbs: Queues) -> None:
     exchange(200)
     gc.collect()
     watched = [rig.dispatcher, core, receives, rig.receive_rig.ring, None]
-    counts = [sys.getrefcount(one) for one in watched]
-    tracemalloc.start()
-    try:
-        exchange(20)
-        gc.collect()
-        before, blocks = tracemalloc.get_traced_memory()[0], sys.getallocatedblocks()
-        exchange(3000)
-        gc.collect()
-        after = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert after - before < 20_000
-    assert sys.getallocatedblocks() - blocks < 300
-    now = [sys.getrefcount(one) for one in watched]
-    assert all(abs(one - other) < 100 for one, other in zip(counts, now, strict=True))
+
+    def growth() -> tuple[int, int, int]:
+        counts = [sys.getrefcount(one) for one in watched]
+        tracemalloc.start()
+        try:
+            exchange(20)
+            gc.collect()
+            before, blocks = tracemalloc.get_traced_memory()[0], sys.getallocatedblocks()
+            exchange(3000)
+            gc.collect()
+            after = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        more_blocks = sys.getallocatedblocks() - blocks
+        now = [sys.getrefcount(one) for one in watched]
+        references = max(abs(one - other) for one, other in zip(counts, now, strict=True))
+        return after - before, more_blocks, references
+
+    memory, more_blocks, references = least(growth)
+    assert memory < 20_000
+    assert more_blocks < 300
+    assert references < 100
     assert receives.spilled > 1000
 
 
@@ -1203,13 +1219,16 @@ def test_messages_that_were_not_taken_are_freed(verbs: Queues) -> None:
             receive_rig.arrive(b"x" * SLOT_SIZE)
         receive_rig.receives.peek()
 
+    def growth() -> tuple[int]:
+        blocks = sys.getallocatedblocks()
+        for _ in range(100):
+            fill()
+        gc.collect()
+        return (sys.getallocatedblocks() - blocks,)
+
     fill()
     gc.collect()
-    blocks = sys.getallocatedblocks()
-    for _ in range(100):
-        fill()
-    gc.collect()
-    assert sys.getallocatedblocks() - blocks < 300
+    assert least(growth)[0] < 300
 
 
 def test_two_modules_have_types_of_their_own(verbs: Queues) -> None:
