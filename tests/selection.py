@@ -27,10 +27,10 @@ from collections.abc import Hashable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import loops
 import machine
 import pytest
 
-LOOPS = ("asyncio", "uvloop", "trio")
 SIMULATED_LOOPS = ("asyncio", "trio")
 SIMULATED = {"IB": "roce", "IWARP": "iwarp"}
 
@@ -63,10 +63,10 @@ class Uses:
         self._pairs: Counter[tuple[str, str]] = Counter()
         self._places: Counter[Hashable] = Counter()
 
-    def choose(self, loops: Sequence[str], places: Sequence[Place]) -> list[Combination]:
+    def choose(self, kinds: Sequence[str], places: Sequence[Place]) -> list[Combination]:
         """Choose combinations for the next function of the file."""
         pairs = [
-            (loop, device) for loop in loops for device in {place.device: 0 for place in places}
+            (kind, device) for kind in kinds for device in {place.device: 0 for place in places}
         ]
         count = -(-len(pairs) // max(1, self._functions))
         chosen = []
@@ -100,12 +100,12 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     place_name = next((n for n in ("address", "any_address", "simulation") if n in names), None)
     if loop_name is None and place_name is None:
         return
-    loops = [""] if loop_name is None else _loops(metafunc, place_name)
+    kinds = [""] if loop_name is None else _loops(metafunc, place_name)
     places = [NOWHERE] if place_name is None else _places(metafunc, place_name)
     if metafunc.config.getoption("all_combinations", True):
-        chosen = [Combination(loop, place) for loop in loops for place in places]
+        chosen = [Combination(kind, place) for kind in kinds for place in places]
     else:
-        chosen = _uses_of(metafunc.module).choose(loops, places)
+        chosen = _uses_of(metafunc.module).choose(kinds, places)
     arguments = [name for name in (loop_name, place_name) if name is not None]
     values = [
         [value for name, value in ((loop_name, one.loop), (place_name, one.place.value)) if name]
@@ -117,7 +117,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 def _loops(metafunc: pytest.Metafunc, place_name: str | None) -> list[str]:
-    kinds = SIMULATED_LOOPS if place_name == "simulation" else LOOPS
+    kinds = SIMULATED_LOOPS if place_name == "simulation" else loops.KINDS
     marker = metafunc.definition.get_closest_marker("loops")
     return [kind for kind in kinds if marker is None or kind in marker.args]
 

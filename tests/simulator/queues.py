@@ -87,10 +87,6 @@ class Queues:
         for queue in self._queues.values():
             queue.refusal, queue.refusal_errno = result, code
 
-    def accept_sends(self, count: int) -> None:
-        """Accept this number of sends before refuse() takes effect."""
-        self._qp.sends.accepted = count
-
     def block_posts(self, on: bool) -> None:
         """Let the threads that post wait, or continue."""
         lib.sim_hold_posts(on)

@@ -1,4 +1,4 @@
-"""Fixtures: simulated devices, a time limit for tests that could wait for ever, fake verbs.
+"""Fixtures: simulated devices, a time limit for tests that could wait for ever, queues.
 
 A test `async def test_...(simulation)` runs in the virtual time of two simulated devices, on
 asyncio or trio, on RoCE or iWARP: selection.py chooses. The markers `loops` and `transport` limit
