@@ -13,10 +13,11 @@ The guest imports this module on an emulated processor. Integers and no `enum` k
 import struct
 from collections.abc import Iterator
 
-__all__ = ["CHUNK", "PORT_NAME", "FrameReader", "pack"]
+__all__ = ["CHUNK", "CLOCK", "PORT_NAME", "FrameReader", "pack"]
 
 PORT_NAME = "aiordma.lab"
 CHUNK = 32 * 1024
+CLOCK = struct.Struct("!Q")
 _HEADER = struct.Struct("!BI")
 
 # From host to guest.
@@ -27,7 +28,7 @@ WINDOW = 4  # terminal size: rows, columns (2 bytes each)
 CLOSE = 5  # one byte: the output stream (1 or 2) whose reader has closed it
 
 # From guest to host.
-READY = 16  # the guest runs and waits for its JOB
+READY = 16  # the guest runs and waits for its JOB; its clock in ms (8 bytes), 0 at its start
 STARTED = 17  # the command was started
 OUTPUT = 18  # one byte: the stream (1 or 2), then the data
 STDIN_REQUEST = 19  # the host can send the next STDIN

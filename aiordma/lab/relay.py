@@ -18,8 +18,10 @@ from types import FrameType
 
 from . import frames, job
 
-__all__ = ["GuestEnded", "GuestFailed", "Interrupted", "Relay"]
+__all__ = ["ClockTooFast", "GuestEnded", "GuestFailed", "Interrupted", "Relay"]
 
+# The guest's clock may be this many times as fast as the host's.
+_CLOCK_TOLERANCE = 1.25
 # A second Ctrl-C within this many seconds ends the machine, even if the command handles it.
 _SECOND_CTRL_C_LIMIT = 2.0
 _CTRL_C = b"\x03"
@@ -31,6 +33,10 @@ class GuestEnded(Exception):
 
 class GuestFailed(Exception):
     """The guest reported a failure; `str()` is its sentence."""
+
+
+class ClockTooFast(Exception):
+    """The guest's clock runs faster than the host's: the guest measured its speed wrongly."""
 
 
 class Interrupted(Exception):
@@ -51,12 +57,13 @@ class Relay:
         self._stdin_requested = False
         self._last_ctrl_c = -_SECOND_CTRL_C_LIMIT
         self._exit_code: int | None = None
+        self._begin = time.monotonic()
         self.started = False
 
     def boot(self, timeout: float) -> None:
         """Wait until the guest has booted and has started the job. `timeout` is in seconds.
 
-        Raises: TimeoutError; GuestEnded; GuestFailed; Interrupted.
+        Raises: TimeoutError; ClockTooFast; GuestEnded; GuestFailed; Interrupted.
         """
         deadline = time.monotonic() + timeout
         while not self.started:
@@ -142,6 +149,7 @@ class Relay:
         elif kind == frames.STDIN_REQUEST:
             self._stdin_requested = True
         elif kind == frames.READY:
+            self._check_clock(frames.CLOCK.unpack(body)[0] / 1000)
             self._send(frames.JOB, job.dump(self._job))
         elif kind == frames.STARTED:
             self.started = True
@@ -149,6 +157,17 @@ class Relay:
             self._exit_code = body[0]
         elif kind == frames.FAILED:
             raise GuestFailed(body.decode(errors="replace"))
+
+    def _check_clock(self, uptime: float) -> None:
+        """Compare the time since the guest's kernel started, in its seconds, with the host's time.
+
+        A guest of an emulated processor measures the speed of its time stamp counter when it boots.
+        On a busy host the result can be wrong by a factor of seven.
+
+        Raises: ClockTooFast.
+        """
+        if uptime > _CLOCK_TOLERANCE * (time.monotonic() - self._begin):
+            raise ClockTooFast
 
     def _write(self, stream: int, data: bytes) -> None:
         """Write all data. If the stream has no reader, have the guest close it too."""

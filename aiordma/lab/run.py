@@ -16,11 +16,13 @@ from . import initramfs, is_inside, job, kernel, kvm, packages, qemu
 from .devices import DEVICES, Device, addresses
 from .errors import LabError
 from .files import MemoryFile
-from .relay import GuestEnded, GuestFailed, Interrupted, Relay
+from .relay import ClockTooFast, GuestEnded, GuestFailed, Interrupted, Relay
 
 __all__ = ["Options", "run"]
 
 _PR_SET_PDEATHSIG = 1
+_BOOTS = 5
+"""The number of boots until the guest's clock must be right."""
 
 
 @dataclass(frozen=True)
@@ -59,30 +61,34 @@ def run(argv: Sequence[str], options: Options) -> int:
     the_kernel = kernel.find([device.driver for device in options.devices])
     accelerator = options.accelerator or kvm.choose(program, the_kernel)
     image = initramfs.build(the_kernel, options.devices, the_job["cwd"], packages.busybox())
-    with (
-        MemoryFile("initramfs", image) as initrd,
-        MemoryFile("console") as console,
-        MemoryFile("qemu") as errors,
-    ):
-        machine = qemu.Machine(
-            kernel=the_kernel.image,
-            initramfs=initrd.path,
-            console=console.path,
-            accelerator=accelerator,
-            cpus=options.cpus,
-            memory=options.memory,
-            cwd=the_job["cwd"],
-        )
-        timeout = options.boot_timeout or kvm.BOOT_TIMEOUT[accelerator]
-        ours, theirs = socket.socketpair()
-        with ours:
-            start = functools.partial(
-                _process, machine, program, theirs, errors, [initrd.fd, console.fd]
+    timeout = options.boot_timeout or kvm.BOOT_TIMEOUT[accelerator]
+    boots = 0
+    while True:
+        boots += 1
+        with (
+            MemoryFile("initramfs", image) as initrd,
+            MemoryFile("console") as console,
+            MemoryFile("qemu") as errors,
+        ):
+            machine = qemu.Machine(
+                kernel=the_kernel.image,
+                initramfs=initrd.path,
+                console=console.path,
+                accelerator=accelerator,
+                cpus=options.cpus,
+                memory=options.memory,
+                cwd=the_job["cwd"],
             )
-            outcome = _supervise(start, Relay(ours, the_job), timeout)
-        if isinstance(outcome, int):
-            return outcome
-        raise _failure(outcome, timeout, errors.text(), console.text())
+            ours, theirs = socket.socketpair()
+            with ours:
+                start = functools.partial(
+                    _process, machine, program, theirs, errors, [initrd.fd, console.fd]
+                )
+                outcome = _supervise(start, Relay(ours, the_job), timeout)
+            if isinstance(outcome, int):
+                return outcome
+            if not isinstance(outcome, ClockTooFast) or boots == _BOOTS:
+                raise _failure(outcome, timeout, errors.text(), console.text())
 
 
 def _supervise(
@@ -96,7 +102,7 @@ def _supervise(
                 return relay.run()
         except Interrupted as end:
             return end.code
-        except (TimeoutError, GuestFailed, GuestEnded) as error:
+        except (TimeoutError, ClockTooFast, GuestFailed, GuestEnded) as error:
             return error
 
 
@@ -149,6 +155,8 @@ def _failure(error: Exception, timeout: float, qemu_output: str, console: str) -
     """Return the error for a run without an exit code. Writes a log."""
     if isinstance(error, TimeoutError):
         sentence = f"the virtual machine did not boot within {timeout:g} s"
+    elif isinstance(error, ClockTooFast):
+        sentence = f"the virtual machine's clock was wrong at {_BOOTS} boots: is this machine busy?"
     elif isinstance(error, GuestFailed):
         sentence = str(error)
     else:

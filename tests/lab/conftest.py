@@ -32,15 +32,8 @@ def lab_run(
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command in the lab and wait until it ends."""
-    return subprocess.run(
-        [*LAB_RUN, *options, "--", *command],
-        input=stdin,
-        capture_output=True,
-        cwd=cwd,
-        env=environment() if env is None else dict(env),
-        timeout=150,
-        check=False,
-    )
+    argv, env = [*LAB_RUN, *options, "--", *command], environment() if env is None else env
+    return subprocess.run(argv, input=stdin, capture_output=True, cwd=cwd, env=env, timeout=150)
 
 
 def children(pid: int) -> list[int]:

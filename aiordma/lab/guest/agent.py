@@ -59,7 +59,7 @@ class Agent:
 
     def run(self) -> int:
         """Run the job. Return its exit code."""
-        self._channel.send(frames.READY)
+        self._channel.send(frames.READY, frames.CLOCK.pack(time.monotonic_ns() // 1_000_000))
         job: Job = marshal.loads(self._channel.wait_for(frames.JOB))
         _set_clock_and_hostname(job)
         _wait_for_devices()
