@@ -4,6 +4,7 @@ cffi's API mode: the compiler checks every declaration against the installed rdm
 Nothing newer than rdma-core 44 must be referenced here, or the module would not load on Debian 12.
 """
 
+import os
 from pathlib import Path
 
 from cffi import FFI
@@ -27,6 +28,7 @@ ffibuilder.set_source(
         "-Wextra",
         "-Wno-unused-parameter",
         "-Werror=implicit-function-declaration",
+        *os.environ.get("CFLAGS", "").split(),  # after -O2
     ],
 )
 

@@ -28,7 +28,6 @@ from aiordma.options import PrivateDataLimits, check_private_data
 logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Closable)
-R = TypeVar("R")
 
 # Errors that the peer causes, not the handler.
 _PEER_ERRORS = (ConnectError, ConnectionClosed, ProtocolError, WorkRequestError)
@@ -64,9 +63,16 @@ class BaseRequest:
         self._cm.reject(private_data)
         await self._cm.aclose()
 
+    def _abort(self) -> None:
+        """Reject the peer if the request was not answered, and close its id. Idempotent."""
+        self._cm.abort()
+
     def __repr__(self) -> str:
         host, port = self._peer_address
         return f"<{type(self).__name__} from {host} port {port}>"
+
+
+R = TypeVar("R", bound=BaseRequest)
 
 
 class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
@@ -119,6 +125,9 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
             except (ConnectError, DeviceRemoved, ProtocolError) as error:
                 # Of several devices, one can be removed.
                 logger.info("the connection of %r ended: %s", request, error)
+            except BaseException:
+                request._abort()  # only this method can answer it
+                raise
 
     async def _serve(
         self,
@@ -153,6 +162,8 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
             logger.info("the connection of %r ended: %s", request, error)
         except Exception:
             logger.exception("serving %r failed", request)
+        finally:
+            request._abort()
 
     def __aiter__(self) -> AsyncIterator[R]:
         """Iterate over requests until the listener is closed."""

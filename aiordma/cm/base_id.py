@@ -14,7 +14,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from aiordma.cm.failures import error_for_event, error_for_iwarp_connect
+from aiordma.cm.failures import (
+    error_for_event,
+    error_for_iwarp_connect,
+    translate_removal,
+)
 from aiordma.cm.handle import IdHandle
 from aiordma.cm.id_state import IdState
 from aiordma.cm.own_completions import OwnCompletions
@@ -356,8 +360,9 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         )
         if is_datagram:
             await self._perform(step, lambda: True)
-            if self.state is CmState.ACCEPTING:
-                self._state.current = CmState.CONNECTED  # datagrams have no ESTABLISHED event here
+            if self.state is not CmState.ACCEPTING:
+                raise self._state.error(peer, CmState.CONNECTED)
+            self._state.current = CmState.CONNECTED  # datagrams have no ESTABLISHED event here
         else:
             await self._perform_to(step, peer, *_CONNECTED)
 
@@ -698,14 +703,27 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             await self.handle.wait_destroyed()
 
     @asynccontextmanager
-    async def closed_on_failure(self) -> AsyncIterator[None]:
-        """Close the id if the block fails.
+    async def closed_on_failure(
+        self, *, unless: tuple[type[Exception], ...] = ()
+    ) -> AsyncIterator[None]:
+        """Close the id if the block fails with an exception of another type than `unless`.
 
         The error is raised after everything is destroyed. If the block is cancelled, the id is
         destroyed in the background.
+
+        Raises:
+            DeviceRemoved: in place of a VerbsError that a removed device causes.
         """
         try:
             yield
+        except unless:
+            raise
+        except VerbsError as error:
+            failure = translate_removal(error) if self.port_num else error
+            await self.aclose()
+            if failure is error:
+                raise
+            raise failure from error
         except Exception:
             await self.aclose()
             raise

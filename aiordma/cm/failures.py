@@ -40,6 +40,7 @@ _SIDR_STATUSES = {
 }
 _REFUSED_ERRNOS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET})
 _UNREACHABLE_ERRNOS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
+_REMOVED_ERRNOS = frozenset({errno.EIO, errno.ENODEV, errno.ENXIO})
 
 
 def error_for_event(event: CmEvent, peer: str) -> RdmaError:
@@ -76,6 +77,13 @@ def error_for_iwarp_connect(error: VerbsError, peer: str) -> RdmaError:
         return Rejected(f"{peer} rejected the connection: {os.strerror(code)}", -code)
     if code in _UNREACHABLE_ERRNOS:
         return Unreachable(f"{peer} does not answer: {os.strerror(code)}")
+    return error
+
+
+def translate_removal(error: VerbsError) -> RdmaError:
+    """Return DeviceRemoved if a removed device causes this error, else the error itself."""
+    if error.errno in _REMOVED_ERRNOS:
+        return DeviceRemoved(f"the RDMA device was removed: {error}")
     return error
 
 

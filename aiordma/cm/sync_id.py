@@ -169,7 +169,7 @@ class SyncCmId(BaseCmId):
 
     def read_events(self) -> None:
         # If a step is under way, it reads the events itself.
-        if self._read_lock.acquire(timeout=READ_LOCK_SECONDS):
+        if self._read_lock.acquire(timeout=READ_LOCK_SECONDS):  # pragma: no branch - real seconds
             try:
                 self._read_events()
             finally:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId, CmState
+from aiordma.cm.failures import translate_removal
 from aiordma.datagrams.address_handles import AddressHandleCache
 from aiordma.datagrams.datagram_receive_ring import Datagram, DatagramReceiveRing
 from aiordma.datagrams.datagram_send_queue import DatagramSend, DatagramSendQueue
@@ -31,7 +32,7 @@ from aiordma.errors import (
     WorkRequestError,
 )
 from aiordma.loop import Deadline, WaitQueue, checkpoint_of, refuse_forked_child
-from aiordma.qp import NUMBER_MASK, RECEIVE, QueuePairResources, translate_removal
+from aiordma.qp import NUMBER_MASK, RECEIVE, QueuePairResources
 from aiordma.rdmacm import SocketAddress
 from aiordma.rdmacm.address import format_address
 from aiordma.verbs import (

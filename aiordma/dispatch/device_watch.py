@@ -89,8 +89,8 @@ class DeviceWatch:
                 subscription.stop()
 
     def _wake(self) -> None:
-        if self._arrived is not None:
-            self._arrived.wake_all()
+        assert self._arrived is not None  # since the watch was entered
+        self._arrived.wake_all()
 
     def __aiter__(self) -> AsyncIterator[AsyncEvent]:
         """Iterate over events."""

@@ -39,6 +39,7 @@ def connect(
         RouteError: no route to the address was found.
         Rejected: no listener has the port, or the peer refused.
         Unreachable: the peer's machine did not answer.
+        DeviceRemoved: the RDMA device was removed meanwhile.
         VerbsError: there is no RDMA device, the local address is in use, or the locked-memory limit
             is too low.
         ValueError: the private data is too long, or the device does not allow an option.

@@ -110,16 +110,14 @@ class ConnectRequest(BaseRequest):
 
     async def _accept(self, private_data: bytes, options: ConnectionOptions) -> Connection:
         self._cm.check_unanswered()
-        device = self._cm.device()
-        check_private_data(private_data, PrivateDataLimits.of(device).accept)
-        options.check_device(device)
-        receives = self._shared_receives.receives(self._cm, options)
-        try:
+        async with self._cm.closed_on_failure(unless=(ValueError,)):
+            device = self._cm.device()
+            check_private_data(private_data, PrivateDataLimits.of(device).accept)
+            options.check_device(device)
+            receives = self._shared_receives.receives(self._cm, options)
+        async with self._cm.closed_on_failure():
             endpoint = message_endpoint(self._cm, options, receives)
             await endpoint.accept(private_data)
-        except BaseException:
-            self._cm.abort()
-            raise
         return Connection(endpoint)
 
     async def reject(self, private_data: bytes = b"") -> None:

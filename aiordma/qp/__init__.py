@@ -5,7 +5,7 @@ from aiordma.qp.endpoint import Endpoint
 from aiordma.qp.operation import WC_OPCODE_OF, Operation, Operations
 from aiordma.qp.post_list import MemoryRequest, PostList
 from aiordma.qp.receive_ring import ReceiveRing
-from aiordma.qp.resources import RECEIVE, QueuePairResources, translate_removal
+from aiordma.qp.resources import RECEIVE, QueuePairResources
 from aiordma.qp.scatter_gather import (
     ScatterGatherBuilder,
     ScatterGatherList,
@@ -42,5 +42,4 @@ __all__ = [
     "is_region",
     "is_registered",
     "join_buffers",
-    "translate_removal",
 ]

@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aiordma.cm import AsyncCmId, CmState
+from aiordma.cm.failures import translate_removal
 from aiordma.dispatch import LoopDevice, failure_of
 from aiordma.enums import AsyncEventType, IdOption, WcOpcode, WcStatus
 from aiordma.errors import (
@@ -36,7 +37,6 @@ from aiordma.errors import (
 from aiordma.loop import Deadline, Loop, WaitQueue, refuse_forked_child
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
 from aiordma.qp.data_path import DataPath, EndpointCallbacks
-from aiordma.qp.resources import translate_removal
 from aiordma.rdmacm import ConnectionParameters
 from aiordma.rdmacm.address import format_address
 from aiordma.verbs import AsyncEvent

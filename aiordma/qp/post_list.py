@@ -143,10 +143,9 @@ class PostList:
             waiter.stop_waiting()
 
     def _close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._dispatcher.open_post_lists -= 1
-            self._core.batching = False
-            with suppress(VerbsError):  # flush() has woken the waiters
-                self.flush()
-            self._core.grant_rd_atomic_credits()  # to reads that were queued meanwhile
+        self._is_open = False
+        self._dispatcher.open_post_lists -= 1
+        self._core.batching = False
+        with suppress(VerbsError):  # flush() has woken the waiters
+            self.flush()
+        self._core.grant_rd_atomic_credits()  # to reads that were queued meanwhile

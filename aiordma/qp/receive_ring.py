@@ -18,11 +18,8 @@ class ReceivePoster(Protocol):
     def cells(self) -> tuple[int, int]:
         """The addresses of the cells with the pointers to the queue pair and the shared queue.
 
-        An address is 0 if there is no such cell. If both are 0, post_recv() posts each receive.
+        An address is 0 if there is no such cell.
         """
-
-    def post_recv(self, wr_id: int, address: int, length: int, lkey: int) -> None:
-        """Post a receive. Raises VerbsError."""
 
 
 class ReceiveRing(fast_path.ReceiveRingCore):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId
 from aiordma.dispatch import KEY_SHIFT, CompletionHandler, LoopDevice, SharedCompletionQueue
-from aiordma.errors import DeviceRemoved, RdmaError, VerbsError
 from aiordma.loop import call_threadsafe
 from aiordma.qp.receive_ring import ReceiveRing
 from aiordma.qp.send_queue import NUMBER_MASK, SendQueue
@@ -20,13 +18,6 @@ if TYPE_CHECKING:
 
 # In the lower half of a wr_id: set for receives, whose slot is in the other bits.
 RECEIVE = NUMBER_MASK + 1
-
-
-def translate_removal(error: VerbsError) -> RdmaError:
-    """Return DeviceRemoved if a removed device causes this error, else the error itself."""
-    if error.errno in (errno.EIO, errno.ENODEV):
-        return DeviceRemoved(f"the RDMA device was removed: {error}")
-    return error
 
 
 class QueuePairResources:
@@ -104,7 +95,7 @@ class QueuePairResources:
 
     def drain(self, then: Callable[[], None]) -> None:
         """Take all receives that have completed, then call `then`: see LoopDevice.drain."""
-        if hasattr(self, "recv_cq"):
+        if hasattr(self, "recv_cq"):  # the peer can disconnect before the queue pair is made
             self.loop_device.drain(self.recv_cq, then)
 
     def release(self) -> None:

@@ -240,13 +240,9 @@ class SendQueue:
             self.post(request, operation, is_read=is_read)
             return
         post_list.make_room()
-        before, order = self.core.unsignaled, UNSIGNALED if is_read else self.core.fence_flags
+        order = UNSIGNALED if is_read else self.core.fence_flags
         wr_id = self._enqueue(operation, is_batched=True)
-        try:
-            post_list.add(request, wr_id, order | SIGNALED, operation)
-        except Exception:
-            self._roll_back(before)
-            raise
+        post_list.add(request, wr_id, order | SIGNALED, operation)
 
     def probe(self, memory: InFlightMemory | None) -> bool:
         """Post a read of no bytes, to which the peer's device responds. Return False if full.

@@ -388,10 +388,10 @@ class CmId:
         Blocks until their events are acknowledged. Idempotent.
         """
         qp, self.qp = self.qp, None
-        if self.has_qp:
-            lib.rdma_destroy_qp(self.pointer)
         if qp is not None:
             qp.forget()
+        if self.has_qp:
+            lib.rdma_destroy_qp(self.pointer)
 
     def init_qp_attr(self, state: QpState) -> QueuePairAttributes:
         """Return the attributes that move a queue pair to `state`: rdma_init_qp_attr(3).
@@ -685,8 +685,8 @@ class CmId:
         if srq is None or srq.pointer == ffi.NULL:
             self.pointer.srq = ffi.NULL
             return
-        lib.rdma_destroy_srq(self.pointer)
         srq.forget()
+        lib.rdma_destroy_srq(self.pointer)
 
     # --- requests ---
 

@@ -164,20 +164,27 @@ class StreamSender:
                 self._post_one(lambda qp, wr, flags: write(qp, wr, flags, target, message), memory)
                 return
             if request.target.length:
-                self._post_one(lambda qp, wr, flags: write(qp, wr, flags, target, NO_IMMEDIATE))
+                self._post_one(
+                    lambda qp, wr, flags: write(qp, wr, flags, target, NO_IMMEDIATE),
+                    memory,
+                    is_last=False,
+                )
             data = message.to_bytes(MESSAGE_SIZE, sys.byteorder)
             self._post_one(lambda qp, wr, flags: qp.post_send_inline(wr, data, flags=flags), memory)
         except VerbsError as error:
             raise self._callbacks.post_failed(error) from None
 
-    def _post_one(self, post: Post, memory: InFlightMemory | None = None) -> None:
+    def _post_one(
+        self, post: Post, memory: InFlightMemory | None = None, *, is_last: bool = True
+    ) -> None:
+        """Post a request. `memory` is released when the last request of a message has completed."""
         sends = self._sends
         sends.try_reserve()
         try:
-            if memory is None:
-                sends.post_without_memory(post)
-            else:
+            if memory is not None and is_last:
                 sends.post(post, memory)
+            else:
+                sends.post_without_memory(post)
         except BaseException:
             # libsiw keeps a request that it reports as failed.
             sends.unreserve()

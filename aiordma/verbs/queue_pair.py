@@ -165,9 +165,9 @@ class QueuePair:
         Raises:
             VerbsError: as post_ud_send.
         """
-        chars = ffi.from_buffer("char[]", data)
-        ffi.memmove(ffi.cast("void *", address), chars, len(chars))
-        self.post_ud_send(wr_id, address, len(chars), lkey, SIGNALED, imm, destination)
+        with ffi.from_buffer("char[]", data) as chars:
+            ffi.memmove(ffi.cast("void *", address), chars, len(chars))
+            self.post_ud_send(wr_id, address, len(chars), lkey, SIGNALED, imm, destination)
 
     def post_ud_send_inline(
         self, wr_id: int, data: Buffer, imm: int, destination: tuple[AddressHandle, int, int]
@@ -177,9 +177,9 @@ class QueuePair:
         Raises:
             VerbsError: as post_ud_send.
         """
-        chars = ffi.from_buffer("char[]", data)
-        address = int(ffi.cast("uintptr_t", chars))
-        self.post_ud_send(wr_id, address, len(chars), 0, _INLINE, imm, destination)
+        with ffi.from_buffer("char[]", data) as chars:
+            address = int(ffi.cast("uintptr_t", chars))
+            self.post_ud_send(wr_id, address, len(chars), 0, _INLINE, imm, destination)
 
     def post_recv(self, wr_id: int, address: int, length: int, lkey: int) -> None:
         """Post one receive into registered memory. See ibv_post_recv(3).
@@ -255,6 +255,7 @@ class QueuePair:
             self._cell, wr_id, address, chars, len(chars), lkey, flags, imm
         )
         if error:
+            ffi.release(chars)  # the traceback refers to it, and must not keep the buffer exported
             raise VerbsError(error, "ibv_post_send")
 
     def post_send_inline(
@@ -268,6 +269,7 @@ class QueuePair:
         chars = ffi.from_buffer("char[]", data)
         error = lib.aiordma_post_send_inline(self._cell, wr_id, chars, len(chars), flags, imm)
         if error:
+            ffi.release(chars)  # the traceback refers to it, and must not keep the buffer exported
             raise VerbsError(error, "ibv_post_send")
 
     def post_write_inline(
@@ -288,6 +290,7 @@ class QueuePair:
             self._cell, wr_id, chars, len(chars), flags, imm, *remote
         )
         if error:
+            ffi.release(chars)  # the traceback refers to it, and must not keep the buffer exported
             raise VerbsError(error, "ibv_post_send")
 
     def post_write_copy(
@@ -313,6 +316,7 @@ class QueuePair:
             self._cell, wr_id, address, chars, len(chars), lkey, flags, imm, *remote
         )
         if error:
+            ffi.release(chars)  # the traceback refers to it, and must not keep the buffer exported
             raise VerbsError(error, "ibv_post_send")
 
     def post_atomic(
@@ -381,9 +385,11 @@ class QueuePair:
         """
         check_errno(lib.aiordma_set_min_rnr_timer(self.pointer, timer), "ibv_modify_qp")
 
-    def forget(self) -> None:
-        """Clear the pointer, because other code has destroyed the queue pair."""
-        self._cell[0] = ffi.NULL
+    def forget(self) -> IbvQp:
+        """Clear the pointer. Return it when no thread posts any more: the caller destroys it."""
+        pointer, self._cell[0] = self._cell[0], ffi.NULL
+        lib.aiordma_await_posts()
+        return pointer
 
     def destroy(self) -> None:
         """Destroy the queue pair: ibv_destroy_qp(3). Idempotent.
@@ -394,7 +400,5 @@ class QueuePair:
         Raises:
             VerbsError: EBUSY while the queue pair is attached to a multicast group.
         """
-        pointer, self._cell[0] = self._cell[0], ffi.NULL
-        if pointer != ffi.NULL:
-            lib.aiordma_await_posts()
+        if (pointer := self.forget()) != ffi.NULL:
             check_errno(lib.ibv_destroy_qp(pointer), "ibv_destroy_qp")

@@ -111,9 +111,11 @@ class SharedReceiveQueue:
         check_errno(lib.ibv_query_srq(self.pointer, attr), "ibv_query_srq")
         return SharedReceiveQueueCaps(attr.max_wr, attr.max_sge, attr.srq_limit)
 
-    def forget(self) -> None:
-        """Clear the pointer, because other code has destroyed the queue."""
-        self._cell[0] = ffi.NULL
+    def forget(self) -> IbvSrq:
+        """Clear the pointer. Return it when no thread posts any more: the caller destroys it."""
+        pointer, self._cell[0] = self._cell[0], ffi.NULL
+        lib.aiordma_await_posts()
+        return pointer
 
     def close(self) -> None:
         """Destroy the queue: ibv_destroy_srq(3). Idempotent.
@@ -123,7 +125,5 @@ class SharedReceiveQueue:
         Raises:
             VerbsError: EBUSY while a queue pair uses the queue.
         """
-        pointer, self._cell[0] = self._cell[0], ffi.NULL
-        if pointer != ffi.NULL:
-            lib.aiordma_await_posts()
+        if (pointer := self.forget()) != ffi.NULL:
             check_errno(lib.ibv_destroy_srq(pointer), "ibv_destroy_srq")

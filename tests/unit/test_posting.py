@@ -1,33 +1,153 @@
-"""Posting in one thread, destroying in another: no thread posts to a destroyed queue."""
+"""Threads that post, poll and wait, while another destroys: they run at the same time.
+
+`make sanitize` runs these tests with ThreadSanitizer, too.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import itertools
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from simulator.queues import Queues, untyped_ffi
+from simulator import Simulation
+from simulator import world as worlds
+from simulator.ids import SMALL
+from simulator.queues import Queues
+from simulator.world import lib
 
-from aiordma._native import ffi, lib
+from aiordma import LocalClosed, VerbsError
+from aiordma._native import fast_path
+from aiordma.cm import SyncCmId
+from aiordma.enums import AccessFlags, PortSpace, WrOpcode
+from aiordma.rdmacm import CmId, EventChannel, parse_address
+from aiordma.verbs import (
+    QueuePair,
+    QueuePairCaps,
+    QueuePairInit,
+    SharedReceiveQueue,
+    SharedReceiveQueueCaps,
+)
 
 TIME_LIMIT = 30
+ROUNDS = 10
+DEPTH = 100
+MEMORY = (0x1000, 64, 1)
+REMOTE = SimpleNamespace(addr=0x1000, rkey=1, length=64)
 
 
-def send(verbs: Queues) -> int:
-    cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
-    return lib.aiordma_post_send_inline(cell, 1, ffi.new("char[]", b"hello"), 5, 0, -1)
+@pytest.fixture
+def devices() -> Iterator[Simulation]:
+    """Make two devices whose C functions threads can call. Let the threads take turns often."""
+    made, interval = Simulation(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    worlds.enter(made.world)
+    yield made
+    lib.sim_hold_posts(False)
+    worlds.enter(None)
+    sys.setswitchinterval(interval)
+    made.cm.free_default_domains()
+    made.check()
 
 
-def receive(verbs: Queues) -> int:
-    cell = untyped_ffi.cast("struct ibv_qp **", verbs.qp_cell)
-    return lib.aiordma_post_recv(cell, 1, 0x1000, 64, 7)
+class Posting:
+    """An id with a queue pair and a shared receive queue, and all that posts to them.
+
+    Each method `post_...` posts once. It returns 0, or an errno or -1 if it could not.
+    """
+
+    def __init__(self, devices: Simulation) -> None:
+        self._channel = EventChannel()
+        self.cm_id = CmId.create(self._channel, PortSpace.UDP)
+        self.cm_id.bind_addr(parse_address(devices.near.host))
+        self.qp = self.cm_id.create_qp(QueuePairInit(QueuePairCaps(DEPTH, DEPTH, 1, 1, 64)))
+        self.srq = self.cm_id.create_srq(None, SharedReceiveQueueCaps(DEPTH, 1))
+        references = fast_path.ReferenceCount(None, AccessFlags.LOCAL_WRITE)
+        self._region = SimpleNamespace(references=references, segment=MEMORY)
+        self._core = core = fast_path.SendQueueCore(1 << 30, 4, 64)
+        core.make_future, core.read_access = cast(Any, Future), AccessFlags.LOCAL_WRITE
+        core.rd_atomic_credits, core.pd = 1 << 30, None
+        core.open(self.qp, self.qp.cells[0], 0)
+        self._ring, self._shared_ring = self._ring_of(self.qp), self._ring_of(self.srq)
+
+    def _ring_of(self, queue: QueuePair | SharedReceiveQueue) -> fast_path.ReceiveRingCore:
+        ring = fast_path.ReceiveRingCore(1, 64)
+        ring._use(bytearray(64), MEMORY[0], MEMORY[2])
+        ring._open(queue, queue.cells, 0)
+        return ring
+
+    def post_send(self) -> int:
+        self.qp.post_list(0, WrOpcode.SEND, [MEMORY])
+        return 0
+
+    def post_receive(self) -> int:
+        self.qp.post_recv(0, *MEMORY)
+        return 0
+
+    def post_shared(self) -> int:
+        self.srq.post_recv(0, *MEMORY)
+        return 0
+
+    def post_read(self) -> int:
+        transfer = self._core.start_transfer(WrOpcode.RDMA_READ, self._region, REMOTE)
+        return -1 if transfer is None else 0
+
+    def post_small(self) -> int:
+        return self._core.send(b"hello")
+
+    def post_slot(self) -> int:
+        return self._ring._post(0)
+
+    def post_shared_slot(self) -> int:
+        return self._shared_ring._post(0)
+
+    def destroy_qp_by_id(self) -> None:
+        self.cm_id.destroy_qp()
+
+    def destroy_qp(self) -> None:
+        self.qp.destroy()
+
+    def destroy_srq_by_id(self) -> None:
+        self.cm_id.destroy_srq()
+
+    def destroy_srq(self) -> None:
+        self.srq.close()
+
+    def close(self) -> None:
+        """Free everything that is not destroyed yet."""
+        self._core.abandon()
+        own = self.cm_id.own_objects()
+        self.cm_id.destroy()
+        own.destroy()
+        self._channel.close()
 
 
-def receive_shared(verbs: Queues) -> int:
-    cell = untyped_ffi.cast("struct ibv_srq **", verbs.srq_cell)
-    return lib.aiordma_post_srq_recv(cell, 1, 0x1000, 64, 7)
+Post = Callable[[Posting], int]
+Destroy = Callable[[Posting], None]
+WITHOUT_GIL = [Posting.post_send, Posting.post_receive, Posting.post_read]
+WITH_GIL = [Posting.post_small, Posting.post_slot]
+DESTROY = [Posting.destroy_qp_by_id, Posting.destroy_qp]
+SHARED_WITHOUT_GIL = [Posting.post_shared]
+DESTROY_SHARED = [Posting.destroy_srq_by_id, Posting.destroy_srq]
+DESTROYED = [
+    *itertools.product(WITHOUT_GIL, DESTROY),
+    *itertools.product(SHARED_WITHOUT_GIL, DESTROY_SHARED),
+]
+
+
+def attempt(post: Post, posting: Posting) -> int:
+    """Post once. Return 0, or an errno or -1."""
+    try:
+        return post(posting)
+    except VerbsError as error:
+        return error.errno or -1
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -37,36 +157,107 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("post", [send, receive, receive_shared])
-def test_destroying_a_queue_waits_for_posting_threads(
-    verbs: Queues, post: Callable[[Queues], int]
-) -> None:
-    results: list[int] = []
-    verbs.block_posts(True)
-    posting = threading.Thread(target=lambda: results.append(post(verbs)))
-    posting.start()
-    eventually(lambda: verbs.blocked_posts == 1)
-    verbs.destroy()  # this only sets the cells to NULL
-    destroying = threading.Thread(target=lib.aiordma_await_posts)
-    destroying.start()
-    destroying.join(0.1)
-    assert destroying.is_alive()
-    verbs.block_posts(False)
-    posting.join(TIME_LIMIT)
-    destroying.join(TIME_LIMIT)
-    assert not destroying.is_alive()
-    assert results == [0]
-    assert post(verbs) == errno.EINVAL
-    assert verbs.posted == 1
-
-
-def test_posting_threads_do_not_wait_for_each_other(verbs: Queues) -> None:
-    verbs.block_posts(True)
-    threads = [threading.Thread(target=post, args=[verbs]) for post in (send, receive)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: verbs.blocked_posts == 2)
-    verbs.block_posts(False)
+def join(*threads: threading.Thread) -> None:
     for thread in threads:
         thread.join(TIME_LIMIT)
-    assert verbs.posted == 2
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("post", "destroy"), DESTROYED)
+def test_destroying_a_queue_waits_for_posting_threads(
+    devices: Simulation, post: Post, destroy: Destroy
+) -> None:
+    posting, results = Posting(devices), []
+    lib.sim_hold_posts(True)
+    poster = threading.Thread(target=lambda: results.append(attempt(post, posting)))
+    poster.start()
+    eventually(lambda: lib.sim_held_posts() == 1)
+    destroyer = threading.Thread(target=destroy, args=[posting])
+    destroyer.start()
+    destroyer.join(0.1)
+    assert destroyer.is_alive()
+    lib.sim_hold_posts(False)
+    join(poster, destroyer)
+    assert results == [0]
+    assert attempt(post, posting) in (errno.EINVAL, -1)
+    posting.close()
+
+
+def test_posting_threads_do_not_wait_for_each_other(devices: Simulation) -> None:
+    posting = Posting(devices)
+    lib.sim_hold_posts(True)
+    threads = [threading.Thread(target=post, args=[posting]) for post in WITHOUT_GIL]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: lib.sim_held_posts() == len(WITHOUT_GIL))
+    lib.sim_hold_posts(False)
+    join(*threads)
+    posting.close()
+
+
+@pytest.mark.parametrize(
+    ("posts", "destroy"),
+    [
+        *itertools.product([WITHOUT_GIL + WITH_GIL], DESTROY),
+        *itertools.product([[*SHARED_WITHOUT_GIL, Posting.post_shared_slot]], DESTROY_SHARED),
+    ],
+)
+def test_threads_can_post_until_a_queue_is_destroyed(
+    devices: Simulation, posts: list[Post], destroy: Destroy
+) -> None:
+    def post_until_destroyed(post: Post, posting: Posting, begun: threading.Semaphore) -> None:
+        result = attempt(post, posting)
+        begun.release()
+        while result in (0, errno.ENOMEM):  # ENOMEM: the queue is full
+            result = attempt(post, posting)
+
+    for _ in range(ROUNDS):
+        posting, begun = Posting(devices), threading.Semaphore(0)
+        threads = [
+            threading.Thread(target=post_until_destroyed, args=[post, posting, begun])
+            for post in posts
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert begun.acquire(timeout=TIME_LIMIT)
+        destroy(posting)
+        join(*threads)
+        posting.close()
+
+
+def test_a_thread_can_attach_queues_while_another_polls(verbs: Queues) -> None:
+    dispatcher = fast_path.CompletionDispatcher(lambda: None)
+    counts: list[int] = []
+
+    def poll() -> None:
+        while sum(counts) < ROUNDS:
+            counts.append(dispatcher.poll_for(verbs.cq, 10_000_000))
+
+    poller = threading.Thread(target=poll)
+    poller.start()
+    cores = []
+    for key in range(1, ROUNDS + 1):
+        cores.append(fast_path.SendQueueCore(1, 1, 64))
+        cores[-1].credits, cores[-1].next_number = 0, 1
+        dispatcher.attach(key, cores[-1], fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 64)))
+        verbs.sent(key, 0)
+        eventually(lambda: cores[-1].credits == 1)
+        dispatcher.detach(key)
+    join(poller)
+
+
+def test_closing_an_id_ends_the_wait_of_a_thread_for_completions(devices: Simulation) -> None:
+    async def wait_and_close() -> None:
+        cm_id = await SyncCmId.create(PortSpace.UDP)
+        cm_id.bind_addr(parse_address(devices.near.host))
+        await cm_id.create_qp(SMALL)
+        waiting = asyncio.ensure_future(cm_id.get_recv_comp())
+        while not cm_id.handle._waits:
+            await asyncio.sleep(0)
+        await cm_id.aclose()
+        with pytest.raises(LocalClosed):
+            await waiting
+
+    for _ in range(ROUNDS):
+        asyncio.run(wait_and_close())

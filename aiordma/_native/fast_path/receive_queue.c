@@ -94,19 +94,15 @@ static PyObject *copied(struct receive_queue *self, struct received *message)
 	return PyBytes_FromStringAndSize(slot_memory(self->ring, message->slot), message->length);
 }
 
-/*
- * Post a slot again, if there is one. The owner is notified of an errno that the device returns.
- * Returns 0, or -1 with an exception.
- */
-static int repost_slot(struct receive_queue *self, int slot)
+/* Post a slot again, if there is one. The owner is notified of an errno. */
+static void repost_slot(struct receive_queue *self, int slot)
 {
 	int error = slot < 0 ? 0 : post_slot(self->ring, slot);
 
-	if (error > 0 && !self->error) {
+	if (error && !self->error) {
 		self->error = error;
 		self->notify = 1;
 	}
-	return error < 0 ? -1 : 0;
 }
 
 /* Append a message. Returns 0, or -1 with an exception. */
@@ -114,7 +110,6 @@ int append_received(struct receive_queue *self, const struct received *arrived)
 {
 	struct receive_ring *ring = self->ring;
 	struct received *message;
-	int slot;
 
 	if (arrived->slot < 0 || arrived->slot >= ring->slots ||
 	    arrived->length > (unsigned int)ring->slot_size || !ring->memory.obj) {
@@ -128,18 +123,15 @@ int append_received(struct receive_queue *self, const struct received *arrived)
 	*message = *arrived;
 	self->messages++;
 	self->nbytes += arrived->length;
-	slot = -1;
+	self->count++;
 	if (self->backlog >= 0 && ring->posted < (ring->slots + 1) / 2) {
 		message->copy = copied(self, message);
 		if (!message->copy)
 			return -1;
-		slot = message->slot;
+		repost_slot(self, message->slot);
 		message->slot = -1;
 		self->spilled++;
 	}
-	self->count++;
-	if (repost_slot(self, slot))
-		return -1;
 	if (self->backlog >= 0 && self->count > (unsigned int)self->backlog)
 		self->notify = 1;
 	return 0;
@@ -189,10 +181,7 @@ static PyObject *receive_queue_take_bytes(PyObject *self, PyObject *unused)
 		return NULL;
 	oldest = remove_first(queue);
 	Py_XDECREF(oldest.copy);
-	if (repost_slot(queue, oldest.slot)) {
-		Py_DECREF(message);
-		return NULL;
-	}
+	repost_slot(queue, oldest.slot);
 	return message;
 }
 

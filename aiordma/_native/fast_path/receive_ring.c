@@ -61,38 +61,7 @@ static PyObject *receive_ring_open(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* Clear an OSError and return its errno. Returns -1 if another exception is set, and keeps it. */
-static int caught_errno(void)
-{
-	PyObject *type, *value, *traceback, *number;
-	long error = -1;
-
-	if (!PyErr_ExceptionMatches(PyExc_OSError))
-		return -1;
-	PyErr_Fetch(&type, &value, &traceback);
-	PyErr_NormalizeException(&type, &value, &traceback);
-	number = PyObject_GetAttrString(value, "errno");
-	if (number)
-		error = PyLong_AsLong(number);
-	PyErr_Clear();
-	Py_XDECREF(number);
-	Py_XDECREF(type);
-	Py_XDECREF(value);
-	Py_XDECREF(traceback);
-	return error > 0 ? (int)error : EINVAL;
-}
-
-/* Post a slot by calling a Python method. Returns 0, an errno, or -1 with an exception. */
-static int post_by_method(struct receive_ring *ring, int slot, uint64_t address)
-{
-	PyObject *result = PyObject_CallMethod(
-		ring->queue, "post_recv", "KKiI", (unsigned long long)(ring->first_wr_id + slot),
-		(unsigned long long)address, ring->slot_size, ring->lkey);
-
-	Py_XDECREF(result);
-	return result ? 0 : caught_errno();
-}
-
+/* Return 0 or an errno. */
 static int post_receive(struct receive_ring *ring, int slot, uint64_t address)
 {
 	struct ibv_sge sge = { .addr = address, .length = ring->slot_size, .lkey = ring->lkey };
@@ -105,12 +74,10 @@ static int post_receive(struct receive_ring *ring, int slot, uint64_t address)
 	errno = 0;
 	if (ring->qp)
 		return *ring->qp ? positive(ibv_post_recv(*ring->qp, &wr, &bad)) : EINVAL;
-	if (ring->srq)
-		return *ring->srq ? positive(ibv_post_srq_recv(*ring->srq, &wr, &bad)) : EINVAL;
-	return post_by_method(ring, slot, address);
+	return *ring->srq ? positive(ibv_post_srq_recv(*ring->srq, &wr, &bad)) : EINVAL;
 }
 
-/* Post a slot, unless posting is stopped. Returns 0, an errno, or -1 with an exception. */
+/* Post a slot, unless posting is stopped. Returns 0 or an errno. */
 int post_slot(struct receive_ring *ring, int slot)
 {
 	int error;
@@ -119,23 +86,20 @@ int post_slot(struct receive_ring *ring, int slot)
 		return 0;
 	if (slot < 0 || slot >= ring->slots || !ring->queue)
 		return EINVAL;
-	/* The slot is counted first: in tests a receive can complete while it is posted. */
-	ring->posted++;
 	error = post_receive(ring, slot, ring->address + (uint64_t)slot * ring->slot_size);
-	if (error)
-		ring->posted--;
+	if (!error)
+		ring->posted++;
 	return error;
 }
 
 static PyObject *receive_ring_post_slot(PyObject *self, PyObject *number)
 {
 	long slot = PyLong_AsLong(number);
-	int error;
 
 	if (slot == -1 && PyErr_Occurred())
 		return NULL;
-	error = post_slot((struct receive_ring *)self, slot == (int)slot ? (int)slot : -1);
-	return error < 0 ? NULL : PyLong_FromLong(error);
+	return PyLong_FromLong(
+		post_slot((struct receive_ring *)self, slot == (int)slot ? (int)slot : -1));
 }
 
 static PyMemberDef receive_ring_members[] = {
@@ -153,8 +117,8 @@ static PyMethodDef receive_ring_methods[] = {
 	{ "_use", receive_ring_use, METH_VARARGS,
 	  "_use(memory, address, lkey): put the slots into this memory." },
 	{ "_open", receive_ring_open, METH_VARARGS,
-	  "_open(queue, cells, first_wr_id): post receives to the queue in one of these cells, or "
-	  "by queue.post_recv() if both are 0." },
+	  "_open(queue, cells, first_wr_id): post receives to the queue in one of these cells. The "
+	  "other one is 0." },
 	{ "_post", receive_ring_post_slot, METH_O,
 	  "_post(slot): post a slot, unless posting is stopped. Return 0 or an errno." },
 	{ NULL, NULL, 0, NULL },
