@@ -2,8 +2,11 @@
 # make test    before each commit: style, types, unit tests, the lab, then the tests on a device
 # make test-all  before a release: the same, with each device test on every loop and every device
 # make check   what needs no device: style, types, documentation, unit tests
+# make coverage  what unit tests and SEEDS=400 simulated programs execute of Python and C
 # make docs    build the documentation site in build/site
 # make soak    the long campaigns: SEEDS=10000 simulated programs, then those on a device
+# make sanitize  before a release: unit tests and SEEDS=1000 simulated programs with ASan and UBSan,
+#              then threads that post and destroy with TSan
 # make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
 # make count   instructions of a message, counted by callgrind; COUNT="...": its options
 # make setup   only install what the others need; they do it themselves
@@ -22,6 +25,7 @@ NATIVE := $(addprefix aiordma/_native/,build.py cdef.h helpers.h cm_events.c dev
 	addresses.c buffer_exporter.c) \
 	$(wildcard aiordma/_native/fast_path/*)
 C_FILES := $(filter-out %/cdef.h %/_lib.c,$(wildcard $(addprefix aiordma/_native/,*.c *.h fast_path/*.c fast_path/*.h) tests/simulator/*.[ch]))
+UNIT_TESTS := -p simulated tests/unit tests/device
 DEVICE_TESTS := tests/device tests/faults tests/interop
 DEVICE_OPTIONS := -p progress -p warm_start
 
@@ -29,7 +33,7 @@ DEVICE_OPTIONS := -p progress -p warm_start
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all check lint docs unit lab-test device-test soak bench count setup clean
+.PHONY: demo test test-all check lint docs unit coverage lab-test device-test soak sanitize asan tsan bench count setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -43,7 +47,10 @@ test: setup
 test-all:
 	@$(MAKE) --no-print-directory test DEVICE_OPTIONS='-p progress --all-combinations'
 
-check: lint docs unit
+# The documentation is built beside the checks of style and types: each uses one processor.
+check: $(READY)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint docs
+	@$(MAKE) --no-print-directory unit
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
@@ -56,7 +63,68 @@ docs: $(READY)
 	$(VENV)/bin/sphinx-build --nitpicky --fail-on-warning --keep-going --quiet docs build/site
 
 unit: $(READY)
-	$(PY) -m pytest -p progress -n 2 --dist worksteal tests/unit
+	$(PY) -m pytest -p progress -n 2 --dist worksteal $(UNIT_TESTS)
+
+# In a copy of the tree, whose C modules are built to count. Programs run in one process: a forked
+# one would lose what it has counted. Measuring would change the number of instructions.
+# COVERED_TESTS: the arguments of one run of pytest after the other.
+COVERED_TESTS := "$(UNIT_TESTS) --ignore tests/unit/test_campaign.py --ignore tests/unit/test_instruction_counts.py"
+COPY = $(CURDIR)/build/$@
+IN_COPY = cd $(COPY) && PYTHONPATH=$(COPY):$(COPY)/tests $(CURDIR)/$(PY)
+coverage: SEEDS := 400
+coverage: $(READY)
+	@export CFLAGS='-O0 --coverage -fprofile-update=atomic' && $(build_copy)
+	@$(IN_COPY) -m coverage run -m simulator.campaign --no-fork 0 $(SEEDS)
+	@for tests in $(COVERED_TESTS); do \
+		$(IN_COPY) -m coverage run -m pytest -p progress -n 2 --dist worksteal $$tests || exit; done
+	@$(IN_COPY) -m coverage combine --quiet
+	@$(IN_COPY) -m coverage json --quiet
+	@$(IN_COPY) -m coverage report --show-missing --skip-covered >$(COPY)/missing.txt
+	@$(IN_COPY) -m gcovr --json-summary gcovr.json --txt >>$(COPY)/missing.txt
+	@$(IN_COPY) -m benchmarks.coverage_table || \
+		{ echo "build/coverage/missing.txt lists what is missing"; exit 1; }
+
+define build_copy
+rm -rf $(COPY) && mkdir -p $(COPY) && \
+tar --create --exclude-vcs --exclude=./build --exclude=./$(VENV) --exclude='*.so' . \
+	| tar --extract --directory $(COPY) && \
+$(IN_COPY) setup.py --quiet build_ext --inplace
+endef
+
+sanitize: $(READY)
+	@$(MAKE) --no-print-directory asan
+	@$(MAKE) --no-print-directory tsan
+
+# The simulated device is built with the sanitizer, too: it uses the memory that requests name.
+# Left out: what valgrind counts (it cannot run ASan), and a list of the libraries that are linked.
+asan: export CFLAGS := -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover
+asan: SEEDS := 1000
+asan:
+	@$(build_copy)
+	@$(call sanitized,-m pytest -p progress -n 2 --dist worksteal $(UNIT_TESTS) tests/sanitizers \
+		--ignore tests/unit/test_campaign.py --ignore tests/unit/test_instruction_counts.py \
+		--deselect tests/unit/test_native.py::test_only_public_symbols_of_rdma_core_44_and_libc_are_linked)
+	@$(call sanitized,-m simulator.campaign 0 $(SEEDS))
+
+# The interpreter is not built with TSan. TSan sees its locks, and so the order that they make.
+tsan: export CFLAGS := -g -fno-omit-frame-pointer -fsanitize=thread
+tsan:
+	@$(build_copy)
+	@$(call sanitized,-m pytest tests/sanitizers tests/unit/test_posting.py)
+
+# $(call sanitized,ARGUMENTS): run Python in a copy. Print and fail on the reports of all processes.
+# Addresses are not random, because the runtime of gcc 12 needs some for itself. libstdc++ is loaded
+# before the runtime looks for its functions. Each object of Python is an allocation of its own.
+# LeakSanitizer does not see the variables of running functions: it would report them as lost.
+define sanitized
+options=log_path=$(COPY)/report:print_stacktrace=1:detect_leaks=0:die_after_fork=0; \
+export ASAN_OPTIONS=$$options UBSAN_OPTIONS=$$options TSAN_OPTIONS=$$options; \
+export AIORDMA_SANITIZER=$@ PYTHONMALLOC=malloc; \
+preloaded="$$(gcc -print-file-name=lib$@.so) $$(gcc -print-file-name=libstdc++.so.6)"; \
+(cd $(COPY) && PYTHONPATH=$(COPY):$(COPY)/tests LD_PRELOAD=$$preloaded \
+	setarch --addr-no-randomize $(CURDIR)/$(PY) $(1)); status=$$?; \
+! tail --lines=+1 $(COPY)/report.* 2>/dev/null && exit $$status
+endef
 
 # Each test boots a machine.
 lab-test: setup

@@ -1,5 +1,6 @@
 """Settings that pyproject.toml cannot contain: the extensions, one wheel for 3.11 and later."""
 
+import os
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -25,6 +26,7 @@ def extension(name: str, sources: list[Path], *libraries: str) -> Extension:
             "-Wno-unused-parameter",
             "-Werror=implicit-function-declaration",
             "-fvisibility=hidden",
+            *os.environ.get("CFLAGS", "").split(),  # after -O2
         ],
     )
 

@@ -5,10 +5,11 @@ processor, or sleeps. The kernel counts the first two; the rest is sleep. A loop
 only until the next tick. So a slow or shared processor gives no false alarm, and a blocking call is
 found wherever it is.
 
-A second thread, the watcher, notes where the loop's thread sleeps. If that is the loop's wait for
-events, the machine was late and no call has blocked. The watcher also checks that the thread can
-have slept once for that long. Hundreds of calls in one iteration of the loop that each wait shortly
-for a lock of the kernel are not a blocking call.
+A second thread, the watcher, looks at the loop's thread at the same interval. A call blocks only if
+the watcher has seen the thread asleep SAMPLES times in a row, and not in the loop's wait for
+events. On a slow machine the watcher looks less often. So a call that is slow because the whole
+machine is slow does not block. Hundreds of calls in one iteration of the loop that each wait
+shortly for a lock of the kernel are not a blocking call either.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from typing import NamedTuple
 INTERVAL = 0.05
 # Seconds of sleep that count as blocked. Timers of an emulated machine expire late.
 LIMIT = 0.3
-# The least length of a single sleep, as the watcher measures it at its intervals.
-ONE_SLEEP = LIMIT * 2 / 3
+# The number of times that the watcher must see the thread asleep.
+SAMPLES = 5
+# Seconds of sleep that count as blocked if the watcher could not run: the call has held the GIL.
+GIL_LIMIT = 2.0
 
 # The functions in which a loop waits for events: asyncio's (in its selector), trio's, and the
 # Python function that runs uvloop's loop.
@@ -41,6 +44,7 @@ EVENT_WAITS = {
 WAITING = "in the loop's wait for events"
 
 
+_STATE = ("schedstat", "stat")
 _allowed = 0.0
 
 
@@ -77,12 +81,11 @@ class BlockingDetector:
         self._longest = 0.0
         self._longest_where = ""
         self._where = ""
-        self._one_sleep = 0.0
-        self._last_check = self._last.wall
+        self._samples = self._most_samples = 0
         self._thread = threading.get_ident()
         # Opened once and closed in stop(): the fixture no_leaks counts descriptors.
-        path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-        self._schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        task = f"/proc/self/task/{threading.get_native_id()}"
+        self._files = [os.open(f"{task}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in _STATE]
         self._stopped = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -90,35 +93,36 @@ class BlockingDetector:
     def tick(self) -> None:
         """Note if the thread was blocked since the last tick."""
         now = _Times.now()
-        # If the watcher has not seen it, the machine can have been late for both threads.
-        limit = LIMIT if self._where else 2 * LIMIT
+        was_seen = self._most_samples >= SAMPLES
+        limit = LIMIT if was_seen else GIL_LIMIT
         asleep = (now.wall - self._last.wall) - (now.accounted - self._last.accounted) - INTERVAL
-        one_sleep = max(self._one_sleep, now.wall - self._last_check)
-        if asleep > max(limit, self._longest) and one_sleep > ONE_SLEEP and self._where != WAITING:
+        if asleep > max(limit, self._longest) and self._where != WAITING:
             self._longest = asleep
-            self._longest_where = self._where
+            self._longest_where = self._where if was_seen else ""
         self._where = ""
-        self._one_sleep = 0.0
+        self._samples = self._most_samples = 0
         self._last = now
 
     def _watch(self) -> None:
-        """Note where the loop's thread is if a tick is late. Runs in the watcher thread."""
-        ran, since = b"", self._last_check
+        """Count how often the loop's thread is asleep. Note where. Runs in the watcher thread."""
+        ran = b""
         while not self._stopped.wait(INTERVAL):
-            now = time.monotonic()
-            last, ran = ran, os.pread(self._schedstat, 100, 0)
-            if ran != last:
-                since = self._last_check  # it can have fallen asleep just after that
-            self._last_check = now
-            self._one_sleep = max(self._one_sleep, now - max(since, self._last.wall))
-            if now - max(since, self._last.wall) > LIMIT / 2 + INTERVAL and not self._where:
+            last, (ran, status) = ran, (os.pread(file, 1000, 0) for file in self._files)
+            if ran != last or status.rpartition(b")")[2].split()[0] == b"R":
+                self._samples = 0
+                continue
+            self._samples += 1
+            # First where: tick() can run before the next line.
+            if self._samples == SAMPLES and not self._where:
                 self._where = _where(sys._current_frames()[self._thread])
+            self._most_samples = max(self._most_samples, self._samples)
 
     def stop(self) -> None:
         """Stop the watcher. No tick() follows."""
         self._stopped.set()
         self._watcher.join()
-        os.close(self._schedstat)
+        for file in self._files:
+            os.close(file)
 
     def report(self) -> str | None:
         """Return how long and where the thread was blocked; None if it was not."""

@@ -11,9 +11,13 @@ import inspect
 import linecache
 
 import loops
+import machine
 import pytest
 import selection
 from blocking import INTERVAL, BlockingDetector
+
+# The time limit of a test, in seconds. Few tests take more than one, even in an emulated machine.
+TEST_LIMIT = 450.0
 
 # asyncio's debug mode often checks every source file on the stack for changes. They do not change
 # while tests run.
@@ -28,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+    if machine.simulated is not None or not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     kind = str(pyfuncitem.callspec.params["loop_kind"])
     names = inspect.signature(pyfuncitem.obj).parameters
@@ -41,7 +45,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         detector = BlockingDetector()
         ticking = loops.create_task(_tick(detector))
         try:
-            await pyfuncitem.obj(**arguments)
+            async with loops.timeout(TEST_LIMIT):
+                await pyfuncitem.obj(**arguments)
         finally:
             detector.tick()
             ticking.cancel()

@@ -26,9 +26,8 @@ class Done(NamedTuple):
 @contextlib.asynccontextmanager
 async def running_program(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a program; yield its process. The process is killed when the block ends."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         yield process
     finally:
@@ -44,8 +43,21 @@ def running(
     return running_program(sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments)
 
 
+@contextlib.asynccontextmanager
+async def serving(
+    name: str, *arguments: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """Start an example that listens; yield its process and the port."""
+    async with running(name, *arguments) as process:
+        line = await next_line(process.stdout)
+        assert line.startswith("listening"), line
+        yield process, line.removeprefix("listening on port ")
+
+
 async def finish(process: asyncio.subprocess.Process) -> Done:
-    """Wait until the process ends. Return its exit status, and the output not read so far."""
+    """End its input, and wait until it ends. Return its status, and the output not read so far."""
+    if process.stdin is not None:
+        process.stdin.close()
     output, errors = await process.communicate()
     assert process.returncode is not None
     return Done(process.returncode, output.decode(), errors.decode())

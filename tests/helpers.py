@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import blocking
 import loops
@@ -34,6 +34,13 @@ DEFAULT = ConnectionOptions()
 TIME_LIMIT = 150
 
 
+class Host(Protocol):
+    """A DeviceAddress, or a simulated device."""
+
+    @property
+    def host(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Pair:
     """Two connected ends, and the listener."""
@@ -45,12 +52,13 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def connected(
-    address: DeviceAddress,
+    address: Host,
     client: ConnectionOptions = DEFAULT,
     server: ConnectionOptions = DEFAULT,
+    port: int = 0,
 ) -> AsyncIterator[Pair]:
-    """Connect two ends on one device. After the block, abort those that are still open."""
-    async with aiordma.listen(address.host, 0, options=server) as listener:
+    """Connect two ends. After the block, abort those that are still open."""
+    async with aiordma.listen(address.host, port, options=server) as listener:
         accepting = loops.create_task(listener.accept())
         near = await aiordma.connect(*listener.local_address, options=client)
         far = await accepting

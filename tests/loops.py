@@ -26,6 +26,7 @@ from collections.abc import (
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+import blocking
 import trio
 import trio.testing
 import uvloop
@@ -198,6 +199,14 @@ async def wait(tasks: Iterable[Any]) -> None:
         await (task.wait() if isinstance(task, TrioTask) else asyncio.wait([task]))
 
 
+async def cancel(*tasks: Task[Any]) -> None:
+    """Cancel tasks, and check that they end without a result."""
+    for task in tasks:
+        task.cancel()
+    await wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+
+
 async def gather(*awaitables: Awaitable[Any], return_exceptions: bool = False) -> list[Any]:
     """Return the results of all. An error does not cancel the others."""
     if not on_trio():
@@ -217,6 +226,11 @@ def _outcome(task: Task[Any]) -> Any:
         return task.result()
     except (Exception, TaskCancelled) as error:
         return error
+
+
+def now() -> float:
+    """Return the time of the current loop in seconds."""
+    return trio.current_time() if on_trio() else asyncio.get_running_loop().time()
 
 
 async def sleep(seconds: float) -> None:
@@ -239,7 +253,7 @@ async def until(
     Raises:
         AssertionError: the condition was still not true after `seconds`.
     """
-    deadline = time.monotonic() + seconds
+    deadline = now() + seconds
     pause = 0.0
     while True:
         result = condition()
@@ -247,10 +261,24 @@ async def until(
             result = await result
         if result:
             return
-        if time.monotonic() > deadline:
+        if now() > deadline:
             raise AssertionError(f"waited for {what}, in vain for {seconds:.0f} seconds")
         await sleep(pause)
         pause = min(pause + 0.0005, UNTIL_INTERVAL)
+
+
+def block(seconds: float) -> None:
+    """Block the thread for this time. Devices and the network go on."""
+    with blocking.allowed():
+        time.sleep(seconds)
+
+
+def block_until(condition: Callable[[], object], what: str) -> None:
+    """Block the thread until `condition()` returns a true value. Arguments and error as until()."""
+    deadline = time.monotonic() + UNTIL_LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, f"waited for {what}, in vain"
+        time.sleep(UNTIL_INTERVAL / 10)
 
 
 async def settle() -> None:
@@ -259,6 +287,13 @@ async def settle() -> None:
         await trio.testing.wait_all_tasks_blocked()
     else:
         await asyncio.sleep(0)
+
+
+async def start(awaitable: Awaitable[T]) -> Task[T]:
+    """Start a task, and let it run until it waits."""
+    task = create_task(awaitable)
+    await settle()
+    return task
 
 
 @contextlib.asynccontextmanager

@@ -9,12 +9,18 @@ if TYPE_CHECKING:
     from aiordma.rdmacm import DeviceAddress
 
 
+simulated: list[DeviceAddress] | None = None
+"""The addresses of simulated devices that the tests run on instead, or None: see simulated.py."""
+
+
 @functools.cache
 def found_addresses() -> list[DeviceAddress]:
     """Return the addresses of all RDMA devices; none if RDMA does not work here.
 
     Their order and their kinds are the same in each lab, unlike a link-local address.
     """
+    if simulated is not None:
+        return simulated
     # Not imported above: tests/unit/conftest.py loads the simulator before aiordma.
     from aiordma import RdmaError
     from aiordma.rdmacm import device_addresses

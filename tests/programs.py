@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import loops
@@ -14,26 +16,40 @@ from aiordma import ConnectionOptions
 from aiordma.rdmacm import DeviceAddress
 
 T = TypeVar("T")
+PRELOAD = {"LD_PRELOAD": "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so"}
+"""The environment in which a TCP program uses rsocket instead."""
 
 
-async def start(*command: str) -> asyncio.subprocess.Process:
-    """Start a process whose standard output and standard error are one pipe."""
-    return await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+@contextlib.asynccontextmanager
+async def running_peer(
+    *command: object, prints: str = "", environment: dict[str, str] | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a program. After the block it ends: its exit code is 0, and its output has `prints`.
+
+    A failure of the block kills it. The block can kill it, too.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **(environment or {})},
     )
+    try:
+        yield process
+        output, errors = (text.decode() for text in await process.communicate())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != -signal.SIGKILL:
+        assert process.returncode == 0, output + errors
+        assert prints in output or prints in errors
 
 
-async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill the process if it still runs, and wait until it has ended."""
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
-
-
-async def free_port(address: DeviceAddress) -> str:
+async def free_port(address: DeviceAddress) -> int:
     """Return a port that is free at the address."""
     async with aiordma.listen(address.host, 0) as listener:
-        return str(listener.local_address[1])
+        return listener.local_address[1]
 
 
 async def connect_when_it_listens(
@@ -43,7 +59,7 @@ async def connect_when_it_listens(
     return await until_accepted(lambda: aiordma.connect(host, port, options=options), port)
 
 
-async def until_accepted(connect: Callable[[], Awaitable[T]], port: int | str) -> T:
+async def until_accepted(connect: Callable[[], Awaitable[T]], port: int) -> T:
     """Repeat `connect()` until a program listens on `port` and does not reject it."""
 
     results: list[T] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from xdist.workermanage import NodeManager
 
 INTERVAL = 20.0
 """Seconds between two lines."""
@@ -75,4 +76,6 @@ class Progress:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A worker that is killed while it ends stores no coverage of C. It may take longer than 10 s.
+    NodeManager.EXIT_TIMEOUT = 600
     config.pluginmanager.register(Progress(config), "aiordma-progress")

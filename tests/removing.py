@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import blocking
 import loops
+import machine
 from helpers import TIME_LIMIT
 
 from aiordma import RdmaError
@@ -34,11 +36,12 @@ class SoftDevice:
     @classmethod
     def of_address(cls, address: DeviceAddress) -> SoftDevice:
         """Return the device that has this address."""
-        return cls(
+        made = cls if machine.simulated is None else SimulatedDevice
+        return made(
             address.device,
             DRIVERS[address.transport.name],
             address.interface,
-            hosts_of(address.device),
+            hosts_of(address.device) if machine.simulated is None else frozenset(),
         )
 
     @contextlib.contextmanager
@@ -49,11 +52,10 @@ class SoftDevice:
         finally:
             self.restore()
 
-    def start_removing(self) -> subprocess.Popen[bytes]:
+    def start_removing(self) -> None:
         """Start `rdma link delete`, which waits until every process has closed the device."""
         with blocking.allowed():
             self.removal = subprocess.Popen(["rdma", "link", "delete", self.name])
-        return self.removal
 
     async def wait_removed(self) -> None:
         """Wait until the removal is complete."""
@@ -88,6 +90,36 @@ class SoftDevice:
         """Set the device's network interface "up" or "down". It keeps its addresses."""
         Path(f"/proc/sys/net/ipv6/conf/{self.netdev}/keep_addr_on_down").write_text("1")
         subprocess.run(["ip", "link", "set", self.netdev, state], check=True)
+
+
+class SimulatedDevice(SoftDevice):
+    """The same for a device of the current simulation."""
+
+    @property
+    def _cm(self) -> Any:
+        from simulator import world
+
+        assert world.current is not None
+        return world.current.cm
+
+    @property
+    def _device(self) -> Any:
+        return next(one for one in reversed(self._cm.devices) if one.name == self.name)
+
+    def start_removing(self) -> None:
+        self._cm.remove_device(self._device)
+
+    async def wait_removed(self) -> None:
+        await loops.until(lambda: self._device.removed, "the device to be removed")
+
+    async def add_again(self) -> None:
+        self._cm.add_again(self._device)
+
+    def restore(self) -> None:
+        pass  # each test has a simulation of its own
+
+    def set_link(self, state: str) -> None:
+        self._cm.set_link(self._device, is_up=state == "up")
 
 
 def users_of_devices() -> str:

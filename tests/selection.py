@@ -14,9 +14,9 @@ The arguments of a test say what it runs on:
     any_address     a device, at any of its addresses
     simulation      two simulated devices: see tests/simulator
     loop_kind       a loop; the hooks of every_loop.py give it to each coroutine
-    backend         a backend of anyio: see anyio_backends.py
 
-The markers `loops` and `transport` limit the choice.
+The markers `loops` and `transport` limit the choice. With the plugin simulated.py, the devices are
+simulated ones, the loops are asyncio and trio, and tests that are marked `real` are left out.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         for mark in metafunc.definition.iter_markers("parametrize")
         for name in ([mark.args[0]] if isinstance(mark.args[0], str) else mark.args[0])
     }
-    loop_name = next((n for n in ("loop_kind", "backend") if n in names and n not in given), None)
+    loop_name = "loop_kind" if "loop_kind" in names and "loop_kind" not in given else None
     place_name = next((n for n in ("address", "any_address", "simulation") if n in names), None)
     if loop_name is None and place_name is None:
         return
@@ -117,7 +117,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 def _loops(metafunc: pytest.Metafunc, place_name: str | None) -> list[str]:
-    kinds = SIMULATED_LOOPS if place_name == "simulation" else loops.KINDS
+    is_simulated = place_name == "simulation" or machine.simulated is not None
+    kinds = SIMULATED_LOOPS if is_simulated else loops.KINDS
     marker = metafunc.definition.get_closest_marker("loops")
     return [kind for kind in kinds if marker is None or kind in marker.args]
 

@@ -1,4 +1,4 @@
-"""aiordma.anyio streams on a real device, on every anyio backend: behaviour and failures."""
+"""aiordma.anyio streams on a real device, on every loop: behaviour and failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import anyio
 import pytest
 from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import Listener, ObjectStream, SocketAttribute
-from anyio_backends import Caught, address_of, connected, on_every_backend, settle, unread
+from anyio_pairs import Caught, address_of, connected, settle, unread
 from helpers import TIME_LIMIT, send_one_at_a_time
 from loops import until
 from removing import SoftDevice
@@ -48,7 +48,6 @@ async def receive_for_ever(stream: MessageStream) -> None:
 # --- messages ---
 
 
-@on_every_backend
 async def test_messages_are_echoed(any_address: DeviceAddress) -> None:
     async with connected(any_address) as (near, far, listener):
         assert isinstance(near, ObjectStream)
@@ -60,7 +59,6 @@ async def test_messages_are_echoed(any_address: DeviceAddress) -> None:
             assert await near.receive() == message
 
 
-@on_every_backend
 async def test_iteration_ends_when_the_peer_closes(address: DeviceAddress) -> None:
     sent = [b"%d" % number for number in range(10)]
     async with connected(address) as ends:
@@ -74,7 +72,6 @@ async def test_iteration_ends_when_the_peer_closes(address: DeviceAddress) -> No
             assert type(caught.value.__cause__) is PeerClosed
 
 
-@on_every_backend
 async def test_connect_and_listen_can_be_awaited_or_entered(address: DeviceAddress) -> None:
     """Private data is sent in both cases."""
     listener = await aiordma.anyio.listen(address.host, 0, backlog=4, options=SMALL)
@@ -114,7 +111,6 @@ async def test_connect_and_listen_can_be_awaited_or_entered(address: DeviceAddre
 # --- attributes ---
 
 
-@on_every_backend
 async def test_attributes_of_streams_and_listeners(any_address: DeviceAddress) -> None:
     family = AddressFamily.AF_INET6 if ":" in any_address.host else AddressFamily.AF_INET
     async with connected(any_address) as (near, far, listener):
@@ -139,7 +135,6 @@ async def test_attributes_of_streams_and_listeners(any_address: DeviceAddress) -
         assert listener.extra(SocketAttribute.remote_address, None) is None
 
 
-@on_every_backend
 async def test_the_connection_attribute_gives_one_sided_operations(
     address: DeviceAddress,
 ) -> None:
@@ -160,7 +155,6 @@ async def test_the_connection_attribute_gives_one_sided_operations(
 # --- the end of a connection ---
 
 
-@on_every_backend
 async def test_use_after_close_raises_closed_resource_error(address: DeviceAddress) -> None:
     """The error is the same if messages are unread or the peer has closed as well."""
     async with connected(address) as (near, far, _):
@@ -175,7 +169,6 @@ async def test_use_after_close_raises_closed_resource_error(address: DeviceAddre
             await near.send(b"x")
 
 
-@on_every_backend
 async def test_close_by_another_task_ends_every_wait(address: DeviceAddress) -> None:
     async with connected(address) as (near, _, listener), anyio.create_task_group() as tasks:
         caught = Caught(tasks)
@@ -190,7 +183,6 @@ async def test_close_by_another_task_ends_every_wait(address: DeviceAddress) -> 
 
 
 @pytest.mark.transport("IB")  # iWARP has no receiver-not-ready: its queue would not fill
-@on_every_backend
 async def test_abort_ends_a_send_on_a_full_queue(address: DeviceAddress) -> None:
     async with connected(address, SMALL, SMALL) as (near, _, _), anyio.create_task_group() as tasks:
         caught = Caught(tasks)
@@ -201,7 +193,6 @@ async def test_abort_ends_a_send_on_a_full_queue(address: DeviceAddress) -> None
         await until(lambda: caught.types == [ClosedResourceError], "the send to fail")
 
 
-@on_every_backend
 async def test_send_after_the_peer_closed_raises_broken_resource_error(
     address: DeviceAddress,
 ) -> None:
@@ -215,7 +206,6 @@ async def test_send_after_the_peer_closed_raises_broken_resource_error(
 
 
 @pytest.mark.transport("IB")  # iWARP ends the connection without giving a reason
-@on_every_backend
 async def test_a_message_larger_than_the_peers_buffers_breaks_both_streams(
     address: DeviceAddress,
 ) -> None:
@@ -232,7 +222,6 @@ async def test_a_message_larger_than_the_peers_buffers_breaks_both_streams(
         assert type(caught.value.__cause__) is WorkRequestError
 
 
-@on_every_backend
 async def test_a_message_above_max_message_size_raises_value_error(address: DeviceAddress) -> None:
     async with connected(address, SMALL) as (near, far, _):
         with pytest.raises(ValueError, match="max_message_size is 1024"):
@@ -241,7 +230,6 @@ async def test_a_message_above_max_message_size_raises_value_error(address: Devi
         assert await far.receive() == bytes(1024)
 
 
-@on_every_backend
 async def test_a_receive_overrun_breaks_the_stream(address: DeviceAddress) -> None:
     shared = ConnectionOptions(shared_recv_depth=16, recv_backlog=20, max_message_size=1024)
     async with connected(address, SMALL, shared) as (near, far, _):
@@ -261,7 +249,6 @@ def device(address: DeviceAddress) -> Iterator[SoftDevice]:
         yield soft
 
 
-@on_every_backend
 async def test_device_removal_breaks_streams_and_listeners(
     address: DeviceAddress, device: SoftDevice
 ) -> None:
@@ -287,7 +274,6 @@ async def test_device_removal_breaks_streams_and_listeners(
             await ends.near.send(b"x")
 
 
-@on_every_backend
 async def test_a_second_task_that_receives_or_accepts_raises_busy(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, listener), anyio.create_task_group() as tasks:
         tasks.start_soon(near.receive)
@@ -301,7 +287,6 @@ async def test_a_second_task_that_receives_or_accepts_raises_busy(address: Devic
         tasks.cancel_scope.cancel()
 
 
-@on_every_backend
 async def test_receive_while_the_connection_receives_raises_busy(address: DeviceAddress) -> None:
     async with connected(address) as (near, _, _), anyio.create_task_group() as tasks:
         tasks.start_soon(near.extra(RdmaAttribute.connection).recv)
@@ -312,7 +297,6 @@ async def test_receive_while_the_connection_receives_raises_busy(address: Device
         tasks.cancel_scope.cancel()
 
 
-@on_every_backend
 async def test_send_eof_is_not_supported(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, _):
         with pytest.raises(NotImplementedError, match="as the last one"):
@@ -321,7 +305,6 @@ async def test_send_eof_is_not_supported(address: DeviceAddress) -> None:
         assert await far.receive() == b"still here"
 
 
-@on_every_backend
 async def test_failed_connect_and_listen_raise_aiordma_errors(address: DeviceAddress) -> None:
     async with aiordma.anyio.listen(address.host, 0) as listener:
         where = address_of(listener)
@@ -339,12 +322,12 @@ async def test_failed_connect_and_listen_raise_aiordma_errors(address: DeviceAdd
 
 
 @pytest.mark.transport("IB")  # iWARP has no receiver-not-ready: its queue would not fill
-@on_every_backend
 async def test_aclose_forcefully_does_not_wait_for_the_peer(address: DeviceAddress) -> None:
     """Messages that the peer has no buffer for delay a graceful close, but not a forced one."""
     async with connected(address, NEVER_GRACEFUL, SMALL) as (near, far, _):
         for _ in range(60):
             await near.send(b"x")
+        await until(lambda: unread(far), "a message to arrive")
         await anyio.aclose_forcefully(near)
         with pytest.raises(ClosedResourceError):
             await near.receive()
@@ -352,38 +335,42 @@ async def test_aclose_forcefully_does_not_wait_for_the_peer(address: DeviceAddre
 
 
 @pytest.mark.transport("IB")
-@on_every_backend
 async def test_a_cancelled_block_aborts_the_stream(address: DeviceAddress) -> None:
     async with connected(address, NEVER_GRACEFUL, SMALL) as (near, far, _):
-        await _cancel_inside(near)
+        await _cancel_inside(near, [far])
         assert {message async for message in far} == {b"x"}
 
 
 @pytest.mark.transport("IB")
-@on_every_backend
 async def test_a_cancelled_block_of_connect_aborts_the_stream(address: DeviceAddress) -> None:
     received: set[bytes] = set()
+    accepted: list[MessageStream] = []
     cancelled = anyio.Event()
 
     async def receive_all(stream: MessageStream) -> None:
+        accepted.append(stream)
         await cancelled.wait()
         received.update([message async for message in stream])
 
     listening = aiordma.anyio.listen(address.host, 0, options=SMALL)
     async with listening as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, receive_all, tasks)
-        await _cancel_inside(aiordma.anyio.connect(*address_of(listener), options=NEVER_GRACEFUL))
+        connect = aiordma.anyio.connect(*address_of(listener), options=NEVER_GRACEFUL)
+        await _cancel_inside(connect, accepted)
         cancelled.set()
         await until(lambda: received == {b"x"}, "the message to be received")
         tasks.cancel_scope.cancel()
 
 
-async def _cancel_inside(block: AbstractAsyncContextManager[MessageStream]) -> None:
+async def _cancel_inside(
+    block: AbstractAsyncContextManager[MessageStream], peers: list[MessageStream]
+) -> None:
     """Cancel a block whose stream has more to send than its peer has buffers for."""
     with anyio.CancelScope() as scope:
         async with block as stream:
             for _ in range(60):
                 await stream.send(b"x")
+            await until(lambda: peers and unread(peers[0]), "a message to arrive")
             scope.cancel()
             await anyio.sleep_forever()
     assert scope.cancelled_caught

@@ -1,4 +1,4 @@
-"""aiordma.anyio listeners on a real device, on every anyio backend."""
+"""aiordma.anyio listeners on a real device, on every loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio.abc import AsyncResource, Listener, SocketAttribute, TaskGroup
-from anyio_backends import address_of, on_every_backend, pending, running, settle
+from anyio_pairs import address_of, pending, running, settle
 from loops import until
 
 import aiordma.anyio
@@ -63,7 +63,6 @@ in_either_task_group = pytest.mark.parametrize(
 
 
 @in_either_task_group
-@on_every_backend
 async def test_serve_handles_peers_at_the_same_time(address: DeviceAddress, serve: Serve) -> None:
     """The stream is closed when its handler returns."""
     all_connected = anyio.Event()
@@ -96,7 +95,6 @@ async def test_serve_handles_peers_at_the_same_time(address: DeviceAddress, serv
             await stream.receive()
 
 
-@on_every_backend
 async def test_a_handler_can_close_its_stream(address: DeviceAddress) -> None:
     async def handler(stream: MessageStream) -> None:
         await stream.send(b"bye")
@@ -109,7 +107,6 @@ async def test_a_handler_can_close_its_stream(address: DeviceAddress) -> None:
 
 
 @in_either_task_group
-@on_every_backend
 async def test_an_exception_in_a_handler_ends_the_task_group(
     address: DeviceAddress, serve: Serve
 ) -> None:
@@ -181,8 +178,8 @@ def _types(error: BaseException) -> object:
     return type(error)
 
 
+@pytest.mark.real("compares with TCP sockets")
 @pytest.mark.parametrize("given", [False, True])
-@on_every_backend
 async def test_closing_a_listener_ends_serve_as_with_sockets(
     address: DeviceAddress, given: bool
 ) -> None:
@@ -203,7 +200,6 @@ async def test_closing_a_listener_ends_serve_as_with_sockets(
     assert ("cancelled" in outcomes[1]) is not given
 
 
-@on_every_backend
 async def test_cancelling_serve_leaves_the_listener_open(address: DeviceAddress) -> None:
     ended: list[str] = []
 
@@ -237,7 +233,6 @@ async def unconfirmed_peer(listener: MessageListener) -> AsyncCmId:
 
 
 @pytest.mark.transport("IB")
-@on_every_backend
 async def test_a_slow_peer_does_not_delay_others(address: DeviceAddress) -> None:
     async with serving(address, echo) as listener, await unconfirmed_peer(listener):
         for _ in range(3):
@@ -245,7 +240,6 @@ async def test_a_slow_peer_does_not_delay_others(address: DeviceAddress) -> None
 
 
 @pytest.mark.transport("IB")
-@on_every_backend
 async def test_a_peer_that_gives_up_is_logged_and_skipped(
     address: DeviceAddress, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,7 +252,6 @@ async def test_a_peer_that_gives_up_is_logged_and_skipped(
 
 
 @pytest.mark.transport("IB")
-@on_every_backend
 async def test_accept_skips_a_peer_that_gives_up(address: DeviceAddress) -> None:
     async def give_up_and_try_again() -> None:
         await (await unconfirmed_peer(listener)).aclose()
@@ -271,7 +264,6 @@ async def test_accept_skips_a_peer_that_gives_up(address: DeviceAddress) -> None
             await echo(stream)
 
 
-@on_every_backend
 async def test_closing_a_listener_rejects_pending_requests(address: DeviceAddress) -> None:
     errors: list[ConnectError] = []
 
@@ -289,7 +281,6 @@ async def test_closing_a_listener_rejects_pending_requests(address: DeviceAddres
     assert [type(error) for error in errors] == [aiordma.Rejected]
 
 
-@on_every_backend
 async def test_listen_without_a_host_listens_on_all_addresses(address: DeviceAddress) -> None:
     async with aiordma.anyio.listen(None, 0) as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, echo)

@@ -1,4 +1,4 @@
-"""aiordma.anyio byte streams on a real device, on every anyio backend: behaviour, TLS, HTTP."""
+"""aiordma.anyio byte streams on a real device, on every loop: behaviour, TLS, HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, E
 from anyio.abc import ByteStream, Listener, SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.tls import TLSListener, TLSStream
-from anyio_backends import on_every_backend, settle
+from anyio_pairs import settle
 from loops import until
 from streaming import is_full, pattern
 
@@ -56,7 +56,6 @@ async def connected(address: DeviceAddress, options: StreamOptions = SMALL) -> A
             await accepted[0].aclose()
 
 
-@on_every_backend
 async def test_streams_carry_bytes_and_have_attributes(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, listener):
         assert isinstance(near, ByteStream)
@@ -71,7 +70,6 @@ async def test_streams_carry_bytes_and_have_attributes(address: DeviceAddress) -
         )
 
 
-@on_every_backend
 async def test_half_close_and_backpressure(address: DeviceAddress) -> None:
     data = pattern(100_000)
     async with connected(address) as (near, far, _), anyio.create_task_group() as tasks:
@@ -96,7 +94,6 @@ async def test_half_close_and_backpressure(address: DeviceAddress) -> None:
         assert await near.receive() == b"the other way"
 
 
-@on_every_backend
 async def test_a_second_task_that_receives_or_sends_raises_busy(address: DeviceAddress) -> None:
     async with connected(address) as (near, _, __), anyio.create_task_group() as tasks:
         tasks.start_soon(near.receive)
@@ -111,7 +108,6 @@ async def test_a_second_task_that_receives_or_sends_raises_busy(address: DeviceA
         tasks.cancel_scope.cancel()
 
 
-@on_every_backend
 async def test_closed_and_broken_streams_raise_anyio_exceptions(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, listener):
         near.abort()
@@ -129,7 +125,6 @@ async def test_closed_and_broken_streams_raise_anyio_exceptions(address: DeviceA
             await listener.accept()
 
 
-@on_every_backend
 async def test_tls_and_buffered_streams(address: DeviceAddress) -> None:
     authority = trustme.CA()
     server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -221,7 +216,6 @@ class RdmaNetwork(httpcore.AsyncNetworkBackend):
         await anyio.sleep(seconds)
 
 
-@on_every_backend
 async def test_httpx_fetches_a_page(address: DeviceAddress) -> None:
     transport = httpx.AsyncHTTPTransport()
     transport._pool = httpcore.AsyncConnectionPool(network_backend=RdmaNetwork())

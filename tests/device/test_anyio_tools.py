@@ -1,4 +1,4 @@
-"""anyio's wrappers of streams and listeners over aiordma streams, on every anyio backend."""
+"""anyio's wrappers of streams and listeners over aiordma streams, on every loop."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from anyio.streams.buffered import BufferedByteReceiveStream, BufferedByteStream
 from anyio.streams.stapled import MultiListener, StapledObjectStream
 from anyio.streams.text import TextStream
 from anyio.streams.tls import TLSAttribute, TLSListener, TLSStream
-from anyio_backends import connected, on_every_backend, running
+from anyio_pairs import connected, running
 
 import aiordma.anyio
 from aiordma.anyio import MessageStream, RdmaAttribute
 from aiordma.rdmacm import DeviceAddress
 
 
-@on_every_backend
 async def test_text_stream(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, _):
         here, there = TextStream(near), TextStream(far)
@@ -34,7 +33,6 @@ async def test_text_stream(address: DeviceAddress) -> None:
             await here.receive()
 
 
-@on_every_backend
 async def test_buffered_byte_receive_stream(address: DeviceAddress) -> None:
     """The boundaries of the messages make no difference."""
     async with connected(address) as (near, far, _):
@@ -54,7 +52,6 @@ async def test_buffered_byte_receive_stream(address: DeviceAddress) -> None:
             await far.receive()
 
 
-@on_every_backend
 async def test_buffered_byte_stream(address: DeviceAddress) -> None:
     async with connected(address) as ends:
         near, far = BufferedByteStream(ends.near), BufferedByteStream(ends.far)
@@ -65,7 +62,6 @@ async def test_buffered_byte_stream(address: DeviceAddress) -> None:
         assert await far.receive_exactly(4) == b"more"
 
 
-@on_every_backend
 async def test_stapled_object_stream(address: DeviceAddress) -> None:
     """One connection sends, another one receives."""
     async with connected(address) as one, connected(address) as two:
@@ -82,7 +78,6 @@ async def test_stapled_object_stream(address: DeviceAddress) -> None:
         await far.aclose()
 
 
-@on_every_backend
 async def test_multi_listener(address: DeviceAddress) -> None:
     async def echo(stream: MessageStream) -> None:
         await stream.send(await stream.receive())
@@ -112,7 +107,6 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
 
-@on_every_backend
 async def test_tls_stream(address: DeviceAddress, contexts: Contexts) -> None:
     server, client = contexts
     message = bytes(range(256)) * 48  # a TLS record with a third of it fits into a message
@@ -136,7 +130,6 @@ async def test_tls_stream(address: DeviceAddress, contexts: Contexts) -> None:
         await anyio.aclose_forcefully(tls)
 
 
-@on_every_backend
 async def test_tls_listener(address: DeviceAddress, contexts: Contexts) -> None:
     server, client = contexts
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import loops
 import pytest
-from helpers import TIME_LIMIT
 
 from aiordma import (
     AddressError,
@@ -83,7 +82,7 @@ async def exchange(client: AsyncCmId, server: AsyncCmId) -> None:
 
 @pytest.mark.parametrize("port_space", [PortSpace.TCP, PortSpace.IB])
 async def test_connecting_step_by_step(address: DeviceAddress, port_space: PortSpace) -> None:
-    async with loops.timeout(TIME_LIMIT), await listening(address, port_space) as listener:
+    async with await listening(address, port_space) as listener:
         client = await resolved(address, listener.local_address[1], port_space)
         client.context = "mine"
         await client.create_qp(SMALL)
@@ -107,7 +106,7 @@ async def test_connecting_step_by_step(address: DeviceAddress, port_space: PortS
 async def test_ids_use_the_users_protection_domain_and_queues(
     address: DeviceAddress,
 ) -> None:
-    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
+    async with await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         pd = ProtectionDomain(client.device())
         channel = CompletionChannel(client.device())
@@ -133,7 +132,7 @@ async def test_ids_use_the_users_protection_domain_and_queues(
 @pytest.mark.transport("IB")
 async def test_queue_pairs_that_the_user_modifies_are_connected(address: DeviceAddress) -> None:
     """The ids own no queue pairs. Each side creates one and modifies its state."""
-    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
+    async with await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         near, close_near = make_queue_pair(client)
         near.modify(client.init_qp_attr(QpState.INIT))
@@ -184,7 +183,7 @@ def make_queue_pair(cm: AsyncCmId) -> tuple[QueuePair, Callable[[], None]]:
 
 @pytest.mark.transport("IB")
 async def test_ece_options_are_offered_and_can_be_rejected(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
+    async with await listening(address) as listener:
         client = await resolved(address, listener.local_address[1])
         client.set_local_ece(Ece(vendor_id=0x1234, options=5))
         connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
@@ -213,7 +212,7 @@ async def test_options_take_effect(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_set_path_replaces_resolve_route(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
+    async with await listening(address) as listener:
         port = listener.local_address[1]
         first = await resolved(address, port)
         route = first.route
@@ -234,7 +233,7 @@ async def test_set_path_replaces_resolve_route(address: DeviceAddress) -> None:
 
 
 async def test_set_path_with_invalid_data_fails(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await AsyncCmId.create() as client:
+    async with await AsyncCmId.create() as client:
         await client.resolve_addr(parse_address(address.host, 1))
         with pytest.raises(RouteError):
             await client.set_path(b"nonsense")
@@ -244,7 +243,7 @@ async def test_set_path_with_invalid_data_fails(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_datagram_ids_exchange_their_queue_pair_numbers(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await listening(address, PortSpace.UDP) as listener:
+    async with await listening(address, PortSpace.UDP) as listener:
         client = await resolved(address, listener.local_address[1], PortSpace.UDP)
         qp = await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect(ConnectionParameters(b"who are you?")))
@@ -266,7 +265,7 @@ async def test_datagram_ids_exchange_their_queue_pair_numbers(address: DeviceAdd
 
 @pytest.mark.transport("IB")
 async def test_multicast_groups_are_joined_and_left(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await AsyncCmId.create(PortSpace.UDP) as cm:
+    async with await AsyncCmId.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
         await cm.create_qp(SMALL)
         first, second = parse_address("239.7.7.1"), parse_address("239.7.7.2")
@@ -318,7 +317,7 @@ async def test_steps_out_of_order_are_refused(address: DeviceAddress) -> None:
 
 
 async def test_a_second_resolve_at_the_same_time_fails(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await AsyncCmId.create() as cm:
+    async with await AsyncCmId.create() as cm:
         first = loops.create_task(cm.resolve_addr(parse_address(address.host, 1)))
         await loops.settle()
         with pytest.raises((BusyError, RdmaError)):
@@ -336,7 +335,7 @@ async def test_resolve_addr_without_a_route_fails(address: DeviceAddress) -> Non
 async def test_two_connections_receive_from_one_shared_receive_queue(
     address: DeviceAddress,
 ) -> None:
-    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
+    async with await listening(address) as listener:
         port = listener.local_address[1]
         owner = await resolved(address, port)  # owns the shared receive queue
         pd = ProtectionDomain(owner.device())

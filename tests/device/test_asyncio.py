@@ -1,4 +1,4 @@
-"""Features that asyncio has and trio lacks: eager tasks, runners that run again, closed loops.
+"""Features that asyncio has and trio lacks: eager tasks, runners that run again, a debug mode.
 
 The other tests of this folder run on asyncio and uvloop, too; there asyncio is in debug mode.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -33,7 +32,7 @@ async def echo(connection: Connection) -> None:
 async def test_eager_tasks_send_and_receive(address: DeviceAddress) -> None:
     """An eager task runs up to its first wait inside create_task()."""
     asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
-    async with asyncio.timeout(TIME_LIMIT), aiordma.listen(address.host, 0) as listener:
+    async with aiordma.listen(address.host, 0) as listener:
         serving = asyncio.create_task(listener.serve(echo))
         async with aiordma.connect(*listener.local_address) as connection:
             sends = [asyncio.create_task(connection.send(b"%d" % number)) for number in range(20)]
@@ -75,37 +74,6 @@ def test_connections_survive_between_the_runs_of_a_runner(
             runner.run(near.send(b"there"))
             assert runner.run(far.recv()) == b"there"
         runner.run(close(near, far, listener))
-
-
-@factories
-def test_many_loops_one_after_the_other_share_worker_threads(
-    address: DeviceAddress, factory: Factory
-) -> None:
-    async def once() -> None:
-        async with connected(address) as pair:
-            await pair.client.send(b"x")
-            assert await pair.server.recv() == b"x"
-
-    threads = threading.active_count()
-    for _ in range(12):
-        loop = factory()
-        loop.run_until_complete(once())
-        loop.close()
-    assert threading.active_count() < threads + 12  # all loops share the worker threads
-
-
-@factories
-def test_objects_open_on_a_closed_loop_warn(address: DeviceAddress, factory: Factory) -> None:
-    async def leave_open() -> list[object]:
-        listener = await aiordma.listen(address.host, 0)
-        accepting = asyncio.create_task(listener.accept())
-        connection = await aiordma.connect(*listener.local_address)
-        return [listener, connection, await accepting]
-
-    with asyncio.Runner(loop_factory=factory) as runner:
-        objects = runner.run(leave_open())
-    with pytest.warns(ResourceWarning, match="unclosed"):
-        objects.clear()
 
 
 @factories

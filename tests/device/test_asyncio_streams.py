@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 import loops
 import pytest
 import trustme
-from helpers import TIME_LIMIT
 from streaming import is_full, pattern
 
 import aiordma
@@ -41,18 +40,17 @@ async def echo(reader: Reader, writer: Writer) -> None:
 @asynccontextmanager
 async def client_of(address: DeviceAddress, serve: Serve) -> AsyncIterator[tuple[Reader, Writer]]:
     """Start a server that runs `serve`, and yield the reader and the writer of a client."""
-    async with asyncio.timeout(TIME_LIMIT):
-        server = await start_server(serve, address.host, 0)
+    server = await start_server(serve, address.host, 0)
+    try:
+        reader, writer = await open_connection(*server.sockets[0].getsockname())
         try:
-            reader, writer = await open_connection(*server.sockets[0].getsockname())
-            try:
-                yield reader, writer
-            finally:
-                writer.close()
-                await writer.wait_closed()
+            yield reader, writer
         finally:
-            server.close()
-            await server.wait_closed()
+            writer.close()
+            await writer.wait_closed()
+    finally:
+        server.close()
+        await server.wait_closed()
 
 
 async def test_methods_of_reader_and_writer(any_address: DeviceAddress) -> None:
@@ -218,7 +216,7 @@ async def recorded(
         made.set_result(protocol)
         return protocol
 
-    async with asyncio.timeout(TIME_LIMIT), await create_server(factory, address.host, 0) as server:
+    async with await create_server(factory, address.host, 0) as server:
         where = server.sockets[0].getsockname()
         transport, client = await create_connection(Recorder, *where)
         try:
@@ -334,15 +332,14 @@ class Buffered(asyncio.BufferedProtocol):
 
 
 async def test_a_buffered_protocol_receives_into_its_memory(address: DeviceAddress) -> None:
-    async with asyncio.timeout(TIME_LIMIT):
-        server = await start_server(echo, address.host, 0)
-        transport, protocol = await create_connection(Buffered, *server.sockets[0].getsockname())
-        transport.write(b"more than seven bytes")
-        transport.write_eof()
-        await protocol.over.wait()
-        assert protocol.data == b"more than seven bytes"
-        server.close()
-        await server.wait_closed()
+    server = await start_server(echo, address.host, 0)
+    transport, protocol = await create_connection(Buffered, *server.sockets[0].getsockname())
+    transport.write(b"more than seven bytes")
+    transport.write_eof()
+    await protocol.over.wait()
+    assert protocol.data == b"more than seven bytes"
+    server.close()
+    await server.wait_closed()
 
 
 # --- servers ---
@@ -391,21 +388,18 @@ async def test_tls_verifies_the_server_and_carries_data(address: DeviceAddress) 
     authority.issue_cert("rdma.example").configure_cert(server_side)
     client_side = ssl.create_default_context()
     authority.configure_trust(client_side)
-    async with asyncio.timeout(TIME_LIMIT):
-        server = await start_server(echo, address.host, 0, ssl=server_side)
-        where = server.sockets[0].getsockname()
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await open_connection(*where, ssl=ssl.create_default_context())
-        with pytest.raises(TypeError, match="create_default_context"):
-            await open_connection(*where, ssl=True)  # type: ignore[arg-type]
-        reader, writer = await open_connection(
-            *where, ssl=client_side, server_hostname="rdma.example"
-        )
-        writer.write(pattern(300_000))
-        assert await reader.readexactly(300_000) == pattern(300_000)
-        assert writer.get_extra_info("ssl_object") is not None
-        assert writer.get_extra_info("rdma_device") == address.device
-        writer.close()
-        await writer.wait_closed()
-        server.close()
-        await server.wait_closed()
+    server = await start_server(echo, address.host, 0, ssl=server_side)
+    where = server.sockets[0].getsockname()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await open_connection(*where, ssl=ssl.create_default_context())
+    with pytest.raises(TypeError, match="create_default_context"):
+        await open_connection(*where, ssl=True)  # type: ignore[arg-type]
+    reader, writer = await open_connection(*where, ssl=client_side, server_hostname="rdma.example")
+    writer.write(pattern(300_000))
+    assert await reader.readexactly(300_000) == pattern(300_000)
+    assert writer.get_extra_info("ssl_object") is not None
+    assert writer.get_extra_info("rdma_device") == address.device
+    writer.close()
+    await writer.wait_closed()
+    server.close()
+    await server.wait_closed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import TIME_LIMIT, connected, pending_requests
+from helpers import connected, pending_requests
 
 import aiordma
 from aiordma import Connection, LocalClosed, PeerClosed, Rejected, SyncCmId
@@ -27,7 +27,7 @@ async def resolved(where: tuple[str, int]) -> AsyncCmId:
 @pytest.mark.awaits("connect")
 async def test_cancelled_connect_leaves_nothing(address: DeviceAddress) -> None:
     """Nothing on this side. A listener can see the request of a peer that gave up."""
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
+    async with aiordma.listen(address.host, 0) as listener:
         where = listener.local_address
         assert await cancelled(lambda: opened(where), begun=False)
         await cancel(lambda: opened(where))
@@ -41,7 +41,7 @@ async def test_cancelled_connect_leaves_nothing(address: DeviceAddress) -> None:
 
 @pytest.mark.awaits("Connection.from_id")
 async def test_cancelled_from_id_closes_the_id(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
+    async with aiordma.listen(address.host, 0) as listener:
         cm = await resolved(listener.local_address)
         await cancel(lambda: Connection.from_id(cm))
         assert cm.state is CmState.CLOSED
@@ -70,7 +70,7 @@ async def test_cancelled_listener_from_id_leaves_a_synchronous_id_unchanged(
 @pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
 async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, get: object) -> None:
     assert callable(get)
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
+    async with aiordma.listen(address.host, 0) as listener:
         await cancel(lambda: get(listener))
         connecting = loops.create_task(opened(listener.local_address))
         await loops.until(lambda: pending_requests(listener), "the request to arrive")
@@ -84,7 +84,7 @@ async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, ge
 async def test_cancelled_accept_loses_only_the_peer_being_accepted(
     address: DeviceAddress,
 ) -> None:
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
+    async with aiordma.listen(address.host, 0) as listener:
         await cancel(listener.accept)
         peers = [loops.create_task(opened(listener.local_address)) for _ in range(2)]
         await loops.until(lambda: pending_requests(listener) == 2, "both requests to arrive")
@@ -103,7 +103,7 @@ async def test_cancelled_accept_loses_only_the_peer_being_accepted(
 
 @pytest.mark.awaits("ConnectRequest.accept")
 async def test_cancelled_accept_of_a_request_ends_the_connection(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
+    async with aiordma.listen(address.host, 0) as listener:
         connecting = loops.create_task(opened(listener.local_address))
         request = await listener.get_request()
         await cancel(request.accept)
@@ -116,7 +116,7 @@ async def test_cancelled_accept_of_a_request_ends_the_connection(address: Device
 
 @pytest.mark.awaits("ConnectRequest.reject")
 async def test_cancelled_reject_still_rejects(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
+    async with aiordma.listen(address.host, 0) as listener:
         connecting = loops.create_task(opened(listener.local_address))
         request = await listener.get_request()
         await cancelled(lambda: request.reject(b"no"))
@@ -140,22 +140,21 @@ async def test_cancelled_serve_closes_the_listener_and_cancels_every_handler(
             ends.append(error)
             raise
 
-    async with loops.timeout(TIME_LIMIT):
-        listener = await aiordma.listen(address.host, 0)
-        serving = loops.create_task(listener.serve(handler))
-        peers = [await opened(listener.local_address) for _ in range(2)]
-        await loops.until(lambda: len(served) == 2, "both handlers to begin")
-        serving.cancel()
-        await loops.wait([serving])
-        assert serving.cancelled()
-        assert len(ends) == 2
-        assert all(isinstance(end, loops.CancelledError) for end in ends)
-        with pytest.raises(LocalClosed):
-            await listener.get_request()
-        for peer in peers:
-            with pytest.raises(PeerClosed):
-                await peer.recv()
-            await peer.aclose()
+    listener = await aiordma.listen(address.host, 0)
+    serving = loops.create_task(listener.serve(handler))
+    peers = [await opened(listener.local_address) for _ in range(2)]
+    await loops.until(lambda: len(served) == 2, "both handlers to begin")
+    serving.cancel()
+    await loops.wait([serving])
+    assert serving.cancelled()
+    assert len(ends) == 2
+    assert all(isinstance(end, loops.CancelledError) for end in ends)
+    with pytest.raises(LocalClosed):
+        await listener.get_request()
+    for peer in peers:
+        with pytest.raises(PeerClosed):
+            await peer.recv()
+        await peer.aclose()
 
 
 @pytest.mark.awaits("Listener.aclose", "Listener.__aexit__")
@@ -169,7 +168,7 @@ async def test_cancelled_aclose_still_closes_a_listener(address: DeviceAddress) 
 
 @pytest.mark.awaits("Connection.aclose")
 async def test_cancelled_aclose_aborts_the_connection(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
         await cancelled(pair.client.aclose)
         assert pair.client._endpoint.released
         with pytest.raises(LocalClosed):
@@ -180,7 +179,7 @@ async def test_cancelled_aclose_aborts_the_connection(address: DeviceAddress) ->
 
 @pytest.mark.awaits("Connection.__aexit__")
 async def test_cancelled_block_aborts_its_connection(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
 
         async def block() -> None:
             async with pair.client as connection:

@@ -9,7 +9,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import TIME_LIMIT, can_be_resized, connected
+from helpers import can_be_resized, connected
 
 from aiordma import AccessFlags, Connection, ConnectionOptions, RegistrationCache
 from aiordma.rdmacm import DeviceAddress
@@ -22,7 +22,7 @@ WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
 @pytest.mark.transport("IB")
 async def test_send_cancelled_while_it_waits_sends_nothing(address: DeviceAddress) -> None:
     """The data is copied, and the send queue is full. On iWARP it would not fill up."""
-    async with connected(address, SMALL, SMALL) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address, SMALL, SMALL) as pair:
         await pair.client.send(b"1")
         await pair.client.send(b"2")
         await cancel(lambda: pair.client.send(b"never"))
@@ -37,7 +37,7 @@ async def test_send_cancelled_while_it_waits_sends_nothing(address: DeviceAddres
 async def test_cancelled_send_or_write_keeps_memory_registered_until_it_completes(
     address: DeviceAddress,
 ) -> None:
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
         far = await pair.server.allocate(64)
         buffer = bytearray(b"sent all the same")
         region = await pair.client.register(buffer)
@@ -54,7 +54,7 @@ async def test_cancelled_send_or_write_keeps_memory_registered_until_it_complete
 
 @pytest.mark.awaits("Connection.send", "Connection.write", "Connection.read")
 async def test_operation_cancelled_before_it_begins_never_happens(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
         far, near = await pair.server.register(bytearray(b"far.")), await pair.client.allocate(4)
         for start in (
             lambda: pair.client.send(near),
@@ -72,7 +72,7 @@ async def test_operation_cancelled_before_it_begins_never_happens(address: Devic
 async def test_message_sent_after_a_cancelled_read_arrives_after_it(
     address: DeviceAddress,
 ) -> None:
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
         memory = bytearray(b"r" * 16384)
         far, near = await pair.server.register(memory), await pair.client.allocate(16384)
         await cancelled(lambda: pair.client.read(far.remote, near))
@@ -88,7 +88,7 @@ async def test_message_sent_after_a_cancelled_read_arrives_after_it(
 @pytest.mark.awaits("Connection.fetch_and_add", "Connection.compare_and_swap")
 @pytest.mark.transport("IB")
 async def test_cancelled_atomic_operation_happens_at_most_once(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
         far = await pair.server.register(bytearray(8), AccessFlags(0xF))
         assert await cancelled(lambda: pair.client.fetch_and_add(far.remote, 1), begun=False)
         assert await pair.client.fetch_and_add(far.remote, 0) == 0
@@ -119,7 +119,7 @@ async def recv_message(connection: Connection) -> bytes:
 async def test_cancelled_receive_loses_no_message(
     address: DeviceAddress, receive: Callable[[Connection], Any]
 ) -> None:
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
         await cancel(lambda: receive(pair.server))
         await pair.client.send(b"one")
         await loops.until(lambda: pair.server.stats.messages_unread, "the first message to arrive")
@@ -136,7 +136,7 @@ async def test_cancelled_receive_loses_no_message(
 async def test_cancelled_registration_leaves_nothing_registered(address: DeviceAddress) -> None:
     """The fixture `no_leaks` counts the memory regions."""
     descriptor = os.open("/dev/null", os.O_RDONLY)
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
         buffer = bytearray(100_000)
         await cancel(lambda: pair.client.register(buffer))
         await cancel(lambda: pair.client.allocate(100_000))
@@ -148,7 +148,7 @@ async def test_cancelled_registration_leaves_nothing_registered(address: DeviceA
 @pytest.mark.awaits("Connection.bind")
 @pytest.mark.transport("IB")
 async def test_cancelled_bind_leaves_no_window_bound(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
         region = await pair.server.allocate(64, WINDOW)
         await cancel(lambda: pair.server.bind(region))
         await region.aclose()  # waits until no window is bound to it
@@ -156,7 +156,7 @@ async def test_cancelled_bind_leaves_no_window_bound(address: DeviceAddress) -> 
 
 @pytest.mark.awaits("RegistrationCache.register")
 async def test_cancelled_cache_registration_is_cached_or_undone(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
         with RegistrationCache(pair.client) as cache:
             buffer = bytearray(5000)
             await cancel(lambda: cache.register(buffer))
@@ -169,7 +169,7 @@ async def test_cancelled_cache_registration_is_cached_or_undone(address: DeviceA
 
 @pytest.mark.awaits("MemoryRegion.aclose", "MemoryRegion.__aexit__")
 async def test_cancelled_aclose_still_closes_a_region(address: DeviceAddress) -> None:
-    async with connected(address) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address) as pair:
         buffer = bytearray(100)
         region = await pair.client.register(buffer)
         await cancelled(region.aclose)
@@ -183,7 +183,7 @@ async def test_cancelled_aclose_still_closes_a_region(address: DeviceAddress) ->
 @pytest.mark.awaits("Connection.send")
 async def test_cancelled_senders_do_not_block_others(address: DeviceAddress) -> None:
     options = ConnectionOptions(send_depth=2, recv_depth=100)
-    async with connected(address, options, options) as pair, loops.timeout(TIME_LIMIT):
+    async with connected(address, options, options) as pair:
         senders = [loops.create_task(pair.client.send(b"%d" % n)) for n in range(20)]
         await loops.settle()
         for sender in senders[::2]:

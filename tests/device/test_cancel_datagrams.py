@@ -10,7 +10,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import TIME_LIMIT, has_pending_event
+from helpers import has_pending_event
 
 import aiordma
 from aiordma import (
@@ -34,7 +34,6 @@ async def endpoints(
 ) -> AsyncIterator[tuple[DatagramEndpoint, DatagramEndpoint]]:
     """Yield an endpoint, and another one that listens."""
     async with (
-        loops.timeout(TIME_LIMIT),
         aiordma.open_datagram((address.host, 0)) as one,
         aiordma.open_datagram((address.host, 0)) as other,
     ):

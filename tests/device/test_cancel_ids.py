@@ -10,7 +10,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import TIME_LIMIT, has_pending_event
+from helpers import has_pending_event
 
 from aiordma import AsyncCmId, LocalClosed, PortSpace, SyncCmId
 from aiordma.cm import CmState
@@ -34,7 +34,7 @@ def both(*methods: str) -> pytest.MarkDecorator:
 
 @asynccontextmanager
 async def listening(address: DeviceAddress, kind: Kind) -> AsyncIterator[CmId]:
-    async with loops.timeout(TIME_LIMIT), await kind.create() as listener:
+    async with await kind.create() as listener:
         listener.bind_addr(parse_address(address.host))
         listener.listen()
         yield listener

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import TIME_LIMIT, can_be_resized
+from helpers import can_be_resized
 from streaming import DEFAULT, pattern, receive_exactly, streaming
 
 import aiordma
@@ -33,7 +33,7 @@ async def receive_into(stream: ByteStream) -> bytes:
 async def test_cancelled_receive_loses_no_byte(
     address: DeviceAddress, receive: Callable[[ByteStream], Awaitable[bytes]]
 ) -> None:
-    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
+    async with streaming(address) as pair:
         await cancel(lambda: receive(pair.server))
         await pair.client.send(b"kept")
         await loops.until(lambda: pair.server._core.is_readable, "the bytes to arrive")
@@ -44,7 +44,7 @@ async def test_cancelled_receive_loses_no_byte(
 @pytest.mark.awaits("ByteStream.send")
 async def test_cancelled_send_sends_a_part_of_its_data(address: DeviceAddress) -> None:
     data = pattern(4 * DEFAULT.recv_buffer)
-    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
+    async with streaming(address) as pair:
         assert await cancelled(lambda: pair.client.send(data), begun=False)
         await cancel(lambda: pair.client.send(data))
         await pair.client.send_eof()
@@ -59,7 +59,7 @@ async def test_cancelled_send_keeps_memory_registered_until_it_completes(
 ) -> None:
     data = pattern(4 * DEFAULT.recv_buffer)
     buffer = bytearray(data)
-    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
+    async with streaming(address) as pair:
         region = await pair.client.register(buffer)
         await cancel(lambda: pair.client.send(region))
         region.close()
@@ -72,7 +72,7 @@ async def test_cancelled_send_keeps_memory_registered_until_it_completes(
 
 @pytest.mark.awaits("ByteStream.send_eof", "ByteStream.wait_sendable")
 async def test_cancelled_send_eof_can_be_repeated(address: DeviceAddress) -> None:
-    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
+    async with streaming(address) as pair:
         assert await cancelled(pair.client.wait_sendable, begun=False)
         assert await cancelled(pair.client.send_eof, begun=False)
         await pair.client.send(b"goes on")
@@ -87,7 +87,7 @@ async def test_iomap_or_iowrite_cancelled_before_it_begins_does_nothing(
     address: DeviceAddress,
 ) -> None:
     options = StreamOptions(mappings=1)
-    async with streaming(address, options, options) as pair, loops.timeout(TIME_LIMIT):
+    async with streaming(address, options, options) as pair:
         region = await pair.server.allocate(64)
         assert await cancelled(lambda: pair.server.iomap(region, 0), begun=False)
         await pair.server.iomap(region, 0)
@@ -103,7 +103,7 @@ async def test_iomap_or_iowrite_cancelled_before_it_begins_does_nothing(
 async def test_cancelled_registration_leaves_nothing_registered(address: DeviceAddress) -> None:
     """Connections share the code. Their test, in test_cancel_data.py, has all three calls."""
     buffer = bytearray(1 << 20)
-    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
+    async with streaming(address) as pair:
         await cancel(lambda: pair.client.register(buffer))
         await loops.until(lambda: can_be_resized(buffer), "a worker thread to deregister it")
         await cancel(lambda: pair.client.allocate(4096))
@@ -111,7 +111,7 @@ async def test_cancelled_registration_leaves_nothing_registered(address: DeviceA
 
 @pytest.mark.awaits("ByteStream.aclose")
 async def test_cancelled_aclose_aborts_the_stream(address: DeviceAddress) -> None:
-    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
+    async with streaming(address) as pair:
         await cancelled(pair.client.aclose)
         assert pair.client._endpoint.released
         with pytest.raises(LocalClosed):
@@ -121,7 +121,7 @@ async def test_cancelled_aclose_aborts_the_stream(address: DeviceAddress) -> Non
 
 @pytest.mark.awaits("ByteStream.__aexit__")
 async def test_cancelled_block_aborts_its_stream(address: DeviceAddress) -> None:
-    async with streaming(address) as pair, loops.timeout(TIME_LIMIT):
+    async with streaming(address) as pair:
 
         async def block() -> None:
             async with pair.client as stream:
@@ -137,7 +137,7 @@ async def test_cancelled_block_aborts_its_stream(address: DeviceAddress) -> None
 async def test_cancelled_connect_leaves_nothing_and_cancelled_reject_rejects(
     address: DeviceAddress,
 ) -> None:
-    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
+    async with aiordma.listen_stream(address.host, 0) as listener:
         where = listener.local_address
         assert await cancelled(lambda: opened(where), begun=False)
         connecting = loops.create_task(opened(where))
@@ -170,7 +170,7 @@ async def test_cancelled_listen_or_aclose_leaves_the_port_free(address: DeviceAd
 @pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
 async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, get: object) -> None:
     assert callable(get)
-    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
+    async with aiordma.listen_stream(address.host, 0) as listener:
         await cancel(lambda: get(listener))
         connecting = loops.create_task(opened(listener.local_address))
         await (await get(listener)).reject()
@@ -182,7 +182,7 @@ async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, ge
 async def test_cancelled_accept_loses_only_the_peer_being_accepted(
     address: DeviceAddress,
 ) -> None:
-    async with aiordma.listen_stream(address.host, 0) as listener, loops.timeout(TIME_LIMIT):
+    async with aiordma.listen_stream(address.host, 0) as listener:
         await cancel(listener.accept)
         lost = loops.create_task(opened(listener.local_address))
         request = await listener.get_request()
@@ -213,14 +213,13 @@ async def test_cancelled_serve_closes_the_listener_and_cancels_its_handlers(
             ends.append(error)
             raise
 
-    async with loops.timeout(TIME_LIMIT):
-        listener = await aiordma.listen_stream(address.host, 0)
-        serving = loops.create_task(listener.serve(handler))
-        async with await opened(listener.local_address) as peer:
-            await inside.wait()
-            serving.cancel()
-            await loops.wait([serving])
-            assert serving.cancelled()
-            assert [isinstance(end, loops.CancelledError) for end in ends] == [True]
-            with pytest.raises(PeerClosed):
-                await peer.receive()
+    listener = await aiordma.listen_stream(address.host, 0)
+    serving = loops.create_task(listener.serve(handler))
+    async with await opened(listener.local_address) as peer:
+        await inside.wait()
+        serving.cancel()
+        await loops.wait([serving])
+        assert serving.cancelled()
+        assert [isinstance(end, loops.CancelledError) for end in ends] == [True]
+        with pytest.raises(PeerClosed):
+            await peer.receive()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 import threading
 
@@ -259,20 +258,20 @@ async def test_reject_sends_private_data_of_the_maximum_length(address: DeviceAd
 
 
 async def test_connections_between_loops_of_two_threads(address: DeviceAddress) -> None:
-    ready = queue.Queue[tuple[str, int]]()
+    found: list[tuple[str, int]] = []
 
     async def serve() -> None:
         async with aiordma.listen(address.host, 0) as listener:
-            ready.put(listener.local_address)
+            found.append(listener.local_address)
             await echo_one(listener, b"from the other loop")
 
-    thread = threading.Thread(target=loops.runner_of_this_kind(), args=(serve,))
-    thread.start()
-    async with aiordma.connect(*await loops.to_thread(ready.get)) as connection:
+    serving = loops.create_task(loops.to_thread(loops.runner_of_this_kind(), serve))
+    await loops.until(lambda: found, "the loop of the other thread to listen")
+    async with aiordma.connect(*found[0]) as connection:
         for number in range(20):
             await connection.send(b"%d" % number)
             assert await connection.recv() == b"%d" % number
-    await loops.to_thread(thread.join)
+    await serving
 
 
 async def test_connections_on_several_loops_one_after_the_other(address: DeviceAddress) -> None:
@@ -281,5 +280,19 @@ async def test_connections_on_several_loops_one_after_the_other(address: DeviceA
             await pair.client.send(b"x")
             assert await pair.server.recv() == b"x"
 
-    for _ in range(5):
+    threads = threading.active_count()
+    for _ in range(8):
         await loops.to_thread(loops.runner_of_this_kind(), once)
+    assert threading.active_count() < threads + 8  # all loops share the worker threads
+
+
+async def test_objects_open_on_a_closed_loop_warn(address: DeviceAddress) -> None:
+    async def leave_open() -> None:
+        listener = await aiordma.listen(address.host, 0)
+        accepting = loops.create_task(listener.accept())
+        objects.extend((listener, await aiordma.connect(*listener.local_address), await accepting))
+
+    objects: list[object] = []
+    await loops.to_thread(loops.runner_of_this_kind(), leave_open)
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        objects.clear()

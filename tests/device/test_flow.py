@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import select
-import time
 from collections import defaultdict
 from functools import partial
 
 import blocking
 import loops
 import pytest
-from helpers import TIME_LIMIT, Pair, connected, has_received, is_receiving, send_one_at_a_time
+from helpers import Pair, connected, has_received, is_receiving, send_one_at_a_time
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, ReceiveOverrun
@@ -37,7 +36,7 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
     # One task receives; on trio it receives one message in each iteration of the loop. On iWARP
     # nothing delays the senders meanwhile.
     options = ConnectionOptions(send_depth=8, recv_depth=64, recv_backlog=TASKS * EACH)
-    async with loops.timeout(3 * TIME_LIMIT), connected(address, options, options) as pair:
+    async with connected(address, options, options) as pair:
         received: dict[int, list[int]] = defaultdict(list)
 
         async def send(task: int) -> None:
@@ -60,7 +59,7 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
 
 async def test_reads_beyond_the_initiator_depth_wait(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=2, responder_resources=2)
-    async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
+    async with connected(address, options, options) as pair:
         far = await pair.server.register(bytearray(range(200)))
         near = await pair.client.allocate(200)
         # Reads that wait must not delay other work requests in the send queue.
@@ -79,7 +78,7 @@ async def test_reads_beyond_the_initiator_depth_wait(address: DeviceAddress) -> 
 
 async def test_cancelled_reads_that_wait_do_not_block_others(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=1, responder_resources=1)
-    async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
+    async with connected(address, options, options) as pair:
         far = await pair.server.register(bytearray(b"x" * 100))
         near = await pair.client.allocate(100)
         reads = [loops.create_task(pair.client.read(far.remote, near)) for _ in range(10)]
@@ -93,11 +92,7 @@ async def test_cancelled_reads_that_wait_do_not_block_others(address: DeviceAddr
 
 async def test_the_accepting_side_can_send_first(address: DeviceAddress) -> None:
     """iWARP does not allow that at once: aiordma delays the first send."""
-    async with (
-        loops.timeout(2 * TIME_LIMIT),
-        aiordma.listen(address.host, 0) as listener,
-        loops.TaskGroup() as tasks,
-    ):
+    async with aiordma.listen(address.host, 0) as listener, loops.TaskGroup() as tasks:
 
         async def send_first(connection: aiordma.Connection) -> None:
             await connection.send(b"welcome")
@@ -118,7 +113,7 @@ async def test_operations_after_a_cancelled_read_complete(
     address: DeviceAddress, size: int
 ) -> None:
     """Operations other than reads have a fence, so that they wait for the cancelled read."""
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         far = await pair.server.register(bytearray(b"x" * size))
         near = await pair.client.allocate(size)
         for _ in range(20):
@@ -145,17 +140,18 @@ def wait_for_event(connection: aiordma.Connection) -> None:
     """Block until an rdma_cm event arrives at the loop of a connection. The loop does not run."""
     channel = connection._endpoint.cm._dispatcher._channel
     with blocking.allowed():
-        assert select.select([channel.fd], [], [], loops.UNTIL_LIMIT)[0], "no rdma_cm event arrived"
+        loops.block_until(
+            lambda: select.select([channel.fd], [], [], 0)[0], "an rdma_cm event to arrive"
+        )
 
 
 @pytest.mark.transport("IWARP")
 async def test_a_burst_of_recv_depth_messages_is_no_overrun(address: DeviceAddress) -> None:
     """They are sent at once, and then the connection ends, before the loop runs."""
     server = ConnectionOptions(recv_depth=8)
-    async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
+    async with connected(address, server=server) as pair:
         send_at_once(pair.client, 8)
-        with blocking.allowed():
-            time.sleep(0.2)  # noqa: ASYNC251 - the device works while the loop does not run
+        loops.block(0.2)  # the device works while the loop does not run
         # All are received, however many of them have arrived by now.
         await pair.client.aclose()
         assert [message async for message in pair.server] == [b"burst"] * 8
@@ -165,7 +161,7 @@ async def test_a_burst_of_recv_depth_messages_is_no_overrun(address: DeviceAddre
 async def test_a_slow_reader_on_iwarp_keeps_its_connection(address: DeviceAddress) -> None:
     """Unread messages beyond recv_depth are copied out of the ring. All can be received."""
     server = ConnectionOptions(recv_depth=16)
-    async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
+    async with connected(address, server=server) as pair:
         for number in range(400):
             await pair.client.send(b"%d" % number)
             await loops.until(partial(has_received, pair.server, number + 1), "the message")
@@ -179,7 +175,7 @@ async def test_a_reader_that_is_too_slow_on_iwarp_raises_receive_overrun(
     address: DeviceAddress,
 ) -> None:
     server = ConnectionOptions(recv_depth=16, recv_backlog=50)
-    async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
+    async with connected(address, server=server) as pair:
         with pytest.raises(PeerClosed):
             await send_one_at_a_time(pair.client.send, pair.server)
         for _ in range(51):
@@ -194,7 +190,7 @@ async def test_a_loop_that_is_too_slow_on_iwarp_raises_receive_overrun(
 ) -> None:
     """All receives are consumed before the loop can post new ones."""
     server = ConnectionOptions(recv_depth=4)
-    async with loops.timeout(TIME_LIMIT), connected(address, server=server) as pair:
+    async with connected(address, server=server) as pair:
         with contextlib.suppress(aiordma.VerbsError):  # the last posts can fail
             send_at_once(pair.client, 40)
         wait_for_event(pair.server)  # the loop does not run before it is too late
@@ -210,7 +206,6 @@ NEAR = ConnectionOptions(max_message_size=1024)
 
 async def test_connections_share_receive_buffers(address: DeviceAddress) -> None:
     async with (
-        loops.timeout(2 * TIME_LIMIT),
         aiordma.listen(address.host, 0, options=SHARED) as listener,
         loops.TaskGroup() as tasks,
     ):
@@ -230,7 +225,7 @@ async def test_connections_share_receive_buffers(address: DeviceAddress) -> None
 
 
 async def test_messages_sent_before_aclose_arrive_in_shared_buffers(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address, NEAR, SHARED) as pair:
+    async with connected(address, NEAR, SHARED) as pair:
         for number in range(10):
             await pair.client.send(b"%d" % number)
         await pair.client.aclose()
@@ -239,10 +234,7 @@ async def test_messages_sent_before_aclose_arrive_in_shared_buffers(address: Dev
 
 async def test_a_slow_reader_does_not_delay_other_connections(address: DeviceAddress) -> None:
     options = ConnectionOptions(shared_recv_depth=16, recv_backlog=100)
-    async with (
-        loops.timeout(2 * TIME_LIMIT),
-        aiordma.listen(address.host, 0, options=options) as listener,
-    ):
+    async with aiordma.listen(address.host, 0, options=options) as listener:
         pairs = []
         for _ in range(2):
             accepting = loops.create_task(listener.accept())
@@ -269,7 +261,7 @@ async def test_a_slow_reader_does_not_delay_other_connections(address: DeviceAdd
 
 
 async def test_shared_buffers_outlive_their_listener(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address, NEAR, SHARED) as pair:
+    async with connected(address, NEAR, SHARED) as pair:
         await pair.listener.aclose()
         await pair.client.send(b"hello")
         message = await pair.server.recv_message()
@@ -292,10 +284,7 @@ async def test_shared_recv_depth_is_refused_except_by_listen(address: DeviceAddr
 
 
 async def test_many_idle_connections_share_few_buffers(address: DeviceAddress) -> None:
-    async with (
-        loops.timeout(3 * TIME_LIMIT),
-        aiordma.listen(address.host, 0, options=SHARED) as listener,
-    ):
+    async with aiordma.listen(address.host, 0, options=SHARED) as listener:
         accepted = []
 
         async def accept_all() -> None:
@@ -318,7 +307,7 @@ POLLING = ConnectionOptions(busy_poll=0.001)
 
 
 async def test_busy_polling_receives_messages_and_completes_reads(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address, POLLING, POLLING) as pair:
+    async with connected(address, POLLING, POLLING) as pair:
         echoing = loops.create_task(echo(pair.server))
         for number in range(100):
             await pair.client.send(b"%d" % number)
@@ -334,7 +323,7 @@ async def test_busy_polling_receives_messages_and_completes_reads(address: Devic
 async def test_busy_polling_lets_other_tasks_run(address: DeviceAddress) -> None:
     """Another task runs while one polls for a message that never arrives."""
     polling = ConnectionOptions(busy_poll=10.0)
-    async with loops.timeout(TIME_LIMIT), connected(address, polling, polling) as pair:
+    async with connected(address, polling, polling) as pair:
         iterations = 0
 
         async def count() -> None:
@@ -346,9 +335,9 @@ async def test_busy_polling_lets_other_tasks_run(address: DeviceAddress) -> None
         counting = loops.create_task(count())
         receiving = loops.create_task(pair.client.recv())
         await loops.until(lambda: is_receiving(pair.client), "the task to poll")
-        iterations, begin = 0, time.monotonic()
+        iterations, begin = 0, loops.now()
         await loops.until(lambda: iterations > 20, "another task to run")
-        assert time.monotonic() - begin < polling.busy_poll / 2, "the task did not poll any more"
+        assert loops.now() - begin < polling.busy_poll / 2, "the task did not poll any more"
         receiving.cancel()
         with pytest.raises(loops.CancelledError):
             await receiving

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import socket
 
-import loops
 import pytest
-from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import AddressError, AddrInfo, PortSpace, SyncCmId
@@ -65,12 +63,11 @@ async def test_unknown_names_and_services_fail(address: DeviceAddress) -> None:
 
 async def test_endpoints_can_be_created_from_its_results(any_address: DeviceAddress) -> None:
     hints = AddrInfo(flags=AddrInfoFlags.PASSIVE)
-    async with loops.timeout(TIME_LIMIT):
-        [here] = await aiordma.getaddrinfo(any_address.host, 7499, hints)
-        async with await SyncCmId.create_ep(here) as listener:
-            assert listener.state is CmState.ADDR_BOUND
-            listener.listen()
-            [there] = await aiordma.getaddrinfo(any_address.host, 7499)
-            async with await SyncCmId.create_ep(there) as endpoint:
-                assert endpoint.state is CmState.ROUTE_RESOLVED
-                assert endpoint.peer_address[1] == 7499
+    [here] = await aiordma.getaddrinfo(any_address.host, 7499, hints)
+    async with await SyncCmId.create_ep(here) as listener:
+        assert listener.state is CmState.ADDR_BOUND
+        listener.listen()
+        [there] = await aiordma.getaddrinfo(any_address.host, 7499)
+        async with await SyncCmId.create_ep(there) as endpoint:
+            assert endpoint.state is CmState.ROUTE_RESOLVED
+            assert endpoint.peer_address[1] == 7499

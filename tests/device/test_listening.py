@@ -12,7 +12,7 @@ from functools import partial
 
 import loops
 import pytest
-from helpers import TIME_LIMIT, ResourceSnapshot, has_pending_event, has_waiter
+from helpers import ResourceSnapshot, has_pending_event, has_waiter
 
 from aiordma import AsyncCmId, Rejected, SyncCmId, VerbsError
 from aiordma.cm import CmState
@@ -71,8 +71,9 @@ def all_descriptors_in_use() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.real("the descriptors of the process are counted")
 async def test_a_listener_uses_one_descriptor(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await AsyncCmId.create():  # the loop's channel is open
+    async with await AsyncCmId.create():  # the loop's channel is open
         before = open_channels()
         async_id = await listening(AsyncCmId, address)
         sync_id = await listening(SyncCmId, address)
@@ -89,22 +90,21 @@ async def test_an_id_whose_listen_failed_can_still_be_used(
     address: DeviceAddress, kind: Kind
 ) -> None:
     """Another id listens on its port, so it cannot listen: as an id of either kind."""
-    async with loops.timeout(TIME_LIMIT):
-        elsewhere, cm = await listening(kind, address), await bound(kind, address)
-        other = await bound(kind, address, cm.local_address[1])
-        for _ in range(3):
-            with pytest.raises(VerbsError, match="port is in use"):
-                cm.listen()
-            assert cm.state is CmState.ADDR_BOUND
-            cm = await migrated(cm)
+    elsewhere, cm = await listening(kind, address), await bound(kind, address)
+    other = await bound(kind, address, cm.local_address[1])
+    for _ in range(3):
         with pytest.raises(VerbsError, match="port is in use"):
-            other.listen()
-        await check_request(elsewhere, cm)
-        await cm.aclose()
+            cm.listen()
+        assert cm.state is CmState.ADDR_BOUND
+        cm = await migrated(cm)
+    with pytest.raises(VerbsError, match="port is in use"):
         other.listen()
-        await check_request(other)
-        await elsewhere.aclose()
-        await other.aclose()
+    await check_request(elsewhere, cm)
+    await cm.aclose()
+    other.listen()
+    await check_request(other)
+    await elsewhere.aclose()
+    await other.aclose()
 
 
 async def check_request(
@@ -121,25 +121,24 @@ async def check_request(
 async def test_closing_a_listener_rejects_only_pending_requests(
     address: DeviceAddress, kind: Kind
 ) -> None:
-    async with loops.timeout(TIME_LIMIT):
-        listener = await migrated(await migrated(await listening(kind, address)))
-        client, connecting = await connecting_to(listener)
-        server = await listener.get_request()
-        late, too_late = await connecting_to(listener)
-        await loops.until(lambda: has_pending_event(listener), "the second request to arrive")
-        await listener.aclose()
-        with pytest.raises(Rejected):
-            await too_late
-        await server.create_qp(SMALL)
-        await server.accept()
-        await connecting
-        await loops.gather(client.disconnect(), server.disconnect())
-        for cm in (client, late, server):
-            await cm.aclose()
+    listener = await migrated(await migrated(await listening(kind, address)))
+    client, connecting = await connecting_to(listener)
+    server = await listener.get_request()
+    late, too_late = await connecting_to(listener)
+    await loops.until(lambda: has_pending_event(listener), "the second request to arrive")
+    await listener.aclose()
+    with pytest.raises(Rejected):
+        await too_late
+    await server.create_qp(SMALL)
+    await server.accept()
+    await connecting
+    await loops.gather(client.disconnect(), server.disconnect())
+    for cm in (client, late, server):
+        await cm.aclose()
 
 
 async def test_listen_without_a_free_descriptor_fails(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await bound(AsyncCmId, address) as cm:
+    async with await bound(AsyncCmId, address) as cm:
         with all_descriptors_in_use(), pytest.raises(VerbsError) as caught:
             cm.listen()
         assert caught.value.errno == errno.EMFILE
@@ -154,7 +153,7 @@ async def test_listen_without_a_free_descriptor_fails(address: DeviceAddress) ->
 async def test_a_request_without_a_free_descriptor_is_rejected(
     address: DeviceAddress,
 ) -> None:
-    async with loops.timeout(TIME_LIMIT), await listening(SyncCmId, address) as listener:
+    async with await listening(SyncCmId, address) as listener:
         waiting = loops.create_task(listener.get_request())
         await loops.until(lambda: has_waiter(listener), "a thread to wait for a request")
         client = await AsyncCmId.create()
@@ -177,22 +176,21 @@ async def test_a_listener_dropped_by_another_thread_rejects_its_requests(
     address: DeviceAddress, kind: Kind
 ) -> None:
     """The loop stops watching the listener's channel before the channel is closed."""
-    async with loops.timeout(TIME_LIMIT):
-        for _ in range(5):
-            box = [await listening(kind, address)]
-            clients = [await connecting_to(box[0]) for _ in range(3)]
-            await loops.until(partial(has_pending_event, box[0]), "a request to arrive")
+    for _ in range(5):
+        box = [await listening(kind, address)]
+        clients = [await connecting_to(box[0]) for _ in range(3)]
+        await loops.until(partial(has_pending_event, box[0]), "a request to arrive")
 
-            def drop(box: list[AsyncCmId | SyncCmId] = box) -> None:
-                box.clear()
-                gc.collect()
+        def drop(box: list[AsyncCmId | SyncCmId] = box) -> None:
+            box.clear()
+            gc.collect()
 
-            with pytest.warns(ResourceWarning, match="unclosed"):
-                await loops.to_thread(drop)
-            for client, connecting in clients:
-                with pytest.raises(Rejected):
-                    await connecting
-                await client.aclose()
+        with pytest.warns(ResourceWarning, match="unclosed"):
+            await loops.to_thread(drop)
+        for client, connecting in clients:
+            with pytest.raises(Rejected):
+                await connecting
+            await client.aclose()
 
 
 @pytest.mark.transport("IB")
@@ -200,22 +198,21 @@ async def test_a_listener_dropped_by_another_thread_rejects_its_requests(
 async def test_a_datagram_listener_migrates_without_losing_requests(
     address: DeviceAddress, kind: Kind
 ) -> None:
-    async with loops.timeout(TIME_LIMIT):
-        listener: AsyncCmId | SyncCmId = await kind.create(PortSpace.UDP)
-        listener.bind_addr(parse_address(address.host))
-        listener.listen()
-        for number in range(4):
-            client = await kind.create(PortSpace.UDP)
-            await client.resolve_addr(parse_address(*listener.local_address))
-            await client.resolve_route()
-            connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
-            if number % 2:
-                await loops.until(partial(has_pending_event, listener), "the request to arrive")
-            listener = await migrated(listener)
-            async with await listener.get_request() as request:
-                await request.accept(ConnectionParameters(qp_num=40 + number))
-                await connecting
-            assert client.established is not None
-            assert client.established.qp_num == 40 + number
-            await client.aclose()
-        await listener.aclose()
+    listener: AsyncCmId | SyncCmId = await kind.create(PortSpace.UDP)
+    listener.bind_addr(parse_address(address.host))
+    listener.listen()
+    for number in range(4):
+        client = await kind.create(PortSpace.UDP)
+        await client.resolve_addr(parse_address(*listener.local_address))
+        await client.resolve_route()
+        connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
+        if number % 2:
+            await loops.until(partial(has_pending_event, listener), "the request to arrive")
+        listener = await migrated(listener)
+        async with await listener.get_request() as request:
+            await request.accept(ConnectionParameters(qp_num=40 + number))
+            await connecting
+        assert client.established is not None
+        assert client.established.qp_num == 40 + number
+        await client.aclose()
+    await listener.aclose()

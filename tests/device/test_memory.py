@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import loops
 import numpy as np
 import pytest
-from helpers import TIME_LIMIT, can_be_resized, connected
+from helpers import can_be_resized, connected
 
 import aiordma
 from aiordma import (
@@ -58,7 +58,7 @@ def as_buffer(array: np.ndarray[Any, Any]) -> Buffer:
     ids=lambda buffer: f"{type(buffer).__name__}-{getattr(buffer, 'dtype', '')}",
 )
 async def test_any_buffer_can_be_registered(address: DeviceAddress, buffer: bytearray) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         with await pair.server.register(buffer) as far:
             assert len(far) == 16
             await pair.client.write(bytes(range(16)), far.remote)
@@ -71,7 +71,7 @@ async def test_a_structured_array_with_a_date_can_be_registered(address: DeviceA
     """numpy does not export arrays with dates as buffers."""
     records = np.array([(b"one", 1.5, "2026-11-21T09:00:00")], dtype=RECORD)
     copied = np.zeros_like(records)
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         with (
             await pair.server.register(as_buffer(records)) as far,
             await pair.client.register(as_buffer(copied)) as near,
@@ -81,7 +81,7 @@ async def test_a_structured_array_with_a_date_can_be_registered(address: DeviceA
 
 
 async def test_unsuitable_memory_is_refused(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         register = pair.client.register
         with pytest.raises(ValueError, match="Python objects"):
             await register(as_buffer(np.array([object(), None])))
@@ -103,7 +103,7 @@ async def test_unsuitable_memory_is_refused(address: DeviceAddress) -> None:
 
 async def test_features_that_the_device_lacks_are_refused(address: DeviceAddress) -> None:
     """Soft devices have neither on-demand paging nor dma-bufs."""
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         with pytest.raises(ValueError, match="no on-demand paging"):
             await pair.client.register(bytearray(100), AccessFlags.ON_DEMAND)
         descriptor = os.open("/dev/null", os.O_RDONLY)
@@ -131,7 +131,7 @@ WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
 @pytest.mark.transport("IB")
 async def test_a_window_invalidated_by_the_peer_refuses_access(address: DeviceAddress) -> None:
     """The peer sends with invalidate. The key is invalid when the message arrives."""
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         near = await pair.client.allocate(100)
         with await pair.server.allocate(100, WINDOW) as region:
             window = await pair.server.bind(region[10:30])
@@ -152,7 +152,7 @@ async def test_a_window_invalidated_by_the_peer_refuses_access(address: DeviceAd
 
 @pytest.mark.transport("IB")
 async def test_a_closed_window_refuses_access(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         region = await pair.server.allocate(100, WINDOW)
         with await pair.server.bind(region, AccessFlags.REMOTE_READ) as window:
             near = await pair.client.allocate(100)
@@ -174,19 +174,18 @@ async def test_a_closed_window_refuses_access(address: DeviceAddress) -> None:
 @pytest.mark.transport("IB")
 async def test_windows_are_closed_with_their_connection(address: DeviceAddress) -> None:
     """The fixture `no_leaks` checks that nothing is left."""
-    async with loops.timeout(TIME_LIMIT):
-        async with connected(address) as pair:
-            region = await pair.server.allocate(100, WINDOW)
-            windows = [await pair.server.bind(region) for _ in range(5)]
-            with pytest.raises(ValueError, match="MW_BIND"):
-                await pair.client.bind(await pair.client.allocate(10))
-        region.close()
-        for window in windows:
-            window.close()
+    async with connected(address) as pair:
+        region = await pair.server.allocate(100, WINDOW)
+        windows = [await pair.server.bind(region) for _ in range(5)]
+        with pytest.raises(ValueError, match="MW_BIND"):
+            await pair.client.bind(await pair.client.allocate(10))
+    region.close()
+    for window in windows:
+        window.close()
 
 
 async def test_the_cache_registers_a_buffer_once(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         data = bytearray(100_000)
         with RegistrationCache(pair.client) as cache:
             with await cache.register(data) as first:
@@ -212,7 +211,7 @@ async def test_the_cache_registers_a_buffer_once(address: DeviceAddress) -> None
 
 async def test_the_cache_returns_no_stale_registration(address: DeviceAddress) -> None:
     """A cached buffer cannot be resized or freed. A discarded one is registered anew."""
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         with RegistrationCache(pair.client) as cache:
             data = bytearray(b"before" * 1000)
             with await cache.register(data) as region:
@@ -231,7 +230,7 @@ async def test_the_cache_returns_no_stale_registration(address: DeviceAddress) -
 
 
 async def test_the_cache_keeps_at_most_max_bytes(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         buffers = [bytearray(1000) for _ in range(5)]
         with RegistrationCache(pair.client, max_bytes=3000) as cache:
             for buffer in buffers:
@@ -247,7 +246,7 @@ async def test_the_cache_keeps_at_most_max_bytes(address: DeviceAddress) -> None
 
 
 async def test_a_cached_region_outlives_the_cache(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         with RegistrationCache(pair.client) as cache:
             region = await cache.register(bytearray(b"still here"))
         await pair.client.send(region)
@@ -286,7 +285,7 @@ async def check_that_the_loop_runs(register: Callable[[], Awaitable[MemoryRegion
 
 @pytest.mark.transport("IB")
 async def test_large_allocations_do_not_block_the_loop(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         await check_that_the_loop_runs(lambda: pair.client.allocate(128 << 20))
 
 
@@ -295,7 +294,7 @@ async def test_large_registrations_do_not_block_the_loop(address: DeviceAddress)
     them while siw locks the memory map of the process, and all threads can have to wait.
     """
     data = bytearray(b"x") * (128 << 20)
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         await check_that_the_loop_runs(lambda: pair.client.register(data))
 
 
@@ -304,7 +303,6 @@ async def test_a_file_can_be_registered(address: DeviceAddress, tmp_path: Path) 
     path.write_bytes(b"from a file" + bytes(5000))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         async with (
-            loops.timeout(TIME_LIMIT),
             connected(address) as pair,
             await pair.server.register(mapped, AccessFlags.REMOTE_READ) as far,
         ):
@@ -314,6 +312,7 @@ async def test_a_file_can_be_registered(address: DeviceAddress, tmp_path: Path) 
         mapped.close()
 
 
+@pytest.mark.real("the kernel pins the pages")
 async def test_memory_that_cannot_be_pinned_fails_with_advice(
     address: DeviceAddress, tmp_path: Path
 ) -> None:
@@ -321,14 +320,14 @@ async def test_memory_that_cannot_be_pinned_fails_with_advice(
     path = tmp_path / "file"
     path.write_bytes(bytes(5000))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+        async with connected(address) as pair:
             with pytest.raises(VerbsError, match="ACCESS_COPY"):
                 await pair.server.register(mapped, AccessFlags.REMOTE_READ)
 
 
 async def test_the_buffer_of_a_closed_region_can_be_resized(address: DeviceAddress) -> None:
     data = bytearray(1 << 20)
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         async with await pair.client.register(data) as region:
             with pytest.raises(BufferError):
                 data.append(1)

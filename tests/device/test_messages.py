@@ -6,7 +6,7 @@ import array
 
 import loops
 import pytest
-from helpers import DEFAULT, TIME_LIMIT, connected
+from helpers import DEFAULT, connected
 
 import aiordma
 from aiordma import BusyError, ConnectionOptions, LocalClosed
@@ -132,7 +132,7 @@ async def test_two_hundred_tasks_send_through_a_small_queue(address: DeviceAddre
 async def test_send_on_a_full_queue_waits(address: DeviceAddress) -> None:
     """The peer does not receive. On RoCE its device then delays the sends."""
     options = ConnectionOptions(send_depth=1, recv_depth=1)
-    async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
+    async with connected(address, options, options) as pair:
         large = bytes(options.max_message_size)
         sends = [loops.create_task(pair.client.send(large)) for _ in range(4)]
         await loops.until(lambda: sum(send.done() for send in sends) >= 2, "two sends to return")

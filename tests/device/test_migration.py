@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from functools import partial
+from typing import TypeVar
 
 import loops
 import pytest
-from helpers import TIME_LIMIT, has_pending_event, has_waiter
+from helpers import has_pending_event, has_waiter
 
 import aiordma
 from aiordma import AsyncCmId, BusyError, Connection, LocalClosed, SyncCmId
@@ -17,6 +17,7 @@ from aiordma.enums import AddrInfoFlags
 from aiordma.rdmacm import AddrInfo, DeviceAddress, parse_address
 from aiordma.verbs import QueuePairCaps, QueuePairInit
 
+T = TypeVar("T")
 SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
 
 
@@ -53,7 +54,7 @@ async def connected_ids(address: DeviceAddress, listener: AsyncCmId) -> tuple[As
 
 
 async def test_ids_migrate_both_ways_at_every_step(any_address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await async_listener(any_address) as listener:
+    async with await async_listener(any_address) as listener:
         port = listener.local_address[1]
         client = await SyncCmId.create()
         await client.resolve_addr(parse_address(any_address.host, port))
@@ -76,61 +77,58 @@ async def test_ids_migrate_both_ways_at_every_step(any_address: DeviceAddress) -
 
 
 async def test_the_old_id_is_closed_by_a_migration(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT):
-        first = await SyncCmId.create()
-        second = await first.migrate()
-        with pytest.raises(LocalClosed):
-            await first.resolve_addr(parse_address(address.host, 1))
-        await first.aclose()
-        with pytest.raises(LocalClosed):
-            await first.migrate()
-        third = await second.migrate(None)
-        with pytest.raises(LocalClosed):
-            await second.get_request()
-        await second.aclose()
-        third.bind_addr(parse_address(address.host))
-        await third.aclose()
+    first = await SyncCmId.create()
+    second = await first.migrate()
+    with pytest.raises(LocalClosed):
+        await first.resolve_addr(parse_address(address.host, 1))
+    await first.aclose()
+    with pytest.raises(LocalClosed):
+        await first.migrate()
+    third = await second.migrate(None)
+    with pytest.raises(LocalClosed):
+        await second.get_request()
+    await second.aclose()
+    third.bind_addr(parse_address(address.host))
+    await third.aclose()
 
 
 async def test_migrate_while_a_task_waits_raises_busy(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT):
-        for listener in (await sync_listener(address), await async_listener(address)):
-            waiting = loops.create_task(listener.get_request())
-            await loops.until(partial(has_waiter, listener), "a task to wait for a request")
-            with pytest.raises(BusyError):
-                await listener.migrate(*(() if isinstance(listener, SyncCmId) else (None,)))
-            assert listener.state is CmState.LISTENING
-            await listener.aclose()
-            with pytest.raises(LocalClosed):
-                await waiting
+    for listener in (await sync_listener(address), await async_listener(address)):
+        waiting = loops.create_task(listener.get_request())
+        await loops.until(partial(has_waiter, listener), "a task to wait for a request")
+        with pytest.raises(BusyError):
+            await listener.migrate(*(() if isinstance(listener, SyncCmId) else (None,)))
+        assert listener.state is CmState.LISTENING
+        await listener.aclose()
+        with pytest.raises(LocalClosed):
+            await waiting
 
 
 async def test_pending_requests_migrate_with_their_listener(address: DeviceAddress) -> None:
     """The requests arrive before, between and after two migrations."""
-    async with loops.timeout(TIME_LIMIT):
-        listener = await async_listener(address)
-        port = listener.local_address[1]
-        clients = [await resolved(address, port) for _ in range(6)]
-        connecting = [loops.create_task(client.connect()) for client in clients[:2]]
-        await loops.until(partial(has_pending_event, listener), "a request to arrive")
-        waiting = await listener.migrate(None)
-        connecting += [loops.create_task(client.connect()) for client in clients[2:4]]
-        # No loop reads their events. They wait in the kernel.
-        await loops.until(lambda: has_pending_event(waiting), "another request to arrive")
-        listener = await waiting.migrate()
-        connecting += [loops.create_task(client.connect()) for client in clients[4:]]
-        for _ in clients:
-            server = await listener.get_request()
-            server.reject(b"later")
-            await server.aclose()
-        answers = await loops.gather(*connecting, return_exceptions=True)
-        assert [type(answer) for answer in answers] == [aiordma.Rejected] * 6
-        for cm in (*clients, listener):
-            await cm.aclose()
+    listener = await async_listener(address)
+    port = listener.local_address[1]
+    clients = [await resolved(address, port) for _ in range(6)]
+    connecting = [loops.create_task(client.connect()) for client in clients[:2]]
+    await loops.until(partial(has_pending_event, listener), "a request to arrive")
+    waiting = await listener.migrate(None)
+    connecting += [loops.create_task(client.connect()) for client in clients[2:4]]
+    # No loop reads their events. They wait in the kernel.
+    await loops.until(lambda: has_pending_event(waiting), "another request to arrive")
+    listener = await waiting.migrate()
+    connecting += [loops.create_task(client.connect()) for client in clients[4:]]
+    for _ in clients:
+        server = await listener.get_request()
+        server.reject(b"later")
+        await server.aclose()
+    answers = await loops.gather(*connecting, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [aiordma.Rejected] * 6
+    for cm in (*clients, listener):
+        await cm.aclose()
 
 
 async def test_a_pending_disconnect_migrates_with_its_id(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await async_listener(address) as listener:
+    async with await async_listener(address) as listener:
         client, server = await connected_ids(address, listener)
         waiting = await client.migrate(None)
         await server.aclose()
@@ -145,7 +143,7 @@ async def test_a_pending_disconnect_migrates_with_its_id(address: DeviceAddress)
 
 async def test_a_listener_migrates_to_the_loop_of_another_thread(address: DeviceAddress) -> None:
     """A listener rejects requests in one loop, then in another one. No request is lost."""
-    returned = queue.Queue[SyncCmId]()
+    returned: list[SyncCmId] = []
     answered = 0
 
     async def serve(waiting: SyncCmId) -> None:
@@ -156,30 +154,23 @@ async def test_a_listener_migrates_to_the_loop_of_another_thread(address: Device
             server.reject(b"elsewhere")
             await server.aclose()
             answered += 1
-        back = await listener.migrate(None)
-        returned.put(back)
+        returned.append(await listener.migrate(None))
 
-    async with loops.timeout(TIME_LIMIT):
-        listener = await async_listener(address)
-        clients = [await resolved(address, listener.local_address[1]) for _ in range(5)]
-        connecting = [loops.create_task(client.connect()) for client in clients[:3]]
-        waiting = await listener.migrate(None)
-        thread = threading.Thread(
-            target=loops.runner_of_this_kind(), args=(lambda: serve(waiting),)
-        )
-        thread.start()
-        back = await loops.to_thread(returned.get)
-        await loops.to_thread(thread.join)
-        assert answered == 3
-        listener = await back.migrate()
-        connecting += [loops.create_task(client.connect()) for client in clients[3:]]
-        for _ in range(2):
-            server = await listener.get_request()
-            server.reject()
-            await server.aclose()
-        await loops.gather(*connecting, return_exceptions=True)
-        for cm in (*clients, listener):
-            await cm.aclose()
+    listener = await async_listener(address)
+    clients = [await resolved(address, listener.local_address[1]) for _ in range(5)]
+    connecting = [loops.create_task(client.connect()) for client in clients[:3]]
+    waiting = await listener.migrate(None)
+    await loops.to_thread(loops.runner_of_this_kind(), lambda: serve(waiting))
+    assert answered == 3
+    listener = await returned[0].migrate()
+    connecting += [loops.create_task(client.connect()) for client in clients[3:]]
+    for _ in range(2):
+        server = await listener.get_request()
+        server.reject()
+        await server.aclose()
+    await loops.gather(*connecting, return_exceptions=True)
+    for cm in (*clients, listener):
+        await cm.aclose()
 
 
 async def connect_and_be_rejected(address: DeviceAddress, port: int) -> None:
@@ -201,55 +192,57 @@ async def keep_connecting(address: DeviceAddress, port: int, migrated: list[int]
 @pytest.mark.parametrize("host", [None, "0.0.0.0"])
 async def test_migrating_back_and_forth_under_load(address: DeviceAddress, host: str) -> None:
     """Clients keep connecting while the listener migrates. Each of them is rejected."""
-    async with loops.timeout(2 * TIME_LIMIT):
-        listener = await async_listener(address, host)
-        port = listener.local_address[1]
-        migrated: list[int] = []
-        connecting = loops.create_task(
-            loops.gather(*(keep_connecting(address, port, migrated) for _ in range(3)))
-        )
-        while not connecting.done():
-            waiting = await listener.migrate(None)
-            await reject_for(waiting, 0.01 * (len(migrated) % 5))
-            listener = await waiting.migrate()
-            await reject_for(listener, 0.05)
-            migrated.append(len(migrated))
-        await connecting
-        assert len(migrated) > 1
-        await listener.aclose()
+    listener = await async_listener(address, host)
+    port = listener.local_address[1]
+    migrated: list[int] = []
+    connecting = loops.create_task(
+        loops.gather(*(keep_connecting(address, port, migrated) for _ in range(3)))
+    )
+    while not connecting.done():
+        waiting = await listener.migrate(None)
+        await reject_for(waiting, 0.01 * (len(migrated) % 5))
+        listener = await waiting.migrate()
+        await reject_for(listener, 0.05)
+        migrated.append(len(migrated))
+    await connecting
+    assert len(migrated) > 1
+    await listener.aclose()
 
 
 async def test_migrating_between_two_loops_under_load(address: DeviceAddress) -> None:
     """Two threads with a loop each pass a listener to each other. Each client is rejected."""
-    there, back = queue.Queue[SyncCmId | None](), queue.Queue[SyncCmId]()
+    there: deque[SyncCmId | None] = deque()
+    back: deque[SyncCmId] = deque()
 
     async def serve_there() -> None:
-        while (waiting := await loops.to_thread(there.get)) is not None:
+        while (waiting := await next_of(there)) is not None:
             listener = await waiting.migrate()
             await reject_for(listener, 0.05)
-            back.put(await listener.migrate(None))
+            back.append(await listener.migrate(None))
 
-    async with loops.timeout(2 * TIME_LIMIT):
-        listener = await async_listener(address)
-        port = listener.local_address[1]
-        thread = threading.Thread(
-            target=loops.runner_of_this_kind(), args=(serve_there,), daemon=True
-        )
-        thread.start()
-        migrated: list[int] = []
-        connecting = loops.create_task(
-            loops.gather(*(keep_connecting(address, port, migrated) for _ in range(3)))
-        )
-        while not connecting.done():
-            there.put(await listener.migrate(None))
-            listener = await (await loops.to_thread(back.get)).migrate()
-            await reject_for(listener, 0.05)
-            migrated.append(len(migrated))
-        there.put(None)
-        await loops.to_thread(thread.join)
-        await connecting
-        assert len(migrated) > 1
-        await listener.aclose()
+    listener = await async_listener(address)
+    port = listener.local_address[1]
+    serving = loops.create_task(loops.to_thread(loops.runner_of_this_kind(), serve_there))
+    migrated: list[int] = []
+    connecting = loops.create_task(
+        loops.gather(*(keep_connecting(address, port, migrated) for _ in range(3)))
+    )
+    while not connecting.done():
+        there.append(await listener.migrate(None))
+        listener = await (await next_of(back)).migrate()
+        await reject_for(listener, 0.05)
+        migrated.append(len(migrated))
+    there.append(None)
+    await serving
+    await connecting
+    assert len(migrated) > 1
+    await listener.aclose()
+
+
+async def next_of(queue: deque[T]) -> T:
+    """Wait for the next element that the other thread appends."""
+    await loops.until(lambda: queue, "the other thread to append an element")
+    return queue.popleft()
 
 
 async def reject_for(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
@@ -267,25 +260,24 @@ async def reject_for(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
 async def test_endpoints_become_a_connection_and_a_listener(any_address: DeviceAddress) -> None:
     """rdma_create_ep(3) creates both sides. They then become a Connection and a Listener."""
     passive = AddrInfo(flags=AddrInfoFlags.PASSIVE, source=parse_address(any_address.host))
-    async with loops.timeout(TIME_LIMIT):
-        served = await SyncCmId.create_ep(passive, init=SMALL)
-        async with aiordma.Listener.from_id(served) as listener:
-            info = AddrInfo(destination=parse_address(*listener.local_address))
-            for init in (None, SMALL):
-                endpoint = await SyncCmId.create_ep(info, init=init)
-                accepting = loops.create_task(listener.accept(b"welcome"))
-                near = await Connection.from_id(endpoint, private_data=b"hello")
-                async with near, await accepting as far:
-                    assert near.private_data.rstrip(b"\0") == b"welcome"
-                    assert far.private_data.rstrip(b"\0") == b"hello"
-                    await near.send(b"there")
-                    assert await far.recv() == b"there"
-                    await far.send(b"and back")
-                    assert await near.recv() == b"and back"
+    served = await SyncCmId.create_ep(passive, init=SMALL)
+    async with aiordma.Listener.from_id(served) as listener:
+        info = AddrInfo(destination=parse_address(*listener.local_address))
+        for init in (None, SMALL):
+            endpoint = await SyncCmId.create_ep(info, init=init)
+            accepting = loops.create_task(listener.accept(b"welcome"))
+            near = await Connection.from_id(endpoint, private_data=b"hello")
+            async with near, await accepting as far:
+                assert near.private_data.rstrip(b"\0") == b"welcome"
+                assert far.private_data.rstrip(b"\0") == b"hello"
+                await near.send(b"there")
+                assert await far.recv() == b"there"
+                await far.send(b"and back")
+                assert await near.recv() == b"and back"
 
 
 async def test_a_request_becomes_a_connection(any_address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await sync_listener(any_address) as listener:
+    async with await sync_listener(any_address) as listener:
         connecting = loops.create_task(aiordma.connect(*listener.local_address))
         server = await Connection.from_id(await listener.get_request())
         async with server, await connecting as client:
@@ -294,7 +286,7 @@ async def test_a_request_becomes_a_connection(any_address: DeviceAddress) -> Non
 
 
 async def test_an_unresolved_id_cannot_become_a_connection(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await AsyncCmId.create() as cm:
+    async with await AsyncCmId.create() as cm:
         with pytest.raises(aiordma.RdmaError, match="IDLE"):
             await Connection.from_id(cm)
         cm.bind_addr(parse_address(address.host))

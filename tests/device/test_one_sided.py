@@ -7,7 +7,7 @@ import pickle
 
 import loops
 import pytest
-from helpers import TIME_LIMIT, Pair, connected
+from helpers import Pair, connected
 
 from aiordma import (
     AccessFlags,
@@ -40,7 +40,7 @@ async def both_memories(pair: Pair) -> tuple[MemoryRegion, RemoteBuffer, bytearr
 
 
 async def test_memory_is_written_and_read(any_address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(any_address) as pair:
+    async with connected(any_address) as pair:
         near, remote, far = await both_memories(pair)
         view = memoryview(near)
         view[:] = bytes(range(256)) * (SIZE // 256)
@@ -58,7 +58,7 @@ async def test_memory_is_written_and_read(any_address: DeviceAddress) -> None:
 async def test_a_write_with_immediate_data_is_received_as_an_empty_message(
     address: DeviceAddress,
 ) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         near, remote, far = await both_memories(pair)
         memoryview(near)[:5] = b"hello"
         await pair.client.write(near[:5], remote, imm=7)
@@ -74,7 +74,7 @@ async def test_a_write_with_immediate_data_on_iwarp_is_refused(address: DeviceAd
 
 
 async def test_use_of_a_closed_region_is_refused(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         numbers = array.array("d", range(1000))
         with await pair.client.register(numbers) as region:
             assert len(region) == 8000
@@ -89,7 +89,7 @@ async def test_use_of_a_closed_region_is_refused(address: DeviceAddress) -> None
 
 async def test_a_wrong_key_ends_only_its_connection(address: DeviceAddress) -> None:
     """The peer's device refuses the access."""
-    async with loops.timeout(TIME_LIMIT), connected(address) as other, connected(address) as pair:
+    async with connected(address) as other, connected(address) as pair:
         near, remote, _ = await both_memories(pair)
         wrong = RemoteBuffer(remote.addr, remote.rkey ^ 0xFF00, 8)
         with pytest.raises((WorkRequestError, PeerClosed)) as refused:
@@ -103,7 +103,7 @@ async def test_a_wrong_key_ends_only_its_connection(address: DeviceAddress) -> N
 
 
 async def test_a_read_only_region_is_not_written(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         far = await pair.server.register(b"read only", AccessFlags.REMOTE_READ)
         near = await pair.client.allocate(16)
         await pair.client.read(far.remote, near)
@@ -122,7 +122,7 @@ async def test_a_read_only_region_is_not_written(address: DeviceAddress) -> None
 
 @pytest.mark.transport("IB")
 async def test_atomic_operations_change_remote_memory(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         counter = array.array("Q", [40, 0])
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_ATOMIC
         far = await pair.server.register(counter, access)
@@ -146,7 +146,7 @@ async def test_atomic_operations_on_iwarp_are_refused(address: DeviceAddress) ->
 
 async def test_reads_beyond_the_initiator_depth_complete(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=2, responder_resources=2, send_depth=8)
-    async with loops.timeout(TIME_LIMIT), connected(address, options, options) as pair:
+    async with connected(address, options, options) as pair:
         near, remote, far = await both_memories(pair)
         far[:] = bytes(range(256)) * (SIZE // 256)
         parts = [slice(start, start + 1024) for start in range(0, SIZE, 1024)]
@@ -188,7 +188,7 @@ async def test_many_tasks_write_read_and_send_at_once(
             rounds_received = [message[1] for message in received if message[0] == number]
             assert rounds_received == list(range(0, rounds, 5))
 
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         near, remote, far = await both_memories(pair)
         await loops.gather(receive(), *map(work, range(tasks)))
         for number in range(tasks):
@@ -208,7 +208,7 @@ async def test_a_read_with_initiator_depth_0_is_refused(address: DeviceAddress) 
 
 
 async def test_cancelled_operations_keep_their_memory_registered(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         _, remote, _ = await both_memories(pair)
         for number in range(50):
             region = await pair.client.register(bytearray(SIZE))
@@ -223,7 +223,7 @@ async def test_cancelled_operations_keep_their_memory_registered(address: Device
 
 
 async def test_abort_ends_reads(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         near, remote, _ = await both_memories(pair)
         tasks = [loops.create_task(pair.client.read(remote, near)) for _ in range(100)]
         await loops.sleep(0)  # not settle(): the reads might have completed by then

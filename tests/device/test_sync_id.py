@@ -44,7 +44,7 @@ def state_of(cm: SyncCmId) -> CmState:
 
 async def test_messages_are_sent_both_ways(any_address: DeviceAddress) -> None:
     """The calls are those of the programs rdma_client and rdma_server (rdma_verbs.h)."""
-    async with loops.timeout(TIME_LIMIT), await listening(any_address) as listener:
+    async with await listening(any_address) as listener:
         client = await resolved(any_address, port_of(listener))
         async with client:
             await client.create_qp(SMALL)
@@ -74,7 +74,6 @@ async def test_messages_are_sent_both_ways(any_address: DeviceAddress) -> None:
 
 async def test_private_data_is_in_the_event_of_the_last_call(address: DeviceAddress) -> None:
     async with (
-        loops.timeout(TIME_LIMIT),
         await listening(address) as listener,
         await resolved(address, port_of(listener)) as client,
     ):
@@ -91,7 +90,7 @@ async def test_private_data_is_in_the_event_of_the_last_call(address: DeviceAddr
 
 
 async def test_connect_without_a_listener_is_rejected(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await resolved(address, UNUSED_PORT) as client:
+    async with await resolved(address, UNUSED_PORT) as client:
         await client.create_qp(SMALL)
         with pytest.raises(Rejected):
             await client.connect()
@@ -99,7 +98,6 @@ async def test_connect_without_a_listener_is_rejected(address: DeviceAddress) ->
 
 async def test_reject_sends_private_data(address: DeviceAddress) -> None:
     async with (
-        loops.timeout(TIME_LIMIT),
         await listening(address) as listener,
         await resolved(address, port_of(listener)) as client,
     ):
@@ -113,22 +111,21 @@ async def test_reject_sends_private_data(address: DeviceAddress) -> None:
 
 
 async def test_a_listener_can_be_closed_before_its_requests(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT):
-        listener = await listening(address)
-        client = await resolved(address, port_of(listener))
-        await client.create_qp(SMALL)
-        connecting = loops.create_task(client.connect())
-        server = await listener.get_request()
-        await listener.aclose()
-        await server.create_qp(SMALL)
-        await server.accept()
-        await connecting
-        await client.aclose()
-        await server.aclose()
+    listener = await listening(address)
+    client = await resolved(address, port_of(listener))
+    await client.create_qp(SMALL)
+    connecting = loops.create_task(client.connect())
+    server = await listener.get_request()
+    await listener.aclose()
+    await server.create_qp(SMALL)
+    await server.accept()
+    await connecting
+    await client.aclose()
+    await server.aclose()
 
 
 async def test_get_request_works_after_cancelled_calls(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
+    async with await listening(address) as listener:
         for _ in range(5):
             waiting = loops.create_task(listener.get_request())
             await loops.until(lambda: has_waiter(listener), "a thread to wait for a request")
@@ -148,7 +145,7 @@ async def test_a_request_that_arrives_around_a_cancellation_is_not_lost(
     address: DeviceAddress,
 ) -> None:
     """The task is cancelled at any moment around the request's arrival."""
-    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
+    async with await listening(address) as listener:
         for delay in (0.0, 0.002, 0.01, 0.05, 0.1):
             async with await resolved(address, port_of(listener)) as client:
                 await client.create_qp(SMALL)
@@ -165,25 +162,22 @@ async def test_a_request_that_arrives_around_a_cancellation_is_not_lost(
 
 
 async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT):
-        listener = await listening(address)
-        waiting = loops.create_task(listener.get_request())
-        client = await resolved(address, port_of(listener))
-        await client.create_qp(SMALL)
-        receiving = loops.create_task(client.get_recv_comp())
-        await loops.until(
-            lambda: has_waiter(client) and has_waiter(listener), "both threads to wait"
-        )
-        await client.aclose()
-        await listener.aclose()
-        for task in (waiting, receiving):
-            with pytest.raises(LocalClosed):
-                await task
+    listener = await listening(address)
+    waiting = loops.create_task(listener.get_request())
+    client = await resolved(address, port_of(listener))
+    await client.create_qp(SMALL)
+    receiving = loops.create_task(client.get_recv_comp())
+    await loops.until(lambda: has_waiter(client) and has_waiter(listener), "both threads to wait")
+    await client.aclose()
+    await listener.aclose()
+    for task in (waiting, receiving):
+        with pytest.raises(LocalClosed):
+            await task
 
 
 async def test_a_cancelled_connect_ends_without_an_answer(address: DeviceAddress) -> None:
     """The peer never answers the request."""
-    async with loops.timeout(TIME_LIMIT), await listening(address) as listener:
+    async with await listening(address) as listener:
         client = await resolved(address, port_of(listener))
         await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect())
@@ -196,24 +190,23 @@ async def test_a_cancelled_connect_ends_without_an_answer(address: DeviceAddress
 
 
 async def test_200_waiting_listeners_do_not_block_other_calls(address: DeviceAddress) -> None:
-    async with loops.timeout(2 * TIME_LIMIT):
-        listeners = []
-        for _ in range(200):
-            listeners.append(await listening(address))
-            await loops.settle()  # each one blocks the loop for a short time
-        waiting = [loops.create_task(listener.get_request()) for listener in listeners]
-        await loops.until(lambda: all(map(has_waiter, listeners)), "200 threads to wait")
-        for number in (0, 99, 199):
-            async with await resolved(address, port_of(listeners[number])) as client:
-                await client.create_qp(SMALL)
-                connecting = loops.create_task(client.connect())
-                async with await waiting[number] as server:
-                    await server.create_qp(SMALL)
-                    await server.accept()
-                    await connecting
-        for listener in listeners:
-            await listener.aclose()
-        await loops.gather(*waiting, return_exceptions=True)
+    listeners = []
+    for _ in range(200):
+        listeners.append(await listening(address))
+        await loops.settle()  # each one blocks the loop for a short time
+    waiting = [loops.create_task(listener.get_request()) for listener in listeners]
+    await loops.until(lambda: all(map(has_waiter, listeners)), "200 threads to wait")
+    for number in (0, 99, 199):
+        async with await resolved(address, port_of(listeners[number])) as client:
+            await client.create_qp(SMALL)
+            connecting = loops.create_task(client.connect())
+            async with await waiting[number] as server:
+                await server.create_qp(SMALL)
+                await server.accept()
+                await connecting
+    for listener in listeners:
+        await listener.aclose()
+    await loops.gather(*waiting, return_exceptions=True)
 
 
 OUTSTANDING = """
@@ -264,26 +257,25 @@ def active(address: DeviceAddress, port: int) -> AddrInfo:
 
 async def test_endpoints_connect_and_send_a_message(any_address: DeviceAddress) -> None:
     """The ids of requests at a passive endpoint have a queue pair already."""
-    async with loops.timeout(TIME_LIMIT):
-        listener = await SyncCmId.create_ep(passive(any_address), init=SMALL)
-        listener.listen()
-        client = await SyncCmId.create_ep(active(any_address, port_of(listener)), init=SMALL)
-        assert client.state is CmState.ROUTE_RESOLVED
-        connecting = loops.create_task(client.connect())
-        server = await listener.get_request()
-        assert server.cm_id.has_qp
-        memory = bytearray(16)
-        inbox = await server.reg_msgs(memory)
-        server.cm_id.post_recv(1, inbox, 0, 16)
-        await server.accept()
-        await connecting
-        hello = await client.reg_msgs(bytearray(b"hello"))
-        client.cm_id.post_send(2, hello, 0, 5)
-        assert (await server.get_recv_comp()).check().byte_len == 5
-        assert (await client.get_send_comp()).check().status is WcStatus.SUCCESS
-        assert memory[:5] == b"hello"
-        for cm in (client, server, listener):
-            await cm.aclose()
+    listener = await SyncCmId.create_ep(passive(any_address), init=SMALL)
+    listener.listen()
+    client = await SyncCmId.create_ep(active(any_address, port_of(listener)), init=SMALL)
+    assert client.state is CmState.ROUTE_RESOLVED
+    connecting = loops.create_task(client.connect())
+    server = await listener.get_request()
+    assert server.cm_id.has_qp
+    memory = bytearray(16)
+    inbox = await server.reg_msgs(memory)
+    server.cm_id.post_recv(1, inbox, 0, 16)
+    await server.accept()
+    await connecting
+    hello = await client.reg_msgs(bytearray(b"hello"))
+    client.cm_id.post_send(2, hello, 0, 5)
+    assert (await server.get_recv_comp()).check().byte_len == 5
+    assert (await client.get_send_comp()).check().status is WcStatus.SUCCESS
+    assert memory[:5] == b"hello"
+    for cm in (client, server, listener):
+        await cm.aclose()
 
 
 async def test_create_ep_without_a_route_fails(address: DeviceAddress) -> None:
@@ -312,7 +304,6 @@ async def test_create_ep_on_a_port_in_use_fails(address: DeviceAddress) -> None:
 
 async def test_messages_arrive_in_a_shared_receive_queue(address: DeviceAddress) -> None:
     async with (
-        loops.timeout(TIME_LIMIT),
         await listening(address) as listener,
         await resolved(address, port_of(listener)) as client,
     ):
@@ -339,29 +330,28 @@ async def test_messages_arrive_in_a_shared_receive_queue(address: DeviceAddress)
 @pytest.mark.transport("IB")
 async def test_accept_of_a_datagram_request_acknowledges_its_event(address: DeviceAddress) -> None:
     """rdma-core 44 does not do that. Destroying the listener would wait for ever."""
-    async with loops.timeout(TIME_LIMIT):
-        listener = await SyncCmId.create(PortSpace.UDP)
-        listener.bind_addr(parse_address(address.host))
-        listener.listen()
-        client = await SyncCmId.create(PortSpace.UDP)
-        await client.resolve_addr(parse_address(address.host, port_of(listener)))
-        await client.resolve_route()
-        connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
-        server = await listener.get_request()
-        await server.accept(ConnectionParameters(qp_num=42))
-        await connecting
-        assert client.established is not None
-        assert client.established.qp_num == 42
-        assert client.established.ah_attr is not None
-        assert server.state is CmState.CONNECTED
-        for cm in (listener, server, client):
-            await cm.aclose()
+    listener = await SyncCmId.create(PortSpace.UDP)
+    listener.bind_addr(parse_address(address.host))
+    listener.listen()
+    client = await SyncCmId.create(PortSpace.UDP)
+    await client.resolve_addr(parse_address(address.host, port_of(listener)))
+    await client.resolve_route()
+    connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
+    server = await listener.get_request()
+    await server.accept(ConnectionParameters(qp_num=42))
+    await connecting
+    assert client.established is not None
+    assert client.established.qp_num == 42
+    assert client.established.ah_attr is not None
+    assert server.state is CmState.CONNECTED
+    for cm in (listener, server, client):
+        await cm.aclose()
 
 
 @pytest.mark.transport("IB")
 async def test_a_group_is_joined_and_left(address: DeviceAddress) -> None:
     group = parse_address("239.7.7.1")
-    async with loops.timeout(TIME_LIMIT), await SyncCmId.create(PortSpace.UDP) as cm:
+    async with await SyncCmId.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
         event = await cm.join_multicast(group)
         assert event.qp_num == 0xFFFFFF
@@ -373,10 +363,7 @@ async def test_a_group_is_joined_and_left(address: DeviceAddress) -> None:
 async def test_a_peer_that_disconnects_ends_the_wait_for_completions(
     address: DeviceAddress, kind: type[SyncCmId | AsyncCmId]
 ) -> None:
-    async with (
-        loops.timeout(TIME_LIMIT),
-        await listening(address) as listener,
-    ):
+    async with await listening(address) as listener:
         client = await kind.create()
         await client.resolve_addr(parse_address(address.host, port_of(listener)))
         await client.resolve_route()

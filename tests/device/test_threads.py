@@ -52,6 +52,7 @@ class RecordingLibrary:
         return call
 
 
+@pytest.mark.real("the threads of calls are the subject")
 async def test_blocking_calls_are_made_by_worker_threads(
     address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:

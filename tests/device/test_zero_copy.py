@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import loops
 import numpy as np
 import pytest
-from helpers import DEFAULT, TIME_LIMIT, connected, is_receiving
+from helpers import DEFAULT, connected, is_receiving
 
 from aiordma import BusyError, ConnectionOptions, LocalClosed, MemoryRegion, PeerClosed
 from aiordma.rdmacm import DeviceAddress
@@ -24,7 +24,7 @@ def all_posted(address: DeviceAddress, options: ConnectionOptions = DEFAULT) -> 
 
 
 async def test_registered_memory_is_sent_without_a_copy(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         with await pair.client.register(bytearray(b"registered memory")) as region:
             await pair.client.send(region)
             await pair.client.send(region[11:])
@@ -41,7 +41,7 @@ async def test_registered_memory_is_sent_without_a_copy(address: DeviceAddress) 
 
 async def test_a_list_longer_than_max_sge_is_refused(address: DeviceAddress) -> None:
     options = ConnectionOptions(max_sge=2)
-    async with loops.timeout(TIME_LIMIT), connected(address, options) as pair:
+    async with connected(address, options) as pair:
         with await pair.client.register(bytearray(100)) as region:
             pieces = [region[0:10], region[20:30], region[40:50]]
             with pytest.raises(ValueError, match="max_sge is 2"):
@@ -56,32 +56,30 @@ async def test_memory_of_another_loop_is_refused(address: DeviceAddress) -> None
     """Its keys would be invalid here, and their use would end the connection."""
 
     async def elsewhere() -> None:
-        async with connected(address) as other, loops.timeout(TIME_LIMIT):
+        async with connected(address) as other:
             with await other.client.register(bytearray(10)) as region:
                 with pytest.raises(ValueError, match="another event loop"):
                     region.acquire(None)
                 regions.append(region)
-                await loops.to_thread(ready.set)
-                await loops.to_thread(done.wait)
+                await loops.until(done.is_set, "the test to end")
 
     regions: list[MemoryRegion] = []
-    ready, done = threading.Event(), threading.Event()
-    thread = threading.Thread(target=loops.runner_of_this_kind(), args=(elsewhere,))
-    thread.start()
+    done = threading.Event()
+    running = loops.create_task(loops.to_thread(loops.runner_of_this_kind(), elsewhere))
     try:
-        async with loops.timeout(TIME_LIMIT), connected(address) as pair:
-            await loops.to_thread(ready.wait)
+        async with connected(address) as pair:
+            await loops.until(lambda: regions, "the other loop to register memory")
             with pytest.raises(ValueError, match="another event loop"):
                 await pair.client.send(regions[0])
             await pair.client.send(b"goes on")
             assert await pair.server.recv() == b"goes on"
     finally:
         done.set()
-        await loops.to_thread(thread.join)
+        await running
 
 
 async def test_a_message_is_read_in_place(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         await pair.client.send(b"first")
         await pair.client.send(b"x" * 1000)
         with await pair.server.recv_message() as first:
@@ -100,7 +98,7 @@ async def test_a_message_is_read_in_place(address: DeviceAddress) -> None:
 
 @pytest.mark.transport("IB")
 async def test_immediate_data_is_received_with_its_message(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         await pair.client.send(b"inline", imm=1)
         await pair.client.send(b"c" * 1000, imm=0xFFFFFFFF)
         with await pair.client.register(bytearray(b"data")) as region:
@@ -121,7 +119,7 @@ async def test_immediate_data_is_received_with_its_message(address: DeviceAddres
 
 
 async def test_a_message_with_views_cannot_be_released(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         await pair.client.send(b"some numbers")
         message = await pair.server.recv_message()
         part = message.data[5:]
@@ -139,7 +137,7 @@ async def test_a_message_with_views_cannot_be_released(address: DeviceAddress) -
 
 async def test_a_dropped_message_releases_its_buffer(address: DeviceAddress) -> None:
     few = ConnectionOptions(recv_depth=8)
-    async with loops.timeout(TIME_LIMIT), connected(address, server=few) as pair:
+    async with connected(address, server=few) as pair:
         for _ in range(few.recv_depth * 2):
             await pair.client.send(b"dropped")
             data = (await pair.server.recv_message()).data
@@ -154,15 +152,14 @@ async def test_a_dropped_message_releases_its_buffer(address: DeviceAddress) -> 
 
 
 async def test_a_message_outlives_its_connection(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT):
-        async with connected(address) as pair:
-            await pair.client.send(b"here to stay")
-            message = await pair.server.recv_message()
-            await pair.client.aclose()
-            with pytest.raises(PeerClosed):
-                await pair.server.recv()
-        assert bytes(message.data) == b"here to stay"
-        message.release()
+    async with connected(address) as pair:
+        await pair.client.send(b"here to stay")
+        message = await pair.server.recv_message()
+        await pair.client.aclose()
+        with pytest.raises(PeerClosed):
+            await pair.server.recv()
+    assert bytes(message.data) == b"here to stay"
+    message.release()
 
 
 @pytest.mark.transport("IB")
@@ -170,7 +167,7 @@ async def test_messages_that_are_not_released_delay_the_sender(address: DeviceAd
     """Backpressure: the sender waits, and no message is lost."""
     far = ConnectionOptions(recv_depth=4)
     near = ConnectionOptions(send_depth=4)
-    async with loops.timeout(TIME_LIMIT), connected(address, near, far) as pair:
+    async with connected(address, near, far) as pair:
 
         async def send_all() -> None:
             for number in range(40):
@@ -197,7 +194,7 @@ async def test_messages_that_are_not_released_delay_the_sender(address: DeviceAd
 
 
 async def test_recv_into_fills_the_given_buffer(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         await pair.client.send(b"longer than four")
         buffer = bytearray(4)
         with pytest.raises(ValueError, match="16 bytes does not fit into 4"):
@@ -217,7 +214,7 @@ async def test_recv_into_fills_the_given_buffer(address: DeviceAddress) -> None:
 
 
 async def test_a_second_task_that_receives_raises_busy(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         waiting = loops.create_task(pair.server.recv_message())
         await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
         for receive in (pair.server.recv, pair.server.recv_message):
@@ -235,7 +232,7 @@ async def test_a_second_task_that_receives_raises_busy(address: DeviceAddress) -
 
 
 async def test_stats_count_the_operations_of_a_connection(address: DeviceAddress) -> None:
-    async with loops.timeout(TIME_LIMIT), connected(address) as pair:
+    async with connected(address) as pair:
         far = await pair.server.allocate(100)
         near = await pair.client.allocate(100)
         await pair.client.send(b"abc")

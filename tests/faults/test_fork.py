@@ -29,24 +29,6 @@ async def exit_at_once(main, *arguments):
         os._exit(error.code)
 """
 
-CHILD_EXITS = """
-import asyncio, gc, os, sys
-import aiordma
-
-async def main(host, port):
-    async with aiordma.connect(host, int(port)) as connection:
-        child = os.fork()
-        if not child:
-            sys.exit(3)  # leaves the block, which closes the connection in the child
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 3, status
-        await connection.send(b"still here")
-        assert await connection.recv() == b"still here"
-
-asyncio.run(exit_at_once(main, *sys.argv[1:]))
-"""
-
-
 PARENT_USED_RDMA = """
 import asyncio, os, sys
 import aiordma
@@ -101,17 +83,6 @@ async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
         await listener.aclose()
         await serving
     assert process.returncode == 5, errors
-
-
-async def test_the_parents_connection_survives_its_childs_exit(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener:
-        host, port = listener.local_address
-        process = start_piped(EXIT_AT_ONCE + CHILD_EXITS, host, str(port))
-        async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
-            async for message in connection:
-                await connection.send(message)
-        _, errors = await loops.to_thread(process.communicate)
-    assert process.returncode == 0, errors
 
 
 IN_USE = """

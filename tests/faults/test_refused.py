@@ -8,6 +8,7 @@ import ipaddress
 import loops
 import pytest
 from helpers import TIME_LIMIT, cm_ids, pending_requests
+from programs import free_port
 
 import aiordma
 from aiordma import AddressError, ConnectError, ConnectionOptions, Rejected, Unreachable, VerbsError
@@ -15,12 +16,6 @@ from aiordma.rdmacm import DeviceAddress
 
 # For an address that no host has: the time after which the kernel stops asking for it.
 QUICK = ConnectionOptions(resolve_timeout=1.0)
-
-
-async def free_port(address: DeviceAddress) -> int:
-    """Return a port that was bound and is free again."""
-    async with aiordma.listen(address.host, 0) as listener:
-        return listener.local_address[1]
 
 
 async def test_connect_without_a_listener_is_rejected(any_address: DeviceAddress) -> None:
@@ -40,21 +35,36 @@ async def test_connect_to_an_unused_address_fails(address: DeviceAddress) -> Non
             await aiordma.connect(unused, 7471, options=QUICK)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_connect_to_loopback_fails(address: DeviceAddress, host: str) -> None:
-    port = await free_port(address)
-    with pytest.raises(ConnectError, match="aiordma devices"):
-        await aiordma.connect(host, port)
+@pytest.mark.parametrize(
+    ("host", "error", "text"),
+    [
+        ("127.0.0.1", ConnectError, "aiordma devices"),
+        ("::1", ConnectError, "aiordma devices"),
+        ("192.0.2.7", ConnectError, r"192\.0\.2\.7"),
+        ("no-such-host.invalid", AddressError, r"no-such-host\.invalid"),
+    ],
+)
+async def test_connect_to_a_host_without_a_route_fails(
+    address: DeviceAddress, host: str, error: type[ConnectError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        await aiordma.connect(host, await free_port(address))
 
 
-async def test_connect_without_a_route_fails(address: DeviceAddress) -> None:
-    with pytest.raises(ConnectError, match=r"192\.0\.2\.7"):
-        await aiordma.connect("192.0.2.7", 7471)
-
-
-async def test_connect_to_an_unknown_name_fails(address: DeviceAddress) -> None:
-    with pytest.raises(AddressError, match=r"no-such-host\.invalid"):
-        await aiordma.connect("no-such-host.invalid", 7471)
+@pytest.mark.parametrize(
+    ("host", "error", "text"),
+    [
+        ("192.0.2.7", VerbsError, "does not have the address"),
+        ("127.0.0.1", AddressError, "no loopback"),
+        ("::1", AddressError, "no loopback"),
+        ("localhost", AddressError, "no loopback"),
+    ],
+)
+async def test_listen_on_an_address_of_no_device_fails(
+    address: DeviceAddress, host: str, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        await aiordma.listen(host, 0)
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
@@ -65,43 +75,27 @@ async def test_a_port_out_of_range_raises_value_error(address: DeviceAddress, po
         await aiordma.listen(address.host, port)
 
 
-async def test_listen_on_a_port_in_use_fails(any_address: DeviceAddress) -> None:
+async def test_listen_and_connect_on_a_port_in_use_fail(any_address: DeviceAddress) -> None:
     async with aiordma.listen(any_address.host, 0) as listener:
-        with pytest.raises(VerbsError, match="port is in use") as caught:
-            await aiordma.listen(*listener.local_address)
-        assert caught.value.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+        where = listener.local_address
+        for call in (aiordma.listen(*where), aiordma.connect(*where, local_address=where)):
+            with pytest.raises(VerbsError, match="port is in use") as caught:
+                await call
+            assert caught.value.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
     async with aiordma.listen(*listener.local_address):
         pass
 
 
 async def test_listen_on_a_port_in_use_on_all_addresses_fails(address: DeviceAddress) -> None:
     async with aiordma.listen(None, 0) as listener:
-        port = listener.local_address[1]
         with pytest.raises(VerbsError, match="port is in use"):
-            await aiordma.listen(address.host, port)
-
-
-async def test_connect_from_a_port_in_use_fails(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener:
-        with pytest.raises(VerbsError, match="port is in use"):
-            await aiordma.connect(*listener.local_address, local_address=listener.local_address)
-
-
-async def test_listen_on_an_address_of_another_machine_fails(address: DeviceAddress) -> None:
-    with pytest.raises(VerbsError, match="does not have the address"):
-        await aiordma.listen("192.0.2.7", 0)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-async def test_listen_on_loopback_fails(address: DeviceAddress, host: str) -> None:
-    with pytest.raises(AddressError, match="no loopback"):
-        await aiordma.listen(host, 0)
+            await aiordma.listen(address.host, listener.local_address[1])
 
 
 async def test_closing_a_listener_rejects_pending_requests(address: DeviceAddress) -> None:
     count = 10
     listener = await aiordma.listen(address.host, 0)
-    connecting = [loops.create_task(open_one(listener.local_address)) for _ in range(count)]
+    connecting = [loops.create_task(aiordma.connect(*listener.local_address)) for _ in range(count)]
     request = await listener.get_request()
     await loops.until(
         lambda: pending_requests(listener) == count - 1, "the other requests to arrive"
@@ -113,13 +107,9 @@ async def test_closing_a_listener_rejects_pending_requests(address: DeviceAddres
     assert {type(result) for result in results} == {Rejected}
 
 
-async def open_one(where: tuple[str, int]) -> aiordma.Connection:
-    return await aiordma.connect(*where)
-
-
 async def test_requests_beyond_the_backlog_are_rejected(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0, backlog=2) as listener:
-        connecting = [loops.create_task(open_one(listener.local_address)) for _ in range(6)]
+        connecting = [loops.create_task(aiordma.connect(*listener.local_address)) for _ in range(6)]
         await loops.until(
             lambda: sum(task.done() for task in connecting) >= 4,
             "four peers to be rejected",
@@ -147,7 +137,7 @@ async def cancel_connect(
 async def test_accept_of_a_cancelled_connect_fails_or_ends(address: DeviceAddress) -> None:
     """On iWARP the TCP connection still exists. It ends as soon as it is accepted."""
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(open_one(listener.local_address))
+        connecting = loops.create_task(aiordma.connect(*listener.local_address))
         request = await listener.get_request()
         await cancel_connect(connecting, address)
         try:
@@ -162,10 +152,10 @@ async def test_accept_of_a_cancelled_connect_fails_or_ends(address: DeviceAddres
 @pytest.mark.transport("IB")
 async def test_accept_skips_a_cancelled_connect(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        cancelled = loops.create_task(open_one(listener.local_address))
+        cancelled = loops.create_task(aiordma.connect(*listener.local_address))
         await loops.until(lambda: pending_requests(listener), "the request to arrive")
         await cancel_connect(cancelled, address)
-        waiting = loops.create_task(open_one(listener.local_address))
+        waiting = loops.create_task(aiordma.connect(*listener.local_address))
         async with (
             loops.timeout(TIME_LIMIT),
             await listener.accept() as server,
@@ -177,7 +167,7 @@ async def test_accept_skips_a_cancelled_connect(address: DeviceAddress) -> None:
 
 async def test_reject_of_a_cancelled_connect_does_not_fail(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(open_one(listener.local_address))
+        connecting = loops.create_task(aiordma.connect(*listener.local_address))
         request = await listener.get_request()
         await cancel_connect(connecting, address)
         await request.reject(b"too late")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import gc
-import signal
 
 import loops
 import pytest
-from helpers import TIME_LIMIT, connected, is_receiving, read_line, start_python
+from helpers import TIME_LIMIT, read_line, start_python
 
 import aiordma
-from aiordma import Connection, PeerClosed
+from aiordma import Connection
 from aiordma.rdmacm import DeviceAddress
 
 
@@ -54,7 +53,7 @@ async def is_free(where: tuple[str, int]) -> bool:
 
 async def test_a_dropped_request_warns_and_is_rejected(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(open_one(listener.local_address))
+        connecting = loops.create_task(aiordma.connect(*listener.local_address))
         request: aiordma.ConnectRequest | None = await listener.get_request()
         assert request is not None
         with pytest.warns(ResourceWarning, match="unclosed <AsyncCmId REQ"):  # noqa: PT031
@@ -62,17 +61,6 @@ async def test_a_dropped_request_warns_and_is_rejected(address: DeviceAddress) -
             gc.collect()
         with pytest.raises(aiordma.Rejected):
             await connecting
-
-
-async def open_one(where: tuple[str, int]) -> Connection:
-    return await aiordma.connect(*where)
-
-
-async def test_a_closed_connection_does_not_warn(address: DeviceAddress) -> None:
-    async with connected(address) as pair:
-        await pair.client.aclose()
-        del pair
-        gc.collect()
 
 
 LEAVES_ALL_OPEN = """
@@ -100,29 +88,3 @@ async def test_an_interpreter_exits_with_open_connections(address: DeviceAddress
     assert await loops.to_thread(read_line, process) == "leaving"
     assert await loops.to_thread(process.wait, TIME_LIMIT) == 0
     process.communicate()
-
-
-@pytest.mark.loops("asyncio")  # the other process is tested
-async def test_exit_of_the_peers_interpreter_ends_recv(address: DeviceAddress) -> None:
-    code = """
-import asyncio, os, signal, sys
-import aiordma
-async def main(host, port):
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, os._exit, 3)
-    connection = await aiordma.connect(host, int(port))
-    await connection.send(b"x")
-    await asyncio.Event().wait()
-asyncio.run(main(*sys.argv[1:]))
-"""
-    async with aiordma.listen(address.host, 0) as listener:
-        host, port = listener.local_address
-        process = start_python(code, host, str(port))
-        async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
-            assert await connection.recv() == b"x"
-            receiving = loops.create_task(connection.recv())
-            await loops.until(lambda: is_receiving(connection), "the task to wait for a message")
-            process.send_signal(signal.SIGUSR1)
-            with pytest.raises(PeerClosed):
-                await receiving
-        assert await loops.to_thread(process.wait, TIME_LIMIT) == 3
-        process.communicate()

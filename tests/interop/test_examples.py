@@ -1,88 +1,218 @@
-"""The examples, run as a reader of the README runs them."""
+"""The examples, run as a reader runs them. Others have a file of their own."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
 import re
-import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, TIME_LIMIT, start_python
+from example_runs import (
+    Done,
+    finish,
+    interrupt,
+    next_line,
+    run,
+    run_program,
+    running,
+    running_program,
+    serving,
+)
+from helpers import ROOT, TIME_LIMIT
+from programs import PRELOAD, running_peer
 
+import aiordma
+from aiordma import PeerClosed, Rejected
 from aiordma.rdmacm import DeviceAddress
 
 # Starting Python takes long in the lab, and other tests cover the differences between devices.
-ONE_DEVICE = pytest.mark.transport("IB")
+pytestmark = [pytest.mark.asyncio, pytest.mark.transport("IB")]
 
 
-@ONE_DEVICE
-def test_the_demo_echoes() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "demo.py")],
-        capture_output=True,
-        text=True,
-        timeout=2 * TIME_LIMIT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for expected in ("device: ", "echoed: hello", "round trip of 64 bytes: ", "echo was right"):
-        assert expected in done.stdout
-
-
-@ONE_DEVICE
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
+        ("demo", ["device: ", "echoed: hello", "round trip of 64 bytes: ", "echo was right"]),
         ("async_id", ["device: ", "received: hello from an asynchronous id", "DISCONNECTED"]),
         ("sync_id", ["no request yet", "accepted with: welcome", "hello from a synchronous id"]),
         ("endpoint", ["received: hello from an endpoint"]),
         ("migration", ["a request that a thread waited for", "that the event loop waited for"]),
     ],
 )
-def test_the_examples_of_each_kind_of_id(
-    name: str, expected: list[str], address: DeviceAddress
+async def test_an_example_prints_its_lines(
+    address: DeviceAddress, name: str, expected: list[str]
 ) -> None:
-    """Asynchronous ids, synchronous ids, endpoints, and ids that migrate."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py"), address.host],
-        capture_output=True,
-        text=True,
-        timeout=2 * TIME_LIMIT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for text in expected:
-        assert text in done.stdout
+    async with asyncio.timeout(TIME_LIMIT):
+        done = await run(name, *([] if name == "demo" else [address.host]))
+    assert (done.status, done.errors) == (0, "")
+    assert [text for text in expected if text not in done.output] == []
 
 
-@ONE_DEVICE
-def test_the_client_fails_without_a_server(address: DeviceAddress) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "echo_client.py"), address.host, "1"],
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("echo_client: ")
-    assert "rejected the connection" in done.stderr
-
-
-def test_the_programs_of_the_readme(address: DeviceAddress) -> None:
+async def test_the_programs_of_the_readme(address: DeviceAddress) -> None:
     """Run the client and the server of the README, with another address and another port."""
     client, server = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    port = "7489"
-    announce = "        print('listening', flush=True)\n        await listener.serve(echo)"
-    server = server.replace("        await listener.serve(echo)", announce)
-    server = f"import asyncio, aiordma\n{server}\nasyncio.run(main())".replace("7471", port)
-    client = client.replace("10.7.1.1", address.host).replace("7471", port)
-    server_process = start_python(server)
-    try:
-        assert server_process.stdout is not None
-        assert server_process.stdout.readline() == "listening\n"
-        output, _ = start_python(client).communicate(timeout=TIME_LIMIT)
-    finally:
-        server_process.kill()
-        server_process.communicate()
-    assert output == "b'hello'\n"
+    serve = "        await listener.serve(echo)"
+    server = server.replace(serve, f"        print('listening', flush=True)\n{serve}")
+    server = f"import asyncio, aiordma\n{server}\nasyncio.run(main())".replace("7471", "7489")
+    client = client.replace("10.7.1.1", address.host).replace("7471", "7489")
+    async with (
+        asyncio.timeout(TIME_LIMIT),
+        running_program(sys.executable, "-c", server) as process,
+    ):
+        assert await next_line(process.stdout) == "listening"
+        assert await run_program(sys.executable, "-c", client) == Done(0, "b'hello'\n", "")
+
+
+# --- echo servers and clients, on the same or on different event loops ---
+
+STREAMS = ("stream_echo_server", "stream_echo_client")
+ANYIO = "anyio_echo_server", "anyio_echo_client"
+ON_ASYNCIO, ON_TRIO = ["--backend", "asyncio"], ["--backend", "trio"]
+
+
+@pytest.mark.parametrize(
+    ("server", "client"),
+    [
+        ([STREAMS[0]], [STREAMS[1]]),
+        ([ANYIO[0], *ON_ASYNCIO], [ANYIO[1], *ON_TRIO]),
+        ([ANYIO[0], *ON_TRIO], [ANYIO[1], *ON_ASYNCIO]),
+        (["trio_echo_server"], ["echo_client"]),
+        (["echo_server"], ["trio_echo_client"]),
+    ],
+    ids=lambda words: "-".join(words),
+)
+async def test_echo_after_a_client_was_killed(
+    address: DeviceAddress, server: list[str], client: list[str]
+) -> None:
+    """One client is killed, and the next one gets its echoes. Ctrl-C ends the server."""
+    async with (
+        asyncio.timeout(3 * TIME_LIMIT),
+        serving(*server, address.host, "0") as (process, port),
+    ):
+        command = (*client, address.host, port)
+        count = 20 if client == ["trio_echo_client"] else 2000  # it has a connection for each
+        async with running(*command, *["x" * 100] * count) as killed:
+            assert await next_line(killed.stdout) == "echoed: " + "x" * 100
+        done = await run(*command, "grüße", "y" * 5000)
+        assert (done.status, done.errors) == (0, "")
+        echoed = [line for line in done.output.splitlines() if line.startswith("echoed: ")]
+        assert sorted(echoed) == ["echoed: grüße", "echoed: " + "y" * 5000]
+        assert await interrupt(process) == (0, "", "")
+
+
+async def test_a_tcp_program_and_an_idle_client_of_the_stream_server(
+    address: DeviceAddress,
+) -> None:
+    """Run rstream under librspreload, as in docs/streams.md. Ctrl-C closes the idle stream."""
+    test = ["-T", "s", "-T", "b", "-T", "v", "-S", "1000", "-C", "10", "-I", "1"]
+    async with (
+        asyncio.timeout(TIME_LIMIT),
+        serving(STREAMS[0], address.host, "0") as (server, port),
+    ):
+        async with running_peer(
+            *("rstream", "-s", address.host, "-p", port, *test), environment=PRELOAD
+        ):
+            pass
+        async with aiordma.connect_stream(address.host, int(port)) as idle:
+            await idle.send(b"hello")
+            assert await idle.receive() == b"hello"
+            assert await interrupt(server) == (0, "", "")
+            assert await idle.receive() == b""
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        ["echo_client"],
+        ["trio_echo_client"],
+        [STREAMS[1]],
+        [ANYIO[1], *ON_ASYNCIO],
+        [ANYIO[1], *ON_TRIO],
+    ],
+    ids=lambda words: "-".join(words),
+)
+async def test_a_client_fails_without_a_server(address: DeviceAddress, client: list[str]) -> None:
+    async with asyncio.timeout(TIME_LIMIT):
+        done = await run(*client, address.host, "1")
+    assert (done.status, done.output) == (1, "")
+    assert done.errors.startswith(f"{client[0]}: ")
+    assert "rejected the connection" in done.errors
+
+
+# --- the graceful service ---
+
+
+async def test_sigterm_loses_no_answer(address: DeviceAddress) -> None:
+    """The answer in progress arrives, idle connections are closed, new peers are rejected."""
+    async with (
+        asyncio.timeout(TIME_LIMIT),
+        serving("service", address.host, "0") as (process, port),
+        aiordma.connect(address.host, int(port)) as idle,
+        aiordma.connect(address.host, int(port)) as busy,
+    ):
+        await busy.send(b"work")
+        await busy.send(b"more")  # received as soon as the first is answered
+        assert await busy.recv() == hashlib.sha256(b"work").digest()
+        process.terminate()
+        with pytest.raises(PeerClosed):
+            await idle.recv()
+        assert await busy.recv() == hashlib.sha256(b"more").digest()
+        with pytest.raises(PeerClosed):
+            await busy.recv()
+        with pytest.raises(Rejected):
+            await aiordma.connect(address.host, int(port))
+        assert await finish(process) == (0, "answered 2 messages\n", "")
+
+
+@pytest.mark.parametrize("end", ["the grace period ends", "a second signal"])
+async def test_an_unfinished_answer_is_cancelled(address: DeviceAddress, end: str) -> None:
+    grace = "0.1" if end == "the grace period ends" else "3600"
+    options = ("--grace", grace, "--work", "3600")
+    async with (
+        asyncio.timeout(TIME_LIMIT),
+        serving("service", address.host, "0", *options) as (process, port),
+        aiordma.connect(address.host, int(port)) as busy,
+    ):
+        await busy.send(b"work")
+        # The service has taken the message before it accepts a later peer.
+        await (await aiordma.connect(address.host, int(port))).aclose()
+        process.terminate()
+        if end == "a second signal":
+            with contextlib.suppress(Rejected):
+                while True:  # until it handles the first one
+                    await (await aiordma.connect(address.host, int(port))).aclose()
+            process.terminate()
+        with pytest.raises((PeerClosed, aiordma.WorkRequestError)):
+            await busy.recv()
+        ended = await finish(process)
+    assert (ended.status, ended.errors) == (0, "")
+
+
+# --- multicast_chat.py, with three members in the group ---
+
+
+async def test_each_member_receives_the_lines_of_the_others(address: DeviceAddress) -> None:
+    async with asyncio.timeout(TIME_LIMIT), contextlib.AsyncExitStack() as stack:
+        chats = []
+        for name in ("ann", "bob", "eve"):
+            program = running("multicast_chat", address.host, "--name", name)
+            chats.append(await stack.enter_async_context(program))
+            assert await next_line(chats[-1].stdout) == "in the group 239.17.18.19"
+        for number, text in ((0, "ann: hello"), (1, "bob: hi ann")):
+            stdin = chats[number].stdin
+            assert stdin is not None
+            stdin.write(f"{text.partition(': ')[2]}\n".encode())
+            for other in chats[:number] + chats[number + 1 :]:
+                assert await next_line(other.stdout) == f"{address.host}: {text}"
+        for chat in chats:
+            assert await finish(chat) == (0, "", "")  # at the end of its input
+
+
+@pytest.mark.transport("IWARP")
+async def test_a_device_without_datagrams(address: DeviceAddress) -> None:
+    done = await run("multicast_chat", address.host)
+    assert done.status == 1
+    assert done.errors.startswith("multicast_chat: ")
+    assert "no datagrams" in done.errors

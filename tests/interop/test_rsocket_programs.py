@@ -1,32 +1,30 @@
-"""Byte streams with the rsocket programs rstream, riostream and rcopy of rdma-core."""
+"""Byte streams with rsocket programs of rdma-core, and with TCP programs under librspreload."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import struct
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import loops
 import pytest
 from helpers import TIME_LIMIT
-from programs import end, free_port, start, until_accepted
+from programs import PRELOAD, free_port, running_peer, until_accepted
 from streaming import pattern, receive_exactly
 
 import aiordma
-from aiordma import ByteStream, StreamOptions
+from aiordma import ByteStream, PeerClosed, StreamOptions
 from aiordma.rdmacm import DeviceAddress
 
 pytestmark = pytest.mark.asyncio
 
+DEFAULT = StreamOptions()
 SMALL = StreamOptions(send_buffer=4096, recv_buffer=4096, send_depth=16, recv_depth=16)
-# The size of rstream's first message. The bytes count up through all messages; rstream checks them.
-SYNC = 16
-RSTREAM_OPTIONS = {
-    "blocking": ["-T", "b"],
-    "small buffers": ["-T", "b", "-B", "4096"],
-    "not inline": ["-T", "b", "-i", "0"],
-}
 
 
 async def connect_when_it_listens(host: str, port: int, options: StreamOptions) -> ByteStream:
@@ -34,53 +32,78 @@ async def connect_when_it_listens(host: str, port: int, options: StreamOptions) 
     return await until_accepted(lambda: aiordma.connect_stream(host, port, options=options), port)
 
 
+@asynccontextmanager
+async def accepted_from(
+    address: DeviceAddress,
+    *command: object,
+    options: StreamOptions = DEFAULT,
+    prints: str = "",
+    environment: dict[str, str] | None = None,
+) -> AsyncIterator[tuple[ByteStream, asyncio.subprocess.Process]]:
+    """Run a program that connects. HOST and PORT in its command become those of a listener."""
+    async with (
+        asyncio.timeout(TIME_LIMIT),
+        aiordma.listen_stream(address.host, 0, options=options) as listener,
+    ):
+        host, port = listener.local_address
+        words = [str(word).replace("HOST", host).replace("PORT", str(port)) for word in command]
+        async with (
+            running_peer(*words, prints=prints, environment=environment) as process,
+            await listener.accept() as stream,
+        ):
+            yield stream, process
+
+
 def counting(nbytes: int) -> bytes:
     """Return bytes that count up, modulo 256."""
     return (bytes(range(256)) * (nbytes // 256 + 1))[:nbytes]
 
 
-@pytest.mark.parametrize("arguments", RSTREAM_OPTIONS.values(), ids=RSTREAM_OPTIONS.keys())
-async def test_rstream_connects_to_aiordma(address: DeviceAddress, arguments: list[str]) -> None:
+# --- rstream. The bytes count up through all messages; rstream checks them ---
+
+SYNC = 16
+"""The size of the first message."""
+RSTREAM = {
+    "blocking": ["-T", "b"],
+    "small buffers": ["-T", "b", "-B", "4096"],
+    "not inline": ["-T", "b", "-i", "0"],
+    "TCP under librspreload": ["-T", "s", "-T", "b"],
+}
+
+
+@pytest.mark.parametrize("name", RSTREAM)
+async def test_rstream_connects_to_aiordma(address: DeviceAddress, name: str) -> None:
     size, count, rounds = 5000, 40, 3
-    options = SMALL if "-B" in arguments else StreamOptions()
-    async with aiordma.listen_stream(address.host, 0, options=options) as listener:
-        host, port = listener.local_address
-        test = ["-S", str(size), "-C", str(count), "-I", str(rounds), "-T", "v", *arguments]
-        client = await start("rstream", "-s", host, "-p", str(port), *test)
-        try:
-            async with asyncio.timeout(TIME_LIMIT), await listener.accept() as stream:
-                for expected in (SYNC, *[size * count] * rounds):
-                    await stream.send(await receive_exactly(stream, expected))
-                assert await stream.receive() == b""
-                output, _ = await client.communicate()
-        finally:
-            await end(client)
-    assert client.returncode == 0, output.decode()
-    assert "custom" in output.decode()
+    test = ["-S", size, "-C", count, "-I", rounds, "-T", "v", *RSTREAM[name]]
+    async with accepted_from(
+        address,
+        *("rstream", "-s", "HOST", "-p", "PORT", *test),
+        options=SMALL if name == "small buffers" else DEFAULT,
+        prints="custom",
+        environment=PRELOAD if name.startswith("TCP") else None,
+    ) as (stream, _):
+        for expected in (SYNC, *[size * count] * rounds):
+            await stream.send(await receive_exactly(stream, expected))
+        assert await stream.receive() == b""
 
 
-@pytest.mark.parametrize("arguments", RSTREAM_OPTIONS.values(), ids=RSTREAM_OPTIONS.keys())
-async def test_aiordma_connects_to_rstream(address: DeviceAddress, arguments: list[str]) -> None:
+@pytest.mark.parametrize("name", [name for name in RSTREAM if not name.startswith("TCP")])
+async def test_aiordma_connects_to_rstream(address: DeviceAddress, name: str) -> None:
+    host, port = address.host, await free_port(address)
     size, count, rounds = 100_000, 3, 2
-    port = await free_port(address)
-    test = ["-S", str(size), "-C", str(count), "-I", str(rounds), "-T", "v", *arguments]
-    server = await start("rstream", "-b", address.host, "-p", port, *test)
-    options = SMALL if "-B" in arguments else StreamOptions()
+    test = ["-S", size, "-C", count, "-I", rounds, "-T", "v", *RSTREAM[name]]
     data = counting(SYNC + size * count * rounds)
-    try:
-        async with asyncio.timeout(TIME_LIMIT):
-            async with await connect_when_it_listens(address.host, int(port), options) as stream:
-                at = 0
-                for nbytes in (SYNC, *[size * count] * rounds):
-                    part = data[at : at + nbytes]
-                    at += nbytes
-                    await stream.send(part)
-                    assert await receive_exactly(stream, nbytes) == part
-            output, _ = await server.communicate()
-    finally:
-        await end(server)
-    assert server.returncode == 0, output.decode()
-    assert "custom" in output.decode()
+    async with (
+        asyncio.timeout(TIME_LIMIT),
+        running_peer("rstream", "-b", host, "-p", port, *test, prints="custom"),
+        await connect_when_it_listens(
+            host, port, SMALL if name == "small buffers" else DEFAULT
+        ) as stream,
+    ):
+        for nbytes in (SYNC, *[size * count] * rounds):
+            part, data = data[:nbytes], data[nbytes:]
+            await stream.send(part)
+            assert await receive_exactly(stream, nbytes) == part
 
 
 # --- riostream: each end writes into memory of the other, and polls the last byte of its own ---
@@ -89,7 +112,8 @@ IO_SIZE, IO_COUNT, IO_ROUNDS = 1000, 3, 2
 # riostream sets its number of mappings after it has started to listen. An earlier client gets none.
 # That is rare, however fast the machine is: the client repeats its requests at intervals.
 ATTEMPTS = 50
-IO_TEST = ["-S", str(IO_SIZE), "-C", str(IO_COUNT), "-I", str(IO_ROUNDS)]
+IO_TEST = ("-S", IO_SIZE, "-C", IO_COUNT, "-I", IO_ROUNDS)
+ONE_MAPPING = StreamOptions(mappings=1)
 
 
 def ends_with(memory: memoryview, marker: int) -> bool:
@@ -110,9 +134,8 @@ async def write_directly(stream: ByteStream, *, is_client: bool) -> None:
                 await receive_exactly(stream, SYNC)
         for marker in range(2 * IO_ROUNDS):
             if is_client == (marker % 2 == 0):
-                for _ in range(IO_COUNT - 1):
-                    await stream.iowrite(bytes(IO_SIZE - 1) + b"\xff", 0)
-                await stream.iowrite(bytes(IO_SIZE - 1) + bytes([marker]), 0)
+                for last in [255] * (IO_COUNT - 1) + [marker]:
+                    await stream.iowrite(bytes(IO_SIZE - 1) + bytes([last]), 0)
             else:
                 await loops.until(partial(ends_with, memory, marker), f"the marker {marker}")
         memory.release()
@@ -120,37 +143,26 @@ async def write_directly(stream: ByteStream, *, is_client: bool) -> None:
 
 
 async def test_riostream_connects_to_aiordma(address: DeviceAddress) -> None:
-    options = StreamOptions(mappings=1)
-    async with aiordma.listen_stream(address.host, 0, options=options) as listener:
-        host, port = listener.local_address
-        client = await start("riostream", "-s", host, "-p", str(port), *IO_TEST)
-        try:
-            async with asyncio.timeout(TIME_LIMIT):
-                await write_directly(await listener.accept(), is_client=False)
-                output, _ = await client.communicate()
-        finally:
-            await end(client)
-    assert client.returncode == 0, output.decode()
-    assert "custom" in output.decode()
+    command = ("riostream", "-s", "HOST", "-p", "PORT", *IO_TEST)
+    async with accepted_from(address, *command, options=ONE_MAPPING, prints="custom") as (
+        stream,
+        _,
+    ):
+        await write_directly(stream, is_client=False)
 
 
 async def test_aiordma_connects_to_riostream(address: DeviceAddress) -> None:
     for _ in range(ATTEMPTS):
-        port = await free_port(address)
-        server = await start("riostream", "-b", address.host, "-p", port, *IO_TEST)
-        try:
-            async with asyncio.timeout(TIME_LIMIT):
-                options = StreamOptions(mappings=1)
-                stream = await connect_when_it_listens(address.host, int(port), options)
-                async with stream:
-                    if not stream.peer_mappings:
-                        continue
-                    await write_directly(stream, is_client=True)
-                output, _ = await server.communicate()
-        finally:
-            await end(server)
-        assert server.returncode == 0, output.decode()
-        assert "custom" in output.decode()
+        host, port = address.host, await free_port(address)
+        async with (
+            asyncio.timeout(TIME_LIMIT),
+            running_peer("riostream", "-b", host, "-p", port, *IO_TEST, prints="custom") as server,
+            await connect_when_it_listens(host, port, ONE_MAPPING) as stream,
+        ):
+            if not stream.peer_mappings:
+                server.kill()
+                continue
+            await write_directly(stream, is_client=True)
         return
     pytest.fail("riostream never allowed a mapping")
 
@@ -159,45 +171,33 @@ async def test_aiordma_connects_to_riostream(address: DeviceAddress) -> None:
 
 HEADER = struct.Struct("=BBHIQ")  # version, command, length, data, id
 OPEN, CLOSE, WRITE, ANSWER = 1, 2, 3, 0x80
+CONTENT = pattern(1_000_003)
 
 
 async def test_rcopy_sends_a_file_to_aiordma(address: DeviceAddress, tmp_path: Path) -> None:
-    content = pattern(1_000_003)
-    (tmp_path / "source").write_bytes(content)
-    async with aiordma.listen_stream(address.host, 0) as listener:
-        host, port = listener.local_address
-        client = await start("rcopy", str(tmp_path / "source"), f"{host}:copy", "-p", str(port))
-        try:
-            async with asyncio.timeout(TIME_LIMIT), await listener.accept() as stream:
-                commands = []
-                while header := await stream.receive(1):
-                    header += await receive_exactly(stream, HEADER.size - 1)
-                    _, command, length, _, _ = HEADER.unpack(header)
-                    body = await receive_exactly(stream, length - HEADER.size)
-                    commands.append(command)
-                    if command == OPEN:
-                        assert body.rstrip(b"\0") == b"copy"
-                    if command == WRITE:
-                        assert await receive_exactly(stream, len(content)) == content
-                    await stream.send(HEADER.pack(0, command | ANSWER, HEADER.size, 0, 0))
-            output, _ = await client.communicate()
-        finally:
-            await end(client)
+    (tmp_path / "source").write_bytes(CONTENT)
+    commands = []
+    async with accepted_from(address, "rcopy", tmp_path / "source", "HOST:copy", "-p", "PORT") as (
+        stream,
+        _,
+    ):
+        while header := await stream.receive(1):
+            header += await receive_exactly(stream, HEADER.size - 1)
+            _, command, length, _, _ = HEADER.unpack(header)
+            body = await receive_exactly(stream, length - HEADER.size)
+            commands.append(command)
+            if command == OPEN:
+                assert body.rstrip(b"\0") == b"copy"
+            if command == WRITE:
+                assert await receive_exactly(stream, len(CONTENT)) == CONTENT
+            await stream.send(HEADER.pack(0, command | ANSWER, HEADER.size, 0, 0))
     assert commands == [OPEN, WRITE, CLOSE]
-    assert client.returncode == 0, output.decode()
 
 
 async def test_aiordma_sends_a_file_to_rcopy(address: DeviceAddress, tmp_path: Path) -> None:
-    content = pattern(1_000_003)
-    port = await free_port(address)
-    server = await start("rcopy", "-p", port)
-    target = tmp_path / "copy"
-    path = str(target).encode() + b"\0"
-    try:
-        async with (
-            asyncio.timeout(TIME_LIMIT),
-            await connect_when_it_listens(address.host, int(port), StreamOptions()) as stream,
-        ):
+    port, target = await free_port(address), tmp_path / "copy"
+    async with asyncio.timeout(TIME_LIMIT), running_peer("rcopy", "-p", port) as server:
+        async with await connect_when_it_listens(address.host, port, DEFAULT) as stream:
 
             async def ask(command: int, data: int, body: bytes, more: bytes = b"") -> None:
                 length = HEADER.size + len(body)
@@ -205,9 +205,94 @@ async def test_aiordma_sends_a_file_to_rcopy(address: DeviceAddress, tmp_path: P
                 answer = HEADER.unpack(await receive_exactly(stream, HEADER.size))
                 assert (answer[1], answer[3]) == (command | ANSWER, 0)
 
-            await ask(OPEN, 0o600, path)
-            await ask(WRITE, 0, struct.pack("=Q", len(content)), content)
+            await ask(OPEN, 0o600, str(target).encode() + b"\0")
+            await ask(WRITE, 0, struct.pack("=Q", len(CONTENT)), CONTENT)
             await ask(CLOSE, 0, b"")
-        assert target.read_bytes() == content
-    finally:
-        await end(server)
+        server.kill()  # it serves for ever
+    assert target.read_bytes() == CONTENT
+
+
+# --- tcp_program.c under librspreload. With 0 bytes it sends "hello", and never receives ---
+
+NBYTES = 2_000_000
+DATA = pattern(NBYTES)
+Connected = Callable[
+    [DeviceAddress, Path, int],
+    AbstractAsyncContextManager[tuple[ByteStream, asyncio.subprocess.Process]],
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile tcp_program.c. Return the path of the program."""
+    target = tmp_path_factory.mktemp("program") / "tcp_program"
+    source = Path(__file__).with_name("tcp_program.c")
+    subprocess.run(["gcc", "-pthread", "-o", target, source], check=True)
+    return target
+
+
+async def exchange(stream: ByteStream) -> None:
+    """Send and receive DATA at the same time, as the program does."""
+
+    async def send() -> None:
+        for start in range(0, NBYTES, 200_000):
+            await stream.send(DATA[start : start + 200_000])
+        await stream.send_eof()
+
+    sending, digest = asyncio.create_task(send()), hashlib.sha256()
+    async for part in stream:
+        digest.update(part)
+    await sending
+    assert digest.digest() == hashlib.sha256(DATA).digest()
+
+
+async def kill_and_check(stream: ByteStream, program: asyncio.subprocess.Process) -> None:
+    """Kill the program while send() waits because the program's buffer is full."""
+    assert await stream.receive() == b"hello"
+    sending = asyncio.create_task(stream.send(bytes(NBYTES)))
+    receiving = asyncio.create_task(stream.receive())
+    protocol = stream._core.data_path.protocol
+    await loops.until(lambda: not protocol.room, "the program's buffer to be full")
+    assert not sending.done()
+    program.kill()
+    ends = await asyncio.gather(sending, receiving, return_exceptions=True)
+    assert [type(end) for end in ends] == [PeerClosed, PeerClosed]
+
+
+@asynccontextmanager
+async def connected_to_server(
+    address: DeviceAddress, program: Path, nbytes: int
+) -> AsyncIterator[tuple[ByteStream, asyncio.subprocess.Process]]:
+    host, port = address.host, await free_port(address)
+    command = (program, "listen", host, port, nbytes)
+    async with (
+        asyncio.timeout(TIME_LIMIT),
+        running_peer(*command, prints=f"{nbytes} bytes", environment=PRELOAD) as server,
+        await connect_when_it_listens(host, port, DEFAULT) as stream,
+    ):
+        yield stream, server
+
+
+def connected_to_client(
+    address: DeviceAddress, program: Path, nbytes: int
+) -> AbstractAsyncContextManager[tuple[ByteStream, asyncio.subprocess.Process]]:
+    command = (program, "connect", "HOST", "PORT", nbytes)
+    return accepted_from(address, *command, prints=f"{nbytes} bytes", environment=PRELOAD)
+
+
+@pytest.mark.parametrize("connected", [connected_to_server, connected_to_client])
+async def test_tcp_program_exchanges_data(
+    address: DeviceAddress, program: Path, connected: Connected
+) -> None:
+    async with connected(address, program, NBYTES) as (stream, _):
+        await exchange(stream)
+
+
+@pytest.mark.parametrize("connected", [connected_to_server, connected_to_client])
+async def test_killed_tcp_program_that_does_not_receive(
+    address: DeviceAddress, program: Path, connected: Connected
+) -> None:
+    async with connected(address, program, 0) as (stream, process):
+        if connected is connected_to_server:
+            await stream.send(b"on iWARP the connecting side sends first")
+        await kill_and_check(stream, process)

@@ -7,7 +7,7 @@ import hashlib
 import re
 
 import pytest
-from example_runs import Done, finish, interrupt, next_line, run, running
+from example_runs import Done, finish, interrupt, run, serving
 from helpers import ROOT, TIME_LIMIT
 
 from aiordma.rdmacm import DeviceAddress
@@ -16,11 +16,6 @@ PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 
 # Starting Python takes long in the lab, and other tests cover the differences between devices.
 pytestmark = pytest.mark.transport("IB")
-
-
-async def wait_until_it_listens(server: asyncio.subprocess.Process) -> None:
-    """Wait until the server listens."""
-    assert (await next_line(server.stdout)).startswith("listening")
 
 
 async def run_client(name: str, *arguments: str) -> list[str]:
@@ -34,68 +29,41 @@ async def run_client(name: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("server", "client", "arguments", "expected"),
     [
-        ("1_echo_server", "1_echo_client", [], ["b'hello'"]),
-        ("2_login_server", "2_login_client", ["bob"], ["accepted: hello bob", "bob: good morning"]),
-        ("2_login_server", "2_login_client", ["eve"], ["rejected: unknown name"]),
+        ("1_echo", "1_echo", [], ["b'hello'"]),
+        ("2_login", "2_login", ["bob"], ["accepted: hello bob", "bob: good morning"]),
+        ("2_login", "2_login", ["eve"], ["rejected: unknown name"]),
         (
-            "3_sizes_server",
-            "3_sizes_client",
-            [],
-            [
-                "0 bytes came back",
-                "64 bytes came back",
-                "65536 bytes came back",
-                "1048576 bytes came back",
-                "one byte more is too large",
-                "4 messages sent",
-            ],
+            *("3_sizes", "3_sizes", []),
+            [f"{size} bytes came back" for size in (0, 64, 65536, 1048576)]
+            + ["one byte more is too large", "4 messages sent"],
         ),
+        ("4_memory", "4_memory", [], ["the server has 4096 bytes", "read b'hello'"]),
+        ("5_slow", "6_cancel", [], ["cancelled: True", "received: b'answer to question'"]),
     ],
 )
 async def test_each_client_prints_the_lines_of_the_page(
     address: DeviceAddress, server: str, client: str, arguments: list[str], expected: list[str]
 ) -> None:
-    async with asyncio.timeout(TIME_LIMIT), running(f"tutorial/{server}") as process:
-        await wait_until_it_listens(process)
-        assert await run_client(client, address.host, *arguments) == expected
-        assert await interrupt(process) == Done(0, "", "")
+    written = "the client wrote b'goodbye'\n" if server == "4_memory" else ""
+    async with asyncio.timeout(TIME_LIMIT), serving(f"tutorial/{server}_server") as (process, _):
+        assert await run_client(f"{client}_client", address.host, *arguments) == expected
+        assert await interrupt(process) == Done(0, written, "")
     assert [line for line in expected if line not in PAGE] == []
 
 
 @pytest.mark.asyncio
-async def test_the_client_reads_and_writes_memory_of_the_server(address: DeviceAddress) -> None:
-    async with asyncio.timeout(TIME_LIMIT), running("tutorial/4_memory_server") as server:
-        await wait_until_it_listens(server)
-        lines = await run_client("4_memory_client", address.host)
-        assert lines == ["the server has 4096 bytes", "read b'hello'"]
-        assert await next_line(server.stdout) == "the client wrote b'goodbye'"
-        assert await interrupt(server) == Done(0, "", "")
-
-
-@pytest.mark.asyncio
-async def test_timeouts_and_cancelling_lose_no_message(address: DeviceAddress) -> None:
-    async with asyncio.timeout(TIME_LIMIT), running("tutorial/5_slow_server") as server:
-        await wait_until_it_listens(server)
+async def test_timeouts_lose_no_message(address: DeviceAddress) -> None:
+    async with asyncio.timeout(TIME_LIMIT), serving("tutorial/5_slow_server"):
         lines = await run_client("5_errors_client", address.host)
-        assert [line.partition(":")[0] for line in lines] == [
-            "Rejected",
-            "TimeoutError",
-            "received",
-            "PeerClosed",
-            "LocalClosed",
-        ]
-        assert lines[0] == "Rejected: status 8"
-        assert lines[2] == "received: b'answer to question'"
-        lines = await run_client("6_cancel_client", address.host)
-        assert lines == ["cancelled: True", "received: b'answer to question'"]
-        assert await interrupt(server) == Done(0, "", "")
+    errors = ["Rejected", "TimeoutError", "received", "PeerClosed", "LocalClosed"]
+    assert [line.partition(":")[0] for line in lines] == errors
+    assert (lines[0], lines[2]) == ("Rejected: status 8", "received: b'answer to question'")
 
 
 @pytest.mark.asyncio
 async def test_the_service_ends_on_sigterm(address: DeviceAddress) -> None:
     words = ["one", "two"]
-    async with asyncio.timeout(TIME_LIMIT), running("service", "--work", "0.1") as service:
-        await wait_until_it_listens(service)
+    async with asyncio.timeout(TIME_LIMIT), serving("service", "--work", "0.1") as (service, _):
         lines = await run_client("7_digest_client", address.host, *words)
         digests = [hashlib.sha256(word.encode()).hexdigest()[:16] for word in words]
         assert lines == [f"{word} {digest}" for word, digest in zip(words, digests, strict=True)]

@@ -25,6 +25,8 @@ from simulator.world import Failure, World, address_of, define, ffi, lib
 
 CONNECT_TIMEOUT = 60.0
 """Seconds until a device gives up a peer that answers no connection request."""
+ANSWER_TIMEOUT = 300.0
+"""Seconds until a device gives up a peer whose program does not answer the request."""
 TIMEWAIT = 5.0
 REJECTED_NO_LISTENER = 8
 REJECTED_BY_CONSUMER = 28
@@ -32,6 +34,7 @@ _IB_SIZES = {"request": 56, "reply": 196, "reject": 148}
 _MAX_PRIVATE_DATA = 251
 _PATH_SIZE = 72
 """The size of struct ibv_path_data."""
+_REUSE = (lib.RDMA_OPTION_ID, lib.RDMA_OPTION_ID_REUSEADDR)
 _WILDCARDS = {"0.0.0.0": 4, "::": 6}
 
 Address = tuple[str, int]
@@ -125,6 +128,8 @@ class Id:
     """The number of a queue pair that librdmacm did not make."""
     options: dict[tuple[int, int], int] = field(default_factory=dict)
     """The values of rdma_set_option(), by level and name."""
+    path: Any = None
+    """The path record of the route."""
 
     @property
     def is_datagram(self) -> bool:
@@ -147,7 +152,7 @@ class Id:
 
     def put(self, kind: int, **more: Any) -> None:
         """Add an event of this id to its channel. A request has no events until it is accepted."""
-        if self.is_destroyed or self.state == "requested":
+        if self.is_destroyed or self.state in ("requested", "removed"):
             return
         if kind in self.world.cm.held:
             self.world.cm.held[kind].append(partial(self.put, kind, **more))
@@ -297,6 +302,7 @@ class ConnectionManager:
                 resources=(resources[1], resources[0]),
             )
         )
+        self.world.after(ANSWER_TIMEOUT, partial(self._time_out, active))
 
     def passive_id(self, active: Id, listener: Id) -> Id:
         """Make the id of a request."""
@@ -318,6 +324,8 @@ class ConnectionManager:
         if active.state == "connecting":
             active.state = "failed"
             active.put(lib.RDMA_CM_EVENT_UNREACHABLE, status=-errno.ETIMEDOUT)
+            if active.peer is not None:
+                self.send(partial(self._given_up, active.peer))
 
     def rejected(self, active: Id, status: int, data: bytes) -> None:
         """Handle the arrival of a rejection."""
@@ -431,13 +439,36 @@ class ConnectionManager:
     # --- devices ---
 
     def remove_device(self, device: Device) -> None:
-        """Remove a device: all its ids get DEVICE_REMOVAL, and its calls fail."""
+        """Remove a device: all its ids get DEVICE_REMOVAL, and its calls fail.
+
+        The kernel then destroys its ids of the device, which notifies the peers.
+        """
         device.removed = True
         device.context.failure = errno.EIO
         lib.sim_wake(device.pointer.async_fd)
         for cm_id in self.world.all(Id):
             if cm_id.device is device:
                 cm_id.put(lib.RDMA_CM_EVENT_DEVICE_REMOVAL)
+                self.send(partial(self._removed, cm_id))
+
+    def _removed(self, cm_id: Id) -> None:
+        """Let the kernel destroy its part of an id. Only rdma_destroy_id() succeeds afterwards."""
+        if not cm_id.is_destroyed:
+            self.leave(cm_id)
+            cm_id.state = "removed"
+
+    def add_again(self, device: Device) -> None:
+        """Add a device that was removed. It has a new context."""
+        self.devices.append(Device(device.name, *device.hosts, iwarp=device.is_iwarp))
+
+    def set_link(self, device: Device, *, is_up: bool) -> None:
+        """Set the port of a device up or down. The connections of an iWARP device end with it."""
+        device.port_state = lib.IBV_PORT_ACTIVE if is_up else lib.IBV_PORT_DOWN
+        kind = lib.IBV_EVENT_PORT_ACTIVE if is_up else lib.IBV_EVENT_PORT_ERR
+        device.raise_event(kind, port_num=1)
+        for qp in self.world.all(QueuePair):
+            if qp.device is device and device.is_iwarp and not is_up:
+                self.world.network.terminate(qp)
 
 
 def join(active: Id, passive: Id) -> None:
@@ -466,8 +497,23 @@ def new_id(world: World, channel: Channel, port_space: int) -> Id:
     return made
 
 
+def get_id(world: World, pointer: Any) -> Id:
+    """Return the id of a C pointer.
+
+    Raises:
+        Failure: ENXIO, the device of the id was removed; EINVAL, the id does not exist.
+    """
+    cm_id = world.get(pointer, Id)
+    assert isinstance(cm_id, Id)
+    if cm_id.state == "removed":
+        raise Failure(errno.ENXIO)
+    return cm_id
+
+
 def destroy(world: World, cm_id: Id) -> None:
     """Destroy an id."""
+    if cm_id.pointer.event != ffi.NULL:
+        _ack_cm_event(world, cm_id.pointer.event)
     if cm_id.unacknowledged:
         world.violate("rdma_destroy_id() would wait for ever for an acknowledgement")
     world.remove(cm_id.pointer, Id)
@@ -484,7 +530,10 @@ def _create_event_channel(world: World) -> Any:
     if not any(not device.removed for device in world.cm.devices):
         raise Failure(errno.ENODEV)
     pointer = ffi.new("struct rdma_event_channel *")
-    pointer.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+    try:
+        pointer.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+    except OSError as error:
+        raise Failure(error.errno or errno.EMFILE) from None
     return world.add(pointer, Channel(pointer))
 
 
@@ -542,7 +591,7 @@ def _destroy_id(world: World, pointer: Any) -> None:
 
 
 def _migrate_id(world: World, pointer: Any, channel: Any) -> None:
-    cm_id, new = world.get(pointer, Id), world.get(channel, Channel)
+    cm_id, new = get_id(world, pointer), world.get(channel, Channel)
     if cm_id.unacknowledged:
         world.violate("rdma_migrate_id() would wait for ever for an acknowledgement")
     moved = cm_id.channel.remove(lambda event: event.counted is cm_id)
@@ -552,9 +601,11 @@ def _migrate_id(world: World, pointer: Any, channel: Any) -> None:
 
 
 def _set_option(world: World, pointer: Any, level: int, name: int, value: Any, size: int) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     packed = bytes(ffi.buffer(ffi.cast("char *", value), size))
     if level == lib.RDMA_OPTION_ID:
+        if name == lib.RDMA_OPTION_ID_AFONLY and cm_id.state not in ("idle", "bound"):
+            raise Failure(errno.EINVAL)
         cm_id.options[level, name] = int.from_bytes(packed, sys.byteorder)
     elif cm_id.state != "address resolved" or size % _PATH_SIZE:
         raise Failure(errno.EINVAL)
@@ -582,8 +633,8 @@ def read_address(sockaddr: Any) -> Address:
         return "", 0
     pointer = ffi.cast("char *", sockaddr)
     family, port = struct.unpack("=H2s", bytes(ffi.buffer(pointer, 4)))
-    packed = ffi.buffer(pointer + (4 if family == socket.AF_INET else 8), 16)[:]
-    host = ipaddress.ip_address(packed[:4] if family == socket.AF_INET else packed)
+    offset, length = (4, 4) if family == socket.AF_INET else (8, 16)
+    host = ipaddress.ip_address(ffi.buffer(pointer + offset, length)[:])
     return str(host), int.from_bytes(port, "big")
 
 
@@ -595,20 +646,19 @@ def _accepts_family(listener: Id, host: str) -> bool:
     return wildcard == ipaddress.ip_address(host).version
 
 
-def _check_free(cm_id: Id, address: Address) -> None:
-    """Check that an id can be bound to an address.
+def _check_free(cm_id: Id, address: Address, *, can_share: bool = True) -> None:
+    """Check that an id can be bound to an address. Ids can share it until one of them listens.
 
     Raises:
         Failure: EADDRINUSE or EADDRNOTAVAIL, the port is in use.
     """
-    reuse = (lib.RDMA_OPTION_ID, lib.RDMA_OPTION_ID_REUSEADDR)
     for other in cm_id.world.all(Id):
-        if not other.is_bound or (other.local[1], other.pointer.ps) != (
-            address[1],
-            cm_id.pointer.ps,
-        ):
+        if other is cm_id or not other.is_bound:
             continue
-        if reuse in other.options and reuse in cm_id.options and other.state != "listening":
+        if (other.local[1], other.pointer.ps) != (address[1], cm_id.pointer.ps):
+            continue
+        share = can_share and _REUSE in other.options and _REUSE in cm_id.options
+        if share and other.state != "listening":
             continue
         if other.local == address:
             raise Failure(errno.EADDRINUSE)
@@ -617,7 +667,7 @@ def _check_free(cm_id: Id, address: Address) -> None:
 
 
 def _bind_addr(world: World, pointer: Any, sockaddr: Any) -> None:
-    _bind(world, world.get(pointer, Id), read_address(sockaddr))
+    _bind(world, get_id(world, pointer), read_address(sockaddr))
 
 
 def _bind(world: World, cm_id: Id, address: Address) -> None:
@@ -638,7 +688,7 @@ def _bind(world: World, cm_id: Id, address: Address) -> None:
 
 
 def _resolve_addr(world: World, pointer: Any, source: Any, target: Any, timeout: int) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.state == "idle" and source != ffi.NULL and read_address(source)[0]:
         _bind(world, cm_id, read_address(source))
     if cm_id.state not in ("idle", "bound"):
@@ -656,12 +706,20 @@ def _resolve_addr(world: World, pointer: Any, source: Any, target: Any, timeout:
 
 
 def _address_unknown(cm_id: Id) -> None:
+    if cm_id.state == "resolving":
+        _fail_address(cm_id, errno.ETIMEDOUT)
+
+
+def _fail_address(cm_id: Id, code: int) -> None:
     cm_id.state = "bound"
-    cm_id.put(lib.RDMA_CM_EVENT_ADDR_ERROR, status=-errno.ETIMEDOUT)
+    cm_id.put(lib.RDMA_CM_EVENT_ADDR_ERROR, status=-code)
 
 
 def _address_resolved(cm_id: Id, device: Device) -> None:
-    if cm_id.is_destroyed:
+    if cm_id.state != "resolving":
+        return
+    if device.removed:
+        _fail_address(cm_id, errno.ENODEV)
         return
     cm_id.state = "address resolved"
     if not cm_id.local[1]:
@@ -674,7 +732,7 @@ def _address_resolved(cm_id: Id, device: Device) -> None:
 
 
 def _resolve_route(world: World, pointer: Any, timeout: int) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.state != "address resolved":
         raise Failure(errno.EINVAL)
     cm_id.state = "resolving route"
@@ -682,7 +740,16 @@ def _resolve_route(world: World, pointer: Any, timeout: int) -> None:
 
 
 def _route_resolved(cm_id: Id) -> None:
-    if not cm_id.is_destroyed:
+    if cm_id.state == "resolving route":
+        route = cm_id.pointer.route
+        assert cm_id.device is not None
+        if not cm_id.device.is_iwarp:
+            cm_id.path = route.path_rec = ffi.new("struct ibv_sa_path_rec[1]")
+            route.num_paths = 1
+            route.path_rec[0].sgid, route.path_rec[0].dgid = (
+                route.addr.addr.ibaddr.sgid,
+                route.addr.addr.ibaddr.dgid,
+            )
         cm_id.state = "route resolved"
         cm_id.put(lib.RDMA_CM_EVENT_ROUTE_RESOLVED)
 
@@ -714,7 +781,7 @@ def _parameters(cm_id: Id, param: Any, kind: str) -> tuple[bytes, tuple[int, int
 
 
 def _connect(world: World, pointer: Any, param: Any) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.state != "route resolved":
         raise Failure(errno.EINVAL)
     Device.of(pointer.verbs)
@@ -722,6 +789,7 @@ def _connect(world: World, pointer: Any, param: Any) -> None:
         world.datagrams.connect(cm_id, param)
         return
     data, resources = _parameters(cm_id, param, "request")
+    assert cm_id.device is not None
     if cm_id.device.is_iwarp and cm_id.remote[0] in world.cm.unreachable:
         worlds.park(CONNECT_TIMEOUT)
         raise Failure(errno.ETIMEDOUT)
@@ -732,17 +800,19 @@ def _connect(world: World, pointer: Any, param: Any) -> None:
 
 
 def _listen(world: World, pointer: Any, backlog: int) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.state == "idle":
         _bind(world, cm_id, ("0.0.0.0", 0))
     if cm_id.state != "bound":
         raise Failure(errno.EINVAL)
+    if _REUSE in cm_id.options:
+        _check_free(cm_id, cm_id.local, can_share=False)
     cm_id.state, cm_id.backlog = "listening", backlog
     world.cm.listeners.append(cm_id)
 
 
 def _accept(world: World, pointer: Any, param: Any) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.state != "requested":
         raise Failure(errno.EINVAL)
     Device.of(pointer.verbs)
@@ -758,7 +828,7 @@ def _accept(world: World, pointer: Any, param: Any) -> None:
 
 
 def _reject(world: World, pointer: Any, data: Any, length: int) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.state != "requested":
         raise Failure(errno.EINVAL)
     text = bytes(ffi.buffer(ffi.cast("char *", data), length)) if length else b""
@@ -770,14 +840,14 @@ def _reject(world: World, pointer: Any, data: Any, length: int) -> None:
 
 
 def _establish(world: World, pointer: Any) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.state != "replied" or cm_id.peer is None:
         raise Failure(errno.EINVAL)
     world.cm.establish(cm_id, cm_id.peer)
 
 
 def _notify(world: World, pointer: Any, kind: int) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.state != "accepting":
         raise Failure(errno.EISCONN)
     world.cm.lose_ready = False
@@ -785,7 +855,7 @@ def _notify(world: World, pointer: Any, kind: int) -> None:
 
 
 def _disconnect(world: World, pointer: Any) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.device is None:
         raise Failure(errno.EINVAL)
     Device.of(pointer.verbs)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from functools import partial
 from typing import Any
 
-from simulator.cm import CONNECT_TIMEOUT, Event, Id, read_address
+from simulator.cm import CONNECT_TIMEOUT, Event, Id, get_id, read_address
 from simulator.network import Network, RequestFailed
 from simulator.verbs import AddressHandle, Device, Domain, QueuePair, Request, gid_of
 from simulator.world import Failure, World, address_of, define, ffi, lib
@@ -51,9 +51,9 @@ class Datagrams:
         cm, host = self.world.cm, active.remote[0]
         if active.is_destroyed:
             return
+        timed_out = partial(self._refused, active, -errno.ETIMEDOUT, b"")
+        self.world.after(CONNECT_TIMEOUT, timed_out)
         if host in cm.unreachable or cm.device_at(host) is None:
-            timed_out = partial(self._refused, active, -errno.ETIMEDOUT, b"")
-            self.world.after(CONNECT_TIMEOUT, timed_out)
             return
         listener = cm.listener_at(active)
         if listener is None or cm.is_full(listener):
@@ -274,7 +274,7 @@ def _ah_of_sender(world: World, context: Any, port: int, wc: Any, grh: Any, attr
 
 
 def _join(world: World, pointer: Any, sockaddr: Any, context: Any) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.device is not None and cm_id.device.is_iwarp:
         raise Failure(errno.ENOSYS)
     world.datagrams.join(cm_id, read_address(sockaddr)[0], context, receives=True)
@@ -282,7 +282,7 @@ def _join(world: World, pointer: Any, sockaddr: Any, context: Any) -> None:
 
 def _join_ex(world: World, pointer: Any, attr: Any, context: Any) -> None:
     host = read_address(attr.addr)[0]
-    world.datagrams.join(world.get(pointer, Id), host, context, receives=False)
+    world.datagrams.join(get_id(world, pointer), host, context, receives=False)
 
 
 define("ibv_create_ah", _create_ah)

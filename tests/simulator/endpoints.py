@@ -15,6 +15,7 @@ from simulator.cm import (
     Channel,
     Id,
     destroy,
+    get_id,
     new_id,
     pack_address,
     read_address,
@@ -30,7 +31,7 @@ EP_TIMEOUT = 2.0
 
 
 def _create_qp(world: World, pointer: Any, pd: Any, attr: Any) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.device is None or pointer.qp != ffi.NULL:
         raise Failure(errno.EINVAL)
     context = Device.of(pointer.verbs).pointer
@@ -77,7 +78,7 @@ def _destroy_id_srq(world: World, pointer: Any) -> None:
 
 
 def _init_qp_attr(world: World, pointer: Any, attr: Any, mask: Any) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     mask[0] = lib.IBV_QP_STATE
     if cm_id.device is None or (attr.qp_state != lib.IBV_QPS_INIT and cm_id.peer is None):
         raise Failure(errno.EINVAL)
@@ -99,9 +100,7 @@ define("rdma_init_qp_attr", _init_qp_attr)
 def _check_without_qp(world: World, pointer: Any) -> Id:
     if pointer.qp != ffi.NULL:
         raise Failure(errno.EINVAL)
-    found = world.get(pointer, Id)
-    assert isinstance(found, Id)
-    return found
+    return get_id(world, pointer)
 
 
 def _set_local_ece(world: World, pointer: Any, ece: Any) -> None:
@@ -115,11 +114,12 @@ def _get_remote_ece(world: World, pointer: Any, ece: Any) -> None:
 
 
 def _reject_ece(world: World, pointer: Any, data: Any, length: int) -> None:
-    cm_id = world.get(pointer, Id)
+    cm_id = get_id(world, pointer)
     if cm_id.state != "requested":
         raise Failure(errno.EINVAL)
     cm_id.state = "rejected"
-    world.cm.send(partial(world.cm.rejected, cm_id.peer, REJECTED_ECE, b""))
+    text = bytes(ffi.buffer(ffi.cast("char *", data), length)) if length else b""
+    world.cm.send(partial(world.cm.rejected, cm_id.peer, REJECTED_ECE, text))
 
 
 define("rdma_set_local_ece", _set_local_ece)
@@ -198,13 +198,16 @@ def _getaddrinfo(world: World, node: Any, service: Any, hints: Any, out: Any) ->
     except socket.gaierror as error:
         return error.errno or -1
     pointer = ffi.new("struct rdma_addrinfo *")
-    packed = pack_address(str(address[0]).partition("%")[0], int(address[1]))
-    memory = ffi.new("char[]", packed)
-    side = "src" if passive else "dst"
-    setattr(pointer, f"ai_{side}_addr", ffi.cast("struct sockaddr *", memory))
-    setattr(pointer, f"ai_{side}_len", len(packed))
+    found = pack_address(str(address[0]).partition("%")[0], int(address[1]))
+    sides = {"src" if passive else "dst": found}
+    if hints != ffi.NULL and hints.ai_src_addr != ffi.NULL:
+        sides.setdefault("src", pack_address(*read_address(hints.ai_src_addr)))
+    memory = {side: ffi.new("char[]", packed) for side, packed in sides.items()}
+    for side, packed in sides.items():
+        setattr(pointer, f"ai_{side}_addr", ffi.cast("struct sockaddr *", memory[side]))
+        setattr(pointer, f"ai_{side}_len", len(packed))
     pointer.ai_flags = flags
-    pointer.ai_family = int.from_bytes(packed[:1], "little")
+    pointer.ai_family = int.from_bytes(found[:1], "little")
     pointer.ai_port_space = lib.RDMA_PS_TCP if hints == ffi.NULL else hints.ai_port_space
     pointer.ai_qp_type = lib.IBV_QPT_RC if hints == ffi.NULL else hints.ai_qp_type
     world.add(pointer, AddrInfo(pointer, memory))

@@ -26,13 +26,16 @@ class _Selector(selectors.BaseSelector):
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = self._selector.select(0)
         if timeout is not None and timeout <= 0:
+            self._world.spin()
             return ready
         limit = None if timeout is None else self._world.now + timeout
+        if not ready and self._world.threads.wait_readable(self._selector.fileno(), limit):
+            return self._selector.select(0)
         while not ready:
             happened = self._world.step(limit)
             ready = self._selector.select(0)
@@ -96,16 +99,23 @@ class _Clock(trio.abc.Clock, trio.abc.Instrument):
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self._has_polled = False
 
+    def before_io_wait(self, timeout: float) -> None:
+        if _run.GLOBAL_RUN_CONTEXT.runner.runq:
+            self._world.spin()
+
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """Return 0: trio only looks for readable descriptors. If it found none, go on first.
 
         If a task waits until all others wait, nothing goes on before. Trio then uses 0 itself.
         """
-        if _run.GLOBAL_RUN_CONTEXT.runner.waiting_for_idle:
+        runner: Any = _run.GLOBAL_RUN_CONTEXT.runner
+        if runner.waiting_for_idle:
             return 1.0
         self._has_polled = not self._has_polled
         if not self._has_polled:
             limit = None if deadline == float("inf") else deadline
+            if self._world.threads.wait_readable(runner.io_manager._epoll.fileno(), limit):
+                return 0.0
             happened = self._world.step(limit) or self._seen != self._world.steps
             self._seen = self._world.steps
             if happened:

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 300
-BATCH = 20
 
 
 class Mistake(NamedTuple):
@@ -37,8 +36,8 @@ MISTAKES = [
     Mistake(
         "a completion event is lost: the queue is not polled after it was armed",
         "aiordma/dispatch/loop_device.py",
-        "            queue.is_armed = True\n        if self._poll_batch(queue) >= POLL_BATCH:",
-        "            queue.is_armed = True\n            return\n"
+        "        queue.is_armed = True\n        if self._poll_batch(queue) >= POLL_BATCH:",
+        "        queue.is_armed = True\n        return\n"
         "        if self._poll_batch(queue) >= POLL_BATCH:",
     ),
     Mistake(
@@ -158,20 +157,18 @@ def find(mistake: Mistake, seeds: int) -> str | None:
         folder = Path(made)
         copy_with(mistake, folder)
         path = os.pathsep.join([str(folder / "tests"), str(folder)])
-        for first in range(0, seeds, BATCH):
-            done = subprocess.run(
-                [sys.executable, "-m", "simulator.campaign", str(first), str(BATCH)],
-                env={**os.environ, "PYTHONPATH": path, "AIORDMA_CAMPAIGN_STOP": "1"},
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                errors = re.findall(r"^(\w[\w.]*(?:Error|Stuck|status).*)$", done.stdout, re.M)
-                seed = re.search(r"seed (\d+)", done.stdout)
-                return f"seed {seed[1] if seed else '?'}: {errors[-1][:150] if errors else ''}"
-    return None
+        done = subprocess.run(
+            [sys.executable, "-m", "simulator.campaign", "0", str(seeds), "--stop"],
+            env={**os.environ, "PYTHONPATH": path},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if not done.returncode:
+        return None
+    failure = re.search(r"^(.*)\n(seed \d+) has failed", done.stdout, re.M)
+    return f"{failure[2]}: {failure[1][:150]}" if failure else done.stdout + done.stderr
 
 
 def main() -> None:

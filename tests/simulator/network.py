@@ -82,7 +82,7 @@ class Network:
             has_sends = qp.allowed != 0 and qp.pointer.sends.taken != qp.pointer.sends.posted
             if not qp.is_executing and has_sends:
                 self._schedule(qp, self.world.schedule.latency())
-            elif qp.is_flushed and qp.pointer.receives.taken != qp.pointer.receives.posted:
+            elif qp.is_flushed and not qp.device.is_iwarp:  # siw flushes no later receive
                 self._flush_receives(qp)
 
     def _schedule(self, qp: QueuePair, seconds: float) -> None:
@@ -128,6 +128,10 @@ class Network:
                 return
             result = RequestFailed(lib.IBV_WC_RNR_RETRY_EXC_ERR)
         except RequestFailed as failure:
+            if qp.device.is_iwarp and request.opcode in _WRITES:
+                self._complete(qp, request, None)  # before the peer terminates the connection
+                self.terminate(qp)
+                return
             result = failure
         qp.waiting = None
         latency = self.world.schedule.latency()
@@ -141,7 +145,7 @@ class Network:
             self.world.after(latency + self.read_delay, complete)
         else:
             self._at(qp, latency, complete)
-        self._schedule(qp, self.world.schedule.latency())
+        self._schedule(qp, self.world.schedule.gap())
 
     def _at(self, qp: QueuePair, latency: float, action: partial[None]) -> None:
         """Make an action happen after this time, and after the earlier completions of the queue."""

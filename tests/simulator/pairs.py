@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
+import helpers
 import loops
 
-import aiordma
 from aiordma import Connection, ConnectionOptions, Listener
 from aiordma.enums import SendFlags
 from aiordma.messages.message_data_path import MessageDataPath
@@ -140,17 +139,8 @@ async def connected(
     far: ConnectionOptions = DEFAULT,
 ) -> AsyncIterator[Pair]:
     """Connect a pair. Both sides have their connection established in the block."""
-    async with aiordma.listen(simulation.far.host, PORT, options=far) as listener:
-        accepting: Any = loops.create_task(listener.accept())
-        client = await aiordma.connect(simulation.far.host, PORT, options=near)
-        server = await accepting
+    async with helpers.connected(simulation.far, near, far, PORT) as pair:
         if simulation.near.is_iwarp:  # the accepting side waits for a message
-            await client.send(b"first")
-            assert await server.recv() == b"first"
-        try:
-            yield Pair(End(simulation, client), End(simulation, server), listener)
-        finally:
-            client.abort()
-            server.abort()
-            await client.aclose()
-            await server.aclose()
+            await pair.client.send(b"first")
+            assert await pair.server.recv() == b"first"
+        yield Pair(End(simulation, pair.client), End(simulation, pair.server), pair.listener)

@@ -87,15 +87,6 @@ class Queues:
         for queue in self._queues.values():
             queue.refusal, queue.refusal_errno = result, code
 
-    def block_posts(self, on: bool) -> None:
-        """Let the threads that post wait, or continue."""
-        lib.sim_hold_posts(on)
-
-    @property
-    def blocked_posts(self) -> int:
-        """The number of threads that wait in block_posts()."""
-        return int(lib.sim_held_posts())
-
     @property
     def calls(self) -> int:
         """The number of calls of ibv_post_send()."""

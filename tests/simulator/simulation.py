@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest import mock
 
+from simulator import loops as simulated_loops
 from simulator import world as worlds
 from simulator.cm import Channel, ConnectionManager, Event, Id
 from simulator.datagrams import Datagrams
@@ -28,12 +29,18 @@ from simulator.verbs import (
 from simulator.verbs import (
     Channel as CompletionChannel,
 )
-from simulator.world import RandomSchedule, World
+from simulator.world import RandomSchedule, Schedule, World
 
 # isort: split
+import loops
+
 from aiordma.cm import establishing
 from aiordma.dispatch import cm_events
+from aiordma.loop.current import running_loop
+from aiordma.loop.workers import run_in_worker
 from aiordma.rdmacm import SocketAddress, parse_address
+from aiordma.rdmacm import devices as rdma_devices
+from aiordma.rdmacm.contexts import device_contexts
 
 T = TypeVar("T")
 
@@ -44,17 +51,27 @@ _KINDS = (
 
 
 class Simulation:
-    """Two connected devices of a kind, and one program that has both.
+    """Two devices, and one program that has both. Devices of one kind are connected.
 
     run() runs the program. Afterwards nothing may be left of what it has made.
     """
 
-    def __init__(self, *, seed: int | None = None, iwarp: bool = False) -> None:
-        schedule = None if seed is None else RandomSchedule(random.Random(seed))
+    def __init__(
+        self,
+        *,
+        seed: int | None = None,
+        iwarp: bool = False,
+        schedule: Schedule | None = None,
+        devices: tuple[Device, Device] | None = None,
+    ) -> None:
+        if seed is not None:
+            schedule = RandomSchedule(random.Random(seed))
         self.world = World(schedule)
         self.network = Network(self.world)
-        self.near = Device("sim0", "10.0.0.1", "fd00::1", iwarp=iwarp)
-        self.far = Device("sim1", "10.0.0.2", "fd00::2", iwarp=iwarp)
+        self.near, self.far = devices or (
+            Device("sim0", "10.0.0.1", "fd00::1", iwarp=iwarp),
+            Device("sim1", "10.0.0.2", "fd00::2", iwarp=iwarp),
+        )
         self.cm = ConnectionManager(self.world, [self.near, self.far])
         self.datagrams = Datagrams(self.world, self.network)
         self.names: dict[str, list[str]] = {}
@@ -66,24 +83,23 @@ class Simulation:
         Raises:
             AssertionError: the program has done what it must not do, or left something behind.
         """
-        from simulator import loops
         from simulator.threads import simulated_threads
 
         worlds.enter(self.world)
         gc.freeze()  # so that collecting garbage examines only what this program makes
         try:
-            with self._machine(), simulated_threads(self.world) as threads:
-                result = loops.run(self.world, kind, body)
-                gc.collect()
+            with simulated_threads(self.world) as threads, self._machine():
+                result = simulated_loops.run(self.world, kind, body)
                 for _ in range(2):  # these calls can submit jobs, and jobs such calls
-                    for loop, call in threads.guarded:
-                        if loop.is_closed():
-                            call.run()
+                    threads.make_guarded_calls()
+                    gc.collect()
                     self.world.settle(60.0)
                 assert not threads.alive, f"{threads.alive} jobs of worker threads are not done"
         finally:
             gc.unfreeze()
             worlds.enter(None)
+            for device in self.cm.devices:
+                device.close()
         self.cm.free_default_domains()
         self.check()
         return result
@@ -96,20 +112,39 @@ class Simulation:
     def _machine(self) -> Iterator[None]:
         """Let the program see a machine with the addresses of the devices and with `names`."""
 
-        def resolve(host: str, port: Any, **more: Any) -> list[tuple[Any, ...]]:
+        real = socket.getaddrinfo
+
+        def resolve(host: str | None, port: Any, *args: Any, **more: Any) -> list[tuple[Any, ...]]:
             self.world.calls.enter("getaddrinfo")
-            if host not in self.names:
-                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-            return [_resolved(numeric, port) for numeric in self.names[host]]
+            if host in self.names:
+                return [_resolved(numeric, port) for numeric in self.names[host]]
+            return real(host, port, flags=socket.AI_NUMERICHOST)
 
         def interfaces() -> list[tuple[str, SocketAddress]]:
             hosts = [host for device in self.cm.devices for host in device.hosts]
             return [("eth0", parse_address(host)) for host in hosts]
 
+        def run(kind: str, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
+            return simulated_loops.run(self.world, kind, lambda: loops.in_nursery(body))
+
+        async def to_thread(function: Callable[..., T], *arguments: Any) -> T:
+            return await run_in_worker(running_loop(), lambda: function(*arguments))
+
         with (
+            mock.patch.multiple(
+                loops,
+                run=run,
+                to_thread=to_thread,
+                block=self.world.settle,
+                block_until=lambda condition, what: self.world.threads.wait_until(condition),
+            ),
+            mock.patch.multiple(
+                device_contexts, _lists=[], _devices={}, _removed=set(), _detached=set()
+            ),
             mock.patch.object(socket, "getaddrinfo", resolve),
             mock.patch.object(cm_events, "_initialised", False),
             mock.patch.object(establishing, "interface_addresses", interfaces),
+            mock.patch.object(rdma_devices, "interface_addresses", interfaces),
         ):
             yield
 

@@ -11,6 +11,7 @@ import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -31,17 +32,21 @@ class Threads:
         self._world = world
         self._local = threading.local()
         self._returned = threading.Semaphore(0)
-        self._waiting: list[tuple[Callable[[], bool], _Thread]] = []
+        self._waiting: list[tuple[Callable[[], object], _Thread]] = []
         self.alive = 0
         """The number of jobs that are not done."""
-        self.guarded: list[tuple[Any, Any]] = []
-        """Thread-safe calls that must be made even if their loop is closed."""
+        self._guarded: list[tuple[Any, Any]] = []
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run a job in a thread, at a time of the schedule."""
         thread = _Thread(self, job)
         self.alive += 1
         self._world.after(self._world.schedule.start(), thread.resume)
+
+    @property
+    def is_worker(self) -> bool:
+        """True in a worker thread."""
+        return getattr(self._local, "thread", None) is not None
 
     def park(self, seconds: float) -> None:
         """Let the current thread wait in a call. Return at once if it is no worker thread."""
@@ -50,7 +55,7 @@ class Threads:
             self._world.after(seconds, thread.resume)
             thread.wait()
 
-    def wait_until(self, is_over: Callable[[], bool]) -> None:
+    def wait_until(self, is_over: Callable[[], object]) -> None:
         """Let the current thread wait for a condition.
 
         The loop's thread blocks: nothing but the world and the worker threads goes on.
@@ -62,6 +67,29 @@ class Threads:
                 thread.wait()
             elif not self._world.step(None):
                 raise Stuck("the thread of the loop waits for a lock that no thread releases")
+
+    def wait_readable(self, fd: int, limit: float | None) -> bool:
+        """Let the current worker thread wait for a descriptor, or until the time `limit`.
+
+        Return False at once if it is no worker thread.
+        """
+        if not self.is_worker:
+            return False
+        if limit is not None:
+            self._world.at(limit, lambda: None)
+        self.wait_until(lambda: _readable([fd]) or self._world.now >= (limit or inf))
+        return True
+
+    def make_guarded_calls(self) -> None:
+        """Make the thread-safe calls of closed loops, as the watching thread does."""
+        for loop, call in self._guarded:
+            if loop.is_closed():
+                call.run()
+        self._guarded = [entry for entry in self._guarded if not entry[1].is_claimed]
+
+    def guard(self, loop: Any, call: Any) -> None:
+        """Make a thread-safe call even if its loop is closed."""
+        self._guarded.append((loop, call))
 
     def resume_waiting(self) -> bool:
         """Resume the threads whose condition has become true. Return True if there were any."""
@@ -167,7 +195,7 @@ def _readable(fds: list[int]) -> bool:
 @contextmanager
 def simulated_threads(world: World) -> Iterator[Threads]:
     """Let aiordma use the threads of `world` instead of its own during the block."""
-    threads = Threads(world)
+    world.threads = threads = Threads(world)
     world.before_step.append(threads.resume_waiting)
 
     def wait_readable(waiting: Any, *fds: int) -> bool:
@@ -184,7 +212,7 @@ def simulated_threads(world: World) -> Iterator[Threads]:
             (
                 threadsafe_call._Watcher,
                 "watch",
-                lambda watcher, loop, once: threads.guarded.append((loop, once)),
+                lambda watcher, loop, once: threads.guard(loop, once),
             ),
             (interrupt.Interrupt, "wait_readable", wait_readable),
             (worlds, "park", threads.park),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import itertools
+import os
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,11 @@ class Device:
         self.context = lib.sim_new_context(name.encode(), transport)
         self.pointer = lib.sim_ibv_context(self.context)
         _devices[address_of(self.pointer)] = self
+
+    def close(self) -> None:
+        """Close the descriptors. No program uses the device any more."""
+        os.close(self.pointer.async_fd)
+        os.close(self.pointer.cmd_fd)
 
     @classmethod
     def of(cls, context: Any) -> Device:
@@ -262,6 +268,15 @@ class QueuePair:
             and not peer.device.removed
         )
 
+    def keys_in_use(self) -> set[int]:
+        """Return the keys of the memory that the posted requests use."""
+        keys = {key for request in self.in_flight for _, _, key in request.segments}
+        for queue in (self.pointer.sends, self.pointer.receive_queue):
+            for index in range(queue.taken, queue.posted):
+                entry = queue.ring[index % queue.capacity]
+                keys.update(entry.sge[number].lkey for number in range(entry.num_sge))
+        return keys
+
     def take_receive(self) -> Request | None:
         """Take the oldest receive; None if there is none."""
         queue = self.pointer.receive_queue
@@ -350,15 +365,18 @@ def _reg_mr(world: World, pd: Any, addr: Any, length: int, iova: int, access: in
     return world.add(pointer, region)
 
 
+def _no_dmabuf(world: World, *arguments: Any) -> None:
+    raise Failure(errno.EOPNOTSUPP)
+
+
 def _dereg_mr(world: World, mr: Any) -> None:
     region = world.get(mr, Region)
     if region.windows:
         raise Failure(errno.EBUSY)
     world.remove(mr, Region)
     del world.keys[region.key]
-    for qp in world.all(QueuePair):
-        if any(key == region.key for request in qp.in_flight for _, _, key in request.segments):
-            world.violate("memory was deregistered while a request used it")
+    if any(region.key in qp.keys_in_use() for qp in world.all(QueuePair)):
+        world.violate("memory was deregistered while a request used it")
 
 
 def _alloc_mw(world: World, pd: Any, kind: int) -> Any:
@@ -386,6 +404,7 @@ define(
     lambda world, pd, addr, length, access: _reg_mr(world, pd, addr, length, 0, access),
 )
 define("ibv_reg_mr_iova2", _reg_mr)
+define("ibv_reg_dmabuf_mr", _no_dmabuf)
 define("ibv_dereg_mr", _dereg_mr)
 define("ibv_alloc_mw", _alloc_mw)
 define("ibv_dealloc_mw", _dealloc_mw)

@@ -28,9 +28,6 @@ lib: Any = _module.lib
 LATENCY = 10e-6
 """Seconds that a message takes, if the schedule does not decide otherwise."""
 
-SLOWNESS = 1e-3
-"""The longest time in seconds that a slow loop needs to notice an event."""
-
 
 class Failure(Exception):
     """A failure of a simulated call, with its errno."""
@@ -44,12 +41,23 @@ class Stuck(BaseException):
     """The program waits, and nothing will ever happen."""
 
 
+SPINS = 100
+"""The iterations of a loop that do not wait, and take no time."""
+
+
 class Schedule:
     """The moments of events: all take LATENCY. See RandomSchedule for those of a seed."""
+
+    slowness = 1e-3
+    """The longest time in seconds that a slow loop needs to notice an event."""
 
     def latency(self) -> float:
         """Return the seconds that a message takes."""
         return LATENCY
+
+    def gap(self) -> float:
+        """Return the seconds between the execution of two requests of a queue."""
+        return self.latency()
 
     def is_late(self) -> bool:
         """Return True if a completion comes after the program has polled, and before it arms."""
@@ -65,6 +73,10 @@ class Schedule:
 
     def call(self, name: str) -> float:
         """Return the seconds that a call of a worker thread takes."""
+        return 0.0
+
+    def answer(self, name: str) -> float:
+        """Return the seconds after which a call of a worker thread returns what it has done."""
         return 0.0
 
 
@@ -88,6 +100,24 @@ class RandomSchedule(Schedule):
 
     def call(self, name: str) -> float:
         return self._chance.choice((0.0, 0.0, 0.0, LATENCY, 1e-3, 0.05))
+
+    def answer(self, name: str) -> float:
+        return self.call(name)
+
+
+class LabSchedule(Schedule):
+    """Moments as in the lab. The loop sees everything at once that happens at one moment."""
+
+    slowness = 0.0
+
+    def latency(self) -> float:
+        return 1e-3
+
+    def gap(self) -> float:
+        return 0.0
+
+    def is_slow(self) -> bool:
+        return True
 
 
 class SlowCalls(Schedule):
@@ -164,6 +194,8 @@ class World:
         True if a thread of the program has run meanwhile."""
         self.steps = 0
         """The number of events that have happened."""
+        self.threads: Any = None
+        self._spins = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
@@ -182,6 +214,7 @@ class World:
 
         Return False if there is none before the time `limit`. The clock is then at `limit`.
         """
+        self._spins = 0
         if any(start() for start in self.before_step):
             return True
         if self._events and (limit is None or self._events[0][0] <= limit):
@@ -194,9 +227,19 @@ class World:
             self.now = max(self.now, limit)
         return False
 
+    def spin(self) -> None:
+        """Note that the loop goes on without waiting. After SPINS times, each takes LATENCY."""
+        self._spins += 1
+        if self._spins > SPINS:
+            if self.threads.is_worker:
+                self.threads.park(LATENCY)
+            else:
+                self.step(self.now + LATENCY)
+            self._spins = SPINS
+
     def overtake(self) -> None:
         """Let further events happen before the loop handles those that have happened."""
-        while self.schedule.is_slow() and self.step(self.now + SLOWNESS):
+        while self.schedule.is_slow() and self.step(self.now + self.schedule.slowness):
             pass
 
     def settle(self, seconds: float = 1.0) -> None:
@@ -307,7 +350,7 @@ def define(name: str, function: Callable[..., Any]) -> None:
             before, after = world.calls.delays.get(name, (0.0, 0.0))
             park(world.schedule.call(name) + before)
             value = function(world, *arguments)
-            park(after)
+            park(world.schedule.answer(name) + after)
         except Failure as failure:
             ffi.errno = failure.errno
             return failed(failure.errno)

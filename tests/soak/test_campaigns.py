@@ -116,22 +116,3 @@ async def test_peers_killed_at_random_moments(
             async with asyncio.timeout(TIME_LIMIT):
                 await serving
     assert figures["messages"]
-
-
-async def test_many_connections_one_after_another(
-    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Connect, exchange one message, close; again and again."""
-    figures: Counter[str] = Counter()
-    with capsys.disabled():
-        async with aiordma.listen(address.host, 0, options=SMALL) as listener:
-            serving = asyncio.create_task(listener.serve(echo))
-            for number in until_time_is_up(f"connections on {address.device}", figures):
-                async with asyncio.timeout(TIME_LIMIT):
-                    async with aiordma.connect(*listener.local_address, options=SMALL) as peer:
-                        await peer.send(b"%d" % number)
-                        assert await peer.recv() == b"%d" % number
-                figures["connections"] += 1
-            async with asyncio.timeout(TIME_LIMIT):
-                await listener.aclose()
-                await serving

@@ -10,7 +10,8 @@ import asyncio
 import random
 import zlib
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from campaign import finish, until_time_is_up
@@ -33,6 +34,7 @@ OPTIONS = ConnectionOptions(
     send_depth=16, recv_depth=64, max_message_size=8192, initiator_depth=4, responder_resources=4
 )
 SHARED = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
+NO_ACCESS = AccessFlags(0)
 PATTERN_BYTE = 0xAA
 AREA = 8192
 # iWARP has no flow control: this is the limit of messages sent and not yet read.
@@ -112,69 +114,56 @@ class Workload:
                 break
             await asyncio.sleep(0.001)
 
-    async def send_copy(self) -> None:
-        await self.wait_for_window(self.near, self.far)
-        await self.near.send(seal(0, self.chance.randbytes(self.size())))
-
-    async def send_small(self) -> None:
-        await self.wait_for_window(self.near, self.far)
-        await self.near.send(seal(0, b"small"))
-
-    async def send_region(self) -> None:
-        await self.wait_for_window(self.near, self.far)
-        buffer = bytearray(seal(0, self.chance.randbytes(self.size())))
-        region = await self.near.register(buffer, AccessFlags(0))
+    @asynccontextmanager
+    async def registered(
+        self, data: bytes, access: AccessFlags = NO_ACCESS
+    ) -> AsyncIterator[tuple[MemoryRegion, bytearray]]:
+        """Register a copy of `data`. Close the region after the block, and reuse the memory."""
+        buffer = bytearray(data)
+        region = await self.near.register(buffer, access)
         try:
-            await self.near.send(region)
+            yield region, buffer
         finally:
-            self.free(region, len(buffer))
-            del buffer
+            region.close()
+            self.freed.reuse(len(data))
 
-    async def send_pieces(self) -> None:
+    async def send(self) -> None:
+        """Send a message as a copy, from registered memory, or in pieces of both."""
         await self.wait_for_window(self.near, self.far)
-        whole = seal(0, self.chance.randbytes(self.size()))
-        middle = bytearray(whole[12:-3])
-        region = await self.near.register(middle, AccessFlags(0)) if middle else None
-        if region is None:
-            return
-        try:
-            await self.near.send([whole[:12], region, whole[-3:]])
-        finally:
-            self.free(region, len(middle))
-            del middle
+        whole = seal(0, self.chance.randbytes(self.chance.choice([4, self.size() + 3])))
+        kind = self.chance.randrange(3)
+        if kind == 0:
+            await self.near.send(whole)
+        elif kind == 1:
+            async with self.registered(whole) as (region, _):
+                await self.near.send(region)
+        else:
+            async with self.registered(whole[12:-3]) as (region, _):
+                await self.near.send([whole[:12], region, whole[-3:]])
 
     async def read(self) -> None:
         start = self.chance.randrange(AREA - 1)
         part = self.readable.remote[start : start + self.size()]
-        buffer = bytearray(len(part))
-        region = await self.near.register(buffer, SHARED)
-        try:
+        async with self.registered(bytes(len(part)), SHARED) as (region, buffer):
             await self.near.read(part, region)
-            assert buffer == self.constant[start : start + len(part)], (
-                "the read returned other bytes"
-            )
-        finally:
-            self.free(region, len(buffer))
-            del buffer
+            assert buffer == self.constant[start : start + len(part)], "other bytes were read"
 
-    async def write_region(self) -> None:
-        buffer = bytearray([7]) * self.size()
-        region = await self.near.register(buffer, AccessFlags(0))
-        try:
-            await self.near.write(region, self.writable.remote)
-        finally:
-            self.free(region, len(buffer))
-            del buffer
+    async def write(self) -> None:
+        """Write a copy, registered memory, or memory of the registration cache."""
+        kind, data = self.chance.randrange(3), b"\x07" * self.size()
+        if kind == 0:
+            await self.near.write(data, self.writable.remote)
+        elif kind == 1:
+            async with self.registered(data) as (region, _):
+                await self.near.write(region, self.writable.remote)
+        else:
+            with await self.cache.register(self.chance.choice(self.cached)) as cached:
+                await self.near.write(cached, self.writable.remote)
 
-    async def write_copy(self) -> None:
-        await self.near.write(b"\x07" * self.size(), self.writable.remote)
-
-    async def add(self) -> None:
+    async def use_counter(self) -> None:
         self.perhaps_added += 1
         await self.near.fetch_and_add(self.counter.remote, 1)
         self.added += 1
-
-    async def swap(self) -> None:
         await self.near.compare_and_swap(self.counter.remote, 1 << 60, 0)
 
     async def bind(self) -> None:
@@ -184,24 +173,11 @@ class Workload:
         finally:
             region.close()
 
-    async def write_from_cache(self) -> None:
-        buffer = self.chance.choice(self.cached)
-        region = await self.cache.register(buffer)
-        try:
-            await self.near.write(region, self.writable.remote)
-        finally:
-            region.close()
-
     async def deregister(self) -> None:
         buffer = bytearray(self.size())
         region = await self.near.register(buffer)
         await region.aclose()
         buffer.append(0)
-
-    def free(self, region: MemoryRegion, nbytes: int) -> None:
-        """Close a region, and reuse the memory of its buffer."""
-        region.close()
-        self.freed.reuse(nbytes)
 
     async def receive(self) -> None:
         """Receive by one of three methods. The message must be the next in order."""
@@ -239,7 +215,7 @@ class Workload:
             self.figures["written by the peer"] += 1
             await asyncio.sleep(0)
 
-    async def run(self, kinds: list[Callable[[], Awaitable[None]]]) -> None:
+    async def run(self, kinds: Sequence[Callable[[], Awaitable[None]]]) -> None:
         """Run random operations one after another, and cancel about half of them."""
         while True:
             kind = self.chance.choice(kinds)
@@ -263,21 +239,9 @@ async def one_connection(
     async with connected(address, OPTIONS, OPTIONS) as pair:
         workload = Workload(pair, chance, figures)
         await workload.prepare()
-        kinds: list[Callable[[], Awaitable[None]]] = [
-            workload.send_copy,
-            workload.send_small,
-            workload.send_region,
-            workload.send_pieces,
-            workload.read,
-        ]
-        kinds += [
-            workload.write_region,
-            workload.write_copy,
-            workload.write_from_cache,
-            workload.deregister,
-        ]
+        kinds = [workload.send, workload.read, workload.write, workload.deregister]
         if not workload.is_iwarp:
-            kinds += [workload.add, workload.swap, workload.bind]
+            kinds += [workload.use_counter, workload.bind]
         # On iWARP the accepting side can send only after it has received a message.
         await pair.client.send(seal(0, b"first"))
         consuming = asyncio.create_task(workload.consume())

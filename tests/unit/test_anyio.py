@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 
 import anyio
 import pytest
@@ -31,16 +31,14 @@ def error_classes(of: type[RdmaError] = RdmaError) -> Iterator[type[RdmaError]]:
 
 
 # Any other exception ends the stream or listener, and becomes a BrokenResourceError.
-CLOSED_OR_BUSY = {
+FROM_SENDING: dict[type[RdmaError], type[Exception]] = {
     errors.LocalClosed: ClosedResourceError,
     errors.BusyError: BusyResourceError,
 }
-FROM_RECEIVING = CLOSED_OR_BUSY | {errors.PeerClosed: EndOfStream}
-FROM_SENDING = CLOSED_OR_BUSY
+FROM_RECEIVING = FROM_SENDING | {errors.PeerClosed: EndOfStream}
 # A lack of memory or descriptors for one peer does not end the listener.
-FROM_ACCEPTING = CLOSED_OR_BUSY | {errors.VerbsError: errors.VerbsError}
+FROM_ACCEPTING = FROM_SENDING | {errors.VerbsError: errors.VerbsError}
 
-every_kind = pytest.mark.parametrize("kind", list(error_classes()))
 on_both = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 
@@ -64,107 +62,80 @@ class Failing(Connection, Listener):  # type: ignore[misc]
         return "<Failing>"
 
 
-def make_error(kind: type[RdmaError]) -> RdmaError:
-    return kind(*ARGUMENTS.get(kind, ("what happened",)))
+async def receive(fake: Failing) -> None:
+    await MessageStream(fake).receive()
 
 
-def raised_by(backend: str, call: Callable[[], Awaitable[object]]) -> Exception:
-    async def main() -> None:
-        await call()
+async def send(fake: Failing) -> None:
+    await MessageStream(fake).send(b"")
 
+
+async def accept(fake: Failing) -> None:
+    await MessageListener(fake).accept()
+
+
+async def serve(fake: Failing) -> None:
+    await MessageListener(fake).serve(anyio.sleep)  # type: ignore[arg-type]
+
+
+async def serve_in_a_given_task_group(fake: Failing) -> None:
+    async with anyio.create_task_group() as tasks:
+        await MessageListener(fake).serve(anyio.sleep, tasks)  # type: ignore[arg-type]
+
+
+Call = Callable[[Failing], Coroutine[object, None, None]]
+CALLS: dict[Call, dict[type[RdmaError], type[Exception]]] = {
+    receive: FROM_RECEIVING,
+    send: FROM_SENDING,
+    accept: FROM_ACCEPTING,
+    serve: FROM_ACCEPTING,
+    serve_in_a_given_task_group: FROM_ACCEPTING,
+}
+
+
+def raised_by(backend: str, call: Call, error: Exception) -> BaseException:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the caller checks which one
-        anyio.run(main, backend=backend)
+        anyio.run(call, Failing(error), backend=backend)
+    if call in (serve, serve_in_a_given_task_group):
+        assert isinstance(caught.value, ExceptionGroup)
+        (inner,) = caught.value.exceptions
+        return inner
     return caught.value
 
 
-def expect(caught: Exception, error: RdmaError, table: dict[type[RdmaError], type]) -> None:
-    expected = table.get(type(error), BrokenResourceError)
-    assert type(caught) is expected
-    if caught is not error:
-        assert caught.__cause__ is error
+@on_both
+@pytest.mark.parametrize("kind", list(error_classes()))
+@pytest.mark.parametrize("call", CALLS)
+def test_an_error_becomes_an_anyio_error(backend: str, kind: type[RdmaError], call: Call) -> None:
+    error = kind(*ARGUMENTS.get(kind, ("what happened",)))
+    caught = raised_by(backend, call, error)
+    assert type(caught) is CALLS[call].get(kind, BrokenResourceError)
+    assert caught is error or caught.__cause__ is error
 
 
 @on_both
-@every_kind
-def test_an_error_of_receive_becomes_an_anyio_error(backend: str, kind: type[RdmaError]) -> None:
-    error = make_error(kind)
-    caught = raised_by(backend, lambda: MessageStream(Failing(error)).receive())
-    expect(caught, error, FROM_RECEIVING)
-
-
-@on_both
-@every_kind
-def test_an_error_of_send_becomes_an_anyio_error(backend: str, kind: type[RdmaError]) -> None:
-    error = make_error(kind)
-    caught = raised_by(backend, lambda: MessageStream(Failing(error)).send(b""))
-    expect(caught, error, FROM_SENDING)
-
-
-@on_both
-@every_kind
-@pytest.mark.parametrize("how", ["accept", "serve", "serve in a given task group"])
-def test_an_error_of_accept_becomes_an_anyio_error(
-    backend: str, kind: type[RdmaError], how: str
-) -> None:
-    error = make_error(kind)
-
-    async def accept() -> None:
-        listener = MessageListener(Failing(error))
-        if how == "accept":
-            await listener.accept()
-        elif how == "serve":
-            await listener.serve(anyio.sleep)  # type: ignore[arg-type]
-        else:
-            async with anyio.create_task_group() as tasks:
-                await listener.serve(anyio.sleep, tasks)  # type: ignore[arg-type]
-
-    caught = raised_by(backend, accept)
-    if how != "accept":
-        assert isinstance(caught, ExceptionGroup)
-        (caught,) = caught.exceptions
-    expect(caught, error, FROM_ACCEPTING)
-
-
-@on_both
-@pytest.mark.parametrize("action", ["send", "receive"])
+@pytest.mark.parametrize("call", [send, receive])
 def test_an_error_that_does_not_end_the_connection_is_raised_unchanged(
-    backend: str, action: str, monkeypatch: pytest.MonkeyPatch
+    backend: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example the lack of memory for one message."""
+    """For example the lack of memory for one message, or a mistake of the caller."""
+    for error in (ValueError("too long"), BufferError("in use")):
+        assert raised_by(backend, send, error) is error
     monkeypatch.setattr(Failing, "closed", False)
-    error = errors.VerbsError(12, "ibv_reg_mr")
-
-    async def act() -> None:
-        stream = MessageStream(Failing(error))
-        await (stream.send(b"") if action == "send" else stream.receive())
-
-    assert raised_by(backend, act) is error
-    assert error.__cause__ is None
+    lack = errors.VerbsError(12, "ibv_reg_mr")
+    assert raised_by(backend, call, lack) is lack
+    assert lack.__cause__ is None
 
 
-@on_both
-@pytest.mark.parametrize("error", [ValueError("too long"), BufferError("in use")])
-def test_errors_of_the_caller_are_raised_unchanged(backend: str, error: Exception) -> None:
-    assert raised_by(backend, lambda: MessageStream(Failing(error)).send(b"")) is error
-
-
-class OneRequest(Listener):
+class OneRequest(Failing):
     """A listener with one peer, which cannot be accepted, and then none."""
 
-    def __init__(self, error: RdmaError) -> None:
-        self.error = error
-        self.requests = [self]
-
     async def get_request(self) -> OneRequest:  # type: ignore[override]
-        if not self.requests:
-            raise errors.LocalClosed("closed on this side")
-        return self.requests.pop()
+        self.get_request = self.close  # type: ignore[method-assign]
+        return self
 
-    async def accept(self, private_data: bytes = b"") -> Connection:
-        raise self.error
-
-    def __repr__(self) -> str:
-        return "<OneRequest>"
+    async def close(self) -> OneRequest:
+        raise errors.LocalClosed("closed on this side")
 
 
 @on_both
@@ -181,13 +152,10 @@ def test_a_peer_that_cannot_be_accepted_is_logged(
 ) -> None:
     caplog.set_level(logging.INFO, "aiordma")
 
-    async def handler(stream: MessageStream) -> None:
-        pytest.fail("no peer was accepted")
-
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             with pytest.raises(ClosedResourceError):
-                await MessageListener(OneRequest(error)).serve(handler, tasks)
+                await MessageListener(OneRequest(error)).serve(None, tasks)  # type: ignore[arg-type]
 
     anyio.run(main, backend=backend)
     assert [record.levelno for record in caplog.records] == [level]

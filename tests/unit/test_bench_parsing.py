@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
 from aiordma.bench import perftest, pyverbs, rdmacm_utils
 from aiordma.bench.plan import Work
+from aiordma.bench.sample import Sample
 
 RULE = "-" * 87 + "\n"
 SETUP = (
     RULE
     + "                    Send Latency Test\n"
     + " Dual-port       : OFF\t\tDevice         : rxe0\n"
-    + " TX depth        : 1\n"
     + RULE
     + " local address: LID 0000 QPN 0x0011 PSN 0xd3f4d8\n"
     + RULE
@@ -33,13 +34,11 @@ BANDWIDTH = (
     + " 65536      512              812.50             800.00\t\t   0.012800\n"
     + RULE
 )
+GIGABITS = BANDWIDTH.replace("[MB/sec]", "[Gb/sec]").replace("800.00", "8.00  ")
 CMTIME = """\
 creating id
-resolving address
-resolving route
 creating qp
 connecting
-disconnecting
 destroying id
 step              total ms     max ms     min us  us / conn
 create id    :        2.00       0.10      10.00      20.00
@@ -54,86 +53,74 @@ RSTREAM = """\
 name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer
 custom    64      1       1k      125k        0.05s      0.02      25.50
 """
+PYVERBS = json.dumps({"times": [4000, 1000, 3000, 2000], "cpu": 0.00004})
+Parse = Callable[[str], Sample]
 
 
-def test_times_of_ib_send_lat_are_doubled_to_round_trips() -> None:
-    sample = perftest.parse_latency(LATENCY)
-    assert sample.value == 23.0
+def cmtime(output: str) -> Sample:
+    return rdmacm_utils.parse_cmtime(output, 100)
+
+
+def rstream_bandwidth(output: str) -> Sample:
+    return rdmacm_utils.parse_rstream_bandwidth(output, 65536)
+
+
+@pytest.mark.parametrize(
+    ("parse", "output", "value"),
+    [
+        (perftest.parse_latency, LATENCY, 23.0),  # the times are doubled to round trips
+        (perftest.parse_bandwidth, BANDWIDTH, 838.8608),  # its megabytes are mebibytes
+        (perftest.parse_bandwidth, BANDWIDTH.replace("[MB/sec]", "[MiB/sec]"), 838.8608),
+        (perftest.parse_bandwidth, GIGABITS, 1000.0),
+        (perftest.parse_rate, BANDWIDTH, 12800.0),
+        (cmtime, CMTIME, 100 / 0.2),  # connections by the time of all steps
+        (rdmacm_utils.parse_rstream_latency, RSTREAM, 51.0),
+        (rstream_bandwidth, RSTREAM, 65536 / 25.5),
+        (pyverbs.parse, PYVERBS, 2.5),
+    ],
+)
+def test_the_value_of_an_output(parse: Parse, output: str, value: float) -> None:
+    assert parse(output).value == pytest.approx(value)
+
+
+def test_details_of_an_output() -> None:
     expected = {"min": 20.22, "50": 23.0, "99": 40.0, "99.9": 181.0, "max": 304.0}
-    assert sample.percentiles == pytest.approx(expected)
+    assert perftest.parse_latency(LATENCY).percentiles == pytest.approx(expected)
+    assert cmtime(CMTIME).details["resolve_addr_ms"] == 8.0
+    assert pyverbs.parse(PYVERBS).client_cpu == 10.0
 
 
-def test_megabytes_of_perftest_are_read_as_mebibytes() -> None:
-    assert perftest.parse_bandwidth(BANDWIDTH).value == pytest.approx(838.8608)
-    newer = BANDWIDTH.replace("[MB/sec]", "[MiB/sec]")
-    assert perftest.parse_bandwidth(newer).value == pytest.approx(838.8608)
+REJECTED = "connecting\nevent: RDMA_CM_EVENT_REJECTED, error: 8\n"
 
 
-def test_bandwidth_in_gigabits_is_recognised_by_the_header() -> None:
-    gigabits = BANDWIDTH.replace("[MB/sec]", "[Gb/sec]").replace("800.00", "8.00  ")
-    assert perftest.parse_bandwidth(gigabits).value == pytest.approx(1000.0)
+@pytest.mark.parametrize(
+    ("parse", "output", "error"),
+    [
+        (perftest.parse_latency, "", "no result line"),
+        (perftest.parse_latency, SETUP, "no result line"),
+        (perftest.parse_latency, LATENCY.partition(" 64  ")[0], "no result line"),
+        (perftest.parse_latency, "no device\n", "no result line"),
+        (cmtime, "", "no table"),
+        (cmtime, CMTIME.replace("connecting\n", REJECTED), "REJECTED"),
+        (cmtime, CMTIME.replace("creating qp\n", "failure creating qp\n"), "failure"),
+        (cmtime, CMTIME.partition("connect  ")[0], "no table"),
+        (rdmacm_utils.parse_rstream_latency, RSTREAM.partition("custom")[0], "no result line"),
+        (pyverbs.parse, "", "Expecting value"),
+    ],
+)
+def test_output_without_a_result_raises(parse: Parse, output: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        parse(output)
 
 
-def test_message_rate_is_in_messages_per_second() -> None:
-    assert perftest.parse_rate(BANDWIDTH).value == pytest.approx(12800.0)
-
-
-@pytest.mark.parametrize("output", ["", SETUP, LATENCY.partition(" 64  ")[0], "no device\n"])
-def test_perftest_output_without_a_result_raises(output: str) -> None:
-    with pytest.raises(ValueError, match="no result line"):
-        perftest.parse_latency(output)
-
-
-def test_perftest_command_lines() -> None:
+def test_command_lines() -> None:
     work = Work("bandwidth", operation="write", size=4096, count=512)
     common = ["ib_write_bw", "-R", "-F", "-d", "rxe0", "-p", "7", "-s", "4096", "-n", "512"]
     assert perftest.command(work, "rxe0", 7, None, events=False) == common
     assert perftest.command(work, "rxe0", 7, "10.7.1.1", events=True) == [*common, "-e", "10.7.1.1"]
-
-
-def test_perftest_runs_at_least_five_iterations() -> None:
     assert perftest.command(Work("rate", count=1), "rxe0", 7, None, False)[-1] == "5"
-
-
-def test_cmtime_rate_is_connections_by_the_time_of_all_steps() -> None:
-    sample = rdmacm_utils.parse_cmtime(CMTIME, 100)
-    assert sample.value == pytest.approx(100 / 0.2)
-    assert sample.details["resolve_addr_ms"] == 8.0
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        "",
-        CMTIME.replace("connecting\n", "connecting\nevent: RDMA_CM_EVENT_REJECTED, error: 8\n"),
-        CMTIME.replace("creating qp\n", "creating qp\nfailure creating qp\n"),
-        CMTIME.partition("connect  ")[0],
-    ],
-)
-def test_cmtime_output_of_a_failure_raises(output: str) -> None:
-    with pytest.raises(ValueError, match=r"REJECTED|failure|no table"):
-        rdmacm_utils.parse_cmtime(output, 100)
-
-
-def test_rstream_transfers() -> None:
-    assert rdmacm_utils.parse_rstream_latency(RSTREAM).value == 51.0
-    assert rdmacm_utils.parse_rstream_bandwidth(RSTREAM, 65536).value == pytest.approx(65536 / 25.5)
-    with pytest.raises(ValueError, match="no result line"):
-        rdmacm_utils.parse_rstream_latency(RSTREAM.partition("custom")[0])
-
-
-def test_rstream_command_lines() -> None:
-    latency = rdmacm_utils.rstream_command(Work("latency", count=9), 7, "h", is_server=True)
-    assert latency == ["rstream", "-b", "h", "-p", "7", "-S", "64", "-C", "1", "-I", "9", "-T", "b"]
-    many = rdmacm_utils.rstream_command(
-        Work("bandwidth", size=4096, count=9), 7, "h", is_server=False
-    )
-    assert many == ["rstream", "-s", "h", "-p", "7", "-S", "4096", "-C", "9", "-I", "1", "-T", "b"]
-
-
-def test_pyverbs_times_become_a_sample() -> None:
-    output = json.dumps({"times": [4000, 1000, 3000, 2000], "cpu": 0.00004})
-    sample = pyverbs.parse(output)
-    assert (sample.value, sample.client_cpu) == (2.5, 10.0)
-    with pytest.raises(ValueError, match="Expecting value"):
-        pyverbs.parse("")
+    rstream = rdmacm_utils.rstream_command
+    latency = rstream(Work("latency", count=9), 7, "h", is_server=True)
+    assert " ".join(latency) == "rstream -b h -p 7 -S 64 -C 1 -I 9 -T b"
+    many = rstream(Work("bandwidth", size=4096, count=9), 7, "h", is_server=False)
+    assert " ".join(many) == "rstream -s h -p 7 -S 4096 -C 9 -I 1 -T b"

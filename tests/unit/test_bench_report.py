@@ -1,20 +1,23 @@
-"""Samples, medians and ratios; goals; the table and the JSON; the plan and implementations."""
+"""Samples, medians and goals; the table, the JSON and the diagrams; the plan."""
 
 from __future__ import annotations
 
 import json
 import string
+from pathlib import Path
 
 import pytest
 
+from aiordma.bench.errors import BenchError
 from aiordma.bench.goals import goals
 from aiordma.bench.implementations import IMPLEMENTATIONS, reference, select
 from aiordma.bench.plan import LOOPS, OPERATIONS, PEERS, TESTS, Plan, Work
-from aiordma.bench.report import as_json
+from aiordma.bench.plot import draw_all
+from aiordma.bench.report import as_json, read_reports
 from aiordma.bench.sample import Sample, latency_sample, median_ratio, median_value, percentile
 from aiordma.bench.suite import Case, Results
 from aiordma.bench.table import as_table
-from aiordma.cli import bench
+from aiordma.cli import bench, main
 
 
 def rounds(*values: float) -> dict[int, Sample]:
@@ -31,21 +34,16 @@ IDLE = Sample(36.0, details={"latency_alone": 20.0, "latency_among": 26.0, "late
 
 def test_percentile_is_one_of_the_values() -> None:
     ordered = [float(number) for number in range(1, 101)]
-    assert [percentile(ordered, part) for part in (0.5, 0.9, 0.99, 0.999, 1.0)] == [
-        50.0,
-        90.0,
-        99.0,
-        100.0,
-        100.0,
-    ]
+    found = [percentile(ordered, part) for part in (0.5, 0.9, 0.99, 0.999, 1.0)]
+    assert found == [50.0, 90.0, 99.0, 100.0, 100.0]
     assert percentile([7.0], 0.5) == 7.0
 
 
 def test_latency_sample_is_in_microseconds() -> None:
     sample = latency_sample([5000, 1000, 3000], cpu=0.00003)
     assert sample.value == 3.0
-    assert (sample.percentiles["min"], sample.percentiles["max"]) == (1.0, 5.0)
     assert sample.client_cpu == pytest.approx(10.0)
+    assert (sample.percentiles["min"], sample.percentiles["max"]) == (1.0, 5.0)
 
 
 def test_ratio_is_the_median_of_ratios_within_rounds() -> None:
@@ -54,8 +52,7 @@ def test_ratio_is_the_median_of_ratios_within_rounds() -> None:
     assert median_ratio({3: Sample(9.0)}, rounds(1, 2, 3)) == 3.0
     assert median_ratio({4: Sample(9.0)}, rounds(1, 2, 3)) is None
     assert median_ratio(rounds(1), rounds(0)) is None
-    assert median_value(rounds(3, 1, 2)) == 2.0
-    assert median_value({}) is None
+    assert (median_value(rounds(3, 1, 2)), median_value({})) == (2.0, None)
 
 
 def test_work_and_sample_are_unpacked_as_they_were_packed() -> None:
@@ -68,54 +65,60 @@ def test_work_and_sample_are_unpacked_as_they_were_packed() -> None:
         Sample.from_json('{"port": 1}')
 
 
-def test_goal_takes_the_best_event_loop() -> None:
-    values = {
-        "aiordma asyncio busy_poll": 30.0,
-        "aiordma uvloop busy_poll": 20.0,
-        "ib_send_lat": 10.0,
-        "TCP uvloop": 40.0,
-    }
-    perftest_goal, tcp_goal = goals(Results([case(Work("latency"), values)]))
-    assert (perftest_goal.implementation, perftest_goal.reached, perftest_goal.met) == (
-        "aiordma uvloop busy_poll",
-        2.0,
-        True,
-    )
-    assert (tcp_goal.reached, tcp_goal.sign, tcp_goal.met) == (0.5, "<", False)
+BEST_LOOP = {
+    "aiordma asyncio busy_poll": 30.0,
+    "aiordma uvloop busy_poll": 20.0,
+    "ib_send_lat": 10.0,
+    "TCP uvloop": 40.0,
+}
 
 
-def test_goals_of_rates_are_lower_bounds() -> None:
-    works = [
-        (Work("rate"), "ib_send_bw", 50.0),
-        (Work("bandwidth", operation="read", size=65536), "ib_read_bw", 94.0),
-        (Work("connections"), "cmtime", 49.0),
-    ]
-    cases = [case(work, {"aiordma asyncio": value, other: 100.0}) for work, other, value in works]
-    assert [goal.met for goal in goals(Results(cases))] == [True, False, False]
-
-
-def test_goals_of_idle_connections() -> None:
-    memory, slower = goals(Results([Case(Work("idle"), {"aiordma asyncio": {1: IDLE}})]))
-    assert (memory.reached, memory.met) == (36.0, True)
-    assert (slower.reached, slower.met) == (1.3, False)
-
-
-def test_goal_without_the_other_implementation_is_left_out() -> None:
-    works = [Work("latency"), Work("latency", size=4096), Work("rate")]
-    results = Results([case(work, {"aiordma asyncio": 1.0}) for work in works])
-    assert goals(results) == []
+@pytest.mark.parametrize(
+    ("cases", "reached", "met"),
+    [
+        ([case(Work("latency"), BEST_LOOP)], [2.0, 0.5], [True, False]),
+        ([Case(Work("idle"), {"aiordma asyncio": {1: IDLE}})], [36.0, 1.3], [True, False]),
+        (
+            [
+                case(work, {"aiordma asyncio": value, other: 100.0})
+                for work, other, value in [
+                    (Work("rate"), "ib_send_bw", 50.0),
+                    (Work("bandwidth", operation="read", size=65536), "ib_read_bw", 94.0),
+                    (Work("connections"), "cmtime", 49.0),
+                ]
+            ],
+            [0.5, 0.94, 0.49],
+            [True, False, False],
+        ),
+        (  # there is no other implementation to compare with
+            [
+                case(work, {"aiordma asyncio": 1.0})
+                for work in (Work("latency"), Work("latency", size=4096), Work("rate"))
+            ],
+            [],
+            [],
+        ),
+    ],
+)
+def test_goals_are_reached_or_not(cases: list[Case], reached: list[float], met: list[bool]) -> None:
+    found = goals(Results(cases))
+    assert ([goal.reached for goal in found], [goal.met for goal in found]) == (reached, met)
+    if cases[0].work == Work("latency") and found:
+        assert found[0].implementation == "aiordma uvloop busy_poll"
+        assert found[1].sign == "<"
 
 
 # --- the report ---
 
 
 def small_results() -> Results:
+    whole = {"min": 1.0, "50": 2.0, "90": 40.0, "99": 50.0, "99.9": 60.0, "max": 70.0}
     lat = Case(
         Work("latency"),
         {
             "aiordma asyncio": {
-                1: Sample(30.0, {"90": 40.0, "99": 50.0, "99.9": 60.0}, 12.0, 13.0),
-                2: Sample(32.0, {"90": 44.0, "99": 50.0, "99.9": 60.0}, 12.0, 13.0),
+                1: Sample(30.0, whole, 12.0, 13.0),
+                2: Sample(32.0, {**whole, "90": 44.0}, 12.0, 13.0),
             },
             "ib_send_lat -e": rounds(15.0, 16.0),
             "ib_send_lat": {1: Sample(10.0, {"99": 11.0}), 2: Sample(10.0, {"99": 12.0})},
@@ -151,18 +154,12 @@ goals
 not installed: cmtime, rstream; install rdmacm-utils"""
 
 
-def test_table_of_small_results() -> None:
+def test_table_of_results() -> None:
     assert as_table(small_results()) == TABLE
-
-
-def test_table_of_no_results_is_empty() -> None:
     assert as_table(Results()) == ""
-
-
-def test_table_of_a_case_in_which_all_failed() -> None:
     failed = Case(Work("connections", count=9), failures={"cmtime": "no device"})
-    title = "connections: 9, 32 at once"
-    assert as_table(Results([failed])) == f"{title}\n  cmtime: failed: no device"
+    table = "connections: 9, 32 at once\n  cmtime: failed: no device"
+    assert as_table(Results([failed])) == table
 
 
 def test_json_has_every_sample() -> None:
@@ -170,11 +167,8 @@ def test_json_has_every_sample() -> None:
     found = json.loads(json.dumps(whole))
     assert (found["schema"], found["rounds"], found["machine"]) == (1, 2, {"cpus": 2})
     latency, idle = found["cases"]
-    assert (latency["key"], latency["unit"], latency["reference"]) == (
-        "latency/64",
-        "us",
-        "ib_send_lat",
-    )
+    names = [latency[name] for name in ("key", "unit", "reference")]
+    assert names == ["latency/64", "us", "ib_send_lat"]
     ours = latency["implementations"][0]
     assert ours["median"] == 31.0
     assert ours["ratios"] == {"ib_send_lat -e": 2.0, "ib_send_lat": pytest.approx(3.1)}
@@ -184,6 +178,80 @@ def test_json_has_every_sample() -> None:
     assert idle["implementations"][0]["samples"][0]["details"]["latency_ratio"] == 1.3
     assert [goal["met"] for goal in found["goals"]] == [True, True, False]
     assert found["missing"] == {"cmtime": "rdmacm-utils", "rstream": "rdmacm-utils"}
+
+
+def write_report(path: Path, results: Results) -> Path:
+    path.write_text(json.dumps(as_json(results, 2, {}, {})))
+    return path
+
+
+def test_written_report_is_read_unchanged(tmp_path: Path) -> None:
+    assert read_reports([write_report(tmp_path / "report", small_results())]) == small_results()
+
+
+def test_several_reports_are_merged_and_the_last_has_precedence(tmp_path: Path) -> None:
+    paths = [
+        write_report(tmp_path / str(value), Results([case(Work(test), {"aiordma asyncio": value})]))
+        for test, value in (("latency", 40.0), ("rate", 50.0), ("latency", 60.0))
+    ]
+    cases = read_reports(paths).cases
+    assert [case.work.test for case in cases] == ["latency", "rate"]
+    assert cases[0].value("aiordma asyncio") == 60.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not a report of aiordma bench"),
+        ("[]", "is not a report"),
+        ("{}", "is not a report of aiordma bench: KeyError('schema')"),
+        ('{"schema": 2}', "has schema 2, not 1"),
+        ('{"schema": 1, "cases": [{"key": "x"}], "missing": {}}', "is not a report"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_file_that_is_not_a_report_is_an_error(
+    tmp_path: Path, text: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(BenchError) as caught:
+        read_reports([path])
+    assert f"{path} {message}" in str(caught.value)
+    assert main(["bench", "--from", str(path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_from_prints_the_table_and_draws_the_diagrams(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, plots = write_report(tmp_path / "report", small_results()), tmp_path / "plots"
+    for more in ([], ["--plot", str(plots)]):
+        assert main(["bench", "--from", str(path), *more]) == 1  # pyverbs has failed
+        assert capsys.readouterr().out == TABLE + "\n"
+    assert [drawn.name for drawn in plots.iterdir()] == ["latency-64.png"]
+
+
+def test_each_test_but_idle_has_a_diagram(tmp_path: Path) -> None:
+    ours = {1: latency_sample([3000, 4000, 5000])}
+    both = {"aiordma asyncio": 1500.0, "ib_send_bw": 1000.0}
+    cases = [
+        Case(Work("latency"), {"aiordma asyncio": ours, "ib_send_lat": {1: Sample(2.0)}}),
+        case(Work("rate"), both),
+        case(Work("bandwidth", size=4096), both),
+        case(Work("bandwidth", size=65536), {"aiordma asyncio": 1500.0, "TCP asyncio": 1100.0}),
+        case(Work("bandwidth", size=4096, operation="read"), {"ib_read_bw -e": 1300.0}),
+        case(Work("connections"), {"cmtime": 600.0}),
+        case(Work("idle"), {"aiordma asyncio": 1500.0}),
+    ]
+    drawn = draw_all(cases, tmp_path)
+    names = ["latency-64.png", "rate-64.png", "connections.png", "bandwidth.png"]
+    assert [path.name for path in drawn] == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    for count, one in ((0, {}), (1, {"aiordma asyncio": ours})):  # failed; without reference
+        assert len(draw_all([Case(Work("latency"), one)], tmp_path)) == count
+    assert draw_all([], tmp_path) == []
 
 
 # --- the implementations and the plan ---
@@ -199,8 +267,7 @@ def test_names_are_unique_within_a_test() -> None:
 
 def test_select_filters_by_loops_and_peers() -> None:
     without_peers = select(("trio",), ())
-    assert {one.loop for one in without_peers} == {"trio"}
-    assert {one.family for one in without_peers} == {"aiordma"}
+    assert {(one.loop, one.family) for one in without_peers} == {("trio", "aiordma")}
     assert {one.family for one in select(("asyncio",), ("cmtime",))} == {"aiordma", "cmtime"}
 
 
@@ -208,11 +275,11 @@ def test_plan_yields_the_work_of_its_choices() -> None:
     keys = [work.key for work in Plan().works()]
     assert keys[:3] == ["latency/64", "latency/4096", "rate/64"]
     assert len(keys) == 2 + 1 + 9 + 1 + 1
-    assert [work.key for work in Plan(("bandwidth",), (7,), ("read",)).works()] == [
-        "bandwidth/read/7"
-    ]
+    (chosen,) = Plan(("bandwidth",), (7,), ("read",)).works()
+    assert chosen.key == "bandwidth/read/7"
     assert all(work.count == 9 and work.warmup <= 9 for work in Plan(count=9).works())
-    assert all(work.count <= 200 and work.idle <= 2000 for work in Plan(quick=True).works())
+    assert {work.count for work in Plan(quick=True).works()} <= {16, 20, 50, 200}
+    assert all(work.idle <= 2000 for work in Plan(quick=True).works())
 
 
 def test_names_of_the_command_are_those_of_the_plan() -> None:

@@ -1,209 +1,88 @@
-"""Server and client of each kind in workers/, on fake connections that are made of queues."""
+"""Server and client of each kind in workers/, on the simulated devices."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager
 from typing import Any
 
+import loops
 import pytest
+from simulator import Simulation
 
-import aiordma
-from aiordma import PeerClosed
+from aiordma import Connection
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers import connections, messages
 from aiordma.bench.workers.__main__ import KINDS
-from aiordma.memory import RemoteBuffer
-
-END = None  # in a queue: the peer has disconnected, or the listener is closed
 
 
-class FakeRegion:
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.remote = RemoteBuffer(4096, 7, nbytes)
-
-    async def __aenter__(self) -> FakeRegion:
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-
-class FakeMessage:
-    def release(self) -> None: ...
+async def run_both(simulation: Simulation, kind: str, work: Work) -> Sample:
+    """Run server and client until both have ended; return the sample."""
+    serve, measure = KINDS[kind]
+    ports: list[int] = []
+    serving = loops.create_task(serve(simulation.far.host, ports.append, work))
+    await loops.until(lambda: ports, "the server to listen")
+    sample = await measure(simulation.far.host, ports[0], work)
+    await serving
+    return sample
 
 
-class FakeConnection:
-    """One end of a connection: a queue of messages, and the names of the operations done."""
-
-    def __init__(self) -> None:
-        self.inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.peer: FakeConnection = self
-        self.done: list[str] = []
-
-    async def send(self, data: bytes | FakeRegion) -> None:
-        self.peer.inbox.put_nowait(bytes(data.nbytes) if isinstance(data, FakeRegion) else data)
-
-    async def recv(self) -> bytes:
-        data = await self.inbox.get()
-        if data is END:
-            raise PeerClosed("the peer has disconnected")
-        return data
-
-    async def recv_message(self) -> FakeMessage:
-        await self.recv()
-        return FakeMessage()
-
-    async def allocate(self, nbytes: int, *_: object) -> FakeRegion:
-        return FakeRegion(nbytes)
-
-    async def write(self, source: FakeRegion, remote: RemoteBuffer) -> None:
-        assert source.nbytes == remote.length
-        self.done.append("write")
-
-    async def read(self, remote: RemoteBuffer, into: FakeRegion) -> None:
-        assert into.nbytes == remote.length
-        self.done.append("read")
-
-    def abort(self) -> None:
-        self.peer.inbox.put_nowait(END)
-
-    async def aclose(self) -> None:
-        self.abort()
-
-    async def __aenter__(self) -> FakeConnection:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.abort()
-
-    def __aiter__(self) -> FakeConnection:
-        return self
-
-    async def __anext__(self) -> bytes:
-        try:
-            return await self.recv()
-        except PeerClosed:
-            raise StopAsyncIteration from None
+LATENCY = Work("latency", count=5, warmup=2)
+RATE = [Work("rate", count=5, warmup=warmup) for warmup in (0, 3)]
+BANDWIDTH = [
+    Work("bandwidth", operation, size=1 << 16, count=count, warmup=2)
+    for operation in ("send", "write", "read")
+    for count in (3, 40)
+]
 
 
-class Network:
-    """One listener, and the connections of its clients."""
-
-    local_address = ("host", 7)
-
-    def __init__(self) -> None:
-        self.requests: asyncio.Queue[FakeConnection | None] = asyncio.Queue()
-        self.clients: list[FakeConnection] = []
-
-    @asynccontextmanager
-    async def listen(self, host: str, port: int, options: object) -> AsyncIterator[Network]:
-        yield self
-
-    def connect(self, host: str, port: int, options: object) -> Connecting:
-        client, server = FakeConnection(), FakeConnection()
-        client.peer, server.peer = server, client
-        self.clients.append(client)
-        self.requests.put_nowait(server)
-        return Connecting(client)
-
-    async def accept(self) -> FakeConnection:
-        connection = await self.requests.get()
-        assert connection is not None
-        return connection
-
-    async def serve(self, handler: Callable[[FakeConnection], Awaitable[None]]) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            while (connection := await self.requests.get()) is not None:
-                tasks.create_task(_run(handler, connection))
-
-    def abort(self) -> None:
-        self.requests.put_nowait(END)
-
-
-async def _run(
-    handler: Callable[[FakeConnection], Awaitable[None]], connection: FakeConnection
+@pytest.mark.parametrize("work", [LATENCY, *RATE, *BANDWIDTH], ids=lambda work: work.key)
+async def test_all_messages_of_a_work_are_timed(
+    simulation: Simulation, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await handler(connection)
+    method, sizes = getattr(Connection, work.operation), list[int]()
+
+    async def operate(*arguments: Any) -> None:
+        sizes.append(len(arguments[1]))
+        await method(*arguments)
+
+    monkeypatch.setattr(Connection, work.operation, operate)
+    check(await run_both(simulation, "messages", work), work)
+    sides = 2 if work.test == "latency" else 1
+    assert sizes.count(work.size) == sides * (work.warmup + work.count)
 
 
-class Connecting:
-    def __init__(self, connection: FakeConnection) -> None:
-        self._connection = connection
-
-    def __await__(self) -> Generator[Any, None, FakeConnection]:
-        yield from asyncio.sleep(0).__await__()
-        return self._connection
-
-    async def __aenter__(self) -> FakeConnection:
-        return await self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._connection.aclose()
+@pytest.mark.loops("asyncio")
+@pytest.mark.parametrize("kind", ["streams", "writers"])
+@pytest.mark.parametrize("work", [LATENCY, RATE[1], BANDWIDTH[0]], ids=lambda work: work.key)
+async def test_streams_do_the_work(simulation: Simulation, kind: str, work: Work) -> None:
+    check(await run_both(simulation, kind, work), work)
 
 
-def run_both(kind: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[Sample, Network]:
-    """Run server and client until both have ended; return the sample and the network."""
-
-    async def main() -> tuple[Sample, Network]:
-        serve, measure = KINDS[kind]
-        network = Network()
-        monkeypatch.setattr(aiordma, "listen", network.listen)
-        monkeypatch.setattr(aiordma, "connect", network.connect)
-        ports: list[int] = []
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            tasks.create_task(serve("host", ports.append, work))
-            measuring = tasks.create_task(measure("host", 7, work))
-        assert ports == [7]
-        return measuring.result(), network
-
-    return asyncio.run(main())
+def check(sample: Sample, work: Work) -> None:
+    if work.test == "latency":
+        assert sample.percentiles.keys() == {"min", "50", "90", "99", "99.9", "max"}
+    else:
+        unit = work.size / 1e6 if work.test == "bandwidth" else 1
+        assert sample.value == pytest.approx(work.count * unit / sample.details["seconds"])
 
 
-def test_latency_sample_has_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample, _ = run_both("messages", Work("latency", count=5, warmup=2), monkeypatch)
-    assert sample.percentiles.keys() == {"min", "50", "90", "99", "99.9", "max"}
-
-
-@pytest.mark.parametrize("warmup", [0, 3])
-def test_rate_is_messages_per_second(warmup: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    sample, _ = run_both("messages", Work("rate", count=5, warmup=warmup), monkeypatch)
-    assert sample.value == pytest.approx(5 / sample.details["seconds"])
-
-
-@pytest.mark.parametrize("operation", ["send", "write", "read"])
-@pytest.mark.parametrize("count", [3, 40])
-def test_bandwidth_is_megabytes_per_second(
-    operation: str, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = Work("bandwidth", operation, size=1 << 20, count=count, warmup=2)
-    sample, network = run_both("messages", work, monkeypatch)
-    assert sample.value == pytest.approx(count * 1.048576 / sample.details["seconds"])
-    expected = [] if operation == "send" else [operation] * (count + 2)
-    assert network.clients[0].done == expected
-
-
-def test_connections_are_made_for_the_warmup_and_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_are_made_for_the_warmup_and_the_count(simulation: Simulation) -> None:
     work = Work("connections", count=10, warmup=3, concurrency=4)
-    sample, network = run_both("connections", work, monkeypatch)
-    assert sample.value > 0
-    assert len(network.clients) == 1 + 3 + 10
+    assert (await run_both(simulation, "connections", work)).value > 0
+    assert simulation.world.calls.counts["rdma_accept"] == 1 + 3 + 10
 
 
-def test_idle_memory_is_the_difference_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_memory_is_the_difference_for_each_connection(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert connections.memory() > 1 << 20
     pages = iter([1 << 20, (1 << 20) + 10 * 2048])
     monkeypatch.setattr(connections, "memory", lambda: next(pages))
     work = Work("idle", idle=10, count=3, warmup=1, concurrency=4)
-    sample, network = run_both("idle", work, monkeypatch)
-    assert sample.value == 2.0
-    assert sample.details["connections"] == len(network.clients) - 1 == 10
+    sample = await run_both(simulation, "idle", work)
+    assert (sample.value, sample.details["connections"]) == (2.0, 10)
+    assert simulation.world.calls.counts["rdma_accept"] == 11
     assert sample.details["latency_ratio"] > 0
-
-
-def test_memory_of_this_process_is_more_than_a_mebibyte() -> None:
-    assert connections.memory() > 1 << 20
 
 
 def test_options_depend_on_the_work() -> None:

@@ -2,31 +2,124 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
 import loops
 import pytest
+import trio
 from simulator import Simulation
 
 import aiordma
-from aiordma import LocalClosed
+from aiordma import (
+    AccessFlags,
+    BusyError,
+    ByteStream,
+    LocalClosed,
+    MemoryRegion,
+    StreamOptions,
+    VerbsError,
+)
 
 PORT = 7471
+REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 
 
-@pytest.mark.parametrize("direction", ["receive", "send"])
-async def test_aborting_a_stream_ends_a_call_that_waits(
-    simulation: Simulation, direction: str
-) -> None:
-    async with aiordma.listen_stream(simulation.far.host, PORT) as listener:
+@asynccontextmanager
+async def connected(simulation: Simulation) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
+    """Connect two ends, each of which takes two mappings. Abort both after the block."""
+    options = StreamOptions(mappings=2)
+    async with aiordma.listen_stream(simulation.far.host, PORT, options=options) as listener:
         accepting = loops.create_task(listener.accept())
-        near = await aiordma.connect_stream(simulation.far.host, PORT)
+        near = await aiordma.connect_stream(simulation.far.host, PORT, options=options)
         far = await accepting
-    call = near.receive(1) if direction == "receive" else near.send(bytes(1 << 24))
-    waiting = loops.create_task(call)
-    await loops.sleep(10.0)  # in virtual time: the buffers are full by then
-    assert not waiting.done()
-    near.abort()
-    with pytest.raises(LocalClosed):
-        await loops.wait_for(waiting, 60.0)
-    far.abort()
-    await near.aclose()
-    await far.aclose()
+    assert near.local_address == far.peer_address
+    await near.wait_sendable()
+    await near.send(b"first")  # an accepted iWARP connection sends nothing before
+    assert await far.receive() == b"first"
+    yield near, far
+    for end in (near, far):
+        end.abort()
+        await end.aclose()
+
+
+Calls = dict[str, Callable[[], Awaitable[Any]]]
+
+
+async def sending_calls(near: ByteStream, far: ByteStream) -> Calls:
+    """Return the calls of `near` that post something. `far` has mapped memory for iowrite()."""
+    await far.iomap(await far.allocate(100, REMOTE), 0)
+    await far.send(b"mapped")
+    assert await near.receive() == b"mapped"
+    memory: MemoryRegion = await near.allocate(100, REMOTE)
+    return {
+        "inline": lambda: near.send(b"x"),
+        "copied": lambda: near.send(bytes(1000)),
+        "registered": lambda: near.send(memory),
+        "iomap": lambda: near.iomap(memory, 0),
+        "iowrite": lambda: near.iowrite(bytes(100), 0),
+    }
+
+
+@pytest.mark.parametrize("name", ["receive", "send", "registered"])
+async def test_aborting_a_stream_ends_a_call_that_waits(simulation: Simulation, name: str) -> None:
+    async with connected(simulation) as (near, far):
+        calls: Calls = {
+            "receive": near.receive,
+            "send": lambda: near.send(bytes(1 << 24)),
+            "registered": (await sending_calls(near, far))["registered"],
+        }
+        for qp in simulation.queue_pairs():
+            qp.allowed = 0 if name == "registered" else None  # nothing completes
+        waiting = loops.create_task(calls[name]())
+        await loops.sleep(10.0)  # in virtual time: the buffers are full by then
+        assert not waiting.done()
+        if name == "send":
+            for second in (near.send_eof, near.wait_sendable):
+                with pytest.raises(BusyError):
+                    await second()
+        near.abort()
+        with pytest.raises(LocalClosed):
+            await loops.wait_for(waiting, 60.0)
+
+
+@pytest.mark.parametrize("name", ["inline", "copied", "registered", "iomap", "iowrite"])
+async def test_a_send_that_is_refused_ends_the_stream(simulation: Simulation, name: str) -> None:
+    async with connected(simulation) as (near, far):
+        calls = await sending_calls(near, far)
+        for qp in simulation.queue_pairs():
+            qp.pointer.sends.refusal = errno.EINVAL
+        for _ in range(2):
+            with pytest.raises(VerbsError, match="ibv_post_send"):
+                await calls[name]()
+        assert near.closed
+
+
+@pytest.mark.parametrize("queue", ["sends", "receive_queue"])
+async def test_a_refusal_while_a_stream_receives_ends_it(
+    simulation: Simulation, queue: str
+) -> None:
+    """The stream posts each receive again, and an update after many of them."""
+    async with connected(simulation) as (near, far):
+        for qp in simulation.queue_pairs():
+            if qp.number == far._endpoint.cm.handle.qp.number:  # type: ignore[union-attr]
+                getattr(qp.pointer, queue).refusal = errno.EINVAL
+        sending = loops.create_task(near.send(bytes(1 << 20)))
+        with pytest.raises(VerbsError, match="ibv_post"):
+            _ = [part async for part in far]
+        sending.cancel()
+
+
+@pytest.mark.loops("trio")
+async def test_a_call_that_was_cancelled_before_sends_nothing(simulation: Simulation) -> None:
+    async with connected(simulation) as (near, far):
+        calls = await sending_calls(near, far)
+        for call in (*calls.values(), near.wait_sendable, near.send_eof, near.receive):
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await call()
+            assert scope.cancelled_caught
+        await near.send(b"after")
+        assert await far.receive() == b"after"

@@ -7,17 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 TESTS = Path(__file__).parents[1]
-SEEDS = 100
-BATCH = 10
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
-def test_programs_of_random_operations_keep_the_rules(first: int) -> None:
+def test_programs_of_random_operations_keep_the_rules() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "simulator.campaign", str(first), str(BATCH)],
+        [sys.executable, "-m", "simulator.campaign", "0", "100"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
         capture_output=True,
         text=True,

@@ -19,7 +19,7 @@ from aiordma.rdmacm import CmEvent
 from aiordma.verbs import AddressHandleAttributes, LinkHeader
 
 ROCE = LinkHeader()
-MAPPED = bytes(10) + b"\xff\xff"
+LOOKS_LIKE_IPV4 = str(ipaddress.IPv6Address(bytes(12) + b"\x45\x00\x04\x4c"))
 
 
 def between(source: str, destination: str, **more: Any) -> bytes:
@@ -27,33 +27,30 @@ def between(source: str, destination: str, **more: Any) -> bytes:
     return header(gid_of(source), gid_of(destination), **more)
 
 
-def test_a_sender_in_ipv4() -> None:
-    origin = Origin.read(ROCE, between("10.7.1.2", "10.7.1.1", traffic_class=0x20))
-    assert origin.host == "10.7.1.2"
-    assert origin.source == MAPPED + bytes([10, 7, 1, 2])
-    assert origin.destination == MAPPED + bytes([10, 7, 1, 1])
-    assert origin.traffic_class == 0x20
+STALE = between("fd07::2", "fd07::1")[:20]
+"""The rest of an older IPv6 header, in front of an IPv4 header."""
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "more"),
+    [
+        ("10.7.1.2", "10.7.1.1", {"traffic_class": 0x20}),
+        ("10.7.1.2", "10.7.1.1", {"traffic_class": 0x20, "front": STALE}),
+        ("fd07::2", "fd07::1", {"traffic_class": 0xA5}),
+        (LOOKS_LIKE_IPV4, "fd07::1", {"traffic_class": 0}),
+    ],
+)
+def test_an_origin_is_read_from_the_header(
+    source: str, destination: str, more: dict[str, Any]
+) -> None:
+    origin = Origin.read(ROCE, between(source, destination, ident=1, **more))
+    assert (origin.host, origin.traffic_class) == (source, more["traffic_class"])
+    assert (origin.source, origin.destination) == (gid_of(source), gid_of(destination))
     assert origin.node == origin.source
-
-
-def test_a_sender_in_ipv6() -> None:
-    origin = Origin.read(ROCE, between("fd07::2", "fd07::1", traffic_class=0xA5))
-    assert origin.host == "fd07::2"
-    assert origin.source == ipaddress.ip_address("fd07::2").packed
-    assert origin.destination == ipaddress.ip_address("fd07::1").packed
-    assert origin.traffic_class == 0xA5
-
-
-def test_an_ipv4_header_is_found_behind_the_rest_of_an_older_ipv6_header() -> None:
-    stale = between("fd07::2", "fd07::1")[:20]
-    assert Origin.read(ROCE, between("10.7.1.2", "10.7.1.1", front=stale)).host == "10.7.1.2"
-
-
-def test_an_ipv6_address_that_looks_like_an_ipv4_header_is_read_as_between() -> None:
-    source = str(ipaddress.IPv6Address(bytes(12) + b"\x45\x00\x04\x4c"))
-    header = between(source, "fd07::1")
-    assert header[20] == 0x45
-    assert Origin.read(ROCE, header).host == source
+    again = Origin.read(ROCE, between(source, destination, ident=2, **more))
+    assert origin.header != again.header
+    assert len({origin, again}) == 1
+    assert origin != Origin.read(ROCE, between(source, "239.1.1.1"))
 
 
 def test_a_sender_on_infiniband_without_a_header() -> None:
@@ -63,104 +60,56 @@ def test_a_sender_on_infiniband_without_a_header() -> None:
     assert origin == Origin.read(link, b"\xbb" * 40)
 
 
-def test_origins_of_one_path_are_equal_even_if_other_header_fields_differ() -> None:
-    first = Origin.read(ROCE, between("10.7.1.2", "10.7.1.1", ident=1))
-    again = Origin.read(ROCE, between("10.7.1.2", "10.7.1.1", ident=2))
-    assert first.header != again.header
-    assert first == again
-    assert hash(first) == hash(again)
-    other_path = Origin.read(ROCE, between("10.7.1.2", "239.1.1.1"))
-    assert first != other_path
-    assert Origin.read(ROCE, between("fd07::2", "fd07::1", ident=1)) == Origin.read(
-        ROCE, between("fd07::2", "fd07::1", ident=2)
-    )
+def test_is_multicast() -> None:
+    groups = ["239.1.2.3", "224.0.0.1", "ff12::1"]
+    others = ["223.255.255.255", "240.0.0.1", "10.7.1.1", "fd07::1"]
+    assert [host for host in groups + others if is_multicast(gid_of(host))] == groups
 
 
 @pytest.mark.parametrize(
-    ("host", "expected"),
+    ("source", "destination", "own", "more"),
     [
-        ("239.1.2.3", True),
-        ("224.0.0.1", True),
-        ("223.255.255.255", False),
-        ("240.0.0.1", False),
-        ("10.7.1.1", False),
-        ("ff12::1", True),
-        ("fd07::1", False),
-    ],
-)
-def test_is_multicast(host: str, expected: bool) -> None:
-    packed = ipaddress.ip_address(host).packed
-    assert is_multicast(packed if len(packed) == 16 else MAPPED + packed) is expected
-
-
-@dataclasses.dataclass
-class FakeOfSender:
-    """A fake AddressHandleAttributes.of_sender that records the header."""
-
-    header: bytes = b""
-
-    def of_sender(
-        self, device: object, port_num: int, link: LinkHeader, header: bytes
-    ) -> AddressHandleAttributes:
-        self.header = header
-        return AddressHandleAttributes()
-
-
-def header_for_answer(header: bytes, own: str, monkeypatch: pytest.MonkeyPatch) -> Origin:
-    """Return the origin from which the path back to the sender of `header` is computed."""
-    fake = FakeOfSender()
-    monkeypatch.setattr(AddressHandleAttributes, "of_sender", fake.of_sender)
-    packed = ipaddress.ip_address(own).packed
-    gid = packed if len(packed) == 16 else MAPPED + packed
-    Origin.read(ROCE, header).attributes(None, 1, gid)  # type: ignore[arg-type]
-    return Origin.read(ROCE, fake.header)
-
-
-@pytest.mark.parametrize(
-    ("header", "own"),
-    [
-        (between("10.7.1.2", "239.1.1.1", traffic_class=4), "10.7.1.1"),
-        (
-            between("10.7.1.2", "239.1.1.1", traffic_class=4, front=between("fd07::2", "::")[:20]),
-            "10.7.1.1",
-        ),
-        (between("fd07::2", "ff12::1", traffic_class=4), "fd07::1"),
+        ("10.7.1.2", "239.1.1.1", "10.7.1.1", {}),
+        ("10.7.1.2", "239.1.1.1", "10.7.1.1", {"front": STALE}),
+        ("fd07::2", "ff12::1", "fd07::1", {}),
+        ("10.7.1.2", "10.7.1.99", "10.7.1.1", {}),
     ],
 )
 def test_the_answer_to_a_multicast_datagram_is_sent_from_the_own_address(
-    header: bytes, own: str, monkeypatch: pytest.MonkeyPatch
+    source: str, destination: str, own: str, more: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used = header_for_answer(header, own, monkeypatch)
-    sent = Origin.read(ROCE, header)
-    assert used.source == sent.source
-    assert used.traffic_class == 4
-    assert used.destination.endswith(ipaddress.ip_address(own).packed)
+    """An answer to another datagram is sent from the address that it was sent to."""
+    headers: list[bytes] = []
 
+    def of_sender(device: object, port_num: int, link: LinkHeader, header: bytes) -> None:
+        headers.append(header)
 
-def test_the_answer_to_a_unicast_datagram_is_sent_from_its_destination(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    header = between("10.7.1.2", "10.7.1.99")
-    used = header_for_answer(header, "10.7.1.1", monkeypatch)
-    assert used.destination.endswith(bytes([10, 7, 1, 99]))
-
-
-# --- peers ---
+    monkeypatch.setattr(AddressHandleAttributes, "of_sender", of_sender)
+    received = Origin.read(ROCE, between(source, destination, traffic_class=4, **more))
+    received.attributes(None, 1, gid_of(own))  # type: ignore[arg-type]
+    used = Origin.read(ROCE, headers[0])
+    assert (used.source, used.traffic_class) == (received.source, 4)
+    is_group = is_multicast(received.destination)
+    assert used.destination == (gid_of(own) if is_group else received.destination)
 
 
 def test_peers_found_in_different_ways_are_equal() -> None:
-    sender = DatagramPeer.from_origin(Origin.read(ROCE, between("10.7.1.2", "10.7.1.1")), 17)
-    in_group = DatagramPeer.from_origin(Origin.read(ROCE, between("10.7.1.2", "239.1.1.1")), 17)
-    key = AddressHandleAttributes(is_global=True, dgid=MAPPED + bytes([10, 7, 1, 2]))
+    sender, in_group, elsewhere = (
+        DatagramPeer.from_origin(Origin.read(ROCE, between(source, destination)), 17)
+        for source, destination in (
+            ("10.7.1.2", "10.7.1.1"),
+            ("10.7.1.2", "239.1.1.1"),
+            ("10.7.1.3", "10.7.1.1"),
+        )
+    )
+    key = AddressHandleAttributes(is_global=True, dgid=gid_of("10.7.1.2"))
     event = CmEvent(CmEventType.ESTABLISHED, 0, qp_num=17, qkey=5, ah_attr=key, private_data=b"x")
     resolved = DatagramPeer.from_event(("10.7.1.2", 7174), event)
     assert sender == in_group == resolved
     assert len({sender, in_group, resolved}) == 1
     assert (resolved.qkey, resolved.private_data, resolved.host) == (5, b"x", "10.7.1.2")
     assert (sender.address, sender.qkey) == (("10.7.1.2", 0), 0x01234567)
-    assert sender != dataclasses.replace(sender, qp_num=18)
-    elsewhere = DatagramPeer.from_origin(Origin.read(ROCE, between("10.7.1.3", "10.7.1.1")), 17)
-    assert sender != elsewhere
+    assert sender not in (dataclasses.replace(sender, qp_num=18), elsewhere)
 
 
 def test_peers_on_infiniband_without_headers_differ_by_their_lids() -> None:
@@ -171,9 +120,6 @@ def test_peers_on_infiniband_without_headers_differ_by_their_lids() -> None:
     assert DatagramPeer.from_event(("10.7.1.2", 7174), event) == first
 
 
-# --- receive rings ---
-
-
 def receive(ring: DatagramReceiveRing, header: bytes, **fields: int) -> tuple[DatagramPeer, Any]:
     """Receive a datagram without data. Return its sender and its group."""
     defaults = {"byte_len": 40, "src_qp": 17, "slid": 0, "sl": 0, "dlid_path_bits": 0}
@@ -182,25 +128,22 @@ def receive(ring: DatagramReceiveRing, header: bytes, **fields: int) -> tuple[Da
     ring._region = SimpleNamespace(view=memoryview(header))  # type: ignore[assignment]
     ring.append(0, wc)
     _, datagram = ring.take_datagram()
-    own = MAPPED + bytes([10, 7, 1, 1])
-    assert ring.is_own_multicast(0, wc, own) is (header[32:37] == bytes([10, 7, 1, 1, 239]))
+    is_own = header[32:37] == bytes([10, 7, 1, 1, 239])
+    assert ring.is_own_multicast(0, wc, gid_of("10.7.1.1")) is is_own
     return datagram.peer, datagram.group
 
 
 def test_the_rest_of_an_older_header_does_not_change_the_sender() -> None:
-    ring, stale = DatagramReceiveRing(1, 0), between("fd07::2", "fd07::1")[:20]
+    ring = DatagramReceiveRing(1, 0)
     for ident in (1, 2):
-        peer, _ = receive(ring, between("10.7.1.2", "10.7.1.1", ident=ident, front=stale))
+        peer, _ = receive(ring, between("10.7.1.2", "10.7.1.1", ident=ident, front=STALE))
         assert peer.host == "10.7.1.2"
     assert receive(ring, between("fd07::2", "fd07::1"))[0].host == "fd07::2"
     other_path, _ = receive(ring, between("10.7.1.2", "10.7.1.9"))
     assert other_path == peer
     assert other_path.address_key != peer.address_key
-
-
-def test_without_a_header_the_40_bytes_are_ignored() -> None:
     ring = DatagramReceiveRing(1, 0)
-    for rest in (b"\x60", b"\x45"):
+    for rest in (b"\x60", b"\x45"):  # without a header, the 40 bytes are ignored
         assert receive(ring, rest * 40, slid=3, wc_flags=0)[0].host == ""
     assert len(ring._senders) == 1
 

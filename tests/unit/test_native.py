@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from parsing import parse
 
-from aiordma._native import _lib, ffi, lib
+from aiordma._native import _lib, fast_path, ffi, lib
 
 untyped_ffi: Any = ffi  # _lib.pyi does not declare typeof() and CType
 EXTENSION = Path(_lib.__file__)
@@ -39,10 +39,6 @@ def stub_fields(name: str) -> dict[str, str]:
     return fields | {ast.unparse(e.target): ast.unparse(e.annotation) for e in annotated}
 
 
-def stub_constants() -> set[str]:
-    return set(stub_fields("Lib"))
-
-
 def stub_functions() -> dict[str, ast.FunctionDef]:
     body = stub_classes()["Lib"].body
     return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
@@ -63,41 +59,25 @@ def undefined_symbols() -> list[str]:
     return [fields[7] for fields in lines if len(fields) > 7 and fields[6] == "UND"]
 
 
-def versions_of(library: str) -> list[tuple[int, ...]]:
-    found = re.findall(rf"Name: {library}_(\S+)", readelf("--version-info"))
-    return [tuple(map(int, version.split("."))) for version in found]
-
-
-def test_the_stub_has_exactly_the_compiled_functions() -> None:
+def test_the_stub_has_exactly_the_compiled_functions_and_constants() -> None:
+    constants = stub_fields("Lib").keys()
     assert stub_functions().keys() == compiled_functions()
-
-
-def test_the_stub_has_exactly_the_compiled_constants() -> None:
-    assert stub_constants() == set(dir(lib)) - compiled_functions()
-
-
-def test_every_constant_is_an_int() -> None:
-    assert {name for name in stub_constants() if type(getattr(lib, name)) is not int} == set()
+    assert constants == set(dir(lib)) - compiled_functions()
+    assert {name for name in constants if type(getattr(lib, name)) is not int} == set()
 
 
 @pytest.mark.parametrize("name", sorted(compiled_functions()))
-def test_the_stub_has_the_right_number_of_arguments(name: str) -> None:
-    arguments = stub_functions()[name].args.args
-    assert len(arguments) - 1 == len(untyped_ffi.typeof(getattr(lib, name)).args)
-
-
-@pytest.mark.parametrize("name", sorted(compiled_functions()))
-def test_the_stub_has_the_right_return_types(name: str) -> None:
-    returns = ast.unparse(stub_functions()[name].returns or ast.Constant(...))
-    kind = untyped_ffi.typeof(getattr(lib, name)).result.kind
+def test_the_stub_has_the_signature_of_each_function(name: str) -> None:
+    stub, signature = stub_functions()[name], untyped_ffi.typeof(getattr(lib, name))
+    assert len(stub.args.args) - 1 == len(signature.args)
+    returns = ast.unparse(stub.returns or ast.Constant(...))
     expected = {"void": returns == "None", "primitive": returns == "int"}
-    assert expected.get(kind, returns not in ("None", "int")), f"{kind} is not {returns}"
+    assert expected.get(signature.result.kind, returns not in ("None", "int")), returns
 
 
 def test_every_function_of_cdef_is_compiled() -> None:
     text = re.sub(r"/\*.*?\*/", "", CDEF.read_text(), flags=re.DOTALL)
     declared = re.findall(r"^\w[\w *]*?[ *](\w+)\([^;{]*\);", text, flags=re.MULTILINE)
-    assert declared
     assert set(declared) == compiled_functions()
 
 
@@ -114,30 +94,15 @@ STRUCTS = {
     "Gid": "union ibv_gid",
     "GlobalRoute": "struct ibv_global_route",
     "IbAddr": "struct rdma_ib_addr",
-    "IbvAhAttr": "struct ibv_ah_attr",
-    "IbvCompChannel": "struct ibv_comp_channel",
-    "IbvContext": "struct ibv_context",
-    "IbvCq": "struct ibv_cq",
-    "IbvDevice": "struct ibv_device",
-    "IbvDeviceAttr": "struct ibv_device_attr",
-    "IbvEce": "struct ibv_ece",
-    "IbvMr": "struct ibv_mr",
-    "IbvMw": "struct ibv_mw",
-    "IbvPortAttr": "struct ibv_port_attr",
-    "IbvQp": "struct ibv_qp",
-    "IbvQpAttr": "struct ibv_qp_attr",
-    "IbvQpCap": "struct ibv_qp_cap",
-    "IbvQpInitAttr": "struct ibv_qp_init_attr",
-    "IbvQpInitAttrEx": "struct ibv_qp_init_attr_ex",
-    "IbvSge": "struct ibv_sge",
-    "IbvSrqAttr": "struct ibv_srq_attr",
-    "IbvSrqInitAttr": "struct ibv_srq_init_attr",
-    "IbvSrqInitAttrEx": "struct ibv_srq_init_attr_ex",
-    "IbvWc": "struct ibv_wc",
     "JoinAttr": "struct rdma_cm_join_mc_attr_ex",
     "RequestChainPtr": "struct aiordma_chain",
     "RouteAddr": "struct rdma_addr",
     "SaPathRec": "struct ibv_sa_path_rec",
+}
+STRUCTS |= {  # such as IbvQpAttr for struct ibv_qp_attr
+    name: f"struct ibv{re.sub('[A-Z]', lambda letter: '_' + letter[0].lower(), name[3:])}"
+    for name in stub_classes()
+    if name.startswith("Ibv") and stub_fields(name)
 }
 # Fields that only C code reads: those of an event, which is copied, and the socket addresses, for
 # which librdmacm has functions.
@@ -156,25 +121,14 @@ def c_type(cdecl: str) -> Any:
     return dict(kind.fields)[field].type if field else kind
 
 
-def fields_in_c(name: str) -> dict[str, Any]:
-    found = c_type(STRUCTS[name]).fields
-    assert found
-    return {field: entry.type for field, entry in found}
-
-
 @pytest.mark.parametrize("name", STRUCTS)
-def test_the_stub_has_the_fields_of_each_struct(name: str) -> None:
-    assert stub_fields(name).keys() | UNTYPED.get(name, set()) == fields_in_c(name).keys()
-    assert stub_fields(name).keys().isdisjoint(UNTYPED.get(name, set()))
-
-
-@pytest.mark.parametrize("name", STRUCTS)
-def test_the_stub_types_the_fields_of_each_struct(name: str) -> None:
-    in_c = fields_in_c(name)
+def test_the_stub_has_the_fields_and_types_of_each_struct(name: str) -> None:
+    fields = {field: entry.type for field, entry in c_type(STRUCTS[name]).fields}
+    assert stub_fields(name).keys() == fields.keys() - UNTYPED.get(name, set())
     for field, annotation in stub_fields(name).items():
         annotated = re.sub(r"Final\[(.*)\]", r"\1", annotation)
-        kind = in_c[field].item if in_c[field].kind == "pointer" else in_c[field]
-        if in_c[field].kind == "primitive":
+        kind = fields[field].item if fields[field].kind == "pointer" else fields[field]
+        if fields[field].kind == "primitive":
             assert annotated == "int", field
         elif annotated in STRUCTS:
             assert kind is c_type(STRUCTS[annotated]), field
@@ -194,27 +148,41 @@ def test_the_extension_is_for_the_stable_abi() -> None:
     assert private <= STABLE_PRIVATE
 
 
-@pytest.mark.parametrize("library", NEWEST)
-def test_nothing_newer_than_rdma_core_44_is_linked(library: str) -> None:
-    versions = versions_of(library)
-    assert versions
-    assert max(versions) <= NEWEST[library]
-
-
-def test_no_private_symbol_of_rdma_core_is_linked() -> None:
-    assert [name for name in undefined_symbols() if "_PRIVATE" in name] == []
-
-
-def test_every_function_of_rdma_core_has_a_symbol_version() -> None:
+def test_only_public_symbols_of_rdma_core_44_and_libc_are_linked() -> None:
+    for library, newest in NEWEST.items():
+        found = re.findall(rf"Name: {library}_(\S+)", readelf("--version-info"))
+        numbers = [version for version in found if version[0].isdigit()]
+        assert found == numbers, "a private symbol"
+        assert max(tuple(map(int, version.split("."))) for version in numbers) <= newest
     rdma_core_symbols = [name for name in undefined_symbols() if name.startswith(("rdma_", "ibv_"))]
     assert len(rdma_core_symbols) > 20
-    assert [name for name in rdma_core_symbols if not re.search(r"@(RDMACM|IBVERBS)_", name)] == []
-
-
-def test_only_rdma_core_and_libc_are_needed() -> None:
+    assert [
+        name for name in rdma_core_symbols if not re.search(r"@(RDMACM|IBVERBS)_\d", name)
+    ] == []
     needed = set(re.findall(r"NEEDED.*\[(.+?)\]", readelf("--dynamic")))
     assert needed - {"libpthread.so.0"} == {"librdmacm.so.1", "libibverbs.so.1", "libc.so.6"}
 
 
-def test_a_function_calls_the_library() -> None:
-    assert ffi.string(lib.ibv_wc_status_str(lib.IBV_WC_SUCCESS)) == b"success"
+def test_the_fast_path_refuses_wrong_arguments() -> None:
+    kinds: list[Any] = [kind for kind in vars(fast_path).values() if isinstance(kind, type)]
+    kinds.remove(fast_path.Transfer)  # only start_transfer() makes one
+    methods = [
+        getattr(kind.__new__(kind), name)
+        for kind in kinds
+        for name in vars(kind)
+        if callable(vars(kind)[name]) and not name.startswith("__")
+        if name not in ("send", "acquire")  # which take any object
+    ]
+    for call in (*methods, *kinds, fast_path.set_post_function):
+        arguments = ["x", "x"] if call is fast_path.CompletionDispatcher else ["x"]
+        with pytest.raises(TypeError):
+            call(*arguments)
+    with pytest.raises(ValueError, match="must not be negative"):
+        fast_path.ReceiveRingCore(1, -1)
+
+
+def test_a_closed_queue_or_channel_has_no_completions() -> None:
+    dispatcher = fast_path.CompletionDispatcher(pytest.fail)
+    calls = (dispatcher.poll, dispatcher.arm, dispatcher.event)
+    assert [call(0) for call in calls] == [0, 0, 0]
+    assert dispatcher.poll_for(0, 0) == 0

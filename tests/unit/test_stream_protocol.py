@@ -1,26 +1,31 @@
-"""StreamProtocol: the start of streams, their control messages, and their end."""
+"""StreamProtocol: the messages that it posts, and its answers to those of its peer.
+
+The programs of the simulated campaign test what two sides do together. tests/interop tests streams
+with the programs of rsocket(7).
+"""
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import pytest
-from fakes.streams import (
+from stream_sides import (
     BUFFER,
     BUFFER_KEY,
     ORDERS,
     TARGET_SGL,
     TARGET_SGL_KEY,
     Script,
-    connected,
     settings,
     started,
 )
 
 from aiordma import ProtocolError
+from aiordma.streams import outbound
 from aiordma.streams.protocol import MAX_CONTROLS, RESERVED_RECEIVES, OutgoingMessage
 from aiordma.streams.states import StreamState
 from aiordma.streams.wire import (
+    MAPPING_SIZE,
     MAX_TRANSFER,
     SEGMENT_SIZE,
     TARGETS,
@@ -30,6 +35,7 @@ from aiordma.streams.wire import (
     Mapping,
     Op,
     Segment,
+    pack_mapping,
     pack_message,
     pack_segment,
     unpack_message,
@@ -37,54 +43,47 @@ from aiordma.streams.wire import (
 )
 
 SHUTDOWN, DISCONNECT, KEEPALIVE = Control.SHUTDOWN, Control.DISCONNECT, Control.KEEPALIVE
+LAST = (1 << 64) - 1
 
 
-def swapped(message: int) -> int:
-    return int.from_bytes(message.to_bytes(4, "big"), "little")
+def addresses(targets: list[Segment]) -> list[int]:
+    return [target.addr for target in targets]
 
 
 # --- connecting ---
 
 
 def test_connection_data_announces_the_target_sgl_and_the_first_half() -> None:
-    script = Script(settings(buffer=64, messages=16, byte_order="big", mappings=3))
-    assert ConnectionData.unpack(script.protocol.connection_data()) == ConnectionData(
+    own = settings(messages=16, byte_order="big", mappings=3)
+    assert ConnectionData.unpack(Script(own).protocol.connection_data()) == ConnectionData(
         16, Segment(TARGET_SGL, TARGET_SGL_KEY, TARGETS), Segment(BUFFER, BUFFER_KEY, 32), "big", 3
     )
-
-
-def test_on_iwarp_receives_are_reserved_for_control_messages() -> None:
-    script = Script(settings(messages=16, sends_messages=True))
-    assert (
-        ConnectionData.unpack(script.protocol.connection_data()).credits == 16 - RESERVED_RECEIVES
-    )
+    own = settings(messages=16, sends_messages=True)  # receives are reserved for control messages
+    data = ConnectionData.unpack(Script(own).protocol.connection_data())
+    assert data.credits == 16 - RESERVED_RECEIVES
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_second_half_is_announced_at_once(order: ByteOrder) -> None:
-    script = Script(settings(buffer=64, messages=16))
-    script.peer = dataclasses.replace(script.peer, byte_order=order)
-    targets = script.peer.targets
-    assert script.start().posted() == [
+    assert Script(settings(), byte_order=order).start().posted() == [
         OutgoingMessage(
             pack_message(Op.CREDIT, 16),
             pack_segment(Segment(BUFFER + 32, BUFFER_KEY, 32), order),
-            Segment(targets.addr + SEGMENT_SIZE, targets.key, SEGMENT_SIZE),
+            Segment(0x5000 + SEGMENT_SIZE, 55, SEGMENT_SIZE),
         )
     ]
 
 
 def test_nothing_is_posted_before_the_peers_connection_data() -> None:
     protocol = Script(settings()).protocol
-    assert protocol.next_control_message() is None
-    assert protocol.room == 0
+    assert (protocol.next_control_message(), protocol.room) == (None, 0)
     with pytest.raises(ProtocolError, match="no entry"):
         protocol.announce(0, Mapping(0, Segment(0, 0, 0)))
 
 
 def test_early_messages_are_processed_in_order_at_the_start() -> None:
     script = Script(settings())
-    script.write_target(1, pack_segment(Segment(0x7000, 77, 100), "little"))
+    script.write_target(1, 0x7000, 77, 100)
     script.receive(Op.DATA, 10)
     script.receive(Op.CREDIT, 9)
     script.receive_control(SHUTDOWN)
@@ -92,10 +91,7 @@ def test_early_messages_are_processed_in_order_at_the_start() -> None:
     assert (protocol.inbound.available, protocol.peer_finished, protocol.room) == (0, False, 0)
     script.start()
     assert (protocol.inbound.available, protocol.state) == (10, StreamState.SENDING)
-    assert [protocol.send(100).target.addr for _ in range(2)] == [0x6000, 0x7000]
-
-
-def test_early_data_after_shutdown_is_refused_at_the_start() -> None:
+    assert addresses(script.send_all()) == [0x6000, 0x7000]
     script = Script(settings())
     script.receive_control(SHUTDOWN)
     script.receive(Op.DATA, 10)
@@ -108,63 +104,296 @@ def test_a_peer_of_another_protocol_is_refused() -> None:
         Script(settings()).protocol.start(b"GET / HTTP/1.1")
 
 
-def test_a_peer_without_a_first_buffer_announces_one_later() -> None:
-    script = Script(settings())
-    script.peer = dataclasses.replace(script.peer, buffer=Segment(0, 0, 0))
-    script.start()
-    assert script.protocol.room == 0
-    script.write_target(1, pack_segment(Segment(0x7000, 77, 100), "little"))
+# --- received data, and the credits and buffers for the peer ---
+
+
+@pytest.mark.parametrize(("buffer", "ring"), [(64, 64), (65, 64)])
+def test_bytes_are_readable_up_to_the_end_of_the_ring(buffer: int, ring: int) -> None:
+    """The last byte of an odd buffer is not used."""
+    script = started(buffer=buffer)
+    inbound = script.protocol.inbound
+    script.consume(50)
+    (update,) = script.posted()
+    assert unpack_segment(update.payload, "little") == Segment(BUFFER, BUFFER_KEY, 32)
+    script.receive(Op.DATA, 14)
+    script.receive(Op.DATA, 30)
+    assert [inbound.readable(limit) for limit in (5, 100)] == [(50, 5), (50, ring - 50)]
+    inbound.consume(14)
+    assert (inbound.available, inbound.readable(100)) == (30, (0, 30))
+    (update,) = script.posted()
+    assert unpack_segment(update.payload, "little") == Segment(BUFFER + 32, BUFFER_KEY, 32)
+
+
+def test_counters_wrap_around() -> None:
+    script = Script(settings(buffer=64, messages=50), buffer=Segment(0, 66, 1 << 20)).start()
+    limit = 50
+    for number in range(1, 70_000):
+        script.consume(1)
+        for update in script.posted():
+            limit = unpack_message(update.message)[1]
+        assert 25 < limit - number & 0xFFFF <= 50
+        script.protocol.send(1)
+        script.receive(Op.CREDIT, number + 8 & 0xFFFF)
+        assert script.protocol.outbound.credits == 8
+
+
+@pytest.mark.parametrize(("unread", "nbytes"), [(0, 65), (0, MAX_TRANSFER), (64, 1)])
+def test_more_data_than_was_announced_are_refused(unread: int, nbytes: int) -> None:
+    script = started(buffer=64)
+    script.receive(Op.DATA, unread)
+    assert script.posted() == []
+    error = f"{nbytes} bytes written, but had room for {64 - unread}"
+    with pytest.raises(ProtocolError, match=error):
+        script.receive(Op.DATA, nbytes)
+
+
+def test_a_half_is_announced_again_when_it_is_consumed() -> None:
+    script = started(buffer=64, messages=100)
+    script.receive(Op.DATA, 40)
+    script.protocol.inbound.consume(31)
+    assert script.posted() == []
+    script.protocol.inbound.consume(1)
+    half = pack_segment(Segment(BUFFER, BUFFER_KEY, 32), "little")
+    target = Segment(0x5000, 55, SEGMENT_SIZE)
+    assert script.posted() == [OutgoingMessage(pack_message(Op.CREDIT, 101), half, target)]
+
+
+@pytest.mark.parametrize("entries", [2, 3, 5])
+def test_the_peers_targets_are_written_in_turn(entries: int) -> None:
+    script = Script(settings(buffer=64), targets=Segment(0x5000, 55, entries)).start()
+    requests = script.posted()
+    for _ in range(10):
+        script.consume(32)
+        requests += script.posted()
+    assert [request.target.addr - 0x5000 for request in requests] == [
+        number % entries * SEGMENT_SIZE for number in range(1, 12)
+    ]
+    offsets = [unpack_segment(request.payload, "little").addr - BUFFER for request in requests]
+    assert offsets == [32, 0] * 5 + [32]
+
+
+@pytest.mark.parametrize(("op", "value"), [(Op.DATA, 1), (Op.IOMAP, 1)])
+def test_new_credits_are_sent_after_half_of_the_messages(op: Op, value: int) -> None:
+    script = started(buffer=1 << 20, messages=16, mappings=2)
+    for number in range(1, 25):
+        script.receive(op, value)
+        updates = [OutgoingMessage(pack_message(Op.CREDIT, number + 16))] if number % 8 == 0 else []
+        assert script.posted() == updates
+
+
+def test_a_buffer_comes_with_credits() -> None:
+    script = started(buffer=64, messages=16)
+    script.consume(32, message_size=8)
+    assert [unpack_message(request.message) for request in script.posted()] == [(Op.CREDIT, 20)]
+    for number in range(1, 9):
+        assert script.posted() == []
+        script.receive(Op.DATA, 1)
+        assert script.protocol.inbound.has_update == (number == 8)
+
+
+# --- sent data: targets and credits of the peer ---
+
+
+def test_targets_are_taken_in_turn_and_once() -> None:
+    script, found = started(), []
+    for number in range(1, 8):
+        script.receive_target(number % TARGETS, number, 77, 5, credits_=number + 8)
+        script.receive(Op.CREDIT, number + 8)
+        assert not any(script.sgl_memory)
+        found.append(script.protocol.send(script.protocol.room).target.addr)
+    assert found == [0x6000, 1, 2, 3, 4, 5, 6]
+    assert addresses(script.send_all()) == [7]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_target_in_the_wrong_entry_waits_for_its_turn(at_once: bool) -> None:
+    script = started()
+    script.protocol.send(100)
+    script.write_target(0, 0x8000, 88, 5)
+    if not at_once:
+        script.receive(Op.CREDIT, 8)
+        assert script.protocol.room == 0
+    script.receive_target(1, 0x7000, 77, 6)
+    assert addresses(script.send_all()) == [0x7000, 0x8000]
+
+
+def test_no_more_targets_are_taken_than_the_target_sgl_has() -> None:
+    script = started()
+    for number in range(10):
+        script.receive_target(number % TARGETS, 0x7000, 77, 5, credits_=50)
+    assert [target.length for target in script.send_all()] == [100, 5]
+
+
+def test_a_target_written_during_the_read_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device writes an entry from its first byte to its last; the length is read first."""
+    script, target = started(), Segment(0x7000, 77, 100)
+    script.protocol.send(100)
+
+    def read_during_a_write(data: memoryview, order: ByteOrder) -> Segment:
+        before = unpack_segment(data, order)
+        script.write_target(1, *target)
+        return before._replace(length=unpack_segment(data, order).length)
+
+    monkeypatch.setattr(outbound, "unpack_segment", read_during_a_write)
     script.receive(Op.CREDIT, 8)
-    assert script.protocol.send(100).target == Segment(0x7000, 77, 100)
+    assert script.protocol.send(1).target == Segment(0x7000, 77, 1)
+
+
+def test_a_target_behind_the_last_address_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="2 bytes at address"):
+        started().receive_target(1, LAST, 77, 2)
+
+
+def test_a_huge_target_takes_no_more_than_the_largest_transfer() -> None:
+    protocol = Script(settings(), buffer=Segment(0, 66, (1 << 32) - 1)).start().protocol
+    assert protocol.room == MAX_TRANSFER
+    protocol.send(MAX_TRANSFER)
+    assert protocol.send(5).target == Segment(MAX_TRANSFER, 66, 5)
+
+
+def test_a_peer_without_a_first_buffer_announces_one_later() -> None:
+    script = Script(settings(), buffer=Segment(0, 0, 0)).start()
+    assert script.protocol.room == 0
+    script.receive_target(1, 0x7000, 77, 100)
+    assert script.send_all() == [Segment(0x7000, 77, 100)]
+
+
+def test_each_message_takes_a_credit() -> None:
+    script = started()
+    assert len(script.send_all(limit=1)) == 8
+    script.receive(Op.CREDIT, 10)
+    assert (script.protocol.outbound.credits, script.protocol.room) == (2, 92)
+
+
+def test_on_iwarp_the_receives_of_a_busy_peer_suffice_for_all_messages() -> None:
+    """A message without a receive ends the connection.
+
+    The peer sends all that it may, and then takes no completions. All requests of this side
+    complete.
+    """
+    own = settings(buffer=64, messages=32, sends_messages=True)
+    script = Script(own, credits=32).start()
+    messages = len(script.send_all(limit=1)) + len(script.posted())
+    for nbytes in [1] * 24 + [8, 32]:
+        script.consume(nbytes)
+        messages += len(script.posted())
+    for end in (script.protocol.finish, script.protocol.leave):
+        end()
+        messages += len(script.posted())
+    assert 30 < messages <= 32
+
+
+@pytest.mark.parametrize(("credits_", "usable"), [(0, 0), (3, 3), (8, 6), (16, 12), (40, 34)])
+def test_on_iwarp_credits_are_reserved_for_control_messages(credits_: int, usable: int) -> None:
+    script = Script(settings(sends_messages=True), credits=credits_).start()
+    assert script.protocol.outbound.credits == usable
+
+
+# --- mappings ---
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_mapping_is_written_behind_the_targets(order: ByteOrder) -> None:
+    peer: dict[str, Any] = {"targets": Segment(0x5000, 55, 3), "byte_order": order, "mappings": 4}
+    protocol = Script(settings(), **peer).start().protocol
+    mapping = Mapping(1 << 40, Segment(0x9000, 99, 50))
+    assert protocol.announce(2, mapping) == OutgoingMessage(
+        pack_message(Op.IOMAP, 2),
+        pack_mapping(mapping, order),
+        Segment(0x5000 + 3 * SEGMENT_SIZE + 2 * MAPPING_SIZE, 55, MAPPING_SIZE),
+    )
+    assert protocol.outbound.credits == 7
+
+
+@pytest.mark.parametrize(("count", "index"), [(0, 0), (4, 4), (4, 100)])
+def test_a_mapping_beyond_the_peers_iomap_list_is_refused(count: int, index: int) -> None:
+    protocol = Script(settings(), mappings=count).start().protocol
+    with pytest.raises(ProtocolError, match=f"no entry for mapping {index}"):
+        protocol.announce(index, Mapping(0, Segment(0, 0, 0)))
+    assert protocol.outbound.credits == 8
+
+
+def receive_mapping(script: Script, index: int, mapping: Mapping) -> None:
+    start = TARGETS * SEGMENT_SIZE + index * MAPPING_SIZE
+    packed = pack_mapping(mapping, script.settings.byte_order)
+    script.sgl_memory[start : start + MAPPING_SIZE] = packed
+    script.receive(Op.IOMAP, 1 << 16 | index)  # an index has 16 bits
+
+
+def test_a_range_is_found_where_one_mapping_covers_it() -> None:
+    script = started(mappings=2)
+    receive_mapping(script, 1, Mapping(1000, Segment(0x9000, 99, 50)))
+    receive_mapping(script, 0, Mapping(2000, Segment(0xA000, 88, 60)))
+    find_mapped = script.protocol.outbound.find_mapped
+    assert find_mapped(1000, 50) == Segment(0x9000, 99, 50)
+    assert find_mapped(1049, 1) == Segment(0x9000 + 49, 99, 1)
+    assert find_mapped(2010, 20) == Segment(0xA000 + 10, 88, 20)
+    for offset, nbytes in [(999, 1), (999, 2), (1050, 1), (1049, 2), (1000, 51), (0, 0)]:
+        assert find_mapped(offset, nbytes) is None
+    receive_mapping(script, 1, Mapping(0, Segment(0xB000, 77, 60)))  # a replacement
+    assert find_mapped(1000, 1) is None
+    assert find_mapped(0, 60) == Segment(0xB000, 77, 60)
+
+
+@pytest.mark.parametrize(("count", "index"), [(0, 0), (2, 2), (2, 0xFFFF)])
+def test_a_mapping_of_an_unknown_index_is_refused(count: int, index: int) -> None:
+    with pytest.raises(ProtocolError, match=f"mapping {index}, which does not exist"):
+        started(mappings=count).receive(Op.IOMAP, index)
+
+
+def test_a_mapping_behind_the_last_address_is_refused() -> None:
+    script = started(mappings=1)
+    with pytest.raises(ProtocolError, match="at address"):
+        receive_mapping(script, 0, Mapping(0, Segment(LAST, 99, 2)))
+    assert script.protocol.outbound.mappings == {}
+
+
+@pytest.mark.parametrize(
+    ("mappings", "peer_credits", "allowed"), [(3, 16, 3), (128, 16, 4), (0, 16, 0)]
+)
+def test_mappings_leave_the_peer_credits(mappings: int, peer_credits: int, allowed: int) -> None:
+    """rsocket never returns the credit that an announcement uses."""
+    script = Script(settings(), credits=peer_credits, mappings=mappings)
+    assert script.protocol.peer_mappings == 0
+    assert script.start().protocol.peer_mappings == allowed
 
 
 # --- byte orders ---
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_message_in_a_send_has_the_byte_order_of_its_sender(order: ByteOrder) -> None:
-    script = Script(settings(byte_order=order, sends_messages=True))
+@pytest.mark.parametrize("sends_messages", [False, True])
+def test_a_message_in_a_send_has_the_byte_order_of_its_sender(
+    order: ByteOrder, sends_messages: bool
+) -> None:
+    """Immediate data is not swapped."""
     other: ByteOrder = "little" if order == "big" else "big"
-    script.peer = dataclasses.replace(script.peer, byte_order=other)
-    early = swapped(pack_message(Op.DATA, 3))
-    script.protocol.received(early)
+    script = Script(settings(byte_order=order, sends_messages=sends_messages), byte_order=other)
+
+    def receive(op: Op, value: int) -> None:
+        message = pack_message(op, value)
+        swapped = int.from_bytes(message.to_bytes(4, "big"), "little")
+        script.protocol.received(swapped if sends_messages else message)
+
+    receive(Op.DATA, 3)
     script.start()
     (update,) = script.posted()
-    assert unpack_message(update.message) == (Op.CREDIT, 1 + 16 - RESERVED_RECEIVES)
+    reserved = RESERVED_RECEIVES if sends_messages else 0
+    assert unpack_message(update.message) == (Op.CREDIT, 1 + 16 - reserved)
     assert unpack_segment(update.payload, other) == Segment(BUFFER + 32, BUFFER_KEY, 32)
-    script.protocol.received(swapped(pack_message(Op.DATA, 4)))
+    receive(Op.DATA, 4)
     assert script.protocol.inbound.available == 7
-    assert unpack_message(script.protocol.send(5).message) == (Op.DATA, 5)
+    assert unpack_message(script.protocol.send(100).message) == (Op.DATA, 100)
+    script.write_target(1, 0x7000, 77, 9)
+    receive(Op.CREDIT, 20)
+    assert script.send_all() == [Segment(0x7000, 77, 9)]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_immediate_data_is_not_swapped(order: ByteOrder) -> None:
-    script = started(byte_order=order)
-    script.write_target(1, pack_segment(Segment(0x7000, 77, 9), order))
-    script.receive(Op.CREDIT, 9)
-    script.receive(Op.DATA, 4)
-    assert script.protocol.inbound.available == 4
-    assert [script.protocol.send(n).target.length for n in (100, 9)] == [100, 9]
-
-
-@pytest.mark.parametrize("sends_messages", [False, True])
-def test_machines_of_different_byte_orders_exchange_data(sends_messages: bool) -> None:
-    one, other = connected(
-        settings(byte_order="little", sends_messages=sends_messages),
-        settings(byte_order="big", sends_messages=sends_messages, mappings=1),
-    )
-    one.write(b"hello")
-    one.announce(0, Mapping(1, Segment(2, 3, 4)))
-    one.deliver()
-    assert other.read(9) == b"hello"
-    assert other.protocol.outbound.mappings == {0: (1, (2, 3, 4))}
-
-
-# --- control messages ---
+# --- control messages and the end ---
 
 
 def test_posted_control_messages_are_bounded() -> None:
-    script = Script(settings(buffer=1 << 20, messages=16)).start()
+    script = Script(settings(buffer=1 << 20)).start()
     protocol = script.protocol
     for _ in range(MAX_CONTROLS):
         assert protocol.next_control_message() is not None
@@ -173,34 +402,21 @@ def test_posted_control_messages_are_bounded() -> None:
     assert protocol.inbound.has_update
     assert protocol.next_control_message() is None
     protocol.control_completed()
-    assert protocol.next_control_message() == OutgoingMessage(
-        pack_message(Op.CREDIT, 8 * MAX_CONTROLS + 16)
-    )
+    update = OutgoingMessage(pack_message(Op.CREDIT, 8 * MAX_CONTROLS + 16))
+    assert protocol.next_control_message() == update
     assert protocol.next_control_message() is None
 
 
-def test_credit_updates_precede_control_messages() -> None:
-    script = Script(settings()).start()
-    script.protocol.finish()
-    assert [unpack_message(request.message)[0] for request in script.posted()] == [
-        Op.CREDIT,
-        Op.CONTROL,
-    ]
-
-
 def test_all_controls_are_completed_after_the_last_completion() -> None:
-    protocol = started().protocol
-    completed = [protocol.all_controls_completed]
+    protocol, completed, ops = Script(settings()).start().protocol, [], []
     protocol.finish()
-    completed.append(protocol.all_controls_completed)
-    assert protocol.next_control_message() == OutgoingMessage(pack_message(Op.CONTROL, SHUTDOWN))
-    completed.append(protocol.all_controls_completed)
-    protocol.control_completed()
-    completed.append(protocol.all_controls_completed)
-    assert completed == [True, False, False, True]
-
-
-# --- the end ---
+    while message := protocol.next_control_message():
+        ops.append(unpack_message(message.message)[0])
+    for _ in ops:
+        completed.append(protocol.all_controls_completed)
+        protocol.control_completed()
+    assert (completed, protocol.all_controls_completed) == ([False, False], True)
+    assert ops == [Op.CREDIT, Op.CONTROL]  # credit updates come first
 
 
 def test_a_finished_side_still_receives_and_sends_credits() -> None:
@@ -218,27 +434,23 @@ def test_a_finished_peer_gets_no_credits() -> None:
     script = started()
     script.receive(Op.DATA, 32)
     script.receive_control(SHUTDOWN)
-    script.protocol.inbound.consume(32)
+    protocol = script.protocol
+    protocol.inbound.consume(32)
     assert script.posted() == []
-    assert (script.protocol.state, script.protocol.room) == (StreamState.SENDING, 100)
-    assert (script.protocol.peer_finished, script.protocol.peer_left) == (True, False)
-    script.protocol.finish()
-    assert script.posted_controls() == [DISCONNECT]
-    assert script.protocol.state is StreamState.ENDED
+    assert (protocol.state, protocol.room) == (StreamState.SENDING, 100)
+    assert (protocol.peer_finished, protocol.peer_left) == (True, False)
+    protocol.finish()
+    assert (script.posted_controls(), protocol.state) == ([DISCONNECT], StreamState.ENDED)
 
 
 @pytest.mark.parametrize("control", [SHUTDOWN, DISCONNECT])
-def test_bytes_received_before_the_end_can_be_read(control: Control) -> None:
+def test_bytes_received_before_the_end_can_be_read_and_later_ones_are_refused(
+    control: Control,
+) -> None:
     script = started()
     script.receive(Op.DATA, 20)
     script.receive_control(control)
     assert script.protocol.inbound.readable(100) == (0, 20)
-
-
-@pytest.mark.parametrize("control", [SHUTDOWN, DISCONNECT])
-def test_data_after_the_end_is_refused(control: Control) -> None:
-    script = started()
-    script.receive_control(control)
     with pytest.raises(ProtocolError, match="after SHUTDOWN or DISCONNECT"):
         script.receive(Op.DATA, 1)
 
@@ -249,10 +461,8 @@ def test_a_side_that_left_takes_no_data() -> None:
     assert (script.posted_controls(), script.protocol.has_left) == ([DISCONNECT], True)
     for _ in range(100):
         script.receive(Op.DATA, 60)
-    assert script.protocol.inbound.available == 0
-    assert script.posted() == []
     script.protocol.leave()
-    assert script.posted_controls() == []
+    assert (script.protocol.inbound.available, script.posted()) == (0, [])
 
 
 def test_a_peer_that_left_gets_no_messages() -> None:
@@ -262,20 +472,16 @@ def test_a_peer_that_left_gets_no_messages() -> None:
     assert (protocol.room, protocol.peer_left, protocol.peer_finished) == (0, True, True)
     protocol.finish()
     protocol.leave()
-    assert script.posted_controls() == []
-    assert protocol.state is StreamState.ENDED
+    assert (script.posted_controls(), protocol.state) == ([], StreamState.ENDED)
 
 
 def test_a_lost_connection_drops_control_messages() -> None:
     script = started()
     script.protocol.finish()
-    script.protocol.connection_lost()
-    assert script.posted_controls() == []
-    assert (script.protocol.state, script.protocol.room) == (StreamState.BROKEN, 0)
-    script.protocol.connection_lost()
-    script.protocol.leave()
-    assert script.posted_controls() == []
-    assert script.protocol.state is StreamState.BROKEN
+    for end in (script.protocol.connection_lost, script.protocol.leave):
+        end()
+        assert script.posted_controls() == []
+        assert (script.protocol.state, script.protocol.room) == (StreamState.BROKEN, 0)
 
 
 def test_keepalives_are_ignored() -> None:
@@ -285,24 +491,14 @@ def test_keepalives_are_ignored() -> None:
     assert (script.posted(), script.protocol.state) == ([], StreamState.OPEN)
 
 
-@pytest.mark.parametrize("value", [3, 4, MAX_TRANSFER])
-def test_other_control_messages_are_refused(value: int) -> None:
-    with pytest.raises(ProtocolError, match=f"control message {value}"):
-        started().receive(Op.CONTROL, value)
-
-
-@pytest.mark.parametrize("op", sorted(set(range(8)) - set(Op)))
-def test_other_messages_are_refused(op: int) -> None:
-    with pytest.raises(ProtocolError, match=f"{op << 29 | 5:#010x}"):
-        started().protocol.received(op << 29 | 5)
+OTHER_OPS = sorted(set(range(8)) - set(Op))
 
 
 @pytest.mark.parametrize(
-    ("mappings", "peer_credits", "allowed"), [(3, 16, 3), (128, 16, 4), (0, 16, 0)]
+    ("message", "error"),
+    [(op << 29 | 5, f"{op << 29 | 5:#010x}") for op in OTHER_OPS]
+    + [(pack_message(Op.CONTROL, n), f"control message {n}") for n in (3, 4, MAX_TRANSFER)],
 )
-def test_mappings_leave_the_peer_credits(mappings: int, peer_credits: int, allowed: int) -> None:
-    """rsocket never returns the credit that an announcement uses."""
-    script = Script(settings())
-    assert script.protocol.peer_mappings == 0
-    script.peer = dataclasses.replace(script.peer, credits=peer_credits, mappings=mappings)
-    assert script.start().protocol.peer_mappings == allowed
+def test_other_messages_are_refused(message: int, error: str) -> None:
+    with pytest.raises(ProtocolError, match=error):
+        started().protocol.received(message)

@@ -6,28 +6,17 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
+from loops import block_until
 
 from aiordma.loop import Loop, ensure_called, running_loop, threadsafe_call
-
-if TYPE_CHECKING:
-    pass
-
-TIME_LIMIT = 10.0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIME_LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.001)
+from aiordma.loop.threadsafe_call import IDLE_ROUNDS, _Watcher
 
 
 class FakeLoop:
@@ -35,221 +24,132 @@ class FakeLoop:
 
     def __init__(self, *, closed: bool = False) -> None:
         self.closed = closed
+        self.checks = 0
         self.scheduled: list[Callable[[], None]] = []
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
         self.scheduled.append(callback)
 
     def is_closed(self) -> bool:
+        self.checks += 1
         return self.closed
+
+    def was_checked(self, times: int) -> bool:
+        return self.checks > times
+
+    def ensure_called(self, callback: Callable[[], None]) -> None:
+        ensure_called(cast(Loop, self), callback)
 
     def run(self) -> None:
         while self.scheduled:
             self.scheduled.pop()()
 
 
-def ensure_called_by(loop: FakeLoop, callback: Callable[[], None]) -> None:
-    """ensure_called() on a FakeLoop, which has all the methods that it uses."""
-    ensure_called(cast(Loop, loop), callback)
-
-
-class Calls:
-    """The calls of numbered callbacks, and the threads that made them."""
-
-    def __init__(self) -> None:
-        self.made: list[int] = []
-        self.threads: list[threading.Thread] = []
-
-    def __len__(self) -> int:
-        return len(self.made)
-
-    def number(self, number: int = 0) -> Callable[[], None]:
-        def call() -> None:
-            self.threads.append(threading.current_thread())
-            self.made.append(number)
-
-        return call
-
-
-@pytest.fixture
-def calls() -> Calls:
-    return Calls()
-
-
-class Watchers:
-    """The library's threads that were started after this object was made."""
-
-    def __init__(self) -> None:
-        self._before = set(threading.enumerate())
-
-    @property
-    def count(self) -> int:
-        new = set(threading.enumerate()) - self._before
-        return sum(thread.name.startswith("aiordma") for thread in new)
-
-
-@pytest.fixture
-def watchers(monkeypatch: pytest.MonkeyPatch) -> Watchers:
+@pytest.fixture(autouse=True)
+def watcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Watcher]:
     """A watcher for this test alone. It has no thread at first, and its idle thread ends soon."""
-    monkeypatch.setattr(threadsafe_call, "_watcher", threadsafe_call._Watcher())
+    made = _Watcher()
+    monkeypatch.setattr(threadsafe_call, "_watcher", made)
     monkeypatch.setattr(threadsafe_call, "WATCH_SECONDS", 0.002)
-    return Watchers()
-
-
-@pytest.fixture
-def loops(watchers: Watchers) -> Iterator[Callable[[], asyncio.AbstractEventLoop]]:
-    """A function that makes loops. All are closed at the end, so that the watcher stops."""
-    made: list[asyncio.AbstractEventLoop] = []
-
-    def make() -> asyncio.AbstractEventLoop:
-        made.append(asyncio.new_event_loop())
-        return made[-1]
-
-    yield make
-    for loop in made:
-        loop.close()
-    wait_until(lambda: watchers.count == 0)
-
-
-MakeLoop = Callable[[], asyncio.AbstractEventLoop]
-
-
-# --- a loop that runs ---
+    yield made
+    block_until(lambda: not made._running, "the watching thread to end")
 
 
 @pytest.mark.asyncio
-async def test_a_running_loop_calls_it_on_its_own_thread(watchers: Watchers, calls: Calls) -> None:
-    loop = running_loop()
-    threading.Thread(target=lambda: ensure_called(loop, calls.number())).start()
-    async with asyncio.timeout(TIME_LIMIT):
-        while not calls:
-            await asyncio.sleep(0.001)
-        while watchers.count:
-            await asyncio.sleep(0.001)
-    assert calls.threads == [threading.current_thread()]
+async def test_a_running_loop_calls_on_its_own_thread_and_in_order() -> None:
+    loop, done, calls = running_loop(), asyncio.Event(), list[tuple[int, threading.Thread]]()
+
+    def call(number: int) -> None:
+        calls.append((number, threading.current_thread()))
+
+    def schedule() -> None:
+        for number in range(20):
+            ensure_called(loop, partial(call, number))
+        ensure_called(loop, done.set)
+
+    threading.Thread(target=schedule).start()
+    await done.wait()
+    assert calls == [(number, threading.current_thread()) for number in range(20)]
 
 
-@pytest.mark.asyncio
-async def test_a_running_loop_calls_in_order(watchers: Watchers, calls: Calls) -> None:
-    for number in range(20):
-        ensure_called(running_loop(), calls.number(number))
-    await asyncio.sleep(0)
-    assert calls.made == list(range(20))
-
-
-# --- a loop that is closed ---
-
-
-def test_on_a_closed_loop_the_calling_thread_calls_at_once(
-    loops: MakeLoop, watchers: Watchers, calls: Calls
-) -> None:
-    loop = loops()
-    loop.close()
-    ensure_called(loop, calls.number())
-    assert calls.threads == [threading.current_thread()]
-    assert watchers.count == 0
-
-
-def test_calls_of_a_loop_closed_later_are_made_by_the_watcher(
-    loops: MakeLoop, watchers: Watchers, calls: Calls
-) -> None:
-    loop = loops()
+def test_calls_of_a_loop_closed_later_are_made_by_the_watcher() -> None:
+    loop, calls = asyncio.new_event_loop(), list[int]()
     for number in range(3):
-        ensure_called(loop, calls.number(number))
+        ensure_called(loop, partial(calls.append, number))
+    assert not calls
     loop.close()
-    wait_until(lambda: len(calls) == 3 and watchers.count == 0)
-    assert calls.made == [0, 1, 2]
-    assert threading.current_thread() not in calls.threads
+    block_until(lambda: calls == [0, 1, 2], "three calls")
 
 
-# --- never twice ---
-
-
-@pytest.fixture
-def quick_switches() -> Iterator[None]:
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(usual)
-
-
-@pytest.mark.usefixtures("quick_switches")
-def test_a_loop_closed_concurrently_gets_each_call_made_exactly_once(
-    loops: MakeLoop, watchers: Watchers, calls: Calls
-) -> None:
-    each, rounds = 5, 200
+def test_a_loop_closed_concurrently_gets_each_call_once(watcher: _Watcher) -> None:
+    each, rounds, usual, calls = 5, 200, sys.getswitchinterval(), list[int]()
 
     def schedule_all(loop: asyncio.AbstractEventLoop, start: int) -> None:
         for number in range(start, start + each):
-            ensure_called(loop, calls.number(number))
+            ensure_called(loop, partial(calls.append, number))
 
-    for round_number in range(rounds):
-        loop = loops()
-        thread = threading.Thread(target=schedule_all, args=(loop, round_number * each))
-        thread.start()
-        for _ in range(round_number % 4):
-            loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
-        thread.join(TIME_LIMIT)
-    wait_until(lambda: len(calls) >= rounds * each)
-    wait_until(lambda: watchers.count == 0)
-    assert Counter(calls.made) == Counter(range(rounds * each))
+    sys.setswitchinterval(1e-6)
+    try:
+        for start in range(0, rounds * each, each):
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=schedule_all, args=(loop, start))
+            thread.start()
+            for _ in range(start // each % 4):
+                loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+            thread.join()
+        block_until(lambda: not watcher._running, "the watching thread to end")
+    finally:
+        sys.setswitchinterval(usual)
+    assert sorted(calls) == list(range(rounds * each))
 
 
-@pytest.mark.usefixtures("quick_switches")
-def test_the_loop_and_the_watcher_never_both_call_it(
-    watchers: Watchers, calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threadsafe_call, "WATCH_SECONDS", 0)
-    loop, count = FakeLoop(closed=True), 3000
-    for number in range(count):
-        ensure_called_by(loop, calls.number(number))
-        if number % 3 == 0:
-            loop.run()
+def test_a_callback_that_is_being_called_is_not_called_by_another_thread() -> None:
+    loop, calls = FakeLoop(closed=True), list[int]()
+
+    def call() -> None:
+        calls.append(0)
+        for run in loop.scheduled:
+            other = threading.Thread(target=run)
+            other.start()
+            other.join()
+
+    loop.ensure_called(call)
+    loop.ensure_called(partial(calls.append, 1))
+    block_until(lambda: len(calls) == 2, "both calls")
     loop.run()
-    wait_until(lambda: watchers.count == 0)
-    assert Counter(calls.made) == Counter(range(count))
-    assert len(set(calls.threads)) > 1  # otherwise there was no race
+    assert sorted(calls) == [0, 1]
 
 
-# --- the watcher ---
-
-
-def test_the_watching_thread_ends_and_is_started_again(watchers: Watchers, calls: Calls) -> None:
-    for count in (1, 2, 3):
-        loop = FakeLoop()
-        ensure_called_by(loop, calls.number())
-        assert watchers.count == 1
-        time.sleep(0.02)
-        assert watchers.count == 1  # something is outstanding
+def test_the_watching_thread_waits_for_the_last_call(watcher: _Watcher) -> None:
+    for _ in range(2):
+        loop, calls = FakeLoop(), list[int]()
+        loop.ensure_called(partial(calls.append, 1))
+        block_until(partial(loop.was_checked, 2 * IDLE_ROUNDS), "many checks")
+        assert watcher._running
         loop.run()
-        assert len(calls) == count
-        wait_until(lambda: watchers.count == 0)
+        assert calls == [1]
+        block_until(lambda: not watcher._running, "the watching thread to end")
 
 
-def test_nothing_is_referenced_after_the_call(watchers: Watchers) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+def test_nothing_is_referenced_after_the_call(closed: bool) -> None:
     class Owner:
-        def finish(self) -> None:
+        def call(self) -> None:
             pass
 
     outstanding = FakeLoop()  # keeps the watcher running
-    ensure_called_by(outstanding, lambda: None)
-    for closed in (False, True):
-        owner, loop = Owner(), FakeLoop(closed=closed)
-        references = weakref.ref(owner), weakref.ref(loop)
-        ensure_called_by(loop, owner.finish)
-        if closed:
-            loop.scheduled.clear()
-        else:
-            loop.run()
-        del owner, loop
-        wait_until(partial(are_dead, references))
+    outstanding.ensure_called(lambda: None)
+    owner, loop = Owner(), FakeLoop(closed=closed)
+    references: list[weakref.ref[Any]] = [weakref.ref(owner), weakref.ref(loop)]
+    loop.ensure_called(owner.call)
+    if closed:
+        loop.scheduled.clear()
+    else:
+        loop.run()
+    del owner, loop
+    block_until(lambda: not any(one() for one in references), "the call to be forgotten")
     outstanding.run()
-    wait_until(lambda: watchers.count == 0)
-
-
-def are_dead(references: tuple[weakref.ref[Any], ...]) -> bool:
-    return all(reference() is None for reference in references)
 
 
 def test_an_outstanding_call_does_not_keep_the_interpreter_from_exiting() -> None:
@@ -263,58 +163,24 @@ def test_an_outstanding_call_does_not_keep_the_interpreter_from_exiting() -> Non
     assert (ended.stdout, ended.stderr) == ("", "")
 
 
-def test_without_a_thread_ensure_called_does_not_wait_either(
-    watchers: Watchers, calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class CheckedLoop(FakeLoop):
-        checks = 0
-
-        def is_closed(self) -> bool:
-            self.checks += 1
-            if threading.current_thread() is threading.main_thread() and self.checks > 3:
-                raise AssertionError("the loop's thread waits for the loop")
-            return False
-
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    loop = CheckedLoop()
-    monkeypatch.setattr(threading.Thread, "start", start)
-    ensure_called_by(loop, calls.number())
-    assert len(calls) == 0
-    loop.run()
-    assert len(calls) == 1
-
-
 def test_a_call_without_a_thread_is_watched_with_the_next_call(
-    watchers: Watchers, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    watcher: _Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    loop = FakeLoop(closed=True)
+    loop, calls = FakeLoop(closed=True), list[int]()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        ensure_called_by(loop, calls.number(1))
-    assert (len(calls), watchers.count) == (0, 0)
-    ensure_called_by(loop, calls.number(2))
-    wait_until(lambda: calls.made == [1, 2])
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
+        loop.ensure_called(partial(calls.append, 1))
+    assert (calls, loop.checks, watcher._running) == ([], 0, False)  # it does not wait either
+    loop.ensure_called(partial(calls.append, 2))
+    block_until(lambda: calls == [1, 2], "both calls")
 
 
-def test_a_callback_that_raises_does_not_keep_others_from_being_called(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def fail() -> None:
-        raise RuntimeError("raised by the callback")
-
-    calls = Calls()
-    loop = FakeLoop()
-    ensure_called_by(loop, fail)
-    ensure_called_by(loop, calls.number(1))
-    loop.closed = True
-    wait_until(lambda: len(calls) == 1)
-    later = FakeLoop()
-    ensure_called_by(later, calls.number(2))
-    later.closed = True
-    wait_until(lambda: len(calls) == 2)
-    assert "raised by the callback" in caplog.text
+def test_a_callback_that_raises_does_not_stop_others(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+    for number in (1, 2):
+        loop = FakeLoop()
+        loop.ensure_called(Mock(side_effect=ZeroDivisionError("in a callback")))
+        loop.ensure_called(partial(calls.append, number))
+        loop.closed = True
+        block_until(partial(calls.count, number), "the other call")
+    assert "in a callback" in caplog.text

@@ -3,72 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import os
-import threading
 import weakref
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import trio
 import trio.lowlevel
+from simulator import Simulation
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from aiordma._native import fast_path
-from aiordma.loop import (
-    FairSemaphore,
-    LoopTimeBudget,
-    WaitQueue,
-    cancellation_of,
-    checkpoint,
-    checkpoint_of,
-    ensure_called,
-    running_loop,
-    task_group,
-)
-from aiordma.loop.trio_loop import TrioFuture, TrioLoop
+from aiordma.loop import FairSemaphore, LoopTimeBudget, ensure_called, running_loop
+from aiordma.loop.checkpoints import cancellation_of, checkpoint, checkpoint_of
+from aiordma.loop.trio_loop import TrioLoop
 
-pytestmark = pytest.mark.usefixtures("time_limit")
-
-
-def on_trio(test: Callable[..., Any]) -> Callable[..., None]:
-    """Run a test on trio, and assert that all system tasks of aiordma have ended after it."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        async def body() -> None:
-            before = system_tasks()
-            await test(**fixtures)
-            await wait_all_tasks_blocked()
-            assert system_tasks() == before
-
-        trio.run(body, strict_exception_groups=True)
-
-    return run
-
-
-def system_tasks() -> set[trio.lowlevel.Task]:
-    root = trio.lowlevel.current_root_task()
-    assert root is not None
-    return {
-        task
-        for nursery in root.child_nurseries
-        for task in nursery.child_tasks
-        if task.name.startswith("aiordma")
-    }
-
-
-@asynccontextmanager
-async def pipe() -> AsyncIterator[tuple[int, int]]:
-    ends = os.pipe2(os.O_NONBLOCK)
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            os.close(end)
+pytestmark = [pytest.mark.usefixtures("time_limit"), pytest.mark.loops("trio")]
 
 
 def loop() -> TrioLoop:
@@ -77,33 +28,12 @@ def loop() -> TrioLoop:
     return running
 
 
-# --- running_loop ---
+def test_each_run_has_one_loop() -> None:
+    async def loops() -> list[TrioLoop]:
+        return [loop(), loop()]
 
-
-@on_trio
-async def test_a_run_has_one_loop() -> None:
-    assert loop() is loop()
-
-
-def test_another_run_has_another_loop() -> None:
-    seen = []
-
-    async def note() -> None:
-        seen.append(loop())
-
-    trio.run(note)
-    trio.run(note)
-    assert seen[0] is not seen[1]
-
-
-def test_on_asyncio_the_asyncio_loop_is_found_although_trio_is_imported() -> None:
-    async def note() -> object:
-        return running_loop() is asyncio.get_running_loop()
-
-    assert asyncio.run(note())
-
-
-def test_running_loop_outside_of_any_loop_raises() -> None:
+    first, second = trio.run(loops), trio.run(loops)
+    assert first[0] is first[1] is not second[0]
     with pytest.raises(RuntimeError, match="no running event loop"):
         running_loop()
 
@@ -130,23 +60,11 @@ def test_trio_as_a_guest_of_asyncio() -> None:
     assert asyncio.run(host()) == (True, True)
 
 
-# --- futures ---
-
-
-async def wait_for(future: TrioFuture) -> None:
-    await future
-
-
-@on_trio
-async def test_awaiting_a_set_future_is_a_checkpoint() -> None:
+async def test_a_future_is_a_checkpoint_and_cancelling_sets_it(simulation: Simulation) -> None:
     future = loop().create_future()
     future.set_result(None)
     with assert_checkpoints():
         await future
-
-
-@on_trio
-async def test_a_future_whose_waiter_was_cancelled_is_done() -> None:
     future = loop().create_future()
     with trio.move_on_after(0) as scope:
         await future
@@ -155,11 +73,9 @@ async def test_a_future_whose_waiter_was_cancelled_is_done() -> None:
     future.set_result(None)  # has no effect
 
 
-@on_trio
-async def test_a_wake_up_before_the_cancellation_has_priority() -> None:
+async def test_a_wake_up_before_the_cancellation_has_priority(simulation: Simulation) -> None:
     """trio does not cancel a task that was woken already. So the task gets the unit."""
-    semaphore = FairSemaphore(loop(), 0)
-    acquired = []
+    semaphore, acquired = FairSemaphore(loop(), 0), []
 
     async def acquire() -> None:
         await semaphore.acquire()
@@ -174,261 +90,114 @@ async def test_a_wake_up_before_the_cancellation_has_priority() -> None:
     assert (acquired, semaphore.free) == (["a unit"], 0)
 
 
-# --- readers ---
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe2(os.O_NONBLOCK)
+    yield ends
+    for end in ends:
+        os.close(end)
 
 
-@on_trio
-async def test_a_reader_is_called_while_there_is_something_to_read() -> None:
-    async with pipe() as (read_end, write_end):
-        calls = []
+async def test_a_reader_is_called_while_there_is_something_to_read(
+    simulation: Simulation, pipe: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of the callback is logged, and the reader stays."""
+    calls = []
 
-        def read() -> None:
-            calls.append(os.read(read_end, 1))
+    def read() -> None:
+        calls.append(os.read(pipe[0], 1))
+        raise ValueError("in a callback")
 
-        loop().add_reader(read_end, read)
-        os.write(write_end, b"abc")
-        while len(calls) < 3:
-            await trio.lowlevel.checkpoint()
-        loop().remove_reader(read_end)
-        os.write(write_end, b"d")
-        await wait_all_tasks_blocked()
+    loop().add_reader(pipe[0], read)
+    os.write(pipe[1], b"abc")
+    while len(calls) < 3:
+        await trio.lowlevel.checkpoint()
+    loop().remove_reader(pipe[0])
+    os.write(pipe[1], b"d")
+    await wait_all_tasks_blocked()
     assert calls == [b"a", b"b", b"c"]
+    assert "in a callback" in caplog.text
 
 
-@on_trio
-async def test_a_reader_that_is_removed_is_not_called_again() -> None:
+async def test_a_reader_starves_no_task_and_is_not_called_after_its_removal(
+    simulation: Simulation,
+    pipe: tuple[int, int],
+) -> None:
     """Not even if the descriptor is readable and the task of the reader is about to run."""
-    async with pipe() as (read_end, write_end):
-        calls: list[int] = []
-        loop().add_reader(read_end, lambda: calls.append(1))
-        await wait_all_tasks_blocked()
-        os.write(write_end, b"x")
-
-        async def remove() -> None:
-            while not calls:
-                await trio.lowlevel.checkpoint()
-            loop().remove_reader(read_end)
-            calls.clear()
-
-        await remove()
-        for _ in range(10):
-            await trio.lowlevel.checkpoint()
+    calls: list[int] = []
+    loop().add_reader(pipe[0], lambda: calls.append(1))
+    await wait_all_tasks_blocked()
+    os.write(pipe[1], b"x")
+    for _ in range(100):
+        await trio.lowlevel.checkpoint()
+    assert 10 < len(calls) <= 100
+    loop().remove_reader(pipe[0])
+    calls.clear()
+    for _ in range(10):
+        await trio.lowlevel.checkpoint()
     assert calls == []
 
 
-@on_trio
-async def test_a_descriptor_can_be_closed_right_after_remove_reader() -> None:
-    """The test closes it before the task has begun, while it waits, and in the callback."""
-    read_end, write_end = os.pipe()
-    loop().add_reader(read_end, lambda: None)
-    loop().remove_reader(read_end)
-    os.close(read_end)
-    os.close(write_end)
-    await wait_all_tasks_blocked()
+async def test_a_descriptor_can_be_closed_right_after_remove_reader(simulation: Simulation) -> None:
+    """Before its task has begun, while it waits, and in the callback. Its number is used again."""
+    calls, root = [], trio.lowlevel.current_root_task()
+    assert root is not None
+    before = [len(nursery.child_tasks) for nursery in root.child_nurseries]
+    for moment in ("before", "waiting", "callback"):
+        read_end, write_end = os.pipe()
 
-    read_end, write_end = os.pipe()
-    loop().add_reader(read_end, lambda: None)
-    await wait_all_tasks_blocked()
-    loop().remove_reader(read_end)
-    os.close(read_end)
-    os.close(write_end)
-    await wait_all_tasks_blocked()
-
-    read_end, write_end = os.pipe()
-
-    def close() -> None:
-        loop().remove_reader(read_end)
-        os.close(read_end)
-
-    loop().add_reader(read_end, close)
-    os.write(write_end, b"x")
-    await wait_all_tasks_blocked()
-    os.close(write_end)
-
-
-@on_trio
-async def test_the_number_of_a_closed_descriptor_can_be_used_again() -> None:
-    calls: list[str] = []
-    for name in ("first", "second"):
-        async with pipe() as (read_end, write_end):
-
-            def read(name: str = name, read_end: int = read_end) -> None:
-                calls.append(name)
-                os.read(read_end, 1)
-
-            loop().add_reader(read_end, read)
-            os.write(write_end, b"x")
-            while name not in calls:
-                await trio.lowlevel.checkpoint()
+        def close(read_end: int = read_end) -> None:
             loop().remove_reader(read_end)
-    assert calls == ["first", "second"]
+            os.close(read_end)
+            calls.append(read_end)
+
+        loop().add_reader(read_end, close)
+        if moment != "before":
+            await wait_all_tasks_blocked()
+        if moment == "callback":
+            os.write(write_end, b"x")
+        else:
+            close()
+        await wait_all_tasks_blocked()
+        os.close(write_end)
+    assert len(calls) == 3
+    assert len(set(calls)) == 1
+    assert [len(nursery.child_tasks) for nursery in root.child_nurseries] == before
 
 
-@on_trio
-async def test_a_failing_callback_is_logged_and_its_reader_stays(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with pipe() as (read_end, write_end):
-        calls = []
+def test_the_loop_is_closed_after_the_run_and_not_referenced(pipe: tuple[int, int]) -> None:
+    """Readers and timers that remain end with it."""
 
-        def read() -> None:
-            calls.append(os.read(read_end, 1))
-            raise ValueError("in a callback")
-
-        loop().add_reader(read_end, read)
-        os.write(write_end, b"ab")
-        while len(calls) < 2:
-            await trio.lowlevel.checkpoint()
-        loop().remove_reader(read_end)
-    assert "in a callback" in caplog.text
-    caplog.clear()
-
-
-@on_trio
-async def test_a_reader_that_is_always_readable_starves_no_task() -> None:
-    async with pipe() as (read_end, write_end):
-        calls: list[int] = []
-        os.write(write_end, b"x")
-        loop().add_reader(read_end, lambda: calls.append(1))
-        with trio.fail_after(5):
-            for _ in range(100):
-                await trio.lowlevel.checkpoint()
-        loop().remove_reader(read_end)
-    assert 10 < len(calls) <= 100
-
-
-# --- timers, threads ---
-
-
-@on_trio
-async def test_call_soon_calls_in_the_next_iteration() -> None:
-    called = trio.Event()
-    loop().call_soon(called.set)
-    assert not called.is_set()
-    await called.wait()
-
-
-@on_trio
-async def test_yield_to_loop_is_a_checkpoint() -> None:
-    budget = LoopTimeBudget(loop(), fast_path.CompletionDispatcher(lambda: None))
-    with assert_checkpoints():
-        await budget.yield_to_loop()
-
-
-# --- the end of a run ---
-
-
-def test_the_loop_is_closed_after_the_run_and_not_referenced() -> None:
     async def main() -> TrioLoop:
-        running = loop()
-        assert not running.is_closed()
-        return running
+        loop().add_reader(pipe[0], pytest.fail)
+        loop().call_later(3600, pytest.fail)
+        assert not loop().is_closed()
+        return loop()
 
-    closed_loop = trio.run(main)
+    closed_loop, called = trio.run(main), list[None]()
     assert closed_loop.is_closed()
     with pytest.raises(RuntimeError):
-        closed_loop.call_soon_threadsafe(lambda: None)
-    closed_loop.remove_reader(0)
+        closed_loop.call_soon_threadsafe(pytest.fail)
+    ensure_called(closed_loop, lambda: called.append(None))
+    assert called
+    closed_loop.remove_reader(pipe[0])
     reference = weakref.ref(closed_loop)
     del closed_loop
     gc.collect()
     assert reference() is None
 
 
-def test_ensure_called_calls_after_the_end_of_the_run() -> None:
-    called = threading.Event()
-
-    async def main() -> TrioLoop:
-        return loop()
-
-    ensure_called(trio.run(main), called.set)
-    assert called.is_set()
-
-
-def test_remaining_readers_and_timers_end_with_the_run() -> None:
-    async def main() -> None:
-        loop().add_reader(read_end, lambda: None)
-        loop().call_later(3600, lambda: None)
-
-    read_end, write_end = os.pipe()
-    with closing(os.fdopen(read_end)), closing(os.fdopen(write_end)):
-        trio.run(main)
-
-
-# --- checkpoints and groups ---
-
-
-@on_trio
-async def test_checkpoints_on_trio() -> None:
+async def test_checkpoints_on_trio(simulation: Simulation) -> None:
     full_checkpoint, raise_if_cancelled = checkpoint_of(loop()), cancellation_of(loop())
     assert full_checkpoint is not None
     assert raise_if_cancelled is not None
-    with assert_checkpoints():
-        await full_checkpoint()
-    with assert_checkpoints():
-        await checkpoint()
+    budget = LoopTimeBudget(loop(), fast_path.CompletionDispatcher(lambda: None))
+    for function in (full_checkpoint, checkpoint, budget.yield_to_loop):
+        with assert_checkpoints():
+            await function()
     await raise_if_cancelled()
-    for function in (full_checkpoint, raise_if_cancelled, checkpoint):
+    for function in (full_checkpoint, checkpoint, raise_if_cancelled):
         with trio.CancelScope() as scope:
             scope.cancel()
             await function()
         assert scope.cancelled_caught
-
-
-def test_asyncio_requires_no_checkpoints() -> None:
-    async def main() -> None:
-        assert checkpoint_of(running_loop()) is None
-        assert cancellation_of(running_loop()) is None
-        calls = []
-        asyncio.get_running_loop().call_soon(lambda: calls.append(1))
-        await checkpoint()
-        assert not calls
-
-    asyncio.run(main())
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
-    return asyncio.run if request.param == "asyncio" else lambda coro: trio.run(_await, coro)
-
-
-async def _await(coro: Any) -> Any:
-    return await coro
-
-
-def test_a_group_waits_for_its_tasks(run: Callable[[Any], Any]) -> None:
-    async def main() -> list[int]:
-        done: list[int] = []
-        queue = WaitQueue(running_loop())
-
-        async def work(number: int) -> None:
-            await queue.wait()
-            done.append(number)
-
-        async with task_group(running_loop()) as tasks:
-            for number in range(3):
-                tasks.create_task(work(number))
-            budget = LoopTimeBudget(running_loop(), fast_path.CompletionDispatcher(lambda: None))
-            while len(queue) < 3:
-                await budget.yield_to_loop()
-            queue.wake_all()
-        return sorted(done)
-
-    assert run(main()) == [0, 1, 2]
-
-
-def test_a_group_ends_with_the_first_failure(run: Callable[[Any], Any]) -> None:
-    async def main() -> None:
-        async def wait() -> None:
-            await WaitQueue(running_loop()).wait()
-
-        async def fail() -> None:
-            raise ValueError("raised by a task")
-
-        async with task_group(running_loop()) as tasks:
-            tasks.create_task(wait())
-            tasks.create_task(fail())
-
-    with pytest.raises(ExceptionGroup) as group:
-        run(main())
-    assert [str(error) for error in group.value.exceptions] == ["raised by a task"]

@@ -1,75 +1,19 @@
-"""Helpers for tests of aiordma.anyio: run a test on every anyio backend, connect two streams."""
+"""Helpers for tests of aiordma.anyio: two connected streams, tasks, counts."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
-import sniffio
-import uvloop
-from helpers import DEFAULT, TIME_LIMIT, pending_requests
+from helpers import DEFAULT, pending_requests
 
 import aiordma
 import aiordma.anyio
 from aiordma import ConnectionOptions
 from aiordma.anyio import MessageListener, MessageStream, RdmaAttribute
 from aiordma.rdmacm import DeviceAddress
-
-uvloop.new_event_loop().close()  # libuv opens a pipe for its first loop, and never closes it
-
-
-class Backend(NamedTuple):
-    """The arguments of anyio.run(), and the package of the loop that then runs."""
-
-    library: str
-    options: dict[str, Any]
-    package: str
-
-    def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Run `main()` on this backend, and check that it is this one. The limit is TIME_LIMIT."""
-
-        async def checked() -> None:
-            assert sniffio.current_async_library() == self.library
-            if self.library == "asyncio":
-                assert type(asyncio.get_running_loop()).__module__.partition(".")[0] == self.package
-            with anyio.fail_after(TIME_LIMIT):
-                await main()
-
-        anyio.run(checked, backend=self.library, backend_options=self.options)
-
-
-BACKENDS = {
-    "asyncio": Backend("asyncio", {}, "asyncio"),
-    "uvloop": Backend("asyncio", {"use_uvloop": True}, "uvloop"),
-    "trio": Backend("trio", {}, "trio"),
-}
-
-
-def on_every_backend(function: Callable[..., Coroutine[object, None, None]]) -> Callable[..., None]:
-    """Make a test of an `async def` that runs on backends that selection.py chooses.
-
-    It can have the argument `backend`, the name of the backend.
-    """
-    signature = inspect.signature(function)
-    names = list(signature.parameters)
-
-    def test(backend: str, **arguments: object) -> None:
-        if "backend" in names:
-            arguments["backend"] = backend
-        BACKENDS[backend].run(functools.partial(function, **arguments))
-
-    parameters = list(signature.parameters.values())
-    if "backend" not in names:
-        parameters.append(inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY))
-    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    test.__name__, test.__doc__ = function.__name__, function.__doc__
-    test.__module__ = function.__module__
-    return test
 
 
 class Ends(NamedTuple):
