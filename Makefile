@@ -73,6 +73,7 @@ COPY = $(CURDIR)/build/$@
 IN_COPY = cd $(COPY) && PYTHONPATH=$(COPY):$(COPY)/tests $(CURDIR)/$(PY)
 coverage: SEEDS := 400
 coverage: $(READY)
+	@$(PY) -m pip install --quiet --group coverage
 	@export CFLAGS='-O0 --coverage -fprofile-update=atomic' && $(build_copy)
 	@$(IN_COPY) -m coverage run -m simulator.campaign --no-fork 0 $(SEEDS)
 	@for tests in $(COVERED_TESTS); do \

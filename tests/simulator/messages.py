@@ -242,6 +242,9 @@ class Direction:
         memory = bytearray(self.chance.randbytes(1000))
         async with self._registered(memory, AccessFlags(0)) as region:
             await self.sender.write(region, remote.remote)
+            if self.is_iwarp:  # which completes a write when it is sent, a read when it is answered
+                async with self._registered(bytearray(1), SHARED) as answer:
+                    await self.sender.read(remote.remote[:1], answer)
             assert memoryview(remote)[:1000] == memory
             memory[:] = b"?" * 1000
 
