@@ -364,7 +364,8 @@ class Connection(Registrar, AbortingContextManagerMixin):
         """Write `source` to the beginning of the peer's memory `remote`: RDMA WRITE.
 
         Registered memory is not copied, other memory is. write() returns when the request has
-        completed: the peer's device has all bytes, and `source` can be reused. See
+        completed: `source` can be reused, and the peer's device has all bytes. On iWARP the bytes
+        may still be on their way; a read() after the write shows that they have arrived. See
         ibv_post_send(3).
 
         Cancelling stops only the waiting. A write that is posted still happens, and `source` stays
