@@ -1,7 +1,8 @@
 """`python -m benchmarks.coverage_table`: print the coverage of each package, and check its floor.
 
 It reads what coverage.py and `gcovr --json-summary` have written, coverage.json and gcovr.json, in
-the working directory. pyproject.toml has the floors: [tool.aiordma.coverage].
+the working directory. pyproject.toml has the floors, and the reasons for what is not covered:
+[tool.aiordma.coverage].
 """
 
 from __future__ import annotations
@@ -72,9 +73,13 @@ def table(found: Mapping[str, Coverage], floors: Mapping[str, float]) -> tuple[l
 
 def main() -> None:
     python, c = (json.loads(Path(name).read_text()) for name in ("coverage.json", "gcovr.json"))
-    settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]
-    rows, reached = table(packages(python, c), settings["aiordma"]["coverage"])
+    settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["aiordma"]["coverage"]
+    floors = {name: setting["floor"] for name, setting in settings.items()}
+    rows, reached = table(packages(python, c), floors)
     print(f"{'lines and branches of':28} number missing percent  floor", *rows, sep="\n")
+    for name, setting in settings.items():
+        if "missing" in setting:
+            print(f"not covered in {name}: {setting['missing']}")
     sys.exit(not reached)
 
 
