@@ -11,19 +11,10 @@ import loops
 import pytest
 import trio
 from simulator import Simulation
+from streaming import streaming
 
-import aiordma
-from aiordma import (
-    AccessFlags,
-    BusyError,
-    ByteStream,
-    LocalClosed,
-    MemoryRegion,
-    StreamOptions,
-    VerbsError,
-)
+from aiordma import AccessFlags, BusyError, ByteStream, LocalClosed, StreamOptions, VerbsError
 
-PORT = 7471
 REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 
 
@@ -31,18 +22,14 @@ REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 async def connected(simulation: Simulation) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
     """Connect two ends, each of which takes two mappings. Abort both after the block."""
     options = StreamOptions(mappings=2)
-    async with aiordma.listen_stream(simulation.far.host, PORT, options=options) as listener:
-        accepting = loops.create_task(listener.accept())
-        near = await aiordma.connect_stream(simulation.far.host, PORT, options=options)
-        far = await accepting
-    assert near.local_address == far.peer_address
-    await near.wait_sendable()
-    await near.send(b"first")  # an accepted iWARP connection sends nothing before
-    assert await far.receive() == b"first"
-    yield near, far
-    for end in (near, far):
-        end.abort()
-        await end.aclose()
+    async with streaming(simulation.far, options, options) as pair:
+        near, far = pair.client, pair.server
+        await pair.listener.aclose()
+        assert near.local_address == far.peer_address
+        await near.wait_sendable()
+        await near.send(b"first")  # an accepted iWARP connection sends nothing before
+        assert await far.receive() == b"first"
+        yield near, far
 
 
 Calls = dict[str, Callable[[], Awaitable[Any]]]
@@ -53,7 +40,7 @@ async def sending_calls(near: ByteStream, far: ByteStream) -> Calls:
     await far.iomap(await far.allocate(100, REMOTE), 0)
     await far.send(b"mapped")
     assert await near.receive() == b"mapped"
-    memory: MemoryRegion = await near.allocate(100, REMOTE)
+    memory = await near.allocate(100, REMOTE)
     return {
         "inline": lambda: near.send(b"x"),
         "copied": lambda: near.send(bytes(1000)),

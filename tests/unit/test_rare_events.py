@@ -9,10 +9,11 @@ from typing import Any
 
 import loops
 import pytest
-from simulator import Simulation
+from simulator import Simulation, pairs
 from simulator.cm import Id
 from simulator.ids import PORT, SMALL, connect, connected, listening, requested, resolved, target
 from simulator.verbs import CompletionQueue
+from simulator.world import Failure
 
 import aiordma
 from aiordma import AccessFlags, AddrInfo, DeviceRemoved, PeerClosed, VerbsError
@@ -223,3 +224,36 @@ async def test_a_flushed_read_waits_for_the_reason(simulation: Simulation) -> No
         simulation.cm.release()
         with pytest.raises(PeerClosed):
             await reading
+
+
+@pytest.mark.parametrize(
+    ("function", "left", "texts"),
+    [
+        ("ibv_dereg_mr", {"Region", "Domain"}, ["memory could not be unregistered", "> failed"]),
+        (
+            "ibv_destroy_cq",
+            {"CompletionQueue", "Channel", "Domain"},
+            ["sim0: a resource could not be destroyed"],
+        ),
+        ("ibv_dealloc_pd", {"Domain"}, ["sim1: a resource could not be destroyed"]),
+    ],
+)
+async def test_an_object_that_cannot_be_destroyed_is_logged(
+    simulation: Simulation,
+    caplog: pytest.LogCaptureFixture,
+    function: str,
+    left: set[str],
+    texts: list[str],
+) -> None:
+    def fail() -> None:
+        raise Failure(errno.EBUSY)
+
+    async with pairs.connected(simulation) as pair:
+        region = await pair.near.connection.register(bytearray(10_000))
+        await pair.near.connection._endpoint.cm.reg_msgs(bytearray(10))
+        simulation.world.calls.hooks[function] = fail
+        region.close()
+    await loops.sleep(1)
+    assert simulation.left().keys() == left
+    assert all(text in caplog.text for text in texts)
+    simulation.exit_process()
