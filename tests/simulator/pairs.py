@@ -21,6 +21,10 @@ DEFAULT = ConnectionOptions()
 PORT = 7471
 
 
+class CtrlC(BaseException):
+    """Like KeyboardInterrupt, it can come after any call."""
+
+
 class End:
     """One end of a pair. Its device executes all requests at once, or as many as a test allows."""
 

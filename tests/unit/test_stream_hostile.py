@@ -1,7 +1,8 @@
-"""Streams with a peer that sends and writes arbitrary data."""
+"""Streams with a peer that sends and writes arbitrary data, and arbitrary use of their SendRing."""
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +13,7 @@ from stream_sides import ORDERS, Script, contains, settings
 
 from aiordma import ProtocolError
 from aiordma.streams.protocol import Settings
+from aiordma.streams.stream_sender import SendRing
 from aiordma.streams.wire import (
     MAPPING_SIZE,
     MAX_TRANSFER,
@@ -161,3 +163,23 @@ def test_a_hostile_peer_harms_only_itself(
             break
         hostile.check()
     hostile.check()
+
+
+@how(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(1, 60), st.lists(st.one_of(st.none(), st.integers(0, 80)), max_size=80))
+def test_parts_of_a_send_ring_follow_each_other_to_its_end(
+    size: int, steps: list[int | None]
+) -> None:
+    """None releases the oldest part, a number reserves one."""
+    ring = SendRing(size)
+    reserved: deque[int] = deque()
+    at = 0
+    for nbytes in steps:
+        if nbytes is not None:
+            expected = min(nbytes, ring.free, size - at)
+            assert ring.reserve(nbytes) == (at, expected)
+            reserved.append(expected)
+            at = (at + expected) % size
+        elif reserved:
+            ring.release(reserved.popleft())
+        assert ring.free == size - sum(reserved)

@@ -14,7 +14,7 @@ from typing import Any
 import loops
 import pytest
 from simulator import Simulation
-from simulator.pairs import Pair, connected
+from simulator.pairs import CtrlC, Pair, connected
 from simulator.queues import Queues
 
 from aiordma import AccessFlags, ConnectionOptions, MemoryRegion, PeerClosed, RemoteBuffer
@@ -219,10 +219,6 @@ async def test_a_refused_transfer_ends_the_connection(simulation: Simulation, op
         assert (stats.writes, stats.reads, t.lengths) == (0, 0, [6])
         assert t.core.unsignaled == unsignaled
         await t.close(1)
-
-
-class CtrlC(BaseException):
-    """Like KeyboardInterrupt, it can come after any call."""
 
 
 @pytest.mark.parametrize("is_dispatched", [False, True])
