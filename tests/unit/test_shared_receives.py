@@ -34,22 +34,20 @@ class Server:
         self.clients: list[Connection] = []
 
     async def connect(
-        self, options: ConnectionOptions | None = None, host: str = ""
+        self,
+        options: ConnectionOptions | None = None,
+        host: str = "",
+        client: ConnectionOptions = CLIENT,
     ) -> tuple[Connection, End]:
         """Connect a client. `options` are those of the accepting side."""
-
-        async def accept() -> Connection:
-            request = await self.listener.get_request()
-            return await request.accept(options=options)
-
-        accepting: Any = loops.create_task(accept())
-        client = await aiordma.connect(host or self.simulation.far.host, PORT, options=CLIENT)
-        self.clients.append(client)
-        await client.send(b"first")
-        accepted = await accepting
-        assert await accepted.recv() == b"first"
+        where = host or self.simulation.far.host, PORT
+        connecting = loops.create_task(aiordma.connect(*where, options=client))
+        accepted = await (await self.listener.get_request()).accept(options=options)
         self.ends.append(End(self.simulation, accepted))
-        return client, self.ends[-1]
+        self.clients.append(await connecting)
+        await self.clients[-1].send(b"first")
+        assert await accepted.recv() == b"first"
+        return self.clients[-1], self.ends[-1]
 
     @property
     def receives(self) -> SharedReceives:
@@ -80,23 +78,6 @@ async def serving(
             await connection.aclose()
 
 
-async def test_each_connection_ends_alone(simulation: Simulation) -> None:
-    """Its receives are not flushed: the messages before its end are received first."""
-    async with serving(simulation) as server:
-        (one, first), (two, second) = [await server.connect() for _ in range(2)]
-        await one.send(b"last")
-        await one.aclose()
-        assert [message async for message in first.connection] == [b"last"]
-        await server.listener.aclose()
-        await two.send(b"hello")
-        assert await second.connection.recv() == b"hello"
-        for end in (first, second):
-            assert len(simulation.world.all(Queue)) == 1  # as long as it has users
-            await end.connection.aclose()
-        await loops.sleep(1)
-        assert simulation.world.all(Queue) == []
-
-
 async def test_a_message_without_a_consumer_is_dropped(simulation: Simulation) -> None:
     """Its queue pair is destroyed. A later one can have the same number."""
     async with serving(simulation) as server:
@@ -116,21 +97,16 @@ async def test_a_message_without_a_consumer_is_dropped(simulation: Simulation) -
 async def test_a_flushed_shared_slot_is_posted_again(simulation: Simulation) -> None:
     """The peer's message is longer than a slot."""
     async with serving(simulation) as server:
-        await server.connect()
-        (end,) = server.ends
-        options = ConnectionOptions(max_message_size=SIZE + 1)
-        accepting: Any = loops.create_task(server.listener.accept())
-        client = await aiordma.connect(simulation.far.host, PORT, options=options)
-        await client.send(bytes(SIZE + 1))
-        accepted = await accepting
+        client, end = await server.connect()
+        other, failed = await server.connect(client=ConnectionOptions(max_message_size=SIZE + 1))
+        await other.send(bytes(SIZE + 1))
         with pytest.raises(aiordma.RdmaError):
-            await accepted.recv()
+            await failed.connection.recv()
         assert server.posted == SLOTS
-        await server.clients[0].send(b"hello")
+        await server.listener.aclose()
+        await failed.connection.aclose()
+        await client.send(b"hello")  # the queue exists as long as it has users
         assert await end.connection.recv() == b"hello"
-        for connection in (client, accepted):
-            connection.abort()
-            await connection.aclose()
 
 
 @pytest.mark.parametrize("how", ["refused", "broken"])
