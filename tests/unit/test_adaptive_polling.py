@@ -26,12 +26,10 @@ LONGEST = SHORT_WAIT_FACTOR * PARKING_FACTOR * WAKEUP
 class Rig:
     """An AdaptivePolling with a fake clock, and a ReceiveQueue that receives nothing."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, busy: int = 0, adaptive: bool = True
-    ) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *, busy: int = 0, adaptive: bool = True) -> None:
         self.now = 1_000_000_000
         clock = SimpleNamespace(monotonic_ns=lambda: self.now)
-        monkeypatch.setattr(adaptive_polling, "time", clock)
+        patch.setattr(adaptive_polling, "time", clock)
         self.queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 64))
         self.dispatcher = fast_path.CompletionDispatcher(lambda: None)
         self.polling = AdaptivePolling(self.queue)

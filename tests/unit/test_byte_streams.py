@@ -85,9 +85,7 @@ async def test_a_send_that_is_refused_ends_the_stream(simulation: Simulation, na
 
 
 @pytest.mark.parametrize("queue", ["sends", "receive_queue"])
-async def test_a_refusal_while_a_stream_receives_ends_it(
-    simulation: Simulation, queue: str
-) -> None:
+async def test_a_refusal_while_receiving_ends_a_stream(simulation: Simulation, queue: str) -> None:
     """The stream posts each receive again, and an update after many of them."""
     async with connected(simulation) as (near, far):
         for qp in simulation.queue_pairs():

@@ -137,9 +137,8 @@ async def test_a_handle_is_created_once_for_tasks_that_need_it(simulation: Simul
         assert counts["ibv_create_ah"] == 1
         simulation.world.calls.fail("ibv_create_ah", errno.ETIMEDOUT)
         group = await here.join(GROUP)
-        outcomes = await loops.gather(
-            *(here.send_to(group, b"") for _ in range(2)), return_exceptions=True
-        )
+        sends = [here.send_to(group, b"") for _ in range(2)]
+        outcomes = await loops.gather(*sends, return_exceptions=True)
         assert {type(one) for one in outcomes} == {VerbsError, type(None)}
     assert counts["ibv_destroy_ah"] == 2
 

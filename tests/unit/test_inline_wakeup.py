@@ -152,9 +152,7 @@ async def test_after_a_base_exception_the_loop_runs_the_other_tasks() -> None:
 
     await three.called_inline(wake_all)
     await asyncio.wait_for(three.tasks[2], TIME_LIMIT)
-    assert three.log[3:] == [
-        "0 in task 0", "raised", "called", "1 in task 1", "2 in task 2",
-    ]  # fmt: skip
+    assert three.log[3:] == ["0 in task 0", "raised", "called", "1 in task 1", "2 in task 2"]
 
 
 async def test_after_batch_calls_after_all_tasks_of_a_batch_of_several() -> None:

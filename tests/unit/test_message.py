@@ -31,10 +31,8 @@ def owner() -> Owner:
     return Owner()
 
 
-def message_of(
-    owner: Owner, memory: bytes | bytearray = b"hello", imm: int | None = None
-) -> Message:
-    return Message(memoryview(memory), imm, None, owner)
+def message_of(owner: Owner, data: bytes | bytearray = b"hello", imm: int | None = None) -> Message:
+    return Message(memoryview(data), imm, None, owner)
 
 
 @pytest.mark.parametrize("data", [b"", b"hello"])
@@ -67,7 +65,8 @@ def test_data_is_a_view_until_the_message_is_released(owner: Owner, data: bytes)
     assert owner.counts == [1, 0]
 
 
-EXPORTS: list[Callable[[Message], object]] = [
+Export = Callable[[Message], object]
+EXPORTS: list[Export] = [
     lambda message: message.data[1:3],
     lambda message: memoryview(message.data),
     memoryview,
@@ -81,9 +80,7 @@ EXPORTS: list[Callable[[Message], object]] = [
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["data dropped", "data kept"])
 @pytest.mark.parametrize("make_export", EXPORTS)
-def test_a_message_is_not_released_while_its_data_is_in_use(
-    owner: Owner, make_export: Callable[[Message], object], is_kept: bool
-) -> None:
+def test_a_message_in_use_is_not_released(owner: Owner, make_export: Export, is_kept: bool) -> None:
     message = message_of(owner, bytearray(b"hello"))
     kept = message.data if is_kept else None
     export = make_export(message)
@@ -101,9 +98,7 @@ def test_a_message_is_not_released_while_its_data_is_in_use(
 
 
 @pytest.mark.parametrize("make_export", [lambda message: message.data, *EXPORTS])
-def test_views_of_the_data_keep_the_message_alive(
-    owner: Owner, make_export: Callable[[Message], object]
-) -> None:
+def test_views_of_the_data_keep_the_message_alive(owner: Owner, make_export: Export) -> None:
     message = message_of(owner, bytearray(b"hello"))
     alive = weakref.ref(message)
     export = make_export(message)

@@ -140,9 +140,7 @@ def join(*threads: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize(("post", "destroy"), DESTROYED)
-def test_destroying_a_queue_waits_for_posting_threads(
-    devices: Simulation, post: Post, destroy: Destroy
-) -> None:
+def test_destroying_waits_for_posts(devices: Simulation, post: Post, destroy: Destroy) -> None:
     posting, results = Posting(devices), []
     lib.sim_hold_posts(True)
     poster = threading.Thread(target=lambda: results.append(attempt(post, posting)))

@@ -69,7 +69,7 @@ async def test_a_disconnect_that_fails_leaves_it_to_the_peer(simulation: Simulat
     assert active.local_address == passive.peer_address
 
 
-async def test_a_completion_that_comes_before_the_queue_is_armed_is_found(
+async def test_a_completion_before_the_queue_is_armed_is_found(
     simulation: Simulation,
 ) -> None:
     async with connected(simulation) as (active, passive):
@@ -117,7 +117,7 @@ async def test_requests_of_an_endpoint_use_its_domain(simulation: Simulation) ->
 
 
 @pytest.mark.transport("IB")
-async def test_a_device_that_is_removed_while_a_datagram_request_is_accepted(
+async def test_a_device_removed_while_a_datagram_peer_is_accepted(
     simulation: Simulation,
 ) -> None:
     simulation.world.calls.delay("rdma_accept", after=1)
@@ -156,9 +156,7 @@ both = pytest.mark.parametrize("kind", ["messages", "streams"])
 
 @both
 @pytest.mark.transport("IWARP")
-async def test_a_probe_that_is_refused_ends_the_connection(
-    simulation: Simulation, kind: str
-) -> None:
+async def test_a_refused_probe_ends_the_connection(simulation: Simulation, kind: str) -> None:
     simulation.far.vendor_id = SIW_VENDOR_ID
     async with pair(simulation, kind) as (_, far):
         for qp in simulation.queue_pairs():
@@ -168,9 +166,7 @@ async def test_a_probe_that_is_refused_ends_the_connection(
 
 
 @both
-async def test_a_connection_that_is_dropped_warns_and_is_destroyed(
-    simulation: Simulation, kind: str
-) -> None:
+async def test_a_dropped_end_warns_and_is_destroyed(simulation: Simulation, kind: str) -> None:
     async with pair(simulation, kind) as (ends, _):
         with pytest.warns(ResourceWarning, match=f"unclosed <.* port {PORT}, open>"):
             ends.clear()
@@ -189,7 +185,7 @@ async def test_a_timer_that_cannot_be_set_is_ignored(
 
 
 @pytest.mark.transport("IB")
-async def test_a_disconnect_instead_of_the_confirmation_ends_the_connection(
+async def test_a_disconnect_without_a_confirmation_ends_both(
     simulation: Simulation,
 ) -> None:
     simulation.cm.hold(CmEventType.ESTABLISHED)

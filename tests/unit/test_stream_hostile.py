@@ -167,9 +167,7 @@ def test_a_hostile_peer_harms_only_itself(
 
 @how(max_examples=200, deadline=None, derandomize=True)
 @given(st.integers(1, 60), st.lists(st.one_of(st.none(), st.integers(0, 80)), max_size=80))
-def test_parts_of_a_send_ring_follow_each_other_to_its_end(
-    size: int, steps: list[int | None]
-) -> None:
+def test_parts_of_a_send_ring_follow_each_other(size: int, steps: list[int | None]) -> None:
     """None releases the oldest part, a number reserves one."""
     ring = SendRing(size)
     reserved: deque[int] = deque()

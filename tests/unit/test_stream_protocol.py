@@ -321,12 +321,10 @@ def test_a_target_or_mapping_behind_the_last_address_is_refused() -> None:
         script.receive_target(1, LAST, 77, 2)
 
 
-@pytest.mark.parametrize(
-    ("mappings", "peer_credits", "allowed"), [(3, 16, 3), (128, 16, 4), (0, 16, 0)]
-)
-def test_mappings_leave_the_peer_credits(mappings: int, peer_credits: int, allowed: int) -> None:
+@pytest.mark.parametrize(("mappings", "granted", "allowed"), [(3, 16, 3), (128, 16, 4), (0, 16, 0)])
+def test_mappings_leave_the_peer_credits(mappings: int, granted: int, allowed: int) -> None:
     """rsocket never returns the credit that an announcement uses."""
-    script = Script(settings(), credits=peer_credits, mappings=mappings)
+    script = Script(settings(), credits=granted, mappings=mappings)
     assert script.protocol.peer_mappings == 0
     assert script.start().protocol.peer_mappings == allowed
 
@@ -336,9 +334,7 @@ def test_mappings_leave_the_peer_credits(mappings: int, peer_credits: int, allow
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("sends_messages", [False, True])
-def test_a_message_in_a_send_has_the_byte_order_of_its_sender(
-    order: ByteOrder, sends_messages: bool
-) -> None:
+def test_a_send_has_the_byte_order_of_its_sender(order: ByteOrder, sends_messages: bool) -> None:
     """Immediate data is not swapped."""
     other: ByteOrder = "little" if order == "big" else "big"
     script = Script(settings(byte_order=order, sends_messages=sends_messages), byte_order=other)
@@ -420,7 +416,7 @@ def test_keepalives_are_ignored_and_a_finished_peer_gets_no_credits() -> None:
 
 
 @pytest.mark.parametrize("control", [SHUTDOWN, DISCONNECT])
-def test_bytes_received_before_the_end_can_be_read_and_later_ones_are_refused(
+def test_bytes_before_the_end_can_be_read_and_later_ones_are_refused(
     control: Control,
 ) -> None:
     script = started()

@@ -28,9 +28,7 @@ def walk(*events: StreamEvent) -> tuple[list[StreamState], list[Control]]:
     return states, sent
 
 
-WALKS = [
-    walk(*events) for length in range(6) for events in itertools.product(StreamEvent, repeat=length)
-]
+WALKS = [walk(*events) for length in range(6) for events in itertools.product(E, repeat=length)]
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,7 @@ def test_connection_data_has_the_format_of_rsocket(data: ConnectionData, packed:
         (32512, "ff", 32512),
     ],
 )  # fmt: skip
-def test_more_than_128_mappings_are_encoded_in_steps(
-    mappings: int, encoded: str, decoded: int
-) -> None:
+def test_over_128_mappings_are_encoded_in_steps(mappings: int, encoded: str, decoded: int) -> None:
     data = ConnectionData(384, TARGETS, BUFFER, "little", mappings)
     assert data.pack() == changed(IOMAP_SIZE, encoded)
     assert ConnectionData.unpack(data.pack()).mappings == decoded

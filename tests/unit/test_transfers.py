@@ -221,10 +221,8 @@ async def test_a_refused_transfer_ends_the_connection(simulation: Simulation, op
         await t.close(1)
 
 
-@pytest.mark.parametrize("is_dispatched", [False, True])
-async def test_an_exception_stops_no_other_transfer(
-    simulation: Simulation, is_dispatched: bool
-) -> None:
+@pytest.mark.parametrize("dispatched", [False, True])
+async def test_an_error_stops_no_other_transfer(simulation: Simulation, dispatched: bool) -> None:
     def interrupted() -> None:
         raise CtrlC
 
@@ -239,7 +237,7 @@ async def test_an_exception_stops_no_other_transfer(
         started += [t.start(opcode) for opcode in (READ, READ, READ, WRITE)]
         started[2].on_abandoned_end = started[3].on_abandoned_end = interrupted
         t.near.execute()
-        poll = t.dispatcher.poll if is_dispatched else lambda cq: t.dispatcher.poll_for(cq, 10**9)
+        poll = t.dispatcher.poll if dispatched else lambda cq: t.dispatcher.poll_for(cq, 10**9)
         with pytest.raises(CtrlC):
             poll(t.cq)
         assert [(one.is_over(), one.succeeded) for one in started] == [(True, True)] * 5
@@ -307,11 +305,9 @@ async def test_a_queued_read_waits_for_a_send_credit_too(simulation: Simulation)
         assert second.is_over()
 
 
-@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("cancels", [False, True])
 @pytest.mark.parametrize("how", ["ended", "refused"])
-async def test_the_end_drops_queued_reads(
-    simulation: Simulation, how: str, is_cancelled: bool
-) -> None:
+async def test_the_end_drops_queued_reads(simulation: Simulation, how: str, cancels: bool) -> None:
     """The memory of refused reads is kept until the queue pair is destroyed."""
     async with transfers(simulation, credits=2) as t:
         tasks = await t.tasks(*[READ] * 5)
@@ -322,7 +318,7 @@ async def test_the_end_drops_queued_reads(
             t.near.refuse(errno.ENOMEM)
             t.near.execute()
             t.dispatcher.poll(t.cq)
-        if is_cancelled:
+        if cancels:
             await loops.cancel(tasks.pop(2))
         assert len(t.lengths) == 2
         if how == "ended":
@@ -402,9 +398,7 @@ async def test_requests_of_all_kinds_keep_their_order(simulation: Simulation) ->
 
 
 @pytest.mark.parametrize(("accepted", "count"), [(0, 4), (2, 4), (3, MAX_LENGTH + 2)])
-async def test_a_refused_list_wakes_all_waiters(
-    simulation: Simulation, accepted: int, count: int
-) -> None:
+async def test_a_refused_list_wakes_all(simulation: Simulation, accepted: int, count: int) -> None:
     """The memory of all of them is kept until the queue pair is destroyed."""
     async with transfers(simulation, depth=4 * MAX_LENGTH) as t:
         waiting = loops.create_task(t.connection.recv())
