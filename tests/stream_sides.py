@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiordma.streams import wire
 from aiordma.streams.protocol import OutgoingMessage, Settings, StreamProtocol, target_sgl_size
-from aiordma.streams.wire import (
-    SEGMENT_SIZE,
-    TARGETS,
-    ByteOrder,
-    ConnectionData,
-    Control,
-    Op,
-    Segment,
-    pack_message,
-    pack_segment,
-    unpack_message,
-)
+from aiordma.streams.wire import ByteOrder, ConnectionData, Control, Op, Segment
 
 ORDERS: list[ByteOrder] = ["little", "big"]
 BUFFER, BUFFER_KEY = 0x10000, 11
@@ -48,7 +38,7 @@ class Script:
         self.settings = own
         values: dict[str, Any] = {
             "credits": 8,
-            "targets": Segment(0x5000, 55, TARGETS),
+            "targets": Segment(0x5000, 55, wire.TARGETS),
             "buffer": Segment(0x6000, 66, 100),
             "byte_order": own.byte_order,
         }
@@ -61,7 +51,7 @@ class Script:
         return self
 
     def receive(self, op: Op, value: int) -> None:
-        self.protocol.received(pack_message(op, value))
+        self.protocol.received(wire.pack_message(op, value))
 
     def receive_control(self, control: Control) -> None:
         self.receive(Op.CONTROL, control)
@@ -72,8 +62,8 @@ class Script:
         self.receive(Op.CREDIT, credits_)
 
     def write_target(self, entry: int, *target: int) -> None:
-        packed = pack_segment(Segment(*target), self.settings.byte_order)
-        self.sgl_memory[entry * SEGMENT_SIZE : (entry + 1) * SEGMENT_SIZE] = packed
+        packed = wire.pack_segment(Segment(*target), self.settings.byte_order)
+        self.sgl_memory[entry * wire.SEGMENT_SIZE : (entry + 1) * wire.SEGMENT_SIZE] = packed
 
     def posted(self) -> list[OutgoingMessage]:
         """Return all control messages to post. Each completes at once."""
@@ -85,7 +75,7 @@ class Script:
 
     def posted_controls(self) -> list[int]:
         """Return the values of those of posted() that are of Op.CONTROL."""
-        messages = [unpack_message(request.message) for request in self.posted()]
+        messages = [wire.unpack_message(request.message) for request in self.posted()]
         return [value for op, value in messages if op == Op.CONTROL]
 
     def consume(self, nbytes: int, message_size: int = 1 << 29) -> None:

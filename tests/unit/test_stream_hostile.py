@@ -12,22 +12,10 @@ from hypothesis import strategies as st
 from stream_sides import ORDERS, Script, contains, settings
 
 from aiordma import ProtocolError
+from aiordma.streams import wire
 from aiordma.streams.protocol import Settings
 from aiordma.streams.stream_sender import SendRing
-from aiordma.streams.wire import (
-    MAPPING_SIZE,
-    MAX_TRANSFER,
-    SEGMENT_SIZE,
-    TARGETS,
-    ConnectionData,
-    Control,
-    Mapping,
-    Op,
-    Segment,
-    pack_message,
-    pack_segment,
-    unpack_segment,
-)
+from aiordma.streams.wire import ConnectionData, Control, Mapping, Op, Segment, pack_message
 
 MAPPINGS = 3
 U16, U32, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
@@ -43,7 +31,7 @@ class Hostile(Script):
         super().__init__(own)
         self.peer = peer
         self.known_targets = [peer.buffer]
-        length = peer.targets.length * SEGMENT_SIZE + peer.mappings * MAPPING_SIZE
+        length = peer.targets.length * wire.SEGMENT_SIZE + peer.mappings * wire.MAPPING_SIZE
         self.peer_lists = peer.targets._replace(length=length)
         self.announced_bytes = own.buffer.length // 2
         self.received_bytes = 0
@@ -57,13 +45,13 @@ class Hostile(Script):
         memory = self.sgl_memory
         at %= len(memory)
         memory[at : at + len(data)] = data[: len(memory) - at]
-        for start in range(0, TARGETS * SEGMENT_SIZE, SEGMENT_SIZE):
-            entry = bytes(memory[start : start + SEGMENT_SIZE])
-            self.known_targets.append(unpack_segment(entry, self.settings.byte_order))
+        for start in range(0, wire.TARGETS * wire.SEGMENT_SIZE, wire.SEGMENT_SIZE):
+            entry = bytes(memory[start : start + wire.SEGMENT_SIZE])
+            self.known_targets.append(wire.unpack_segment(entry, self.settings.byte_order))
 
     def write(self, nbytes: int) -> None:
         room = self.protocol.room
-        assert room <= MAX_TRANSFER
+        assert room <= wire.MAX_TRANSFER
         if room:
             target = self.protocol.send(min(nbytes, room)).target
             assert target.length == min(nbytes, room)
@@ -135,11 +123,11 @@ PLAUSIBLE = st.one_of(
     st.builds(pack_message, st.just(Op.IOMAP), st.integers(0, MAPPINGS)),
     st.builds(pack_message, st.just(Op.CONTROL), st.sampled_from(Control)),
 )
-PACKED_ENTRIES = st.builds(pack_segment, ENTRIES, st.sampled_from(ORDERS))
+PACKED_ENTRIES = st.builds(wire.pack_segment, ENTRIES, st.sampled_from(ORDERS))
 STEPS = st.one_of(
     st.tuples(st.just("message"), PLAUSIBLE),
     st.tuples(st.just("message"), st.one_of(PLAUSIBLE, PLAUSIBLE, st.integers(0, U32))),
-    st.tuples(st.just("overwrite"), st.sampled_from([0, SEGMENT_SIZE]), PACKED_ENTRIES),
+    st.tuples(st.just("overwrite"), st.sampled_from([0, wire.SEGMENT_SIZE]), PACKED_ENTRIES),
     st.tuples(st.just("overwrite"), st.integers(0, 200), st.binary(min_size=1, max_size=40)),
     st.tuples(st.sampled_from(["write", "read"]), st.integers(1, 100)),
     st.tuples(st.just("announce"), st.integers(0, 5)),

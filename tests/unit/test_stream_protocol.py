@@ -21,26 +21,10 @@ from stream_sides import (
 )
 
 from aiordma import ProtocolError
-from aiordma.streams import outbound
+from aiordma.streams import outbound, wire
 from aiordma.streams.protocol import MAX_CONTROLS, RESERVED_RECEIVES, OutgoingMessage
 from aiordma.streams.states import StreamState
-from aiordma.streams.wire import (
-    MAPPING_SIZE,
-    MAX_TRANSFER,
-    SEGMENT_SIZE,
-    TARGETS,
-    ByteOrder,
-    ConnectionData,
-    Control,
-    Mapping,
-    Op,
-    Segment,
-    pack_mapping,
-    pack_message,
-    pack_segment,
-    unpack_message,
-    unpack_segment,
-)
+from aiordma.streams.wire import ByteOrder, ConnectionData, Control, Mapping, Op, Segment
 
 SHUTDOWN, DISCONNECT, KEEPALIVE = Control.SHUTDOWN, Control.DISCONNECT, Control.KEEPALIVE
 LAST = (1 << 64) - 1
@@ -55,9 +39,9 @@ def addresses(targets: list[Segment]) -> list[int]:
 
 def test_connection_data_announces_the_target_sgl_and_the_first_half() -> None:
     own = settings(messages=16, byte_order="big", mappings=3)
-    assert ConnectionData.unpack(Script(own).protocol.connection_data()) == ConnectionData(
-        16, Segment(TARGET_SGL, TARGET_SGL_KEY, TARGETS), Segment(BUFFER, BUFFER_KEY, 32), "big", 3
-    )
+    targets, half = Segment(TARGET_SGL, TARGET_SGL_KEY, 2), Segment(BUFFER, BUFFER_KEY, 32)
+    data = ConnectionData.unpack(Script(own).protocol.connection_data())
+    assert data == ConnectionData(16, targets, half, "big", 3)
     own = settings(messages=16, sends_messages=True)  # receives are reserved for control messages
     data = ConnectionData.unpack(Script(own).protocol.connection_data())
     assert data.credits == 16 - RESERVED_RECEIVES
@@ -67,9 +51,9 @@ def test_connection_data_announces_the_target_sgl_and_the_first_half() -> None:
 def test_the_second_half_is_announced_at_once(order: ByteOrder) -> None:
     assert Script(settings(), byte_order=order).start().posted() == [
         OutgoingMessage(
-            pack_message(Op.CREDIT, 16),
-            pack_segment(Segment(BUFFER + 32, BUFFER_KEY, 32), order),
-            Segment(0x5000 + SEGMENT_SIZE, 55, SEGMENT_SIZE),
+            wire.pack_message(Op.CREDIT, 16),
+            wire.pack_segment(Segment(BUFFER + 32, BUFFER_KEY, 32), order),
+            Segment(0x5000 + wire.SEGMENT_SIZE, 55, wire.SEGMENT_SIZE),
         )
     ]
 
@@ -109,14 +93,14 @@ def test_bytes_are_readable_up_to_the_end_of_the_ring(buffer: int, ring: int) ->
     inbound = script.protocol.inbound
     script.consume(50)
     (update,) = script.posted()
-    assert unpack_segment(update.payload, "little") == Segment(BUFFER, BUFFER_KEY, 32)
+    assert wire.unpack_segment(update.payload, "little") == Segment(BUFFER, BUFFER_KEY, 32)
     script.receive(Op.DATA, 14)
     script.receive(Op.DATA, 30)
     assert [inbound.readable(limit) for limit in (5, 100)] == [(50, 5), (50, ring - 50)]
     inbound.consume(14)
     assert (inbound.available, inbound.readable(100)) == (30, (0, 30))
     (update,) = script.posted()
-    assert unpack_segment(update.payload, "little") == Segment(BUFFER + 32, BUFFER_KEY, 32)
+    assert wire.unpack_segment(update.payload, "little") == Segment(BUFFER + 32, BUFFER_KEY, 32)
 
 
 def test_counters_wrap_around() -> None:
@@ -125,14 +109,14 @@ def test_counters_wrap_around() -> None:
     for number in range(1, 70_000):
         script.consume(1)
         for update in script.posted():
-            limit = unpack_message(update.message)[1]
+            limit = wire.unpack_message(update.message)[1]
         assert 25 < limit - number & 0xFFFF <= 50
         script.protocol.send(1)
         script.receive(Op.CREDIT, number + 8 & 0xFFFF)
         assert script.protocol.outbound.credits == 8
 
 
-@pytest.mark.parametrize(("unread", "nbytes"), [(0, 65), (0, MAX_TRANSFER), (64, 1)])
+@pytest.mark.parametrize(("unread", "nbytes"), [(0, 65), (0, wire.MAX_TRANSFER), (64, 1)])
 def test_more_data_than_was_announced_are_refused(unread: int, nbytes: int) -> None:
     script = started(buffer=64)
     script.receive(Op.DATA, unread)
@@ -151,9 +135,9 @@ def test_a_consumed_half_is_announced_in_the_next_of_the_peers_targets(entries: 
         script.protocol.inbound.consume(31)
         assert script.posted() == []
         script.protocol.inbound.consume(1)
-        half = pack_segment(Segment(BUFFER + number % 2 * 32, BUFFER_KEY, 32), "little")
-        target = Segment(0x5000 + number % entries * SEGMENT_SIZE, 55, SEGMENT_SIZE)
-        message = pack_message(Op.CREDIT, 15 + number)
+        half = wire.pack_segment(Segment(BUFFER + number % 2 * 32, BUFFER_KEY, 32), "little")
+        target = Segment(0x5000 + number % entries * wire.SEGMENT_SIZE, 55, wire.SEGMENT_SIZE)
+        message = wire.pack_message(Op.CREDIT, 15 + number)
         assert script.posted() == [OutgoingMessage(message, half, target)]
 
 
@@ -162,14 +146,15 @@ def test_new_credits_are_sent_after_half_of_the_messages(op: Op, value: int) -> 
     script = started(buffer=1 << 20, messages=16, mappings=2)
     for number in range(1, 25):
         script.receive(op, value)
-        updates = [OutgoingMessage(pack_message(Op.CREDIT, number + 16))] if number % 8 == 0 else []
-        assert script.posted() == updates
+        update = OutgoingMessage(wire.pack_message(Op.CREDIT, number + 16))
+        assert script.posted() == ([update] if number % 8 == 0 else [])
 
 
 def test_a_buffer_comes_with_credits() -> None:
     script = started(buffer=64, messages=16)
     script.consume(32, message_size=8)
-    assert [unpack_message(request.message) for request in script.posted()] == [(Op.CREDIT, 20)]
+    (update,) = script.posted()
+    assert wire.unpack_message(update.message) == (Op.CREDIT, 20)
     for number in range(1, 9):
         assert script.posted() == []
         script.receive(Op.DATA, 1)
@@ -182,7 +167,7 @@ def test_a_buffer_comes_with_credits() -> None:
 def test_targets_are_taken_in_turn_and_once() -> None:
     script, found = started(), []
     for number in range(1, 8):
-        script.receive_target(number % TARGETS, number, 77, 5, credits_=number + 8)
+        script.receive_target(number % wire.TARGETS, number, 77, 5, credits_=number + 8)
         script.receive(Op.CREDIT, number + 8)
         assert not any(script.sgl_memory)
         found.append(script.protocol.send(script.protocol.room).target.addr)
@@ -190,7 +175,7 @@ def test_targets_are_taken_in_turn_and_once() -> None:
     assert addresses(script.send_all()) == [7]
     script = started()
     for number in range(10):  # more than the target SGL has
-        script.receive_target(number % TARGETS, 0x7000, 77, 5, credits_=50)
+        script.receive_target(number % wire.TARGETS, 0x7000, 77, 5, credits_=50)
     assert [target.length for target in script.send_all()] == [100, 5]
 
 
@@ -212,9 +197,9 @@ def test_a_target_written_during_the_read_is_taken_whole(monkeypatch: pytest.Mon
     script.protocol.send(100)
 
     def read_during_a_write(data: memoryview, order: ByteOrder) -> Segment:
-        before = unpack_segment(data, order)
+        before = wire.unpack_segment(data, order)
         script.write_target(1, *target)
-        return before._replace(length=unpack_segment(data, order).length)
+        return before._replace(length=wire.unpack_segment(data, order).length)
 
     monkeypatch.setattr(outbound, "unpack_segment", read_during_a_write)
     script.receive(Op.CREDIT, 8)
@@ -223,9 +208,9 @@ def test_a_target_written_during_the_read_is_taken_whole(monkeypatch: pytest.Mon
 
 def test_the_first_buffer_of_the_peer_can_be_huge_or_missing() -> None:
     protocol = Script(settings(), buffer=Segment(0, 66, (1 << 32) - 1)).start().protocol
-    assert protocol.room == MAX_TRANSFER
-    protocol.send(MAX_TRANSFER)
-    assert protocol.send(5).target == Segment(MAX_TRANSFER, 66, 5)
+    assert protocol.room == wire.MAX_TRANSFER
+    protocol.send(wire.MAX_TRANSFER)
+    assert protocol.send(5).target == Segment(wire.MAX_TRANSFER, 66, 5)
     script = Script(settings(), buffer=Segment(0, 0, 0)).start()
     assert script.protocol.room == 0
     script.receive_target(1, 0x7000, 77, 100)
@@ -272,9 +257,9 @@ def test_a_mapping_is_written_to_the_peers_iomap_list_behind_the_targets(order: 
     protocol = Script(settings(), **peer).start().protocol
     mapping = Mapping(1 << 40, Segment(0x9000, 99, 50))
     assert protocol.announce(2, mapping) == OutgoingMessage(
-        pack_message(Op.IOMAP, 2),
-        pack_mapping(mapping, order),
-        Segment(0x5000 + 3 * SEGMENT_SIZE + 2 * MAPPING_SIZE, 55, MAPPING_SIZE),
+        wire.pack_message(Op.IOMAP, 2),
+        wire.pack_mapping(mapping, order),
+        Segment(0x5000 + 3 * wire.SEGMENT_SIZE + 2 * wire.MAPPING_SIZE, 55, wire.MAPPING_SIZE),
     )
     assert protocol.outbound.credits == 7
     for index, other in ((0, Script(settings()).start().protocol), (4, protocol), (100, protocol)):
@@ -285,9 +270,9 @@ def test_a_mapping_is_written_to_the_peers_iomap_list_behind_the_targets(order: 
 
 
 def receive_mapping(script: Script, index: int, mapping: Mapping) -> None:
-    start = TARGETS * SEGMENT_SIZE + index * MAPPING_SIZE
-    packed = pack_mapping(mapping, script.settings.byte_order)
-    script.sgl_memory[start : start + MAPPING_SIZE] = packed
+    start = wire.TARGETS * wire.SEGMENT_SIZE + index * wire.MAPPING_SIZE
+    packed = wire.pack_mapping(mapping, script.settings.byte_order)
+    script.sgl_memory[start : start + wire.MAPPING_SIZE] = packed
     script.receive(Op.IOMAP, 1 << 16 | index)  # an index has 16 bits
 
 
@@ -340,7 +325,7 @@ def test_a_send_has_the_byte_order_of_its_sender(order: ByteOrder, sends_message
     script = Script(settings(byte_order=order, sends_messages=sends_messages), byte_order=other)
 
     def receive(op: Op, value: int) -> None:
-        message = pack_message(op, value)
+        message = wire.pack_message(op, value)
         swapped = int.from_bytes(message.to_bytes(4, "big"), "little")
         script.protocol.received(swapped if sends_messages else message)
 
@@ -348,11 +333,11 @@ def test_a_send_has_the_byte_order_of_its_sender(order: ByteOrder, sends_message
     script.start()
     (update,) = script.posted()
     reserved = RESERVED_RECEIVES if sends_messages else 0
-    assert unpack_message(update.message) == (Op.CREDIT, 1 + 16 - reserved)
-    assert unpack_segment(update.payload, other) == Segment(BUFFER + 32, BUFFER_KEY, 32)
+    assert wire.unpack_message(update.message) == (Op.CREDIT, 1 + 16 - reserved)
+    assert wire.unpack_segment(update.payload, other) == Segment(BUFFER + 32, BUFFER_KEY, 32)
     receive(Op.DATA, 4)
     assert script.protocol.inbound.available == 7
-    assert unpack_message(script.protocol.send(100).message) == (Op.DATA, 100)
+    assert wire.unpack_message(script.protocol.send(100).message) == (Op.DATA, 100)
     script.write_target(1, 0x7000, 77, 9)
     receive(Op.CREDIT, 20)
     assert script.send_all() == [Segment(0x7000, 77, 9)]
@@ -371,7 +356,7 @@ def test_posted_control_messages_are_bounded() -> None:
     assert protocol.inbound.has_update
     assert protocol.next_control_message() is None
     protocol.control_completed()
-    update = OutgoingMessage(pack_message(Op.CREDIT, 8 * MAX_CONTROLS + 16))
+    update = OutgoingMessage(wire.pack_message(Op.CREDIT, 8 * MAX_CONTROLS + 16))
     assert protocol.next_control_message() == update
     assert protocol.next_control_message() is None
 
@@ -380,7 +365,7 @@ def test_all_controls_are_completed_after_the_last_completion() -> None:
     protocol, completed, ops = Script(settings()).start().protocol, [], []
     protocol.finish()
     while message := protocol.next_control_message():
-        ops.append(unpack_message(message.message)[0])
+        ops.append(wire.unpack_message(message.message)[0])
     for _ in ops:
         completed.append(protocol.all_controls_completed)
         protocol.control_completed()
@@ -459,7 +444,7 @@ OTHER_OPS = sorted(set(range(8)) - set(Op))
 @pytest.mark.parametrize(
     ("message", "error"),
     [(op << 29 | 5, f"{op << 29 | 5:#010x}") for op in OTHER_OPS]
-    + [(pack_message(Op.CONTROL, n), f"control message {n}") for n in (3, 4, MAX_TRANSFER)],
+    + [(Op.CONTROL << 29 | n, f"control message {n}") for n in (3, 4, wire.MAX_TRANSFER)],
 )
 def test_other_messages_are_refused(message: int, error: str) -> None:
     with pytest.raises(ProtocolError, match=error):

@@ -11,24 +11,8 @@ from hypothesis import strategies as st
 from stream_sides import ORDERS
 
 from aiordma import ProtocolError
-from aiordma.streams.wire import (
-    CONNECTION_DATA_SIZE,
-    MAPPING_SIZE,
-    MAX_TRANSFER,
-    SEGMENT_SIZE,
-    ByteOrder,
-    ConnectionData,
-    Control,
-    Mapping,
-    Op,
-    Segment,
-    pack_mapping,
-    pack_message,
-    pack_segment,
-    unpack_mapping,
-    unpack_message,
-    unpack_segment,
-)
+from aiordma.streams import wire
+from aiordma.streams.wire import ByteOrder, ConnectionData, Control, Mapping, Op, Segment
 
 FAST = how(max_examples=100, deadline=None, derandomize=True)
 
@@ -64,7 +48,7 @@ def changed(at: int, new: str) -> bytes:
 def test_connection_data_has_the_format_of_rsocket(data: ConnectionData, packed: bytes) -> None:
     assert data.pack() == packed
     assert ConnectionData.unpack(packed) == data
-    assert len(packed) == CONNECTION_DATA_SIZE == 40
+    assert len(packed) == wire.CONNECTION_DATA_SIZE == 40
 
 
 @pytest.mark.parametrize(
@@ -100,7 +84,7 @@ LAST = "ffffffffffffffff"
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        *((VECTOR[:size], f"{size} bytes") for size in range(CONNECTION_DATA_SIZE)),
+        *((VECTOR[:size], f"{size} bytes") for size in range(wire.CONNECTION_DATA_SIZE)),
         (bytes(56), "version 0"),
         (changed(0, "00"), "version 0"),
         (changed(0, "02"), "version 2"),
@@ -166,7 +150,7 @@ def test_random_bytes_are_unpacked_or_refused(version: bytes, data: bytes) -> No
     [
         (Op.DATA, 0, 0x00000000),
         (Op.DATA, 65536, 0x00010000),
-        (Op.DATA, MAX_TRANSFER, 0x1FFFFFFF),
+        (Op.DATA, wire.MAX_TRANSFER, 0x1FFFFFFF),
         (Op.CREDIT, 384, 0x80000180),
         (Op.CREDIT, 65535 + 65534, 0x8001FFFD),
         (Op.IOMAP, 7, 0xC0000007),
@@ -176,8 +160,8 @@ def test_random_bytes_are_unpacked_or_refused(version: bytes, data: bytes) -> No
     ],
 )
 def test_messages_have_the_format_of_rsocket(op: Op, value: int, message: int) -> None:
-    assert pack_message(op, value) == pack_message(op, (1 << 29) + value) == message
-    assert unpack_message(message) == (op, value)
+    assert wire.pack_message(op, value) == wire.pack_message(op, (1 << 29) + value) == message
+    assert wire.unpack_message(message) == (op, value)
 
 
 # --- segments and mappings ---
@@ -194,12 +178,14 @@ def test_segments_and_mappings_have_the_byte_order_of_their_reader(
     order: ByteOrder, segment: str, offset: str
 ) -> None:
     data, mapping = bytes.fromhex(segment), Mapping(0x0123456789ABCDEF, BUFFER)
-    assert pack_segment(BUFFER, order) == data
-    assert unpack_segment(data, order) == unpack_segment(memoryview(data), order) == BUFFER
+    assert wire.pack_segment(BUFFER, order) == data
+    for view in (data, memoryview(data)):
+        assert wire.unpack_segment(view, order) == BUFFER
     whole = bytes.fromhex(offset) + data
-    assert pack_mapping(mapping, order) == whole
-    assert unpack_mapping(whole, order) == unpack_mapping(memoryview(whole), order) == mapping
-    assert (len(data), len(whole)) == (SEGMENT_SIZE, MAPPING_SIZE)
+    assert wire.pack_mapping(mapping, order) == whole
+    for view in (whole, memoryview(whole)):
+        assert wire.unpack_mapping(view, order) == mapping
+    assert (len(data), len(whole)) == (wire.SEGMENT_SIZE, wire.MAPPING_SIZE)
 
 
 def test_a_segment_up_to_the_last_address_is_valid() -> None:
