@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from aiordma.streams import wire
@@ -11,6 +12,8 @@ from aiordma.streams.wire import ByteOrder, ConnectionData, Control, Op, Segment
 ORDERS: list[ByteOrder] = ["little", "big"]
 BUFFER, BUFFER_KEY = 0x10000, 11
 TARGET_SGL, TARGET_SGL_KEY = 0x7F00_0000_0000, 22
+HALVES = [Segment(BUFFER, BUFFER_KEY, 32), Segment(BUFFER + 32, BUFFER_KEY, 32)]
+"""The halves of a receive buffer of 64 bytes."""
 
 
 def contains(outer: Segment, inner: Segment) -> bool:
@@ -36,13 +39,8 @@ class Script:
 
     def __init__(self, own: Settings, **peer: Any) -> None:
         self.settings = own
-        values: dict[str, Any] = {
-            "credits": 8,
-            "targets": Segment(0x5000, 55, wire.TARGETS),
-            "buffer": Segment(0x6000, 66, 100),
-            "byte_order": own.byte_order,
-        }
-        self.peer = ConnectionData(**(values | peer))
+        targets, buffer = Segment(0x5000, 55, wire.TARGETS), Segment(0x6000, 66, 100)
+        self.peer = replace(ConnectionData(8, targets, buffer, own.byte_order), **peer)
         self.sgl_memory = bytearray(own.target_sgl.length)
         self.protocol = StreamProtocol(own, memoryview(self.sgl_memory))
 

@@ -23,18 +23,11 @@ from simulator.ids import SMALL
 from simulator.queues import Queues
 from simulator.world import lib
 
-from aiordma import LocalClosed, VerbsError
+from aiordma import LocalClosed, VerbsError, verbs
 from aiordma._native import fast_path
 from aiordma.cm import SyncCmId
 from aiordma.enums import AccessFlags, PortSpace, WrOpcode
 from aiordma.rdmacm import CmId, EventChannel, parse_address
-from aiordma.verbs import (
-    QueuePair,
-    QueuePairCaps,
-    QueuePairInit,
-    SharedReceiveQueue,
-    SharedReceiveQueueCaps,
-)
 
 TIME_LIMIT = 30
 ROUNDS = 10
@@ -64,8 +57,9 @@ class Posting:
         self._channel = EventChannel()
         self.cm_id = CmId.create(self._channel, PortSpace.UDP)
         self.cm_id.bind_addr(parse_address(devices.near.host))
-        self.qp = self.cm_id.create_qp(QueuePairInit(QueuePairCaps(DEPTH, DEPTH, 1, 1, 64)))
-        self.srq = self.cm_id.create_srq(None, SharedReceiveQueueCaps(DEPTH, 1))
+        caps = verbs.QueuePairCaps(DEPTH, DEPTH, 1, 1, 64)
+        self.qp = self.cm_id.create_qp(verbs.QueuePairInit(caps))
+        self.srq = self.cm_id.create_srq(None, verbs.SharedReceiveQueueCaps(DEPTH, 1))
         references = fast_path.ReferenceCount(None, AccessFlags.LOCAL_WRITE)
         self._region = SimpleNamespace(references=references, segment=MEMORY)
         self.core = core = fast_path.SendQueueCore(1 << 30, 4, 64)
@@ -74,7 +68,7 @@ class Posting:
         core.open(self.qp, self.qp.cells[0], 0)
         self.ring, self.shared_ring = self._ring_of(self.qp), self._ring_of(self.srq)
 
-    def _ring_of(self, queue: QueuePair | SharedReceiveQueue) -> fast_path.ReceiveRingCore:
+    def _ring_of(self, queue: Any) -> fast_path.ReceiveRingCore:
         ring = fast_path.ReceiveRingCore(1, 64)
         ring._use(bytearray(64), MEMORY[0], MEMORY[2])
         ring._open(queue, queue.cells, 0)

@@ -9,16 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stream_sides import (
-    BUFFER,
-    BUFFER_KEY,
-    ORDERS,
-    TARGET_SGL,
-    TARGET_SGL_KEY,
-    Script,
-    settings,
-    started,
-)
+from stream_sides import HALVES, ORDERS, TARGET_SGL, TARGET_SGL_KEY, Script, settings, started
 
 from aiordma import ProtocolError
 from aiordma.streams import outbound, wire
@@ -39,9 +30,9 @@ def addresses(targets: list[Segment]) -> list[int]:
 
 def test_connection_data_announces_the_target_sgl_and_the_first_half() -> None:
     own = settings(messages=16, byte_order="big", mappings=3)
-    targets, half = Segment(TARGET_SGL, TARGET_SGL_KEY, 2), Segment(BUFFER, BUFFER_KEY, 32)
     data = ConnectionData.unpack(Script(own).protocol.connection_data())
-    assert data == ConnectionData(16, targets, half, "big", 3)
+    targets = Segment(TARGET_SGL, TARGET_SGL_KEY, 2)
+    assert data == ConnectionData(16, targets, HALVES[0], "big", 3)
     own = settings(messages=16, sends_messages=True)  # receives are reserved for control messages
     data = ConnectionData.unpack(Script(own).protocol.connection_data())
     assert data.credits == 16 - RESERVED_RECEIVES
@@ -52,7 +43,7 @@ def test_the_second_half_is_announced_at_once(order: ByteOrder) -> None:
     assert Script(settings(), byte_order=order).start().posted() == [
         OutgoingMessage(
             wire.pack_message(Op.CREDIT, 16),
-            wire.pack_segment(Segment(BUFFER + 32, BUFFER_KEY, 32), order),
+            wire.pack_segment(HALVES[1], order),
             Segment(0x5000 + wire.SEGMENT_SIZE, 55, wire.SEGMENT_SIZE),
         )
     ]
@@ -93,14 +84,14 @@ def test_bytes_are_readable_up_to_the_end_of_the_ring(buffer: int, ring: int) ->
     inbound = script.protocol.inbound
     script.consume(50)
     (update,) = script.posted()
-    assert wire.unpack_segment(update.payload, "little") == Segment(BUFFER, BUFFER_KEY, 32)
+    assert wire.unpack_segment(update.payload, "little") == HALVES[0]
     script.receive(Op.DATA, 14)
     script.receive(Op.DATA, 30)
     assert [inbound.readable(limit) for limit in (5, 100)] == [(50, 5), (50, ring - 50)]
     inbound.consume(14)
     assert (inbound.available, inbound.readable(100)) == (30, (0, 30))
     (update,) = script.posted()
-    assert wire.unpack_segment(update.payload, "little") == Segment(BUFFER + 32, BUFFER_KEY, 32)
+    assert wire.unpack_segment(update.payload, "little") == HALVES[1]
 
 
 def test_counters_wrap_around() -> None:
@@ -135,7 +126,7 @@ def test_a_consumed_half_is_announced_in_the_next_of_the_peers_targets(entries: 
         script.protocol.inbound.consume(31)
         assert script.posted() == []
         script.protocol.inbound.consume(1)
-        half = wire.pack_segment(Segment(BUFFER + number % 2 * 32, BUFFER_KEY, 32), "little")
+        half = wire.pack_segment(HALVES[number % 2], "little")
         target = Segment(0x5000 + number % entries * wire.SEGMENT_SIZE, 55, wire.SEGMENT_SIZE)
         message = wire.pack_message(Op.CREDIT, 15 + number)
         assert script.posted() == [OutgoingMessage(message, half, target)]
@@ -334,7 +325,7 @@ def test_a_send_has_the_byte_order_of_its_sender(order: ByteOrder, sends_message
     (update,) = script.posted()
     reserved = RESERVED_RECEIVES if sends_messages else 0
     assert wire.unpack_message(update.message) == (Op.CREDIT, 1 + 16 - reserved)
-    assert wire.unpack_segment(update.payload, other) == Segment(BUFFER + 32, BUFFER_KEY, 32)
+    assert wire.unpack_segment(update.payload, other) == HALVES[1]
     receive(Op.DATA, 4)
     assert script.protocol.inbound.available == 7
     assert wire.unpack_message(script.protocol.send(100).message) == (Op.DATA, 100)
