@@ -137,8 +137,9 @@ async def test_a_handle_is_created_once_for_tasks_that_need_it(simulation: Simul
         assert counts["ibv_create_ah"] == 1
         simulation.world.calls.fail("ibv_create_ah", errno.ETIMEDOUT)
         group = await here.join(GROUP)
-        sends = [here.send_to(group, b"") for _ in range(2)]
-        outcomes = await loops.gather(*sends, return_exceptions=True)
+        outcomes = await loops.gather(
+            *(here.send_to(group, b"") for _ in range(2)), return_exceptions=True
+        )
         assert {type(one) for one in outcomes} == {VerbsError, type(None)}
     assert counts["ibv_destroy_ah"] == 2
 
@@ -241,7 +242,7 @@ async def test_the_end_of_an_endpoint_ends_every_wait(
             await here.recv_from()
 
 
-async def test_a_refused_request_or_a_failed_send_ends_the_endpoint(simulation: Simulation) -> None:
+async def test_a_refused_or_failed_send_ends_the_endpoint(simulation: Simulation) -> None:
     async with pair(DatagramOptions(max_inline=0)) as (here, _, peer):
         queue_pair(simulation, here).pointer.sends.refusal = errno.EINVAL
         for _ in range(2):
@@ -252,6 +253,9 @@ async def test_a_refused_request_or_a_failed_send_ends_the_endpoint(simulation: 
         simulation.network.fail_queue_pair(queue_pair(simulation, here))
         with pytest.raises(aiordma.WorkRequestError, match="SEND"):
             await here.recv_from()
+
+
+async def test_a_refused_receive_ends_the_endpoint(simulation: Simulation) -> None:
     async with pair() as (here, there, peer):
         await here.send_to(peer, b"last")
         await loops.sleep(1)

@@ -233,7 +233,9 @@ async def test_a_queue_or_channel_that_fails_fails_the_device_once(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_draining_ends_with_the_queue_or_reading(simulation: Simulation, fails: bool) -> None:
+async def test_draining_ends_with_the_queue_or_the_reading(
+    simulation: Simulation, fails: bool
+) -> None:
     async with rig_of(simulation) as rig:
         numbers, ends = rig.handlers[0].numbers, list[None]()
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-import helpers
 import loops
 import pytest
 from simulator import Simulation
 from simulator.pairs import connected
 from simulator.world import lib
 
-from aiordma import DeviceRemoved, PeerClosed, VerbsError
+import aiordma
+from aiordma import Connection, DeviceRemoved, PeerClosed, VerbsError
 from aiordma.enums import CmEventType
 from aiordma.qp.endpoint import FIRST_MESSAGE_SECONDS, FLUSH_SECONDS
 from aiordma.verbs.device import SIW_VENDOR_ID
@@ -59,6 +61,19 @@ async def test_the_wait_for_a_flush_ends_after_a_timeout(simulation: Simulation)
             await task
 
 
+@asynccontextmanager
+async def iwarp_pair() -> AsyncIterator[tuple[Connection, Connection]]:
+    """Connect two ends, without a message. Abort both after the block."""
+    async with aiordma.listen("10.0.0.2", 7471) as listener:
+        accepting = loops.create_task(listener.accept())
+        active = await aiordma.connect("10.0.0.2", 7471)
+        passive = await accepting
+        yield active, passive
+        for end in (active, passive):
+            end.abort()
+            await end.aclose()
+
+
 @pytest.mark.transport("IWARP")
 @pytest.mark.parametrize(
     ("is_siw", "has_received", "probes"), [(True, False, 1), (True, True, 0), (False, False, 0)]
@@ -71,15 +86,15 @@ async def test_only_siw_without_a_received_message_is_probed(
     probes: int,
 ) -> None:
     simulation.far.vendor_id = SIW_VENDOR_ID * is_siw
-    async with helpers.connected(simulation.far) as pair:
+    async with iwarp_pair() as (active, passive):
         probed: list[None] = []
-        monkeypatch.setattr(pair.server._endpoint.data_path, "probe", lambda: probed.append(None))
+        monkeypatch.setattr(passive._endpoint.data_path, "probe", lambda: probed.append(None))
         if has_received:
-            await pair.client.send(b"first")
+            await active.send(b"first")
         await loops.sleep(1)
         assert len(probed) == probes
-        await pair.server.send(b"answer")
-        assert await pair.client.recv() == b"answer"
+        await passive.send(b"answer")
+        assert await active.recv() == b"answer"
 
 
 @pytest.mark.transport("IWARP")
@@ -87,13 +102,13 @@ async def test_only_siw_without_a_received_message_is_probed(
 async def test_the_accepting_side_sends_after_the_first_message_or_a_short_time(
     simulation: Simulation, sends_first: bool
 ) -> None:
-    async with helpers.connected(simulation.far) as pair:
+    async with iwarp_pair() as (active, passive):
         begun = simulation.world.now
-        task = loops.create_task(pair.server.send(b"answer"))
+        task = loops.create_task(passive.send(b"answer"))
         await loops.sleep(0.001)
         assert not task.done()
         if sends_first:
-            await pair.client.send(b"first")
+            await active.send(b"first")
         await task
         took = simulation.world.now - begun
         assert (took < FIRST_MESSAGE_SECONDS / 2) is sends_first
@@ -104,9 +119,9 @@ async def test_an_aborted_endpoint_does_not_resume_sends(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first message or its timeout can come while the queue pair is being destroyed."""
-    async with helpers.connected(simulation.far) as pair:
-        endpoint = pair.server._endpoint
+    async with iwarp_pair() as (_, passive):
+        endpoint = passive._endpoint
         monkeypatch.setattr(endpoint.data_path, "resume", pytest.fail)
-        pair.server.abort()
+        passive.abort()
         endpoint.message_arrived()
         endpoint._no_first_message()
