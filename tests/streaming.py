@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import loops
-from helpers import Host
 
 from aiordma import ByteStream, StreamListener, StreamOptions, connect_stream, listen_stream
+from aiordma.rdmacm import DeviceAddress
 from aiordma.streams.stream_core import StreamCore
 
 DEFAULT = StreamOptions()
@@ -26,7 +26,7 @@ class StreamPair:
 
 @contextlib.asynccontextmanager
 async def streaming(
-    address: Host, client: StreamOptions = DEFAULT, server: StreamOptions = DEFAULT
+    address: DeviceAddress, client: StreamOptions = DEFAULT, server: StreamOptions = DEFAULT
 ) -> AsyncIterator[StreamPair]:
     """Connect two ends on one device. After the block, abort those that are still open."""
     async with listen_stream(address.host, 0, options=server) as listener:

@@ -22,7 +22,8 @@ REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 async def connected(simulation: Simulation) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
     """Connect two ends, each of which takes two mappings. Abort both after the block."""
     options = StreamOptions(mappings=2)
-    async with streaming(simulation.far, options, options) as pair:
+    address: Any = simulation.far
+    async with streaming(address, options, options) as pair:
         near, far = pair.client, pair.server
         await pair.listener.aclose()
         assert near.local_address == far.peer_address
