@@ -49,10 +49,6 @@ class Pool:
         """The sizes of the registered slabs."""
         return [region.length for region in self._world.all(Region)[self._before :]]
 
-    def slow(self) -> None:
-        """Let registering take a second."""
-        self._world.schedule = SlowCalls(ibv_reg_mr_iova2=1.0)
-
 
 @asynccontextmanager
 async def pool_of(simulation: Simulation) -> AsyncIterator[Pool]:
@@ -92,6 +88,11 @@ async def test_a_failed_growth_is_raised_in_each_task(
     simulation: Simulation, nbytes: int, failures: int
 ) -> None:
     async with pool_of(simulation) as p:
+        for failure, code in ((OSError(errno.EAGAIN, "no"), errno.EAGAIN), (OSError("no"), 12)):
+            fails = mock.patch.object(mmap, "mmap", side_effect=failure)
+            with fails, pytest.raises(VerbsError) as caught:
+                await p.acquire(nbytes)
+            assert (caught.value.errno, caught.value.function) == (code, "mmap")
         for number in range(failures):
             after = number if nbytes == 100 else 3 + number
             simulation.world.calls.fail("ibv_reg_mr_iova2", errno.ENOMEM, after=after)
@@ -106,7 +107,7 @@ async def test_a_failed_growth_is_raised_in_each_task(
 @pytest.mark.parametrize("when", ["waiting", "growing", "queued"])
 async def test_a_cancelled_task_leaves_growth_to_others(simulation: Simulation, when: str) -> None:
     async with pool_of(simulation) as p:
-        p.slow()
+        simulation.world.schedule = SlowCalls(ibv_reg_mr_iova2=1.0)
         if when == "queued":
             simulation.world.schedule.start = lambda: 1.0  # type: ignore[method-assign]
         tasks = [await p.start(100) for _ in range(3)]
@@ -119,16 +120,6 @@ async def test_a_cancelled_task_leaves_growth_to_others(simulation: Simulation, 
         assert p.slabs == [SLAB_SIZE] * (1 if when == "waiting" else len(p.slabs))
         free = sum(len(buffers) for buffers in p.pool._free.values())
         assert free == len(p.slabs) * SLAB_SIZE // 1024 - 2
-
-
-async def test_a_failed_mmap_is_a_verbs_error(simulation: Simulation) -> None:
-    async with pool_of(simulation) as p:
-        for error, code in ((OSError(errno.EAGAIN, "no"), errno.EAGAIN), (OSError("no"), 12)):
-            fails = mock.patch.object(mmap, "mmap", side_effect=error)
-            with fails, pytest.raises(VerbsError) as caught:
-                await p.acquire(100)
-            assert (caught.value.errno, caught.value.function) == (code, "mmap")
-        assert await p.acquire(100)
 
 
 async def test_slicing_a_region_returns_parts_of_it(simulation: Simulation) -> None:

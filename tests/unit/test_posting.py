@@ -10,12 +10,12 @@ import errno
 import itertools
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
+import loops
 import pytest
 from simulator import Simulation
 from simulator import world as worlds
@@ -120,13 +120,6 @@ def attempt(post: Post, posting: Posting) -> int:
         return error.errno or -1
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIME_LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def join(*threads: threading.Thread) -> None:
     for thread in threads:
         thread.join(TIME_LIMIT)
@@ -139,7 +132,7 @@ def test_destroying_waits_for_posts(devices: Simulation, post: Post, destroy: De
     lib.sim_hold_posts(True)
     poster = threading.Thread(target=lambda: results.append(attempt(post, posting)))
     poster.start()
-    eventually(lambda: lib.sim_held_posts() == 1)
+    loops.block_until(lambda: lib.sim_held_posts() == 1, "the thread to post")
     destroyer = threading.Thread(target=destroy, args=[posting])
     destroyer.start()
     destroyer.join(0.1)
@@ -157,7 +150,7 @@ def test_posting_threads_do_not_wait_for_each_other(devices: Simulation) -> None
     threads = [threading.Thread(target=post, args=[posting]) for post in WITHOUT_GIL]
     for thread in threads:
         thread.start()
-    eventually(lambda: lib.sim_held_posts() == len(WITHOUT_GIL))
+    loops.block_until(lambda: lib.sim_held_posts() == len(WITHOUT_GIL), "all threads to post")
     lib.sim_hold_posts(False)
     join(*threads)
     posting.close()
@@ -210,7 +203,7 @@ def test_a_thread_can_attach_queues_while_another_polls(verbs: Queues) -> None:
         cores[-1].credits, cores[-1].next_number = 0, 1
         dispatcher.attach(key, cores[-1], fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 64)))
         verbs.sent(key, 0)
-        eventually(lambda: cores[-1].credits == 1)
+        loops.block_until(lambda: cores[-1].credits == 1, "the other thread to poll")
         dispatcher.detach(key)
     join(poller)
 

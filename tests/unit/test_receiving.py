@@ -15,19 +15,12 @@ import aiordma
 SLOTS = 4
 SIZE = 64
 SENDER = aiordma.ConnectionOptions(max_message_size=SIZE, max_inline=0)
-OPTIONS = {
-    "recv_depth": SLOTS,
-    "max_message_size": SIZE,
-    "recv_backlog": 10,
-    "adaptive_poll": False,
-}
-LONG = 10**18
-"""A time budget of the loop that does not end, in nanoseconds."""
+FAR = {"recv_depth": SLOTS, "max_message_size": SIZE, "recv_backlog": 10, "adaptive_poll": False}
 
 
 def pair_of(simulation: Simulation, **more: Any) -> Any:
     """Return a pair whose far end has SLOTS receives. On iWARP, the library posts one more."""
-    return connected(simulation, SENDER, aiordma.ConnectionOptions(**(OPTIONS | more)))
+    return connected(simulation, SENDER, aiordma.ConnectionOptions(**(FAR | more)))
 
 
 async def arrive(pair: Pair, *messages: bytes) -> None:
@@ -161,18 +154,13 @@ async def test_a_failed_repost_while_spilling_loses_no_message(simulation: Simul
             await pair.far.connection.recv()
 
 
-async def hidden(pair: Pair, message: bytes) -> None:
-    """Send a message, and let it arrive while the program does nothing."""
-    await pair.near.connection.send(message)
-    pair.far.data_path._resources.loop_device.dispatcher.budget = LONG
-    pair.far._simulation.world.settle(0.01)
-
-
 @pytest.mark.loops("asyncio")
 async def test_recv_polls_once_before_it_waits(simulation: Simulation) -> None:
     async with pair_of(simulation) as pair:
         far, queue = pair.far.connection, pair.far.qp.recv_cq.pointer
-        await hidden(pair, b"polled")
+        await pair.near.connection.send(b"polled")
+        pair.far.data_path._resources.loop_device.dispatcher.budget = 10**18  # it does not end
+        simulation.world.settle(0.01)  # the message arrives while the program does nothing
         polls = queue.polls
         receiving: Any = far.recv()
         with pytest.raises(StopIteration) as caught:  # it does not wait

@@ -49,14 +49,7 @@ def test_the_second_half_is_announced_at_once(order: ByteOrder) -> None:
     ]
 
 
-def test_nothing_is_posted_before_the_peers_connection_data() -> None:
-    protocol = Script(settings()).protocol
-    assert (protocol.next_control_message(), protocol.room) == (None, 0)
-    with pytest.raises(ProtocolError, match="no entry"):
-        protocol.announce(0, Mapping(0, Segment(0, 0, 0)))
-
-
-def test_early_messages_are_processed_in_order_at_the_start() -> None:
+def test_before_the_start_messages_are_kept_in_order_and_nothing_is_posted() -> None:
     script = Script(settings())
     script.write_target(1, 0x7000, 77, 100)
     script.receive(Op.DATA, 10)
@@ -64,6 +57,9 @@ def test_early_messages_are_processed_in_order_at_the_start() -> None:
     script.receive_control(SHUTDOWN)
     protocol = script.protocol
     assert (protocol.inbound.available, protocol.peer_finished, protocol.room) == (0, False, 0)
+    assert protocol.next_control_message() is None
+    with pytest.raises(ProtocolError, match="no entry"):
+        protocol.announce(0, Mapping(0, Segment(0, 0, 0)))
     script.start()
     assert (protocol.inbound.available, protocol.state) == (10, StreamState.SENDING)
     assert addresses(script.send_all()) == [0x6000, 0x7000]
@@ -239,7 +235,7 @@ def test_on_iwarp_credits_are_reserved_for_control_messages(credits_: int, usabl
     assert script.protocol.outbound.credits == usable
 
 
-# --- mappings ---
+# --- mappings and byte orders ---
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -303,9 +299,6 @@ def test_mappings_leave_the_peer_credits(mappings: int, granted: int, allowed: i
     script = Script(settings(), credits=granted, mappings=mappings)
     assert script.protocol.peer_mappings == 0
     assert script.start().protocol.peer_mappings == allowed
-
-
-# --- byte orders ---
 
 
 @pytest.mark.parametrize("order", ORDERS)

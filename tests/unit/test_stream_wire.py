@@ -33,9 +33,6 @@ def changed(at: int, new: str) -> bytes:
     return VECTOR[:at] + data + VECTOR[at + len(data) :]
 
 
-# --- connection data ---
-
-
 @pytest.mark.parametrize(
     ("data", "packed"),
     [
@@ -142,9 +139,6 @@ def test_random_bytes_are_unpacked_or_refused(version: bytes, data: bytes) -> No
         assert ConnectionData.unpack(read.pack()) == read
 
 
-# --- messages ---
-
-
 @pytest.mark.parametrize(
     ("op", "value", "message"),
     [
@@ -162,9 +156,6 @@ def test_random_bytes_are_unpacked_or_refused(version: bytes, data: bytes) -> No
 def test_messages_have_the_format_of_rsocket(op: Op, value: int, message: int) -> None:
     assert wire.pack_message(op, value) == wire.pack_message(op, (1 << 29) + value) == message
     assert wire.unpack_message(message) == (op, value)
-
-
-# --- segments and mappings ---
 
 
 @pytest.mark.parametrize(
