@@ -330,7 +330,7 @@ def test_a_send_has_the_byte_order_of_its_sender(order: ByteOrder, sends_message
 # --- control messages and the end ---
 
 
-def test_posted_control_messages_are_bounded() -> None:
+def test_posted_control_messages_are_bounded_and_their_completions_counted() -> None:
     script = Script(settings(buffer=1 << 20)).start()
     protocol = script.protocol
     for _ in range(MAX_CONTROLS):
@@ -343,9 +343,6 @@ def test_posted_control_messages_are_bounded() -> None:
     update = OutgoingMessage(wire.pack_message(Op.CREDIT, 8 * MAX_CONTROLS + 16))
     assert protocol.next_control_message() == update
     assert protocol.next_control_message() is None
-
-
-def test_all_controls_are_completed_after_the_last_completion() -> None:
     protocol, completed, ops = Script(settings()).start().protocol, [], []
     protocol.finish()
     while message := protocol.next_control_message():
