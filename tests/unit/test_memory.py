@@ -39,11 +39,6 @@ class Pool:
     async def acquire(self, nbytes: int) -> PooledBuffer:
         return await self.pool.acquire(nbytes, self._call)
 
-    async def start(self, nbytes: int) -> loops.Task[PooledBuffer]:
-        task = loops.create_task(self.acquire(nbytes))
-        await loops.settle()
-        return task
-
     @property
     def slabs(self) -> list[int]:
         """The sizes of the registered slabs."""
@@ -96,7 +91,7 @@ async def test_a_failed_growth_is_raised_in_each_task(
         for number in range(failures):
             after = number if nbytes == 100 else 3 + number
             simulation.world.calls.fail("ibv_reg_mr_iova2", errno.ENOMEM, after=after)
-        tasks = [await p.start(nbytes) for _ in range(5)]
+        tasks = [await loops.start(p.acquire(nbytes)) for _ in range(5)]
         results = await loops.gather(*tasks, return_exceptions=True)
         errors = [result for result in results if isinstance(result, VerbsError)]
         assert (len(errors), len({id(error) for error in errors})) == (failures, failures)
@@ -110,7 +105,7 @@ async def test_a_cancelled_task_leaves_growth_to_others(simulation: Simulation, 
         simulation.world.schedule = SlowCalls(ibv_reg_mr_iova2=1.0)
         if when == "queued":
             simulation.world.schedule.start = lambda: 1.0  # type: ignore[method-assign]
-        tasks = [await p.start(100) for _ in range(3)]
+        tasks = [await loops.start(p.acquire(100)) for _ in range(3)]
         await loops.sleep(0.1)
         cancelled = tasks.pop(1 if when == "waiting" else 0)
         cancelled.cancel()
