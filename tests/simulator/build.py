@@ -7,9 +7,9 @@ each function `f` of the libraries is an alias of `sim_f`, which cffi generates.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import importlib.machinery
-import importlib.util
+import importlib
 import os
 import re
 import shutil
@@ -53,112 +53,53 @@ int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ib
 _INLINE = {"ibv_alloc_mw", "ibv_dealloc_mw"}
 # Functions of device.c, inline functions, and functions that only read memory.
 _NOT_SIMULATED = {
-    "ibv_poll_cq",
-    "ibv_req_notify_cq",
-    "ibv_inc_rkey",
-    "ibv_get_srq_num",
-    "ibv_wc_status_str",
-    "ibv_event_type_str",
-    "ibv_get_device_name",
-    "rdma_event_str",
-    "rdma_get_local_addr",
-    "rdma_get_peer_addr",
-    "rdma_get_src_port",
-    "rdma_get_dst_port",
-    "rdma_dereg_mr",
-    "rdma_get_send_comp",
-    "rdma_get_recv_comp",
-}
+    "ibv_poll_cq", "ibv_req_notify_cq", "ibv_inc_rkey", "ibv_get_srq_num", "ibv_wc_status_str",
+    "ibv_event_type_str", "ibv_get_device_name", "rdma_event_str", "rdma_get_local_addr",
+    "rdma_get_peer_addr", "rdma_get_src_port", "rdma_get_dst_port", "rdma_dereg_mr",
+    "rdma_get_send_comp", "rdma_get_recv_comp",
+}  # fmt: skip
 _PROTOTYPE = re.compile(r"^[a-z][\w ]*[ *]+((?:rdma|ibv)_\w+)\([^;{]*\);[^\n]*\n", re.MULTILINE)
-_FUNCTION = re.compile(r"^(?:struct|int|void)[^;{}]*?sim_\w+\([^;{}]*\);", re.MULTILINE)
-_STRUCTS = """
+# Types of C that device.h uses, and cdef.h does not declare.
+_TYPES = """
 struct ibv_grh { ...; };
-struct sim_request {
-    unsigned int order; uint64_t wr_id; int opcode; unsigned int flags; uint32_t imm_data;
-    int num_sge;
-    struct ibv_sge sge[...]; uint64_t remote_addr; uint32_t rkey; uint64_t compare_add;
-    uint64_t swap; struct ibv_ah *ah; uint32_t remote_qpn; uint32_t remote_qkey;
-    struct ibv_mw *mw; struct ibv_mr *mr; uint64_t bind_addr; uint64_t bind_length;
-    unsigned int bind_access; unsigned int inline_length; char inline_data[...];
-};
-struct sim_queue {
-    struct sim_request *ring;
-    unsigned int capacity; unsigned int posted; unsigned int taken; unsigned int freed;
-    unsigned int calls; int refusal; int refusal_errno; unsigned int accepted; ...;
-};
-struct sim_qp {
-    struct ibv_qp qp; struct sim_queue sends; struct sim_queue receives;
-    struct sim_queue *receive_queue; ...;
-};
-struct sim_srq { struct ibv_srq srq; struct sim_queue receives; ...; };
-struct sim_cq {
-    struct ibv_cq cq; unsigned int capacity; unsigned int put; unsigned int visible;
-    unsigned int polled; int is_armed; int has_overflowed; unsigned int hidden_until;
-    int poll_failure; int arm_failure; unsigned int polls; unsigned int arms;
-    unsigned int events; unsigned int acknowledged; ...;
-};
-struct sim_channel { struct ibv_comp_channel channel; unsigned int raised; unsigned int read;
-    int failure; ...; };
-struct sim_context { unsigned int raised; unsigned int read; int failure; ...; };
-struct ibv_context *sim_ibv_context(struct sim_context *context);
+struct ibv_async_event { ...; };
+struct verbs_context { struct ibv_context context; ...; };
 """
 
 
-class _Declarations:
-    """The declarations for cffi, and the names of the functions that Python defines."""
-
-    def __init__(self) -> None:
-        text = (NATIVE / "cdef.h").read_text().partition("/* --- helpers.h")[0]
-        prototypes = {found[1]: found[0] for found in _PROTOTYPE.finditer(text + _MORE)}
-        self.names = sorted(
-            name
-            for name in prototypes
-            if name not in _NOT_SIMULATED and not name.startswith(("rdma_post_", "rdma_reg_"))
-        )
-        structs = re.sub(
-            r"^const char \*gai_strerror.*\n", "", _PROTOTYPE.sub("", text), flags=re.M
-        )
-        for name, members in _MEMBERS.items():
-            structs, count = re.subn(rf"^(struct {name} {{)", rf"\1 {members}", structs, flags=re.M)
-            assert count == 1, f"cdef.h does not define struct {name}"
-            if not re.search(rf"^struct {name} {{[^}}]*\.\.\.;", structs, re.M):
-                raise AssertionError(f"struct {name} is not partial in cdef.h")
-        header = (HERE / "device.h").read_text()
-        functions = "\n".join(_FUNCTION.findall(header))
-        simulated = "".join(
-            prototypes[name].replace(f"{name}(", f"sim_{name}(", 1) for name in self.names
-        )
-        self.text = f'{structs}{_STRUCTS}{functions}extern "Python+C" {{\n{simulated}}}\n'
-
-    def aliases(self) -> str:
-        """Return C code that gives each function its name in the libraries."""
-        undefine = "#undef ibv_reg_mr\n#undef ibv_query_port\n"
-        return undefine + "".join(
-            f'extern __typeof__({name}) {name} __attribute__((alias("sim_{name}")));\n'
-            for name in self.names
-            if name not in _INLINE
-        )
-
-
-_SOURCE = """
-#include "helpers.h"
-#include "device.h"
-struct ibv_context *sim_ibv_context(struct sim_context *context)
-{
-    return &context->verbs.context;
-}
-"""
+def _declare() -> tuple[str, list[str]]:
+    """Return the declarations for cffi, and the names of the functions that Python defines."""
+    text = (NATIVE / "cdef.h").read_text().partition("/* --- helpers.h")[0]
+    prototypes = {found[1]: found[0] for found in _PROTOTYPE.finditer(text + _MORE)}
+    names = sorted(
+        name
+        for name in prototypes
+        if name not in _NOT_SIMULATED and not name.startswith(("rdma_post_", "rdma_reg_"))
+    )
+    structs = re.sub(r"^const char \*gai_strerror.*\n", "", _PROTOTYPE.sub("", text), flags=re.M)
+    for name, members in _MEMBERS.items():
+        structs, count = re.subn(rf"^(struct {name} {{)", rf"\1 {members}", structs, flags=re.M)
+        assert count == 1, f"cdef.h does not define struct {name}"
+    device = (HERE / "device.h").read_text().partition("<stdint.h>\n")[2].partition("#endif")[0]
+    simulated = "".join(prototypes[name].replace(f"{name}(", f"sim_{name}(", 1) for name in names)
+    return f'{structs}{_TYPES}{device}extern "Python+C" {{\n{simulated}}}\n', names
 
 
 def build(folder: Path) -> None:
     """Compile the module into `folder`, with the options of CFLAGS."""
-    declarations = _Declarations()
+    declarations, names = _declare()
+    # Each function has its name in the libraries, too.
+    aliases = "#undef ibv_reg_mr\n#undef ibv_query_port\n" + "".join(
+        f'extern __typeof__({name}) {name} __attribute__((alias("sim_{name}")));\n'
+        for name in names
+        if name not in _INLINE
+    )
     shutil.copy(HERE / "device.c", folder)  # a relative path, so that the object stays in `folder`
     ffi = FFI()
-    ffi.cdef(declarations.text)
+    ffi.cdef(declarations)
     ffi.set_source(
         MODULE,
-        _SOURCE + declarations.aliases(),
+        f'#include "helpers.h"\n#include "device.h"\n{aliases}',
         sources=["device.c"],
         include_dirs=[str(HERE), str(NATIVE)],
         extra_compile_args=["-O1", "-g", "-Wno-attribute-alias", "-Wno-unused-parameter"],
@@ -180,34 +121,21 @@ def load() -> ModuleType:
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as made:
-            _compile_in_process(Path(made))
-            try:
+            # In a process of its own: setuptools changes its process.
+            command = [sys.executable, __file__, made]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"the simulator cannot be compiled:\n{done.stdout}{done.stderr}")
+            with contextlib.suppress(OSError):  # another process was faster
                 Path(made).rename(folder)
-            except OSError:
-                assert folder.exists()  # another process was faster
-            else:
-                Path(made).mkdir()  # for the end of the block
-    (path,) = folder.glob(f"{MODULE}*.so")
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)
+    sys.path.insert(0, str(folder))
     try:
-        loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
-        spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
+        return importlib.import_module(MODULE)
     finally:
+        sys.path.remove(str(folder))
         sys.setdlopenflags(flags)
-    return module
-
-
-def _compile_in_process(folder: Path) -> None:
-    """Compile in a process of its own: setuptools changes its process."""
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"the simulator cannot be compiled:\n{done.stdout}{done.stderr}")
 
 
 if __name__ == "__main__":

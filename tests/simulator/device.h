@@ -12,7 +12,7 @@
 
 #define SIM_MAX_SGE 16
 #define SIM_MAX_INLINE 256
-#define ONE_MORE UINT32_MAX
+#define ONE_MORE 0xffffffff
 
 /* A copy of a posted work request, of either kind. */
 struct sim_request {
@@ -109,7 +109,6 @@ struct sim_context {
 	struct ibv_async_event events[256];
 	unsigned int raised;
 	unsigned int read;
-	unsigned int acknowledged;
 	int failure; /* errno of ibv_get_async_event(), if not 0 */
 };
 

@@ -43,7 +43,7 @@ class Queues:
 
     def __init__(self) -> None:
         self._context = lib.sim_new_context(b"queues0", lib.IBV_TRANSPORT_IB)
-        context = lib.sim_ibv_context(self._context)
+        context = ffi.addressof(self._context.verbs.context)
         self._channel = lib.sim_new_channel(context)
         self._cq = lib.sim_new_cq(context, 1 << 16, ffi.addressof(self._channel.channel))
         attr = ffi.new("struct ibv_qp_init_attr *")

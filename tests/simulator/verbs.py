@@ -13,8 +13,6 @@ from typing import Any
 from simulator.world import Failure, World, address_of, define, ffi, lib
 
 SEND_DEPTH_LIMIT = 16384
-ONE_MORE = 0xFFFFFFFF
-"""Instead of the number of a send: polling this completion frees one entry of its queue."""
 _KEYS = itertools.count(0x1000, 0x100)
 """No key is used twice. The lowest 8 bits are those that a memory window changes."""
 _NUMBERS = itertools.count(0x11)
@@ -52,7 +50,7 @@ class Device:
         self.port_state = int(lib.IBV_PORT_ACTIVE)
         transport = lib.IBV_TRANSPORT_IWARP if iwarp else lib.IBV_TRANSPORT_IB
         self.context = lib.sim_new_context(name.encode(), transport)
-        self.pointer = lib.sim_ibv_context(self.context)
+        self.pointer = ffi.addressof(self.context.verbs.context)
         _devices[address_of(self.pointer)] = self
 
     def close(self) -> None:
@@ -289,7 +287,7 @@ class QueuePair:
     ) -> None:
         """Report a receive."""
         self.recv_cq.put(
-            self, request.wr_id, opcode, status, self.pointer.receive_queue, ONE_MORE, **more
+            self, request.wr_id, opcode, status, self.pointer.receive_queue, lib.ONE_MORE, **more
         )
 
 

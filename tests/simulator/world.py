@@ -369,5 +369,5 @@ def _not_simulated(world: World, *arguments: Any) -> None:
 
 # Functions that the other modules of the simulator do not define fail with ENOSYS.
 for _name in dir(lib):
-    if _name.startswith(("sim_rdma_", "sim_ibv_")) and _name != "sim_ibv_context":
+    if _name.startswith(("sim_rdma_", "sim_ibv_")):
         define(_name.removeprefix("sim_"), _not_simulated)
