@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any
 
 from simulator import world as worlds
-from simulator.verbs import CompletionQueue, Device, Domain, QueuePair, gid_of
-from simulator.world import Failure, World, address_of, define, ffi, lib
+from simulator.verbs import Device, QueuePair, gid_of, ibv_alloc_pd, ibv_dealloc_pd
+from simulator.world import Failure, World, address_of, define_all, ffi, lib
 
 CONNECT_TIMEOUT = 60.0
 """Seconds until a device gives up a peer that answers no connection request."""
@@ -203,7 +203,7 @@ class ConnectionManager:
     def default_domain(self, device: Device) -> Any:
         """Return librdmacm's protection domain for a device. The first call makes it."""
         if device not in self.default_domains:
-            made = worlds.call(self.world, "ibv_alloc_pd", device.pointer)
+            made = ibv_alloc_pd(self.world, device.pointer)
             self.default_domains[device] = made
         return self.default_domains[device]
 
@@ -212,7 +212,7 @@ class ConnectionManager:
         while self.default_domains:
             _, domain = self.default_domains.popitem()
             try:
-                worlds.call(self.world, "ibv_dealloc_pd", domain)
+                ibv_dealloc_pd(self.world, domain)
             except Failure:
                 self.world.violate("a default protection domain was freed while it was used")
 
@@ -513,7 +513,7 @@ def get_id(world: World, pointer: Any) -> Id:
 def destroy(world: World, cm_id: Id) -> None:
     """Destroy an id."""
     if cm_id.pointer.event != ffi.NULL:
-        _ack_cm_event(world, cm_id.pointer.event)
+        rdma_ack_cm_event(world, cm_id.pointer.event)
     if cm_id.unacknowledged:
         world.violate("rdma_destroy_id() would wait for ever for an acknowledgement")
     world.remove(cm_id.pointer, Id)
@@ -526,7 +526,7 @@ def destroy(world: World, cm_id: Id) -> None:
 # --- channels and events ---
 
 
-def _create_event_channel(world: World) -> Any:
+def rdma_create_event_channel(world: World) -> Any:
     if not any(not device.removed for device in world.cm.devices):
         raise Failure(errno.ENODEV)
     pointer = ffi.new("struct rdma_event_channel *")
@@ -537,14 +537,14 @@ def _create_event_channel(world: World) -> Any:
     return world.add(pointer, Channel(pointer))
 
 
-def _destroy_event_channel(world: World, pointer: Any) -> None:
+def rdma_destroy_event_channel(world: World, pointer: Any) -> None:
     channel = world.remove(pointer, Channel)
     if any(cm_id.channel is channel for cm_id in world.all(Id)):
         world.violate("an event channel was destroyed before an id on it")
     os.close(channel.pointer.fd)
 
 
-def _get_cm_event(world: World, pointer: Any, out: Any) -> None:
+def rdma_get_cm_event(world: World, pointer: Any, out: Any) -> None:
     event = world.get(pointer, Channel).take()
     event.on_read()
     raw = ffi.new("struct rdma_cm_event *")
@@ -570,27 +570,22 @@ def _get_cm_event(world: World, pointer: Any, out: Any) -> None:
     out[0] = raw
 
 
-def _ack_cm_event(world: World, pointer: Any) -> None:
+def rdma_ack_cm_event(world: World, pointer: Any) -> None:
     world.remove(pointer, Event).counted.unacknowledged -= 1
 
-
-define("rdma_create_event_channel", _create_event_channel)
-define("rdma_destroy_event_channel", _destroy_event_channel)
-define("rdma_get_cm_event", _get_cm_event)
-define("rdma_ack_cm_event", _ack_cm_event)
 
 # --- ids ---
 
 
-def _create_id(world: World, channel: Any, out: Any, context: Any, port_space: int) -> None:
+def rdma_create_id(world: World, channel: Any, out: Any, context: Any, port_space: int) -> None:
     out[0] = new_id(world, world.get(channel, Channel), port_space).pointer
 
 
-def _destroy_id(world: World, pointer: Any) -> None:
+def rdma_destroy_id(world: World, pointer: Any) -> None:
     destroy(world, world.get(pointer, Id))
 
 
-def _migrate_id(world: World, pointer: Any, channel: Any) -> None:
+def rdma_migrate_id(world: World, pointer: Any, channel: Any) -> None:
     cm_id, new = get_id(world, pointer), world.get(channel, Channel)
     if cm_id.unacknowledged:
         world.violate("rdma_migrate_id() would wait for ever for an acknowledgement")
@@ -600,7 +595,9 @@ def _migrate_id(world: World, pointer: Any, channel: Any) -> None:
         new.put(event)
 
 
-def _set_option(world: World, pointer: Any, level: int, name: int, value: Any, size: int) -> None:
+def rdma_set_option(
+    world: World, pointer: Any, level: int, name: int, value: Any, size: int
+) -> None:
     cm_id = get_id(world, pointer)
     packed = bytes(ffi.buffer(ffi.cast("char *", value), size))
     if level == lib.RDMA_OPTION_ID:
@@ -610,13 +607,7 @@ def _set_option(world: World, pointer: Any, level: int, name: int, value: Any, s
     elif cm_id.state != "address resolved" or size % _PATH_SIZE:
         raise Failure(errno.EINVAL)
     else:
-        _resolve_route(world, pointer, 0)
-
-
-define("rdma_create_id", _create_id)
-define("rdma_destroy_id", _destroy_id)
-define("rdma_migrate_id", _migrate_id)
-define("rdma_set_option", _set_option)
+        rdma_resolve_route(world, pointer, 0)
 
 
 def pack_address(host: str, port: int) -> bytes:
@@ -666,7 +657,7 @@ def _check_free(cm_id: Id, address: Address, *, can_share: bool = True) -> None:
             raise Failure(errno.EADDRNOTAVAIL)
 
 
-def _bind_addr(world: World, pointer: Any, sockaddr: Any) -> None:
+def rdma_bind_addr(world: World, pointer: Any, sockaddr: Any) -> None:
     _bind(world, get_id(world, pointer), read_address(sockaddr))
 
 
@@ -687,7 +678,7 @@ def _bind(world: World, cm_id: Id, address: Address) -> None:
         cm_id.bind_device(device)
 
 
-def _resolve_addr(world: World, pointer: Any, source: Any, target: Any, timeout: int) -> None:
+def rdma_resolve_addr(world: World, pointer: Any, source: Any, target: Any, timeout: int) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.state == "idle" and source != ffi.NULL and read_address(source)[0]:
         _bind(world, cm_id, read_address(source))
@@ -731,7 +722,7 @@ def _address_resolved(cm_id: Id, device: Device) -> None:
     cm_id.put(lib.RDMA_CM_EVENT_ADDR_RESOLVED)
 
 
-def _resolve_route(world: World, pointer: Any, timeout: int) -> None:
+def rdma_resolve_route(world: World, pointer: Any, timeout: int) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.state != "address resolved":
         raise Failure(errno.EINVAL)
@@ -753,10 +744,6 @@ def _route_resolved(cm_id: Id) -> None:
         cm_id.state = "route resolved"
         cm_id.put(lib.RDMA_CM_EVENT_ROUTE_RESOLVED)
 
-
-define("rdma_bind_addr", _bind_addr)
-define("rdma_resolve_addr", _resolve_addr)
-define("rdma_resolve_route", _resolve_route)
 
 # --- connecting ---
 
@@ -780,7 +767,7 @@ def _parameters(cm_id: Id, param: Any, kind: str) -> tuple[bytes, tuple[int, int
     return data, (param.responder_resources, param.initiator_depth)
 
 
-def _connect(world: World, pointer: Any, param: Any) -> None:
+def rdma_connect(world: World, pointer: Any, param: Any) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.state != "route resolved":
         raise Failure(errno.EINVAL)
@@ -799,7 +786,7 @@ def _connect(world: World, pointer: Any, param: Any) -> None:
     world.cm.send(partial(world.cm.request, cm_id, data, resources))
 
 
-def _listen(world: World, pointer: Any, backlog: int) -> None:
+def rdma_listen(world: World, pointer: Any, backlog: int) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.state == "idle":
         _bind(world, cm_id, ("0.0.0.0", 0))
@@ -811,7 +798,7 @@ def _listen(world: World, pointer: Any, backlog: int) -> None:
     world.cm.listeners.append(cm_id)
 
 
-def _accept(world: World, pointer: Any, param: Any) -> None:
+def rdma_accept(world: World, pointer: Any, param: Any) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.state != "requested":
         raise Failure(errno.EINVAL)
@@ -827,7 +814,7 @@ def _accept(world: World, pointer: Any, param: Any) -> None:
     world.cm.send(partial(world.cm.reply, cm_id, data, resources))
 
 
-def _reject(world: World, pointer: Any, data: Any, length: int) -> None:
+def rdma_reject(world: World, pointer: Any, data: Any, length: int) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.state != "requested":
         raise Failure(errno.EINVAL)
@@ -839,14 +826,14 @@ def _reject(world: World, pointer: Any, data: Any, length: int) -> None:
     world.cm.send(partial(world.cm.rejected, cm_id.peer, REJECTED_BY_CONSUMER, text))
 
 
-def _establish(world: World, pointer: Any) -> None:
+def rdma_establish(world: World, pointer: Any) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.state != "replied" or cm_id.peer is None:
         raise Failure(errno.EINVAL)
     world.cm.establish(cm_id, cm_id.peer)
 
 
-def _notify(world: World, pointer: Any, kind: int) -> None:
+def rdma_notify(world: World, pointer: Any, kind: int) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.state != "accepting":
         raise Failure(errno.EISCONN)
@@ -854,7 +841,7 @@ def _notify(world: World, pointer: Any, kind: int) -> None:
     world.cm.ready(cm_id)
 
 
-def _disconnect(world: World, pointer: Any) -> None:
+def rdma_disconnect(world: World, pointer: Any) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.device is None:
         raise Failure(errno.EINVAL)
@@ -880,18 +867,10 @@ def _disconnect_request(world: World, sender: Id) -> None:
         world.cm.send(partial(world.cm.disconnected, sender))
 
 
-define("rdma_connect", _connect)
-define("rdma_listen", _listen)
-define("rdma_accept", _accept)
-define("rdma_establish", _establish)
-define("rdma_reject", _reject)
-define("rdma_notify", _notify)
-define("rdma_disconnect", _disconnect)
-
 # --- devices ---
 
 
-def _get_devices(world: World, count: Any) -> Any:
+def rdma_get_devices(world: World, count: Any) -> Any:
     present = [device.pointer for device in world.cm.devices if not device.removed]
     if not present:
         raise Failure(errno.ENODEV)
@@ -900,11 +879,8 @@ def _get_devices(world: World, count: Any) -> Any:
     return world.add(listed, listed)
 
 
-def _free_devices(world: World, listed: Any) -> None:
+def rdma_free_devices(world: World, listed: Any) -> None:
     world.objects.pop(address_of(listed), None)
 
 
-define("rdma_get_devices", _get_devices)
-define("rdma_free_devices", _free_devices)
-
-__all__ = ["Channel", "CompletionQueue", "ConnectionManager", "Domain", "Event", "Id"]
+define_all(globals())

@@ -15,7 +15,7 @@ from typing import Any
 from simulator.cm import CONNECT_TIMEOUT, Event, Id, get_id, read_address
 from simulator.network import Network, RequestFailed
 from simulator.verbs import AddressHandle, Device, Domain, QueuePair, Request, gid_of
-from simulator.world import Failure, World, address_of, define, ffi, lib
+from simulator.world import Failure, World, address_of, define_all, ffi, lib
 
 SIDR_NO_LISTENER = 1
 SIDR_REJECTED = 2
@@ -242,7 +242,7 @@ def header(
 # --- the functions of the libraries ---
 
 
-def _create_ah(world: World, pd: Any, attr: Any) -> Any:
+def ibv_create_ah(world: World, pd: Any, attr: Any) -> Any:
     domain = world.get(pd, Domain)
     gid = bytes(ffi.buffer(attr.grh.dgid.raw, 16))
     is_group = gid[0] == 0xFF or (gid.startswith(_MAPPED) and 224 <= gid[12] < 240)
@@ -253,7 +253,7 @@ def _create_ah(world: World, pd: Any, attr: Any) -> Any:
     return world.add(pointer, AddressHandle(domain, pointer, gid))
 
 
-def _destroy_ah(world: World, ah: Any) -> None:
+def ibv_destroy_ah(world: World, ah: Any) -> None:
     handle = world.remove(ah, AddressHandle)
     address = address_of(ah)
     for qp in world.all(QueuePair):
@@ -261,7 +261,9 @@ def _destroy_ah(world: World, ah: Any) -> None:
             world.violate(f"an address handle was destroyed while a send used it: {handle}")
 
 
-def _ah_of_sender(world: World, context: Any, port: int, wc: Any, grh: Any, attr: Any) -> None:
+def ibv_init_ah_from_wc(
+    world: World, context: Any, port: int, wc: Any, grh: Any, attr: Any
+) -> None:
     own = [gid_of(host) for host in Device.of(context).hosts]
     raw = bytes(ffi.buffer(ffi.cast("char *", grh), GRH_SIZE))
     is_ipv6 = raw[0] >> 4 == 6
@@ -273,38 +275,28 @@ def _ah_of_sender(world: World, context: Any, port: int, wc: Any, grh: Any, attr
     ffi.memmove(attr.grh.dgid.raw, gids[0], 16)
 
 
-def _join(world: World, pointer: Any, sockaddr: Any, context: Any) -> None:
+def rdma_join_multicast(world: World, pointer: Any, sockaddr: Any, context: Any) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.device is not None and cm_id.device.is_iwarp:
         raise Failure(errno.ENOSYS)
     world.datagrams.join(cm_id, read_address(sockaddr)[0], context, receives=True)
 
 
-def _join_ex(world: World, pointer: Any, attr: Any, context: Any) -> None:
+def rdma_join_multicast_ex(world: World, pointer: Any, attr: Any, context: Any) -> None:
     host = read_address(attr.addr)[0]
     world.datagrams.join(get_id(world, pointer), host, context, receives=False)
 
 
-define("ibv_create_ah", _create_ah)
-define("ibv_destroy_ah", _destroy_ah)
-define("ibv_init_ah_from_wc", _ah_of_sender)
-define("rdma_join_multicast", _join)
-define("rdma_join_multicast_ex", _join_ex)
-define(
-    "rdma_leave_multicast",
-    lambda world, pointer, sockaddr: world.datagrams.leave_group(
-        world.get(pointer, Id), read_address(sockaddr)[0]
-    ),
-)
-define(
-    "ibv_attach_mcast",
-    lambda world, qp, gid, lid: world.datagrams.attach(
-        world.get(qp, QueuePair), bytes(ffi.buffer(gid.raw, 16))
-    ),
-)
-define(
-    "ibv_detach_mcast",
-    lambda world, qp, gid, lid: world.datagrams.detach(
-        world.get(qp, QueuePair), bytes(ffi.buffer(gid.raw, 16))
-    ),
-)
+def rdma_leave_multicast(world: World, pointer: Any, sockaddr: Any) -> None:
+    world.datagrams.leave_group(world.get(pointer, Id), read_address(sockaddr)[0])
+
+
+def ibv_attach_mcast(world: World, qp: Any, gid: Any, lid: int) -> None:
+    world.datagrams.attach(world.get(qp, QueuePair), bytes(ffi.buffer(gid.raw, 16)))
+
+
+def ibv_detach_mcast(world: World, qp: Any, gid: Any, lid: int) -> None:
+    world.datagrams.detach(world.get(qp, QueuePair), bytes(ffi.buffer(gid.raw, 16)))
+
+
+define_all(globals())

@@ -10,18 +10,11 @@ import socket
 from functools import partial
 from typing import Any, NamedTuple
 
+from simulator import cm, verbs
 from simulator import world as worlds
-from simulator.cm import (
-    Channel,
-    Id,
-    destroy,
-    get_id,
-    new_id,
-    pack_address,
-    read_address,
-)
-from simulator.verbs import Device, QueuePair, create_comp_channel, create_cq, create_qp, create_srq
-from simulator.world import Failure, World, define, ffi, lib
+from simulator.cm import Channel, Id, destroy, get_id, new_id, pack_address, read_address
+from simulator.verbs import Device, QueuePair
+from simulator.world import Failure, World, define_all, ffi, lib
 
 REJECTED_ECE = 35
 EP_TIMEOUT = 2.0
@@ -30,54 +23,54 @@ EP_TIMEOUT = 2.0
 # --- queue pairs and queues ---
 
 
-def _create_qp(world: World, pointer: Any, pd: Any, attr: Any) -> None:
+def rdma_create_qp(world: World, pointer: Any, pd: Any, attr: Any) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.device is None or pointer.qp != ffi.NULL:
         raise Failure(errno.EINVAL)
     context = Device.of(pointer.verbs).pointer
     for name, depth in (("send", attr.cap.max_send_wr), ("recv", attr.cap.max_recv_wr)):
         if getattr(attr, f"{name}_cq") == ffi.NULL:
-            channel = create_comp_channel(world, context)
+            channel = verbs.ibv_create_comp_channel(world, context)
             setattr(pointer, f"{name}_cq_channel", channel)
-            cq = create_cq(world, context, max(1, depth), pointer, channel)
+            cq = verbs.ibv_create_cq(world, context, max(1, depth), pointer, channel)
             setattr(pointer, f"{name}_cq", cq)
             setattr(attr, f"{name}_cq", cq)
     if attr.srq == ffi.NULL:
         attr.srq = pointer.srq
-    made = create_qp(world, pointer.pd if pd == ffi.NULL else pd, attr)
+    made = verbs.create_qp(world, pointer.pd if pd == ffi.NULL else pd, attr)
     qp = world.get(ffi.addressof(made.qp), QueuePair)
     qp.cm_id = cm_id
     qp.move(lib.IBV_QPS_RTS if cm_id.is_datagram else lib.IBV_QPS_INIT)
     pointer.qp = ffi.addressof(made.qp)
 
 
-def _destroy_qp(world: World, pointer: Any) -> None:
-    worlds.call(world, "ibv_destroy_qp", pointer.qp)
+def rdma_destroy_qp(world: World, pointer: Any) -> None:
+    verbs.ibv_destroy_qp(world, pointer.qp)
     pointer.qp = ffi.NULL
     for name in ("send", "recv"):
         if getattr(pointer, f"{name}_cq_channel") != ffi.NULL:
-            worlds.call(world, "ibv_destroy_cq", getattr(pointer, f"{name}_cq"))
-            worlds.call(world, "ibv_destroy_comp_channel", getattr(pointer, f"{name}_cq_channel"))
+            verbs.ibv_destroy_cq(world, getattr(pointer, f"{name}_cq"))
+            verbs.ibv_destroy_comp_channel(world, getattr(pointer, f"{name}_cq_channel"))
             setattr(pointer, f"{name}_cq", ffi.NULL)
             setattr(pointer, f"{name}_cq_channel", ffi.NULL)
 
 
-def _create_id_srq(world: World, pointer: Any, pd: Any, attr: Any) -> None:
-    pointer.srq = create_srq(world, pd, attr)
+def rdma_create_srq(world: World, pointer: Any, pd: Any, attr: Any) -> None:
+    pointer.srq = verbs.ibv_create_srq(world, pd, attr)
 
 
-def _create_id_srq_ex(world: World, pointer: Any, attr: Any) -> None:
+def rdma_create_srq_ex(world: World, pointer: Any, attr: Any) -> None:
     if attr.srq_type != lib.IBV_SRQT_BASIC:
         raise Failure(errno.EOPNOTSUPP)
-    pointer.srq = create_srq(world, attr.pd, attr)
+    pointer.srq = verbs.ibv_create_srq(world, attr.pd, attr)
 
 
-def _destroy_id_srq(world: World, pointer: Any) -> None:
-    worlds.call(world, "ibv_destroy_srq", pointer.srq)
+def rdma_destroy_srq(world: World, pointer: Any) -> None:
+    verbs.ibv_destroy_srq(world, pointer.srq)
     pointer.srq = ffi.NULL
 
 
-def _init_qp_attr(world: World, pointer: Any, attr: Any, mask: Any) -> None:
+def rdma_init_qp_attr(world: World, pointer: Any, attr: Any, mask: Any) -> None:
     cm_id = get_id(world, pointer)
     mask[0] = lib.IBV_QP_STATE
     if cm_id.device is None or (attr.qp_state != lib.IBV_QPS_INIT and cm_id.peer is None):
@@ -86,13 +79,9 @@ def _init_qp_attr(world: World, pointer: Any, attr: Any, mask: Any) -> None:
         attr.dest_qp_num = cm_id.peer.number
 
 
-define("rdma_create_qp", _create_qp)
-define("rdma_create_qp_ex", lambda world, pointer, attr: _create_qp(world, pointer, attr.pd, attr))
-define("rdma_destroy_qp", _destroy_qp)
-define("rdma_create_srq", _create_id_srq)
-define("rdma_create_srq_ex", _create_id_srq_ex)
-define("rdma_destroy_srq", _destroy_id_srq)
-define("rdma_init_qp_attr", _init_qp_attr)
+def rdma_create_qp_ex(world: World, pointer: Any, attr: Any) -> None:
+    rdma_create_qp(world, pointer, attr.pd, attr)
+
 
 # --- ECE ---
 
@@ -103,17 +92,17 @@ def _check_without_qp(world: World, pointer: Any) -> Id:
     return get_id(world, pointer)
 
 
-def _set_local_ece(world: World, pointer: Any, ece: Any) -> None:
+def rdma_set_local_ece(world: World, pointer: Any, ece: Any) -> None:
     cm_id = _check_without_qp(world, pointer)
     cm_id.ece = (ece.vendor_id, ece.options, ece.comp_mask)
 
 
-def _get_remote_ece(world: World, pointer: Any, ece: Any) -> None:
+def rdma_get_remote_ece(world: World, pointer: Any, ece: Any) -> None:
     peer = _check_without_qp(world, pointer).peer
     ece.vendor_id, ece.options, ece.comp_mask = peer.ece if peer is not None else (0, 0, 0)
 
 
-def _reject_ece(world: World, pointer: Any, data: Any, length: int) -> None:
+def rdma_reject_ece(world: World, pointer: Any, data: Any, length: int) -> None:
     cm_id = get_id(world, pointer)
     if cm_id.state != "requested":
         raise Failure(errno.EINVAL)
@@ -122,26 +111,22 @@ def _reject_ece(world: World, pointer: Any, data: Any, length: int) -> None:
     world.cm.send(partial(world.cm.rejected, cm_id.peer, REJECTED_ECE, text))
 
 
-define("rdma_set_local_ece", _set_local_ece)
-define("rdma_get_remote_ece", _get_remote_ece)
-define("rdma_reject_ece", _reject_ece)
-
 # --- endpoints ---
 
 
-def _create_ep(world: World, out: Any, info: Any, pd: Any, attr: Any) -> None:
-    channel = world.get(worlds.call(world, "rdma_create_event_channel"), Channel)
+def rdma_create_ep(world: World, out: Any, info: Any, pd: Any, attr: Any) -> None:
+    channel = world.get(cm.rdma_create_event_channel(world), Channel)
     cm_id = new_id(world, channel, info.ai_port_space)
     try:
         if info.ai_flags & lib.RAI_PASSIVE:
-            worlds.call(world, "rdma_bind_addr", cm_id.pointer, info.ai_src_addr)
+            cm.rdma_bind_addr(world, cm_id.pointer, info.ai_src_addr)
         else:
             _resolve(world, cm_id, info)
             if attr != ffi.NULL:
-                worlds.call(world, "rdma_create_qp", cm_id.pointer, pd, attr)
+                rdma_create_qp(world, cm_id.pointer, pd, attr)
     except Failure:
         destroy(world, cm_id)
-        worlds.call(world, "rdma_destroy_event_channel", channel.pointer)
+        cm.rdma_destroy_event_channel(world, channel.pointer)
         raise
     out[0] = cm_id.pointer
 
@@ -151,30 +136,27 @@ def _resolve(world: World, cm_id: Id, info: Any) -> None:
     milliseconds = int(EP_TIMEOUT * 1000)
     source, target = info.ai_src_addr, info.ai_dst_addr
     for function, arguments in (
-        ("rdma_resolve_addr", (source, target, milliseconds)),
-        ("rdma_resolve_route", (milliseconds,)),
+        (cm.rdma_resolve_addr, (source, target, milliseconds)),
+        (cm.rdma_resolve_route, (milliseconds,)),
     ):
-        worlds.call(world, function, cm_id.pointer, *arguments)
+        function(world, cm_id.pointer, *arguments)
         while not cm_id.channel.events:
             worlds.park(EP_TIMEOUT / 100)
         out = ffi.new("struct rdma_cm_event **")
-        worlds.call(world, "rdma_get_cm_event", cm_id.channel.pointer, out)
+        cm.rdma_get_cm_event(world, cm_id.channel.pointer, out)
         if cm_id.pointer.event != ffi.NULL:
-            worlds.call(world, "rdma_ack_cm_event", cm_id.pointer.event)
+            cm.rdma_ack_cm_event(world, cm_id.pointer.event)
         cm_id.pointer.event = out[0]
         if out[0].status:
             raise Failure(-out[0].status)
 
 
-def _destroy_ep(world: World, pointer: Any) -> None:
+def rdma_destroy_ep(world: World, pointer: Any) -> None:
     cm_id = world.get(pointer, Id)
     if pointer.qp != ffi.NULL and cm_id.qp is not None:
-        _destroy_qp(world, pointer)
+        rdma_destroy_qp(world, pointer)
     destroy(world, cm_id)
 
-
-define("rdma_create_ep", _create_ep)
-define("rdma_destroy_ep", _destroy_ep)
 
 # --- names ---
 
@@ -186,7 +168,7 @@ class AddrInfo(NamedTuple):
     memory: Any
 
 
-def _getaddrinfo(world: World, node: Any, service: Any, hints: Any, out: Any) -> int:
+def rdma_getaddrinfo(world: World, node: Any, service: Any, hints: Any, out: Any) -> int:
     name = "" if node == ffi.NULL else ffi.string(node).decode()
     port = 0 if service == ffi.NULL else ffi.string(service).decode()
     flags = 0 if hints == ffi.NULL else hints.ai_flags
@@ -215,5 +197,8 @@ def _getaddrinfo(world: World, node: Any, service: Any, hints: Any, out: Any) ->
     return 0
 
 
-define("rdma_getaddrinfo", _getaddrinfo)
-define("rdma_freeaddrinfo", lambda world, info: world.remove(info, AddrInfo) and None)
+def rdma_freeaddrinfo(world: World, info: Any) -> None:
+    world.remove(info, AddrInfo)
+
+
+define_all(globals())

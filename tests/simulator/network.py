@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from functools import partial
 
-from simulator.verbs import Domain, QueuePair, Region, Request, Window, unbind
+from simulator.verbs import QueuePair, Region, Request, Window, unbind
 from simulator.world import World, address_of, ffi, lib
 
 _L = lib
@@ -388,6 +388,3 @@ class Network:
         window.pointer.rkey = key
         region.windows += 1
         self.world.keys[key] = window.bound
-
-
-__all__ = ["Domain", "Network"]

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.world import Failure, World, address_of, define, ffi, lib
+from simulator.world import Failure, World, address_of, define_all, ffi, lib
 
 SEND_DEPTH_LIMIT = 16384
 _KEYS = itertools.count(0x1000, 0x100)
@@ -294,7 +294,7 @@ class QueuePair:
 # --- devices ---
 
 
-def _query_device(world: World, context: Any, attr: Any) -> None:
+def ibv_query_device(world: World, context: Any, attr: Any) -> None:
     device = Device.of(context)
     limits = device.limits
     attr.max_qp_wr, attr.max_cqe, attr.max_mr_size = limits.max_qp_wr, limits.max_cqe, 1 << 40
@@ -309,7 +309,7 @@ def _query_device(world: World, context: Any, attr: Any) -> None:
         attr.device_cap_flags = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
 
 
-def _query_port(world: World, context: Any, port_num: int, attr: Any) -> None:
+def ibv_query_port(world: World, context: Any, port_num: int, attr: Any) -> None:
     device = Device.of(context)
     if port_num != 1:
         raise Failure(errno.EINVAL)
@@ -323,18 +323,14 @@ def gid_of(host: str) -> bytes:
     return packed if len(packed) == 16 else bytes(10) + b"\xff\xff" + packed
 
 
-def _query_gid(world: World, context: Any, port_num: int, index: int, gid: Any) -> None:
+def ibv_query_gid(world: World, context: Any, port_num: int, index: int, gid: Any) -> None:
     ffi.memmove(gid.raw, gid_of(Device.of(context).hosts[index]), 16)
 
-
-define("ibv_query_device", _query_device)
-define("ibv_query_port", _query_port)
-define("ibv_query_gid", _query_gid)
 
 # --- memory ---
 
 
-def _alloc_pd(world: World, context: Any) -> Any:
+def ibv_alloc_pd(world: World, context: Any) -> Any:
     pointer = ffi.new("struct ibv_pd *")
     pointer.context = context
     domain = Domain(Device.of(context))
@@ -342,7 +338,7 @@ def _alloc_pd(world: World, context: Any) -> Any:
     return world.add(pointer, domain)
 
 
-def _dealloc_pd(world: World, pd: Any) -> None:
+def ibv_dealloc_pd(world: World, pd: Any) -> None:
     domain = world.get(pd, Domain)
     kinds = (Region, QueuePair, AddressHandle)
     if any(thing.domain is domain for kind in kinds for thing in world.all(kind)):
@@ -350,7 +346,7 @@ def _dealloc_pd(world: World, pd: Any) -> None:
     world.remove(pd, Domain)
 
 
-def _reg_mr(world: World, pd: Any, addr: Any, length: int, iova: int, access: int) -> Any:
+def ibv_reg_mr_iova2(world: World, pd: Any, addr: Any, length: int, iova: int, access: int) -> Any:
     domain = world.get(pd, Domain)
     Device.of(pd.context)
     pointer = ffi.new("struct ibv_mr *")
@@ -363,11 +359,11 @@ def _reg_mr(world: World, pd: Any, addr: Any, length: int, iova: int, access: in
     return world.add(pointer, region)
 
 
-def _no_dmabuf(world: World, *arguments: Any) -> None:
+def ibv_reg_dmabuf_mr(world: World, *arguments: Any) -> None:
     raise Failure(errno.EOPNOTSUPP)
 
 
-def _dereg_mr(world: World, mr: Any) -> None:
+def ibv_dereg_mr(world: World, mr: Any) -> None:
     region = world.get(mr, Region)
     if region.windows:
         raise Failure(errno.EBUSY)
@@ -377,13 +373,13 @@ def _dereg_mr(world: World, mr: Any) -> None:
         world.violate("memory was deregistered while a request used it")
 
 
-def _alloc_mw(world: World, pd: Any, kind: int) -> Any:
+def ibv_alloc_mw(world: World, pd: Any, kind: int) -> Any:
     pointer = ffi.new("struct ibv_mw *")
     pointer.rkey, pointer.context, pointer.pd = next(_KEYS), pd.context, pd
     return world.add(pointer, Window(world.get(pd, Domain), pointer))
 
 
-def _dealloc_mw(world: World, mw: Any) -> None:
+def ibv_dealloc_mw(world: World, mw: Any) -> None:
     unbind(world, world.remove(mw, Window))
 
 
@@ -395,29 +391,21 @@ def unbind(world: World, window: Window) -> None:
         window.bound = window.target = None
 
 
-define("ibv_alloc_pd", _alloc_pd)
-define("ibv_dealloc_pd", _dealloc_pd)
-define(
-    "ibv_reg_mr",
-    lambda world, pd, addr, length, access: _reg_mr(world, pd, addr, length, 0, access),
-)
-define("ibv_reg_mr_iova2", _reg_mr)
-define("ibv_reg_dmabuf_mr", _no_dmabuf)
-define("ibv_dereg_mr", _dereg_mr)
-define("ibv_alloc_mw", _alloc_mw)
-define("ibv_dealloc_mw", _dealloc_mw)
+def ibv_reg_mr(world: World, pd: Any, addr: Any, length: int, access: int) -> Any:
+    return ibv_reg_mr_iova2(world, pd, addr, length, 0, access)
+
 
 # --- queues ---
 
 
-def create_comp_channel(world: World, context: Any) -> Any:
+def ibv_create_comp_channel(world: World, context: Any) -> Any:
     """Make a completion channel: ibv_create_comp_channel(3)."""
     device = Device.of(context)
     pointer = lib.sim_new_channel(device.pointer)
     return world.add(ffi.addressof(pointer.channel), Channel(device, pointer))
 
 
-def _destroy_comp_channel(world: World, pointer: Any) -> None:
+def ibv_destroy_comp_channel(world: World, pointer: Any) -> None:
     if any(
         address_of(queue.channel) == address_of(pointer) for queue in world.all(CompletionQueue)
     ):
@@ -425,7 +413,7 @@ def _destroy_comp_channel(world: World, pointer: Any) -> None:
     lib.sim_free_channel(world.remove(pointer, Channel).pointer)
 
 
-def create_cq(
+def ibv_create_cq(
     world: World, context: Any, cqe: int, user: Any, channel: Any, vector: int = 0
 ) -> Any:
     """Make a completion queue: ibv_create_cq(3)."""
@@ -436,7 +424,7 @@ def create_cq(
     return world.add(ffi.addressof(pointer.cq), CompletionQueue(device, pointer, channel))
 
 
-def _destroy_cq(world: World, pointer: Any) -> None:
+def ibv_destroy_cq(world: World, pointer: Any) -> None:
     queue = world.get(pointer, CompletionQueue)
     if any(queue in (qp.send_cq, qp.recv_cq) for qp in world.all(QueuePair)):
         raise Failure(errno.EBUSY)
@@ -446,7 +434,7 @@ def _destroy_cq(world: World, pointer: Any) -> None:
     lib.sim_free_cq(queue.pointer)
 
 
-def create_srq(world: World, pd: Any, init: Any) -> Any:
+def ibv_create_srq(world: World, pd: Any, init: Any) -> Any:
     """Make a shared receive queue: ibv_create_srq(3)."""
     domain = world.get(pd, Domain)
     if not 0 < init.attr.max_wr <= domain.device.limits.max_srq_wr:
@@ -455,32 +443,23 @@ def create_srq(world: World, pd: Any, init: Any) -> Any:
     return world.add(ffi.addressof(pointer.srq), SharedReceives(domain.device, pointer))
 
 
-def _modify_srq(world: World, srq: Any, attr: Any, mask: int) -> None:
+def ibv_modify_srq(world: World, srq: Any, attr: Any, mask: int) -> None:
     world.get(srq, SharedReceives).limit = attr.srq_limit
 
 
-def _query_srq(world: World, srq: Any, attr: Any) -> None:
+def ibv_query_srq(world: World, srq: Any, attr: Any) -> None:
     queue = world.get(srq, SharedReceives)
     attr.max_wr, attr.max_sge = queue.pointer.receives.capacity, 1
     attr.srq_limit = queue.limit
 
 
-def _destroy_srq(world: World, srq: Any) -> None:
+def ibv_destroy_srq(world: World, srq: Any) -> None:
     queue = world.get(srq, SharedReceives)
     if any(qp.shared is queue for qp in world.all(QueuePair)):
         raise Failure(errno.EBUSY)
     world.remove(srq, SharedReceives)
     lib.sim_free_srq(queue.pointer)
 
-
-define("ibv_create_comp_channel", create_comp_channel)
-define("ibv_destroy_comp_channel", _destroy_comp_channel)
-define("ibv_create_cq", create_cq)
-define("ibv_destroy_cq", _destroy_cq)
-define("ibv_create_srq", create_srq)
-define("ibv_modify_srq", _modify_srq)
-define("ibv_query_srq", _query_srq)
-define("ibv_destroy_srq", _destroy_srq)
 
 # --- queue pairs ---
 
@@ -517,7 +496,7 @@ def create_qp(world: World, pd: Any, attr: Any) -> Any:
     return pointer
 
 
-def _modify_qp(world: World, pointer: Any, attr: Any, mask: int) -> None:
+def ibv_modify_qp(world: World, pointer: Any, attr: Any, mask: int) -> None:
     qp = world.get(pointer, QueuePair)
     if mask & lib.IBV_QP_STATE:
         if attr.qp_state == lib.IBV_QPS_ERR:
@@ -530,7 +509,7 @@ def _modify_qp(world: World, pointer: Any, attr: Any, mask: int) -> None:
         raise Failure(errno.EINVAL)  # the only other attribute is the RNR timer
 
 
-def _destroy_qp(world: World, pointer: Any) -> None:
+def ibv_destroy_qp(world: World, pointer: Any) -> None:
     qp = world.get(pointer, QueuePair)
     if qp.groups:
         raise Failure(errno.EBUSY)
@@ -541,9 +520,8 @@ def _destroy_qp(world: World, pointer: Any) -> None:
     qp.pointer = None
 
 
-define(
-    "ibv_create_qp",
-    lambda world, pd, attr: ffi.addressof(create_qp(world, pd, attr).qp),
-)
-define("ibv_modify_qp", _modify_qp)
-define("ibv_destroy_qp", _destroy_qp)
+def ibv_create_qp(world: World, pd: Any, attr: Any) -> Any:
+    return ffi.addressof(create_qp(world, pd, attr).qp)
+
+
+define_all(globals())

@@ -309,42 +309,25 @@ def park(seconds: float) -> None:
     """Let a worker thread wait inside a call. simulator.threads replaces this function."""
 
 
-_functions: dict[str, Callable[..., Any]] = {}
-
-
-def call(world: World, name: str, *arguments: Any) -> Any:
-    """Call a simulated function as part of another one. Raises: Failure."""
-    return _functions[name](world, *arguments)
-
-
 def define(name: str, function: Callable[..., Any]) -> None:
     """Define a function of librdmacm or libibverbs. `function` gets the world and its arguments.
 
     It raises Failure to fail with an errno. None as the result means success.
     """
-    result = ffi.typeof(getattr(lib, f"sim_{name}")).result
-    failed: Callable[[int], Any]
-    if result.kind == "pointer":
-        failed = lambda code: ffi.NULL  # noqa: E731
-        success: Any = ffi.NULL
-    elif result.kind == "void":
-        failed = lambda code: None  # noqa: E731
-        success = None
-    else:
-        returns_errno = name.startswith("ibv_") and name not in (
-            "ibv_query_gid",
-            "ibv_init_ah_from_wc",
-        )
-        failed = (lambda code: code) if returns_errno else (lambda code: -1)
-        success = 0
+    kind = ffi.typeof(getattr(lib, f"sim_{name}")).result.kind
+    success = {"pointer": ffi.NULL, "void": None}.get(kind, 0)
+    returns_errno = name.startswith("ibv_") and name not in ("ibv_query_gid", "ibv_init_ah_from_wc")
 
-    _functions[name] = function
+    def fail(code: int) -> Any:
+        ffi.errno = code
+        if kind in ("pointer", "void"):
+            return success
+        return code if returns_errno else -1
 
     def enter_call(*arguments: Any) -> Any:
         world = current
         if world is None:
-            ffi.errno = errno.ENODEV
-            return failed(errno.ENODEV)
+            return fail(errno.ENODEV)
         try:
             world.calls.enter(name)
             before, after = world.calls.delays.get(name, (0.0, 0.0))
@@ -352,15 +335,20 @@ def define(name: str, function: Callable[..., Any]) -> None:
             value = function(world, *arguments)
             park(world.schedule.answer(name) + after)
         except Failure as failure:
-            ffi.errno = failure.errno
-            return failed(failure.errno)
+            return fail(failure.errno)
         except BaseException:
             world.violations.append(f"{name} failed in the simulator:\n{traceback.format_exc()}")
-            ffi.errno = errno.EFAULT
-            return failed(errno.EFAULT)
+            return fail(errno.EFAULT)
         return success if value is None else value
 
     ffi.def_extern(name=f"sim_{name}")(enter_call)
+
+
+def define_all(functions: dict[str, Any]) -> None:
+    """Define the functions of a module that have names of librdmacm or libibverbs."""
+    for name, function in functions.items():
+        if name.startswith(("rdma_", "ibv_")):
+            define(name, function)
 
 
 def _not_simulated(world: World, *arguments: Any) -> None:
