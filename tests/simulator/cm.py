@@ -105,6 +105,7 @@ class Event:
 class Id:
     """A communication identifier."""
 
+    world: World
     pointer: Any
     channel: Channel
     device: Device | None = None
@@ -117,11 +118,6 @@ class Id:
     unacknowledged: int = 0
     is_destroyed: bool = False
     is_bound: bool = False
-    request: Any = None
-    """The parameters of the peer's request: private data, responder_resources, initiator_depth."""
-    owned: list[Any] = field(default_factory=list)
-    """Functions that destroy the queues which librdmacm made for the id."""
-
     ece: tuple[int, int, int] = (0, 0, 0)
     """The options of rdma_set_local_ece()."""
     given_number: int = 0
@@ -130,6 +126,11 @@ class Id:
     """The values of rdma_set_option(), by level and name."""
     path: Any = None
     """The path record of the route."""
+
+    @property
+    def is_iwarp(self) -> bool:
+        """True if the id is bound to an iWARP device."""
+        return self.device is not None and self.device.is_iwarp
 
     @property
     def is_datagram(self) -> bool:
@@ -147,8 +148,6 @@ class Id:
         pointer = self.pointer.qp
         found = self.world.objects.get(address_of(pointer))
         return found if isinstance(found, QueuePair) else None  # the address can be used again
-
-    world: World = None  # type: ignore[assignment]
 
     def put(self, kind: int, **more: Any) -> None:
         """Add an event of this id to its channel. A request has no events until it is accepted."""
@@ -250,12 +249,10 @@ class ConnectionManager:
         target = self.device_at(host)
         if target is None:
             return next((d for d in self.devices if not d.removed), None)
-        others = [
-            device
-            for device in self.devices
-            if device is not target and device.is_iwarp == target.is_iwarp and not device.removed
-        ]
-        return others[0] if others else target
+        for device in self.devices:
+            if not (device is target or device.removed) and device.is_iwarp == target.is_iwarp:
+                return device
+        return target
 
     def listener_at(self, active: Id) -> Id | None:
         """Return the id that listens where an id wants to connect."""
@@ -272,8 +269,7 @@ class ConnectionManager:
 
     def padded(self, cm_id: Id, kind: str, data: bytes) -> bytes:
         """Return private data as the peer gets it."""
-        assert cm_id.device is not None
-        return data if cm_id.device.is_iwarp else data.ljust(_IB_SIZES[kind], b"\0")
+        return data if cm_id.is_iwarp else data.ljust(_IB_SIZES[kind], b"\0")
 
     # --- connecting ---
 
@@ -283,25 +279,16 @@ class ConnectionManager:
             return
         host = active.remote[0]
         if host in self.unreachable or self.device_at(host) is None:
-            timeout = partial(self._time_out, active)
-            self.world.after(CONNECT_TIMEOUT, timeout)
+            self.world.after(CONNECT_TIMEOUT, partial(self._time_out, active))
             return
         listener = self.listener_at(active)
         if listener is None or self.is_full(listener):
             self.rejected(active, REJECTED_NO_LISTENER, b"")
             return
         passive = self.passive_id(active, listener)
-        passive.request = (data, resources)
-        private_data = self.padded(active, "request", data)
-        listener.channel.put(
-            Event(
-                passive,
-                lib.RDMA_CM_EVENT_CONNECT_REQUEST,
-                private_data=private_data,
-                listener=listener,
-                resources=(resources[1], resources[0]),
-            )
-        )
+        data = self.padded(active, "request", data)
+        kind = lib.RDMA_CM_EVENT_CONNECT_REQUEST
+        listener.channel.put(Event(passive, kind, 0, data, listener, resources[::-1]))
         self.world.after(ANSWER_TIMEOUT, partial(self._time_out, active))
 
     def passive_id(self, active: Id, listener: Id) -> Id:
@@ -332,14 +319,10 @@ class ConnectionManager:
         if active.is_destroyed or active.state not in ("connecting", "replied", "connected"):
             return
         active.state = "failed"
-        assert active.device is not None
-        if active.device.is_iwarp:
+        if active.is_iwarp:
             status = -errno.ECONNREFUSED
-        active.put(
-            lib.RDMA_CM_EVENT_REJECTED,
-            status=status,
-            private_data=self.padded(active, "reject", data),
-        )
+        data = self.padded(active, "reject", data)
+        active.put(lib.RDMA_CM_EVENT_REJECTED, status=status, private_data=data)
 
     def reply(self, passive: Id, data: bytes, resources: tuple[int, int]) -> None:
         """Handle the arrival of a reply."""
@@ -349,22 +332,19 @@ class ConnectionManager:
         active.state = "replied"
         has_qp = active.pointer.qp != ffi.NULL
         kind = lib.RDMA_CM_EVENT_ESTABLISHED if has_qp else lib.RDMA_CM_EVENT_CONNECT_RESPONSE
-        assert active.device is not None
         active.put(
             kind,
             private_data=self.padded(active, "reply", data),
-            resources=(0, 0) if active.device.is_iwarp else (resources[1], resources[0]),
+            resources=(0, 0) if active.is_iwarp else resources[::-1],
             on_read=partial(self._replied, active) if has_qp else lambda: None,
         )
-        if active.device.is_iwarp:
+        if active.is_iwarp:
             self._replied(active)
 
     def _replied(self, active: Id) -> None:
         """Move the queue pair of the active side, and send the message "ready to use"."""
-        passive = active.peer
-        if active.state != "replied" or passive is None:
-            return
-        self.establish(active, passive)
+        if active.state == "replied" and active.peer is not None:
+            self.establish(active, active.peer)
 
     def establish(self, active: Id, passive: Id) -> None:
         """Send the message "ready to use". The queue pair of the active side can send now."""
@@ -394,12 +374,10 @@ class ConnectionManager:
         if cm_id.state != "disconnecting" and cm_id.peer is not None:
             self.send(partial(self.disconnected, cm_id.peer))
         cm_id.state = "disconnected"
-        assert cm_id.device is not None
-        qp = cm_id.qp
-        if cm_id.device.is_iwarp and qp is not None:
-            self.world.network.fail_queue_pair(qp)
+        if cm_id.is_iwarp and cm_id.qp is not None:
+            self.world.network.fail_queue_pair(cm_id.qp)
         cm_id.put(lib.RDMA_CM_EVENT_DISCONNECTED, status=status)
-        if not cm_id.device.is_iwarp:
+        if not cm_id.is_iwarp:
             self.world.after(TIMEWAIT, partial(cm_id.put, lib.RDMA_CM_EVENT_TIMEWAIT_EXIT))
 
     def connection_lost(self, qp: QueuePair) -> None:
@@ -413,8 +391,7 @@ class ConnectionManager:
         peer = cm_id.peer
         if cm_id in self.listeners:
             self.listeners.remove(cm_id)
-            unread = cm_id.channel.remove(lambda event: event.listener is cm_id)
-            for event in unread:
+            for event in cm_id.channel.remove(lambda event: event.listener is cm_id):
                 destroy(self.world, event.cm_id)
         if cm_id.is_datagram:
             self.world.datagrams.leave(cm_id)
@@ -491,23 +468,34 @@ def new_id(world: World, channel: Channel, port_space: int) -> Id:
     pointer.channel, pointer.ps = channel.pointer, port_space
     is_datagram = port_space in (lib.RDMA_PS_UDP, lib.RDMA_PS_IPOIB)
     pointer.qp_type = lib.IBV_QPT_UD if is_datagram else lib.IBV_QPT_RC
-    made = Id(pointer, channel)
-    made.world = world
+    made = Id(world, pointer, channel)
     world.add(pointer, made)
     return made
 
 
-def get_id(world: World, pointer: Any) -> Id:
-    """Return the id of a C pointer.
+def get_id(world: World, pointer: Any, *states: str, code: int = errno.EINVAL) -> Id:
+    """Return the id of a C pointer. `states` are those in which the call is allowed.
 
     Raises:
-        Failure: ENXIO, the device of the id was removed; EINVAL, the id does not exist.
+        Failure: ENXIO, the device of the id was removed; EINVAL, the id does not exist; or `code`,
+            the id is in another state.
     """
     cm_id = world.get(pointer, Id)
     assert isinstance(cm_id, Id)
     if cm_id.state == "removed":
         raise Failure(errno.ENXIO)
+    if states and cm_id.state not in states:
+        raise Failure(code)
     return cm_id
+
+
+def private_data(param: Any, limit: int) -> bytes:
+    """Return the private data of a call. Raises: Failure, EINVAL: it is too long."""
+    if param == ffi.NULL or not param.private_data_len:
+        return b""
+    if param.private_data_len > limit:
+        raise Failure(errno.EINVAL)
+    return bytes(ffi.buffer(param.private_data, param.private_data_len))
 
 
 def destroy(world: World, cm_id: Id) -> None:
@@ -658,13 +646,11 @@ def _check_free(cm_id: Id, address: Address, *, can_share: bool = True) -> None:
 
 
 def rdma_bind_addr(world: World, pointer: Any, sockaddr: Any) -> None:
-    _bind(world, get_id(world, pointer), read_address(sockaddr))
+    _bind(world, get_id(world, pointer, "idle"), read_address(sockaddr))
 
 
 def _bind(world: World, cm_id: Id, address: Address) -> None:
     host, port = address
-    if cm_id.state != "idle":
-        raise Failure(errno.EINVAL)
     device = world.cm.device_at(host)
     if host not in _WILDCARDS and device is None:
         raise Failure(errno.ENODEV)
@@ -679,11 +665,9 @@ def _bind(world: World, cm_id: Id, address: Address) -> None:
 
 
 def rdma_resolve_addr(world: World, pointer: Any, source: Any, target: Any, timeout: int) -> None:
-    cm_id = get_id(world, pointer)
+    cm_id = get_id(world, pointer, "idle", "bound")
     if cm_id.state == "idle" and source != ffi.NULL and read_address(source)[0]:
         _bind(world, cm_id, read_address(source))
-    if cm_id.state not in ("idle", "bound"):
-        raise Failure(errno.EINVAL)
     cm_id.remote = read_address(target)
     device = cm_id.device or world.cm.device_for(cm_id.remote[0])
     if device is None:
@@ -691,19 +675,15 @@ def rdma_resolve_addr(world: World, pointer: Any, source: Any, target: Any, time
     cm_id.state = "resolving"
     host = cm_id.remote[0]
     if world.cm.device_at(host) is None and host not in world.cm.unreachable:
-        world.after(timeout / 1000, partial(_address_unknown, cm_id))
+        world.after(timeout / 1000, partial(_fail_address, cm_id, errno.ETIMEDOUT))
     else:
         world.cm.send(partial(_address_resolved, cm_id, device))
 
 
-def _address_unknown(cm_id: Id) -> None:
-    if cm_id.state == "resolving":
-        _fail_address(cm_id, errno.ETIMEDOUT)
-
-
 def _fail_address(cm_id: Id, code: int) -> None:
-    cm_id.state = "bound"
-    cm_id.put(lib.RDMA_CM_EVENT_ADDR_ERROR, status=-code)
+    if cm_id.state == "resolving":
+        cm_id.state = "bound"
+        cm_id.put(lib.RDMA_CM_EVENT_ADDR_ERROR, status=-code)
 
 
 def _address_resolved(cm_id: Id, device: Device) -> None:
@@ -723,9 +703,7 @@ def _address_resolved(cm_id: Id, device: Device) -> None:
 
 
 def rdma_resolve_route(world: World, pointer: Any, timeout: int) -> None:
-    cm_id = get_id(world, pointer)
-    if cm_id.state != "address resolved":
-        raise Failure(errno.EINVAL)
+    cm_id = get_id(world, pointer, "address resolved")
     cm_id.state = "resolving route"
     world.cm.send(partial(_route_resolved, cm_id))
 
@@ -733,14 +711,11 @@ def rdma_resolve_route(world: World, pointer: Any, timeout: int) -> None:
 def _route_resolved(cm_id: Id) -> None:
     if cm_id.state == "resolving route":
         route = cm_id.pointer.route
-        assert cm_id.device is not None
-        if not cm_id.device.is_iwarp:
+        if not cm_id.is_iwarp:
             cm_id.path = route.path_rec = ffi.new("struct ibv_sa_path_rec[1]")
             route.num_paths = 1
-            route.path_rec[0].sgid, route.path_rec[0].dgid = (
-                route.addr.addr.ibaddr.sgid,
-                route.addr.addr.ibaddr.dgid,
-            )
+            gids = route.addr.addr.ibaddr
+            cm_id.path[0].sgid, cm_id.path[0].dgid = gids.sgid, gids.dgid
         cm_id.state = "route resolved"
         cm_id.put(lib.RDMA_CM_EVENT_ROUTE_RESOLVED)
 
@@ -754,13 +729,7 @@ def _parameters(cm_id: Id, param: Any, kind: str) -> tuple[bytes, tuple[int, int
     if param == ffi.NULL:
         depth = cm_id.device.limits.max_qp_rd_atom
         return b"", (depth, depth)
-    data = (
-        bytes(ffi.buffer(param.private_data, param.private_data_len))
-        if param.private_data_len
-        else b""
-    )
-    if len(data) > (_MAX_PRIVATE_DATA if cm_id.device.is_iwarp else _IB_SIZES[kind]):
-        raise Failure(errno.EINVAL)
+    data = private_data(param, _MAX_PRIVATE_DATA if cm_id.is_iwarp else _IB_SIZES[kind])
     if max(param.responder_resources, param.initiator_depth) > cm_id.device.limits.max_qp_rd_atom:
         raise Failure(errno.EINVAL)
     cm_id.given_number = param.qp_num
@@ -768,19 +737,16 @@ def _parameters(cm_id: Id, param: Any, kind: str) -> tuple[bytes, tuple[int, int
 
 
 def rdma_connect(world: World, pointer: Any, param: Any) -> None:
-    cm_id = get_id(world, pointer)
-    if cm_id.state != "route resolved":
-        raise Failure(errno.EINVAL)
+    cm_id = get_id(world, pointer, "route resolved")
     Device.of(pointer.verbs)
     if cm_id.is_datagram:
         world.datagrams.connect(cm_id, param)
         return
     data, resources = _parameters(cm_id, param, "request")
-    assert cm_id.device is not None
-    if cm_id.device.is_iwarp and cm_id.remote[0] in world.cm.unreachable:
+    if cm_id.is_iwarp and cm_id.remote[0] in world.cm.unreachable:
         worlds.park(CONNECT_TIMEOUT)
         raise Failure(errno.ETIMEDOUT)
-    if cm_id.device.is_iwarp and world.cm.listener_at(cm_id) is None:
+    if cm_id.is_iwarp and world.cm.listener_at(cm_id) is None:
         raise Failure(errno.ECONNREFUSED)
     cm_id.state = "connecting"
     world.cm.send(partial(world.cm.request, cm_id, data, resources))
@@ -799,9 +765,7 @@ def rdma_listen(world: World, pointer: Any, backlog: int) -> None:
 
 
 def rdma_accept(world: World, pointer: Any, param: Any) -> None:
-    cm_id = get_id(world, pointer)
-    if cm_id.state != "requested":
-        raise Failure(errno.EINVAL)
+    cm_id = get_id(world, pointer, "requested")
     Device.of(pointer.verbs)
     if cm_id.is_datagram:
         world.datagrams.accept(cm_id, param)
@@ -814,29 +778,26 @@ def rdma_accept(world: World, pointer: Any, param: Any) -> None:
     world.cm.send(partial(world.cm.reply, cm_id, data, resources))
 
 
-def rdma_reject(world: World, pointer: Any, data: Any, length: int) -> None:
-    cm_id = get_id(world, pointer)
-    if cm_id.state != "requested":
-        raise Failure(errno.EINVAL)
+def rdma_reject(
+    world: World, pointer: Any, data: Any, length: int, reason: int = REJECTED_BY_CONSUMER
+) -> None:
+    cm_id = get_id(world, pointer, "requested")
     text = bytes(ffi.buffer(ffi.cast("char *", data), length)) if length else b""
     if cm_id.is_datagram:
         world.datagrams.reject(cm_id, text)
         return
     cm_id.state = "rejected"
-    world.cm.send(partial(world.cm.rejected, cm_id.peer, REJECTED_BY_CONSUMER, text))
+    world.cm.send(partial(world.cm.rejected, cm_id.peer, reason, text))
 
 
 def rdma_establish(world: World, pointer: Any) -> None:
-    cm_id = get_id(world, pointer)
-    if cm_id.state != "replied" or cm_id.peer is None:
-        raise Failure(errno.EINVAL)
+    cm_id = get_id(world, pointer, "replied")
+    assert cm_id.peer is not None
     world.cm.establish(cm_id, cm_id.peer)
 
 
 def rdma_notify(world: World, pointer: Any, kind: int) -> None:
-    cm_id = get_id(world, pointer)
-    if cm_id.state != "accepting":
-        raise Failure(errno.EISCONN)
+    cm_id = get_id(world, pointer, "accepting", code=errno.EISCONN)
     world.cm.lose_ready = False
     world.cm.ready(cm_id)
 
@@ -846,9 +807,8 @@ def rdma_disconnect(world: World, pointer: Any) -> None:
     if cm_id.device is None:
         raise Failure(errno.EINVAL)
     Device.of(pointer.verbs)
-    qp = cm_id.qp
-    if qp is not None:
-        world.network.fail_queue_pair(qp)
+    if cm_id.qp is not None:
+        world.network.fail_queue_pair(cm_id.qp)
     if cm_id.state == "connected" and cm_id.peer is not None:
         cm_id.state = "disconnecting"
         if cm_id.peer.is_destroyed:

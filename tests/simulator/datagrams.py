@@ -12,7 +12,7 @@ from collections import defaultdict
 from functools import partial
 from typing import Any
 
-from simulator.cm import CONNECT_TIMEOUT, Event, Id, get_id, read_address
+from simulator.cm import CONNECT_TIMEOUT, Event, Id, get_id, private_data, read_address
 from simulator.network import Network, RequestFailed
 from simulator.verbs import AddressHandle, Device, Domain, QueuePair, Request, gid_of
 from simulator.world import Failure, World, address_of, define_all, ffi, lib
@@ -43,7 +43,7 @@ class Datagrams:
 
     def connect(self, active: Id, param: Any) -> None:
         """Send a request for the queue pair number of the peer."""
-        data = _private_data(param, _REQUEST_SIZE)
+        data = private_data(param, _REQUEST_SIZE)
         active.state = "connecting"
         self.world.cm.send(partial(self._request, active, data))
 
@@ -71,7 +71,7 @@ class Datagrams:
 
     def accept(self, passive: Id, param: Any) -> None:
         """Answer a request with a queue pair number."""
-        data = _private_data(param, _REPLY_SIZE)
+        data = private_data(param, _REPLY_SIZE)
         number = passive.qp.number if passive.qp is not None else param.qp_num
         passive.state = "connected"
         self.world.cm.send(partial(self._answered, passive, number, data))
@@ -206,14 +206,6 @@ class Datagrams:
         )
 
 
-def _private_data(param: Any, limit: int) -> bytes:
-    if param == ffi.NULL or not param.private_data_len:
-        return b""
-    if param.private_data_len > limit:
-        raise Failure(errno.EINVAL)
-    return bytes(ffi.buffer(param.private_data, param.private_data_len))
-
-
 def header(
     source: bytes,
     destination: bytes,
@@ -277,7 +269,7 @@ def ibv_init_ah_from_wc(
 
 def rdma_join_multicast(world: World, pointer: Any, sockaddr: Any, context: Any) -> None:
     cm_id = get_id(world, pointer)
-    if cm_id.device is not None and cm_id.device.is_iwarp:
+    if cm_id.is_iwarp:
         raise Failure(errno.ENOSYS)
     world.datagrams.join(cm_id, read_address(sockaddr)[0], context, receives=True)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import socket
-from functools import partial
 from typing import Any, NamedTuple
 
 from simulator import cm, verbs
@@ -103,12 +102,7 @@ def rdma_get_remote_ece(world: World, pointer: Any, ece: Any) -> None:
 
 
 def rdma_reject_ece(world: World, pointer: Any, data: Any, length: int) -> None:
-    cm_id = get_id(world, pointer)
-    if cm_id.state != "requested":
-        raise Failure(errno.EINVAL)
-    cm_id.state = "rejected"
-    text = bytes(ffi.buffer(ffi.cast("char *", data), length)) if length else b""
-    world.cm.send(partial(world.cm.rejected, cm_id.peer, REJECTED_ECE, text))
+    cm.rdma_reject(world, pointer, data, length, REJECTED_ECE)
 
 
 # --- endpoints ---
