@@ -96,7 +96,7 @@ class Datagrams:
         if cm_id.state == "requested":
             self.reject(cm_id, b"")
         for host in self.joined.pop(cm_id, {}):
-            self._detach(cm_id.qp, gid_of(host))
+            self.detach(cm_id.qp, gid_of(host))
 
     # --- groups ---
 
@@ -117,17 +117,8 @@ class Datagrams:
                 lib.RDMA_CM_EVENT_MULTICAST_JOIN,
                 destination=(gid_of(host), GROUP_QP),
                 context=self.joined[cm_id][host],
-                on_read=partial(self._attach, cm_id.qp, gid_of(host)) if receives else lambda: None,
+                on_read=partial(self.attach, cm_id.qp, gid_of(host)) if receives else lambda: None,
             )
-
-    def leave_group(self, cm_id: Id, host: str) -> None:
-        """Leave a group: rdma_leave_multicast(3)."""
-        if host not in self.joined[cm_id]:
-            raise Failure(errno.EADDRNOTAVAIL)
-        if cm_id.unacknowledged:
-            self.world.violate("rdma_leave_multicast() would wait for ever")
-        del self.joined[cm_id][host]
-        self._detach(cm_id.qp, gid_of(host))
 
     def end_membership(self, host: str) -> None:
         """End the membership of all ids in a group, as a subnet manager can."""
@@ -136,27 +127,17 @@ class Datagrams:
                 kind = lib.RDMA_CM_EVENT_MULTICAST_ERROR
                 cm_id.put(kind, status=-errno.ENETRESET, context=groups[host])
 
-    def _attach(self, qp: QueuePair | None, gid: bytes) -> None:
+    def attach(self, qp: QueuePair | None, gid: bytes) -> None:
+        """Let a queue pair receive the datagrams of a group."""
         if qp is not None and gid not in qp.groups:
             qp.groups.add(gid)
             self.groups[gid].append(qp)
 
-    def _detach(self, qp: QueuePair | None, gid: bytes) -> None:
+    def detach(self, qp: QueuePair | None, gid: bytes) -> None:
+        """Undo attach()."""
         if qp is not None and gid in qp.groups:
             qp.groups.remove(gid)
             self.groups[gid].remove(qp)
-
-    def attach(self, qp: QueuePair, gid: bytes) -> None:
-        """Receive the datagrams of a group: ibv_attach_mcast(3)."""
-        if qp.qp_type != lib.IBV_QPT_UD:
-            raise Failure(errno.EINVAL)
-        self._attach(qp, gid)
-
-    def detach(self, qp: QueuePair, gid: bytes) -> None:
-        """Undo attach(): ibv_detach_mcast(3)."""
-        if gid not in qp.groups:
-            raise Failure(errno.EINVAL)
-        self._detach(qp, gid)
 
     # --- delivery ---
 
@@ -280,15 +261,26 @@ def rdma_join_multicast_ex(world: World, pointer: Any, attr: Any, context: Any) 
 
 
 def rdma_leave_multicast(world: World, pointer: Any, sockaddr: Any) -> None:
-    world.datagrams.leave_group(world.get(pointer, Id), read_address(sockaddr)[0])
+    cm_id, host = world.get(pointer, Id), read_address(sockaddr)[0]
+    if world.datagrams.joined[cm_id].pop(host, None) is None:
+        raise Failure(errno.EADDRNOTAVAIL)
+    if cm_id.unacknowledged:
+        world.violate("rdma_leave_multicast() would wait for ever")
+    world.datagrams.detach(cm_id.qp, gid_of(host))
 
 
-def ibv_attach_mcast(world: World, qp: Any, gid: Any, lid: int) -> None:
-    world.datagrams.attach(world.get(qp, QueuePair), bytes(ffi.buffer(gid.raw, 16)))
+def ibv_attach_mcast(world: World, pointer: Any, gid: Any, lid: int) -> None:
+    qp = world.get(pointer, QueuePair)
+    if qp.qp_type != lib.IBV_QPT_UD:
+        raise Failure(errno.EINVAL)
+    world.datagrams.attach(qp, bytes(ffi.buffer(gid.raw, 16)))
 
 
-def ibv_detach_mcast(world: World, qp: Any, gid: Any, lid: int) -> None:
-    world.datagrams.detach(world.get(qp, QueuePair), bytes(ffi.buffer(gid.raw, 16)))
+def ibv_detach_mcast(world: World, pointer: Any, gid: Any, lid: int) -> None:
+    qp, group = world.get(pointer, QueuePair), bytes(ffi.buffer(gid.raw, 16))
+    if group not in qp.groups:
+        raise Failure(errno.EINVAL)
+    world.datagrams.detach(qp, group)
 
 
 define_all(globals())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import trio
@@ -21,47 +21,32 @@ from simulator.world import World
 T = TypeVar("T")
 
 
-class _Selector(selectors.BaseSelector):
+class _Selector(selectors.EpollSelector):
     """asyncio's selector. It lets the world go on instead of waiting."""
 
     def __init__(self, world: World) -> None:
+        super().__init__()
         self._world = world
-        self._selector = selectors.EpollSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = self._selector.select(0)
+        ready = super().select(0)
         if timeout is not None and timeout <= 0:
             self._world.spin()
             return ready
         limit = None if timeout is None else self._world.now + timeout
-        if not ready and self._world.threads.wait_readable(self._selector.fileno(), limit):
-            return self._selector.select(0)
+        if not ready and self._world.threads.wait_readable(self.fileno(), limit):
+            return super().select(0)
         while not ready:
             happened = self._world.step(limit)
-            ready = self._selector.select(0)
+            ready = super().select(0)
             if ready:
                 self._world.overtake()
-                ready = self._selector.select(0)
+                ready = super().select(0)
             if not happened and not ready:
                 if limit is None:
                     raise self._world.stuck(_tasks())
                 break
         return ready
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._selector.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._selector.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._selector.modify(fileobj, events, data)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._selector.get_map()
-
-    def close(self) -> None:
-        self._selector.close()
 
 
 def _tasks() -> str:

@@ -13,22 +13,21 @@ from functools import partial
 from simulator.verbs import QueuePair, Region, Request, Window, unbind
 from simulator.world import World, address_of, ffi, lib
 
-_L = lib
 _OPCODES = {
-    _L.IBV_WR_SEND: _L.IBV_WC_SEND,
-    _L.IBV_WR_SEND_WITH_IMM: _L.IBV_WC_SEND,
-    _L.IBV_WR_SEND_WITH_INV: _L.IBV_WC_SEND,
-    _L.IBV_WR_RDMA_WRITE: _L.IBV_WC_RDMA_WRITE,
-    _L.IBV_WR_RDMA_WRITE_WITH_IMM: _L.IBV_WC_RDMA_WRITE,
-    _L.IBV_WR_RDMA_READ: _L.IBV_WC_RDMA_READ,
-    _L.IBV_WR_ATOMIC_CMP_AND_SWP: _L.IBV_WC_COMP_SWAP,
-    _L.IBV_WR_ATOMIC_FETCH_AND_ADD: _L.IBV_WC_FETCH_ADD,
-    _L.IBV_WR_BIND_MW: _L.IBV_WC_BIND_MW,
+    lib.IBV_WR_SEND: lib.IBV_WC_SEND,
+    lib.IBV_WR_SEND_WITH_IMM: lib.IBV_WC_SEND,
+    lib.IBV_WR_SEND_WITH_INV: lib.IBV_WC_SEND,
+    lib.IBV_WR_RDMA_WRITE: lib.IBV_WC_RDMA_WRITE,
+    lib.IBV_WR_RDMA_WRITE_WITH_IMM: lib.IBV_WC_RDMA_WRITE,
+    lib.IBV_WR_RDMA_READ: lib.IBV_WC_RDMA_READ,
+    lib.IBV_WR_ATOMIC_CMP_AND_SWP: lib.IBV_WC_COMP_SWAP,
+    lib.IBV_WR_ATOMIC_FETCH_AND_ADD: lib.IBV_WC_FETCH_ADD,
+    lib.IBV_WR_BIND_MW: lib.IBV_WC_BIND_MW,
 }
-_SENDS = (_L.IBV_WR_SEND, _L.IBV_WR_SEND_WITH_IMM, _L.IBV_WR_SEND_WITH_INV)
-_WRITES = (_L.IBV_WR_RDMA_WRITE, _L.IBV_WR_RDMA_WRITE_WITH_IMM)
-_ATOMICS = (_L.IBV_WR_ATOMIC_CMP_AND_SWP, _L.IBV_WR_ATOMIC_FETCH_AND_ADD)
-_WITH_IMM = (_L.IBV_WR_SEND_WITH_IMM, _L.IBV_WR_RDMA_WRITE_WITH_IMM)
+_SENDS = (lib.IBV_WR_SEND, lib.IBV_WR_SEND_WITH_IMM, lib.IBV_WR_SEND_WITH_INV)
+_WRITES = (lib.IBV_WR_RDMA_WRITE, lib.IBV_WR_RDMA_WRITE_WITH_IMM)
+_ATOMICS = (lib.IBV_WR_ATOMIC_CMP_AND_SWP, lib.IBV_WR_ATOMIC_FETCH_AND_ADD)
+_WITH_IMM = (lib.IBV_WR_SEND_WITH_IMM, lib.IBV_WR_RDMA_WRITE_WITH_IMM)
 RETRY_SECONDS = 0.5
 """The time after which a device gives up a peer that does not answer."""
 
@@ -194,9 +193,7 @@ class Network:
     def fail_queue_pair(self, qp: QueuePair) -> None:
         """Move a queue pair to its error state, and flush its requests."""
         qp.move(lib.IBV_QPS_ERR)
-        if qp.is_flushed:
-            return
-        if self.loses_flushes:
+        if qp.is_flushed or self.loses_flushes:
             return
         qp.is_flushed = True
         self._at(qp, self.world.schedule.latency(), partial(self._flush, qp))
@@ -258,7 +255,7 @@ class Network:
             self._receive(peer, self.gather(qp, request), request)
         elif request.opcode in _WRITES:
             data = self.gather(qp, request)
-            if request.opcode in _WITH_IMM and not self._has_receive(peer):
+            if request.opcode in _WITH_IMM and not peer.has_receive:
                 raise NotReady
             if data:
                 address = self._remote(peer, request, len(data), lib.IBV_ACCESS_REMOTE_WRITE)
@@ -318,10 +315,6 @@ class Network:
             raise RequestFailed(lib.IBV_WC_REM_ACCESS_ERR, lib.IBV_EVENT_QP_ACCESS_ERR)
         return int(address)
 
-    def _has_receive(self, peer: QueuePair) -> bool:
-        queue = peer.pointer.receive_queue
-        return bool(queue.taken != queue.posted)
-
     def _receive(
         self, peer: QueuePair, data: bytes | None, request: Request, written: int = 0
     ) -> None:
@@ -375,11 +368,13 @@ class Network:
         mr, address, length, access = request.region
         window = self.world.objects.get(address_of(request.window))
         region = self.world.objects.get(address_of(mr))
-        if not isinstance(window, Window) or not isinstance(region, Region):
-            raise RequestFailed(lib.IBV_WC_MW_BIND_ERR)
-        if region.domain is not qp.domain or not region.contains(address, length):
-            raise RequestFailed(lib.IBV_WC_MW_BIND_ERR)
-        if not region.access & lib.IBV_ACCESS_MW_BIND:
+        if (
+            not isinstance(window, Window)
+            or not isinstance(region, Region)
+            or region.domain is not qp.domain
+            or not region.contains(address, length)
+            or not region.access & lib.IBV_ACCESS_MW_BIND
+        ):
             raise RequestFailed(lib.IBV_WC_MW_BIND_ERR)
         unbind(self.world, window)
         key = request.remote[1]

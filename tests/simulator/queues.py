@@ -6,12 +6,10 @@ import errno
 from dataclasses import dataclass
 from typing import Any
 
-from aiordma._native import ffi as library_ffi
 from aiordma.enums import WcOpcode, WcStatus
+from simulator.verbs import Request
 from simulator.world import address_of, ffi, lib
 
-untyped_ffi: Any = library_ffi
-"""The ffi of the library, for casts that _lib.pyi does not declare."""
 RECEIVE = 1 << 31
 NUMBER_MASK = RECEIVE - 1
 DEPTH = 1 << 16
@@ -54,11 +52,7 @@ class Queues:
         self._qp = lib.sim_new_qp(context, attr, 17)
         self._qp.qp.state = lib.IBV_QPS_RTS
         self._srq = lib.sim_new_srq(context, DEPTH)
-        self._queues = {
-            "s": self._qp.sends,
-            "r": self._qp.receives,
-            "q": self._srq.receives,
-        }
+        self._queues = {"s": self._qp.sends, "r": self._qp.receives, "q": self._srq.receives}
         self._read = dict.fromkeys(self._queues, 0)
         self._qp_cell = ffi.new("struct ibv_qp *[]", [ffi.addressof(self._qp.qp)])
         self._srq_cell = ffi.new("struct ibv_srq *[]", [ffi.addressof(self._srq.srq)])
@@ -183,21 +177,18 @@ class Queues:
 
 def record(kind: str, posted: Any) -> Posted:
     """Return the values of a posted request."""
-    first = posted.sge[0] if posted.num_sge else None
-    address, length, lkey = (first.addr, first.length, first.lkey) if first else (0, 0, 0)
-    data = b""
-    if posted.flags & lib.IBV_SEND_INLINE and kind == "s":
-        data = bytes(ffi.buffer(posted.inline_data, posted.inline_length))
+    request = Request(posted, 0)
+    address, length, lkey = request.segments[0] if request.segments else (0, 0, 0)
     return Posted(
         kind,
-        posted.wr_id,
+        request.wr_id,
         address,
         length,
         lkey,
-        posted.num_sge,
-        posted.opcode,
-        posted.flags if kind == "s" else 0,
-        (posted.remote_addr, posted.rkey),
-        posted.imm_data,
-        data,
+        len(request.segments),
+        request.opcode,
+        request.flags,
+        request.remote,
+        request.imm_data,
+        request.inline or b"",
     )

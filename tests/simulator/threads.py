@@ -120,9 +120,6 @@ class _Lock:
         assert self._is_locked
         self._is_locked = False
 
-    def locked(self) -> bool:
-        return self._is_locked
-
     def __enter__(self) -> bool:
         return self.acquire()
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from simulator.world import Failure, World, address_of, define_all, ffi, lib
 
-SEND_DEPTH_LIMIT = 16384
 _KEYS = itertools.count(0x1000, 0x100)
 """No key is used twice. The lowest 8 bits are those that a memory window changes."""
 _NUMBERS = itertools.count(0x11)
@@ -22,7 +21,7 @@ _NUMBERS = itertools.count(0x11)
 class Limits:
     """The limits of a device (struct ibv_device_attr)."""
 
-    max_qp_wr: int = SEND_DEPTH_LIMIT
+    max_qp_wr: int = 16384
     max_sge: int = 16
     max_sge_rd: int = 16
     max_cqe: int = 1 << 16
@@ -88,6 +87,7 @@ class Domain:
     """A protection domain."""
 
     device: Device
+    pointer: Any
 
 
 @dataclass
@@ -99,6 +99,7 @@ class Region:
     length: int
     access: int
     key: int
+    pointer: Any = None
     windows: int = 0
     """The number of memory windows that are bound to it."""
 
@@ -172,16 +173,10 @@ class SharedReceives:
 
     device: Device
     pointer: Any
-    limit: int = 0
 
 
 class Request:
     """A copy of a posted work request."""
-
-    __slots__ = (
-        "ah", "atomic", "flags", "imm_data", "index", "inline", "opcode", "region", "remote",
-        "segments", "ud", "window", "wr_id",
-    )  # fmt: skip
 
     def __init__(self, posted: Any, index: int) -> None:
         self.index = index
@@ -193,10 +188,9 @@ class Request:
             (posted.sge[i].addr, posted.sge[i].length, posted.sge[i].lkey)
             for i in range(posted.num_sge)
         ]
-        is_inline = bool(posted.flags & lib.IBV_SEND_INLINE)
-        self.inline: bytes | None = (
-            bytes(ffi.buffer(posted.inline_data, posted.inline_length)) if is_inline else None
-        )
+        self.inline: bytes | None = None
+        if posted.flags & lib.IBV_SEND_INLINE:
+            self.inline = bytes(ffi.buffer(posted.inline_data, posted.inline_length))
         self.remote = (posted.remote_addr, posted.rkey)
         self.atomic = (posted.compare_add, posted.swap)
         self.ah = posted.ah
@@ -235,8 +229,6 @@ class QueuePair:
     is_flushed: bool = False
     rnr_retries: int = 7
     rnr_delay: float = 1e-3
-    reads: int = 0
-    """Reads and atomics that are under way."""
     groups: set[bytes] = field(default_factory=set)
     waiting: Request | None = None
     """The request that waits until the peer is ready to receive."""
@@ -274,6 +266,11 @@ class QueuePair:
                 entry = queue.ring[index % queue.capacity]
                 keys.update(entry.sge[number].lkey for number in range(entry.num_sge))
         return keys
+
+    @property
+    def has_receive(self) -> bool:
+        queue = self.pointer.receive_queue
+        return bool(queue.taken != queue.posted)
 
     def take_receive(self) -> Request | None:
         """Take the oldest receive; None if there is none."""
@@ -333,9 +330,7 @@ def ibv_query_gid(world: World, context: Any, port_num: int, index: int, gid: An
 def ibv_alloc_pd(world: World, context: Any) -> Any:
     pointer = ffi.new("struct ibv_pd *")
     pointer.context = context
-    domain = Domain(Device.of(context))
-    domain.pointer = pointer  # type: ignore[attr-defined]  # keeps the memory
-    return world.add(pointer, domain)
+    return world.add(pointer, Domain(Device.of(context), pointer))
 
 
 def ibv_dealloc_pd(world: World, pd: Any) -> None:
@@ -353,9 +348,7 @@ def ibv_reg_mr_iova2(world: World, pd: Any, addr: Any, length: int, iova: int, a
     key = next(_KEYS)
     pointer.addr, pointer.length, pointer.lkey, pointer.rkey = addr, length, key, key
     pointer.context, pointer.pd = pd.context, pd
-    region = Region(domain, address_of(addr), length, access, key)
-    region.pointer = pointer  # type: ignore[attr-defined]
-    world.keys[key] = region
+    world.keys[key] = region = Region(domain, address_of(addr), length, access, key, pointer)
     return world.add(pointer, region)
 
 
@@ -406,9 +399,7 @@ def ibv_create_comp_channel(world: World, context: Any) -> Any:
 
 
 def ibv_destroy_comp_channel(world: World, pointer: Any) -> None:
-    if any(
-        address_of(queue.channel) == address_of(pointer) for queue in world.all(CompletionQueue)
-    ):
+    if any(address_of(one.channel) == address_of(pointer) for one in world.all(CompletionQueue)):
         raise Failure(errno.EBUSY)
     lib.sim_free_channel(world.remove(pointer, Channel).pointer)
 
@@ -441,16 +432,6 @@ def ibv_create_srq(world: World, pd: Any, init: Any) -> Any:
         raise Failure(errno.EINVAL)
     pointer = lib.sim_new_srq(pd.context, init.attr.max_wr)
     return world.add(ffi.addressof(pointer.srq), SharedReceives(domain.device, pointer))
-
-
-def ibv_modify_srq(world: World, srq: Any, attr: Any, mask: int) -> None:
-    world.get(srq, SharedReceives).limit = attr.srq_limit
-
-
-def ibv_query_srq(world: World, srq: Any, attr: Any) -> None:
-    queue = world.get(srq, SharedReceives)
-    attr.max_wr, attr.max_sge = queue.pointer.receives.capacity, 1
-    attr.srq_limit = queue.limit
 
 
 def ibv_destroy_srq(world: World, srq: Any) -> None:
