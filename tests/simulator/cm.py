@@ -118,6 +118,8 @@ class Id:
     unacknowledged: int = 0
     is_destroyed: bool = False
     is_bound: bool = False
+    owns_channel: bool = False
+    """True if the id was made by rdma_create_ep(), with a channel of its own."""
     ece: tuple[int, int, int] = (0, 0, 0)
     """The options of rdma_set_local_ece()."""
     given_number: int = 0
@@ -509,6 +511,8 @@ def destroy(world: World, cm_id: Id) -> None:
     cm_id.channel.remove(lambda event: event.cm_id is cm_id)
     cm_id.is_destroyed = True
     cm_id.state = "destroyed"
+    if cm_id.owns_channel:
+        rdma_destroy_event_channel(world, cm_id.channel.pointer)
 
 
 # --- channels and events ---
@@ -578,9 +582,12 @@ def rdma_migrate_id(world: World, pointer: Any, channel: Any) -> None:
     if cm_id.unacknowledged:
         world.violate("rdma_migrate_id() would wait for ever for an acknowledgement")
     moved = cm_id.channel.remove(lambda event: event.counted is cm_id)
-    cm_id.channel, cm_id.pointer.channel = new, channel
+    old, cm_id.channel, cm_id.pointer.channel = cm_id.channel, new, channel
     for event in moved:
         new.put(event)
+    if cm_id.owns_channel:
+        rdma_destroy_event_channel(world, old.pointer)
+        cm_id.owns_channel = False
 
 
 def rdma_set_option(

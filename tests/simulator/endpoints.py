@@ -36,11 +36,10 @@ def rdma_create_qp(world: World, pointer: Any, pd: Any, attr: Any) -> None:
             setattr(attr, f"{name}_cq", cq)
     if attr.srq == ffi.NULL:
         attr.srq = pointer.srq
-    made = verbs.create_qp(world, pointer.pd if pd == ffi.NULL else pd, attr)
-    qp = world.get(ffi.addressof(made.qp), QueuePair)
+    pointer.qp = verbs.ibv_create_qp(world, pointer.pd if pd == ffi.NULL else pd, attr)
+    qp = world.get(pointer.qp, QueuePair)
     qp.cm_id = cm_id
     qp.move(lib.IBV_QPS_RTS if cm_id.is_datagram else lib.IBV_QPS_INIT)
-    pointer.qp = ffi.addressof(made.qp)
 
 
 def rdma_destroy_qp(world: World, pointer: Any) -> None:
@@ -111,6 +110,7 @@ def rdma_reject_ece(world: World, pointer: Any, data: Any, length: int) -> None:
 def rdma_create_ep(world: World, out: Any, info: Any, pd: Any, attr: Any) -> None:
     channel = world.get(cm.rdma_create_event_channel(world), Channel)
     cm_id = new_id(world, channel, info.ai_port_space)
+    cm_id.owns_channel = True
     try:
         if info.ai_flags & lib.RAI_PASSIVE:
             cm.rdma_bind_addr(world, cm_id.pointer, info.ai_src_addr)
@@ -120,7 +120,6 @@ def rdma_create_ep(world: World, out: Any, info: Any, pd: Any, attr: Any) -> Non
                 rdma_create_qp(world, cm_id.pointer, pd, attr)
     except Failure:
         destroy(world, cm_id)
-        cm.rdma_destroy_event_channel(world, channel.pointer)
         raise
     out[0] = cm_id.pointer
 

@@ -78,8 +78,8 @@ MISTAKES = [
     Mistake(
         "a received message is overwritten: its slot is posted again before it is copied",
         "aiordma/_native/fast_path/receive_queue.c",
-        "\tself->count++;\n\tif (repost_slot(self, slot))\n",
-        "\tself->count++;\n\tif (repost_slot(self, slot < 0 ? arrived->slot : slot))\n",
+        "\tself->count++;\n",
+        "\tself->count++;\n\trepost_slot(self, arrived->slot);\n",
     ),
     Mistake(
         "an event is not acknowledged",

@@ -63,10 +63,6 @@ class Network:
         world.network = self
         world.before_step.append(self.start_requests)
 
-    def cut(self) -> None:
-        """Cut the network: no message of a queue pair arrives any more."""
-        self.is_cut = True
-
     def find_peer(self, qp: QueuePair, number: int) -> None:
         """Connect a queue pair to the one with this number."""
         for other in self.world.all(QueuePair):

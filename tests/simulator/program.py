@@ -16,6 +16,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from simulator import Simulation
@@ -33,38 +34,21 @@ PORT = 7471
 LONGEST = 2000.0
 """Seconds of virtual time for one program."""
 # Calls that can fail on a real machine, with the errno. Calls that destroy an object do not fail.
-FALLIBLE = {
-    "ibv_query_device": errno.EIO,
-    "ibv_query_port": errno.EIO,
-    "ibv_query_gid": errno.EIO,
-    "ibv_reg_mr_iova2": errno.ENOMEM,
-    "ibv_alloc_pd": errno.ENOMEM,
-    "ibv_create_cq": errno.ENOMEM,
-    "ibv_create_comp_channel": errno.EMFILE,
-    "ibv_create_srq": errno.ENOMEM,
-    "ibv_create_ah": errno.ETIMEDOUT,
-    "ibv_init_ah_from_wc": errno.EINVAL,
-    "ibv_modify_qp": errno.EIO,
-    "ibv_attach_mcast": errno.ENOMEM,
-    "rdma_create_event_channel": errno.EMFILE,
-    "rdma_create_id": errno.ENOMEM,
-    "rdma_create_qp": errno.ENOMEM,
-    "rdma_bind_addr": errno.EADDRINUSE,
-    "rdma_set_option": errno.EINVAL,
-    "rdma_resolve_addr": errno.ENODEV,
-    "rdma_resolve_route": errno.ENODEV,
-    "rdma_connect": errno.ENOMEM,
-    "rdma_accept": errno.ECONNRESET,
-    "rdma_listen": errno.EADDRINUSE,
-    "rdma_migrate_id": errno.ENXIO,
-    "rdma_reject": errno.EINVAL,
-    "rdma_notify": errno.EISCONN,
-    "rdma_disconnect": errno.EINVAL,
-    "rdma_join_multicast": errno.ENOMEM,
-    "rdma_join_multicast_ex": errno.ENOMEM,
-    "rdma_get_devices": errno.ENODEV,
-    "rdma_get_cm_event": errno.ENOMEM,
+_FALLIBLE = {
+    errno.EIO: "ibv_query_device ibv_query_port ibv_query_gid ibv_modify_qp",
+    errno.ENOMEM: "ibv_reg_mr_iova2 ibv_alloc_pd ibv_create_cq ibv_create_srq ibv_attach_mcast "
+    "rdma_create_id rdma_create_qp rdma_connect rdma_join_multicast rdma_join_multicast_ex "
+    "rdma_get_cm_event",
+    errno.EMFILE: "ibv_create_comp_channel rdma_create_event_channel",
+    errno.EINVAL: "ibv_init_ah_from_wc rdma_set_option rdma_reject rdma_disconnect",
+    errno.ENODEV: "rdma_resolve_addr rdma_resolve_route rdma_get_devices",
+    errno.EADDRINUSE: "rdma_bind_addr rdma_listen",
+    errno.ETIMEDOUT: "ibv_create_ah",
+    errno.ECONNRESET: "rdma_accept",
+    errno.EISCONN: "rdma_notify",
+    errno.ENXIO: "rdma_migrate_id",
 }
+FALLIBLE = {name: code for code, names in _FALLIBLE.items() for name in names.split()}
 # Events that an id can get in any state, the last one with a number that is not known yet.
 STRAY_EVENTS = (
     lib.RDMA_CM_EVENT_ADDR_CHANGE,
@@ -148,10 +132,10 @@ class Program(ABC):
         for fault, probability in (
             (self._refuse_requests, 0.3),
             (self._raise_stray_event, 0.3),
-            (self.simulation.network.cut, 0.2),
+            (partial(setattr, self.simulation.network, "is_cut", True), 0.2),
             (self._fail_queue_pair, 0.1),
             (self._fail_completion_queue, 0.1),
-            (self._lose_flushes, 0.1),
+            (partial(setattr, self.simulation.network, "loses_flushes", True), 0.1),
             (self._lose_peer, 0.1),
         ):
             if self.chance.random() < probability:
@@ -189,9 +173,6 @@ class Program(ABC):
                 pointer.poll_failure = -1
             else:
                 pointer.arm_failure = errno.EIO
-
-    def _lose_flushes(self) -> None:
-        self.simulation.network.loses_flushes = True
 
     def _lose_peer(self) -> None:
         """Let the far machine answer no connection request from now on."""

@@ -69,11 +69,6 @@ class Device:
             raise Failure(errno.EIO)
         return device
 
-    @property
-    def number(self) -> int:
-        """The last number of the address."""
-        return int(self.host.rpartition(".")[2])
-
     def raise_event(self, kind: int, element: Any = ffi.NULL, port_num: int = 0) -> None:
         """Raise an asynchronous event: of a queue, of a port, or of the device."""
         lib.sim_raise(self.context, kind, ffi.cast("void *", element), port_num)
@@ -311,7 +306,7 @@ def ibv_query_port(world: World, context: Any, port_num: int, attr: Any) -> None
     if port_num != 1:
         raise Failure(errno.EINVAL)
     attr.state, attr.max_mtu, attr.active_mtu = device.port_state, 5, 3
-    attr.max_msg_sz, attr.lid = device.limits.max_message, device.number
+    attr.max_msg_sz, attr.lid = device.limits.max_message, int(device.host.rpartition(".")[2])
 
 
 def gid_of(host: str) -> bytes:
@@ -445,8 +440,7 @@ def ibv_destroy_srq(world: World, srq: Any) -> None:
 # --- queue pairs ---
 
 
-def create_qp(world: World, pd: Any, attr: Any) -> Any:
-    """Make a queue pair in state RESET. Return the struct sim_qp."""
+def ibv_create_qp(world: World, pd: Any, attr: Any) -> Any:
     domain = world.get(pd, Domain)
     device = domain.device
     limits, cap = device.limits, attr.cap
@@ -460,21 +454,11 @@ def create_qp(world: World, pd: Any, attr: Any) -> Any:
         raise Failure(errno.EOPNOTSUPP)
     number = next(_NUMBERS)
     pointer = lib.sim_new_qp(pd.context, attr, number)
-    world.add(
-        ffi.addressof(pointer.qp),
-        QueuePair(
-            world,
-            device,
-            domain,
-            pointer,
-            number,
-            attr.qp_type,
-            world.get(attr.send_cq, CompletionQueue),
-            world.get(attr.recv_cq, CompletionQueue),
-            world.get(attr.srq, SharedReceives) if attr.srq != ffi.NULL else None,
-        ),
-    )
-    return pointer
+    sends, receives = (world.get(one, CompletionQueue) for one in (attr.send_cq, attr.recv_cq))
+    shared = world.get(attr.srq, SharedReceives) if attr.srq != ffi.NULL else None
+    kind = attr.qp_type
+    made = QueuePair(world, device, domain, pointer, number, kind, sends, receives, shared)
+    return world.add(ffi.addressof(pointer.qp), made)
 
 
 def ibv_modify_qp(world: World, pointer: Any, attr: Any, mask: int) -> None:
@@ -499,10 +483,6 @@ def ibv_destroy_qp(world: World, pointer: Any) -> None:
     qp.in_flight.clear()
     lib.sim_free_qp(qp.pointer)
     qp.pointer = None
-
-
-def ibv_create_qp(world: World, pd: Any, attr: Any) -> Any:
-    return ffi.addressof(create_qp(world, pd, attr).qp)
 
 
 define_all(globals())
