@@ -30,11 +30,14 @@ static int new_event_fd(void)
 	return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
 }
 
-/* Read one event. Returns -1 with errno if there is none. */
-static int read_event_fd(int fd)
+/* Read one event. Returns -1 with errno if there is none, or if reading must fail. */
+static int read_event_fd(int fd, int failure)
 {
 	uint64_t count;
 
+	errno = failure;
+	if (failure)
+		return -1;
 	return read(fd, &count, sizeof(count)) == sizeof(count) ? 0 : -1;
 }
 
@@ -276,6 +279,15 @@ static int req_notify_cq(struct ibv_cq *ibv_cq, int solicited_only)
 	return cq->arm_failure;
 }
 
+/* Raise an event of the completion queue. */
+void sim_raise_completion_event(struct sim_cq *cq)
+{
+	struct sim_channel *channel = (struct sim_channel *)cq->cq.channel;
+
+	channel->events[channel->raised++ % 1024] = &cq->cq;
+	sim_wake(channel->channel.fd);
+}
+
 /*
  * Add a completion. When it is polled, the entries of `queue` before the number `freed` are free;
  * ONE_MORE: one more entry is free. Raise an event if the queue is armed. Returns -1 if the queue
@@ -287,9 +299,6 @@ static int req_notify_cq(struct ibv_cq *ibv_cq, int solicited_only)
 int sim_complete(struct sim_cq *cq, const struct ibv_wc *wc, struct sim_queue *queue,
 		 unsigned int freed, int is_late)
 {
-	struct sim_channel *channel = (struct sim_channel *)cq->cq.channel;
-	int must_wake = 0;
-
 	pthread_mutex_lock(&lock);
 	if (cq->put - cq->polled >= cq->capacity) {
 		cq->has_overflowed = 1;
@@ -298,35 +307,19 @@ int sim_complete(struct sim_cq *cq, const struct ibv_wc *wc, struct sim_queue *q
 			(struct sim_completion){ .wc = *wc, .queue = queue, .freed = freed };
 		if (!is_late || cq->is_armed)
 			cq->visible = cq->put;
-		must_wake = cq->is_armed && channel;
+		if (cq->is_armed && cq->cq.channel)
+			sim_raise_completion_event(cq);
 		cq->is_armed = 0;
 	}
-	if (must_wake)
-		channel->events[channel->raised++ % 1024] = &cq->cq;
 	pthread_mutex_unlock(&lock);
-	if (must_wake)
-		sim_wake(channel->channel.fd);
 	return cq->has_overflowed ? -1 : 0;
-}
-
-/* Raise an event without a completion. */
-void sim_raise_completion_event(struct sim_cq *cq)
-{
-	struct sim_channel *channel = (struct sim_channel *)cq->cq.channel;
-
-	channel->events[channel->raised++ % 1024] = &cq->cq;
-	sim_wake(channel->channel.fd);
 }
 
 int ibv_get_cq_event(struct ibv_comp_channel *ibv_channel, struct ibv_cq **cq, void **cq_context)
 {
 	struct sim_channel *channel = (struct sim_channel *)ibv_channel;
 
-	if (channel->failure) {
-		errno = channel->failure;
-		return -1;
-	}
-	if (read_event_fd(ibv_channel->fd))
+	if (read_event_fd(ibv_channel->fd, channel->failure))
 		return -1;
 	*cq = channel->events[channel->read++ % 1024];
 	*cq_context = (*cq)->cq_context;
@@ -359,11 +352,7 @@ int ibv_get_async_event(struct ibv_context *ibv_context, struct ibv_async_event 
 	size_t offset = offsetof(struct sim_context, verbs.context);
 	struct sim_context *context = (struct sim_context *)((char *)ibv_context - offset);
 
-	if (context->failure) {
-		errno = context->failure;
-		return -1;
-	}
-	if (read_event_fd(ibv_context->async_fd))
+	if (read_event_fd(ibv_context->async_fd, context->failure))
 		return -1;
 	*event = context->events[context->read++ % 256];
 	return 0;

@@ -18,6 +18,7 @@ from simulator.pairs import End
 
 SHARED = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
 AREA = 4096
+Side = tuple[Connection, ConnectionOptions]
 
 
 class Messages(Program):
@@ -26,10 +27,8 @@ class Messages(Program):
     async def operate(self) -> None:
         client, server = self._options(), self._options(is_server=True)
         async with self.pair(client, server) as (near, far):
-            directions = [
-                Direction(self, near, far, client, server),
-                Direction(self, far, near, server, client),
-            ]
+            ends = (near, client), (far, server)
+            directions = [Direction(self, *ends), Direction(self, *reversed(ends))]
             tasks = [
                 loops.create_task(step())
                 for direction in directions
@@ -62,23 +61,16 @@ class Messages(Program):
 class Direction:
     """One direction of a connection: the messages, and the memory of the peer that it uses."""
 
-    def __init__(
-        self,
-        program: Messages,
-        sender: Connection,
-        receiver: Connection,
-        sender_options: ConnectionOptions,
-        receiver_options: ConnectionOptions,
-    ) -> None:
+    def __init__(self, program: Messages, sender: Side, receiver: Side) -> None:
         self.chance, self.program = program.chance, program
-        self.sender, self.receiver = sender, receiver
+        (self.sender, sender_options), (self.receiver, receiver_options) = sender, receiver
         self.is_iwarp = program.simulation.near.is_iwarp
         self.largest = min(sender_options.max_message_size, receiver_options.max_message_size)
         depth = receiver_options.shared_recv_depth or receiver_options.recv_depth
         self.window = depth if self.is_iwarp else 1 << 30
         self.send_depth = sender_options.send_depth
         count = self.chance.choice([1, 3, 8])
-        self.senders: list[Step] = [partial(self._send_all, sender) for sender in range(count)]
+        self.senders: list[Step] = [partial(self._send_all, number) for number in range(count)]
         """The functions of the tasks that send. Each sends its messages in order."""
         self.count = self.chance.randrange(1, 40) // count + 1
         self.immediates: dict[bytes, int | None] = {}

@@ -42,11 +42,11 @@ class RequestFailed(Exception):
 
 
 class NotReady(Exception):
-    """The peer has posted no receive."""
+    """The peer has posted no receive. RoCE repeats the request, iWARP ends the connection."""
 
 
-class NotConnected(Exception):
-    """The peer's queue pair is not ready yet. The device repeats the request."""
+class NotConnected(NotReady):
+    """The peer's queue pair is not ready yet."""
 
 
 class Network:
@@ -107,21 +107,13 @@ class Network:
             qp.in_flight.append(request)
         try:
             result = self._execute(qp, request)
-        except NotConnected:
-            qp.waiting = request
-            self._schedule(qp, qp.rnr_delay)
-            return
-        except NotReady:
-            if qp.device.is_iwarp:
+        except NotReady as reason:
+            if qp.device.is_iwarp and not isinstance(reason, NotConnected):
                 self.terminate(qp)
                 return
             qp.waiting = request
-            if qp.rnr_retries < 7:
-                qp.rnr_retries -= 1
-            if qp.rnr_retries >= 0:
-                self._schedule(qp, qp.rnr_delay)
-                return
-            result = RequestFailed(lib.IBV_WC_RNR_RETRY_EXC_ERR)
+            self._schedule(qp, qp.rnr_delay)
+            return
         except RequestFailed as failure:
             if qp.device.is_iwarp and request.opcode in _WRITES:
                 self._complete(qp, request, None)  # before the peer terminates the connection

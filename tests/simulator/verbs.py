@@ -222,7 +222,6 @@ class QueuePair:
     is_executing: bool = False
     last_completion: float = 0.0
     is_flushed: bool = False
-    rnr_retries: int = 7
     rnr_delay: float = 1e-3
     groups: set[bytes] = field(default_factory=set)
     waiting: Request | None = None

@@ -6,30 +6,16 @@ import pytest
 
 from benchmarks.coverage_table import packages, table
 
+COUNTS = ("num_statements", "covered_lines", "num_branches", "covered_branches")
+SUMMARIES = {"aiordma/cm/a.py": (80, 80, 20, 20), "aiordma/cm/b.py": (80, 70, 20, 0)}
 PYTHON = {
     "files": {
-        f"aiordma/cm/{name}.py": {
-            "summary": {
-                "num_statements": 80,
-                "covered_lines": lines,
-                "num_branches": 20,
-                "covered_branches": branches,
-            }
-        }
-        for name, lines, branches in (("a", 80, 20), ("b", 70, 0))
+        file: {"summary": dict(zip(COUNTS, numbers, strict=True))}
+        for file, numbers in SUMMARIES.items()
     }
 }
-C = {
-    "files": [
-        {
-            "filename": "aiordma/_native/x.c",
-            "line_total": 60,
-            "line_covered": 60,
-            "branch_total": 40,
-            "branch_covered": 10,
-        }
-    ]
-}
+LINES, BRANCHES = {"line_total": 60, "line_covered": 60}, {"branch_total": 40, "branch_covered": 10}
+C = {"files": [{"filename": "aiordma/_native/x.c", **LINES, **BRANCHES}]}
 
 
 def test_lines_and_branches_of_both_languages_are_added_up() -> None:

@@ -18,28 +18,14 @@ import pytest
 from simulator import Simulation
 
 import aiordma
-from aiordma import ConnectError, DeviceRemoved, Unreachable
+from aiordma import ConnectError, DeviceRemoved, PeerClosed, Rejected, Unreachable, VerbsError
 from aiordma.cli import main, parser
 from aiordma.enums import TransportType, WcOpcode, WcStatus
-from aiordma.errors import (
-    AddressError,
-    PeerClosed,
-    Rejected,
-    RouteError,
-    VerbsError,
-    WorkRequestError,
-)
+from aiordma.errors import AddressError, RouteError, WorkRequestError
 from aiordma.options import DEFAULT_OPTIONS
-from aiordma.ping import failures, server
+from aiordma.ping import failures, handshake, server
 from aiordma.ping.client import Messages, difference, timed_connect
 from aiordma.ping.failures import explain, explain_listening
-from aiordma.ping.handshake import (
-    announced_size,
-    announcement,
-    options_for,
-    rejection,
-    rejection_reason,
-)
 from aiordma.ping.options import DEFAULT_PORT, MAX_SIZE, PingOptions
 from aiordma.ping.report import Statistics
 from aiordma.rdmacm import DeviceAddress, SocketAddress
@@ -139,6 +125,7 @@ def test_each_answer_is_one_line(run: Run) -> None:
 
 
 SILENT = answer_with(lambda *_: None)
+NO_ANSWER = "aiordma ping: no answer to seq=1 within"
 ENDED = f"aiordma ping: the connection to {HOST} ended: "
 OTHER_ERROR = "aiordma ping: (?!the peer does not accept)"
 NOT_ACCEPTED = "aiordma ping: the peer does not accept messages of 65536 bytes: "
@@ -149,15 +136,15 @@ NOT_ACCEPTED = "aiordma ping: the peer does not accept messages of 65536 bytes: 
     [
         (answer_with(echo_wrongly), "-c 3", 1, "3 sent, 3 received, 0 lost, 1 wrong", "$"),
         (answer_with(echo_wrongly), "-c 3", 1, "WRONG: byte 63 is 0xff instead of ", "$"),
-        (
-            SILENT,
-            "-w 2",
-            1,
-            "1 sent, 0 received, 1 lost",
-            "aiordma ping: no answer to seq=1 within",
-        ),
+        (SILENT, "-w 2", 1, "1 sent, 0 received, 1 lost", NO_ANSWER),
         (answer_with(close_at(3)), "", 1, "3 sent, 2 received, 1 lost", ENDED),
-        (answer_with(close_at(1), announcement(65536)), "-s 65536", 1, "1 lost", OTHER_ERROR),
+        (
+            answer_with(close_at(1), handshake.announcement(65536)),
+            "-s 65536",
+            1,
+            "1 lost",
+            OTHER_ERROR,
+        ),
         (answer_with(close_at(1)), "-s 65536", 1, "1 lost", NOT_ACCEPTED),
         # Ctrl-C: the exit code is 0 if answers came. The message in flight is not counted.
         (answer_with(interrupt_at(3)), "", 0, "2 sent, 2 received, 0 lost", "$"),
@@ -246,7 +233,9 @@ def test_without_a_device_or_an_address_the_error_is_one_sentence(
 
 
 @pytest.mark.loops("asyncio")
-async def test_the_addresses_of_a_name_are_tried_in_order(simulation: Simulation) -> None:
+async def test_the_addresses_of_a_name_are_tried_in_order_and_failures_explained(
+    simulation: Simulation,
+) -> None:
     simulation.names = {"both": ["fd00::2", HOST], "here": ["10.0.0.1"]}
     async with server.local_server(HOST) as port:
         for options in (
@@ -262,10 +251,6 @@ async def test_the_addresses_of_a_name_are_tried_in_order(simulation: Simulation
         await timed_connect(PingOptions("fd00::2", source="here"))
     with pytest.raises(ConnectError, match=r"10\.7\.1\.2 has no IPv6 address"):
         await timed_connect(PingOptions("10.7.1.2", family=socket.AF_INET6))
-
-
-@pytest.mark.loops("asyncio")
-async def test_a_peer_that_does_not_answer_in_time(simulation: Simulation) -> None:
     async with aiordma.listen(HOST, 9):
         with pytest.raises(Unreachable, match=r"10\.0\.0\.2 port 9 does not answer"):
             await timed_connect(PingOptions(HOST, 9, wait=0.01))
@@ -364,7 +349,7 @@ EXPLAINED: list[tuple[Exception, str, str]] = [
     (Rejected(REJECTED, 8), PEER, f"{PEER} answers over RDMA, {NO_PROGRAM} on that machine"),
     (Rejected(REJECTED, -errno.ECONNREFUSED, bytes(148)), PEER, f"{PEER} answers over"),
     (Rejected("no", 8), "10.7.1.1", f"10.7.1.1 is this machine and RDMA reaches it, {NO_PROGRAM}"),
-    (Rejected(REJECTED, 28, rejection("large") + bytes(99)), PEER, f"{REJECTED}: large"),
+    (Rejected(REJECTED, 28, handshake.rejection("large") + bytes(99)), PEER, f"{REJECTED}: large"),
     (Rejected(f"{REJECTED}: why", 28, bytes(148)), PEER, f"{PEER} answers over RDMA, but 10"),
     (AddressError("no RDMA path to 8.8.8.8"), "", f"no RDMA path to 8.8.8.8: {NO_ROUTE}"),
     (RouteError("no route to 8.8.8.8"), "", f"no route to 8.8.8.8: {NO_ROUTE}"),
@@ -439,24 +424,24 @@ def test_the_difference_of_a_wrong_answer_is_described() -> None:
 
 
 def test_private_data_is_an_announcement_or_a_rejection_with_padding() -> None:
-    assert announced_size(announcement(65536)) == 65536
-    assert announced_size(announcement(65536) + bytes(44)) == 65536
+    assert handshake.announced_size(handshake.announcement(65536)) == 65536
+    assert handshake.announced_size(handshake.announcement(65536) + bytes(44)) == 65536
     for data in (b"", bytes(56), b"RDMAping", b"hello" * 5):
-        assert announced_size(data) is None
-    assert rejection_reason(rejection("too large") + bytes(120)) == "too large"
-    assert rejection_reason(bytes(148)) is None
-    assert len(rejection(f"messages of at most {MAX_SIZE} bytes are answered")) <= 148
+        assert handshake.announced_size(data) is None
+    assert handshake.rejection_reason(handshake.rejection("too large") + bytes(120)) == "too large"
+    assert handshake.rejection_reason(bytes(148)) is None
+    assert len(handshake.rejection(f"messages of at most {MAX_SIZE} bytes are answered")) <= 148
 
 
 def test_options_limit_the_memory_for_large_messages() -> None:
-    assert options_for(None) == DEFAULT_OPTIONS
-    options = options_for(MAX_SIZE, busy_poll=0.001)
+    assert handshake.options_for(None) == DEFAULT_OPTIONS
+    options = handshake.options_for(MAX_SIZE, busy_poll=0.001)
     assert (options.max_message_size, options.busy_poll) == (MAX_SIZE, 0.001)
     assert options.recv_depth * options.max_message_size <= 4 * MAX_SIZE
-    assert options_for(0).max_message_size == 1
+    assert handshake.options_for(0).max_message_size == 1
 
 
-def test_statistics_count_correct_lost_and_wrong_answers() -> None:
+def test_statistics_count_answers_and_the_deviation_of_equal_times_is_zero() -> None:
     statistics = Statistics()
     assert (statistics.lines(), statistics.all_correct) == ([], False)
     statistics.peer = "10.7.1.1 port 7473"
@@ -475,10 +460,7 @@ def test_statistics_count_correct_lost_and_wrong_answers() -> None:
     statistics = Statistics()
     statistics.lost = 1
     assert statistics.lines()[2:] == ["1 sent, 0 received, 1 lost"]
-
-
-def test_equal_times_have_a_deviation_of_zero() -> None:
-    statistics = Statistics()
+    equal = Statistics()
     for _ in range(1000):
-        statistics.add(0.1)
-    assert statistics.lines()[-1].endswith("= 100.000/100.000/100.000/100.000/0.000 ms")
+        equal.add(0.1)
+    assert equal.lines()[-1].endswith("= 100.000/100.000/100.000/100.000/0.000 ms")
