@@ -180,8 +180,8 @@ class Datagrams:
         receiver.complete_receive(
             receive,
             status,
-            length=len(message),
-            flags=flags,
+            byte_len=len(message),
+            wc_flags=flags,
             imm_data=request.imm_data,
             src_qp=sender.number,
         )

@@ -156,12 +156,12 @@ class Network:
     def _report(self, qp: QueuePair, request: Request, status: int) -> None:
         qp.send_cq.put(
             qp,
-            request.wr_id,
-            _OPCODES[request.opcode],
-            status,
             ffi.addressof(qp.pointer.sends),
             (request.index + 1) & 0xFFFFFFFF,
-            length=request.length,
+            wr_id=request.wr_id,
+            opcode=_OPCODES[request.opcode],
+            status=status,
+            byte_len=request.length,
         )
 
     def _fail_request(self, qp: QueuePair, request: Request, failure: RequestFailed) -> None:
@@ -314,19 +314,17 @@ class Network:
         if data is not None and length > receive.length:
             peer.complete_receive(receive, lib.IBV_WC_LOC_LEN_ERR)
             raise RequestFailed(lib.IBV_WC_REM_INV_REQ_ERR, lib.IBV_EVENT_QP_REQ_ERR)
-        flags, imm_data, opcode = 0, 0, lib.IBV_WC_RECV
+        members = {"byte_len": length}
         if request.opcode in _WITH_IMM:
-            flags, imm_data = lib.IBV_WC_WITH_IMM, request.imm_data
+            members |= {"wc_flags": lib.IBV_WC_WITH_IMM, "imm_data": request.imm_data}
         if request.opcode == lib.IBV_WR_SEND_WITH_INV:
-            flags, imm_data = lib.IBV_WC_WITH_INV, request.imm_data
+            members |= {"wc_flags": lib.IBV_WC_WITH_INV, "imm_data": request.imm_data}
             self._invalidate(peer, request.imm_data)
         if data is None:
-            opcode = lib.IBV_WC_RECV_RDMA_WITH_IMM
+            members["opcode"] = lib.IBV_WC_RECV_RDMA_WITH_IMM
         else:
             self.scatter(peer, receive, data)
-        peer.complete_receive(
-            receive, lib.IBV_WC_SUCCESS, opcode, length=length, flags=flags, imm_data=imm_data
-        )
+        peer.complete_receive(receive, lib.IBV_WC_SUCCESS, **members)
         if not peer.has_received:
             peer.has_received = True
             self.world.cm.first_message(peer)

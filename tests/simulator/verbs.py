@@ -12,6 +12,8 @@ from typing import Any
 
 from simulator.world import Failure, World, address_of, define_all, ffi, lib
 
+MAX_INLINE = 256
+MAX_MESSAGE = 1 << 30
 _KEYS = itertools.count(0x1000, 0x100)
 """No key is used twice. The lowest 8 bits are those that a memory window changes."""
 _NUMBERS = itertools.count(0x11)
@@ -29,8 +31,6 @@ class Limits:
     max_qp_init_rd_atom: int = 16
     max_srq: int = 64
     max_srq_wr: int = 4096
-    max_inline: int = 256
-    max_message: int = 1 << 30
     max_mcast_grp: int = 64
 
 
@@ -138,24 +138,9 @@ class CompletionQueue:
     pointer: Any
     channel: Any
 
-    def put(
-        self,
-        qp: QueuePair,
-        wr_id: int,
-        opcode: int,
-        status: int,
-        queue: Any,
-        freed: int,
-        *,
-        length: int = 0,
-        flags: int = 0,
-        imm_data: int = 0,
-        src_qp: int = 0,
-    ) -> None:
-        """Add a completion of a request of `qp`. See sim_complete()."""
-        wc = ffi.new("struct ibv_wc *")
-        wc.wr_id, wc.opcode, wc.status, wc.qp_num = wr_id, opcode, status, qp.number
-        wc.byte_len, wc.wc_flags, wc.imm_data, wc.src_qp = length, flags, imm_data, src_qp
+    def put(self, qp: QueuePair, queue: Any, freed: int, **members: Any) -> None:
+        """Add a completion with these members of struct ibv_wc. See sim_complete()."""
+        wc = ffi.new("struct ibv_wc *", {"qp_num": qp.number, **members})
         is_late = qp.world.schedule.is_late()
         if lib.sim_complete(self.pointer, wc, queue, freed, is_late):
             qp.world.violate("a completion queue has overflowed")
@@ -273,13 +258,10 @@ class QueuePair:
         posted = lib.sim_take(queue)
         return Request(posted, index) if posted != ffi.NULL else None
 
-    def complete_receive(
-        self, request: Request, status: int, opcode: int = lib.IBV_WC_RECV, **more: Any
-    ) -> None:
-        """Report a receive."""
-        self.recv_cq.put(
-            self, request.wr_id, opcode, status, self.pointer.receive_queue, lib.ONE_MORE, **more
-        )
+    def complete_receive(self, request: Request, status: int, **members: Any) -> None:
+        """Report a receive, with these members of struct ibv_wc."""
+        members = {"wr_id": request.wr_id, "opcode": lib.IBV_WC_RECV, **members}
+        self.recv_cq.put(self, self.pointer.receive_queue, lib.ONE_MORE, status=status, **members)
 
 
 # --- devices ---
@@ -287,14 +269,9 @@ class QueuePair:
 
 def ibv_query_device(world: World, context: Any, attr: Any) -> None:
     device = Device.of(context)
-    limits = device.limits
-    attr.max_qp_wr, attr.max_cqe, attr.max_mr_size = limits.max_qp_wr, limits.max_cqe, 1 << 40
-    attr.max_sge, attr.max_sge_rd = limits.max_sge, limits.max_sge_rd
-    attr.max_qp_rd_atom = limits.max_qp_rd_atom
-    attr.max_qp_init_rd_atom = limits.max_qp_init_rd_atom
-    attr.max_srq, attr.max_srq_wr = limits.max_srq, limits.max_srq_wr
-    attr.max_mcast_grp, attr.phys_port_cnt = limits.max_mcast_grp, 1
-    attr.vendor_id = device.vendor_id
+    for name, limit in vars(device.limits).items():
+        setattr(attr, name, limit)
+    attr.max_mr_size, attr.phys_port_cnt, attr.vendor_id = 1 << 40, 1, device.vendor_id
     attr.atomic_cap = 0 if device.is_iwarp else 1
     if device.memory_windows:
         attr.device_cap_flags = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
@@ -305,7 +282,7 @@ def ibv_query_port(world: World, context: Any, port_num: int, attr: Any) -> None
     if port_num != 1:
         raise Failure(errno.EINVAL)
     attr.state, attr.max_mtu, attr.active_mtu = device.port_state, 5, 3
-    attr.max_msg_sz, attr.lid = device.limits.max_message, int(device.host.rpartition(".")[2])
+    attr.max_msg_sz, attr.lid = MAX_MESSAGE, int(device.host.rpartition(".")[2])
 
 
 def gid_of(host: str) -> bytes:
@@ -447,7 +424,7 @@ def ibv_create_qp(world: World, pd: Any, attr: Any) -> Any:
         raise Failure(errno.EINVAL)
     if max(cap.max_send_sge, cap.max_recv_sge) > limits.max_sge:
         raise Failure(errno.EINVAL)
-    if cap.max_inline_data > limits.max_inline:
+    if cap.max_inline_data > MAX_INLINE:
         raise Failure(errno.EINVAL)
     if device.is_iwarp and attr.qp_type != lib.IBV_QPT_RC:
         raise Failure(errno.EOPNOTSUPP)
