@@ -639,9 +639,8 @@ def _check_free(cm_id: Id, address: Address, *, can_share: bool = True) -> None:
         Failure: EADDRINUSE or EADDRNOTAVAIL, the port is in use.
     """
     for other in cm_id.world.all(Id):
-        if other is cm_id or not other.is_bound:
-            continue
-        if (other.local[1], other.pointer.ps) != (address[1], cm_id.pointer.ps):
+        is_same = (other.local[1], other.pointer.ps) == (address[1], cm_id.pointer.ps)
+        if other is cm_id or not other.is_bound or not is_same:
             continue
         share = can_share and _REUSE in other.options and _REUSE in cm_id.options
         if share and other.state != "listening":

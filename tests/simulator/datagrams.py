@@ -51,8 +51,7 @@ class Datagrams:
         cm, host = self.world.cm, active.remote[0]
         if active.is_destroyed:
             return
-        timed_out = partial(self._refused, active, -errno.ETIMEDOUT, b"")
-        self.world.after(CONNECT_TIMEOUT, timed_out)
+        self.world.after(CONNECT_TIMEOUT, partial(self._refused, active, -errno.ETIMEDOUT, b""))
         if host in cm.unreachable or cm.device_at(host) is None:
             return
         listener = cm.listener_at(active)

@@ -162,10 +162,12 @@ class AddrInfo(NamedTuple):
 
 
 def rdma_getaddrinfo(world: World, node: Any, service: Any, hints: Any, out: Any) -> int:
+    if hints == ffi.NULL:
+        kinds = {"ai_port_space": lib.RDMA_PS_TCP, "ai_qp_type": lib.IBV_QPT_RC}
+        hints = ffi.new("struct rdma_addrinfo *", kinds)
     name = "" if node == ffi.NULL else ffi.string(node).decode()
     port = 0 if service == ffi.NULL else ffi.string(service).decode()
-    flags = 0 if hints == ffi.NULL else hints.ai_flags
-    passive = flags & lib.RAI_PASSIVE
+    passive = hints.ai_flags & lib.RAI_PASSIVE
     if not name and not service and passive:
         name, port = read_address(hints.ai_src_addr)
     try:
@@ -175,16 +177,15 @@ def rdma_getaddrinfo(world: World, node: Any, service: Any, hints: Any, out: Any
     pointer = ffi.new("struct rdma_addrinfo *")
     found = pack_address(str(address[0]).partition("%")[0], int(address[1]))
     sides = {"src" if passive else "dst": found}
-    if hints != ffi.NULL and hints.ai_src_addr != ffi.NULL:
+    if hints.ai_src_addr != ffi.NULL:
         sides.setdefault("src", pack_address(*read_address(hints.ai_src_addr)))
     memory = {side: ffi.new("char[]", packed) for side, packed in sides.items()}
     for side, packed in sides.items():
         setattr(pointer, f"ai_{side}_addr", ffi.cast("struct sockaddr *", memory[side]))
         setattr(pointer, f"ai_{side}_len", len(packed))
-    pointer.ai_flags = flags
     pointer.ai_family = int.from_bytes(found[:1], "little")
-    pointer.ai_port_space = lib.RDMA_PS_TCP if hints == ffi.NULL else hints.ai_port_space
-    pointer.ai_qp_type = lib.IBV_QPT_RC if hints == ffi.NULL else hints.ai_qp_type
+    for member in ("ai_flags", "ai_port_space", "ai_qp_type"):
+        setattr(pointer, member, getattr(hints, member))
     world.add(pointer, AddrInfo(pointer, memory))
     out[0] = pointer
     return 0

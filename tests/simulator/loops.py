@@ -44,14 +44,9 @@ class _Selector(selectors.EpollSelector):
                 ready = super().select(0)
             if not happened and not ready:
                 if limit is None:
-                    raise self._world.stuck(_tasks())
+                    raise self._world.stuck("\n".join(map(str, asyncio.all_tasks())))
                 break
         return ready
-
-
-def _tasks() -> str:
-    loop = asyncio.get_running_loop()
-    return "\n".join(str(task) for task in asyncio.all_tasks(loop))
 
 
 class _Loop(asyncio.SelectorEventLoop):

@@ -139,7 +139,6 @@ def copy_with(mistake: Mistake, folder: Path) -> None:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
-    (folder / "build").mkdir()
     shutil.copytree(ROOT / "build" / "simulator", folder / "build" / "simulator")
     path = folder / mistake.file
     text = path.read_text()

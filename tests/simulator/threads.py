@@ -206,11 +206,7 @@ def simulated_threads(world: World) -> Iterator[Threads]:
             (workers.WorkerPool, "_start", lambda pool: threads.submit(pool._jobs.popleft())),
             (device_thread.DeviceThread, "call", lambda thread, function: function()),
             (device_thread.DeviceThread, "submit", lambda thread, job: threads.submit(job)),
-            (
-                threadsafe_call._Watcher,
-                "watch",
-                lambda watcher, loop, once: threads.guard(loop, once),
-            ),
+            (threadsafe_call._Watcher, "watch", lambda watcher, *call: threads.guard(*call)),
             (interrupt.Interrupt, "wait_readable", wait_readable),
             (worlds, "park", threads.park),
             # Locks that are held during a call of the C libraries.

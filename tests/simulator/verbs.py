@@ -43,7 +43,6 @@ class Device:
         self.host = hosts[0]
         self.is_iwarp = iwarp
         self.limits = Limits(max_sge_rd=1) if iwarp else Limits()
-        self.memory_windows = not iwarp
         self.removed = False
         self.vendor_id = 0
         self.port_state = int(lib.IBV_PORT_ACTIVE)
@@ -272,9 +271,8 @@ def ibv_query_device(world: World, context: Any, attr: Any) -> None:
     for name, limit in vars(device.limits).items():
         setattr(attr, name, limit)
     attr.max_mr_size, attr.phys_port_cnt, attr.vendor_id = 1 << 40, 1, device.vendor_id
-    attr.atomic_cap = 0 if device.is_iwarp else 1
-    if device.memory_windows:
-        attr.device_cap_flags = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
+    if not device.is_iwarp:
+        attr.atomic_cap, attr.device_cap_flags = 1, lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
 
 
 def ibv_query_port(world: World, context: Any, port_num: int, attr: Any) -> None:

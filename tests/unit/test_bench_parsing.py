@@ -12,28 +12,21 @@ from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 
 RULE = "-" * 87 + "\n"
-SETUP = (
-    RULE
-    + "                    Send Latency Test\n"
-    + " Dual-port       : OFF\t\tDevice         : rxe0\n"
-    + RULE
-    + " local address: LID 0000 QPN 0x0011 PSN 0xd3f4d8\n"
-    + RULE
-)
-LATENCY = (
-    SETUP
-    + " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]"
-    + "    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n"
-    + " 64      1000          10.11        152.00       11.50  \t       12.25     \t4.10"
-    + "   \t\t20.00   \t\t90.50  \n"
-    + RULE
-)
-BANDWIDTH = (
-    SETUP
-    + " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n"
-    + " 65536      512              812.50             800.00\t\t   0.012800\n"
-    + RULE
-)
+SETUP = f"""\
+{RULE}                    Send Latency Test
+ Dual-port       : OFF\t\tDevice         : rxe0
+{RULE} local address: LID 0000 QPN 0x0011 PSN 0xd3f4d8
+{RULE}"""
+LATENCY = f"""\
+{SETUP} #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\
+    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]\x20
+ 64      1000          10.11        152.00       11.50  \t       12.25     \t4.10\
+   \t\t20.00   \t\t90.50 \x20
+{RULE}"""
+BANDWIDTH = f"""\
+{SETUP} #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 65536      512              812.50             800.00\t\t   0.012800
+{RULE}"""
 GIGABITS = BANDWIDTH.replace("[MB/sec]", "[Gb/sec]").replace("800.00", "8.00  ")
 CMTIME = """\
 creating id
