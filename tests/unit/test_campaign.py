@@ -11,11 +11,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_programs_of_random_operations_keep_the_rules() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "simulator.campaign", "0", "100"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "simulator.campaign", "0", "100"]
+    variables = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

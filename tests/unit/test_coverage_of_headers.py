@@ -130,11 +130,7 @@ def number(text: str) -> int:
 def macros() -> dict[str, str]:
     """Return each macro and its text."""
     lines = (line.split(maxsplit=2) for line in preprocessed("-dD").splitlines())
-    found = {}
-    for words in lines:
-        if words[:1] == ["#define"]:
-            found[words[1]] = words[2] if len(words) == 3 else ""
-    return found
+    return {words[1]: "".join(words[2:]) for words in lines if words[:1] == ["#define"]}
 
 
 def structs() -> dict[str, list[tuple[str, str]]]:
@@ -216,12 +212,10 @@ def spelled_by_cffi(kind: Any) -> str:
 
 def test_newer_functions_are_looked_up_and_not_linked() -> None:
     assert [name for name in {*UNBOUND, *NEWER_FUNCTIONS} if hasattr(lib, name)] == []
-    assert {name: types_of(name)[1:] for name in NEWER_FUNCTIONS} == {
-        "rdma_resolve_addrinfo": [
-            *("struct rdma_cm_id *", "char *", "char *", "struct rdma_addrinfo *")
-        ],
-        "rdma_query_addrinfo": ["struct rdma_cm_id *", "struct rdma_addrinfo * *"],
-        "rdma_write_cm_event": ["struct rdma_cm_id *", "int", "int", "uint64_t"],
+    assert {name: ", ".join(types_of(name)[1:]) for name in NEWER_FUNCTIONS} == {
+        "rdma_resolve_addrinfo": "struct rdma_cm_id *, char *, char *, struct rdma_addrinfo *",
+        "rdma_query_addrinfo": "struct rdma_cm_id *, struct rdma_addrinfo * *",
+        "rdma_write_cm_event": "struct rdma_cm_id *, int, int, uint64_t",
     }
     assert [getattr(lib, bound) for bound in NEWER_CONSTANTS.values()] == [16, 17, 18, 19, 16, 32]
 

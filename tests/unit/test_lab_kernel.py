@@ -62,10 +62,8 @@ def test_installed_kernel_with_an_image_is_found(tmp_path: Path) -> None:
 
 
 def test_load_order_has_each_module_once_and_no_builtin(tmp_path: Path) -> None:
-    dependencies = (
-        "kernel/a-b.ko.xz: kernel/c.ko.xz kernel/d.ko.xz\nkernel/c.ko.xz: kernel/d.ko.xz\n"
-    )
-    (tmp_path / "modules.dep").write_text(f"{dependencies}kernel/d.ko.xz:\n")
+    lines = ("a-b.ko.xz: kernel/c.ko.xz kernel/d.ko.xz", "c.ko.xz: kernel/d.ko.xz", "d.ko.xz:")
+    (tmp_path / "modules.dep").write_text("".join(f"kernel/{line}\n" for line in lines))
     (tmp_path / "modules.builtin").write_text("kernel/fs/9p/9p.ko\n")
     index = ModuleIndex(tmp_path)
     assert [module.stem for module in index.load_order(["9p", "c", "a_b"])] == ["d", "c", "a_b"]

@@ -51,8 +51,7 @@ def dotted_name(module: Path) -> str:
     A package is `aiordma.loop.__init__`. Then the dots of relative imports count alike in packages
     and in modules.
     """
-    relative = module.relative_to(PACKAGE_ROOT.parent).with_suffix("")
-    return ".".join(relative.parts)
+    return ".".join(module.relative_to(PACKAGE_ROOT.parent).with_suffix("").parts)
 
 
 def package_of(name: str) -> str:
@@ -96,8 +95,7 @@ def layer_of(package: str) -> int:
 
 
 def upward_imports(source: str, importer: str) -> list[str]:
-    package = package_of(importer)
-    layer = layer_of(package)
+    layer = layer_of(package_of(importer))
     return [
         f"{importer} (layer {layer}) imports aiordma.{target} (layer {layer_of(target)})"
         for target in sorted(package_imports(source, importer))

@@ -49,15 +49,10 @@ def answer_with(answer: Answer, accepted: bytes = b"") -> Serve:
                 with contextlib.suppress(ConnectionError):
                     async for message in connection:
                         number += 1
-                        answered = answer(number, message)
-                        if answered is not None:
+                        if (answered := answer(number, message)) is not None:
                             await connection.send(answered)
 
     return serve
-
-
-def echo(number: int, message: bytes) -> bytes:
-    return message
 
 
 def echo_wrongly(number: int, message: bytes) -> bytes:
@@ -111,7 +106,7 @@ def run(
 
 
 def test_each_answer_is_one_line(run: Run) -> None:
-    status, output, errors = run(answer_with(echo), "-c", "2")
+    status, output, errors = run(answer_with(lambda _, message: message), "-c", "2")
     lines = output.splitlines()
     to = rf"10\.0\.0\.1 to 10\.0\.0\.2 port {DEFAULT_PORT}"
     times = r"address [\d.]+ ms, route [\d.]+ ms, connection [\d.]+ ms"
