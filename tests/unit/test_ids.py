@@ -146,10 +146,7 @@ async def rejected_peers(simulation: Simulation, count: int) -> AsyncIterator[li
 
 
 async def test_requests_beyond_the_backlog_are_rejected(simulation: Simulation) -> None:
-    async with (
-        listening(simulation, backlog=2) as listener,
-        rejected_peers(simulation, 4) as tasks,
-    ):
+    async with listening(simulation, backlog=2) as listener, rejected_peers(simulation, 4) as tasks:
         assert [task.done() for task in tasks] == [False, False, True, True]
         await (await listener.get_request()).aclose()
         await listener.aclose()  # rejects the request that no task has taken

@@ -120,8 +120,7 @@ async def test_a_reader_is_called_while_there_is_something_to_read(
 
 
 async def test_a_reader_starves_no_task_and_is_not_called_after_its_removal(
-    simulation: Simulation,
-    pipe: tuple[int, int],
+    simulation: Simulation, pipe: tuple[int, int]
 ) -> None:
     """Not even if the descriptor is readable and the task of the reader is about to run."""
     calls: list[int] = []
