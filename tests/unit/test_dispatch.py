@@ -325,3 +325,14 @@ async def test_a_queue_is_not_armed_while_a_task_polls(
         rig.loop_device.stop_polling(queue)  # the reading has stopped
         await loops.sleep(1)
         assert raw.arms == 2
+
+
+async def test_a_device_that_could_not_be_opened_is_opened_later(simulation: Simulation) -> None:
+    async with await resolved(simulation) as cm_id:
+        device = LoopDevice.of(running_loop(), cm_id.device())
+        for name in ("ibv_alloc_pd", "ibv_create_comp_channel"):
+            simulation.world.calls.fail(name, errno.ENOMEM)
+            with pytest.raises(VerbsError, match=name):
+                device.reserve(4)
+        device.reserve(4)
+        device.release()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from typing import Any
+from unittest.mock import Mock
 
+import helpers
 import loops
 import pytest
 from simulator import Simulation
+from simulator.cm import Id
+from simulator.ids import PORT
 from simulator.pairs import connected
 from simulator.world import lib
+from streaming import streaming
 
 import aiordma
-from aiordma import Connection, DeviceRemoved, PeerClosed, VerbsError
+from aiordma import AccessFlags, DeviceRemoved, PeerClosed, VerbsError
 from aiordma.enums import CmEventType
 from aiordma.qp.endpoint import FIRST_MESSAGE_SECONDS, FLUSH_SECONDS
 from aiordma.verbs.device import SIW_VENDOR_ID
@@ -61,19 +65,6 @@ async def test_the_wait_for_a_flush_ends_after_a_timeout(simulation: Simulation)
             await task
 
 
-@asynccontextmanager
-async def iwarp_pair() -> AsyncIterator[tuple[Connection, Connection]]:
-    """Connect two ends, without a message. Abort both after the block."""
-    async with aiordma.listen("10.0.0.2", 7471) as listener:
-        accepting = loops.create_task(listener.accept())
-        active = await aiordma.connect("10.0.0.2", 7471)
-        passive = await accepting
-        yield active, passive
-        for end in (active, passive):
-            end.abort()
-            await end.aclose()
-
-
 @pytest.mark.transport("IWARP")
 @pytest.mark.parametrize(
     ("is_siw", "has_received", "probes"), [(True, False, 1), (True, True, 0), (False, False, 0)]
@@ -86,15 +77,15 @@ async def test_only_siw_without_a_received_message_is_probed(
     probes: int,
 ) -> None:
     simulation.far.vendor_id = SIW_VENDOR_ID * is_siw
-    async with iwarp_pair() as (active, passive):
-        probed: list[None] = []
-        monkeypatch.setattr(passive._endpoint.data_path, "probe", lambda: probed.append(None))
+    async with helpers.connected(simulation.far) as pair:
+        probe = Mock()
+        monkeypatch.setattr(pair.server._endpoint.data_path, "probe", probe)
         if has_received:
-            await active.send(b"first")
+            await pair.client.send(b"first")
         await loops.sleep(1)
-        assert len(probed) == probes
-        await passive.send(b"answer")
-        assert await active.recv() == b"answer"
+        assert probe.call_count == probes
+        await pair.server.send(b"answer")
+        assert await pair.client.recv() == b"answer"
 
 
 @pytest.mark.transport("IWARP")
@@ -102,13 +93,13 @@ async def test_only_siw_without_a_received_message_is_probed(
 async def test_the_accepting_side_sends_after_the_first_message_or_a_short_time(
     simulation: Simulation, sends_first: bool
 ) -> None:
-    async with iwarp_pair() as (active, passive):
+    async with helpers.connected(simulation.far) as pair:
         begun = simulation.world.now
-        task = loops.create_task(passive.send(b"answer"))
+        task = loops.create_task(pair.server.send(b"answer"))
         await loops.sleep(0.001)
         assert not task.done()
         if sends_first:
-            await active.send(b"first")
+            await pair.client.send(b"first")
         await task
         took = simulation.world.now - begun
         assert (took < FIRST_MESSAGE_SECONDS / 2) is sends_first
@@ -119,9 +110,88 @@ async def test_an_aborted_endpoint_does_not_resume_sends(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first message or its timeout can come while the queue pair is being destroyed."""
-    async with iwarp_pair() as (_, passive):
-        endpoint = passive._endpoint
+    async with helpers.connected(simulation.far) as pair:
+        endpoint = pair.server._endpoint
         monkeypatch.setattr(endpoint.data_path, "resume", pytest.fail)
-        passive.abort()
+        pair.server.abort()
         endpoint.message_arrived()
         endpoint._no_first_message()
+
+
+@pytest.mark.transport("IWARP")
+@pytest.mark.parametrize("connect", [helpers.connected, streaming])
+async def test_a_probe_that_is_refused_ends_the_connection(
+    simulation: Simulation, connect: Any
+) -> None:
+    simulation.far.vendor_id = SIW_VENDOR_ID
+    async with connect(simulation.far) as pair:
+        for qp in simulation.queue_pairs():
+            qp.pointer.sends.refusal = errno.EINVAL
+        with pytest.raises(VerbsError, match="ibv_post_send"):
+            await anext(pair.server)
+
+
+@pytest.mark.parametrize(
+    ("listen", "connect"),
+    [(aiordma.listen, aiordma.connect), (aiordma.listen_stream, aiordma.connect_stream)],
+)
+async def test_a_connection_that_is_dropped_warns_and_is_destroyed(
+    simulation: Simulation, listen: Any, connect: Any
+) -> None:
+    async with listen(simulation.far.host, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        ends = [await connect(simulation.far.host, PORT)]
+        async with await accepting:
+            with pytest.warns(ResourceWarning, match=f"unclosed <.* port {PORT}, open>"):
+                ends.clear()
+
+
+@pytest.mark.transport("IB")
+async def test_a_timer_that_cannot_be_set_is_ignored(
+    simulation: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    simulation.world.calls.fail("ibv_modify_qp", errno.EINVAL)
+    async with helpers.connected(simulation.far) as pair:
+        await pair.client.send(b"hello")
+        assert await pair.server.recv() == b"hello"
+    assert "ignored: " in caplog.text
+
+
+@pytest.mark.transport("IB")
+async def test_a_disconnect_instead_of_the_confirmation_ends_the_connection(
+    simulation: Simulation,
+) -> None:
+    simulation.cm.hold(CmEventType.ESTABLISHED)
+    async with aiordma.listen(simulation.far.host, PORT) as listener:
+        connecting = loops.create_task(aiordma.connect(simulation.far.host, PORT))
+        accepting = loops.create_task(listener.accept())
+        await loops.sleep(1)
+        simulation.cm.held.clear()
+        for cm_id in simulation.world.all(Id):
+            if cm_id.qp is not None:
+                cm_id.put(CmEventType.DISCONNECTED)
+        for end in (await connecting, await accepting):
+            with pytest.raises(PeerClosed):
+                await end.recv()
+            await end.aclose()
+
+
+@pytest.mark.transport("IWARP")
+async def test_a_flushed_read_waits_for_the_reason(simulation: Simulation) -> None:
+    """The kernel flushes the requests before it reports that the peer has disconnected."""
+    simulation.cm.hold(CmEventType.DISCONNECTED)
+    writable = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
+    async with helpers.connected(simulation.far) as pair:
+        theirs = await pair.server.allocate(10, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ)
+        ours = await pair.client.allocate(10, writable)
+        for qp in simulation.queue_pairs():
+            qp.allowed = 0
+        reading = loops.create_task(pair.client.read(theirs.remote, ours))
+        await loops.sleep(1)
+        pair.server.abort()
+        await loops.sleep(0.001)
+        assert not reading.done()
+        simulation.cm.release()
+        with pytest.raises(PeerClosed):
+            await reading

@@ -14,6 +14,7 @@ from simulator import Simulation
 from simulator import ids as steps
 from simulator.cm import destroy
 from simulator.ids import PORT, SMALL, accept, connect, connected, listening, requested, resolved
+from simulator.verbs import CompletionQueue
 from simulator.world import Failure
 
 from aiordma import AddressError, BusyError, ConnectError, DeviceRemoved, LocalClosed, PeerClosed
@@ -22,7 +23,7 @@ from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import RdmaError, Rejected, RouteError, VerbsError
 from aiordma.loop import blocking_pool
 from aiordma.loop.workers import WorkerPool
-from aiordma.rdmacm import CmEvent, SocketAddress, parse_address
+from aiordma.rdmacm import CmEvent, ConnectionParameters, SocketAddress, parse_address
 
 E, S = CmEventType, CmState
 ABSENT = parse_address("10.9.9.9", PORT)
@@ -202,11 +203,17 @@ async def test_a_request_that_cannot_be_accepted_is_rejected(
             await request.connecting
 
 
-async def test_rejecting_a_peer_that_gave_up_is_no_error(simulation: Simulation) -> None:
+@pytest.mark.parametrize("gave_up", [False, True])
+async def test_a_request_that_cannot_be_rejected_is_refused(
+    simulation: Simulation, gave_up: bool
+) -> None:
     async with requested(simulation) as request:
-        await request.active.aclose()
-        await loops.sleep(1)
-        request.passive.reject()
+        if gave_up:
+            await request.active.aclose()
+            await loops.sleep(1)
+        else:
+            simulation.world.calls.fail("rdma_reject", errno.EINVAL)
+        request.passive.reject(b"no")
         assert request.passive.state is S.REFUSED
 
 
@@ -428,3 +435,46 @@ async def test_an_id_is_destroyed_even_if_no_thread_can_start(
         with pytest.raises(LocalClosed):
             await task
         await cm_id.aclose()
+
+
+async def test_a_disconnect_that_fails_leaves_it_to_the_peer(simulation: Simulation) -> None:
+    async with connected(simulation) as (active, passive):
+        simulation.world.calls.fail("rdma_disconnect", errno.EINVAL)
+        active.start_disconnect()
+        await loops.sleep(1)
+        states = [active.state]
+        passive.start_disconnect()
+        await loops.sleep(1)
+        states.append(active.state)
+        assert states == [S.DISCONNECTING, S.DISCONNECTED]
+    assert active.local_address == passive.peer_address
+
+
+async def test_a_completion_that_comes_before_the_queue_is_armed_is_found(
+    simulation: Simulation,
+) -> None:
+    async with connected(simulation) as (active, passive):
+        sent, received = await active.reg_read(bytes(16)), await passive.reg_msgs(bytearray(16))
+        passive.cm_id.post_recv(7, received, 0, 16)
+        active.cm_id.post_send(8, sent, 0, 16)
+        await loops.sleep(1)
+        for queue in simulation.world.all(CompletionQueue):  # the first poll finds nothing
+            queue.pointer.hidden_until = queue.pointer.polls + 2
+        assert (await passive.get_recv_comp()).check().byte_len == 16
+
+
+@pytest.mark.transport("IB")
+async def test_a_device_that_is_removed_while_a_datagram_request_is_accepted(
+    simulation: Simulation,
+) -> None:
+    simulation.world.calls.delay("rdma_accept", after=1)
+    async with (
+        listening(simulation, PortSpace.UDP) as listener,
+        await resolved(simulation, PortSpace.UDP) as active,
+    ):
+        task = loops.create_task(active.connect(ConnectionParameters(qp_num=5)))
+        async with await listener.get_request() as passive:
+            simulation.world.after(0.5, lambda: simulation.cm.remove_device(simulation.far))
+            with pytest.raises(DeviceRemoved):
+                await passive.accept(ConnectionParameters(qp_num=17))
+        await task

@@ -11,11 +11,13 @@ from typing import Any
 import loops
 import pytest
 from simulator import Simulation
-from simulator.ids import SMALL, listening, requested, target
+from simulator.ids import SMALL, connect, listening, requested, resolved, target
 
 from aiordma import AddrInfo, BusyError, DeviceRemoved, LocalClosed, Rejected, VerbsError
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
-from aiordma.rdmacm import CmEvent, ConnectionParameters
+from aiordma.enums import AddrInfoFlags, CmEventType, PortSpace
+from aiordma.rdmacm import CmEvent, ConnectionParameters, SocketAddress
+from aiordma.rdmacm.channel import EVENT_BATCH
 
 
 @asynccontextmanager
@@ -167,3 +169,37 @@ def test_an_id_is_destroyed_after_its_loop_was_closed(simulation: Simulation, ki
     simulation.run(body, kind)
     gc.collect()
     assert simulation.left() == {}
+
+
+async def test_a_group_that_a_synchronous_id_cannot_join(simulation: Simulation) -> None:
+    async with await SyncCmId.create(PortSpace.UDP) as cm_id:
+        cm_id.bind_addr(target(simulation))
+        simulation.world.calls.fail("rdma_join_multicast", errno.EINVAL)
+        with pytest.raises(VerbsError, match="rdma_join_multicast"):
+            await cm_id.join_multicast(SocketAddress("239.1.1.1", 0))
+        assert cm_id.state is CmState.ADDR_BOUND
+
+
+async def test_a_migrated_id_leaves_its_events_to_the_loop(simulation: Simulation) -> None:
+    async with await SyncCmId.create() as cm_id:
+        await cm_id.resolve_addr(target(simulation))
+        for _ in range(2 * EVENT_BATCH):
+            simulation.cm.put(cm_id, CmEventType.ADDR_CHANGE)
+        async with await cm_id.migrate() as moved:
+            assert cm_id.event_fds() == []
+            cm_id.read_events()  # as a thread does that waits for completions
+            await moved.resolve_route()
+
+
+async def test_requests_of_an_endpoint_use_its_domain(simulation: Simulation) -> None:
+    passive = AddrInfo(flags=AddrInfoFlags.PASSIVE, source=target(simulation))
+    async with await SyncCmId.create() as bound, await resolved(simulation) as active:
+        bound.bind_addr(target(simulation, 0))
+        async with await SyncCmId.create_ep(passive, bound.cm_id.pd(), SMALL) as listener:
+            listener.listen()
+            connecting = loops.create_task(connect(active))
+            async with await anext(listener) as request:
+                assert request.cm_id.has_qp
+                await request.accept(ConnectionParameters())
+                await connecting
+        assert [request async for request in listener] == []
