@@ -1,4 +1,4 @@
-"""Endpoint: the causes that end a connection, and the first message of an iWARP connection."""
+"""Endpoint: what ends a connection, the first message on iWARP, and what cannot be destroyed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator import Simulation
 from simulator.cm import Id
 from simulator.ids import PORT
 from simulator.pairs import connected
-from simulator.world import lib
+from simulator.world import Failure, lib
 from streaming import streaming
 
 import aiordma
@@ -195,3 +195,32 @@ async def test_a_flushed_read_waits_for_the_reason(simulation: Simulation) -> No
         simulation.cm.release()
         with pytest.raises(PeerClosed):
             await reading
+
+
+LEFT = "a resource could not be destroyed"
+
+
+@pytest.mark.parametrize(
+    ("function", "left", "texts"),
+    [
+        ("ibv_dereg_mr", {"Region", "Domain"}, ["memory could not be unregistered", "> failed"]),
+        ("ibv_destroy_cq", {"CompletionQueue", "Channel", "Domain"}, [f"sim0: {LEFT}"]),
+        ("ibv_dealloc_pd", {"Domain"}, [f"sim1: {LEFT}"]),
+    ],
+)
+async def test_an_object_that_cannot_be_destroyed_is_logged(
+    simulation: Simulation,
+    caplog: pytest.LogCaptureFixture,
+    function: str,
+    left: set[str],
+    texts: list[str],
+) -> None:
+    async with connected(simulation) as pair:
+        region = await pair.near.connection.register(bytearray(10_000))
+        await pair.near.connection._endpoint.cm.reg_msgs(bytearray(10))
+        simulation.world.calls.hooks[function] = Mock(side_effect=Failure(errno.EBUSY))
+        region.close()
+    await loops.sleep(1)
+    assert simulation.left().keys() == left
+    assert all(text in caplog.text for text in texts)
+    simulation.exit_process()

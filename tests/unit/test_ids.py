@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
@@ -321,27 +321,19 @@ async def test_abort_wakes_a_waiting_task(simulation: Simulation, step: str) -> 
 
 
 async def test_pre_destroy_hooks_run_before_the_destruction(simulation: Simulation) -> None:
-    cm_id, order = await AsyncCmId.create(), list[str]()
-
-    def fail() -> None:
-        order.append("fail")
-        raise VerbsError(errno.EINVAL, "ibv_detach_mcast")
-
-    def noted(name: str) -> Callable[[], None]:
-        return lambda: order.append(name)
-
-    simulation.world.calls.hooks["rdma_destroy_id"] = noted("id")
-    hooks = cm_id.handle
-    hooks.add_pre_destroy_hook("one", noted("one"))
-    hooks.add_pre_destroy_hook("two", fail)
-    hooks.add_pre_destroy_hook("three", noted("three"))
-    for name in ("first", "second"):
-        hooks.add_destroyed_callback(noted(name))
-    hooks.add_released_callback(noted("released"))
-    assert hooks.remove_pre_destroy_hook("one") is not None
-    assert hooks.remove_pre_destroy_hook("one") is None
+    cm_id, called = await AsyncCmId.create(), Mock()
+    called.two.side_effect = VerbsError(errno.EINVAL, "ibv_detach_mcast")
+    simulation.world.calls.hooks["rdma_destroy_id"] = called.id
+    for name in ("one", "two", "three"):
+        cm_id.handle.add_pre_destroy_hook(name, getattr(called, name))
+    for callback in (called.first, called.second):
+        cm_id.handle.add_destroyed_callback(callback)
+    cm_id.handle.add_released_callback(called.released)
+    assert cm_id.handle.remove_pre_destroy_hook("one") is not None
+    assert cm_id.handle.remove_pre_destroy_hook("one") is None
     await cm_id.aclose()
-    assert order == ["three", "fail", "id", "second", "first", "released"]
+    order = ["three", "two", "id", "second", "first", "released"]
+    assert [name for name, *_ in called.mock_calls] == order
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import loops
 import pytest
@@ -149,13 +151,8 @@ async def test_one_port_is_used_in_both_families(simulation: Simulation) -> None
 
 @pytest.mark.parametrize(("port", "binds"), [(0, 2 * PORT_ATTEMPTS), (PORT, 2)])
 async def test_the_search_for_a_port_ends(simulation: Simulation, port: int, binds: int) -> None:
-    calls = simulation.world.calls
-
-    def fail_every_second_call() -> None:
-        if not calls.counts["rdma_bind_addr"] % 2:
-            raise Failure(errno.EADDRINUSE)
-
-    calls.hooks["rdma_bind_addr"] = fail_every_second_call
+    calls, results = simulation.world.calls, itertools.cycle([None, Failure(errno.EADDRINUSE)])
+    calls.hooks["rdma_bind_addr"] = Mock(side_effect=results)
     with pytest.raises(VerbsError, match="port is in use"):
         await aiordma.listen(None, port)
     assert calls.counts["rdma_bind_addr"] == binds
@@ -230,17 +227,11 @@ async def test_cancelling_loses_no_request(simulation: Simulation) -> None:
 
 
 async def test_closing_ends_every_wait_and_rejects_the_peers(simulation: Simulation) -> None:
-    async def iterate() -> list[Any]:
-        return [request async for request in listener]
-
-    listener = await aiordma.listen(FAR, PORT)
-    assert repr(listener) == f"<Listener at {FAR} port {PORT}>"
-    waiting = loops.create_task(iterate())
-    await loops.sleep(1)
-    await listener.aclose()
-    assert await waiting == []
-    with pytest.raises(LocalClosed):
-        await listener.get_request()
+    async with aiordma.listen(FAR, PORT) as listener:
+        assert repr(listener) == f"<Listener at {FAR} port {PORT}>"
+        waiting = loops.create_task(anext(listener, None))
+        await loops.sleep(1)
+    assert await waiting is None
     async with aiordma.listen(FAR, PORT):
         task = loops.create_task(connect())
         await loops.sleep(1)

@@ -15,30 +15,15 @@ from simulator.ids import resolved
 from simulator.verbs import gid_of
 from simulator.world import ffi, lib
 
-from aiordma import VerbsError
+from aiordma import VerbsError, verbs
 from aiordma.enums import AccessFlags, AsyncEventType, WrOpcode
-from aiordma.verbs import (
-    AddressHandle,
-    AddressHandleAttributes,
-    CompletionChannel,
-    CompletionQueue,
-    LinkHeader,
-    MemoryWindow,
-    ProtectionDomain,
-    QueuePair,
-    QueuePairCaps,
-    QueuePairInit,
-    Registration,
-    SharedReceiveQueue,
-    SharedReceiveQueueCaps,
-)
 
 
 @dataclass
 class Objects:
-    pd: ProtectionDomain
-    channel: CompletionChannel
-    cq: CompletionQueue
+    pd: verbs.ProtectionDomain
+    channel: verbs.CompletionChannel
+    cq: verbs.CompletionQueue
     raw: Any
     """The C struct of the simulated completion queue."""
 
@@ -48,8 +33,8 @@ async def objects(simulation: Simulation) -> AsyncIterator[Objects]:
     """Make objects of the near device. Close them after the block."""
     async with await resolved(simulation) as cm_id:
         device = cm_id.device()
-        pd, channel = ProtectionDomain(device), CompletionChannel(device)
-        cq = CompletionQueue(channel, 4)
+        pd, channel = verbs.ProtectionDomain(device), verbs.CompletionChannel(device)
+        cq = verbs.CompletionQueue(channel, 4)
         yield Objects(pd, channel, cq, simulation.world.objects[cq.address].pointer)
         for one in (cq, cq, channel, channel, pd, pd):
             one.close()
@@ -87,27 +72,29 @@ async def test_completions_raise_one_event_of_an_armed_queue(simulation: Simulat
 @pytest.mark.transport("IB")
 async def test_closed_objects_refuse_each_call(simulation: Simulation) -> None:
     async with objects(simulation) as made:
-        caps = QueuePairCaps(max_send_wr=2, max_recv_wr=2)
-        qp = QueuePair.create(made.pd, QueuePairInit(caps, made.cq, made.cq))
-        srq = SharedReceiveQueue.create(made.pd, SharedReceiveQueueCaps(4, 1))
-        window = MemoryWindow(made.pd)
+        caps = verbs.QueuePairCaps(max_send_wr=2, max_recv_wr=2)
+        qp = verbs.QueuePair.create(made.pd, verbs.QueuePairInit(caps, made.cq, made.cq))
+        srq = verbs.SharedReceiveQueue.create(made.pd, verbs.SharedReceiveQueueCaps(4, 1))
+        window = verbs.MemoryWindow(made.pd)
         srq.post_recv(1, 0, 0, 0)
         with pytest.raises(VerbsError, match="ibv_get_srq_num"):
             srq.number  # noqa: B018
         for close in (window.close, qp.destroy, srq.close):
             close()
             close()
-    pd, data, attributes = made.pd, bytearray(1), AddressHandleAttributes()
+    pd, data, attributes = made.pd, bytearray(1), verbs.AddressHandleAttributes()
     copy = ffi.new("char[]", 1000)
     calls: dict[type[Exception], list[Callable[[], object]]] = {
         ValueError: [
-            lambda: QueuePair.create(pd, QueuePairInit(caps, made.cq, made.cq)),
-            lambda: SharedReceiveQueue.create(pd, SharedReceiveQueueCaps(4, 1)),
-            lambda: CompletionQueue(made.channel, 4),
-            lambda: AddressHandle(pd, attributes),
-            lambda: AddressHandleAttributes.of_sender(pd.device, 1, LinkHeader(), bytes(39)),
-            lambda: Registration(pd, data, AccessFlags(0)),
-            lambda: MemoryWindow(pd),
+            lambda: verbs.QueuePair.create(pd, verbs.QueuePairInit(caps, made.cq, made.cq)),
+            lambda: verbs.SharedReceiveQueue.create(pd, verbs.SharedReceiveQueueCaps(4, 1)),
+            lambda: verbs.CompletionQueue(made.channel, 4),
+            lambda: verbs.AddressHandle(pd, attributes),
+            lambda: verbs.AddressHandleAttributes.of_sender(
+                pd.device, 1, verbs.LinkHeader(), bytes(39)
+            ),
+            lambda: verbs.Registration(pd, data, AccessFlags(0)),
+            lambda: verbs.MemoryWindow(pd),
             lambda: window.open_pointer,
             lambda: made.cq.open_pointer,
         ],
