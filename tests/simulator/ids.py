@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import loops
 
 from aiordma.cm import AsyncCmId
+from aiordma.cm.base_id import BaseCmId
 from aiordma.enums import PortSpace
 from aiordma.rdmacm import ConnectionParameters, SocketAddress, parse_address
 from aiordma.verbs import QueuePairCaps, QueuePairInit
@@ -33,17 +34,17 @@ async def resolved(
     return cm_id
 
 
-async def connect(cm_id: AsyncCmId, private_data: bytes = b"") -> None:
+async def connect(cm_id: BaseCmId, private_data: bytes = b"") -> None:
     """Make a queue pair and connect."""
     await cm_id.connect(ConnectionParameters(private_data), lambda: make_qp(cm_id))
 
 
-async def accept(cm_id: AsyncCmId, private_data: bytes = b"") -> None:
+async def accept(cm_id: BaseCmId, private_data: bytes = b"") -> None:
     """Make a queue pair and accept."""
     await cm_id.accept(ConnectionParameters(private_data), lambda: make_qp(cm_id))
 
 
-def make_qp(cm_id: AsyncCmId) -> None:
+def make_qp(cm_id: BaseCmId) -> None:
     """Make a small queue pair, with completion queues of its own. Called in a worker thread."""
     cm_id.make_qp(SMALL)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -168,11 +170,8 @@ async def test_yielding_to_the_loop_begins_a_new_budget(rig: Rig) -> None:
 async def test_tasks_that_yield_together_share_a_budget(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def monotonic_ns() -> int:
-        rig.now += 1
-        return rig.now
-
-    monkeypatch.setattr(time_budget, "time", SimpleNamespace(monotonic_ns=monotonic_ns))
+    clock = SimpleNamespace(monotonic_ns=partial(next, itertools.count(1001)))
+    monkeypatch.setattr(time_budget, "time", clock)
     await asyncio.gather(*(rig.budget.yield_to_loop() for _ in range(5)))
     assert rig.state.budget_start == 1006  # five calls before the first task went on
 

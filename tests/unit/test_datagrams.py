@@ -242,7 +242,7 @@ async def test_the_end_of_an_endpoint_ends_every_wait(
             await here.recv_from()
 
 
-async def test_a_refused_or_failed_send_ends_the_endpoint(simulation: Simulation) -> None:
+async def test_a_refused_or_failed_request_ends_the_endpoint(simulation: Simulation) -> None:
     async with pair(DatagramOptions(max_inline=0)) as (here, _, peer):
         queue_pair(simulation, here).pointer.sends.refusal = errno.EINVAL
         for _ in range(2):
@@ -253,9 +253,6 @@ async def test_a_refused_or_failed_send_ends_the_endpoint(simulation: Simulation
         simulation.network.fail_queue_pair(queue_pair(simulation, here))
         with pytest.raises(aiordma.WorkRequestError, match="SEND"):
             await here.recv_from()
-
-
-async def test_a_refused_receive_ends_the_endpoint(simulation: Simulation) -> None:
     async with pair() as (here, there, peer):
         await here.send_to(peer, b"last")
         await loops.sleep(1)

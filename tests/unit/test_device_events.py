@@ -223,59 +223,50 @@ async def test_a_removed_device_cannot_be_used_and_an_added_one_can(
             assert accepted.local_address == ("10.0.0.3", PORT)
 
 
-class Machine:
-    """The devices of a simulation, and a DeviceContexts that makes its calls at once."""
+def contexts() -> tuple[DeviceContexts, list[str]]:
+    """Return a DeviceContexts that makes its calls at once, and the names of removed devices."""
+    table, removed = DeviceContexts(ContextReferences()), list[str]()
+    table.on_removed = lambda device: removed.append(device.name)
+    table._thread.submit = lambda job: job()  # type: ignore[method-assign]
+    return table, removed
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.near, self.far = simulation.near, simulation.far
-        self.removed: list[str] = []
-        self.references = ContextReferences()
-        self.table = DeviceContexts(self.references)
-        self.table.on_removed = lambda device: self.removed.append(device.name)
-        self.table._thread.submit = lambda job: job()  # type: ignore[method-assign]
 
-    def remove(self, *devices: SimulatedDevice) -> None:
-        for device in devices:
-            device.removed = True
-        self.table.check_soon()
-
-    @property
-    def listed(self) -> list[int]:
-        """The number of devices in each list."""
-        return [len(one.contexts) for one in self.table._lists]
+def listed(table: DeviceContexts) -> list[int]:
+    """Return the number of devices in each list."""
+    return [len(one.contexts) for one in table._lists]
 
 
 async def test_a_removed_device_closes_with_its_last_reference(simulation: Simulation) -> None:
-    machine = Machine(simulation)
-    table = machine.table
+    table, removed = contexts()
     first, second = table.open(), table.open()
     assert {device.name for device in first} == {"sim0", "sim1"}
     near = next(device for device in first if device.name == "sim0")
     assert table.device_of(near.context) is table.device_of(near.context)
     assert not table.is_removed(near)
     table.release(first)
-    assert machine.references.has(near.context)
-    machine.remove(machine.near)
-    table.check_soon()
-    assert (machine.removed, machine.listed) == (["sim0"], [2, 1])
+    assert table._references.has(near.context)
+    simulation.near.removed = True
+    for _ in range(2):
+        table.check_soon()
+    assert (removed, listed(table)) == (["sim0"], [2, 1])
     assert table.is_removed(near)
     with pytest.raises(DeviceRemoved, match="sim0"):
         table.acquire(near)
     table.release(second)
-    assert machine.listed == [1]
+    assert listed(table) == [1]
     assert not table.is_removed(near)  # another context can have its address now
     with pytest.raises(DeviceRemoved, match="sim0"):
         table.acquire(near)
-    machine.table._lists[0].free()
+    table._lists[0].free()
 
 
 async def test_the_last_device_is_detached(simulation: Simulation) -> None:
-    machine = Machine(simulation)
-    table = machine.table
+    table, removed = contexts()
     devices = table.open()
     paths = [f"/proc/self/fd/{device.context.cmd_fd}" for device in devices]
-    machine.remove(machine.near, machine.far)
-    assert sorted(machine.removed) == ["sim0", "sim1"]
+    simulation.near.removed = simulation.far.removed = True
+    table.check_soon()
+    assert sorted(removed) == ["sim0", "sim1"]
     assert os.devnull not in map(os.readlink, paths)
     table.release(devices)
     assert list(map(os.readlink, paths)) == [os.devnull] * 2
@@ -283,7 +274,7 @@ async def test_the_last_device_is_detached(simulation: Simulation) -> None:
         table.open()
     simulation.cm.devices.append(SimulatedDevice("sim2", "10.0.0.3"))
     table.check_soon()
-    assert (machine.listed, len(machine.removed)) == ([1], 2)
+    assert (listed(table), len(removed)) == ([1], 2)
     table._lists[0].free()
 
 
@@ -291,16 +282,16 @@ async def test_a_device_that_still_has_its_node_is_not_removed(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Listing the devices also fails with ENODEV if there is no free descriptor."""
-    machine = Machine(simulation)
-    machine.table.release(machine.table.open())
+    table, removed = contexts()
+    table.release(table.open())
     monkeypatch.setattr("aiordma.rdmacm.contexts.has_node", lambda context: True)
     for code in (errno.ENODEV, errno.EACCES):
         assert "could not list the RDMA devices" not in caplog.text
         simulation.world.calls.fail("rdma_get_devices", code)
-        machine.table.check_soon()
-    assert machine.removed == []
+        table.check_soon()
+    assert removed == []
     assert "could not list the RDMA devices" in caplog.text
-    machine.table._lists[0].free()
+    table._lists[0].free()
 
 
 def test_a_detached_context_has_dev_null_in_place_of_its_descriptors() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import loops
 import pytest
 from simulator import Simulation
-from simulator.ids import SMALL, connect, listening, requested, resolved, target
+from simulator.ids import SMALL, accept, connect, listening, requested, resolved, target
 
 from aiordma import AddrInfo, BusyError, DeviceRemoved, LocalClosed, Rejected, VerbsError
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
@@ -29,17 +29,12 @@ async def sync_listener(simulation: Simulation) -> AsyncIterator[SyncCmId]:
         yield listener
 
 
-def make_qp(cm_id: SyncCmId) -> None:
-    cm_id.make_qp(SMALL)
-
-
 async def connecting(simulation: Simulation) -> tuple[SyncCmId, loops.Task[None]]:
     """Return an id that connects to the far device, and its task."""
     cm_id = await SyncCmId.create()
     await cm_id.resolve_addr(target(simulation))
     await cm_id.resolve_route()
-    parameters = ConnectionParameters(b"hello")
-    return cm_id, loops.create_task(cm_id.connect(parameters, lambda: make_qp(cm_id)))
+    return cm_id, loops.create_task(connect(cm_id))
 
 
 async def check_rejected(peer: SyncCmId, task: loops.Task[None]) -> None:
@@ -52,7 +47,7 @@ async def test_a_removed_device_ends_every_wait(simulation: Simulation) -> None:
     async with sync_listener(simulation) as listener:
         active, task = await connecting(simulation)
         async with active, await listener.get_request() as passive:
-            await passive.accept(ConnectionParameters(), lambda: make_qp(passive))
+            await accept(passive)
             await task
             calls: list[Callable[[], Coroutine[Any, Any, object]]]
             calls = [active.get_send_comp, passive.get_recv_comp, listener.get_request]
