@@ -167,18 +167,14 @@ async def test_yielding_to_the_loop_begins_a_new_budget(rig: Rig) -> None:
     assert not budget.is_exhausted(7 * BUDGET)
 
 
-async def test_tasks_that_yield_together_share_a_budget(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_yielding_tasks_share_a_budget(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic_ns=partial(next, itertools.count(1001)))
     monkeypatch.setattr(time_budget, "time", clock)
     await asyncio.gather(*(rig.budget.yield_to_loop() for _ in range(5)))
     assert rig.state.budget_start == 1006  # five calls before the first task went on
 
 
-async def test_long_iterations_have_a_long_budget(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_iterations_have_long_budgets(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     factor = time_budget.BUDGET_FACTOR
     assert factor * 50_000 < BUDGET < factor * 100_000 < LONGEST
     assert time_budget.BUSY_ITERATION_FACTOR * 50_000 == 200_000

@@ -69,7 +69,7 @@ def awaits_in_tests() -> Iterator[str]:
 def names_of(decorator: ast.expr) -> Iterator[str]:
     if not isinstance(decorator, ast.Call):
         return
-    names = [str(each.value) for each in decorator.args if isinstance(each, ast.Constant)]
+    names = [str(entry.value) for entry in decorator.args if isinstance(entry, ast.Constant)]
     if isinstance(decorator.func, ast.Attribute) and decorator.func.attr == "awaits":
         yield from names
     elif isinstance(decorator.func, ast.Name) and decorator.func.id == "both":

@@ -78,9 +78,7 @@ def test_an_address_that_no_device_has_adds_a_hint_to_the_message() -> None:
         (VerbsError, [errno.EINVAL, errno.ENOMEM, 0]),
     ],
 )
-def test_an_errno_of_a_tcp_connect_becomes_an_exception(
-    kind: type[RdmaError], codes: list[int]
-) -> None:
+def test_an_errno_of_iwarp_becomes_an_exception(kind: type[RdmaError], codes: list[int]) -> None:
     for code in codes:
         failed = VerbsError(code, "rdma_connect")
         error = error_for_iwarp_connect(failed, PEER)

@@ -55,9 +55,6 @@ PROTOTYPE = re.compile(r"^(?:static inline )?(\w[\w\s*]*?)(\w+)\(([^;{}]*)\);", 
 STRUCT = re.compile(r"^struct \w+(?= \{)", re.MULTILINE)
 
 
-# --- the headers ---
-
-
 @functools.cache
 def preprocessed(*options: str) -> str:
     """Return the preprocessed text of the two headers, without the headers that they include."""
@@ -181,9 +178,6 @@ def test_newer_functions_are_looked_up_and_not_linked() -> None:
         "rdma_write_cm_event": ["struct rdma_cm_id *", "int", "int", "uint64_t"],
     }
     assert [getattr(lib, bound) for bound in NEWER_CONSTANTS.values()] == [16, 17, 18, 19, 16, 32]
-
-
-# --- the table of docs/rdmacm.md ---
 
 
 @functools.cache

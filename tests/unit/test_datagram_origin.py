@@ -40,9 +40,7 @@ STALE = between("fd07::2", "fd07::1")[:20]
         (LOOKS_LIKE_IPV4, "fd07::1", {"traffic_class": 0}),
     ],
 )
-def test_an_origin_is_read_from_the_header(
-    source: str, destination: str, more: dict[str, Any]
-) -> None:
+def test_origins_are_read_from_headers(source: str, destination: str, more: dict[str, Any]) -> None:
     origin = Origin.read(ROCE, between(source, destination, ident=1, **more))
     assert (origin.host, origin.traffic_class) == (source, more["traffic_class"])
     assert (origin.source, origin.destination) == (gid_of(source), gid_of(destination))

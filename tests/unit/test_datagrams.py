@@ -15,7 +15,7 @@ from simulator.verbs import QueuePair
 from simulator.world import ffi, lib
 
 import aiordma
-from aiordma import BusyError, ConnectError, DatagramOptions, DatagramPeer, DeviceRemoved
+from aiordma import ConnectError, DatagramOptions, DatagramPeer, DeviceRemoved, open_datagram
 from aiordma.datagrams import address_handles, datagram_receive_ring
 from aiordma.datagrams.datagram_endpoint import DatagramEndpoint
 from aiordma.datagrams.options import _RANGES
@@ -35,8 +35,8 @@ async def pair(
 ) -> AsyncIterator[tuple[DatagramEndpoint, DatagramEndpoint, DatagramPeer]]:
     """Open an endpoint on each device, the near one with options, and resolve the far one."""
     async with (
-        aiordma.open_datagram((NEAR, 0), options=options) as here,
-        aiordma.open_datagram((FAR, PORT)) as there,
+        open_datagram((NEAR, 0), options=options) as here,
+        open_datagram((FAR, PORT)) as there,
     ):
         serving = loops.create_task(there.serve(b"welcome"))
         await loops.sleep(0.001)
@@ -65,10 +65,7 @@ async def test_a_peer_that_gave_up_is_skipped(
     simulation: Simulation, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "aiordma")
-    async with (
-        aiordma.open_datagram((NEAR, 0)) as here,
-        aiordma.open_datagram((FAR, PORT)) as there,
-    ):
+    async with open_datagram((NEAR, 0)) as here, open_datagram((FAR, PORT)) as there:
         there.listen()
         task = loops.create_task(here.resolve(FAR, PORT))
         request = await there.get_request()
@@ -82,7 +79,7 @@ async def test_a_peer_that_gave_up_is_skipped(
         serving = loops.create_task(there.serve())
         with pytest.raises(Rejected):
             await here.resolve(FAR, PORT)
-        with pytest.raises(BusyError):
+        with pytest.raises(aiordma.BusyError):
             await there.get_request()
         assert (await here.resolve(FAR, PORT)).qp_num == there.qp_num
         there.abort()
@@ -92,7 +89,7 @@ async def test_a_peer_that_gave_up_is_skipped(
 
 async def test_a_peer_that_cannot_be_resolved_raises(simulation: Simulation) -> None:
     options = DatagramOptions(resolve_timeout=0.5, tos=4)
-    async with aiordma.open_datagram((NEAR, 0), options=options) as here:
+    async with open_datagram((NEAR, 0), options=options) as here:
         simulation.cm.unreachable.add(FAR)
         with pytest.raises(Unreachable):
             await here.resolve(FAR, PORT)
@@ -107,9 +104,9 @@ async def test_a_peer_that_cannot_be_resolved_raises(simulation: Simulation) -> 
 async def test_an_endpoint_is_at_the_first_address_of_a_device(simulation: Simulation) -> None:
     simulation.names["here"] = ["127.0.0.1", ABSENT]
     with pytest.raises(VerbsError):
-        await aiordma.open_datagram(("here", 0))
+        await open_datagram(("here", 0))
     simulation.names["here"].append(NEAR)
-    async with aiordma.open_datagram(("here", 0)) as endpoint:
+    async with open_datagram(("here", 0)) as endpoint:
         assert endpoint.local_address[0] == NEAR
 
 
@@ -123,7 +120,7 @@ async def test_the_senders_are_cached_up_to_a_limit(
         first = await there.recv_from()
         assert (await there.recv_from()).peer is first.peer
         for _ in range(3):
-            async with aiordma.open_datagram((NEAR, 0)) as other:
+            async with open_datagram((NEAR, 0)) as other:
                 await other.send_to(peer, b"")
                 assert (await there.recv_from()).peer.qp_num == other.qp_num
                 assert len(there._queue_pair.receive_ring._senders) <= 2
@@ -137,9 +134,8 @@ async def test_a_handle_is_created_once_for_tasks_that_need_it(simulation: Simul
         assert counts["ibv_create_ah"] == 1
         simulation.world.calls.fail("ibv_create_ah", errno.ETIMEDOUT)
         group = await here.join(GROUP)
-        outcomes = await loops.gather(
-            *(here.send_to(group, b"") for _ in range(2)), return_exceptions=True
-        )
+        sends = (here.send_to(group, b"") for _ in range(2))
+        outcomes = await loops.gather(*sends, return_exceptions=True)
         assert {type(one) for one in outcomes} == {VerbsError, type(None)}
     assert counts["ibv_destroy_ah"] == 2
 
@@ -181,7 +177,7 @@ async def test_the_least_recently_used_handle_is_evicted_after_its_sends(
 
 
 async def test_a_group_whose_membership_ended_cannot_be_sent_to(simulation: Simulation) -> None:
-    async with aiordma.open_datagram((NEAR, 0)) as here:
+    async with open_datagram((NEAR, 0)) as here:
         simulation.world.calls.fail("ibv_attach_mcast", errno.ENOMEM)
         with pytest.raises(VerbsError, match="ibv_attach_mcast"):
             await here.join(GROUP)

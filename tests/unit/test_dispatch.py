@@ -53,13 +53,10 @@ async def test_a_failed_channel_ends_all_waits(
 ) -> None:
     closed, calls = await AsyncCmId.create(), simulation.world.calls
     await closed.aclose()
-    listeners = [await AsyncCmId.create() for _ in range(2)]
-    for one in listeners:
+    cms = [await AsyncCmId.create() for _ in range(2)]
+    for one in cms:
         one.listen()
-    async with (
-        Listener(listeners, ConnectionOptions()) as listener,
-        await AsyncCmId.create() as broken,
-    ):
+    async with Listener(cms, ConnectionOptions()) as listener, await AsyncCmId.create() as broken:
         broken.on_change = lambda: 1 // 0  # type: ignore[assignment]
         ids = [await AsyncCmId.create() for _ in range(2)]
         simulation.cm.hold(E.ADDR_RESOLVED)
@@ -233,9 +230,7 @@ async def test_a_queue_or_channel_that_fails_fails_the_device_once(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_draining_ends_with_the_queue_or_the_reading(
-    simulation: Simulation, fails: bool
-) -> None:
+async def test_draining_ends_with_its_queue_or_reading(simulation: Simulation, fails: bool) -> None:
     async with rig_of(simulation) as rig:
         numbers, ends = rig.handlers[0].numbers, list[None]()
 

@@ -120,9 +120,7 @@ async def test_an_aborted_endpoint_does_not_resume_sends(
 
 @pytest.mark.transport("IWARP")
 @pytest.mark.parametrize("connect", [helpers.connected, streaming])
-async def test_a_probe_that_is_refused_ends_the_connection(
-    simulation: Simulation, connect: Any
-) -> None:
+async def test_a_refused_probe_ends_the_connection(simulation: Simulation, connect: Any) -> None:
     simulation.far.vendor_id = SIW_VENDOR_ID
     async with connect(simulation.far) as pair:
         for qp in simulation.queue_pairs():
@@ -159,7 +157,7 @@ async def test_a_timer_that_cannot_be_set_is_ignored(
 
 
 @pytest.mark.transport("IB")
-async def test_a_disconnect_instead_of_the_confirmation_ends_the_connection(
+async def test_a_disconnect_without_confirmation_ends_the_connection(
     simulation: Simulation,
 ) -> None:
     simulation.cm.hold(CmEventType.ESTABLISHED)

@@ -48,9 +48,6 @@ def on_each(test: str, outcome: str) -> dict[str, str]:
     return {f"{test}[{kind}]": outcome for kind in loops.KINDS}
 
 
-# --- the loop of a test ---
-
-
 def test_a_test_runs_and_fails_on_every_loop_that_it_names(pytester: pytest.Pytester) -> None:
     outcomes, output = run_tests(
         pytester,
@@ -99,9 +96,6 @@ async def test_its_task():
     }, output
     assert output.count("E       Failed: in a task") == 3
     assert "ExceptionGroup" not in output
-
-
-# --- detecting a blocked loop thread ---
 
 
 @pytest.fixture
@@ -187,9 +181,6 @@ def test_a_long_wait_of_the_loop_itself_is_no_blocking(kind: str) -> None:
     loops.run(kind, wait)
     detector.stop()
     assert detector.report() is None
-
-
-# --- asyncio's functions on every loop ---
 
 
 async def fail_soon() -> None:

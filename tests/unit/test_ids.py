@@ -46,9 +46,7 @@ async def test_an_event_can_precede_its_calls_return(simulation: Simulation, cal
 
 
 @pytest.mark.parametrize("moment", ["before the event", "with the event"])
-async def test_an_event_is_not_lost_with_a_cancelled_waiter(
-    simulation: Simulation, moment: str
-) -> None:
+async def test_a_cancelled_waiter_loses_no_event(simulation: Simulation, moment: str) -> None:
     async with waiting(simulation, "address") as (cm_id, task):
         if moment == "with the event":
             cm_id.on_change = lambda: (task.cancel(), None)[1]
@@ -204,9 +202,7 @@ async def test_a_request_that_cannot_be_accepted_is_rejected(
 
 
 @pytest.mark.parametrize("gave_up", [False, True])
-async def test_a_request_that_cannot_be_rejected_is_refused(
-    simulation: Simulation, gave_up: bool
-) -> None:
+async def test_a_failed_reject_refuses_the_request(simulation: Simulation, gave_up: bool) -> None:
     async with requested(simulation) as request:
         if gave_up:
             await request.active.aclose()
@@ -242,9 +238,7 @@ QUERIES = {"address": E.ADDR_RESOLVED, "route": E.ROUTE_RESOLVED, "group": E.MUL
 
 
 @asynccontextmanager
-async def waiting(
-    simulation: Simulation, step: str
-) -> AsyncIterator[tuple[AsyncCmId, loops.Task[Any]]]:
+async def waiting(simulation: Simulation, step: str) -> AsyncIterator[tuple[AsyncCmId, Any]]:
     """Start a task that waits in a step of an id for an event. The event does not come."""
     if step in QUERIES:
         simulation.cm.hold(QUERIES[step])
@@ -337,9 +331,7 @@ async def test_pre_destroy_hooks_run_before_the_destruction(simulation: Simulati
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_destruction_waits_for_the_call_under_way(
-    simulation: Simulation, is_cancelled: bool
-) -> None:
+async def test_destruction_waits_for_a_call(simulation: Simulation, is_cancelled: bool) -> None:
     async with listening(simulation):
         cm_id, calls = await resolved(simulation), simulation.world.calls
         calls.delay("rdma_connect", before=1)
@@ -442,9 +434,7 @@ async def test_a_disconnect_that_fails_leaves_it_to_the_peer(simulation: Simulat
     assert active.local_address == passive.peer_address
 
 
-async def test_a_completion_that_comes_before_the_queue_is_armed_is_found(
-    simulation: Simulation,
-) -> None:
+async def test_a_completion_before_the_queue_is_armed_is_found(simulation: Simulation) -> None:
     async with connected(simulation) as (active, passive):
         sent, received = await active.reg_read(bytes(16)), await passive.reg_msgs(bytearray(16))
         passive.cm_id.post_recv(7, received, 0, 16)
@@ -456,9 +446,7 @@ async def test_a_completion_that_comes_before_the_queue_is_armed_is_found(
 
 
 @pytest.mark.transport("IB")
-async def test_a_device_that_is_removed_while_a_datagram_request_is_accepted(
-    simulation: Simulation,
-) -> None:
+async def test_a_removal_while_a_datagram_request_is_accepted(simulation: Simulation) -> None:
     simulation.world.calls.delay("rdma_accept", after=1)
     async with (
         listening(simulation, PortSpace.UDP) as listener,

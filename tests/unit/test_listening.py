@@ -171,9 +171,7 @@ async def test_another_exception_leaves_no_id_behind(
         await aiordma.listen(None, PORT)
 
 
-async def test_a_listener_is_opened_once_and_closed_at_the_end_of_its_block(
-    simulation: Simulation,
-) -> None:
+async def test_a_listener_is_opened_once_and_closed_with_its_block(simulation: Simulation) -> None:
     """The function that opens it returns an object that is awaited, or entered."""
     once = aiordma.listen(FAR, PORT)
     async with await once:

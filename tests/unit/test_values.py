@@ -64,9 +64,7 @@ def test_the_default_qp_type_depends_on_the_port_space() -> None:
         assert read_addrinfo(PackedAddrInfo(AddrInfo(port_space=space)).pointer).qp_type is kind
 
 
-async def test_a_lookup_without_a_node_needs_an_address_in_the_hints(
-    simulation: Simulation,
-) -> None:
+async def test_a_lookup_without_node_needs_an_address_in_the_hints(simulation: Simulation) -> None:
     for hints in (None, AddrInfo(), AddrInfo(flags=AddrInfoFlags.PASSIVE)):
         with pytest.raises(ValueError, match="a node or a service is needed"):
             getaddrinfo(None, None, hints)

@@ -42,9 +42,8 @@ async def objects(simulation: Simulation) -> AsyncIterator[Objects]:
 
 def complete(made: Objects, *numbers: int) -> None:
     for number in numbers:
-        lib.sim_complete(
-            made.raw, ffi.new("struct ibv_wc *", {"wr_id": number}), ffi.NULL, 0, False
-        )
+        wc = ffi.new("struct ibv_wc *", {"wr_id": number})
+        lib.sim_complete(made.raw, wc, ffi.NULL, 0, False)
 
 
 async def test_completions_raise_one_event_of_an_armed_queue(simulation: Simulation) -> None:
