@@ -10,16 +10,11 @@ import pytest
 
 from aiordma._native import fast_path
 from aiordma.dispatch import adaptive_polling
-from aiordma.dispatch.adaptive_polling import (
-    MAX_MISSES,
-    MAX_WAKEUP_NS,
-    PARKING_FACTOR,
-    SHORT_WAIT_FACTOR,
-    AdaptivePolling,
-)
+from aiordma.dispatch.adaptive_polling import MAX_MISSES, MAX_WAKEUP_NS, AdaptivePolling
 
 WAKEUP = 10_000
-LONGEST = SHORT_WAIT_FACTOR * PARKING_FACTOR * WAKEUP
+FACTOR = adaptive_polling.SHORT_WAIT_FACTOR * adaptive_polling.PARKING_FACTOR
+LONGEST = FACTOR * WAKEUP
 """The limit of a short wait, in nanoseconds, if the measured part of a wake-up takes WAKEUP."""
 
 
@@ -72,7 +67,7 @@ def test_the_measured_wakeup_is_limited(rig: Rig) -> None:
     queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 64))
     AdaptivePolling(queue).parked(0, 1000)  # it is not open
     assert queue.poll_budget == 0
-    longest = SHORT_WAIT_FACTOR * PARKING_FACTOR * MAX_WAKEUP_NS
+    longest = FACTOR * MAX_WAKEUP_NS
     assert rig.wait(longest, 1_000_000_000) == 0
     assert rig.wait(longest - 1, 1_000_000_000) == longest
 
@@ -91,7 +86,7 @@ def test_the_wakeup_is_measured_from_the_event_on(rig: Rig) -> None:
 def test_wakeups_are_averaged(rig: Rig) -> None:
     rig.wait(1000)
     # The new one has a weight of a quarter.
-    longest = SHORT_WAIT_FACTOR * PARKING_FACTOR * ((3 * WAKEUP + 5 * WAKEUP) // 4)
+    longest = FACTOR * ((3 * WAKEUP + 5 * WAKEUP) // 4)
     assert rig.wait(longest - 1, 5 * WAKEUP) == longest
 
 

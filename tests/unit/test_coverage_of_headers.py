@@ -103,7 +103,6 @@ def types_of(function: Any) -> list[str]:
 
 
 def enumerators() -> dict[str, int]:
-    """Return each enumerator and its value."""
     library = parsed().dlopen(None)
     return {name: getattr(library, name) for name in dir(library)}
 
@@ -119,7 +118,6 @@ def macros() -> dict[str, str]:
 
 
 def structs() -> dict[str, list[tuple[str, str]]]:
-    """Return the fields of each struct, with their types."""
     return {name: list(fields(parsed().typeof(name))) for name in STRUCT.findall(declarations())}
 
 
@@ -170,12 +168,11 @@ def test_every_field_of_every_struct_is_bound_as_it_is_declared(name: str) -> No
 
 def test_newer_functions_are_looked_up_and_not_linked() -> None:
     assert [name for name in {*UNBOUND, *NEWER_FUNCTIONS} if hasattr(lib, name)] == []
+    cm_id = "struct rdma_cm_id *"
     assert {name: bound(name)[1:] for name in NEWER_FUNCTIONS} == {
-        "rdma_resolve_addrinfo": [
-            *("struct rdma_cm_id *", "char *", "char *", "struct rdma_addrinfo *")
-        ],
-        "rdma_query_addrinfo": ["struct rdma_cm_id *", "struct rdma_addrinfo * *"],
-        "rdma_write_cm_event": ["struct rdma_cm_id *", "int", "int", "uint64_t"],
+        "rdma_resolve_addrinfo": [cm_id, "char *", "char *", "struct rdma_addrinfo *"],
+        "rdma_query_addrinfo": [cm_id, "struct rdma_addrinfo * *"],
+        "rdma_write_cm_event": [cm_id, "int", "int", "uint64_t"],
     }
     assert [getattr(lib, bound) for bound in NEWER_CONSTANTS.values()] == [16, 17, 18, 19, 16, 32]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -86,24 +86,6 @@ async def test_a_failed_channel_ends_all_waits(
     assert closed.state is S.CLOSED
 
 
-class Handler:
-    """A CompletionHandler that records its completions and the errno of its failures."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.failures: list[int | None] = []
-        self.on_complete: Callable[[], object] = lambda: None
-        self.on_failure: Callable[[], object] = lambda: None
-
-    def complete(self, number: int, wc: object) -> None:
-        self.numbers.append(number)
-        self.on_complete()
-
-    def device_failed(self, error: VerbsError) -> None:
-        self.failures.append(error.errno)
-        self.on_failure()
-
-
 class Rig:
     """A LoopDevice with two completion queues and two handlers."""
 
@@ -112,7 +94,7 @@ class Rig:
         self.queues = [device.reserve(1 << 16) for _ in range(2)]
         self.raw = [simulation.world.objects[queue.cq.address].pointer for queue in self.queues]
         self.channel = simulation.world.objects[device._channel.address]  # type: ignore[union-attr]
-        self.handlers = [Handler(), Handler()]
+        self.handlers = [Mock(), Mock()]
         self.keys = [device.attach(handler) for handler in self.handlers]
         device.start_reading()
 
@@ -124,8 +106,16 @@ class Rig:
             assert not lib.sim_complete(self.raw[queue], wc, ffi.NULL, 0, False)
 
     @property
+    def numbers(self) -> list[list[int]]:
+        """The completions of each handler."""
+        return [[call.args[0] for call in one.complete.mock_calls] for one in self.handlers]
+
+    @property
     def failures(self) -> list[list[int | None]]:
-        return [one.failures for one in self.handlers]
+        """The errno of each failure of the device, for each handler."""
+        return [
+            [call.args[0].errno for call in one.device_failed.mock_calls] for one in self.handlers
+        ]
 
 
 @asynccontextmanager
@@ -135,7 +125,7 @@ async def rig_of(simulation: Simulation) -> AsyncIterator[Rig]:
         rig = Rig(simulation, device)
         yield rig
         for handler, key in zip(rig.handlers, rig.keys, strict=True):
-            handler.on_complete = lambda: None
+            handler.complete.side_effect = None
             device.detach(key)
         device.release()
         await loops.sleep(1)
@@ -147,18 +137,18 @@ async def test_completions_are_dispatched_to_their_handlers(simulation: Simulati
         rig.complete(0, 1, 7)
         rig.complete(1, 0, 5)
         await loops.sleep(1)
-        assert [handler.numbers for handler in rig.handlers] == [[0, 1, 2**32 - 1, 5], [7]]
+        assert rig.numbers == [[0, 1, 2**32 - 1, 5], [7]]
         rig.loop_device.detach(rig.keys[0])
         rig.complete(0, 0, 1)
         rig.complete(0, 1, 2)
         await loops.sleep(1)
-        assert rig.handlers[1].numbers == [7, 2]
+        assert rig.numbers[1] == [7, 2]
         rig.loop_device.poll_for(rig.queues[0], 1000)
         rig.complete(1, 1, 3)
         rig.loop_device.poll_for(rig.queues[1], 1000)
         for _ in range(3):  # more often than there are events
             rig.loop_device._on_readable()
-        assert rig.handlers[1].numbers == [7, 2, 3]
+        assert rig.numbers[1] == [7, 2, 3]
         with pytest.raises(ValueError, match="sim0 allows a send_depth and recv_depth of 65536"):
             rig.loop_device.reserve((1 << 16) + 1)
 
@@ -170,21 +160,21 @@ MANY = 6 * FIRST + 5
 async def test_many_completions_do_not_block_the_loop(simulation: Simulation) -> None:
     """The entries of a queue pair are free after all of them, and drain() calls `then`."""
     async with rig_of(simulation) as rig:
-        queue, numbers, seen = rig.queues[0], rig.handlers[0].numbers, list[int]()
+        queue, complete, seen = rig.queues[0], rig.handlers[0].complete, list[int]()
         free = queue.free
-        rig.loop_device.drain(queue, lambda: seen.append(len(numbers)))
+        rig.loop_device.drain(queue, lambda: seen.append(complete.call_count))
         assert seen == [0]
         rig.complete(0, 0, *range(MANY))
-        rig.loop_device.drain(queue, lambda: seen.append(len(numbers)))
+        rig.loop_device.drain(queue, lambda: seen.append(complete.call_count))
         rig.loop_device.unreserve(queue, 28)
         assert (seen, queue.free) == ([0], free)
         counts = set[int]()
-        while len(numbers) < MANY:
-            counts.add(len(numbers))
+        while complete.call_count < MANY:
+            counts.add(complete.call_count)
             await loops.sleep(0)
         assert len(counts) >= 2
         await loops.sleep(1)
-        assert (numbers, seen, queue.free) == ([*range(MANY)], [0, MANY], free + 28)
+        assert (rig.numbers[0], seen, queue.free) == ([*range(MANY)], [0, MANY], free + 28)
 
 
 @pytest.mark.parametrize("how", ["poll", "arm", "read", "poll_for"])
@@ -195,11 +185,11 @@ async def test_a_queue_or_channel_that_fails_fails_the_device_once(
     async with rig_of(simulation) as rig:
         first = rig.queues[0]
 
-        def detach_and_raise() -> None:
+        def detach_and_raise(error: VerbsError) -> None:
             rig.loop_device.detach(rig.keys[1])
             raise ZeroDivisionError
 
-        rig.handlers[0].on_failure = detach_and_raise
+        rig.handlers[0].device_failed.side_effect = detach_and_raise
         if how == "arm":
             rig.raw[0].arm_failure = errno.EIO
         elif how == "read":
@@ -232,19 +222,19 @@ async def test_a_queue_or_channel_that_fails_fails_the_device_once(
 @pytest.mark.parametrize("fails", [False, True])
 async def test_draining_ends_with_its_queue_or_reading(simulation: Simulation, fails: bool) -> None:
     async with rig_of(simulation) as rig:
-        numbers, ends = rig.handlers[0].numbers, list[None]()
+        complete, then = rig.handlers[0].complete, Mock()
 
-        def on_complete() -> None:
-            if len(numbers) == FIRST and fails:
+        def fail_after_the_first(number: int, wc: object) -> None:
+            if complete.call_count == FIRST and fails:
                 rig.raw[0].poll_failure = -errno.EIO
 
-        rig.handlers[0].on_complete = on_complete
+        complete.side_effect = fail_after_the_first
         rig.complete(0, 0, *range(2 * FIRST))
-        rig.loop_device.drain(rig.queues[0], lambda: ends.append(None))
+        rig.loop_device.drain(rig.queues[0], then)
         if not fails:
             rig.loop_device._stop_reading()
         await loops.sleep(1)
-        assert (len(numbers), len(ends)) == (FIRST, 1)
+        assert (complete.call_count, then.call_count) == (FIRST, 1)
         assert rig.failures == [[errno.EIO] * fails] * 2
 
 
@@ -275,7 +265,7 @@ async def test_a_woken_task_runs_before_the_queue_is_armed(simulation: Simulatio
 
         waiting = loops.create_task(wait())
         await loops.sleep(1e-6)
-        rig.handlers[0].on_complete = lambda: future.set_result(None)
+        rig.handlers[0].complete.side_effect = lambda *_: future.set_result(None)
         rig.complete(0, 0, 3)
         await waiting
         if not loops.on_trio():  # trio has no inline wake-ups
@@ -292,11 +282,11 @@ async def test_a_queue_is_not_armed_while_a_task_polls(
         queue.pollers = 2
         rig.complete(0, 0, 1)
         await loops.sleep(1)
-        assert (rig.handlers[0].numbers, queue.is_armed, raw.arms) == ([1], False, 1)
+        assert (rig.numbers[0], queue.is_armed, raw.arms) == ([1], False, 1)
         rig.loop_device.stop_polling(queue)
         rig.complete(0, 0, 2)
         await loops.sleep(1)
-        assert (raw.arms, rig.handlers[0].numbers) == (1, [1])
+        assert (raw.arms, rig.numbers[0]) == (1, [1])
         with monkeypatch.context() as patch:
             if not loops.on_trio():  # call_soon_threadsafe() would write to a socket and read it
                 patch.setattr(running_loop(), "call_soon_threadsafe", pytest.fail)
@@ -308,12 +298,12 @@ async def test_a_queue_is_not_armed_while_a_task_polls(
             assert raw.arms == 1
             rig.loop_device.stop_polling(queue)
             await loops.sleep(1)
-        assert (raw.arms, rig.handlers[0].numbers) == (2, [1, 2])
+        assert (raw.arms, rig.numbers[0]) == (2, [1, 2])
         queue.pollers = 1
         rig.loop_device.stop_polling(queue)  # it is armed already
         await loops.sleep(1)
         assert raw.arms == 2
-        rig.handlers[0].on_complete = rig.loop_device._stop_reading
+        rig.handlers[0].complete.side_effect = lambda *_: rig.loop_device._stop_reading()
         rig.complete(0, 0, 3)
         await loops.sleep(1)
         queue.pollers, queue.is_armed = 1, False

@@ -70,16 +70,11 @@ async def test_the_wait_for_a_flush_ends_after_a_timeout(simulation: Simulation)
     ("is_siw", "has_received", "probes"), [(True, False, 1), (True, True, 0), (False, False, 0)]
 )
 async def test_only_siw_without_a_received_message_is_probed(
-    simulation: Simulation,
-    monkeypatch: pytest.MonkeyPatch,
-    is_siw: bool,
-    has_received: bool,
-    probes: int,
+    simulation: Simulation, is_siw: bool, has_received: bool, probes: int
 ) -> None:
     simulation.far.vendor_id = SIW_VENDOR_ID * is_siw
     async with helpers.connected(simulation.far) as pair:
-        probe = Mock()
-        monkeypatch.setattr(pair.server._endpoint.data_path, "probe", probe)
+        pair.server._endpoint.data_path.probe = probe = Mock()  # type: ignore[method-assign]
         if has_received:
             await pair.client.send(b"first")
         await loops.sleep(1)
@@ -106,13 +101,11 @@ async def test_the_accepting_side_sends_after_the_first_message_or_a_short_time(
 
 
 @pytest.mark.transport("IWARP")
-async def test_an_aborted_endpoint_does_not_resume_sends(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_aborted_endpoint_does_not_resume_sends(simulation: Simulation) -> None:
     """The first message or its timeout can come while the queue pair is being destroyed."""
     async with helpers.connected(simulation.far) as pair:
         endpoint = pair.server._endpoint
-        monkeypatch.setattr(endpoint.data_path, "resume", pytest.fail)
+        endpoint.data_path.resume = pytest.fail  # type: ignore[method-assign]
         pair.server.abort()
         endpoint.message_arrived()
         endpoint._no_first_message()

@@ -166,12 +166,8 @@ def through_pickle(member: object) -> object:
 def test_members_known_or_not_can_be_copied_and_pickled(
     duplicate: Callable[[enum.IntEnum | enum.IntFlag], enum.IntEnum | enum.IntFlag],
 ) -> None:
-    for member in (
-        enums.CmEventType.REJECTED,
-        enums.CmEventType(1000),
-        enums.AccessFlags(3),
-        enums.WcStatus.SUCCESS,
-    ):
+    kind = enums.CmEventType
+    for member in (kind.REJECTED, kind(1000), enums.AccessFlags(3), enums.WcStatus.SUCCESS):
         duplicated = duplicate(member)
         assert duplicated == member
         assert (type(duplicated), duplicated.name) == (type(member), member.name)

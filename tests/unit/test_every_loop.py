@@ -35,11 +35,8 @@ def run_tests(pytester: pytest.Pytester, code: str) -> tuple[dict[str, str], str
     with mock.patch.object(machine, "simulated", None):
         result = pytester.runpytest_inprocess("-rA", *plugins)
     reports = result.reprec.getreports("pytest_runtest_logreport")  # type: ignore[attr-defined]
-    outcomes = {
-        report.nodeid.partition("::")[2]: report.outcome
-        for report in reports
-        if report.when == "call"
-    }
+    calls = [report for report in reports if report.when == "call"]
+    outcomes = {report.nodeid.partition("::")[2]: report.outcome for report in calls}
     return outcomes, str(result.stdout)
 
 

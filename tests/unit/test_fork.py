@@ -39,30 +39,14 @@ def run(code: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-def test_only_a_child_forked_after_aiordma_was_used_is_a_forked_child() -> None:
+def test_in_a_child_forked_after_aiordma_was_used_no_call_is_made() -> None:
+    """checkpoint() returns at once: asyncio raises there because no loop is running."""
     run("""
 def check_unused():
     assert not is_forked_child()
     asyncio.run(call())
     in_child(is_forked)
 
-def check_used():
-    is_forked()
-    in_child(is_forked)
-    code = "from aiordma.loop import is_forked_child; assert not is_forked_child()"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-in_child(check_unused)
-asyncio.run(call())
-assert not is_forked_child()
-in_child(check_used)
-assert not is_forked_child()
-""")
-
-
-def test_in_a_forked_child_no_call_is_made() -> None:
-    """checkpoint() returns at once: asyncio raises there because no loop is running."""
-    run("""
 def check_checkpoint():
     waiting = checkpoint()
     try:
@@ -80,6 +64,10 @@ async def refused():
         raise AssertionError("it was called")
 
 def check_jobs():
+    is_forked()
+    in_child(is_forked)
+    code = "from aiordma.loop import is_forked_child; assert not is_forked_child()"
+    subprocess.run([sys.executable, "-c", code], check=True)
     for submit in (worker_pool.submit, blocking_pool.submit, SerialJobs().submit):
         submit(lambda: os._exit(1))
     assert threading.active_count() == 1
@@ -90,9 +78,12 @@ async def main():
     in_child(check_checkpoint)
     await checkpoint()
 
+in_child(check_unused)
 asyncio.run(main())
+assert not is_forked_child()
 in_child(check_jobs)
 in_child(lambda: asyncio.run(refused()))
+assert not is_forked_child()
 asyncio.run(call())
 """)
 

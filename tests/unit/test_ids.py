@@ -25,7 +25,7 @@ from aiordma.loop import blocking_pool
 from aiordma.loop.workers import WorkerPool
 from aiordma.rdmacm import CmEvent, ConnectionParameters, SocketAddress, parse_address
 
-E, S = CmEventType, CmState
+E, S, UDP = CmEventType, CmState, PortSpace.UDP
 ABSENT = parse_address("10.9.9.9", PORT)
 GROUP = parse_address("239.1.1.1")
 FAR = "10.0.0.2"
@@ -242,7 +242,7 @@ async def waiting(simulation: Simulation, step: str) -> AsyncIterator[tuple[Asyn
     """Start a task that waits in a step of an id for an event. The event does not come."""
     if step in QUERIES:
         simulation.cm.hold(QUERIES[step])
-        space = PortSpace.UDP if step == "group" else PortSpace.TCP
+        space = UDP if step == "group" else PortSpace.TCP
         async with await AsyncCmId.create(space) as cm_id:
             cm_id.bind_addr(SocketAddress(simulation.near.host, 0))
             call: Any = cm_id.join_multicast(GROUP) if step == "group" else None
@@ -448,10 +448,7 @@ async def test_a_completion_before_the_queue_is_armed_is_found(simulation: Simul
 @pytest.mark.transport("IB")
 async def test_a_removal_while_a_datagram_request_is_accepted(simulation: Simulation) -> None:
     simulation.world.calls.delay("rdma_accept", after=1)
-    async with (
-        listening(simulation, PortSpace.UDP) as listener,
-        await resolved(simulation, PortSpace.UDP) as active,
-    ):
+    async with listening(simulation, UDP) as listener, await resolved(simulation, UDP) as active:
         task = loops.create_task(active.connect(ConnectionParameters(qp_num=5)))
         async with await listener.get_request() as passive:
             simulation.world.after(0.5, lambda: simulation.cm.remove_device(simulation.far))

@@ -123,10 +123,8 @@ def test_parameters_are_written_unchanged() -> None:
 def test_addresses_and_options_read_back_from_c_unchanged() -> None:
     ece = Ece(vendor_id=0x15B3, options=0xFFFFFFFF, comp_mask=7)
     assert Ece.read(ece.write()) == ece
-    for value in (
-        distinct(AddressHandleAttributes, dgid=RAW_GID, is_global=True),
-        AddressHandleAttributes(),
-    ):
+    given = distinct(AddressHandleAttributes, dgid=RAW_GID, is_global=True)
+    for value in (given, AddressHandleAttributes()):
         assert AddressHandleAttributes.read(value.write()) == value
     assert read_gid(make_gid(RAW_GID)) == RAW_GID
     for length in (0, 15, 17):

@@ -89,9 +89,7 @@ async def test_closed_objects_refuse_each_call(simulation: Simulation) -> None:
             lambda: verbs.SharedReceiveQueue.create(pd, verbs.SharedReceiveQueueCaps(4, 1)),
             lambda: verbs.CompletionQueue(made.channel, 4),
             lambda: verbs.AddressHandle(pd, attributes),
-            lambda: verbs.AddressHandleAttributes.of_sender(
-                pd.device, 1, verbs.LinkHeader(), bytes(39)
-            ),
+            lambda: attributes.of_sender(pd.device, 1, verbs.LinkHeader(), bytes(39)),
             lambda: verbs.Registration(pd, data, AccessFlags(0)),
             lambda: verbs.MemoryWindow(pd),
             lambda: window.open_pointer,
