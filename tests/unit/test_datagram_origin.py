@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from simulator.datagrams import header
@@ -77,15 +78,11 @@ def test_the_answer_to_a_multicast_datagram_is_sent_from_the_own_address(
     source: str, destination: str, own: str, more: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer to another datagram is sent from the address that it was sent to."""
-    headers: list[bytes] = []
-
-    def of_sender(device: object, port_num: int, link: LinkHeader, header: bytes) -> None:
-        headers.append(header)
-
+    of_sender = Mock()
     monkeypatch.setattr(AddressHandleAttributes, "of_sender", of_sender)
     received = Origin.read(ROCE, between(source, destination, traffic_class=4, **more))
     received.attributes(None, 1, gid_of(own))  # type: ignore[arg-type]
-    used = Origin.read(ROCE, headers[0])
+    used = Origin.read(ROCE, of_sender.call_args.args[-1])
     assert (used.source, used.traffic_class) == (received.source, 4)
     is_group = is_multicast(received.destination)
     assert used.destination == (gid_of(own) if is_group else received.destination)

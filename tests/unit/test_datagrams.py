@@ -31,13 +31,10 @@ DEFAULT = DatagramOptions()
 
 @asynccontextmanager
 async def pair(
-    options: DatagramOptions = DEFAULT,
+    near: DatagramOptions = DEFAULT,
 ) -> AsyncIterator[tuple[DatagramEndpoint, DatagramEndpoint, DatagramPeer]]:
     """Open an endpoint on each device, the near one with options, and resolve the far one."""
-    async with (
-        open_datagram((NEAR, 0), options=options) as here,
-        open_datagram((FAR, PORT)) as there,
-    ):
+    async with open_datagram((NEAR, 0), options=near) as here, open_datagram((FAR, PORT)) as there:
         serving = loops.create_task(there.serve(b"welcome"))
         await loops.sleep(0.001)
         yield here, there, await here.resolve(FAR, PORT)
