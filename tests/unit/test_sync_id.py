@@ -63,24 +63,6 @@ async def test_a_removed_device_ends_every_wait(simulation: Simulation) -> None:
                     await ended
 
 
-async def test_without_a_channel_nothing_is_listened_to_or_accepted(simulation: Simulation) -> None:
-    async with await AsyncCmId.create() as cm_id:
-        simulation.world.calls.fail("rdma_create_event_channel", errno.EMFILE)
-        with pytest.raises(VerbsError, match="rdma_create_event_channel"):
-            cm_id.listen()
-        cm_id.listen()
-    async with sync_listener(simulation) as listener:
-        peers = [await connecting(simulation) for _ in range(2)]
-        await loops.sleep(1)
-        simulation.world.calls.fail("rdma_create_event_channel", errno.EMFILE)
-        with pytest.raises(VerbsError, match="rdma_create_event_channel"):
-            await listener.get_request()
-        async with await listener.get_request() as request:
-            assert request.peer_address == peers[1][0].local_address
-        for peer in peers:
-            await check_rejected(*peer)
-
-
 async def test_cancelling_loses_no_request(simulation: Simulation) -> None:
     async with sync_listener(simulation) as listener:
         simulation.world.calls.delay("rdma_migrate_id", after=1)
