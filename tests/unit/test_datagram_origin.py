@@ -89,14 +89,9 @@ def test_the_answer_to_a_multicast_datagram_is_sent_from_the_own_address(
 
 
 def test_peers_found_in_different_ways_are_equal() -> None:
-    sender, in_group, elsewhere = (
-        DatagramPeer.from_origin(Origin.read(ROCE, between(source, destination)), 17)
-        for source, destination in (
-            ("10.7.1.2", "10.7.1.1"),
-            ("10.7.1.2", "239.1.1.1"),
-            ("10.7.1.3", "10.7.1.1"),
-        )
-    )
+    ends = [("10.7.1.2", "10.7.1.1"), ("10.7.1.2", "239.1.1.1"), ("10.7.1.3", "10.7.1.1")]
+    origins = [Origin.read(ROCE, between(source, destination)) for source, destination in ends]
+    sender, in_group, elsewhere = (DatagramPeer.from_origin(origin, 17) for origin in origins)
     key = AddressHandleAttributes(is_global=True, dgid=gid_of("10.7.1.2"))
     event = CmEvent(CmEventType.ESTABLISHED, 0, qp_num=17, qkey=5, ah_attr=key, private_data=b"x")
     resolved = DatagramPeer.from_event(("10.7.1.2", 7174), event)

@@ -122,13 +122,11 @@ async def test_a_refused_probe_ends_the_connection(simulation: Simulation, conne
             await anext(pair.server)
 
 
-@pytest.mark.parametrize(
-    ("listen", "connect"),
-    [(aiordma.listen, aiordma.connect), (aiordma.listen_stream, aiordma.connect_stream)],
-)
-async def test_a_connection_that_is_dropped_warns_and_is_destroyed(
-    simulation: Simulation, listen: Any, connect: Any
+@pytest.mark.parametrize("kind", ["", "_stream"])
+async def test_a_dropped_connection_warns_and_is_destroyed(
+    simulation: Simulation, kind: str
 ) -> None:
+    listen, connect = (getattr(aiordma, f"{name}{kind}") for name in ("listen", "connect"))
     async with listen(simulation.far.host, PORT) as listener:
         accepting = loops.create_task(listener.accept())
         ends = [await connect(simulation.far.host, PORT)]

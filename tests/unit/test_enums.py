@@ -143,16 +143,12 @@ def test_an_unknown_number_becomes_a_member(kind: type[enums.OpenIntEnum]) -> No
     assert list(kind) == before
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        *((kind, value) for kind in OPEN for value in ("1000", None, 1.5)),
-        *(
-            (kind, 1000)
-            for kind in (enums.PortSpace, enums.IdOption, enums.IbOption, enums.JoinFlags)
-        ),  # set by this side
-    ],
-)
+SET_BY_THIS_SIDE = (enums.PortSpace, enums.IdOption, enums.IbOption, enums.JoinFlags)
+REFUSED: list[Any] = [(kind, value) for kind in OPEN for value in ("1000", None, 1.5)]
+REFUSED += [(kind, 1000) for kind in SET_BY_THIS_SIDE]
+
+
+@pytest.mark.parametrize(("kind", "value"), REFUSED)
 def test_other_values_are_refused(kind: type[enum.IntEnum], value: Any) -> None:
     with pytest.raises(ValueError, match="not a valid"):
         kind(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import errno
+import inspect
 import os
 import pickle
 from collections.abc import Callable
@@ -124,9 +125,7 @@ def test_every_hint_is_for_an_existing_function() -> None:
 
 
 def test_no_dictionary_of_the_module_has_a_duplicate_key() -> None:
-    with open(errors.__file__, encoding="utf-8") as file:
-        tree = parse(file.read())
-    for node in ast.walk(tree):
+    for node in ast.walk(parse(inspect.getsource(errors))):
         if isinstance(node, ast.Dict):
             keys = [ast.dump(key) for key in node.keys if key is not None]
             assert len(keys) == len(set(keys))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import loops
@@ -20,13 +19,12 @@ from aiordma.rdmacm import CmEvent, ConnectionParameters, SocketAddress
 from aiordma.rdmacm.channel import EVENT_BATCH
 
 
-@asynccontextmanager
-async def sync_listener(simulation: Simulation) -> AsyncIterator[SyncCmId]:
-    """Make a synchronous id that listens at the far device during the block."""
-    async with await SyncCmId.create() as listener:
-        listener.bind_addr(target(simulation))
-        listener.listen()
-        yield listener
+async def sync_listener(simulation: Simulation) -> SyncCmId:
+    """Return a synchronous id that listens at the far device."""
+    listener = await SyncCmId.create()
+    listener.bind_addr(target(simulation))
+    listener.listen()
+    return listener
 
 
 async def connecting(simulation: Simulation) -> tuple[SyncCmId, loops.Task[None]]:
@@ -44,7 +42,7 @@ async def check_rejected(peer: SyncCmId, task: loops.Task[None]) -> None:
 
 
 async def test_a_removed_device_ends_every_wait(simulation: Simulation) -> None:
-    async with sync_listener(simulation) as listener:
+    async with await sync_listener(simulation) as listener:
         active, task = await connecting(simulation)
         async with active, await listener.get_request() as passive:
             await accept(passive)
@@ -64,7 +62,7 @@ async def test_a_removed_device_ends_every_wait(simulation: Simulation) -> None:
 
 
 async def test_cancelling_loses_no_request(simulation: Simulation) -> None:
-    async with sync_listener(simulation) as listener:
+    async with await sync_listener(simulation) as listener:
         simulation.world.calls.delay("rdma_migrate_id", after=1)
         waiting = loops.create_task(listener.get_request())
         peer, task = await connecting(simulation)
@@ -77,7 +75,7 @@ async def test_cancelling_loses_no_request(simulation: Simulation) -> None:
 
 
 async def test_a_request_for_a_closing_listener_is_rejected(simulation: Simulation) -> None:
-    async with sync_listener(simulation) as listener:
+    async with await sync_listener(simulation) as listener:
         waiting = loops.create_task(listener.get_request())
         peer, task = await connecting(simulation)
         handle_event = listener.handle_event
