@@ -78,8 +78,7 @@ def test_the_answer_to_a_multicast_datagram_is_sent_from_the_own_address(
     source: str, destination: str, own: str, more: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer to another datagram is sent from the address that it was sent to."""
-    of_sender = Mock()
-    monkeypatch.setattr(AddressHandleAttributes, "of_sender", of_sender)
+    monkeypatch.setattr(AddressHandleAttributes, "of_sender", of_sender := Mock())
     received = Origin.read(ROCE, between(source, destination, traffic_class=4, **more))
     received.attributes(None, 1, gid_of(own))  # type: ignore[arg-type]
     used = Origin.read(ROCE, of_sender.call_args.args[-1])

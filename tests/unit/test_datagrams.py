@@ -7,6 +7,7 @@ import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest import mock
 
 import loops
 import pytest
@@ -107,10 +108,8 @@ async def test_an_endpoint_is_at_the_first_address_of_a_device(simulation: Simul
         assert endpoint.local_address[0] == NEAR
 
 
-async def test_the_senders_are_cached_up_to_a_limit(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datagram_receive_ring, "MAX_SENDERS", 2)
+@mock.patch.object(datagram_receive_ring, "MAX_SENDERS", 2)
+async def test_the_senders_are_cached_up_to_a_limit(simulation: Simulation) -> None:
     async with pair() as (here, there, peer):
         for _ in range(2):
             await here.send_to(peer, b"")
@@ -152,10 +151,8 @@ async def test_a_handle_of_a_cancelled_send_is_destroyed(simulation: Simulation)
         await here.send_to(group, b"")
 
 
-async def test_the_least_recently_used_handle_is_evicted_after_its_sends(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(address_handles, "MAX_HANDLES", 1)
+@mock.patch.object(address_handles, "MAX_HANDLES", 1)
+async def test_a_least_recently_used_handle_is_evicted_after_sends(simulation: Simulation) -> None:
     counts = simulation.world.calls.counts
     async with pair() as (here, there, peer):
         await here.send_to(peer, b"1")

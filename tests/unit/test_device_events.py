@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import loops
 import pytest
@@ -319,17 +319,16 @@ def test_calls_and_jobs_are_made_by_one_thread() -> None:
     assert done.wait(10)
 
 
-def test_without_a_thread_the_caller_makes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_the_caller_makes_the_call() -> None:
     """In a forked child, and if no thread can start."""
     thread = DeviceThread(lambda: None)
     thread.call(lambda: None)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: 1)
+    with patch.object(os, "getpid", return_value=1):
         assert thread.call(threading.get_ident) == threading.get_ident()
         assert not thread.running
-    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
     thread = DeviceThread(lambda: None)
-    assert thread.call(threading.get_ident) == threading.get_ident()
+    with patch.object(threading.Thread, "start", side_effect=RuntimeError):
+        assert thread.call(threading.get_ident) == threading.get_ident()
     assert not thread.running
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import loops
 import pytest
@@ -238,16 +238,13 @@ async def test_draining_ends_with_its_queue_or_reading(simulation: Simulation, f
         assert rig.failures == [[errno.EIO] * fails] * 2
 
 
-async def test_a_closed_loop_is_not_polled(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_closed_loop_is_not_polled(simulation: Simulation) -> None:
     """A connection that handles a completion would start a timer, which needs an open loop."""
     closed = SimpleNamespace(is_closed=lambda: True, call_soon=Mock(side_effect=RuntimeError))
     async with rig_of(simulation) as rig:
         queue = rig.queues[0]
         rig.complete(0, 0, 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(rig.loop_device, "_loop", closed)
+        with patch.object(rig.loop_device, "_loop", closed):
             free, queue.pollers, queue.is_armed = queue.free, 1, False
             rig.loop_device.unreserve(queue, 28)
             rig.loop_device.stop_polling(queue)
@@ -287,9 +284,9 @@ async def test_a_queue_is_not_armed_while_a_task_polls(
         rig.complete(0, 0, 2)
         await loops.sleep(1)
         assert (raw.arms, rig.numbers[0]) == (1, [1])
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patched:
             if not loops.on_trio():  # call_soon_threadsafe() would write to a socket and read it
-                patch.setattr(running_loop(), "call_soon_threadsafe", pytest.fail)
+                patched.setattr(running_loop(), "call_soon_threadsafe", pytest.fail)
             for _ in range(3):  # tasks poll again and again: it is armed once
                 rig.loop_device.stop_polling(queue)
                 assert raw.arms == 1  # only in the next iteration: the task might poll again

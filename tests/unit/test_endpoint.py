@@ -22,6 +22,8 @@ from aiordma.enums import CmEventType
 from aiordma.qp.endpoint import FIRST_MESSAGE_SECONDS, FLUSH_SECONDS
 from aiordma.verbs.device import SIW_VENDOR_ID
 
+LEFT = "a resource could not be destroyed"
+
 
 @pytest.mark.parametrize(
     ("code", "kind"),
@@ -148,9 +150,7 @@ async def test_a_timer_that_cannot_be_set_is_ignored(
 
 
 @pytest.mark.transport("IB")
-async def test_a_disconnect_without_confirmation_ends_the_connection(
-    simulation: Simulation,
-) -> None:
+async def test_a_disconnect_without_confirmation_ends_a_connection(simulation: Simulation) -> None:
     simulation.cm.hold(CmEventType.ESTABLISHED)
     async with aiordma.listen(simulation.far.host, PORT) as listener:
         connecting = loops.create_task(aiordma.connect(simulation.far.host, PORT))
@@ -184,9 +184,6 @@ async def test_a_flushed_read_waits_for_the_reason(simulation: Simulation) -> No
         simulation.cm.release()
         with pytest.raises(PeerClosed):
             await reading
-
-
-LEFT = "a resource could not be destroyed"
 
 
 @pytest.mark.parametrize(

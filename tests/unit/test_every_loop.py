@@ -27,9 +27,10 @@ def run_tests(pytester: pytest.Pytester, code: str) -> tuple[dict[str, str], str
     pytester.makeconftest(HOOKS)
     pytester.makeini(MARKERS)
     pytester.makepyfile(f"import asyncio, subprocess, time, loops, pytest, trio, uvloop\n{code}")
-    plugins = ("-p", "no:asyncio", "-p", "no:hypothesispytest")
     with mock.patch.object(machine, "simulated", None):
-        result = pytester.runpytest_inprocess("-rA", *plugins)
+        result = pytester.runpytest_inprocess(
+            "-rA", "-p", "no:asyncio", "-p", "no:hypothesispytest"
+        )
     reports = result.reprec.getreports("pytest_runtest_logreport")  # type: ignore[attr-defined]
     calls = [report for report in reports if report.when == "call"]
     outcomes = {report.nodeid.partition("::")[2]: report.outcome for report in calls}

@@ -6,7 +6,7 @@ import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import loops
 import pytest
@@ -344,16 +344,13 @@ async def test_destruction_waits_for_a_call(simulation: Simulation, is_cancelled
         assert calls.counts["rdma_destroy_id"] == 1
 
 
-async def test_calls_that_can_take_long_run_in_the_blocking_pool(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submit = Mock(wraps=blocking_pool.submit)
-    monkeypatch.setattr(blocking_pool, "submit", submit)
-    cm_id = await resolved(simulation)
-    assert submit.call_count == 1  # the route
-    with pytest.raises(Rejected):
-        await connect(cm_id)
-    await cm_id.aclose()
+async def test_calls_that_can_take_long_run_in_the_blocking_pool(simulation: Simulation) -> None:
+    with patch.object(blocking_pool, "submit", wraps=blocking_pool.submit) as submit:
+        cm_id = await resolved(simulation)
+        assert submit.call_count == 1  # the route
+        with pytest.raises(Rejected):
+            await connect(cm_id)
+        await cm_id.aclose()
     assert submit.call_count == (3 if simulation.near.is_iwarp else 1)
 
 
@@ -402,12 +399,9 @@ async def test_a_wait_that_has_not_begun_ends_with_its_id(simulation: Simulation
                 await task
 
 
-async def test_an_id_is_destroyed_even_if_no_thread_can_start(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_id_is_destroyed_even_if_no_thread_can_start(simulation: Simulation) -> None:
     cm_id = await AsyncCmId.create()
-    with monkeypatch.context() as patch:  # ends before the simulation restores the method
-        patch.setattr(WorkerPool, "_start", lambda pool: pool._jobs.popleft()())
+    with patch.object(WorkerPool, "_start", lambda pool: pool._jobs.popleft()()):
         task = loops.create_task(cm_id.resolve_addr(ABSENT))
         await loops.sleep(1)
         cm_id.abort()

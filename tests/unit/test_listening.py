@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
+from unittest import mock
 
 import loops
 import pytest
@@ -80,11 +80,10 @@ async def test_options_are_set_and_wrong_ports_refused(simulation: Simulation) -
     with pytest.raises(Rejected):
         await aiordma.connect(FAR, PORT, options=ConnectionOptions(tos=32, reuse_address=True))
     assert simulation.world.calls.counts["rdma_set_option"] == 2
-    for port in (-1, 65536):
-        for function in (aiordma.connect, aiordma.listen):
-            for host in (FAR, "storage"):
-                with pytest.raises(ValueError, match=f"port {port} is not between 0 and 65535"):
-                    await loops.create_task(function(host, port))
+    functions: list[Any] = [aiordma.connect, aiordma.listen]
+    for function, host, port in itertools.product(functions, (FAR, "storage"), (-1, 65536)):
+        with pytest.raises(ValueError, match=f"port {port} is not between 0 and 65535"):
+            await loops.create_task(function(host, port))
 
 
 async def test_a_numeric_host_or_none_is_not_looked_up(simulation: Simulation) -> None:
@@ -96,15 +95,12 @@ async def test_a_numeric_host_or_none_is_not_looked_up(simulation: Simulation) -
     assert simulation.world.calls.counts["getaddrinfo"] == 0
 
 
-async def test_a_name_gives_each_address_once(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_name_gives_each_address_once(simulation: Simulation) -> None:
     vsock = (socket.AF_VSOCK, socket.SOCK_STREAM, 0, "", (2, PORT))
     found: list[Any] = [(socket.AF_INET, 1, 0, "", (FAR, PORT)), vsock]
     scoped = [("fe80::1", 1), ("fe80::1%lo", 1), ("fe80::1", 2)]
     found += [(socket.AF_INET6, 1, 0, "", (host, PORT, 0, scope)) for host, scope in scoped]
-    with monkeypatch.context() as patch:  # ends before the simulation restores the function
-        patch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with mock.patch.object(socket, "getaddrinfo", return_value=found):
         assert await resolve_host(running_loop(), "storage", PORT) == [
             SocketAddress(FAR, PORT),
             SocketAddress("fe80::1", PORT, socket.AF_INET6, 1),
@@ -150,7 +146,7 @@ async def test_one_port_is_used_in_both_families(simulation: Simulation) -> None
 @pytest.mark.parametrize(("port", "binds"), [(0, 2 * PORT_ATTEMPTS), (PORT, 2)])
 async def test_the_search_for_a_port_ends(simulation: Simulation, port: int, binds: int) -> None:
     calls, results = simulation.world.calls, itertools.cycle([None, Failure(errno.EADDRINUSE)])
-    calls.hooks["rdma_bind_addr"] = Mock(side_effect=results)
+    calls.hooks["rdma_bind_addr"] = mock.Mock(side_effect=results)
     with pytest.raises(VerbsError, match="port is in use"):
         await aiordma.listen(None, port)
     assert calls.counts["rdma_bind_addr"] == binds
@@ -162,12 +158,10 @@ async def test_the_search_for_a_port_ends(simulation: Simulation, port: int, bin
 
 
 @pytest.mark.parametrize("after", [0, 1])
-async def test_another_exception_leaves_no_id_behind(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
-    results = iter([None] * after)  # next() raises StopIteration after them
-    monkeypatch.setattr(AsyncCmId, "listen", lambda cm_id, backlog: next(results))
-    with pytest.raises(RuntimeError, match="StopIteration"):
+async def test_another_exception_leaves_no_id_behind(simulation: Simulation, after: int) -> None:
+    results = [*[None] * after, ZeroDivisionError]
+    failing = mock.patch.object(AsyncCmId, "listen", side_effect=results)
+    with failing, pytest.raises(ZeroDivisionError):
         await aiordma.listen(None, PORT)
 
 
@@ -222,18 +216,12 @@ async def test_cancelling_loses_no_request(simulation: Simulation) -> None:
             await task
 
 
-async def test_closing_ends_every_wait_and_rejects_the_peers(simulation: Simulation) -> None:
+async def test_closing_a_listener_ends_an_iteration_that_waits(simulation: Simulation) -> None:
     async with aiordma.listen(FAR, PORT) as listener:
         assert repr(listener) == f"<Listener at {FAR} port {PORT}>"
         waiting = loops.create_task(anext(listener, None))
         await loops.sleep(1)
     assert await waiting is None
-    async with aiordma.listen(FAR, PORT):
-        task = loops.create_task(connect())
-        await loops.sleep(1)
-        assert not task.done()
-    with pytest.raises(Rejected):
-        await task
 
 
 async def test_a_peer_that_gave_up_is_skipped(

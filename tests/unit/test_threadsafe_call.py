@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from loops import block_until
@@ -163,12 +163,9 @@ def test_an_outstanding_call_does_not_keep_the_interpreter_from_exiting() -> Non
     assert (ended.stdout, ended.stderr) == ("", "")
 
 
-def test_a_call_without_a_thread_is_watched_with_the_next_call(
-    watcher: _Watcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_without_a_thread_is_watched_with_the_next_call(watcher: _Watcher) -> None:
     loop, calls = FakeLoop(closed=True), list[int]()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
+    with patch.object(threading.Thread, "start", side_effect=RuntimeError):
         loop.ensure_called(partial(calls.append, 1))
     assert (calls, loop.checks, watcher._running) == ([], 0, False)  # it does not wait either
     loop.ensure_called(partial(calls.append, 2))

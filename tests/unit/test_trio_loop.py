@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 import trio
-import trio.lowlevel
 from simulator import Simulation
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 

@@ -12,8 +12,6 @@ from simulator import Simulation
 
 from aiordma.loop import Deadline, FairSemaphore, WaitQueue, running_loop
 
-on_asyncio = pytest.mark.asyncio
-
 
 class Waiters:
     """Tasks that wait with a function, again and again, and a log of their wake-ups."""
@@ -36,7 +34,7 @@ class Waiters:
         return self.log[before:]
 
 
-@on_asyncio
+@pytest.mark.asyncio
 async def test_wake_all_wakes_the_tasks_that_wait_now_in_their_order() -> None:
     queue = WaitQueue(running_loop())
     waiters = Waiters(queue.wait, 4)
@@ -57,7 +55,7 @@ async def test_wake_all_wakes_the_tasks_that_wait_now_in_their_order() -> None:
     await later
 
 
-@on_asyncio
+@pytest.mark.asyncio
 async def test_waking_a_task_of_a_closed_loop_does_nothing() -> None:
     other = asyncio.new_event_loop()
     queue, semaphore = WaitQueue(other), FairSemaphore(other, 0)
@@ -72,7 +70,7 @@ async def test_waking_a_task_of_a_closed_loop_does_nothing() -> None:
         coroutine.close()
 
 
-@on_asyncio
+@pytest.mark.asyncio
 async def test_units_are_granted_in_order_and_not_to_cancelled_tasks() -> None:
     semaphore = FairSemaphore(running_loop(), 2)
     await semaphore.acquire()
