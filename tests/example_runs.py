@@ -1,4 +1,4 @@
-"""Run the programs of examples/ as a user runs them."""
+"""Run the programs of examples/ as a user runs them, and servers that tests use as their peers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
-from helpers import ROOT
+from helpers import DEFAULT, ROOT, TIME_LIMIT
+
+import aiordma
+from aiordma import Connection, ConnectionOptions
 
 SECOND_INTERRUPT = 60.0
 """Seconds until Ctrl-C is repeated: longer than any of these programs needs to end."""
+
+
+Handler = Callable[[Connection], Awaitable[None]]
 
 
 class Done(NamedTuple):
@@ -52,6 +58,23 @@ async def serving(
         line = await next_line(process.stdout)
         assert line.startswith("listening"), line
         yield process, line.removeprefix("listening on port ")
+
+
+@contextlib.asynccontextmanager
+async def serving_with(
+    host: str, handler: Handler, options: ConnectionOptions = DEFAULT
+) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
+    """Serve with `handler` in this process. Yield the port, and the task: it may be cancelled."""
+    async with (
+        asyncio.timeout(2 * TIME_LIMIT),
+        aiordma.listen(host, 0, options=options) as listener,
+    ):
+        task = asyncio.create_task(listener.serve(handler))
+        yield listener.local_address[1], task
+        await listener.aclose()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
 
 
 async def finish(process: asyncio.subprocess.Process) -> Done:

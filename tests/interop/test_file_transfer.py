@@ -8,36 +8,22 @@ import functools
 import hashlib
 import os
 import random
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import example_runs
 import loops
 import pytest
-from example_runs import interrupt, run, running
+from example_runs import Handler, interrupt, run, running, serving_with
 from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import Connection
 from aiordma.rdmacm import DeviceAddress
 from examples import file_transfer
-from examples.file_transfer import PIECE, READ_SIZE
+from examples.file_transfer import OPTIONS, PIECE, READ_SIZE
 
-Handler = Callable[[Connection], Awaitable[None]]
-
-
-@contextlib.asynccontextmanager
-async def serving_with(host: str, handler: Handler) -> AsyncIterator[int]:
-    """Serve with `handler` and the options of the example, in this process. Yield the port."""
-    async with (
-        asyncio.timeout(TIME_LIMIT),
-        aiordma.listen(host, 0, options=file_transfer.OPTIONS) as listener,
-    ):
-        task = asyncio.create_task(listener.serve(handler))
-        yield listener.local_address[1]
-        await listener.aclose()
-        await task
+pytestmark = pytest.mark.asyncio
 
 
 @contextlib.asynccontextmanager
@@ -46,7 +32,7 @@ async def serving(host: str, path: Path) -> AsyncIterator[int]:
     with path.open("rb") as file:
         announcement = file_transfer.announce(file)
         handler = functools.partial(file_transfer.serve_one, file=file, announcement=announcement)
-        async with serving_with(host, handler) as port:
+        async with serving_with(host, handler, OPTIONS) as (port, _):
             yield port
 
 
@@ -56,7 +42,6 @@ def make_file(path: Path, size: int) -> bytes:
     return content
 
 
-@pytest.mark.asyncio
 async def test_fetching_with_the_programs(address: DeviceAddress, tmp_path: Path) -> None:
     """Two clients fetch at the same time. A third one replaces a file that exists."""
     source, first, second = (tmp_path / name for name in ("source", "first", "second"))
@@ -79,7 +64,6 @@ async def test_fetching_with_the_programs(address: DeviceAddress, tmp_path: Path
     assert sorted(tmp_path.iterdir()) == [first, second, source]
 
 
-@pytest.mark.asyncio
 async def test_files_of_each_size(address: DeviceAddress, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     for size in (0, 1, READ_SIZE - 1, READ_SIZE + 1, PIECE, PIECE + 1):
@@ -92,7 +76,6 @@ async def test_files_of_each_size(address: DeviceAddress, tmp_path: Path) -> Non
 # --- failures ---
 
 
-@pytest.mark.asyncio
 async def test_a_file_that_changes_is_not_fetched(
     address: DeviceAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,7 +117,6 @@ def sends_one_piece(then: Handler, when: str) -> Handler:
     return handle
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("when", ["while it reads", "between pieces"])
 async def test_a_server_that_aborts_its_connection(
     address: DeviceAddress, tmp_path: Path, when: str
@@ -142,13 +124,12 @@ async def test_a_server_that_aborts_its_connection(
     async def abort(connection: Connection) -> None:
         connection.abort()
 
-    async with serving_with(address.host, sends_one_piece(abort, when)) as port:
+    async with serving_with(address.host, sends_one_piece(abort, when), OPTIONS) as (port, _):
         with pytest.raises((aiordma.PeerClosed, aiordma.WorkRequestError)):
             await file_transfer.fetch(address.host, port, tmp_path / "target")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.asyncio
 async def test_ctrl_c_leaves_no_file(address: DeviceAddress, tmp_path: Path) -> None:
     """The client is interrupted while it waits for a piece that never comes."""
     waiting = asyncio.Event()
@@ -159,7 +140,7 @@ async def test_ctrl_c_leaves_no_file(address: DeviceAddress, tmp_path: Path) -> 
             await connection.recv()
 
     handler = sends_one_piece(stall, "between pieces")
-    async with serving_with(address.host, handler) as port:
+    async with serving_with(address.host, handler, OPTIONS) as (port, _):
         command = ("fetch", address.host, str(port), str(tmp_path / "target"))
         async with running("file_transfer", *command) as client:
             await waiting.wait()
@@ -170,7 +151,6 @@ async def test_ctrl_c_leaves_no_file(address: DeviceAddress, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_aborts_its_connection(
     address: DeviceAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,7 +169,6 @@ async def test_a_client_that_aborts_its_connection(
     assert (tmp_path / "target").read_bytes() == content
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("messages", "error"),
     [
@@ -207,29 +186,7 @@ async def test_a_server_of_another_protocol(
             await connection.send(message)
         assert [message async for message in connection] == []
 
-    async with serving_with(address.host, handle) as port:
+    async with serving_with(address.host, handle, OPTIONS) as (port, _):
         with pytest.raises(ValueError, match=error):
             await file_transfer.fetch(address.host, port, tmp_path / "target")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ("serve no-such-file", "No such file or directory: 'no-such-file'"),
-        ("serve .", "Is a directory"),
-        (f"serve {__file__} --port 65536", "port 65536 is not between 0 and 65535"),
-        ("fetch 10.7.1.1 1 no-such-directory/target", "No such file or directory"),
-        ("fetch no.such.name.invalid 1 target", "no.such.name.invalid"),
-    ],
-)
-def test_arguments_that_fail(
-    arguments: str, error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["file_transfer.py", *arguments.split()])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        file_transfer.main()
-    assert str(ended.value.code).startswith("file_transfer: ")
-    assert error in str(ended.value.code)
     assert list(tmp_path.iterdir()) == []

@@ -6,46 +6,32 @@ import asyncio
 import contextlib
 import functools
 import random
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 
 import example_runs
 import loops
 import pytest
-from example_runs import Done, interrupt, run
+from example_runs import Done, interrupt, run, serving_with
 from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import Connection
 from aiordma.rdmacm import DeviceAddress
 from examples import kv_cache
-from examples.kv_cache import HEADER, SLOT_SIZE
+from examples.kv_cache import HEADER, OPTIONS, SLOT_SIZE
 
 MAX_CONTENT = SLOT_SIZE - HEADER.size
 """The limit for the bytes of a key and its value together."""
-Handler = Callable[[Connection], Awaitable[None]]
-Serving = AbstractAsyncContextManager[tuple[int, asyncio.Task[None]]]
+
+pytestmark = pytest.mark.asyncio
 
 
-@contextlib.asynccontextmanager
-async def serving_with(
-    host: str, handler: Handler
-) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
-    """Serve with `handler` in this process. Yield the port and the task."""
-    async with (
-        asyncio.timeout(2 * TIME_LIMIT),
-        aiordma.listen(host, 0, options=kv_cache.OPTIONS) as listener,
-    ):
-        task = asyncio.create_task(listener.serve(handler))
-        yield listener.local_address[1], task
-        await listener.aclose()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def serving(host: str, table: kv_cache.Table) -> Serving:
+def serving(
+    host: str, table: kv_cache.Table
+) -> contextlib.AbstractAsyncContextManager[tuple[int, asyncio.Task[None]]]:
     """Run the server of the example in this process. Yield the port and the task."""
-    return serving_with(host, functools.partial(kv_cache.serve_client, table=table))
+    handler = functools.partial(kv_cache.serve_client, table=table)
+    return serving_with(host, handler, OPTIONS)
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +57,6 @@ def torn_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return found
 
 
-@pytest.mark.asyncio
 async def test_put_get_and_delete_with_the_programs(address: DeviceAddress) -> None:
     server = example_runs.serving("kv_cache", "serve", "--host", address.host, "--port", "0")
     async with asyncio.timeout(3 * TIME_LIMIT), server as (process, port):
@@ -83,7 +68,6 @@ async def test_put_get_and_delete_with_the_programs(address: DeviceAddress) -> N
         assert await interrupt(process) == (0, "", "")
 
 
-@pytest.mark.asyncio
 async def test_the_cache_behaves_as_a_dictionary(address: DeviceAddress) -> None:
     """Put and delete few keys, so that the slots are reused."""
     choose = random.Random(7)
@@ -108,7 +92,6 @@ async def test_the_cache_behaves_as_a_dictionary(address: DeviceAddress) -> None
         assert await cache.get(bytes(MAX_CONTENT)) == b""
 
 
-@pytest.mark.asyncio
 async def test_the_oldest_key_is_replaced(address: DeviceAddress) -> None:
     """The table has only the slots of one search, so all keys use the same slots."""
     keys = [b"%d" % number for number in range(kv_cache.PROBES + 2)]
@@ -129,7 +112,6 @@ async def test_the_oldest_key_is_replaced(address: DeviceAddress) -> None:
 # --- readers and writers at the same time ---
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("at", "data"),
     [
@@ -163,7 +145,6 @@ async def test_an_inconsistent_slot_is_read_again(
         assert await getting == b"a value of some length, to be written over"
 
 
-@pytest.mark.asyncio
 async def test_many_tasks_use_one_client(address: DeviceAddress) -> None:
     """More tasks than receive buffers and read buffers; some of them are cancelled."""
     keys = [b"%d" % number for number in range(60)]
@@ -188,7 +169,6 @@ async def test_many_tasks_use_one_client(address: DeviceAddress) -> None:
 # --- peers that fail ---
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
@@ -207,7 +187,7 @@ async def test_an_invalid_request_ends_only_its_client(
         serving(host, kv_cache.Table(16)) as (port, _),
         kv_cache.open_cache(host, port) as cache,
     ):
-        async with aiordma.connect(host, port, options=kv_cache.OPTIONS) as bad:
+        async with aiordma.connect(host, port, options=OPTIONS) as bad:
             await bad.send(b"")
             await bad.recv()
             await bad.send(request_)
@@ -219,7 +199,6 @@ async def test_an_invalid_request_ends_only_its_client(
     assert errors.endswith(f"{error}\n")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -236,14 +215,12 @@ async def test_a_server_of_another_protocol(
         await connection.send(answer)
         assert [message async for message in connection] == []
 
-    async with serving_with(address.host, handle) as (port, task):
+    async with serving_with(address.host, handle, OPTIONS) as (port, _):
         with pytest.raises(ValueError, match=error):
             async with kv_cache.open_cache(address.host, port):
                 pytest.fail("the server is not a cache")
-    task.result()
 
 
-@pytest.mark.asyncio
 async def test_a_server_that_ends_fails_its_clients(address: DeviceAddress) -> None:
     async with (
         serving(address.host, kv_cache.Table(16)) as (port, task),
@@ -255,23 +232,3 @@ async def test_a_server_that_ends_fails_its_clients(address: DeviceAddress) -> N
         for call in (cache.get(b"key"), cache.put(b"key", b"value")):
             with pytest.raises(aiordma.RdmaError):
                 await call
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ("serve --slots 0", "a table cannot have 0 slots"),
-        ("serve --slots 8388608", "a table cannot have 8388608 slots"),
-        ("serve --port 65536", "port 65536 is not between 0 and 65535"),
-        ("get no.such.name.invalid 1 key", "no.such.name.invalid"),
-        ("get 10.7.1.1 1", "required: key"),
-    ],
-)
-def test_arguments_that_fail(
-    arguments: str, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["kv_cache.py", *arguments.split()])
-    with pytest.raises(SystemExit) as ended:
-        kv_cache.main()
-    printed = capsys.readouterr().err if ended.value.code == 2 else str(ended.value.code)
-    assert error in printed

@@ -10,11 +10,11 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import loops
 import pytest
-from example_runs import Done, finish, interrupt, next_line, run, running
+from example_runs import Done, finish, interrupt, next_line, run, running, serving_with
 from helpers import TIME_LIMIT
 from programs import free_port, running_peer, until_accepted
 
@@ -22,6 +22,8 @@ import aiordma
 from aiordma import Connection, PeerClosed, RemoteBuffer
 from aiordma.rdmacm import DeviceAddress
 from examples import rping as example
+
+pytestmark = pytest.mark.asyncio
 
 COUNT = 3
 LETTERS = "".join(map(chr, range(ord("A"), ord("z") + 1)))
@@ -81,7 +83,6 @@ def rping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return InProcess(monkeypatch, capsys)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("size", [26, 64, 4097, 65535])
 async def test_example_client_and_c_server(
     any_address: DeviceAddress, rping: InProcess, size: int
@@ -94,7 +95,6 @@ async def test_example_client_and_c_server(
     assert rping.printed() == (expected_pings("ping data: ", size), "")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("size", [26, 64, 4097, 65535])
 async def test_c_client_and_example_server(
     any_address: DeviceAddress, rping: InProcess, size: int
@@ -107,7 +107,6 @@ async def test_c_client_and_example_server(
     assert rping.printed() == (expected_pings("server ping data: ", size), DISCONNECT)
 
 
-@pytest.mark.asyncio
 async def test_example_client_and_example_server(address: DeviceAddress) -> None:
     """All addresses and the default port. 60 pings are more than there are first letters."""
     async with asyncio.timeout(2 * TIME_LIMIT), running("rping", "-s", "-v") as server:
@@ -118,7 +117,6 @@ async def test_example_client_and_example_server(address: DeviceAddress) -> None
     assert served == Done(0, expected_pings("server ping data: ", 64, 60), DISCONNECT)
 
 
-@pytest.mark.asyncio
 async def test_ctrl_c_ends_the_client(address: DeviceAddress, rping: InProcess) -> None:
     async with asyncio.timeout(TIME_LIMIT), rping.serving("-a", address.host) as (serving, port):
         async with running("rping", "-c", "-v", "-a", address.host, "-p", str(port)) as client:
@@ -130,7 +128,6 @@ async def test_ctrl_c_ends_the_client(address: DeviceAddress, rping: InProcess) 
     assert (done.status, done.errors) == (0, "")
 
 
-@pytest.mark.asyncio
 async def test_a_persistent_server_serves_many_clients(
     address: DeviceAddress, rping: InProcess
 ) -> None:
@@ -152,50 +149,6 @@ async def test_a_persistent_server_serves_many_clients(
 # --- failures ---
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ("-c -a 10.7.1.1 -S 25", "25 is not between 26 and 65535"),
-        ("-s -S 65536", "65536 is not between 26 and 65535"),
-        ("-s -S many", "invalid ping_size value: 'many'"),
-        ("-c -a 10.7.1.1 -C-1", "-1 is negative"),
-        ("-s -c", "not allowed with"),
-        ("-c", "the server's address: -a ADDRESS"),
-        ("-s -p 65536", "rping: port 65536 is not between 0 and 65535"),
-        ("-s -a 127.0.0.1", "RDMA has no loopback"),
-        ("-c -a no.such.name.invalid", "no.such.name.invalid"),
-    ],
-)
-def test_arguments_that_fail(
-    arguments: str, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["rping.py", *arguments.split()])
-    with pytest.raises(SystemExit) as ended:
-        example.main()
-    printed = capsys.readouterr().err if ended.value.code == 2 else str(ended.value.code)
-    assert error in printed
-
-
-@contextlib.asynccontextmanager
-async def serving_one(
-    address: DeviceAddress, handle: Callable[[Connection], Awaitable[object]]
-) -> AsyncIterator[int]:
-    """Serve one connection with `handle`. Yield the port."""
-    async with aiordma.listen(address.host, 0) as listener:
-
-        async def serve_one() -> None:
-            async with await listener.accept() as connection:
-                await handle(connection)
-
-        serving = asyncio.create_task(serve_one())
-        try:
-            yield listener.local_address[1]
-            await serving
-        finally:
-            serving.cancel()
-
-
-@pytest.mark.asyncio
 async def test_wrong_data_is_detected(address: DeviceAddress, rping: InProcess) -> None:
     """The server changes the last byte of the third ping: only -V detects that."""
 
@@ -213,14 +166,13 @@ async def test_wrong_data_is_detected(address: DeviceAddress, rping: InProcess) 
                 await connection.send(bytes(16))
 
     async with asyncio.timeout(TIME_LIMIT):
-        async with serving_one(address, handle) as port:
+        async with serving_with(address.host, handle) as (port, _):
             await rping.ping("-a", address.host, "-p", port, "-C", "4")
-        async with serving_one(address, handle) as port:
+        async with serving_with(address.host, handle) as (port, _):
             done = await run("rping", "-c", "-V", "-a", address.host, "-p", str(port), "-C", "4")
     assert done == Done(1, "", "rping: data mismatch in ping 2\n")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("length", [0, 15, 17])
 async def test_a_record_of_the_wrong_size_is_refused(
     address: DeviceAddress, rping: InProcess, length: int
@@ -232,7 +184,7 @@ async def test_a_record_of_the_wrong_size_is_refused(
 
     error = f"^the peer sent a record of {length} bytes, not 16$"
     async with asyncio.timeout(TIME_LIMIT):
-        async with serving_one(address, handle) as port:
+        async with serving_with(address.host, handle) as (port, _):
             with pytest.raises(ValueError, match=error):
                 await rping.ping("-a", address.host, "-p", port)
         async with rping.serving("-a", address.host) as (serving, port):
@@ -243,7 +195,6 @@ async def test_a_record_of_the_wrong_size_is_refused(
                 await serving
 
 
-@pytest.mark.asyncio
 async def test_a_ping_that_is_too_large_for_the_server(
     address: DeviceAddress, rping: InProcess
 ) -> None:
@@ -255,7 +206,6 @@ async def test_a_ping_that_is_too_large_for_the_server(
             await serving
 
 
-@pytest.mark.asyncio
 async def test_programs_that_fail_print_one_line(address: DeviceAddress) -> None:
     """The client has no server. The server cannot read the memory of its client."""
     server = running("rping", "-s", "-a", address.host, "-p", "0")
