@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
-from helpers import DEFAULT, ROOT, TIME_LIMIT
+from helpers import DEFAULT, ROOT
 
 import aiordma
 from aiordma import Connection, ConnectionOptions
@@ -65,10 +65,7 @@ async def serving_with(
     host: str, handler: Handler, options: ConnectionOptions = DEFAULT
 ) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
     """Serve with `handler` in this process. Yield the port, and the task: it may be cancelled."""
-    async with (
-        asyncio.timeout(2 * TIME_LIMIT),
-        aiordma.listen(host, 0, options=options) as listener,
-    ):
+    async with aiordma.listen(host, 0, options=options) as listener:
         task = asyncio.create_task(listener.serve(handler))
         yield listener.local_address[1], task
         await listener.aclose()

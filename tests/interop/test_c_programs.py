@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers import TIME_LIMIT
 from programs import connect_when_it_listens, free_port, running_peer, until_accepted
 
 import aiordma
 from aiordma import Connection, ConnectionOptions, DatagramEndpoint
 from aiordma.rdmacm import DeviceAddress
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.loops("asyncio"), pytest.mark.may_block]
 on_roce = pytest.mark.transport("IB")
 
 
@@ -30,7 +29,6 @@ SIXTEEN = ConnectionOptions(max_message_size=16, responder_resources=0, initiato
 async def test_aiordma_connects_to_rdma_server(any_address: DeviceAddress) -> None:
     host, port = any_address.host, await free_port(any_address)
     async with (
-        asyncio.timeout(TIME_LIMIT),
         running_peer("rdma_server", "-s", host, "-p", port, prints="end 0"),
         await connect_when_it_listens(host, port, SIXTEEN) as connection,
     ):
@@ -41,7 +39,6 @@ async def test_aiordma_connects_to_rdma_server(any_address: DeviceAddress) -> No
 
 async def test_rdma_client_connects_to_aiordma(any_address: DeviceAddress) -> None:
     async with (
-        asyncio.timeout(TIME_LIMIT),
         aiordma.listen(any_address.host, 0, options=SIXTEEN) as listener,
         running_peer(
             *("rdma_client", "-s", any_address.host, "-p", listener.local_address[1]),
@@ -67,7 +64,6 @@ SUCCESS = "return status 0"
 async def test_aiordma_connects_to_ucmatose(any_address: DeviceAddress, migrate: list[str]) -> None:
     host, port = any_address.host, await free_port(any_address)
     async with (
-        asyncio.timeout(TIME_LIMIT),
         running_peer("ucmatose", "-b", host, "-p", port, *migrate, prints=SUCCESS),
         await connect_when_it_listens(host, port, HUNDRED) as connection,
     ):
@@ -84,7 +80,6 @@ async def test_ucmatose_connects_to_aiordma(any_address: DeviceAddress, port_spa
     space = aiordma.PortSpace[port_space.upper()]
     options = ConnectionOptions(max_message_size=SIZE, port_space=space)
     async with (
-        asyncio.timeout(TIME_LIMIT),
         aiordma.listen(any_address.host, 0, options=options) as listener,
         running_peer(
             *("ucmatose", "-s", any_address.host, "-p", listener.local_address[1]),
@@ -118,7 +113,6 @@ async def receive_all(endpoint: DatagramEndpoint) -> list[aiordma.Datagram]:
 async def test_aiordma_sends_to_udaddy(any_address: DeviceAddress) -> None:
     host = any_address.host
     async with (
-        asyncio.timeout(TIME_LIMIT),
         running_peer("udaddy", "-b", host, prints=SUCCESS),
         aiordma.open_datagram((host, 0)) as endpoint,
     ):
@@ -132,13 +126,12 @@ async def test_aiordma_sends_to_udaddy(any_address: DeviceAddress) -> None:
 @on_roce
 async def test_udaddy_sends_to_aiordma(any_address: DeviceAddress) -> None:
     host = any_address.host
-    async with asyncio.timeout(TIME_LIMIT):
-        async with aiordma.open_datagram((host, UDADDY_PORT)) as endpoint:
-            serving = asyncio.create_task(endpoint.serve())
-            async with running_peer("udaddy", "-s", host, "-b", host, prints=SUCCESS):
-                for datagram in await receive_all(endpoint):
-                    await endpoint.send_to(datagram.peer, datagram.data, imm=endpoint.qp_num)
-        await serving
+    async with aiordma.open_datagram((host, UDADDY_PORT)) as endpoint:
+        serving = asyncio.create_task(endpoint.serve())
+        async with running_peer("udaddy", "-s", host, "-b", host, prints=SUCCESS):
+            for datagram in await receive_all(endpoint):
+                await endpoint.send_to(datagram.peer, datagram.data, imm=endpoint.qp_num)
+    await serving
 
 
 # --- mckey: multicast. The sender leaves the group at once, the receiver waits for ten ---
@@ -151,7 +144,6 @@ MCKEY = ("mckey", "-m", GROUP, "-C", COUNT, "-S", SIZE)
 @pytest.mark.parametrize("send_only", [False, True], ids=["member", "send-only"])
 async def test_aiordma_sends_to_mckey(address: DeviceAddress, send_only: bool) -> None:
     async with (
-        asyncio.timeout(TIME_LIMIT),
         running_peer(*MCKEY, "-b", address.host, prints="test complete") as receiver,
         aiordma.open_datagram((address.host, 0)) as endpoint,
         await endpoint.join(GROUP, send_only=send_only) as group,
@@ -165,7 +157,6 @@ async def test_aiordma_sends_to_mckey(address: DeviceAddress, send_only: bool) -
 @pytest.mark.parametrize("mode", [(), ("-o",)], ids=["member", "send-only"])
 async def test_mckey_sends_to_aiordma(address: DeviceAddress, mode: tuple[str, ...]) -> None:
     async with (
-        asyncio.timeout(TIME_LIMIT),
         aiordma.open_datagram((address.host, 0)) as endpoint,
         await endpoint.join(GROUP),
         running_peer(*MCKEY, "-s", "-b", address.host, *mode),

@@ -15,7 +15,6 @@ import example_runs
 import loops
 import pytest
 from example_runs import Handler, interrupt, run, running, serving_with
-from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import Connection
@@ -23,7 +22,7 @@ from aiordma.rdmacm import DeviceAddress
 from examples import file_transfer
 from examples.file_transfer import OPTIONS, PIECE, READ_SIZE
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.loops("asyncio"), pytest.mark.may_block]
 
 
 @contextlib.asynccontextmanager
@@ -49,7 +48,7 @@ async def test_fetching_with_the_programs(address: DeviceAddress, tmp_path: Path
     server = example_runs.serving(
         "file_transfer", "serve", str(source), "--host", address.host, "--port", "0"
     )
-    async with asyncio.timeout(3 * TIME_LIMIT), server as (process, port):
+    async with server as (process, port):
         fetch = ("file_transfer", "fetch", address.host, port)
         done = await asyncio.gather(run(*fetch, str(first)), run(*fetch, str(second)))
         assert first.read_bytes() == second.read_bytes() == content

@@ -12,7 +12,6 @@ import example_runs
 import loops
 import pytest
 from example_runs import Done, interrupt, run, serving_with
-from helpers import TIME_LIMIT
 
 import aiordma
 from aiordma import Connection
@@ -23,7 +22,7 @@ from examples.kv_cache import HEADER, OPTIONS, SLOT_SIZE
 MAX_CONTENT = SLOT_SIZE - HEADER.size
 """The limit for the bytes of a key and its value together."""
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.loops("asyncio"), pytest.mark.may_block]
 
 
 def serving(
@@ -59,7 +58,7 @@ def torn_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 async def test_put_get_and_delete_with_the_programs(address: DeviceAddress) -> None:
     server = example_runs.serving("kv_cache", "serve", "--host", address.host, "--port", "0")
-    async with asyncio.timeout(3 * TIME_LIMIT), server as (process, port):
+    async with server as (process, port):
         where = (address.host, port)
         assert await run("kv_cache", "put", *where, "colour", "grün") == Done(0, "", "")
         assert await run("kv_cache", "get", *where, "colour") == Done(0, "grün\n", "")

@@ -23,7 +23,7 @@ from aiordma.rdmacm import DeviceAddress
 PING = (sys.executable, "-m", "aiordma", "ping")
 LONG_WAIT = ("-w", str(TIME_LIMIT))
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.loops("asyncio"), pytest.mark.may_block]
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ def check_answered(done: Done, count: int) -> None:
 async def test_client_and_server_as_processes(address: DeviceAddress) -> None:
     """One client ends after three messages, another by Ctrl-C while it sends."""
     host = address.host
-    async with asyncio.timeout(TIME_LIMIT), running_server(host) as (server, port):
+    async with running_server(host) as (server, port):
         done = await run_program(*PING, host, "-p", str(port), "-c", "3", "-i", "0", *LONG_WAIT)
         check_answered(done, 3)
         assert done.output.startswith(f"{address.device} ({address.transport.name}) at ")
@@ -66,14 +66,13 @@ async def test_client_and_server_as_processes(address: DeviceAddress) -> None:
 
 async def test_without_a_host_the_command_answers_itself(address: DeviceAddress) -> None:
     """The first RDMA address of this machine, which can be that of another device."""
-    async with asyncio.timeout(TIME_LIMIT):
-        done = await run_program(*PING, "-c", "2", "-i", "0", *LONG_WAIT)
+    done = await run_program(*PING, "-c", "2", "-i", "0", *LONG_WAIT)
     check_answered(done, 2)
     assert done.output.startswith("no host was given: ")
 
 
 async def test_commands_that_fail(address: DeviceAddress) -> None:
-    async with asyncio.timeout(TIME_LIMIT), aiordma.listen(address.host, 0) as listener:
+    async with aiordma.listen(address.host, 0) as listener:
         port = listener.local_address[1]
         for arguments, errors in (
             (
@@ -92,7 +91,7 @@ async def test_commands_that_fail(address: DeviceAddress) -> None:
 async def test_a_killed_server_ends_the_ping(address: DeviceAddress) -> None:
     """The ping ends with one error, and the statistics count one lost message."""
     statistics = Statistics()
-    async with asyncio.timeout(TIME_LIMIT), running_server(address.host) as (server, port):
+    async with running_server(address.host) as (server, port):
         options = PingOptions(address.host, port, interval=0.01, wait=TIME_LIMIT / 4)
         task = asyncio.create_task(ping(options, statistics, lambda _: None))
         await loops.until(lambda: statistics.received >= 3 or task.done(), "three answers")
@@ -105,12 +104,11 @@ async def test_a_killed_server_ends_the_ping(address: DeviceAddress) -> None:
 
 async def test_the_server_listens_at_all_addresses(address: DeviceAddress) -> None:
     printed, statistics = asyncio.Queue[str](), Statistics()
-    async with asyncio.timeout(TIME_LIMIT):
-        listening = asyncio.create_task(listen(None, 0, printed.put_nowait))
-        line = await printed.get()
-        assert f"{address.host} ({address.device})" in line
-        options = PingOptions(address.host, int(line.split()[3]), 1, wait=TIME_LIMIT)
-        await ping(options, statistics, printed.put_nowait)
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+    listening = asyncio.create_task(listen(None, 0, printed.put_nowait))
+    line = await printed.get()
+    assert f"{address.host} ({address.device})" in line
+    options = PingOptions(address.host, int(line.split()[3]), 1, wait=TIME_LIMIT)
+    await ping(options, statistics, printed.put_nowait)
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
     assert statistics.all_correct

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator
 import loops
 import pytest
 from example_runs import Done, finish, interrupt, next_line, run, running, serving_with
-from helpers import TIME_LIMIT
 from programs import free_port, running_peer, until_accepted
 
 import aiordma
@@ -23,7 +22,7 @@ from aiordma import Connection, PeerClosed, RemoteBuffer
 from aiordma.rdmacm import DeviceAddress
 from examples import rping as example
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.loops("asyncio"), pytest.mark.may_block]
 
 COUNT = 3
 LETTERS = "".join(map(chr, range(ord("A"), ord("z") + 1)))
@@ -90,7 +89,7 @@ async def test_example_client_and_c_server(
     port = await free_port(any_address)
     common = ("-v", "-a", any_address.host, "-p", port, "-S", size)
     printed = expected_pings("server ping data: ", size)
-    async with asyncio.timeout(TIME_LIMIT), running_peer("rping", "-s", *common, prints=printed):
+    async with running_peer("rping", "-s", *common, prints=printed):
         await until_accepted(lambda: rping.ping("-V", "-C", COUNT, *common), port)
     assert rping.printed() == (expected_pings("ping data: ", size), "")
 
@@ -100,7 +99,7 @@ async def test_c_client_and_example_server(
     any_address: DeviceAddress, rping: InProcess, size: int
 ) -> None:
     common = ("-v", "-a", any_address.host, "-S", size)
-    async with asyncio.timeout(TIME_LIMIT), rping.serving(*common) as (serving, port):
+    async with rping.serving(*common) as (serving, port):
         client = ("rping", "-c", "-V", "-C", COUNT, "-p", port, *common)
         async with running_peer(*client, prints=expected_pings("ping data: ", size)):
             await serving
@@ -109,7 +108,7 @@ async def test_c_client_and_example_server(
 
 async def test_example_client_and_example_server(address: DeviceAddress) -> None:
     """All addresses and the default port. 60 pings are more than there are first letters."""
-    async with asyncio.timeout(2 * TIME_LIMIT), running("rping", "-s", "-v") as server:
+    async with running("rping", "-s", "-v") as server:
         assert await next_line(server.stderr) == "listening on port 7174"
         client = run("rping", "-c", "-v", "-V", "-a", address.host, "-C", "60")
         served, pinged = await asyncio.gather(finish(server), client)
@@ -118,7 +117,7 @@ async def test_example_client_and_example_server(address: DeviceAddress) -> None
 
 
 async def test_ctrl_c_ends_the_client(address: DeviceAddress, rping: InProcess) -> None:
-    async with asyncio.timeout(TIME_LIMIT), rping.serving("-a", address.host) as (serving, port):
+    async with rping.serving("-a", address.host) as (serving, port):
         async with running("rping", "-c", "-v", "-a", address.host, "-p", str(port)) as client:
             for number in range(5):
                 assert (await next_line(client.stdout)).startswith(f"ping data: rdma-ping-{number}")
@@ -133,7 +132,7 @@ async def test_a_persistent_server_serves_many_clients(
 ) -> None:
     """The server continues after a failed client, and serves three clients at the same time."""
     host, expected = address.host, 3 * DISCONNECT
-    async with asyncio.timeout(TIME_LIMIT), rping.serving("-P", "-a", host) as (serving, port):
+    async with rping.serving("-P", "-a", host) as (serving, port):
         async with aiordma.connect(host, port) as bad:
             await bad.send(b"bad")
             assert [message async for message in bad] == []
@@ -165,11 +164,10 @@ async def test_wrong_data_is_detected(address: DeviceAddress, rping: InProcess) 
                 await connection.write(memory, RemoteBuffer.unpack(await connection.recv()))
                 await connection.send(bytes(16))
 
-    async with asyncio.timeout(TIME_LIMIT):
-        async with serving_with(address.host, handle) as (port, _):
-            await rping.ping("-a", address.host, "-p", port, "-C", "4")
-        async with serving_with(address.host, handle) as (port, _):
-            done = await run("rping", "-c", "-V", "-a", address.host, "-p", str(port), "-C", "4")
+    async with serving_with(address.host, handle) as (port, _):
+        await rping.ping("-a", address.host, "-p", port, "-C", "4")
+    async with serving_with(address.host, handle) as (port, _):
+        done = await run("rping", "-c", "-V", "-a", address.host, "-p", str(port), "-C", "4")
     assert done == Done(1, "", "rping: data mismatch in ping 2\n")
 
 
@@ -183,23 +181,22 @@ async def test_a_record_of_the_wrong_size_is_refused(
         assert [message async for message in connection] == []
 
     error = f"^the peer sent a record of {length} bytes, not 16$"
-    async with asyncio.timeout(TIME_LIMIT):
-        async with serving_with(address.host, handle) as (port, _):
-            with pytest.raises(ValueError, match=error):
-                await rping.ping("-a", address.host, "-p", port)
-        async with rping.serving("-a", address.host) as (serving, port):
-            async with aiordma.connect(address.host, port) as connection:
-                await connection.send(bytes(length))
-                assert [message async for message in connection] == []
-            with pytest.raises(ValueError, match=error):
-                await serving
+    async with serving_with(address.host, handle) as (port, _):
+        with pytest.raises(ValueError, match=error):
+            await rping.ping("-a", address.host, "-p", port)
+    async with rping.serving("-a", address.host) as (serving, port):
+        async with aiordma.connect(address.host, port) as connection:
+            await connection.send(bytes(length))
+            assert [message async for message in connection] == []
+        with pytest.raises(ValueError, match=error):
+            await serving
 
 
 async def test_a_ping_that_is_too_large_for_the_server(
     address: DeviceAddress, rping: InProcess
 ) -> None:
     server = rping.serving("-a", address.host, "-S", "64")
-    async with asyncio.timeout(TIME_LIMIT), server as (serving, port):
+    async with server as (serving, port):
         with pytest.raises(PeerClosed):
             await rping.ping("-a", address.host, "-p", port, "-S", "65")
         with pytest.raises(ValueError, match=r"^a ping of 65 bytes: -S allows 64 here$"):
@@ -209,7 +206,7 @@ async def test_a_ping_that_is_too_large_for_the_server(
 async def test_programs_that_fail_print_one_line(address: DeviceAddress) -> None:
     """The client has no server. The server cannot read the memory of its client."""
     server = running("rping", "-s", "-a", address.host, "-p", "0")
-    async with asyncio.timeout(TIME_LIMIT), server as process:
+    async with server as process:
         port = (await next_line(process.stderr)).removeprefix("listening on port ")
         async with aiordma.connect(address.host, int(port)) as connection:
             await connection.send(RemoteBuffer(4096, 77, 64).pack())

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import loops
 import pytest
-from helpers import TIME_LIMIT
 from programs import PRELOAD, free_port, running_peer, until_accepted
 from streaming import pattern, receive_all, receive_exactly
 
@@ -20,7 +19,7 @@ import aiordma
 from aiordma import ByteStream, PeerClosed, StreamOptions
 from aiordma.rdmacm import DeviceAddress
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.loops("asyncio"), pytest.mark.may_block]
 
 DEFAULT = StreamOptions()
 SMALL = StreamOptions(send_buffer=4096, recv_buffer=4096, send_depth=16, recv_depth=16)
@@ -40,10 +39,7 @@ async def accepted_from(
     environment: dict[str, str] | None = None,
 ) -> AsyncIterator[tuple[ByteStream, asyncio.subprocess.Process]]:
     """Run a program that connects. HOST and PORT in its command become those of a listener."""
-    async with (
-        asyncio.timeout(TIME_LIMIT),
-        aiordma.listen_stream(address.host, 0, options=options) as listener,
-    ):
+    async with aiordma.listen_stream(address.host, 0, options=options) as listener:
         host, port = listener.local_address
         words = [str(word).replace("HOST", host).replace("PORT", str(port)) for word in command]
         async with (
@@ -93,7 +89,6 @@ async def test_aiordma_connects_to_rstream(address: DeviceAddress, name: str) ->
     test = ["-S", size, "-C", count, "-I", rounds, "-T", "v", *RSTREAM[name]]
     data = counting(SYNC + size * count * rounds)
     async with (
-        asyncio.timeout(TIME_LIMIT),
         running_peer("rstream", "-b", host, "-p", port, *test, prints="custom"),
         await connect_when_it_listens(
             host, port, SMALL if name == "small buffers" else DEFAULT
@@ -154,7 +149,6 @@ async def test_aiordma_connects_to_riostream(address: DeviceAddress) -> None:
     for _ in range(ATTEMPTS):
         host, port = address.host, await free_port(address)
         async with (
-            asyncio.timeout(TIME_LIMIT),
             running_peer("riostream", "-b", host, "-p", port, *IO_TEST, prints="custom") as server,
             await connect_when_it_listens(host, port, ONE_MAPPING) as stream,
         ):
@@ -195,7 +189,7 @@ async def test_rcopy_sends_a_file_to_aiordma(address: DeviceAddress, tmp_path: P
 
 async def test_aiordma_sends_a_file_to_rcopy(address: DeviceAddress, tmp_path: Path) -> None:
     port, target = await free_port(address), tmp_path / "copy"
-    async with asyncio.timeout(TIME_LIMIT), running_peer("rcopy", "-p", port) as server:
+    async with running_peer("rcopy", "-p", port) as server:
         async with await connect_when_it_listens(address.host, port, DEFAULT) as stream:
 
             async def ask(command: int, data: int, body: bytes, more: bytes = b"") -> None:
@@ -261,7 +255,6 @@ async def connected_to_program(
         return
     host, port = address.host, await free_port(address)
     async with (
-        asyncio.timeout(TIME_LIMIT),
         running_peer(*COMMAND, role, host, port, nbytes, environment=PRELOAD) as server,
         await connect_when_it_listens(host, port, DEFAULT) as stream,
     ):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 
 import pytest
 from example_runs import Done, finish, interrupt, run, serving
-from helpers import ROOT, TIME_LIMIT
+from helpers import ROOT
 
 from aiordma.rdmacm import DeviceAddress
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 
 # Starting Python takes long in the lab, and other tests cover the differences between devices.
-pytestmark = pytest.mark.transport("IB")
+pytestmark = [
+    pytest.mark.loops("asyncio"),
+    pytest.mark.may_block,
+    pytest.mark.transport("IB"),
+]
 
 
 async def run_client(name: str, *arguments: str) -> list[str]:
@@ -25,7 +28,6 @@ async def run_client(name: str, *arguments: str) -> list[str]:
     return done.output.splitlines()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("server", "client", "arguments", "expected"),
     [
@@ -45,25 +47,23 @@ async def test_each_client_prints_the_lines_of_the_page(
     address: DeviceAddress, server: str, client: str, arguments: list[str], expected: list[str]
 ) -> None:
     written = "the client wrote b'goodbye'\n" if server == "4_memory" else ""
-    async with asyncio.timeout(TIME_LIMIT), serving(f"tutorial/{server}_server") as (process, _):
+    async with serving(f"tutorial/{server}_server") as (process, _):
         assert await run_client(f"{client}_client", address.host, *arguments) == expected
         assert await interrupt(process) == Done(0, written, "")
     assert [line for line in expected if line not in PAGE] == []
 
 
-@pytest.mark.asyncio
 async def test_timeouts_lose_no_message(address: DeviceAddress) -> None:
-    async with asyncio.timeout(TIME_LIMIT), serving("tutorial/5_slow_server"):
+    async with serving("tutorial/5_slow_server"):
         lines = await run_client("5_errors_client", address.host)
     errors = ["Rejected", "TimeoutError", "received", "PeerClosed", "LocalClosed"]
     assert [line.partition(":")[0] for line in lines] == errors
     assert (lines[0], lines[2]) == ("Rejected: status 8", "received: b'answer to question'")
 
 
-@pytest.mark.asyncio
 async def test_the_service_ends_on_sigterm(address: DeviceAddress) -> None:
     words = ["one", "two"]
-    async with asyncio.timeout(TIME_LIMIT), serving("service", "--work", "0.1") as (service, _):
+    async with serving("service", "--work", "0.1") as (service, _):
         lines = await run_client("7_digest_client", address.host, *words)
         digests = [hashlib.sha256(word.encode()).hexdigest()[:16] for word in words]
         assert lines == [f"{word} {digest}" for word, digest in zip(words, digests, strict=True)]
