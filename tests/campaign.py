@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import random
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -16,17 +17,34 @@ SECONDS = float(os.environ.get("AIORDMA_SOAK_SECONDS", "120"))
 REPORT_EVERY = 15.0
 
 
-def until_time_is_up(what: str, figures: Counter[str]) -> Iterator[int]:
-    """Yield the number of each round until SECONDS have passed. Print the figures regularly."""
-    begin = last = time.monotonic()
-    number = 0
-    while (now := time.monotonic()) - begin < SECONDS:
-        if now - last > REPORT_EVERY:
-            print(f"{what}: {now - begin:.0f} s, {dict(figures)}", flush=True)
-            last = now
-        yield number
-        number += 1
-    print(f"{what}: done after {SECONDS:.0f} s, {number} rounds, {dict(figures)}", flush=True)
+class Campaign:
+    """A source of random choices, and counts of what has happened in a test."""
+
+    def __init__(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._seed = random.randrange(1 << 32)
+        self._name, self._capsys = name, capsys
+        self.chance = random.Random(self._seed)
+        self.figures: Counter[str] = Counter()
+
+    def rounds(self) -> Iterator[None]:
+        """Yield until SECONDS have passed. Print the figures regularly."""
+        begin = last = time.monotonic()
+        while (now := time.monotonic()) - begin < SECONDS:
+            if now - last > REPORT_EVERY:
+                self._print(f"{now - begin:.0f} s")
+                last = now
+            yield
+            self.figures["rounds"] += 1
+        self._print(f"done after {SECONDS:.0f} s")
+
+    def _print(self, text: str) -> None:
+        with self._capsys.disabled():
+            print(f"{self._name}, seed {self._seed}: {text}, {dict(self.figures)}", flush=True)
+
+
+@pytest.fixture
+def campaign(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Campaign:
+    return Campaign(request.node.name, capsys)
 
 
 async def finish(tasks: Collection[asyncio.Task[None]]) -> None:

@@ -7,13 +7,10 @@ figures while it runs.
 from __future__ import annotations
 
 import asyncio
-import random
-import signal
-from collections import Counter
 
 import pytest
-from campaign import finish, until_time_is_up
-from helpers import TIME_LIMIT, read_line, start_python
+from campaign import Campaign, finish
+from helpers import TIME_LIMIT, end, read_line, start_python
 
 import aiordma
 from aiordma import Connection, ConnectionOptions
@@ -30,44 +27,39 @@ async def echo(connection: Connection) -> None:
         await connection.send(message)
 
 
-async def run_client(server: tuple[str, int], chance: random.Random, figures: Counter[str]) -> None:
+async def run_client(server: tuple[str, int], campaign: Campaign) -> None:
     """Send random messages to an echo server for ever, and check the replies."""
     async with asyncio.timeout(TIME_LIMIT):
         connection = await aiordma.connect(*server, options=SMALL)
     async with connection:
-        figures["connected"] += 1
+        campaign.figures["connected"] += 1
         while True:
-            message = chance.randbytes(chance.randrange(4096))
+            message = campaign.chance.randbytes(campaign.chance.randrange(4096))
             async with asyncio.timeout(TIME_LIMIT):
                 await connection.send(message)
                 assert await connection.recv() == message
-            figures["echoed"] += 1
+            campaign.figures["echoed"] += 1
 
 
 async def test_clients_cancelled_at_random_moments(
-    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+    address: DeviceAddress, campaign: Campaign
 ) -> None:
     """Cancel groups of clients at random moments. The others still receive correct replies."""
-    chance = random.Random(1)
-    figures: Counter[str] = Counter()
-    with capsys.disabled():
-        async with aiordma.listen(address.host, 0, options=SMALL) as listener:
-            serving = asyncio.create_task(listener.serve(echo))
-            for _ in until_time_is_up(f"cancelled on {address.device}", figures):
-                server = listener.local_address
-                tasks = [asyncio.create_task(run_client(server, chance, figures)) for _ in range(8)]
-                for task in tasks:
-                    await asyncio.sleep(chance.uniform(0, 0.1))
-                    task.cancel()
-                    figures["cancelled"] += 1
-                await finish(tasks)
-                assert all(task.cancelled() for task in tasks), [
-                    t for t in tasks if not t.cancelled()
-                ]
-            async with asyncio.timeout(TIME_LIMIT):
-                await listener.aclose()
-                await serving
-    assert figures["echoed"]
+    async with aiordma.listen(address.host, 0, options=SMALL) as listener:
+        serving = asyncio.create_task(listener.serve(echo))
+        server = listener.local_address
+        for _ in campaign.rounds():
+            tasks = [asyncio.create_task(run_client(server, campaign)) for _ in range(8)]
+            for task in tasks:
+                await asyncio.sleep(campaign.chance.uniform(0, 0.1))
+                task.cancel()
+                campaign.figures["cancelled"] += 1
+            await finish(tasks)
+            assert [task for task in tasks if not task.cancelled()] == []
+        async with asyncio.timeout(TIME_LIMIT):
+            await listener.aclose()
+            await serving
+    assert campaign.figures["echoed"]
 
 
 SENDER = """
@@ -85,34 +77,27 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_peers_killed_at_random_moments(
-    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_peers_killed_at_random_moments(address: DeviceAddress, campaign: Campaign) -> None:
     """Kill peer processes while they start, connect and send. The server keeps working."""
-    chance = random.Random(2)
-    figures: Counter[str] = Counter()
 
     async def count(connection: Connection) -> None:
-        figures["connected"] += 1
+        campaign.figures["connected"] += 1
         async for message in connection:
-            figures["messages"] += 1
+            campaign.figures["messages"] += 1
             await connection.send(message)
 
-    with capsys.disabled():
-        async with aiordma.listen(address.host, 0) as listener:
-            serving = asyncio.create_task(listener.serve(count))
-            host, port = listener.local_address
-            for _ in until_time_is_up(f"killed on {address.device}", figures):
-                peer = start_python(SENDER, host, str(port))
-                if chance.random() < 0.7:
-                    assert await asyncio.to_thread(read_line, peer) == "connected"
-                    await asyncio.sleep(chance.uniform(0, 0.5))
-                else:
-                    await asyncio.sleep(chance.uniform(0, 4))
-                peer.send_signal(signal.SIGKILL)
-                await asyncio.to_thread(peer.communicate)
-                figures["killed"] += 1
-            await listener.aclose()
-            async with asyncio.timeout(TIME_LIMIT):
-                await serving
-    assert figures["messages"]
+    async with aiordma.listen(address.host, 0) as listener:
+        serving = asyncio.create_task(listener.serve(count))
+        host, port = listener.local_address
+        for _ in campaign.rounds():
+            peer = start_python(SENDER, host, str(port))
+            if campaign.chance.random() < 0.7:
+                assert await asyncio.to_thread(read_line, peer) == "connected"
+                await asyncio.sleep(campaign.chance.uniform(0, 0.5))
+            else:
+                await asyncio.sleep(campaign.chance.uniform(0, 4))
+            await end(peer)
+        await listener.aclose()
+        async with asyncio.timeout(TIME_LIMIT):
+            await serving
+    assert campaign.figures["messages"]

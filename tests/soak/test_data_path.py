@@ -7,14 +7,13 @@ Operations that are not cancelled must give the right result, and no message is 
 from __future__ import annotations
 
 import asyncio
-import random
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from campaign import finish, until_time_is_up
+from campaign import Campaign, finish
 from helpers import TIME_LIMIT, Pair, connected
 
 from aiordma import (
@@ -53,51 +52,35 @@ def unseal(message: bytes) -> int:
     return int.from_bytes(message[4:12], "big")
 
 
-class FreedMemory:
-    """Buffers that reuse freed memory. Their content must not change."""
-
-    def __init__(self) -> None:
-        self._buffers: deque[bytearray] = deque(maxlen=200)
-
-    def reuse(self, nbytes: int) -> None:
-        """Allocate a buffer of the size of freed memory."""
-        self._buffers.append(bytearray([PATTERN_BYTE]) * nbytes)
-
-    def check(self) -> None:
-        """Fail if a buffer has changed."""
-        for buffer in self._buffers:
-            assert buffer.count(PATTERN_BYTE) == len(buffer), "freed memory was written to"
-
-
 class Workload:
-    """The operations on both ends of a connection."""
+    """The operations on both ends of a connection, and their memory."""
 
-    def __init__(self, pair: Pair, chance: random.Random, figures: Counter[str]) -> None:
-        self.pair = pair
+    def __init__(self, pair: Pair, campaign: Campaign) -> None:
         self.near, self.far = pair.client, pair.server
-        self.chance = chance
-        self.figures = figures
-        self.freed = FreedMemory()
+        self.chance, self.figures = campaign.chance, campaign.figures
+        self.freed: deque[bytearray] = deque(maxlen=200)
+        """Buffers that reuse freed memory. Their content must not change."""
         self.added = self.perhaps_added = 0
         self.expected = 0
         self.is_iwarp = self.near._endpoint.device.is_iwarp
 
     async def prepare(self) -> None:
         """Allocate and register the memory of all operations."""
-        self.constant = bytes(self.chance.randbytes(AREA))
+        self.constant = self.chance.randbytes(AREA)
         self.readable = await self.far.register(self.constant, AccessFlags.REMOTE_READ)
         self.writable = await self.far.allocate(AREA, SHARED)
         self.mailbox = await self.near.allocate(AREA, SHARED)
-        access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_ATOMIC
+        self.regions = [self.readable, self.writable, self.mailbox]
         if not self.is_iwarp:
+            access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_ATOMIC
             self.counter = await self.far.allocate(8, access)
+            self.regions.append(self.counter)
         self.cache = RegistrationCache(self.near, max_bytes=20_000)
         self.cached = [bytearray(5000) for _ in range(6)]
 
-    def regions(self) -> list[MemoryRegion]:
-        """Return the regions to close at the end."""
-        counter = [] if self.is_iwarp else [self.counter]
-        return [self.readable, self.writable, self.mailbox, *counter]
+    def check_freed(self) -> None:
+        for buffer in self.freed:
+            assert buffer.count(PATTERN_BYTE) == len(buffer), "freed memory was written to"
 
     def size(self) -> int:
         """Return a random message size."""
@@ -125,7 +108,7 @@ class Workload:
             yield region, buffer
         finally:
             region.close()
-            self.freed.reuse(len(data))
+            self.freed.append(bytearray([PATTERN_BYTE]) * len(data))
 
     async def send(self) -> None:
         """Send a message as a copy, from registered memory, or in pieces of both."""
@@ -168,10 +151,8 @@ class Workload:
 
     async def bind(self) -> None:
         region = await self.near.allocate(100, AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
-        try:
+        with region:
             (await self.near.bind(region)).close()
-        finally:
-            region.close()
 
     async def deregister(self) -> None:
         buffer = bytearray(self.size())
@@ -223,21 +204,16 @@ class Workload:
             if self.chance.random() < 0.5:
                 await asyncio.sleep(self.chance.choice([0, 0, 0.001, 0.01, 0.05]))
                 task.cancel()
-            done, _ = await asyncio.wait([task], timeout=TIME_LIMIT)
-            assert done, f"{kind.__name__} has not ended"
-            if task.cancelled():
-                self.figures["cancelled"] += 1
-            else:
+            await asyncio.wait([task])
+            self.figures["cancelled" if task.cancelled() else "ended"] += 1
+            if not task.cancelled():
                 task.result()
-                self.figures["ended"] += 1
 
 
-async def one_connection(
-    address: DeviceAddress, chance: random.Random, figures: Counter[str]
-) -> None:
+async def one_connection(address: DeviceAddress, campaign: Campaign) -> None:
     """Connect, run all operations for some seconds, and close or abort."""
     async with connected(address, OPTIONS, OPTIONS) as pair:
-        workload = Workload(pair, chance, figures)
+        workload = Workload(pair, campaign)
         await workload.prepare()
         kinds = [workload.send, workload.read, workload.write, workload.deregister]
         if not workload.is_iwarp:
@@ -245,24 +221,21 @@ async def one_connection(
         # On iWARP the accepting side can send only after it has received a message.
         await pair.client.send(seal(0, b"first"))
         consuming = asyncio.create_task(workload.consume())
-        tasks = [asyncio.create_task(workload.run(kinds)) for _ in range(5)]
-        tasks.append(asyncio.create_task(workload.run([workload.receive])))
-        tasks += [
-            asyncio.create_task(workload.flood()),
-            asyncio.create_task(workload.keep_writing()),
-        ]
+        calls = [*(workload.run(kinds) for _ in range(5)), workload.run([workload.receive])]
+        calls += [workload.flood(), workload.keep_writing()]
+        tasks = [asyncio.create_task(call) for call in calls]
         done, _ = await asyncio.wait(
-            tasks, timeout=chance.uniform(2, 8), return_when=asyncio.FIRST_COMPLETED
+            tasks, timeout=campaign.chance.uniform(2, 8), return_when=asyncio.FIRST_COMPLETED
         )
         for task in done:
             task.result()
-        workload.freed.check()
-        if chance.random() < 0.5:
-            chance.choice([pair.client, pair.server]).abort()
-            figures["aborted"] += 1
+        workload.check_freed()
+        if campaign.chance.random() < 0.5:
+            campaign.chance.choice([pair.client, pair.server]).abort()
+            campaign.figures["aborted"] += 1
         for task in tasks:
             task.cancel()
-        await finish([*tasks])
+        await finish(tasks)
         for task in tasks:
             if not task.cancelled() and task.exception() is not None:
                 assert isinstance(task.exception(), (ConnectionClosed, WorkRequestError))
@@ -273,22 +246,16 @@ async def one_connection(
         if not workload.is_iwarp:
             total = int.from_bytes(memoryview(workload.counter), "little")
             assert workload.added <= total <= workload.perhaps_added
-        workload.freed.check()
+        workload.check_freed()
         workload.cache.close()
-        for region in workload.regions():
+        for region in workload.regions:
             await region.aclose()
-        workload.freed.check()
-        figures["connections"] += 1
+        workload.check_freed()
 
 
 async def test_operations_cancelled_at_random_moments(
-    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+    address: DeviceAddress, campaign: Campaign
 ) -> None:
-    chance = random.Random(4)
-    figures: Counter[str] = Counter()
-    with capsys.disabled():
-        for _ in until_time_is_up(f"operations on {address.device}", figures):
-            await one_connection(address, chance, figures)
-    assert figures["cancelled"]
-    assert figures["ended"]
-    assert figures["received"]
+    for _ in campaign.rounds():
+        await one_connection(address, campaign)
+    assert all(campaign.figures[name] for name in ("cancelled", "ended", "received"))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from contextlib import suppress
 
 import pytest
-from campaign import finish, until_time_is_up
+from campaign import Campaign, finish
 from helpers import TIME_LIMIT
 
 from aiordma import AsyncCmId, RdmaError, Rejected, SyncCmId
@@ -35,65 +34,63 @@ async def answer_all(listener: SyncCmId, figures: Counter[str]) -> None:
             figures["peer disconnected before the accept"] += 1
 
 
-async def run_client(server: tuple[str, int], chance: random.Random, figures: Counter[str]) -> None:
+async def run_client(server: tuple[str, int], campaign: Campaign) -> None:
     """Connect by one of two methods, send one message, and disconnect."""
     info = AddrInfo(destination=parse_address(*server))
-    by_hand = chance.random() < 0.5
-    cm = await SyncCmId.create() if by_hand else await SyncCmId.create_ep(info, init=SMALL)
-    async with cm:
+    by_hand = campaign.chance.random() < 0.5
+    async with await (SyncCmId.create() if by_hand else SyncCmId.create_ep(info, init=SMALL)) as cm:
         if by_hand:
-            await cm.resolve_addr(parse_address(*server))
-            await cm.resolve_route()
-            await cm.create_qp(SMALL)
+            await resolve(cm, server)
         region = await cm.reg_msgs(bytearray(64))
         with suppress(RdmaError):
             await cm.connect()
             cm.cm_id.post_send(1, region, 0, 64)
             await cm.get_send_comp()
             await cm.disconnect()
-            figures["messages sent"] += 1
+            campaign.figures["messages sent"] += 1
+
+
+async def resolve(cm: AsyncCmId | SyncCmId, server: tuple[str, int]) -> None:
+    """Prepare an id for connect()."""
+    await cm.resolve_addr(parse_address(*server))
+    await cm.resolve_route()
+    await cm.create_qp(SMALL)
 
 
 async def test_synchronous_ids_cancelled_at_random_moments(
-    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+    address: DeviceAddress, campaign: Campaign
 ) -> None:
-    chance = random.Random(3)
-    figures: Counter[str] = Counter()
-    with capsys.disabled():
-        listener = await SyncCmId.create()
-        listener.bind_addr(parse_address(address.host))
-        listener.listen()
-        server = listener.local_address
-        answering = asyncio.create_task(answer_all(listener, figures))
-        for _ in until_time_is_up(f"synchronous ids on {address.device}", figures):
-            tasks = [asyncio.create_task(run_client(server, chance, figures)) for _ in range(4)]
-            for task in tasks:
-                await asyncio.sleep(chance.uniform(0, 0.1))
-                if chance.random() < 0.7:
-                    task.cancel()
-                    figures["cancelled"] += 1
-            await finish(tasks)
-            for task in tasks:
-                assert task.cancelled() or task.exception() is None, task
-        await listener.aclose()
-        async with asyncio.timeout(TIME_LIMIT):
-            await answering
-    assert figures["answered"]
+    listener = await SyncCmId.create()
+    listener.bind_addr(parse_address(address.host))
+    listener.listen()
+    server = listener.local_address
+    answering = asyncio.create_task(answer_all(listener, campaign.figures))
+    for _ in campaign.rounds():
+        tasks = [asyncio.create_task(run_client(server, campaign)) for _ in range(4)]
+        for task in tasks:
+            await asyncio.sleep(campaign.chance.uniform(0, 0.1))
+            if campaign.chance.random() < 0.7:
+                task.cancel()
+                campaign.figures["cancelled"] += 1
+        await finish(tasks)
+        for task in tasks:
+            assert task.cancelled() or task.exception() is None, task
+    await listener.aclose()
+    async with asyncio.timeout(TIME_LIMIT):
+        await answering
+    assert campaign.figures["answered"]
 
 
 async def test_listener_that_migrates_repeatedly(
-    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+    address: DeviceAddress, campaign: Campaign
 ) -> None:
     """Migrate a listener between loop and threads while clients connect. None is lost."""
-    chance = random.Random(4)
-    figures: Counter[str] = Counter()
+    figures, stop = campaign.figures, asyncio.Event()
 
-    async def keep_connecting(server: tuple[str, int], stop: asyncio.Event) -> None:
+    async def keep_connecting(server: tuple[str, int]) -> None:
         while not stop.is_set():
             async with await AsyncCmId.create() as cm:
-                await cm.resolve_addr(parse_address(*server))
-                await cm.resolve_route()
-                await cm.create_qp(SMALL)
+                await resolve(cm, server)
                 answer = b""
                 try:
                     async with asyncio.timeout(TIME_LIMIT):
@@ -109,30 +106,25 @@ async def test_listener_that_migrates_repeatedly(
 
     async def reject_for_a_while(listener: AsyncCmId | SyncCmId) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(chance.uniform(0, 0.1)):
+            async with asyncio.timeout(campaign.chance.uniform(0, 0.1)):
                 while True:
                     request = await listener.get_request()
                     request.reject(b"rejected")
                     request.abort()
-                    figures["rejected"] += 1
 
-    with capsys.disabled():
-        listener = await AsyncCmId.create()
-        listener.bind_addr(parse_address(address.host))
-        listener.listen()
-        stop = asyncio.Event()
-        clients = [
-            asyncio.create_task(keep_connecting(listener.local_address, stop)) for _ in range(3)
-        ]
-        for _ in until_time_is_up(f"migrating on {address.device}", figures):
-            synchronous = await listener.migrate(None)
-            await reject_for_a_while(synchronous)
-            listener = await synchronous.migrate()
-            await reject_for_a_while(listener)
-            figures["migrations"] += 2
-        stop.set()
-        await listener.aclose()
-        async with asyncio.timeout(2 * TIME_LIMIT):
-            await asyncio.gather(*clients)
+    listener = await AsyncCmId.create()
+    listener.bind_addr(parse_address(address.host))
+    listener.listen()
+    server = listener.local_address
+    clients = [asyncio.create_task(keep_connecting(server)) for _ in range(3)]
+    for _ in campaign.rounds():
+        synchronous = await listener.migrate(None)
+        await reject_for_a_while(synchronous)
+        listener = await synchronous.migrate()
+        await reject_for_a_while(listener)
+    stop.set()
+    await listener.aclose()
+    async with asyncio.timeout(2 * TIME_LIMIT):
+        await asyncio.gather(*clients)
     assert figures["answered"]
     assert not figures["lost in a migration"]

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 
 import pytest
-from campaign import until_time_is_up
+from campaign import Campaign
 from helpers import TIME_LIMIT
 from streaming import StreamPair, pattern, streaming
 
@@ -63,13 +63,10 @@ async def exchange(pair: StreamPair, chance: random.Random, figures: Counter[str
     ends = [pair.client, pair.server]
     sent = [pattern(chance.choice([10, 1000, 300_000]), chance.randrange(1 << 20)) for _ in ends]
     received = [bytearray(), bytearray()]
-    tasks = [
-        asyncio.create_task(send(end, data, chance)) for end, data in zip(ends, sent, strict=True)
-    ]
-    tasks += [
-        asyncio.create_task(receive(end, into, chance))
-        for end, into in zip(ends, received, strict=True)
-    ]
+    tasks = []
+    for end, data, into in zip(ends, sent, received, strict=True):
+        tasks.append(asyncio.create_task(send(end, data, chance)))
+        tasks.append(asyncio.create_task(receive(end, into, chance)))
     ends_early = chance.random() < 0.3
     if ends_early:
         await asyncio.sleep(chance.random() * 0.1)
@@ -89,15 +86,13 @@ async def exchange(pair: StreamPair, chance: random.Random, figures: Counter[str
         figures["bytes"] += len(into)
 
 
-async def test_streams_with_random_options_and_ends(address: DeviceAddress) -> None:
-    seed = random.randrange(1 << 32)
-    chance = random.Random(seed)
-    print(f"streams on {address.device}: seed {seed}", flush=True)
-    figures: Counter[str] = Counter()
-    for _ in until_time_is_up(f"streams on {address.device}", figures):
+async def test_streams_with_random_options_and_ends(
+    address: DeviceAddress, campaign: Campaign
+) -> None:
+    chance = campaign.chance
+    for _ in campaign.rounds():
         async with (
             asyncio.timeout(TIME_LIMIT),
             streaming(address, some_options(chance), some_options(chance)) as pair,
         ):
-            await exchange(pair, chance, figures)
-        figures["streams"] += 1
+            await exchange(pair, chance, campaign.figures)
