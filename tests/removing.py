@@ -15,6 +15,7 @@ from typing import Any
 import blocking
 import loops
 import machine
+import pytest
 from helpers import TIME_LIMIT
 
 from aiordma import RdmaError
@@ -120,6 +121,13 @@ class SimulatedDevice(SoftDevice):
 
     def set_link(self, state: str) -> None:
         self._cm.set_link(self._device, is_up=state == "up")
+
+
+@pytest.fixture
+def device(address: DeviceAddress) -> Iterator[SoftDevice]:
+    """Yield the device at `address`. It is restored after the test."""
+    with SoftDevice.of_address(address).restored() as soft:
+        yield soft
 
 
 def users_of_devices() -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import loops
 import pytest
 from helpers import TIME_LIMIT, end, read_line, start_python
@@ -30,13 +28,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-def device(address: DeviceAddress) -> Iterator[SoftDevice]:
-    """Yield the device at `address`. It is restored after the test."""
-    with SoftDevice.of_address(address).restored() as soft:
-        yield soft
 
 
 async def test_removal_of_the_device_ends_every_wait(
@@ -78,13 +69,6 @@ async def test_removal_of_the_device_ends_every_wait(
             assert (await endpoint.recv_from()).data == b"back"
 
 
-async def echoed(endpoint: aiordma.DatagramEndpoint, peer: aiordma.DatagramPeer) -> bytes:
-    """Send a datagram to a peer that echoes, and return the data that comes back."""
-    await endpoint.send_to(peer, b"hello")
-    async with loops.timeout(TIME_LIMIT):
-        return (await endpoint.recv_from()).data
-
-
 async def test_a_killed_peer_does_not_disturb_the_endpoint(address: DeviceAddress) -> None:
     async with aiordma.open_datagram((address.host, 0)) as endpoint:
         for _ in range(2):
@@ -92,7 +76,9 @@ async def test_a_killed_peer_does_not_disturb_the_endpoint(address: DeviceAddres
             try:
                 port = int(await loops.to_thread(read_line, process))
                 peer = await endpoint.resolve(address.host, port)
-                assert await echoed(endpoint, peer) == b"hello"
+                await endpoint.send_to(peer, b"hello")
+                async with loops.timeout(TIME_LIMIT):
+                    assert (await endpoint.recv_from()).data == b"hello"
             finally:
                 await end(process)
             for _ in range(5):

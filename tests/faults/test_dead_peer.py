@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from subprocess import Popen
 
@@ -99,7 +98,7 @@ async def kill_busy_peer(
 
         await loops.until(are_busy, "messages in both directions")
         assert not any(task.done() for task in tasks)
-        peer.send_signal(signal.SIGKILL)
+        peer.kill()
         results = await loops.gather(*tasks, return_exceptions=True)
         assert all(isinstance(r, (PeerClosed, WorkRequestError)) for r in results)
         assert connection.closed
@@ -118,7 +117,7 @@ async def test_idle_peer_killed_ends_recv_and_send(address: DeviceAddress) -> No
     async with connected_peer("idle", address) as (connection, peer):
         receiving = loops.create_task(connection.recv())
         await loops.until(lambda: is_receiving(connection), "the task to wait")
-        peer.send_signal(signal.SIGKILL)
+        peer.kill()
         for call in (receiving, connection.send(b"too late")):
             with pytest.raises(PeerClosed):
                 await call
@@ -130,7 +129,7 @@ async def test_peer_killed_before_accept_makes_accept_fail(address: DeviceAddres
         host, port = listener.local_address
         async with started_peer("idle", host, port) as peer:
             request = await listener.get_request()
-            peer.send_signal(signal.SIGKILL)
+            peer.kill()
             await loops.to_thread(peer.wait)
             # RoCE has no TCP connection. There accept() fails in any case: the peer's device has
             # sent a rejection.
@@ -151,6 +150,6 @@ async def test_listening_peer_killed_makes_connect_fail(address: DeviceAddress) 
         # One is the id of this side. The other is the id of the request, in the peer.
         await loops.until(lambda: cm_ids(address.device) == before + 2, "the request to arrive")
         assert not connecting.done()
-        peer.send_signal(signal.SIGKILL)
+        peer.kill()
         with pytest.raises(aiordma.ConnectError):
             await connecting

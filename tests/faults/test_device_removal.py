@@ -36,13 +36,6 @@ from aiordma.verbs import QueuePairCaps, QueuePairInit
 ROUNDS = 2
 
 
-@pytest.fixture
-def device(address: DeviceAddress) -> Iterator[SoftDevice]:
-    """Yield the device at `address`. It is restored after the test."""
-    with SoftDevice.of_address(address).restored() as soft:
-        yield soft
-
-
 async def error_of(waiting: Awaitable[object]) -> type[BaseException]:
     """Wait until an await fails with an RdmaError. Return the type of the error."""
     with pytest.raises(aiordma.RdmaError) as caught:
@@ -187,8 +180,13 @@ async def test_a_listener_that_migrates_after_removal_raises_device_removed(
     await device.wait_removed()
 
 
-async def test_removal_ends_a_pending_connect(address: DeviceAddress, device: SoftDevice) -> None:
-    """The request is not notified of the removal. It can only be rejected."""
+@pytest.mark.parametrize(("answer", "late"), [("reject", 0), ("accept", 0), ("accept", 1)])
+async def test_a_request_after_removal_can_only_be_rejected(
+    address: DeviceAddress, device: SoftDevice, answer: str, late: float
+) -> None:
+    """It is not notified of the removal. Its id is still bound to the device, which allows no new
+    objects. The removal ends the connect() of the peer.
+    """
     async with aiordma.listen(address.host, 0) as listener:
         tasks = await start(
             aiordma.connect(*listener.local_address), until=lambda: pending_requests(listener)
@@ -196,26 +194,12 @@ async def test_removal_ends_a_pending_connect(address: DeviceAddress, device: So
         request = await listener.get_request()
         device.start_removing()
         assert await tasks[0] is DeviceRemoved
-        await request.reject()
-        del request
-    await device.wait_removed()
-
-
-@pytest.mark.parametrize("late", [0, 1])
-async def test_accept_after_removal_fails(
-    address: DeviceAddress, device: SoftDevice, late: float
-) -> None:
-    """The id of the request is still bound to the device, which allows no new objects."""
-    async with aiordma.listen(address.host, 0) as listener:
-        tasks = await start(
-            aiordma.connect(*listener.local_address), until=lambda: pending_requests(listener)
-        )
-        request = await listener.get_request()
-        device.start_removing()
-        await tasks[0]
-        await loops.sleep(late)  # time is the subject: it selects the moment of accept()
-        error = await error_of(request.accept())
-        assert issubclass(error, (DeviceRemoved, aiordma.ConnectError))
+        await loops.sleep(late)  # time is the subject: it selects the moment of the answer
+        if answer == "reject":
+            await request.reject()
+        else:
+            error = await error_of(request.accept())
+            assert issubclass(error, (DeviceRemoved, aiordma.ConnectError))
         del request
     await device.wait_removed()
 

@@ -17,59 +17,33 @@ pytestmark = pytest.mark.loops("asyncio")
 
 start_piped = functools.partial(start_python, stderr=subprocess.PIPE)
 
-# The child must not return from asyncio.run(). That would remove descriptors from the epoll
-# instance that it shares with its parent, and the parent's loop would miss its wake-ups.
-EXIT_AT_ONCE = """
-import asyncio, os, sys
-
-async def exit_at_once(main, *arguments):
-    try:
-        await main(*arguments)
-    except SystemExit as error:
-        os._exit(error.code)
-"""
-
-PARENT_USED_RDMA = """
+# The child's status is 5 if an error names its parent's use of RDMA as the reason, 7 without error.
+FORKS = """
 import asyncio, os, sys
 import aiordma
 
 async def once(host, port):
-    async with aiordma.connect(host, int(port)):
-        pass
+    async with aiordma.connect(host, int(port)) as connection:
+        await connection.send(b"hello")
+        assert await connection.recv() == b"hello"
 
-asyncio.run(once(*sys.argv[1:]))
+used_before, *where = sys.argv[1:]
+if used_before == "True":
+    asyncio.run(once(*where))
 child = os.fork()
 if not child:
     try:
-        asyncio.run(once(*sys.argv[1:]))
+        asyncio.run(once(*where))
     except aiordma.RdmaError as error:
         os._exit(5 if "forked child" in str(error) else 6)
     os._exit(7)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
-PARENT_DID_NOT_USE_RDMA = """
-import asyncio, os, sys
-import aiordma
 
-async def once(host, port):
-    async with aiordma.connect(host, int(port)) as connection:
-        await connection.send(b"from the child")
-        assert await connection.recv() == b"from the child"
-
-child = os.fork()
-if not child:
-    asyncio.run(once(*sys.argv[1:]))
-    os._exit(5)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.parametrize(
-    "code", [PARENT_USED_RDMA, PARENT_DID_NOT_USE_RDMA], ids=["used-before", "not-used-before"]
-)
+@pytest.mark.parametrize(("used_before", "status"), [(True, 5), (False, 7)])
 async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
-    address: DeviceAddress, code: str
+    address: DeviceAddress, used_before: bool, status: int
 ) -> None:
     async def echo(connection: aiordma.Connection) -> None:
         async for message in connection:
@@ -78,17 +52,25 @@ async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
     async with aiordma.listen(address.host, 0) as listener:
         serving = loops.create_task(listener.serve(echo))
         host, port = listener.local_address
-        process = start_piped(code, host, str(port))
+        process = start_piped(FORKS, str(used_before), host, str(port))
         _, errors = await loops.to_thread(process.communicate, TIME_LIMIT)
         await listener.aclose()
         await serving
-    assert process.returncode == 5, errors
+    assert process.returncode == status, errors
 
 
+# The child must not return from asyncio.run(). That would remove descriptors from the epoll
+# instance that it shares with its parent, and the parent's loop would miss its wake-ups.
 IN_USE = """
 import asyncio, gc, os, sys
 import aiordma
-from aiordma import AccessFlags, RegistrationCache
+from aiordma import RegistrationCache
+
+async def exit_at_once(main, *arguments):
+    try:
+        await main(*arguments)
+    except SystemExit as error:
+        os._exit(error.code)
 
 async def refused(call):
     try:
@@ -157,7 +139,7 @@ async def test_calls_in_a_child_fail_and_do_not_disturb_the_parent(address: Devi
     """The child writes to its own copy of the memory. The device accesses the parent's memory."""
     async with aiordma.listen(address.host, 0) as listener:
         host, port = listener.local_address
-        process = start_piped(EXIT_AT_ONCE + IN_USE, host, str(port))
+        process = start_piped(IN_USE, host, str(port))
         async with loops.timeout(TIME_LIMIT), await listener.accept() as connection:
             remote = aiordma.RemoteBuffer.unpack(await connection.recv())
             readable = await connection.register(b"read", aiordma.AccessFlags.REMOTE_READ)

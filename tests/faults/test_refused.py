@@ -51,28 +51,9 @@ async def test_connect_to_a_host_without_a_route_fails(
         await aiordma.connect(host, await free_port(address))
 
 
-@pytest.mark.parametrize(
-    ("host", "error", "text"),
-    [
-        ("192.0.2.7", VerbsError, "does not have the address"),
-        ("127.0.0.1", AddressError, "no loopback"),
-        ("::1", AddressError, "no loopback"),
-        ("localhost", AddressError, "no loopback"),
-    ],
-)
-async def test_listen_on_an_address_of_no_device_fails(
-    address: DeviceAddress, host: str, error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        await aiordma.listen(host, 0)
-
-
-@pytest.mark.parametrize("port", [-1, 65536])
-async def test_a_port_out_of_range_raises_value_error(address: DeviceAddress, port: int) -> None:
-    with pytest.raises(ValueError, match="not between 0 and 65535"):
-        await aiordma.connect(address.host, port)
-    with pytest.raises(ValueError, match="not between 0 and 65535"):
-        await aiordma.listen(address.host, port)
+async def test_listen_on_an_address_of_no_device_fails(address: DeviceAddress) -> None:
+    with pytest.raises(VerbsError, match="does not have the address"):
+        await aiordma.listen("192.0.2.7", 0)
 
 
 async def test_listen_and_connect_on_a_port_in_use_fail(any_address: DeviceAddress) -> None:
@@ -82,29 +63,11 @@ async def test_listen_and_connect_on_a_port_in_use_fail(any_address: DeviceAddre
             with pytest.raises(VerbsError, match="port is in use") as caught:
                 await call
             assert caught.value.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-    async with aiordma.listen(*listener.local_address):
+    async with aiordma.listen(*where):
         pass
-
-
-async def test_listen_on_a_port_in_use_on_all_addresses_fails(address: DeviceAddress) -> None:
     async with aiordma.listen(None, 0) as listener:
         with pytest.raises(VerbsError, match="port is in use"):
-            await aiordma.listen(address.host, listener.local_address[1])
-
-
-async def test_closing_a_listener_rejects_pending_requests(address: DeviceAddress) -> None:
-    count = 10
-    listener = await aiordma.listen(address.host, 0)
-    connecting = [loops.create_task(aiordma.connect(*listener.local_address)) for _ in range(count)]
-    request = await listener.get_request()
-    await loops.until(
-        lambda: pending_requests(listener) == count - 1, "the other requests to arrive"
-    )
-    await listener.aclose()
-    await request.reject()
-    async with loops.timeout(TIME_LIMIT):
-        results = await loops.gather(*connecting, return_exceptions=True)
-    assert {type(result) for result in results} == {Rejected}
+            await aiordma.listen(any_address.host, listener.local_address[1])
 
 
 async def test_requests_beyond_the_backlog_are_rejected(address: DeviceAddress) -> None:
@@ -134,12 +97,16 @@ async def cancel_connect(
     await loops.until(lambda: cm_ids(address.device) == before - 1, "the id to be destroyed")
 
 
-async def test_accept_of_a_cancelled_connect_fails_or_ends(address: DeviceAddress) -> None:
-    """On iWARP the TCP connection still exists. It ends as soon as it is accepted."""
+@pytest.mark.parametrize("answer", ["reject", "accept"])
+async def test_answer_to_a_cancelled_connect(address: DeviceAddress, answer: str) -> None:
+    """reject() does not fail. On iWARP the TCP connection still exists, and ends when accepted."""
     async with aiordma.listen(address.host, 0) as listener:
         connecting = loops.create_task(aiordma.connect(*listener.local_address))
         request = await listener.get_request()
         await cancel_connect(connecting, address)
+        if answer == "reject":
+            await request.reject(b"too late")
+            return
         try:
             connection = await request.accept()
         except ConnectError:
@@ -163,14 +130,6 @@ async def test_accept_skips_a_cancelled_connect(address: DeviceAddress) -> None:
         ):
             await client.send(b"here")
             assert await server.recv() == b"here"
-
-
-async def test_reject_of_a_cancelled_connect_does_not_fail(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(aiordma.connect(*listener.local_address))
-        request = await listener.get_request()
-        await cancel_connect(connecting, address)
-        await request.reject(b"too late")
 
 
 @pytest.mark.transport("IB")
