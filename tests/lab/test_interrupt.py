@@ -7,11 +7,10 @@ import select
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-from .conftest import Start, children, environment, is_running, lab_run
+from .conftest import Start, children, is_running
 
 ENDS_ON_SIGINT = 'trap "echo interrupted; exit 5" INT; echo ready; while :; do sleep 0.1; done'
 IGNORES_SIGINT = 'trap "echo interrupted" INT; echo ready; while :; do sleep 0.1; done'
@@ -87,11 +86,3 @@ def wait_until_gone(pid: int) -> None:
     while is_running(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.05)
-
-
-def test_run_leaves_no_temporary_file(tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    done = lab_run("true", cwd=tmp_path, env=environment(TMPDIR=str(scratch)))
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert list(scratch.iterdir()) == []

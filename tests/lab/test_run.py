@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from aiordma.lab import initramfs
+
 from .conftest import LAB_RUN, environment, lab_run
 
 # This script prints its process settings as JSON on standard output.
@@ -38,7 +40,8 @@ def test_settings_are_passed_on_and_only_the_working_directory_changes(tmp_path:
     here.mkdir()
     beside = tmp_path / "beside"
     beside.mkdir()
-    env = environment(A_VARIABLE="with\nlines and \u00fcml\u00e4uts", DISPLAY=":0")
+    variable = "with\nlines and \u00fcml\u00e4uts"
+    env = environment(A_VARIABLE=variable, DISPLAY=":0", TMPDIR=str(beside))
     argv = [str(beside), "", "two words", "$HOME", "--", "'"]
 
     done = lab_run(
@@ -61,7 +64,7 @@ def test_settings_are_passed_on_and_only_the_working_directory_changes(tmp_path:
     assert "AIORDMA_LAB_SIW" not in seen["env"]
     assert (here / "inside.txt").read_text() == "written in the lab"
     assert [path.name for path in here.iterdir()] == ["inside.txt"]
-    assert list(beside.iterdir()) == []
+    assert list(beside.iterdir()) == []  # no temporary file is left either
     assert not Path("/etc/aiordma-lab-test").exists()
 
 
@@ -103,7 +106,6 @@ def test_large_input_and_one_file_for_both_outputs(tmp_path: Path) -> None:
             stderr=output,
             cwd=tmp_path,
             env=environment(),
-            check=False,
         ).returncode
     in_order = [f"{stream} {i}" for i in (1, 2, 3) for stream in ("out", "err")]
     expected = ["before", f"{hashlib.sha256(data).hexdigest()}  -", *in_order]
@@ -119,7 +121,6 @@ def test_closed_stdin_and_a_closed_output_pipe(tmp_path: Path) -> None:
         capture_output=True,
         cwd=tmp_path,
         env=environment(),
-        check=False,
     )
     assert piped.stdout == b"y\ny\n"
     assert (tmp_path / "seen").read_text() == "stdin 1\nyes 141\n"
@@ -140,3 +141,11 @@ def test_command_that_cannot_be_executed(
     assert done.returncode == code
     assert done.stderr == b"aiordma lab: " + command.encode() + b": " + reason + b"\n"
     assert done.stdout == b""
+
+
+def test_busybox_cpio_unpacks_the_initramfs(tmp_path: Path) -> None:
+    data = initramfs.archive({"bin/x": (0o755, b"abc"), "y": (0o644, b"")}, directories=("bin",))
+    subprocess.run(["busybox", "cpio", "-i"], input=data, cwd=tmp_path, check=True)
+    assert (tmp_path / "bin/x").read_bytes() == b"abc"
+    assert (tmp_path / "bin/x").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "y").read_bytes() == b""
