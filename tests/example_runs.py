@@ -64,14 +64,28 @@ async def serving(
 async def serving_with(
     host: str, handler: Handler, options: ConnectionOptions = DEFAULT
 ) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
-    """Serve with `handler` in this process. Yield the port, and the task: it may be cancelled."""
+    """Serve with `handler` in this process. Yield the port, and the task: it may be cancelled.
+
+    An exception of `handler` is raised after the block: serve() would only log it.
+    """
+    errors: list[Exception] = []
+
+    async def handle(connection: Connection) -> None:
+        try:
+            await handler(connection)
+        except Exception as error:
+            errors.append(error)
+            raise
+
     async with aiordma.listen(host, 0, options=options) as listener:
-        task = asyncio.create_task(listener.serve(handler))
+        task = asyncio.create_task(listener.serve(handle))
         yield listener.local_address[1], task
         await listener.aclose()
         await asyncio.wait([task])
         if not task.cancelled():
             task.result()
+        for error in errors:
+            raise error
 
 
 async def finish(process: asyncio.subprocess.Process) -> Done:

@@ -15,10 +15,5 @@ from aiordma.rdmacm import DeviceAddress
 def test_aiordma_and_cmtime_finish_connections_and_idle(
     address: DeviceAddress, tmp_path: Path
 ) -> None:
-    plan = Plan(
-        tests=("connections", "idle"),
-        loops=("asyncio",),
-        peers=("cmtime",),
-        quick=True,
-    )
+    plan = Plan(tests=("connections", "idle"), loops=("asyncio",), peers=("cmtime",), quick=True)
     run_quickly(plan, address, tmp_path)

@@ -45,10 +45,8 @@ async def test_fetching_with_the_programs(address: DeviceAddress, tmp_path: Path
     """Two clients fetch at the same time. A third one replaces a file that exists."""
     source, first, second = (tmp_path / name for name in ("source", "first", "second"))
     content = make_file(source, 2 * PIECE + 3 * READ_SIZE + 17)
-    server = example_runs.serving(
-        "file_transfer", "serve", str(source), "--host", address.host, "--port", "0"
-    )
-    async with server as (process, port):
+    serve = ("file_transfer", "serve", str(source), "--host", address.host, "--port", "0")
+    async with example_runs.serving(*serve) as (process, port):
         fetch = ("file_transfer", "fetch", address.host, port)
         done = await asyncio.gather(run(*fetch, str(first)), run(*fetch, str(second)))
         assert first.read_bytes() == second.read_bytes() == content

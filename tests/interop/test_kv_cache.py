@@ -57,8 +57,8 @@ def torn_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 async def test_put_get_and_delete_with_the_programs(address: DeviceAddress) -> None:
-    server = example_runs.serving("kv_cache", "serve", "--host", address.host, "--port", "0")
-    async with server as (process, port):
+    serve = ("kv_cache", "serve", "--host", address.host, "--port", "0")
+    async with example_runs.serving(*serve) as (process, port):
         where = (address.host, port)
         assert await run("kv_cache", "put", *where, "colour", "grün") == Done(0, "", "")
         assert await run("kv_cache", "get", *where, "colour") == Done(0, "grün\n", "")

@@ -195,8 +195,7 @@ async def test_a_record_of_the_wrong_size_is_refused(
 async def test_a_ping_that_is_too_large_for_the_server(
     address: DeviceAddress, rping: InProcess
 ) -> None:
-    server = rping.serving("-a", address.host, "-S", "64")
-    async with server as (serving, port):
+    async with rping.serving("-a", address.host, "-S", "64") as (serving, port):
         with pytest.raises(PeerClosed):
             await rping.ping("-a", address.host, "-p", port, "-S", "65")
         with pytest.raises(ValueError, match=r"^a ping of 65 bytes: -S allows 64 here$"):
@@ -205,8 +204,7 @@ async def test_a_ping_that_is_too_large_for_the_server(
 
 async def test_programs_that_fail_print_one_line(address: DeviceAddress) -> None:
     """The client has no server. The server cannot read the memory of its client."""
-    server = running("rping", "-s", "-a", address.host, "-p", "0")
-    async with server as process:
+    async with running("rping", "-s", "-a", address.host, "-p", "0") as process:
         port = (await next_line(process.stderr)).removeprefix("listening on port ")
         async with aiordma.connect(address.host, int(port)) as connection:
             await connection.send(RemoteBuffer(4096, 77, 64).pack())

@@ -138,10 +138,8 @@ async def write_directly(stream: ByteStream, *, is_client: bool) -> None:
 
 async def test_riostream_connects_to_aiordma(address: DeviceAddress) -> None:
     command = ("riostream", "-s", "HOST", "-p", "PORT", *IO_TEST)
-    async with accepted_from(address, *command, options=ONE_MAPPING, prints="custom") as (
-        stream,
-        _,
-    ):
+    peer = accepted_from(address, *command, options=ONE_MAPPING, prints="custom")
+    async with peer as (stream, _):
         await write_directly(stream, is_client=False)
 
 
@@ -170,10 +168,8 @@ CONTENT = pattern(1_000_003)
 async def test_rcopy_sends_a_file_to_aiordma(address: DeviceAddress, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(CONTENT)
     commands = []
-    async with accepted_from(address, "rcopy", tmp_path / "source", "HOST:copy", "-p", "PORT") as (
-        stream,
-        _,
-    ):
+    peer = accepted_from(address, "rcopy", tmp_path / "source", "HOST:copy", "-p", "PORT")
+    async with peer as (stream, _):
         while header := await stream.receive(1):
             header += await receive_exactly(stream, HEADER.size - 1)
             _, command, length, _, _ = HEADER.unpack(header)
@@ -210,8 +206,9 @@ async def test_aiordma_sends_a_file_to_rcopy(address: DeviceAddress, tmp_path: P
 NBYTES = 2_000_000
 DATA = pattern(NBYTES)
 # It sends DATA, and stops sending long before it has received DATA, as HTTP/1.0 clients do. With 0
-# bytes it sends "hello", then never receives and never ends. librspreload has no accept4(), and
-# ignores sockets of socket.socket(), which is why libc makes them here.
+# bytes it sends "hello", then never receives and never ends. C calls make its sockets. Python would
+# call accept4(), which librspreload does not replace, and socket() with a flag, which it leaves to
+# the kernel.
 TCP_PROGRAM = """
 import ctypes, signal, socket, sys, threading
 
@@ -224,7 +221,8 @@ def send():
     sock.shutdown(socket.SHUT_WR)
 
 role, host, port, nbytes = *sys.argv[1:4], int(sys.argv[4])
-data, libc = b"".join(number.to_bytes(4, "big") for number in range(nbytes // 4)), ctypes.CDLL(None)
+data = b"".join(number.to_bytes(4, "big") for number in range(nbytes // 4))
+libc = ctypes.CDLL(None)
 sock = made(libc.socket(socket.AF_INET, socket.SOCK_STREAM, 0))
 if role == "listen":
     listener = sock
