@@ -135,9 +135,7 @@ async def test_attributes_of_streams_and_listeners(any_address: DeviceAddress) -
         assert listener.extra(SocketAttribute.remote_address, None) is None
 
 
-async def test_the_connection_attribute_gives_one_sided_operations(
-    address: DeviceAddress,
-) -> None:
+async def test_the_connection_attribute_gives_one_sided_operations(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, _):
         exposed = await far.extra(RdmaAttribute.connection).register(bytearray(b"one-sided"))
         await far.send(exposed.remote.pack())

@@ -12,14 +12,7 @@ import loops
 import pytest
 import trio.testing
 from anyio.lowlevel import checkpoint
-from anyio_pairs import (
-    address_of,
-    connected,
-    pending,
-    running,
-    settle,
-    unread,
-)
+from anyio_pairs import address_of, connected, pending, running, settle, unread
 from loops import until
 
 import aiordma.anyio

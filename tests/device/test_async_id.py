@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import loops
 import pytest
+from cm_ids import CAPS, SMALL, close, connect, exchange, listening, resolved
 
 from aiordma import (
     AddressError,
@@ -21,47 +22,16 @@ from aiordma import (
 )
 from aiordma.cm import CmState
 from aiordma.enums import AccessFlags, IdOption, QpState, QpType, SrqType
-from aiordma.rdmacm import (
-    ConnectionParameters,
-    DeviceAddress,
-    Ece,
-    pack_path_data,
-    parse_address,
-)
+from aiordma.rdmacm import ConnectionParameters, DeviceAddress, Ece, pack_path_data, parse_address
 from aiordma.verbs import (
     CompletionChannel,
     CompletionQueue,
     ProtectionDomain,
     QueuePair,
-    QueuePairCaps,
     QueuePairInit,
     Registration,
     SharedReceiveQueueCaps,
 )
-
-CAPS = QueuePairCaps(max_send_wr=4, max_recv_wr=4)
-SMALL = QueuePairInit(CAPS, sq_sig_all=True)
-BY_HAND = ConnectionParameters(responder_resources=1, initiator_depth=1, retry_count=7)
-
-
-async def listening(
-    address: DeviceAddress, port_space: PortSpace = PortSpace.TCP, **options: int
-) -> AsyncCmId:
-    listener = await AsyncCmId.create(port_space)
-    for name, value in options.items():
-        listener.set_option(IdOption[name], value)
-    listener.bind_addr(parse_address(address.host))
-    listener.listen()
-    return listener
-
-
-async def resolved(
-    address: DeviceAddress, port: int, port_space: PortSpace = PortSpace.TCP
-) -> AsyncCmId:
-    client = await AsyncCmId.create(port_space)
-    await client.resolve_addr(parse_address(address.host, port))
-    await client.resolve_route()
-    return client
 
 
 def state_of(cm: AsyncCmId) -> CmState:
@@ -69,21 +39,10 @@ def state_of(cm: AsyncCmId) -> CmState:
     return cm.state
 
 
-async def exchange(client: AsyncCmId, server: AsyncCmId) -> None:
-    """Send one message through the queues that belong to the ids."""
-    memory = bytearray(16)
-    inbox, outbox = await server.reg_msgs(memory), await client.reg_msgs(bytearray(b"hello"))
-    server.cm_id.post_recv(1, inbox, 0, 16)
-    client.cm_id.post_send(2, outbox, 0, 5)
-    (await client.get_send_comp()).check()
-    (await server.get_recv_comp()).check()
-    assert memory[:5] == b"hello"
-
-
 @pytest.mark.parametrize("port_space", [PortSpace.TCP, PortSpace.IB])
 async def test_connecting_step_by_step(address: DeviceAddress, port_space: PortSpace) -> None:
-    async with await listening(address, port_space) as listener:
-        client = await resolved(address, listener.local_address[1], port_space)
+    async with await listening(address, AsyncCmId, port_space) as listener:
+        client = await resolved(listener.local_address, AsyncCmId, port_space, init=None)
         client.context = "mine"
         await client.create_qp(SMALL)
         assert client.port_num == 1
@@ -99,42 +58,33 @@ async def test_connecting_step_by_step(address: DeviceAddress, port_space: PortS
         await loops.gather(client.disconnect(), server.disconnect())
         assert client.state is server.state is CmState.DISCONNECTED
         await client.disconnect()
-        await client.aclose()
-        await server.aclose()
+        await close(client, server)
 
 
-async def test_ids_use_the_users_protection_domain_and_queues(
-    address: DeviceAddress,
-) -> None:
-    async with await listening(address) as listener:
-        client = await resolved(address, listener.local_address[1])
+async def test_ids_use_the_users_protection_domain_and_queues(address: DeviceAddress) -> None:
+    async with await listening(address, AsyncCmId) as listener:
+        client = await resolved(listener.local_address, AsyncCmId, init=None)
         pd = ProtectionDomain(client.device())
         channel = CompletionChannel(client.device())
         cq = CompletionQueue(channel, 16)
         srq = await client.create_srq(SharedReceiveQueueCaps(max_wr=4), pd)
         qp = await client.create_qp(QueuePairInit(CAPS, cq, cq, srq), pd)
         assert qp.number == client.cm_id.qp_num
-        connecting = loops.create_task(client.connect())
-        server = await listener.get_request()
+        server = await connect(client, listener)
         assert server.event is not None
-        await server.create_qp(SMALL)
-        await server.accept()
-        await connecting
         with pytest.raises(ValueError, match="of its own"):
             await client.get_send_comp()
-        await client.aclose()
-        await server.aclose()
-        cq.close()
-        channel.close()
-        pd.close()
+        await close(client, server)
+        for thing in (cq, channel, pd):
+            thing.close()
 
 
 @pytest.mark.transport("IB")
 async def test_queue_pairs_that_the_user_modifies_are_connected(address: DeviceAddress) -> None:
     """The ids own no queue pairs. Each side creates one and modifies its state."""
-    async with await listening(address) as listener:
-        client = await resolved(address, listener.local_address[1])
-        near, close_near = make_queue_pair(client)
+    async with await listening(address, AsyncCmId) as listener:
+        client = await resolved(listener.local_address, AsyncCmId, init=None)
+        near, destroy_near = make_queue_pair(client)
         near.modify(client.init_qp_attr(QpState.INIT))
         parameters = ConnectionParameters(
             b"", 1, 1, retry_count=7, rnr_retry_count=7, qp_num=near.number
@@ -143,7 +93,7 @@ async def test_queue_pairs_that_the_user_modifies_are_connected(address: DeviceA
         server = await listener.get_request()
         assert server.event is not None
         assert server.event.qp_num == near.number
-        far, close_far = make_queue_pair(server)
+        far, destroy_far = make_queue_pair(server)
         for state in (QpState.INIT, QpState.RTR, QpState.RTS):
             far.modify(server.init_qp_attr(state))
         accepting = loops.create_task(
@@ -160,31 +110,31 @@ async def test_queue_pairs_that_the_user_modifies_are_connected(address: DeviceA
         assert client.state is server.state is CmState.CONNECTED
         with pytest.raises(RdmaError):
             client.establish()
-        near.destroy()
-        far.destroy()
-        for close in (close_near, close_far):
-            close()
-        await client.aclose()
-        await server.aclose()
+        destroy_near()
+        destroy_far()
+        await close(client, server)
 
 
 def make_queue_pair(cm: AsyncCmId) -> tuple[QueuePair, Callable[[], None]]:
+    """Return a queue pair, and a function that destroys it and what it uses."""
     pd = ProtectionDomain(cm.device())
     channel = CompletionChannel(cm.device())
     cq = CompletionQueue(channel, 16)
+    qp = QueuePair.create(pd, QueuePairInit(CAPS, cq, cq, qp_type=QpType.RC))
 
-    def close() -> None:
+    def destroy() -> None:
+        qp.destroy()
         cq.close()
         channel.close()
         pd.close()
 
-    return QueuePair.create(pd, QueuePairInit(CAPS, cq, cq, qp_type=QpType.RC)), close
+    return qp, destroy
 
 
 @pytest.mark.transport("IB")
 async def test_ece_options_are_offered_and_can_be_rejected(address: DeviceAddress) -> None:
-    async with await listening(address) as listener:
-        client = await resolved(address, listener.local_address[1])
+    async with await listening(address, AsyncCmId) as listener:
+        client = await resolved(listener.local_address, AsyncCmId, init=None)
         client.set_local_ece(Ece(vendor_id=0x1234, options=5))
         connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
         server = await listener.get_request()
@@ -195,41 +145,36 @@ async def test_ece_options_are_offered_and_can_be_rejected(address: DeviceAddres
             await connecting
         assert rejected.value.status == 35
         assert rejected.value.private_data.startswith(b"not these options")
-        await client.aclose()
-        await server.aclose()
+        await close(client, server)
 
 
 async def test_options_take_effect(address: DeviceAddress) -> None:
-    async with await listening(address, REUSEADDR=1, TOS=8) as listener:
-        async with await AsyncCmId.create() as other:
-            other.set_option(IdOption.REUSEADDR, 1)
-            other.set_option(IdOption.ACK_TIMEOUT, 14)
-            with pytest.raises(VerbsError):
-                other.bind_addr(parse_address(address.host, listener.local_address[1]))
+    async with await AsyncCmId.create() as listener, await AsyncCmId.create() as other:
+        listener.set_option(IdOption.REUSEADDR, 1)
+        listener.set_option(IdOption.TOS, 8)
+        listener.bind_addr(parse_address(address.host))
+        listener.listen()
+        other.set_option(IdOption.REUSEADDR, 1)
+        other.set_option(IdOption.ACK_TIMEOUT, 14)
+        with pytest.raises(VerbsError):
+            other.bind_addr(parse_address(address.host, listener.local_address[1]))
         with pytest.raises(VerbsError):
             listener.set_option(IdOption.AFONLY, 1)
 
 
 @pytest.mark.transport("IB")
 async def test_set_path_replaces_resolve_route(address: DeviceAddress) -> None:
-    async with await listening(address) as listener:
-        port = listener.local_address[1]
-        first = await resolved(address, port)
+    async with await listening(address, AsyncCmId) as listener:
+        first = await resolved(listener.local_address, AsyncCmId, init=None)
         route = first.route
         assert len(route.paths) == 1
         assert route.sgid == route.dgid == route.paths[0].dgid
         client = await AsyncCmId.create()
-        await client.resolve_addr(parse_address(address.host, port))
+        await client.resolve_addr(parse_address(*listener.local_address))
         await client.set_path(pack_path_data(route.paths))
         assert client.state is CmState.ROUTE_RESOLVED
         await client.create_qp(SMALL)
-        connecting = loops.create_task(client.connect())
-        server = await listener.get_request()
-        await server.create_qp(SMALL)
-        await server.accept()
-        await connecting
-        for cm in (first, client, server):
-            await cm.aclose()
+        await close(first, client, await connect(client, listener))
 
 
 async def test_set_path_with_invalid_data_fails(address: DeviceAddress) -> None:
@@ -241,43 +186,6 @@ async def test_set_path_with_invalid_data_fails(address: DeviceAddress) -> None:
         await client.resolve_route()
 
 
-@pytest.mark.transport("IB")
-async def test_datagram_ids_exchange_their_queue_pair_numbers(address: DeviceAddress) -> None:
-    async with await listening(address, PortSpace.UDP) as listener:
-        client = await resolved(address, listener.local_address[1], PortSpace.UDP)
-        qp = await client.create_qp(SMALL)
-        connecting = loops.create_task(client.connect(ConnectionParameters(b"who are you?")))
-        server = await listener.get_request()
-        assert server.event is not None
-        assert server.event.private_data.startswith(b"who are you?")
-        far = await server.create_qp(SMALL)
-        await server.accept(ConnectionParameters(b"I am"))
-        await connecting
-        assert client.established is not None
-        assert client.established.qp_num == far.number != qp.number
-        assert client.established.qkey == 0x01234567
-        assert client.established.ah_attr is not None
-        with pytest.raises(RdmaError, match="no connection to end"):
-            await client.disconnect()
-        for cm in (client, server):
-            await cm.aclose()
-
-
-@pytest.mark.transport("IB")
-async def test_multicast_groups_are_joined_and_left(address: DeviceAddress) -> None:
-    async with await AsyncCmId.create(PortSpace.UDP) as cm:
-        cm.bind_addr(parse_address(address.host))
-        await cm.create_qp(SMALL)
-        first, second = parse_address("239.7.7.1"), parse_address("239.7.7.2")
-        joined = [await cm.join_multicast(group) for group in (first, second)]
-        gids = {event.ah_attr.dgid for event in joined if event.ah_attr is not None}
-        assert len(gids) == 2
-        await cm.leave_multicast(first)
-        with pytest.raises(VerbsError):
-            await cm.leave_multicast(first)
-        await cm.leave_multicast(second)
-
-
 @pytest.mark.transport("IWARP")
 async def test_join_multicast_on_iwarp_fails(address: DeviceAddress) -> None:
     async with await AsyncCmId.create(PortSpace.UDP) as cm:
@@ -286,15 +194,13 @@ async def test_join_multicast_on_iwarp_fails(address: DeviceAddress) -> None:
             await cm.join_multicast(parse_address("239.7.7.1"))
 
 
-async def test_an_xrc_shared_receive_queue_is_refused(address: DeviceAddress) -> None:
-    async with await resolved(address, 1) as cm:
+async def test_a_shared_receive_queue_is_closed_before_its_id_and_xrc_is_refused(
+    address: DeviceAddress,
+) -> None:
+    async with await resolved((address.host, 1), AsyncCmId, init=None) as cm:
         with pytest.raises(VerbsError) as refused:
             await cm.create_srq(SharedReceiveQueueCaps(max_wr=4), srq_type=SrqType.XRC)
         assert refused.value.function == "rdma_create_srq_ex"
-
-
-async def test_a_shared_receive_queue_can_be_closed_before_the_id(address: DeviceAddress) -> None:
-    async with await resolved(address, 1) as cm:
         srq = await cm.create_srq(SharedReceiveQueueCaps(max_wr=4))
         if address.transport.name == "IB":  # siw does not support the query
             assert srq.query().max_wr >= 4
@@ -335,9 +241,9 @@ async def test_resolve_addr_without_a_route_fails(address: DeviceAddress) -> Non
 async def test_two_connections_receive_from_one_shared_receive_queue(
     address: DeviceAddress,
 ) -> None:
-    async with await listening(address) as listener:
-        port = listener.local_address[1]
-        owner = await resolved(address, port)  # owns the shared receive queue
+    async with await listening(address, AsyncCmId) as listener:
+        # The owner of the shared receive queue
+        owner = await resolved(listener.local_address, AsyncCmId, init=None)
         pd = ProtectionDomain(owner.device())
         srq = await owner.create_srq(SharedReceiveQueueCaps(max_wr=8), pd)
         memory = bytearray(64)
@@ -345,14 +251,9 @@ async def test_two_connections_receive_from_one_shared_receive_queue(
         assert inbox.length == 64
         pairs = []
         for _ in range(2):
-            client = await resolved(address, port)
-            await client.create_qp(SMALL)
-            connecting = loops.create_task(client.connect())
-            server = await listener.get_request()
-            await server.create_qp(QueuePairInit(CAPS, srq=srq, sq_sig_all=True), pd)
-            await server.accept()
-            await connecting
-            pairs.append((client, server))
+            client = await resolved(listener.local_address, AsyncCmId)
+            init = QueuePairInit(CAPS, srq=srq, sq_sig_all=True)
+            pairs.append((client, await connect(client, listener, init, pd)))
         shared = Registration(pd, memory, AccessFlags.LOCAL_WRITE)
         for number in range(4):
             srq.post_recv(number, shared.address + 16 * number, 16, shared.lkey)
@@ -364,9 +265,8 @@ async def test_two_connections_receive_from_one_shared_receive_queue(
             received = (await server.get_recv_comp()).check()
             start = 16 * received.wr_id
             assert memory[start : start + received.byte_len] == text
-        for client, server in pairs:
-            await client.aclose()
-            await server.aclose()
+        for pair in pairs:
+            await close(*pair)
         await owner.aclose()
         shared.close()
         pd.close()

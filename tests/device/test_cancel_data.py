@@ -69,9 +69,7 @@ async def test_operation_cancelled_before_it_begins_never_happens(address: Devic
 
 
 @pytest.mark.awaits("Connection.read")
-async def test_message_sent_after_a_cancelled_read_arrives_after_it(
-    address: DeviceAddress,
-) -> None:
+async def test_message_sent_after_a_cancelled_read_arrives_after_it(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         memory = bytearray(b"r" * 16384)
         far, near = await pair.server.register(memory), await pair.client.allocate(16384)

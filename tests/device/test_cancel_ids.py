@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import loops
 import pytest
 from cancelling import cancel, cancelled
+from cm_ids import SMALL, CmId, Kind, both_kinds, close, connect, listening, resolved
 from helpers import has_pending_event
 
 from aiordma import AsyncCmId, LocalClosed, PortSpace, SyncCmId
 from aiordma.cm import CmState
 from aiordma.enums import WcStatus
 from aiordma.rdmacm import AddrInfo, DeviceAddress, SocketAddress, parse_address
-from aiordma.verbs import QueuePairCaps, QueuePairInit, SharedReceiveQueueCaps
+from aiordma.verbs import SharedReceiveQueueCaps
 
-SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
 GROUP = SocketAddress("239.20.30.60", 0)
-
-CmId = AsyncCmId | SyncCmId
-Kind = type[AsyncCmId] | type[SyncCmId]
-kinds = pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
 
 
 def both(*methods: str) -> pytest.MarkDecorator:
@@ -32,30 +27,8 @@ def both(*methods: str) -> pytest.MarkDecorator:
     return pytest.mark.awaits(*names)
 
 
-@asynccontextmanager
-async def listening(address: DeviceAddress, kind: Kind) -> AsyncIterator[CmId]:
-    async with await kind.create() as listener:
-        listener.bind_addr(parse_address(address.host))
-        listener.listen()
-        yield listener
-
-
-@asynccontextmanager
-async def resolved(address: DeviceAddress, kind: Kind, listener: CmId) -> AsyncIterator[CmId]:
-    async with await kind.create() as client:
-        await client.resolve_addr(parse_address(address.host, listener.local_address[1]))
-        await client.resolve_route()
-        yield client
-
-
-async def close(cm: CmId) -> None:
-    """Close an id and check its state. The fixture `no_leaks` checks that nothing is left."""
-    await cm.aclose()
-    assert cm.state is CmState.CLOSED
-
-
 @both("create")
-@kinds
+@both_kinds
 async def test_cancelled_create_leaves_nothing(address: DeviceAddress, kind: Kind) -> None:
     assert await cancelled(kind.create, begun=False)
 
@@ -67,7 +40,7 @@ async def test_cancelled_create_ep_destroys_its_endpoint(address: DeviceAddress)
 
 
 @both("resolve_addr", "resolve_route", "set_path")
-@kinds
+@both_kinds
 async def test_id_can_be_closed_after_a_cancelled_resolve(
     address: DeviceAddress, kind: Kind
 ) -> None:
@@ -86,12 +59,14 @@ async def test_id_can_be_closed_after_a_cancelled_resolve(
 
 
 @both("connect", "accept")
-@kinds
+@both_kinds
 async def test_id_can_be_closed_after_a_cancelled_connect_or_accept(
     address: DeviceAddress, kind: Kind
 ) -> None:
-    async with listening(address, kind) as listener, resolved(address, kind, listener) as client:
-        await client.create_qp(SMALL)
+    async with (
+        await listening(address, kind) as listener,
+        await resolved(listener.local_address, kind) as client,
+    ):
         connecting = loops.create_task(client.connect())
         async with await listener.get_request() as server:
             await server.create_qp(SMALL)
@@ -103,22 +78,20 @@ async def test_id_can_be_closed_after_a_cancelled_connect_or_accept(
 
 
 @both("disconnect")
-@kinds
+@both_kinds
 async def test_cancelled_disconnect_continues(address: DeviceAddress, kind: Kind) -> None:
-    async with listening(address, kind) as listener, resolved(address, kind, listener) as client:
-        await client.create_qp(SMALL)
-        connecting = loops.create_task(client.connect())
-        async with await listener.get_request() as server:
-            await server.create_qp(SMALL)
-            server.cm_id.post_recv(1, await server.reg_msgs(bytearray(16)), 0, 16)
-            await server.accept()
-            await connecting
-            await cancel(client.disconnect)
-            assert (await server.get_recv_comp()).status is WcStatus.WR_FLUSH_ERR
+    async with (
+        await listening(address, kind) as listener,
+        await resolved(listener.local_address, kind) as client,
+        await connect(client, listener) as server,
+    ):
+        server.cm_id.post_recv(1, await server.reg_msgs(bytearray(16)), 0, 16)
+        await cancel(client.disconnect)
+        assert (await server.get_recv_comp()).status is WcStatus.WR_FLUSH_ERR
 
 
 @both("create_qp", "create_srq", "reg_msgs", "reg_read", "reg_write")
-@kinds
+@both_kinds
 async def test_objects_of_cancelled_calls_are_destroyed_with_the_id(
     address: DeviceAddress, kind: Kind
 ) -> None:
@@ -137,32 +110,31 @@ async def test_objects_of_cancelled_calls_are_destroyed_with_the_id(
 
 
 @both("get_send_comp", "get_recv_comp")
-@kinds
+@both_kinds
 async def test_cancelled_wait_loses_no_completion(address: DeviceAddress, kind: Kind) -> None:
-    async with listening(address, kind) as listener, resolved(address, kind, listener) as client:
-        await client.create_qp(SMALL)
-        connecting = loops.create_task(client.connect())
-        async with await listener.get_request() as server:
-            await server.create_qp(SMALL)
-            inbox = await server.reg_msgs(bytearray(16))
-            server.cm_id.post_recv(1, inbox, 0, 16)
-            await server.accept()
-            await connecting
-            await cancel(server.get_recv_comp)
-            await cancel(client.get_send_comp)
-            client.cm_id.post_send(2, await client.reg_msgs(bytearray(5)), 0, 5)
-            assert (await client.get_send_comp()).check().wr_id == 2
-            assert await cancelled(server.get_recv_comp, begun=False)
-            assert (await server.get_recv_comp()).check().byte_len == 5
+    async with (
+        await listening(address, kind) as listener,
+        await resolved(listener.local_address, kind) as client,
+        await connect(client, listener) as server,
+    ):
+        server.cm_id.post_recv(1, await server.reg_msgs(bytearray(16)), 0, 16)
+        await cancel(server.get_recv_comp)
+        await cancel(client.get_send_comp)
+        client.cm_id.post_send(2, await client.reg_msgs(bytearray(5)), 0, 5)
+        assert (await client.get_send_comp()).check().wr_id == 2
+        assert await cancelled(server.get_recv_comp, begun=False)
+        assert (await server.get_recv_comp()).check().byte_len == 5
 
 
 @both("get_request", "__anext__")
-@kinds
+@both_kinds
 async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, kind: Kind) -> None:
-    async with listening(address, kind) as listener, resolved(address, kind, listener) as client:
+    async with (
+        await listening(address, kind) as listener,
+        await resolved(listener.local_address, kind) as client,
+    ):
         await cancel(listener.get_request)
         await cancel(lambda: anext(listener))
-        await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect())
         await loops.until(lambda: has_pending_event(listener), "the request to arrive")
         await cancelled(listener.get_request, begun=False)
@@ -172,7 +144,7 @@ async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, ki
 
 
 @both("join_multicast", "leave_multicast")
-@kinds
+@both_kinds
 @pytest.mark.transport("IB")
 async def test_groups_of_cancelled_calls_are_left_with_the_id(
     address: DeviceAddress, kind: Kind
@@ -189,11 +161,11 @@ async def test_groups_of_cancelled_calls_are_left_with_the_id(
 
 
 @both("migrate")
-@kinds
+@both_kinds
 async def test_cancelled_migrate_leaves_the_id_unchanged(
     address: DeviceAddress, kind: Kind
 ) -> None:
-    async with listening(address, kind) as listener:
+    async with await listening(address, kind) as listener:
         migrate = listener.migrate
         arguments: tuple[None, ...] = (None,) if kind is AsyncCmId else ()
         await cancel(lambda: migrate(*arguments))
@@ -205,7 +177,7 @@ async def test_cancelled_migrate_leaves_the_id_unchanged(
 
 
 @both("aclose", "__aexit__")
-@kinds
+@both_kinds
 async def test_cancelled_aclose_still_closes_an_id(address: DeviceAddress, kind: Kind) -> None:
     cm = await kind.create()
     await cancelled(cm.aclose)

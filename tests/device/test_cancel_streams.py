@@ -179,9 +179,7 @@ async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, ge
 
 
 @pytest.mark.awaits("StreamRequest.accept", "StreamListener.accept")
-async def test_cancelled_accept_loses_only_the_peer_being_accepted(
-    address: DeviceAddress,
-) -> None:
+async def test_cancelled_accept_loses_only_the_peer_being_accepted(address: DeviceAddress) -> None:
     async with aiordma.listen_stream(address.host, 0) as listener:
         await cancel(listener.accept)
         lost = loops.create_task(opened(listener.local_address))

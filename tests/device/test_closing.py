@@ -96,9 +96,7 @@ async def test_local_close_ends_a_waiting_send(address: DeviceAddress) -> None:
         assert {type(result) for result in results} == {type(None), LocalClosed}
 
 
-async def test_a_cancelled_aclose_still_destroys_everything(
-    address: DeviceAddress,
-) -> None:
+async def test_a_cancelled_aclose_still_destroys_everything(address: DeviceAddress) -> None:
     for steps in range(1, 12):
         async with connected(address) as pair:
             closing = loops.create_task(pair.client.aclose())

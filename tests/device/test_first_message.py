@@ -23,9 +23,7 @@ pytestmark = [
 ]
 
 
-async def test_a_first_message_that_arrives_too_early_is_received(
-    address: DeviceAddress,
-) -> None:
+async def test_a_first_message_that_arrives_too_early_is_received(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         reader, writer = await asyncio.open_connection(*listener.local_address)
         writer.write(mpa.request())

@@ -79,9 +79,7 @@ async def test_a_buffer_cannot_be_resized_while_its_send_waits(address: DeviceAd
         buffer.extend(b"free again")
 
 
-async def test_a_message_that_is_too_large_raises_value_error(
-    address: DeviceAddress,
-) -> None:
+async def test_a_message_that_is_too_large_raises_value_error(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         with pytest.raises(ValueError, match="max_message_size is 16384"):
             await pair.client.send(bytes(16385))

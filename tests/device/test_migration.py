@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import loops
 import pytest
+from cm_ids import SMALL, CmId, close, connect, listening, resolved
 from helpers import has_pending_event, has_waiter
 
 import aiordma
@@ -15,49 +17,14 @@ from aiordma import AsyncCmId, BusyError, Connection, LocalClosed, SyncCmId
 from aiordma.cm import CmState
 from aiordma.enums import AddrInfoFlags
 from aiordma.rdmacm import AddrInfo, DeviceAddress, parse_address
-from aiordma.verbs import QueuePairCaps, QueuePairInit
 
 T = TypeVar("T")
-SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
-
-
-async def sync_listener(address: DeviceAddress) -> SyncCmId:
-    listener = await SyncCmId.create()
-    listener.bind_addr(parse_address(address.host))
-    listener.listen()
-    return listener
-
-
-async def async_listener(address: DeviceAddress, host: str | None = None) -> AsyncCmId:
-    listener = await AsyncCmId.create()
-    listener.bind_addr(parse_address(host or address.host))
-    listener.listen()
-    return listener
-
-
-async def resolved(address: DeviceAddress, port: int) -> AsyncCmId:
-    client = await AsyncCmId.create()
-    await client.resolve_addr(parse_address(address.host, port))
-    await client.resolve_route()
-    await client.create_qp(SMALL)
-    return client
-
-
-async def connected_ids(address: DeviceAddress, listener: AsyncCmId) -> tuple[AsyncCmId, AsyncCmId]:
-    client = await resolved(address, listener.local_address[1])
-    connecting = loops.create_task(client.connect())
-    server = await listener.get_request()
-    await server.create_qp(SMALL)
-    await server.accept()
-    await connecting
-    return client, server
 
 
 async def test_ids_migrate_both_ways_at_every_step(any_address: DeviceAddress) -> None:
-    async with await async_listener(any_address) as listener:
-        port = listener.local_address[1]
+    async with await listening(any_address, AsyncCmId) as listener:
         client = await SyncCmId.create()
-        await client.resolve_addr(parse_address(any_address.host, port))
+        await client.resolve_addr(parse_address(*listener.local_address))
         migrated = await client.migrate()
         assert migrated.state is CmState.ADDR_RESOLVED
         await migrated.resolve_route()
@@ -72,8 +39,7 @@ async def test_ids_migrate_both_ways_at_every_step(any_address: DeviceAddress) -
         server = await request.migrate()
         assert migrated.state is server.state is CmState.CONNECTED
         await loops.gather(migrated.disconnect(), server.disconnect())
-        await migrated.aclose()
-        await server.aclose()
+        await close(migrated, server)
 
 
 async def test_the_old_id_is_closed_by_a_migration(address: DeviceAddress) -> None:
@@ -93,7 +59,7 @@ async def test_the_old_id_is_closed_by_a_migration(address: DeviceAddress) -> No
 
 
 async def test_migrate_while_a_task_waits_raises_busy(address: DeviceAddress) -> None:
-    for listener in (await sync_listener(address), await async_listener(address)):
+    for listener in (await listening(address, SyncCmId), await listening(address, AsyncCmId)):
         waiting = loops.create_task(listener.get_request())
         await loops.until(partial(has_waiter, listener), "a task to wait for a request")
         with pytest.raises(BusyError):
@@ -106,9 +72,8 @@ async def test_migrate_while_a_task_waits_raises_busy(address: DeviceAddress) ->
 
 async def test_pending_requests_migrate_with_their_listener(address: DeviceAddress) -> None:
     """The requests arrive before, between and after two migrations."""
-    listener = await async_listener(address)
-    port = listener.local_address[1]
-    clients = [await resolved(address, port) for _ in range(6)]
+    listener = await listening(address, AsyncCmId)
+    clients = [await resolved(listener.local_address, AsyncCmId) for _ in range(6)]
     connecting = [loops.create_task(client.connect()) for client in clients[:2]]
     await loops.until(partial(has_pending_event, listener), "a request to arrive")
     waiting = await listener.migrate(None)
@@ -123,13 +88,13 @@ async def test_pending_requests_migrate_with_their_listener(address: DeviceAddre
         await server.aclose()
     answers = await loops.gather(*connecting, return_exceptions=True)
     assert [type(answer) for answer in answers] == [aiordma.Rejected] * 6
-    for cm in (*clients, listener):
-        await cm.aclose()
+    await close(*clients, listener)
 
 
 async def test_a_pending_disconnect_migrates_with_its_id(address: DeviceAddress) -> None:
-    async with await async_listener(address) as listener:
-        client, server = await connected_ids(address, listener)
+    async with await listening(address, AsyncCmId) as listener:
+        client = await resolved(listener.local_address, AsyncCmId)
+        server = await connect(client, listener)
         waiting = await client.migrate(None)
         await server.aclose()
         await loops.until(lambda: has_pending_event(waiting), "the disconnect to arrive")
@@ -156,8 +121,8 @@ async def test_a_listener_migrates_to_the_loop_of_another_thread(address: Device
             answered += 1
         returned.append(await listener.migrate(None))
 
-    listener = await async_listener(address)
-    clients = [await resolved(address, listener.local_address[1]) for _ in range(5)]
+    listener = await listening(address, AsyncCmId)
+    clients = [await resolved(listener.local_address, AsyncCmId) for _ in range(5)]
     connecting = [loops.create_task(client.connect()) for client in clients[:3]]
     waiting = await listener.migrate(None)
     await loops.to_thread(loops.runner_of_this_kind(), lambda: serve(waiting))
@@ -169,35 +134,33 @@ async def test_a_listener_migrates_to_the_loop_of_another_thread(address: Device
         server.reject()
         await server.aclose()
     await loops.gather(*connecting, return_exceptions=True)
-    for cm in (*clients, listener):
-        await cm.aclose()
+    await close(*clients, listener)
 
 
-async def connect_and_be_rejected(address: DeviceAddress, port: int) -> None:
-    """Connect, and check that the listener rejects the request, in whichever loop it is."""
-    async with await resolved(address, port) as client:
-        with pytest.raises(aiordma.Rejected) as rejected:
-            await client.connect()
-        assert rejected.value.private_data.startswith(b"heard")
+def keep_connecting(where: tuple[str, int], migrated: list[int]) -> loops.Task[object]:
+    """Start three tasks that connect at least eight times each, and until the listener has migrated
+    more than once. They check that it rejects each request, in whichever loop it is.
+    """
 
+    async def connect_and_be_rejected() -> None:
+        attempts = 0
+        while attempts < 8 or len(migrated) < 2:
+            async with await resolved(where, AsyncCmId) as client:
+                with pytest.raises(aiordma.Rejected) as rejected:
+                    await client.connect()
+                assert rejected.value.private_data.startswith(b"heard")
+            attempts += 1
 
-async def keep_connecting(address: DeviceAddress, port: int, migrated: list[int]) -> None:
-    """Connect at least eight times, and until the listener has migrated more than once."""
-    attempts = 0
-    while attempts < 8 or len(migrated) < 2:
-        await connect_and_be_rejected(address, port)
-        attempts += 1
+    return loops.create_task(loops.gather(*(connect_and_be_rejected() for _ in range(3))))
 
 
 @pytest.mark.parametrize("host", [None, "0.0.0.0"])
 async def test_migrating_back_and_forth_under_load(address: DeviceAddress, host: str) -> None:
     """Clients keep connecting while the listener migrates. Each of them is rejected."""
-    listener = await async_listener(address, host)
-    port = listener.local_address[1]
+    listener = await listening(replace(address, host=host or address.host), AsyncCmId)
+    where = (address.host, listener.local_address[1])
     migrated: list[int] = []
-    connecting = loops.create_task(
-        loops.gather(*(keep_connecting(address, port, migrated) for _ in range(3)))
-    )
+    connecting = keep_connecting(where, migrated)
     while not connecting.done():
         waiting = await listener.migrate(None)
         await reject_for(waiting, 0.01 * (len(migrated) % 5))
@@ -220,13 +183,10 @@ async def test_migrating_between_two_loops_under_load(address: DeviceAddress) ->
             await reject_for(listener, 0.05)
             back.append(await listener.migrate(None))
 
-    listener = await async_listener(address)
-    port = listener.local_address[1]
+    listener = await listening(address, AsyncCmId)
     serving = loops.create_task(loops.to_thread(loops.runner_of_this_kind(), serve_there))
     migrated: list[int] = []
-    connecting = loops.create_task(
-        loops.gather(*(keep_connecting(address, port, migrated) for _ in range(3)))
-    )
+    connecting = keep_connecting(listener.local_address, migrated)
     while not connecting.done():
         there.append(await listener.migrate(None))
         listener = await (await next_of(back)).migrate()
@@ -245,7 +205,7 @@ async def next_of(queue: deque[T]) -> T:
     return queue.popleft()
 
 
-async def reject_for(listener: AsyncCmId | SyncCmId, seconds: float) -> None:
+async def reject_for(listener: CmId, seconds: float) -> None:
     """Reject every request for `seconds`. Time is the subject: it selects the moment to migrate."""
     try:
         async with loops.timeout(seconds):
@@ -277,7 +237,7 @@ async def test_endpoints_become_a_connection_and_a_listener(any_address: DeviceA
 
 
 async def test_a_request_becomes_a_connection(any_address: DeviceAddress) -> None:
-    async with await sync_listener(any_address) as listener:
+    async with await listening(any_address, SyncCmId) as listener:
         connecting = loops.create_task(aiordma.connect(*listener.local_address))
         server = await Connection.from_id(await listener.get_request())
         async with server, await connecting as client:

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import loops
 import pytest
+from cm_ids import SMALL, Kind, both_kinds
 
 import aiordma
 from aiordma import (
-    AsyncCmId,
     DatagramEndpoint,
     DatagramOptions,
     LocalClosed,
@@ -21,7 +21,6 @@ from aiordma import (
 )
 from aiordma.datagrams import address_handles as handles
 from aiordma.rdmacm import DeviceAddress, SocketAddress, parse_address
-from aiordma.verbs import QueuePairCaps, QueuePairInit
 
 pytestmark = pytest.mark.transport("IB")
 
@@ -206,16 +205,18 @@ async def test_a_cancelled_join_leaves_nothing(address: DeviceAddress) -> None:
         await check_nothing_arrives(endpoint)
 
 
-async def test_an_id_that_joined_a_group_can_be_closed(
-    address: DeviceAddress,
+@both_kinds
+async def test_an_id_that_joined_groups_leaves_them_or_can_be_closed(
+    address: DeviceAddress, kind: Kind
 ) -> None:
     """A queue pair that is attached to a group cannot be destroyed, so it is detached first."""
-    async with await AsyncCmId.create(PortSpace.UDP) as cm:
+    first, second = SocketAddress(GROUP, 0), SocketAddress(OTHER_GROUP, 0)
+    async with await kind.create(PortSpace.UDP) as cm:
         cm.bind_addr(parse_address(address.host))
-        await cm.create_qp(QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4)))
-        event = await cm.join_multicast(SocketAddress(GROUP, 0))
-        assert event.qp_num == 0xFFFFFF
-        await cm.join_multicast(SocketAddress(OTHER_GROUP, 0))
-        await cm.leave_multicast(SocketAddress(OTHER_GROUP, 0))
+        await cm.create_qp(SMALL)
+        joined = [await cm.join_multicast(group) for group in (first, second)]
+        assert {event.qp_num for event in joined} == {0xFFFFFF}
+        assert len({event.ah_attr.dgid for event in joined if event.ah_attr is not None}) == 2
+        await cm.leave_multicast(second)
         with pytest.raises(VerbsError, match="rdma_leave_multicast"):
-            await cm.leave_multicast(SocketAddress(OTHER_GROUP, 0))
+            await cm.leave_multicast(second)

@@ -7,34 +7,16 @@ import sys
 
 import loops
 import pytest
+from cm_ids import SMALL, Kind, both_kinds, close, connect, exchange, listening, resolved
 from helpers import ROOT, TIME_LIMIT, has_waiter
 
-from aiordma import CmEventType, LocalClosed, PortSpace, Rejected, VerbsError
-from aiordma.cm import AsyncCmId, CmState, SyncCmId
+from aiordma import CmEventType, LocalClosed, Rejected, VerbsError
+from aiordma.cm import CmState, SyncCmId
 from aiordma.enums import AddrInfoFlags, WcStatus
 from aiordma.rdmacm import AddrInfo, ConnectionParameters, DeviceAddress, parse_address
-from aiordma.verbs import QueuePairCaps, QueuePairInit, SharedReceiveQueueCaps
+from aiordma.verbs import SharedReceiveQueueCaps
 
-SMALL = QueuePairInit(QueuePairCaps(max_send_wr=4, max_recv_wr=4), sq_sig_all=True)
 UNUSED_PORT = 9
-
-
-async def listening(address: DeviceAddress) -> SyncCmId:
-    listener = await SyncCmId.create()
-    listener.bind_addr(parse_address(address.host))
-    listener.listen()
-    return listener
-
-
-async def resolved(address: DeviceAddress, port: int) -> SyncCmId:
-    client = await SyncCmId.create()
-    await client.resolve_addr(parse_address(address.host, port))
-    await client.resolve_route()
-    return client
-
-
-def port_of(cm: SyncCmId | AsyncCmId) -> int:
-    return cm.local_address[1]
 
 
 def state_of(cm: SyncCmId) -> CmState:
@@ -42,113 +24,62 @@ def state_of(cm: SyncCmId) -> CmState:
     return cm.state
 
 
-async def test_messages_are_sent_both_ways(any_address: DeviceAddress) -> None:
+async def test_messages_and_private_data_are_sent_both_ways(any_address: DeviceAddress) -> None:
     """The calls are those of the programs rdma_client and rdma_server (rdma_verbs.h)."""
-    async with await listening(any_address) as listener:
-        client = await resolved(any_address, port_of(listener))
-        async with client:
-            await client.create_qp(SMALL)
-            inbox = await client.reg_msgs(bytearray(16))
-            client.cm_id.post_recv(1, inbox, 0, 16)
-            connecting = loops.create_task(client.connect())
-            async with await listener.get_request() as server:
-                assert state_of(server) is CmState.REQUESTED
-                await server.create_qp(SMALL)
-                outbox = await server.reg_msgs(bytearray(b"sixteen bytes ok"))
-                server.cm_id.post_recv(2, outbox, 0, 16)
-                await server.accept()
-                await connecting
-                assert client.event is not None
-                assert client.event.type is CmEventType.ESTABLISHED
-                hello = await client.reg_msgs(bytearray(b"hello from client"))
-                client.cm_id.post_send(3, hello, 0, 5)
-                assert (await client.get_send_comp()).check().wr_id == 3
-                received = (await server.get_recv_comp()).check()
-                assert (received.wr_id, received.byte_len) == (2, 5)
-                server.cm_id.post_send(4, outbox, 0, 16)
-                assert (await server.get_send_comp()).check().wr_id == 4
-                assert (await client.get_recv_comp()).check().byte_len == 16
-                await loops.gather(client.disconnect(), server.disconnect())
-                assert client.state is server.state is CmState.DISCONNECTED
-
-
-async def test_private_data_is_in_the_event_of_the_last_call(address: DeviceAddress) -> None:
     async with (
-        await listening(address) as listener,
-        await resolved(address, port_of(listener)) as client,
+        await listening(any_address, SyncCmId) as listener,
+        await resolved(listener.local_address, SyncCmId) as client,
     ):
-        await client.create_qp(SMALL)
+        inbox = await client.reg_msgs(bytearray(16))
+        client.cm_id.post_recv(1, inbox, 0, 16)
         connecting = loops.create_task(client.connect(ConnectionParameters(b"hello")))
         async with await listener.get_request() as server:
+            assert state_of(server) is CmState.REQUESTED
             assert server.event is not None
             assert server.event.private_data.rstrip(b"\0") == b"hello"
             await server.create_qp(SMALL)
+            outbox = await server.reg_msgs(bytearray(b"sixteen bytes ok"))
+            server.cm_id.post_recv(2, outbox, 0, 16)
             await server.accept(ConnectionParameters(b"welcome"))
             await connecting
             assert client.event is not None
+            assert client.event.type is CmEventType.ESTABLISHED
             assert client.event.private_data.rstrip(b"\0") == b"welcome"
+            hello = await client.reg_msgs(bytearray(b"hello from client"))
+            client.cm_id.post_send(3, hello, 0, 5)
+            assert (await client.get_send_comp()).check().wr_id == 3
+            received = (await server.get_recv_comp()).check()
+            assert (received.wr_id, received.byte_len) == (2, 5)
+            server.cm_id.post_send(4, outbox, 0, 16)
+            assert (await server.get_send_comp()).check().wr_id == 4
+            assert (await client.get_recv_comp()).check().byte_len == 16
+            await loops.gather(client.disconnect(), server.disconnect())
+            assert client.state is server.state is CmState.DISCONNECTED
 
 
-async def test_connect_without_a_listener_is_rejected(address: DeviceAddress) -> None:
-    async with await resolved(address, UNUSED_PORT) as client:
-        await client.create_qp(SMALL)
-        with pytest.raises(Rejected):
-            await client.connect()
-
-
-async def test_reject_sends_private_data(address: DeviceAddress) -> None:
+async def test_connect_is_rejected_by_a_peer_or_without_a_listener(address: DeviceAddress) -> None:
     async with (
-        await listening(address) as listener,
-        await resolved(address, port_of(listener)) as client,
+        await listening(address, SyncCmId) as listener,
+        await resolved(listener.local_address, SyncCmId) as client,
+        await resolved((address.host, UNUSED_PORT), SyncCmId) as lost,
     ):
-        await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect())
         async with await listener.get_request() as server:
             server.reject(b"no")
         with pytest.raises(Rejected) as rejected:
             await connecting
         assert rejected.value.private_data.rstrip(b"\0") == b"no"
-
-
-async def test_a_listener_can_be_closed_before_its_requests(address: DeviceAddress) -> None:
-    listener = await listening(address)
-    client = await resolved(address, port_of(listener))
-    await client.create_qp(SMALL)
-    connecting = loops.create_task(client.connect())
-    server = await listener.get_request()
-    await listener.aclose()
-    await server.create_qp(SMALL)
-    await server.accept()
-    await connecting
-    await client.aclose()
-    await server.aclose()
-
-
-async def test_get_request_works_after_cancelled_calls(address: DeviceAddress) -> None:
-    async with await listening(address) as listener:
-        for _ in range(5):
-            waiting = loops.create_task(listener.get_request())
-            await loops.until(lambda: has_waiter(listener), "a thread to wait for a request")
-            waiting.cancel()
-            with pytest.raises(loops.CancelledError):
-                await waiting
-        async with await resolved(address, port_of(listener)) as client:
-            await client.create_qp(SMALL)
-            connecting = loops.create_task(client.connect())
-            async with await listener.get_request() as server:
-                server.reject()
-            with pytest.raises(Rejected):
-                await connecting
+        with pytest.raises(Rejected):
+            await lost.connect()
 
 
 async def test_a_request_that_arrives_around_a_cancellation_is_not_lost(
     address: DeviceAddress,
 ) -> None:
     """The task is cancelled at any moment around the request's arrival."""
-    async with await listening(address) as listener:
+    async with await listening(address, SyncCmId) as listener:
         for delay in (0.0, 0.002, 0.01, 0.05, 0.1):
-            async with await resolved(address, port_of(listener)) as client:
-                await client.create_qp(SMALL)
+            async with await resolved(listener.local_address, SyncCmId) as client:
                 waiting = loops.create_task(listener.get_request())
                 connecting = loops.create_task(client.connect())
                 await loops.sleep(delay)  # time is the subject: it selects the moment
@@ -162,14 +93,12 @@ async def test_a_request_that_arrives_around_a_cancellation_is_not_lost(
 
 
 async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
-    listener = await listening(address)
+    listener = await listening(address, SyncCmId)
     waiting = loops.create_task(listener.get_request())
-    client = await resolved(address, port_of(listener))
-    await client.create_qp(SMALL)
+    client = await resolved(listener.local_address, SyncCmId)
     receiving = loops.create_task(client.get_recv_comp())
     await loops.until(lambda: has_waiter(client) and has_waiter(listener), "both threads to wait")
-    await client.aclose()
-    await listener.aclose()
+    await close(client, listener)
     for task in (waiting, receiving):
         with pytest.raises(LocalClosed):
             await task
@@ -177,35 +106,33 @@ async def test_closing_ends_every_wait(address: DeviceAddress) -> None:
 
 async def test_a_cancelled_connect_ends_without_an_answer(address: DeviceAddress) -> None:
     """The peer never answers the request."""
-    async with await listening(address) as listener:
-        client = await resolved(address, port_of(listener))
-        await client.create_qp(SMALL)
+    async with (
+        await listening(address, SyncCmId) as listener,
+        await resolved(listener.local_address, SyncCmId) as client,
+    ):
         connecting = loops.create_task(client.connect())
         async with await listener.get_request():
             connecting.cancel()
             with pytest.raises(loops.CancelledError):
                 await connecting
             assert client.state is CmState.CONNECTING  # no event has ended the call
-        await client.aclose()
 
 
 async def test_200_waiting_listeners_do_not_block_other_calls(address: DeviceAddress) -> None:
     listeners = []
     for _ in range(200):
-        listeners.append(await listening(address))
+        listeners.append(await listening(address, SyncCmId))
         await loops.settle()  # each one blocks the loop for a short time
     waiting = [loops.create_task(listener.get_request()) for listener in listeners]
     await loops.until(lambda: all(map(has_waiter, listeners)), "200 threads to wait")
     for number in (0, 99, 199):
-        async with await resolved(address, port_of(listeners[number])) as client:
-            await client.create_qp(SMALL)
+        async with await resolved(listeners[number].local_address, SyncCmId) as client:
             connecting = loops.create_task(client.connect())
             async with await waiting[number] as server:
                 await server.create_qp(SMALL)
                 await server.accept()
                 await connecting
-    for listener in listeners:
-        await listener.aclose()
+    await close(*listeners)
     await loops.gather(*waiting, return_exceptions=True)
 
 
@@ -247,67 +174,37 @@ def test_the_interpreter_exits_with_calls_outstanding(address: DeviceAddress, ki
 # --- endpoints ---
 
 
-def passive(address: DeviceAddress) -> AddrInfo:
-    return AddrInfo(flags=AddrInfoFlags.PASSIVE, source=parse_address(address.host))
-
-
-def active(address: DeviceAddress, port: int) -> AddrInfo:
-    return AddrInfo(destination=parse_address(address.host, port))
-
-
 async def test_endpoints_connect_and_send_a_message(any_address: DeviceAddress) -> None:
     """The ids of requests at a passive endpoint have a queue pair already."""
-    listener = await SyncCmId.create_ep(passive(any_address), init=SMALL)
+    here = AddrInfo(flags=AddrInfoFlags.PASSIVE, source=parse_address(any_address.host))
+    listener = await SyncCmId.create_ep(here, init=SMALL)
     listener.listen()
-    client = await SyncCmId.create_ep(active(any_address, port_of(listener)), init=SMALL)
+    there = AddrInfo(destination=parse_address(*listener.local_address))
+    client = await SyncCmId.create_ep(there, init=SMALL)
     assert client.state is CmState.ROUTE_RESOLVED
     connecting = loops.create_task(client.connect())
     server = await listener.get_request()
     assert server.cm_id.has_qp
-    memory = bytearray(16)
-    inbox = await server.reg_msgs(memory)
-    server.cm_id.post_recv(1, inbox, 0, 16)
     await server.accept()
     await connecting
-    hello = await client.reg_msgs(bytearray(b"hello"))
-    client.cm_id.post_send(2, hello, 0, 5)
-    assert (await server.get_recv_comp()).check().byte_len == 5
-    assert (await client.get_send_comp()).check().status is WcStatus.SUCCESS
-    assert memory[:5] == b"hello"
-    for cm in (client, server, listener):
-        await cm.aclose()
+    await exchange(client, server)
+    await close(client, server, listener)
 
 
-async def test_create_ep_without_a_route_fails(address: DeviceAddress) -> None:
+async def test_create_ep_without_a_route_or_on_a_port_in_use_fails(address: DeviceAddress) -> None:
     with pytest.raises(VerbsError):
         await SyncCmId.create_ep(AddrInfo(destination=parse_address("240.0.0.1", 1)))
-
-
-async def test_cancelled_create_ep_destroys_its_endpoint(address: DeviceAddress) -> None:
-    for delay in (0.0, 0.001, 0.01, 0.05):
-        making = loops.create_task(SyncCmId.create_ep(active(address, 1), init=SMALL))
-        await loops.sleep(delay)  # time is the subject: it selects the moment
-        making.cancel()
-        await loops.wait([making])
-        if not making.cancelled():
-            await making.result().aclose()
-
-
-async def test_create_ep_on_a_port_in_use_fails(address: DeviceAddress) -> None:
-    async with await listening(address) as listener:
-        info = AddrInfo(
-            flags=AddrInfoFlags.PASSIVE, source=parse_address(address.host, port_of(listener))
-        )
+    async with await listening(address, SyncCmId) as listener:
+        source = parse_address(*listener.local_address)
         with pytest.raises(VerbsError):
-            await SyncCmId.create_ep(info)
+            await SyncCmId.create_ep(AddrInfo(flags=AddrInfoFlags.PASSIVE, source=source))
 
 
 async def test_messages_arrive_in_a_shared_receive_queue(address: DeviceAddress) -> None:
     async with (
-        await listening(address) as listener,
-        await resolved(address, port_of(listener)) as client,
+        await listening(address, SyncCmId) as listener,
+        await resolved(listener.local_address, SyncCmId) as client,
     ):
-        await client.create_qp(SMALL)
         connecting = loops.create_task(client.connect())
         async with await listener.get_request() as server:
             srq = await server.create_srq(SharedReceiveQueueCaps(max_wr=8))
@@ -327,56 +224,17 @@ async def test_messages_arrive_in_a_shared_receive_queue(address: DeviceAddress)
             assert bytes(memory[:17]) == bytes(memory[32:49]) == b"to the shared one"
 
 
-@pytest.mark.transport("IB")
-async def test_accept_of_a_datagram_request_acknowledges_its_event(address: DeviceAddress) -> None:
-    """rdma-core 44 does not do that. Destroying the listener would wait for ever."""
-    listener = await SyncCmId.create(PortSpace.UDP)
-    listener.bind_addr(parse_address(address.host))
-    listener.listen()
-    client = await SyncCmId.create(PortSpace.UDP)
-    await client.resolve_addr(parse_address(address.host, port_of(listener)))
-    await client.resolve_route()
-    connecting = loops.create_task(client.connect(ConnectionParameters(qp_num=17)))
-    server = await listener.get_request()
-    await server.accept(ConnectionParameters(qp_num=42))
-    await connecting
-    assert client.established is not None
-    assert client.established.qp_num == 42
-    assert client.established.ah_attr is not None
-    assert server.state is CmState.CONNECTED
-    for cm in (listener, server, client):
-        await cm.aclose()
-
-
-@pytest.mark.transport("IB")
-async def test_a_group_is_joined_and_left(address: DeviceAddress) -> None:
-    group = parse_address("239.7.7.1")
-    async with await SyncCmId.create(PortSpace.UDP) as cm:
-        cm.bind_addr(parse_address(address.host))
-        event = await cm.join_multicast(group)
-        assert event.qp_num == 0xFFFFFF
-        assert event.ah_attr is not None
-        await cm.leave_multicast(group)
-
-
-@pytest.mark.parametrize("kind", [SyncCmId, AsyncCmId])
+@both_kinds
 async def test_a_peer_that_disconnects_ends_the_wait_for_completions(
-    address: DeviceAddress, kind: type[SyncCmId | AsyncCmId]
+    address: DeviceAddress, kind: Kind
 ) -> None:
-    async with await listening(address) as listener:
-        client = await kind.create()
-        await client.resolve_addr(parse_address(address.host, port_of(listener)))
-        await client.resolve_route()
-        await client.create_qp(SMALL)
-        inbox = await client.reg_msgs(bytearray(16))
-        client.cm_id.post_recv(1, inbox, 0, 16)
-        connecting = loops.create_task(client.connect())
-        server = await listener.get_request()
-        await server.create_qp(SMALL)
-        await server.accept()
-        await connecting
+    async with (
+        await listening(address, SyncCmId) as listener,
+        await resolved(listener.local_address, kind) as client,
+    ):
+        client.cm_id.post_recv(1, await client.reg_msgs(bytearray(16)), 0, 16)
+        server = await connect(client, listener)
         receiving = loops.create_task(client.get_recv_comp())
         await loops.until(lambda: has_waiter(client), "a thread to wait for a completion")
         await server.aclose()
         assert (await receiving).status is WcStatus.WR_FLUSH_ERR
-        await client.aclose()

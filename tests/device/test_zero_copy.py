@@ -109,12 +109,7 @@ async def test_immediate_data_is_received_with_its_message(address: DeviceAddres
         for _ in range(4):
             with await pair.server.recv_message() as message:
                 received.append((bytes(message.data), message.imm))
-        assert received == [
-            (b"inline", 1),
-            (b"c" * 1000, 0xFFFFFFFF),
-            (b"data", 0),
-            (b"", 77),
-        ]
+        assert received == [(b"inline", 1), (b"c" * 1000, 0xFFFFFFFF), (b"data", 0), (b"", 77)]
         assert bytes(memoryview(far)) == b"data"
 
 

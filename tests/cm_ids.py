@@ -1,0 +1,77 @@
+"""Helpers for tests of ids of both kinds: listening, resolving and connecting, call by call."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import loops
+import pytest
+from helpers import Host
+
+from aiordma import AsyncCmId, PortSpace, SyncCmId
+from aiordma.cm import CmState
+from aiordma.rdmacm import parse_address
+from aiordma.verbs import ProtectionDomain, QueuePairCaps, QueuePairInit
+
+CAPS = QueuePairCaps(max_send_wr=4, max_recv_wr=4)
+SMALL = QueuePairInit(CAPS, sq_sig_all=True)
+
+CmId = AsyncCmId | SyncCmId
+Kind = type[AsyncCmId] | type[SyncCmId]
+K = TypeVar("K", AsyncCmId, SyncCmId, CmId)
+both_kinds = pytest.mark.parametrize("kind", [AsyncCmId, SyncCmId])
+
+
+async def listening(
+    address: Host, kind: type[K], port_space: PortSpace = PortSpace.TCP, port: int = 0
+) -> K:
+    """Return an id that listens."""
+    listener = await kind.create(port_space)
+    listener.bind_addr(parse_address(address.host, port))
+    listener.listen()
+    return listener
+
+
+async def resolved(
+    where: tuple[str, int],
+    kind: type[K],
+    port_space: PortSpace = PortSpace.TCP,
+    init: QueuePairInit | None = SMALL,
+) -> K:
+    """Return an id with a route to an address, and with a queue pair unless `init` is None."""
+    client = await kind.create(port_space)
+    await client.resolve_addr(parse_address(*where))
+    await client.resolve_route()
+    if init is not None:
+        await client.create_qp(init)
+    return client
+
+
+async def connect(
+    client: CmId, listener: K, init: QueuePairInit = SMALL, pd: ProtectionDomain | None = None
+) -> K:
+    """Connect an id to a listener. Return the id that has accepted, with a queue pair."""
+    connecting = loops.create_task(client.connect())
+    server = await listener.get_request()
+    await server.create_qp(init, pd)
+    await server.accept()
+    await connecting
+    return server
+
+
+async def exchange(client: CmId, server: CmId) -> None:
+    """Send one message through the queues that belong to the ids."""
+    memory = bytearray(16)
+    inbox, outbox = await server.reg_msgs(memory), await client.reg_msgs(bytearray(b"hello"))
+    server.cm_id.post_recv(1, inbox, 0, 16)
+    client.cm_id.post_send(2, outbox, 0, 5)
+    assert (await client.get_send_comp()).check().wr_id == 2
+    assert (await server.get_recv_comp()).check().byte_len == 5
+    assert memory[:5] == b"hello"
+
+
+async def close(*cms: CmId) -> None:
+    """Close ids, one after the other, and check their states."""
+    for cm in cms:
+        await cm.aclose()
+        assert cm.state is CmState.CLOSED
