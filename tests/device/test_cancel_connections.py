@@ -1,59 +1,77 @@
-"""The state after a cancelled await: connecting, serving, closing."""
+"""The state after a cancelled await: connecting, serving and closing of both APIs."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple
 
 import loops
 import pytest
 from cancelling import cancel, cancelled
+from cm_ids import resolved
 from helpers import connected, pending_requests
+from streaming import streaming
 
 import aiordma
-from aiordma import Connection, LocalClosed, PeerClosed, Rejected, SyncCmId
+from aiordma import ByteStream, Connection, LocalClosed, PeerClosed, Rejected, SyncCmId
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.rdmacm import DeviceAddress, parse_address
 
 
-async def opened(where: tuple[str, int]) -> Connection:
-    return await aiordma.connect(*where)
+class Api(NamedTuple):
+    """The functions that make connections, or byte streams, and the method that receives."""
+
+    connect: Callable[..., Any]
+    listen: Callable[..., Any]
+    connected: Callable[[DeviceAddress], AbstractAsyncContextManager[Any]]
+    receive: Callable[[Any], Awaitable[bytes]]
+    reason: tuple[bytes, ...]
+    """The arguments of reject()."""
 
 
-async def resolved(where: tuple[str, int]) -> AsyncCmId:
-    cm = await AsyncCmId.create()
-    await cm.resolve_addr(parse_address(*where))
-    await cm.resolve_route()
-    return cm
+MESSAGES = Api(aiordma.connect, aiordma.listen, connected, Connection.recv, (b"no",))
+STREAMS = Api(aiordma.connect_stream, aiordma.listen_stream, streaming, ByteStream.receive, ())
+each_api = pytest.mark.parametrize("api", [MESSAGES, STREAMS], ids=["messages", "streams"])
 
 
-@pytest.mark.awaits("connect")
-async def test_cancelled_connect_leaves_nothing(address: DeviceAddress) -> None:
+@pytest.mark.awaits("connect", "connect_stream")
+@each_api
+async def test_cancelled_connect_leaves_nothing(address: DeviceAddress, api: Api) -> None:
     """Nothing on this side. A listener can see the request of a peer that gave up."""
-    async with aiordma.listen(address.host, 0) as listener:
+    async with api.listen(address.host, 0) as listener:
         where = listener.local_address
-        assert await cancelled(lambda: opened(where), begun=False)
-        await cancel(lambda: opened(where))
-        connecting = loops.create_task(opened(where))
+        assert await cancelled(lambda: api.connect(*where), begun=False)
+        await cancel(lambda: api.connect(*where))
+        connecting = loops.create_task(api.connect(*where))
         request = await listener.get_request()  # now connect() waits for the reply
-        connecting.cancel()
-        await loops.wait([connecting])
-        assert connecting.cancelled()
+        await loops.cancel(connecting)
         await request.reject()
 
 
 @pytest.mark.awaits("Connection.from_id")
 async def test_cancelled_from_id_closes_the_id(address: DeviceAddress) -> None:
     async with aiordma.listen(address.host, 0) as listener:
-        cm = await resolved(listener.local_address)
+        cm = await resolved(listener.local_address, AsyncCmId, init=None)
         await cancel(lambda: Connection.from_id(cm))
         assert cm.state is CmState.CLOSED
 
 
-@pytest.mark.awaits("listen")
-async def test_cancelled_listen_leaves_the_port_free(address: DeviceAddress) -> None:
-    async with await aiordma.listen(address.host, 0) as listener:
-        port = listener.local_address[1]
-    assert await cancelled(lambda: aiordma.listen(address.host, port), begun=False)
-    async with aiordma.listen(address.host, port) as listener:
-        assert listener.local_address[1] == port
+@pytest.mark.awaits("listen", "Listener.aclose", "Listener.__aexit__")
+@pytest.mark.awaits("listen_stream", "StreamListener.aclose", "StreamListener.__aexit__")
+@each_api
+async def test_cancelled_listen_or_aclose_leaves_the_port_free(
+    address: DeviceAddress, api: Api
+) -> None:
+    listener = await api.listen(address.host, 0)
+    where = listener.local_address
+    await cancelled(listener.aclose)
+    with pytest.raises(LocalClosed):
+        await listener.get_request()
+    await listener.aclose()
+    assert await cancelled(lambda: api.listen(*where), begun=False)
+    async with api.listen(*where) as again:
+        assert again.local_address == where
 
 
 @pytest.mark.awaits("Listener.from_id")
@@ -67,12 +85,15 @@ async def test_cancelled_listener_from_id_leaves_a_synchronous_id_unchanged(
 
 
 @pytest.mark.awaits("Listener.get_request", "Listener.__anext__")
+@pytest.mark.awaits("StreamListener.get_request", "StreamListener.__anext__")
 @pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
-async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, get: object) -> None:
-    assert callable(get)
-    async with aiordma.listen(address.host, 0) as listener:
+@each_api
+async def test_cancelled_get_request_loses_no_request(
+    address: DeviceAddress, api: Api, get: Callable[[Any], Any]
+) -> None:
+    async with api.listen(address.host, 0) as listener:
         await cancel(lambda: get(listener))
-        connecting = loops.create_task(opened(listener.local_address))
+        connecting = loops.create_task(api.connect(*listener.local_address))
         await loops.until(lambda: pending_requests(listener), "the request to arrive")
         assert await cancelled(lambda: get(listener), begun=False)
         await (await get(listener)).reject()
@@ -80,88 +101,85 @@ async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, ge
             await connecting
 
 
-@pytest.mark.awaits("Listener.accept")
-async def test_cancelled_accept_loses_only_the_peer_being_accepted(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener:
+@pytest.mark.awaits("Listener.accept", "StreamListener.accept")
+@each_api
+async def test_cancelled_accept_loses_only_the_peer_being_accepted(
+    address: DeviceAddress, api: Api
+) -> None:
+    async with api.listen(address.host, 0) as listener:
         await cancel(listener.accept)
-        peers = [loops.create_task(opened(listener.local_address)) for _ in range(2)]
+        peers = [loops.create_task(api.connect(*listener.local_address)) for _ in range(2)]
         await loops.until(lambda: pending_requests(listener) == 2, "both requests to arrive")
         await cancel(listener.accept)
         async with await listener.accept() as accepted:
             await loops.wait(peers)
             connected_peers = [peer.result() for peer in peers if not peer.exception()]
             # The first peer can have been connected before its connection was ended.
-            for connection in connected_peers:
-                if connection.local_address == accepted.peer_address:
-                    await connection.send(b"the other")
-            assert await accepted.recv() == b"the other"
-            for connection in connected_peers:
-                await connection.aclose()
+            for peer in connected_peers:
+                if peer.local_address == accepted.peer_address:
+                    await peer.send(b"the other")
+            assert await api.receive(accepted) == b"the other"
+            for peer in connected_peers:
+                await peer.aclose()
 
 
-@pytest.mark.awaits("ConnectRequest.accept")
-async def test_cancelled_accept_of_a_request_ends_the_connection(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(opened(listener.local_address))
+@pytest.mark.awaits("ConnectRequest.accept", "StreamRequest.accept")
+@each_api
+async def test_cancelled_accept_of_a_request_ends_the_connection(
+    address: DeviceAddress, api: Api
+) -> None:
+    async with api.listen(address.host, 0) as listener:
+        connecting = loops.create_task(api.connect(*listener.local_address))
         request = await listener.get_request()
         await cancel(request.accept)
         with pytest.raises(LocalClosed):
             await request.accept()
         with pytest.raises((aiordma.ConnectError, PeerClosed)):
-            async with await connecting as connection:
-                await connection.recv()
+            async with await connecting as client:
+                await api.receive(client)
 
 
-@pytest.mark.awaits("ConnectRequest.reject")
-async def test_cancelled_reject_still_rejects(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(opened(listener.local_address))
+@pytest.mark.awaits("ConnectRequest.reject", "StreamRequest.reject")
+@each_api
+async def test_cancelled_reject_still_rejects(address: DeviceAddress, api: Api) -> None:
+    async with api.listen(address.host, 0) as listener:
+        connecting = loops.create_task(api.connect(*listener.local_address))
         request = await listener.get_request()
-        await cancelled(lambda: request.reject(b"no"))
+        await cancelled(lambda: request.reject(*api.reason))
         with pytest.raises(Rejected) as rejected:
             await connecting
-        assert rejected.value.private_data.rstrip(b"\0") == b"no"
+        assert rejected.value.private_data.rstrip(b"\0") == b"".join(api.reason)
 
 
-@pytest.mark.awaits("Listener.serve")
+@pytest.mark.awaits("Listener.serve", "StreamListener.serve")
+@each_api
 async def test_cancelled_serve_closes_the_listener_and_cancels_every_handler(
-    address: DeviceAddress,
+    address: DeviceAddress, api: Api
 ) -> None:
     ends: list[BaseException] = []
-    served: list[Connection] = []
+    served: list[Any] = []
 
-    async def handler(connection: Connection) -> None:
+    async def handler(connection: Any) -> None:
         served.append(connection)
         try:
-            await connection.recv()
+            await api.receive(connection)
         except BaseException as error:
             ends.append(error)
             raise
 
-    listener = await aiordma.listen(address.host, 0)
+    listener = await api.listen(address.host, 0)
     serving = loops.create_task(listener.serve(handler))
-    peers = [await opened(listener.local_address) for _ in range(2)]
+    peers = [await api.connect(*listener.local_address) for _ in range(2)]
     await loops.until(lambda: len(served) == 2, "both handlers to begin")
-    serving.cancel()
-    await loops.wait([serving])
-    assert serving.cancelled()
+    await loops.cancel(serving)
     assert len(ends) == 2
     assert all(isinstance(end, loops.CancelledError) for end in ends)
     with pytest.raises(LocalClosed):
         await listener.get_request()
     for peer in peers:
         with pytest.raises(PeerClosed):
-            await peer.recv()
+            await api.receive(peer)
         await peer.aclose()
-
-
-@pytest.mark.awaits("Listener.aclose", "Listener.__aexit__")
-async def test_cancelled_aclose_still_closes_a_listener(address: DeviceAddress) -> None:
-    listener = await aiordma.listen(address.host, 0)
-    await cancelled(listener.aclose)
-    with pytest.raises(LocalClosed):
-        await listener.get_request()
-    await listener.aclose()
 
 
 @pytest.mark.awaits("Connection.aclose")
@@ -175,18 +193,19 @@ async def test_cancelled_aclose_aborts_the_connection(address: DeviceAddress) ->
             await pair.server.recv()
 
 
-@pytest.mark.awaits("Connection.__aexit__")
-async def test_cancelled_block_aborts_its_connection(address: DeviceAddress) -> None:
-    async with connected(address) as pair:
+@pytest.mark.awaits("Connection.__aexit__", "ByteStream.__aexit__")
+@each_api
+async def test_cancelled_block_aborts_its_connection(address: DeviceAddress, api: Api) -> None:
+    async with api.connected(address) as pair:
 
         async def block() -> None:
             async with pair.client as connection:
-                await connection.recv()
+                await api.receive(connection)
 
         await cancel(block)
         assert pair.client._endpoint.released
         with pytest.raises(PeerClosed):
-            await pair.server.recv()
+            await api.receive(pair.server)
 
 
 @pytest.mark.awaits("getaddrinfo")
@@ -212,6 +231,4 @@ async def test_cancelled_block_ends_a_device_watch() -> None:
     await cancel(watch)
     task = loops.create_task(watch())
     await loops.until(waits, "the task to wait for an event")
-    task.cancel()
-    await loops.wait([task])
-    assert task.cancelled()
+    await loops.cancel(task)

@@ -10,13 +10,8 @@ from cancelling import cancel, cancelled
 from helpers import can_be_resized
 from streaming import DEFAULT, pattern, receive_exactly, streaming
 
-import aiordma
-from aiordma import ByteStream, LocalClosed, PeerClosed, Rejected, StreamOptions
+from aiordma import ByteStream, LocalClosed, StreamOptions
 from aiordma.rdmacm import DeviceAddress
-
-
-async def opened(where: tuple[str, int]) -> ByteStream:
-    return await aiordma.connect_stream(*where)
 
 
 async def receive_into(stream: ByteStream) -> bytes:
@@ -117,107 +112,3 @@ async def test_cancelled_aclose_aborts_the_stream(address: DeviceAddress) -> Non
         with pytest.raises(LocalClosed):
             await pair.client.send(b"x")
         await pair.server.aclose()
-
-
-@pytest.mark.awaits("ByteStream.__aexit__")
-async def test_cancelled_block_aborts_its_stream(address: DeviceAddress) -> None:
-    async with streaming(address) as pair:
-
-        async def block() -> None:
-            async with pair.client as stream:
-                await stream.receive()
-
-        await cancel(block)
-        assert pair.client._endpoint.released
-        with pytest.raises(PeerClosed):
-            await pair.server.receive()
-
-
-@pytest.mark.awaits("connect_stream", "StreamRequest.reject")
-async def test_cancelled_connect_leaves_nothing_and_cancelled_reject_rejects(
-    address: DeviceAddress,
-) -> None:
-    async with aiordma.listen_stream(address.host, 0) as listener:
-        where = listener.local_address
-        assert await cancelled(lambda: opened(where), begun=False)
-        connecting = loops.create_task(opened(where))
-        request = await listener.get_request()  # now connect_stream() waits for the reply
-        connecting.cancel()
-        await loops.wait([connecting])
-        assert connecting.cancelled()
-        await request.reject()
-        connecting = loops.create_task(opened(where))
-        request = await listener.get_request()
-        await cancelled(request.reject)
-        with pytest.raises(Rejected):
-            await connecting
-
-
-@pytest.mark.awaits("listen_stream", "StreamListener.aclose", "StreamListener.__aexit__")
-async def test_cancelled_listen_or_aclose_leaves_the_port_free(address: DeviceAddress) -> None:
-    listener = await aiordma.listen_stream(address.host, 0)
-    port = listener.local_address[1]
-    await cancelled(listener.aclose)
-    with pytest.raises(LocalClosed):
-        await listener.get_request()
-    await listener.aclose()
-    assert await cancelled(lambda: aiordma.listen_stream(address.host, port), begun=False)
-    async with aiordma.listen_stream(address.host, port) as again:
-        assert again.local_address[1] == port
-
-
-@pytest.mark.awaits("StreamListener.get_request", "StreamListener.__anext__")
-@pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
-async def test_cancelled_get_request_loses_no_request(address: DeviceAddress, get: object) -> None:
-    assert callable(get)
-    async with aiordma.listen_stream(address.host, 0) as listener:
-        await cancel(lambda: get(listener))
-        connecting = loops.create_task(opened(listener.local_address))
-        await (await get(listener)).reject()
-        with pytest.raises(Rejected):
-            await connecting
-
-
-@pytest.mark.awaits("StreamRequest.accept", "StreamListener.accept")
-async def test_cancelled_accept_loses_only_the_peer_being_accepted(address: DeviceAddress) -> None:
-    async with aiordma.listen_stream(address.host, 0) as listener:
-        await cancel(listener.accept)
-        lost = loops.create_task(opened(listener.local_address))
-        request = await listener.get_request()
-        await cancel(request.accept)
-        with pytest.raises(LocalClosed):
-            await request.accept()
-        with pytest.raises((aiordma.ConnectError, PeerClosed)):
-            async with await lost as stream:
-                await stream.receive()
-        other = loops.create_task(opened(listener.local_address))
-        async with await listener.accept() as accepted, await other as stream:
-            await stream.send(b"the other")
-            assert await receive_exactly(accepted, 9) == b"the other"
-
-
-@pytest.mark.awaits("StreamListener.serve")
-async def test_cancelled_serve_closes_the_listener_and_cancels_its_handlers(
-    address: DeviceAddress,
-) -> None:
-    inside = loops.make_event()
-    ends: list[BaseException] = []
-
-    async def handler(stream: ByteStream) -> None:
-        inside.set()
-        try:
-            await stream.receive()
-        except BaseException as error:
-            ends.append(error)
-            raise
-
-    listener = await aiordma.listen_stream(address.host, 0)
-    serving = loops.create_task(listener.serve(handler))
-    async with await opened(listener.local_address) as peer:
-        await inside.wait()
-        serving.cancel()
-        await loops.wait([serving])
-        assert serving.cancelled()
-        assert [isinstance(end, loops.CancelledError) for end in ends] == [True]
-        with pytest.raises(PeerClosed):
-            await peer.receive()
