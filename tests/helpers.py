@@ -71,6 +71,26 @@ async def connected(
             await far.aclose()
 
 
+async def echo(connection: Connection) -> None:
+    """Send each message back."""
+    async for message in connection:
+        await connection.send(message)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    address: Host,
+    handler: Callable[[Connection], Awaitable[object]] = echo,
+    options: ConnectionOptions = DEFAULT,
+) -> AsyncIterator[Listener]:
+    """Run `handler` for each peer. At the end of the block, wait until all handlers have ended."""
+    async with aiordma.listen(address.host, 0, options=options) as listener:
+        task = loops.create_task(listener.serve(handler))
+        yield listener
+        await listener.aclose()
+        await task
+
+
 @dataclass(frozen=True)
 class ResourceSnapshot:
     """The number of RDMA objects on this machine and of file descriptors of this process.

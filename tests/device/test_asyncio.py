@@ -9,9 +9,10 @@ import asyncio
 import sys
 from collections.abc import Callable
 
+import loops
 import pytest
 import uvloop
-from helpers import TIME_LIMIT, connected
+from helpers import TIME_LIMIT, connected, serving
 
 import aiordma
 from aiordma import Connection, Listener
@@ -22,34 +23,24 @@ factories = pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES
 Factory = Callable[[], asyncio.AbstractEventLoop]
 
 
-async def echo(connection: Connection) -> None:
-    async for message in connection:
-        await connection.send(message)
-
-
 @pytest.mark.loops("asyncio")  # uvloop does not support eager tasks
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks need Python 3.12")
 async def test_eager_tasks_send_and_receive(address: DeviceAddress) -> None:
     """An eager task runs up to its first wait inside create_task()."""
     asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
-    async with aiordma.listen(address.host, 0) as listener:
-        serving = asyncio.create_task(listener.serve(echo))
-        async with aiordma.connect(*listener.local_address) as connection:
-            sends = [asyncio.create_task(connection.send(b"%d" % number)) for number in range(20)]
-            assert sends[0].done()  # it did not have to wait
-            for number in range(20):
-                assert await connection.recv() == b"%d" % number
-            await asyncio.gather(*sends)
-            receiving = asyncio.create_task(connection.recv())
-            with pytest.raises(aiordma.BusyError):
-                await connection.recv()
-            receiving.cancel()
-            await asyncio.wait([receiving])
-            region = await connection.register(bytearray(b"eager"))
-            await asyncio.create_task(connection.send(region))
-            assert await connection.recv() == b"eager"
-        await listener.aclose()
-        await serving
+    async with serving(address) as listener, aiordma.connect(*listener.local_address) as connection:
+        sends = [asyncio.create_task(connection.send(b"%d" % number)) for number in range(20)]
+        assert sends[0].done()  # it did not have to wait
+        for number in range(20):
+            assert await connection.recv() == b"%d" % number
+        await asyncio.gather(*sends)
+        receiving = asyncio.create_task(connection.recv())
+        with pytest.raises(aiordma.BusyError):
+            await connection.recv()
+        await loops.cancel(receiving)
+        region = await connection.register(bytearray(b"eager"))
+        await asyncio.create_task(connection.send(region))
+        assert await connection.recv() == b"eager"
 
 
 @factories
@@ -64,16 +55,13 @@ def test_connections_survive_between_the_runs_of_a_runner(
         connection = await aiordma.connect(*listener.local_address)
         return listener, connection, await accepting
 
-    async def close(*things: Listener | Connection) -> None:
-        for thing in things:
-            await thing.aclose()
-
     with asyncio.Runner(loop_factory=factory) as runner:
         listener, near, far = runner.run(open_both())
         for _ in range(3):
             runner.run(near.send(b"there"))
             assert runner.run(far.recv()) == b"there"
-        runner.run(close(near, far, listener))
+        for thing in (near, far, listener):
+            runner.run(thing.aclose())
 
 
 @factories

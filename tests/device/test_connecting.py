@@ -7,7 +7,7 @@ import threading
 
 import loops
 import pytest
-from helpers import connected, give_name
+from helpers import connected, give_name, serving
 
 import aiordma
 from aiordma import Connection, ConnectionOptions, ConnectRequest, PortSpace, Rejected
@@ -42,44 +42,36 @@ async def test_port_0_binds_a_free_port_and_both_ends_know_the_addresses(
 
 
 async def test_private_data_is_sent_both_ways(address: DeviceAddress) -> None:
+    """The shortest is padded on RoCE. The other is as long as possible."""
+    is_roce = address.transport.name == "IB"
+    ask, answer = (56, 196) if is_roce else (251, 251)
     async with aiordma.listen(address.host, 0) as listener:
-        echoing = loops.create_task(echo_one(listener, b"welcome"))
-        async with aiordma.connect(*listener.local_address, private_data=b"hello") as connection:
-            if address.transport.name == "IB":
-                assert connection.private_data == b"welcome".ljust(196, b"\0")
-            else:
-                assert connection.private_data == b"welcome"
-        request = await echoing
-        padded = b"hello".ljust(56, b"\0") if address.transport.name == "IB" else b"hello"
-        assert request.private_data == padded
+        for asked, answered in ((b"hello", b"welcome"), (b"q" * ask, b"a" * answer)):
+            echoing = loops.create_task(echo_one(listener, answered))
+            async with aiordma.connect(*listener.local_address, private_data=asked) as connection:
+                padded = answered.ljust(answer, b"\0") if is_roce else answered
+                assert connection.private_data == padded
+            padded = asked.ljust(ask, b"\0") if is_roce else asked
+            assert (await echoing).private_data == padded
 
 
-async def test_private_data_of_the_maximum_length_is_sent_both_ways(address: DeviceAddress) -> None:
-    ask, answer = (56, 196) if address.transport.name == "IB" else (251, 251)
-    async with aiordma.listen(address.host, 0) as listener:
-        echoing = loops.create_task(echo_one(listener, b"a" * answer))
-        async with aiordma.connect(*listener.local_address, private_data=b"q" * ask) as connection:
-            assert connection.private_data == b"a" * answer
-        assert (await echoing).private_data == b"q" * ask
-
-
-async def test_private_data_that_is_too_long_raises_value_error(address: DeviceAddress) -> None:
+async def test_a_request_can_be_answered_only_once_and_not_with_too_much_private_data(
+    address: DeviceAddress,
+) -> None:
     async with aiordma.listen(address.host, 0) as listener:
         with pytest.raises(ValueError, match="private data of 300 bytes"):
             await aiordma.connect(*listener.local_address, private_data=bytes(300))
-        connecting = loops.create_task(connect_to(listener))
+        connecting = loops.create_task(aiordma.connect(*listener.local_address))
         request = await listener.get_request()
-        with pytest.raises(ValueError, match="private data of 300 bytes"):
-            await request.accept(bytes(300))
-        with pytest.raises(ValueError, match="private data of 300 bytes"):
-            await request.reject(bytes(300))
+        for answer in (request.accept, request.reject):
+            with pytest.raises(ValueError, match="private data of 300 bytes"):
+                await answer(bytes(300))
         async with request.accept() as connection:
+            for answer in (request.accept, request.reject):
+                with pytest.raises(aiordma.LocalClosed, match="answered already"):
+                    await answer()
             await (await connecting).aclose()
             assert [message async for message in connection] == []
-
-
-async def connect_to(listener: aiordma.Listener) -> Connection:
-    return await aiordma.connect(*listener.local_address)
 
 
 async def test_connect_from_a_local_address(any_address: DeviceAddress) -> None:
@@ -133,37 +125,18 @@ async def test_listen_without_a_host_listens_on_all_addresses(any_address: Devic
 
 
 async def test_many_connections_at_once_keep_their_messages_apart(address: DeviceAddress) -> None:
-    count, rounds = 20, 3
     options = ConnectionOptions(send_depth=4, recv_depth=4, max_message_size=256)
-
-    async def echo(connection: Connection) -> None:
-        async for message in connection:
-            await connection.send(message)
 
     async def exchange(number: int, where: tuple[str, int]) -> None:
         async with aiordma.connect(*where, options=options) as connection:
-            for round_number in range(rounds):
+            for round_number in range(3):
                 message = b"%d/%d" % (number, round_number)
                 await connection.send(message)
                 assert await connection.recv() == message
 
-    async with aiordma.listen(address.host, 0, options=options) as listener:
-        serving = loops.create_task(listener.serve(echo))
-        async with loops.TaskGroup() as tasks:
-            for number in range(count):
-                tasks.create_task(exchange(number, listener.local_address))
-        await listener.aclose()
-        await serving
-
-
-async def test_connect_and_listen_can_be_awaited_or_entered(address: DeviceAddress) -> None:
-    listener = await aiordma.listen(address.host, 0)
-    accepting = loops.create_task(listener.accept())
-    client = await aiordma.connect(*listener.local_address)
-    async with await accepting as server, client:
-        await client.send(b"x")
-        assert await server.recv() == b"x"
-    await listener.aclose()
+    async with serving(address, options=options) as listener, loops.TaskGroup() as tasks:
+        for number in range(20):
+            tasks.create_task(exchange(number, listener.local_address))
 
 
 @pytest.mark.transport("IB")
@@ -207,54 +180,28 @@ async def test_a_handler_that_raises_ends_its_own_connection_only(
             raise RuntimeError("as asked")
         await connection.send(message)
 
-    async with aiordma.listen(address.host, 0) as listener:
-        serving = loops.create_task(listener.serve(handler))
+    async with serving(address, handler) as listener:
         async with aiordma.connect(*listener.local_address) as connection:
             await connection.send(b"bad")
             assert [message async for message in connection] == []
         async with aiordma.connect(*listener.local_address) as connection:
             await connection.send(b"good")
             assert await connection.recv() == b"good"
-        await listener.aclose()
-        await serving
     assert "as asked" in caplog.text
 
 
-async def test_a_request_can_be_answered_only_once(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(connect_to(listener))
-        request = await listener.get_request()
-        async with request.accept():
-            await (await connecting).aclose()
-            with pytest.raises(aiordma.LocalClosed, match="answered already"):
-                await request.accept()
-            with pytest.raises(aiordma.LocalClosed, match="answered already"):
-                await request.reject()
-
-
 async def test_reject_sends_private_data(address: DeviceAddress) -> None:
+    is_roce = address.transport.name == "IB"
+    longest = 148 if is_roce else 251
     async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(connect_to(listener))
-        request = await listener.get_request()
-        await request.reject(b"not today")
-        with pytest.raises(Rejected) as caught:
-            await connecting
-    if address.transport.name == "IB":
-        assert caught.value.status == 28
-        assert caught.value.private_data == b"not today".ljust(148, b"\0")
-    else:
-        assert caught.value.status < 0
-        assert caught.value.private_data == b"not today"
-
-
-async def test_reject_sends_private_data_of_the_maximum_length(address: DeviceAddress) -> None:
-    longest = b"n" * (148 if address.transport.name == "IB" else 251)
-    async with aiordma.listen(address.host, 0) as listener:
-        connecting = loops.create_task(connect_to(listener))
-        await (await listener.get_request()).reject(longest)
-        with pytest.raises(Rejected) as caught:
-            await connecting
-    assert caught.value.private_data == longest
+        for reason in (b"not today", b"n" * longest):
+            connecting = loops.create_task(aiordma.connect(*listener.local_address))
+            await (await listener.get_request()).reject(reason)
+            with pytest.raises(Rejected) as caught:
+                await connecting
+            padded = reason.ljust(longest, b"\0") if is_roce else reason
+            assert caught.value.private_data == padded
+            assert caught.value.status == 28 if is_roce else caught.value.status < 0
 
 
 async def test_connections_between_loops_of_two_threads(address: DeviceAddress) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import loops
 import pytest
-from helpers import TIME_LIMIT
+from helpers import TIME_LIMIT, serving
 
 import aiordma
 from aiordma.ping.client import ping, timed_connect
@@ -43,10 +43,8 @@ async def test_the_server_accepts_the_announced_size_and_answers_any_program(
 ) -> None:
     printed: list[str] = []
     async with aiordma.listen(address.host, 0) as listener:
-        serving, port = (
-            loops.create_task(serve(listener, printed.append)),
-            listener.local_address[1],
-        )
+        task = loops.create_task(serve(listener, printed.append))
+        port = listener.local_address[1]
         timed = await timed_connect(PingOptions(address.host, port, size=100_000, wait=TIME_LIMIT))
         async with timed.connection as connection:
             assert announced_size(connection.private_data) == 100_000
@@ -62,7 +60,7 @@ async def test_the_server_accepts_the_announced_size_and_answers_any_program(
         assert reason == f"messages of at most {MAX_SIZE} bytes are answered"
         await loops.until(lambda: len(printed) == 5, "the lines of three peers")
         await listener.aclose()
-        await serving
+        await task
     lines = sorted(line.partition(": ")[2] for line in printed)
     assert lines == [
         "connected, with messages of up to 100000 bytes",
@@ -74,16 +72,9 @@ async def test_the_server_accepts_the_announced_size_and_answers_any_program(
 
 
 async def test_a_peer_that_does_not_accept_large_messages(address: DeviceAddress) -> None:
-    async def echo(connection: aiordma.Connection) -> None:
-        async for message in connection:
-            await connection.send(message)
-
-    async with aiordma.listen(address.host, 0) as listener:
-        serving = loops.create_task(listener.serve(echo))
+    async with serving(address) as listener:
         small = PingOptions(*listener.local_address, 2)
         assert (await run_ping(small))[0].all_correct
         explained = "the peer does not accept messages of 65536 bytes: "
         with pytest.raises(aiordma.RdmaError, match=explained):
             await run_ping(dataclasses.replace(small, size=65536))
-        await listener.aclose()
-        await serving

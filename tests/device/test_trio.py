@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 import trio
-from helpers import TIME_LIMIT, Pair, connected, pending_requests
+from helpers import TIME_LIMIT, Pair, connected, echo, pending_requests, serving
 from loops import until
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
@@ -24,11 +24,6 @@ from aiordma.rdmacm import DeviceAddress, parse_address
 pytestmark = pytest.mark.loops("trio")
 
 T = TypeVar("T")
-
-
-async def echo(connection: Connection) -> None:
-    async for message in connection:
-        await connection.send(message)
 
 
 async def checked(start: Callable[[], Awaitable[T]]) -> T:
@@ -234,12 +229,10 @@ async def test_a_deadline_around_a_block_aborts_its_connection(address: DeviceAd
             scope.deadline = trio.current_time() + 0.1  # time is the subject
             await connection.recv()  # the peer sends nothing
 
-    async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as nursery:
-        nursery.start_soon(listener.serve, echo)
+    async with serving(address) as listener:
         with pytest.raises(trio.TooSlowError), trio.fail_after(TIME_LIMIT) as scope:
             await connect_with_deadline(scope)
         assert [connection._endpoint.released for connection in connections] == [True]
-        await listener.aclose()
 
 
 # --- nurseries and exception groups ---
@@ -260,13 +253,11 @@ async def test_a_nursery_that_fails_aborts_its_connections(address: DeviceAddres
             await until(lambda: len(connections) == 3, "three tasks to connect")
             raise ValueError("one of many")
 
-    async with aiordma.listen(address.host, 0) as listener, trio.open_nursery() as outer:
-        outer.start_soon(listener.serve, echo)
+    async with serving(address) as listener:
         with pytest.raises(ExceptionGroup) as group:
             await connect_and_fail(listener.local_address)
         assert [str(error) for error in group.value.exceptions] == ["one of many"]
         assert all(connection._endpoint.released for connection in connections)
-        await listener.aclose()
 
 
 async def test_serve_ends_with_a_plain_error(address: DeviceAddress) -> None:
