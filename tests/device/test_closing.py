@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import loops
 import pytest
-from helpers import TIME_LIMIT, connected, is_receiving
+from helpers import DEFAULT, TIME_LIMIT, connected, is_receiving
 
-import aiordma
-from aiordma import ConnectionOptions, LocalClosed, PeerClosed
+from aiordma import Connection, ConnectionOptions, LocalClosed, PeerClosed
 from aiordma.rdmacm import DeviceAddress
 
 
-async def test_iteration_ends_and_recv_raises_when_the_peer_disconnects(
-    address: DeviceAddress,
+@pytest.mark.parametrize("receivers", [DEFAULT, ConnectionOptions(shared_recv_depth=32)])
+async def test_messages_sent_before_aclose_arrive_and_then_iteration_ends(
+    address: DeviceAddress, receivers: ConnectionOptions
 ) -> None:
-    async with connected(address) as pair:
-        await pair.client.send(b"last words")
+    sent = [b"%d" % number * 500 for number in range(30)]
+    async with connected(address, server=receivers) as pair:
+        for message in sent:
+            await pair.client.send(message)
         await pair.client.aclose()
-        assert [message async for message in pair.server] == [b"last words"]
+        assert [message async for message in pair.server] == sent
         with pytest.raises(PeerClosed):
             await pair.server.recv()
         with pytest.raises(PeerClosed):
@@ -25,31 +29,21 @@ async def test_iteration_ends_and_recv_raises_when_the_peer_disconnects(
         assert pair.server.closed
 
 
-async def test_messages_sent_before_aclose_arrive(address: DeviceAddress) -> None:
-    count = 30
-    async with connected(address) as pair:
-        for number in range(count):
-            await pair.client.send(b"%d" % number * 500)
-        await pair.client.aclose()
-        received = [message async for message in pair.server]
-    assert received == [b"%d" % number * 500 for number in range(count)]
+async def abort(connection: Connection) -> None:
+    connection.abort()
+    assert connection.closed
 
 
-async def test_disconnect_of_the_peer_ends_a_waiting_recv(address: DeviceAddress) -> None:
-    async with connected(address) as pair:
-        receiving = loops.create_task(pair.server.recv())
-        await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
-        await pair.client.aclose()
-        with pytest.raises(PeerClosed):
-            await receiving
-
-
-async def test_local_close_ends_a_waiting_recv(address: DeviceAddress) -> None:
+@pytest.mark.parametrize("close", [Connection.aclose, abort])
+@pytest.mark.parametrize("by_peer", [True, False])
+async def test_the_end_of_a_connection_ends_a_waiting_recv(
+    address: DeviceAddress, close: Callable[[Connection], Awaitable[None]], by_peer: bool
+) -> None:
     async with connected(address) as pair:
         receiving = loops.create_task(pair.server.recv())
         await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
-        await pair.server.aclose()
-        with pytest.raises(LocalClosed):
+        await close(pair.client if by_peer else pair.server)
+        with pytest.raises(PeerClosed if by_peer else LocalClosed):
             await receiving
 
 
@@ -58,16 +52,6 @@ async def test_both_ends_can_close_at_the_same_time(address: DeviceAddress) -> N
         async with connected(address) as pair:
             await pair.client.send(b"x")
             await loops.gather(pair.client.aclose(), pair.server.aclose())
-
-
-async def test_abort_ends_a_waiting_recv_of_the_peer(address: DeviceAddress) -> None:
-    async with connected(address) as pair:
-        receiving = loops.create_task(pair.server.recv())
-        await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
-        pair.client.abort()
-        assert pair.client.closed
-        with pytest.raises(aiordma.RdmaError):
-            await receiving
 
 
 @pytest.mark.transport("IB")
@@ -109,34 +93,27 @@ async def test_a_cancelled_aclose_still_destroys_everything(address: DeviceAddre
 
 
 async def test_a_block_that_raises_closes_gracefully(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener:
-        accepting = loops.create_task(listener.accept())
+    async def fail(connection: Connection) -> None:
+        async with connection:
+            await connection.send(b"before the mistake")
+            raise ZeroDivisionError
 
-        async def fail() -> None:
-            async with aiordma.connect(*listener.local_address) as connection:
-                await connection.send(b"before the mistake")
-                raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            await fail()
-        async with await accepting as server:
-            assert [message async for message in server] == [b"before the mistake"]
-
-
-async def test_closing_a_listener_leaves_its_connections_open(address: DeviceAddress) -> None:
     async with connected(address) as pair:
+        with pytest.raises(ZeroDivisionError):
+            await fail(pair.client)
+        assert [message async for message in pair.server] == [b"before the mistake"]
+
+
+async def test_closing_a_listener_ends_its_waits_but_not_its_connections(
+    address: DeviceAddress,
+) -> None:
+    async with connected(address) as pair:
+        waiting = await loops.start(pair.listener.get_request())
         await pair.listener.aclose()
+        with pytest.raises(LocalClosed):
+            await waiting
         await pair.client.send(b"still here")
         assert await pair.server.recv() == b"still here"
         with pytest.raises(LocalClosed):
             await pair.listener.get_request()
         assert [request async for request in pair.listener] == []
-
-
-async def test_closing_a_listener_ends_a_waiting_get_request(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0) as listener:
-        waiting = loops.create_task(listener.get_request())
-        await loops.settle()
-        await listener.aclose()
-        with pytest.raises(LocalClosed):
-            await waiting

@@ -10,7 +10,7 @@ from functools import partial
 import blocking
 import loops
 import pytest
-from helpers import Pair, connected, has_received, is_receiving, send_one_at_a_time
+from helpers import Pair, connected, echo, has_received, is_receiving, send_one_at_a_time, serving
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, ReceiveOverrun
@@ -18,11 +18,6 @@ from aiordma.rdmacm import DeviceAddress
 
 TASKS = 200
 EACH = 5
-
-
-async def echo(connection: aiordma.Connection) -> None:
-    async for message in connection:
-        await connection.send(message)
 
 
 async def receive_for_ever(connection: aiordma.Connection) -> None:
@@ -35,7 +30,7 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
     """All messages arrive, those of each task in order."""
     # One task receives; on trio it receives one message in each iteration of the loop. On iWARP
     # nothing delays the senders meanwhile.
-    options = ConnectionOptions(send_depth=8, recv_depth=64, recv_backlog=TASKS * EACH)
+    options = ConnectionOptions(send_depth=2, recv_depth=64, recv_backlog=TASKS * EACH)
     async with connected(address, options, options) as pair:
         received: dict[int, list[int]] = defaultdict(list)
 
@@ -58,7 +53,7 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
 
 
 async def test_reads_beyond_the_initiator_depth_wait(address: DeviceAddress) -> None:
-    options = ConnectionOptions(initiator_depth=2, responder_resources=2)
+    options = ConnectionOptions(initiator_depth=2, responder_resources=2, send_depth=8)
     async with connected(address, options, options) as pair:
         far = await pair.server.register(bytearray(range(200)))
         near = await pair.client.allocate(200)
@@ -92,20 +87,19 @@ async def test_cancelled_reads_that_wait_do_not_block_others(address: DeviceAddr
 
 async def test_the_accepting_side_can_send_first(address: DeviceAddress) -> None:
     """iWARP does not allow that at once: aiordma delays the first send."""
-    async with aiordma.listen(address.host, 0) as listener, loops.TaskGroup() as tasks:
 
-        async def send_first(connection: aiordma.Connection) -> None:
-            await connection.send(b"welcome")
-            assert await connection.recv() == b"thanks"
+    async def send_first(connection: aiordma.Connection) -> None:
+        await connection.send(b"welcome")
+        thanks.append(await connection.recv())
 
-        serving = tasks.create_task(listener.serve(send_first))
+    thanks: list[bytes] = []
+    async with serving(address, send_first) as listener:
         for _ in range(10):
             async with aiordma.connect(*listener.local_address) as connection:
                 assert await connection.recv() == b"welcome"
                 await connection.send(b"thanks")
                 assert [message async for message in connection] == []
-        await listener.aclose()
-        await serving
+    assert thanks == [b"thanks"] * 10
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
@@ -205,31 +199,16 @@ NEAR = ConnectionOptions(max_message_size=1024)
 
 
 async def test_connections_share_receive_buffers(address: DeviceAddress) -> None:
-    async with (
-        aiordma.listen(address.host, 0, options=SHARED) as listener,
-        loops.TaskGroup() as tasks,
-    ):
-        serving = tasks.create_task(listener.serve(echo))
+    async def exchange(number: int, where: tuple[str, int]) -> None:
+        async with aiordma.connect(*where, options=NEAR) as connection:
+            for count in range(20):
+                message = b"%d %d" % (number, count)
+                await connection.send(message)
+                assert await connection.recv() == message
 
-        async def exchange(number: int) -> None:
-            async with aiordma.connect(*listener.local_address, options=NEAR) as connection:
-                for count in range(20):
-                    message = b"%d %d" % (number, count)
-                    await connection.send(message)
-                    assert await connection.recv() == message
-
-        exchanges = [tasks.create_task(exchange(number)) for number in range(10)]
-        await loops.wait(exchanges)
-        await listener.aclose()
-        await serving
-
-
-async def test_messages_sent_before_aclose_arrive_in_shared_buffers(address: DeviceAddress) -> None:
-    async with connected(address, NEAR, SHARED) as pair:
+    async with serving(address, options=SHARED) as listener, loops.TaskGroup() as tasks:
         for number in range(10):
-            await pair.client.send(b"%d" % number)
-        await pair.client.aclose()
-        assert [message async for message in pair.server] == [b"%d" % n for n in range(10)]
+            tasks.create_task(exchange(number, listener.local_address))
 
 
 async def test_a_slow_reader_does_not_delay_other_connections(address: DeviceAddress) -> None:
@@ -338,9 +317,6 @@ async def test_busy_polling_lets_other_tasks_run(address: DeviceAddress) -> None
         iterations, begin = 0, loops.now()
         await loops.until(lambda: iterations > 20, "another task to run")
         assert loops.now() - begin < polling.busy_poll / 2, "the task did not poll any more"
-        receiving.cancel()
-        with pytest.raises(loops.CancelledError):
-            await receiving
-        counting.cancel()
+        await loops.cancel(receiving, counting)
         await pair.server.send(b"and nothing is lost")
         assert await pair.client.recv() == b"and nothing is lost"

@@ -117,14 +117,6 @@ async def test_features_that_the_device_lacks_are_refused(address: DeviceAddress
             await pair.client.register_dmabuf(0, 0, 0)
 
 
-@pytest.mark.transport("IWARP")
-async def test_bind_on_iwarp_is_refused(address: DeviceAddress) -> None:
-    async with connected(address) as pair:
-        region = await pair.client.allocate(100, AccessFlags.LOCAL_WRITE)
-        with pytest.raises(ValueError, match="no memory windows"):
-            await pair.client.bind(region)
-
-
 WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import DEFAULT, connected, is_receiving
 
-from aiordma import BusyError, ConnectionOptions, LocalClosed, MemoryRegion, PeerClosed
+from aiordma import BusyError, Connection, ConnectionOptions, LocalClosed, MemoryRegion, PeerClosed
 from aiordma.rdmacm import DeviceAddress
 
 if TYPE_CHECKING:
@@ -99,6 +99,10 @@ async def test_a_message_is_read_in_place(address: DeviceAddress) -> None:
 @pytest.mark.transport("IB")
 async def test_immediate_data_is_received_with_its_message(address: DeviceAddress) -> None:
     async with connected(address) as pair:
+        with pytest.raises(ValueError, match="32 bits"):
+            await pair.client.send(b"x", imm=1 << 32)
+        await pair.client.send(b"", imm=7)
+        assert await pair.server.recv() == b""
         await pair.client.send(b"inline", imm=1)
         await pair.client.send(b"c" * 1000, imm=0xFFFFFFFF)
         with await pair.client.register(bytearray(b"data")) as region:
@@ -208,18 +212,24 @@ async def test_recv_into_fills_the_given_buffer(address: DeviceAddress) -> None:
             await pair.server.recv_into(memoryview(bytearray(10))[::2])
 
 
+async def recv_message(connection: Connection) -> bytes:
+    with await connection.recv_message() as message:
+        return bytes(message.data)
+
+
 async def test_a_second_task_that_receives_raises_busy(address: DeviceAddress) -> None:
     async with connected(address) as pair:
-        waiting = loops.create_task(pair.server.recv_message())
-        await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
-        for receive in (pair.server.recv, pair.server.recv_message):
+        for wait in (Connection.recv, recv_message):
+            waiting = loops.create_task(wait(pair.server))
+            await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
+            for receive in (pair.server.recv, pair.server.recv_message):
+                with pytest.raises(BusyError):
+                    await receive()
             with pytest.raises(BusyError):
-                await receive()
-        with pytest.raises(BusyError):
-            await pair.server.recv_into(bytearray(10))
-        await pair.client.send(b"for the first")
-        (await waiting).release()
-        waiting = loops.create_task(pair.server.recv_message())
+                await pair.server.recv_into(bytearray(10))
+            await pair.client.send(b"for the first")
+            assert await waiting == b"for the first"
+        waiting = loops.create_task(recv_message(pair.server))
         await loops.until(lambda: is_receiving(pair.server), "a task to wait for a message")
         pair.server.abort()
         with pytest.raises(LocalClosed):
