@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import loops
 import pytest
 from cancelling import cancel, cancelled
+from datagram_pairs import endpoints, two_endpoints
 from helpers import has_pending_event
 
 import aiordma
-from aiordma import (
-    DatagramEndpoint,
-    DatagramOptions,
-    DatagramPeer,
-    LocalClosed,
-    MulticastGroup,
-    Rejected,
-)
+from aiordma import DatagramEndpoint, LocalClosed, MulticastGroup, Rejected
 from aiordma.rdmacm import DeviceAddress
 
 pytestmark = pytest.mark.transport("IB")
 
 GROUP = "239.20.30.50"
-
-
-@asynccontextmanager
-async def endpoints(
-    address: DeviceAddress,
-) -> AsyncIterator[tuple[DatagramEndpoint, DatagramEndpoint]]:
-    """Yield an endpoint, and another one that listens."""
-    async with (
-        aiordma.open_datagram((address.host, 0)) as one,
-        aiordma.open_datagram((address.host, 0)) as other,
-    ):
-        other.listen()
-        yield one, other
-
-
-async def peer_of(one: DatagramEndpoint, other: DatagramEndpoint) -> DatagramPeer:
-    """Return the endpoint `other` as a peer of `one`."""
-    resolving = loops.create_task(one.resolve(*other.local_address))
-    await (await other.get_request()).accept()
-    return await resolving
 
 
 @pytest.mark.awaits("open_datagram")
@@ -58,12 +31,10 @@ async def test_cancelled_open_datagram_leaves_the_port_free(address: DeviceAddre
 
 @pytest.mark.awaits("DatagramEndpoint.resolve")
 async def test_cancelled_resolve_leaves_nothing(address: DeviceAddress) -> None:
-    async with endpoints(address) as (one, other):
+    async with two_endpoints(address) as (one, other):
         resolving = loops.create_task(one.resolve(*other.local_address))
         request = await other.get_request()
-        resolving.cancel()
-        await loops.wait([resolving])
-        assert resolving.cancelled()
+        await loops.cancel(resolving)
         assert await cancelled(lambda: one.resolve(*other.local_address), begun=False)
         await request.reject()
         assert not [cm for cm in one._queue_pair._other_ids if cm.state.name != "CLOSED"]
@@ -71,7 +42,7 @@ async def test_cancelled_resolve_leaves_nothing(address: DeviceAddress) -> None:
 
 @pytest.mark.awaits("DatagramEndpoint.get_request")
 async def test_cancelled_get_request_loses_no_request(address: DeviceAddress) -> None:
-    async with endpoints(address) as (one, other):
+    async with two_endpoints(address) as (one, other):
         await cancel(other.get_request)
         resolving = loops.create_task(one.resolve(*other.local_address))
         await loops.until(lambda: has_pending_event(other._queue_pair.cm), "the request to arrive")
@@ -82,7 +53,7 @@ async def test_cancelled_get_request_loses_no_request(address: DeviceAddress) ->
 
 @pytest.mark.awaits("DatagramRequest.accept", "DatagramRequest.reject")
 async def test_cancelled_accept_or_reject_still_answers(address: DeviceAddress) -> None:
-    async with endpoints(address) as (one, other):
+    async with two_endpoints(address) as (one, other):
         resolving = loops.create_task(one.resolve(*other.local_address))
         request = await other.get_request()
         await cancel(request.accept)
@@ -96,7 +67,7 @@ async def test_cancelled_accept_or_reject_still_answers(address: DeviceAddress) 
 
 @pytest.mark.awaits("DatagramEndpoint.serve")
 async def test_cancelled_serve_leaves_the_endpoint_listening(address: DeviceAddress) -> None:
-    async with endpoints(address) as (one, other):
+    async with two_endpoints(address) as (one, other):
         await cancel(other.serve)
         resolving = loops.create_task(one.resolve(*other.local_address))
         await (await other.get_request()).accept()
@@ -105,8 +76,7 @@ async def test_cancelled_serve_leaves_the_endpoint_listening(address: DeviceAddr
 
 @pytest.mark.awaits("DatagramEndpoint.send_to")
 async def test_cancelled_send_to_sends_nothing(address: DeviceAddress) -> None:
-    async with endpoints(address) as (one, other):
-        peer = await peer_of(one, other)
+    async with endpoints(address) as (one, other, peer):
         assert await cancelled(lambda: one.send_to(peer, b"never"), begun=False)
         await cancel(lambda: one.send_to(peer, b"never"))  # its address handle does not exist yet
         await one.send_to(peer, b"sent")
@@ -118,8 +88,7 @@ async def test_cancelled_send_to_sends_nothing(address: DeviceAddress) -> None:
 async def test_cancelled_receive_loses_no_datagram(
     address: DeviceAddress, receive: Callable[[DatagramEndpoint], Any]
 ) -> None:
-    async with endpoints(address) as (one, other):
-        peer = await peer_of(one, other)
+    async with endpoints(address) as (one, other, peer):
         await cancel(lambda: receive(other))
         await one.send_to(peer, b"kept")
         ring = other._queue_pair.receive_ring
@@ -130,7 +99,7 @@ async def test_cancelled_receive_loses_no_datagram(
 
 @pytest.mark.awaits("DatagramEndpoint.join")
 async def test_cancelled_join_leaves_nothing(address: DeviceAddress) -> None:
-    async with endpoints(address) as (one, _):
+    async with aiordma.open_datagram((address.host, 0)) as one:
         await cancel(lambda: one.join(GROUP))
         async with await one.join(GROUP) as group:
             assert group.joined
@@ -138,12 +107,8 @@ async def test_cancelled_join_leaves_nothing(address: DeviceAddress) -> None:
 
 @pytest.mark.awaits("DatagramEndpoint.leave", "MulticastGroup.leave", "MulticastGroup.__aexit__")
 async def test_cancelled_leave_still_leaves_the_group(address: DeviceAddress) -> None:
-    async with endpoints(address) as (one, _):
-        leaves: list[Callable[[MulticastGroup], Awaitable[None]]] = [
-            one.leave,
-            MulticastGroup.leave,
-        ]
-        for leave in leaves:
+    async with aiordma.open_datagram((address.host, 0)) as one:
+        for leave in (one.leave, MulticastGroup.leave):
             group = await one.join(GROUP)
             await cancel(partial(leave, group))
             assert not group.joined
@@ -152,7 +117,7 @@ async def test_cancelled_leave_still_leaves_the_group(address: DeviceAddress) ->
 
 @pytest.mark.awaits("DatagramEndpoint.aclose", "DatagramEndpoint.__aexit__")
 async def test_cancelled_aclose_aborts_the_endpoint(address: DeviceAddress) -> None:
-    endpoint = await aiordma.open_datagram((address.host, 0), options=DatagramOptions())
+    endpoint = await aiordma.open_datagram((address.host, 0))
     await cancelled(endpoint.aclose)
     with pytest.raises(LocalClosed):
         await endpoint.recv_from()
