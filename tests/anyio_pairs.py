@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import NamedTuple
 
 import anyio
+import loops
 from helpers import DEFAULT, pending_requests
 
 import aiordma
@@ -37,19 +38,14 @@ async def connected(
 ) -> AsyncIterator[Ends]:
     """Connect two streams on one device. After the block, abort those that are still open."""
     async with aiordma.anyio.listen(address.host, 0, options=server) as listener:
-        accepted: list[MessageStream] = []
-
-        async def accept() -> None:
-            accepted.append(await listener.accept())
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(accept)
-            near = await aiordma.anyio.connect(*address_of(listener), options=client)
+        accepting = loops.create_task(listener.accept())
+        near = await aiordma.anyio.connect(*address_of(listener), options=client)
+        far = await accepting
         try:
-            yield Ends(near, accepted[0], listener)
+            yield Ends(near, far, listener)
         finally:
             with anyio.CancelScope(shield=True):
-                for stream in (near, accepted[0]):
+                for stream in (near, far):
                     stream.abort()
                     await stream.aclose()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import loops
+import trustme
 
 from aiordma import ByteStream, StreamListener, StreamOptions, connect_stream, listen_stream
 from aiordma.rdmacm import DeviceAddress
@@ -70,3 +72,13 @@ async def receive_exactly(stream: ByteStream, nbytes: int) -> bytes:
 async def receive_all(stream: ByteStream) -> bytes:
     """Receive until the end of the stream."""
     return b"".join([data async for data in stream])
+
+
+def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return the context of the server "rdma.example", and that of a client that trusts it."""
+    authority = trustme.CA()
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("rdma.example").configure_cert(server)
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    return server, client

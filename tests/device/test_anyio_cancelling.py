@@ -12,7 +12,7 @@ import loops
 import pytest
 import trio.testing
 from anyio.lowlevel import checkpoint
-from anyio_pairs import address_of, connected, pending, running, settle, unread
+from anyio_pairs import address_of, connected, pending, running, unread
 from loops import until
 
 import aiordma.anyio
@@ -188,13 +188,3 @@ async def test_a_connect_with_a_deadline_leaks_nothing(address: DeviceAddress) -
                 async with aiordma.anyio.connect(*address_of(listener)):
                     pytest.fail("connected without an accept()")
             assert scope.cancelled_caught
-
-
-async def test_a_cancelled_receive_loses_no_message(address: DeviceAddress) -> None:
-    async with connected(address) as (near, far, _):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(far.receive)
-            await settle()
-            tasks.cancel_scope.cancel()
-        await near.send(b"for the next one")
-        assert await far.receive() == b"for the next one"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ssl
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
@@ -11,15 +10,15 @@ import anyio
 import h11
 import httpcore
 import httpx
+import loops
 import pytest
-import trustme
 from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import ByteStream, Listener, SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.tls import TLSListener, TLSStream
 from anyio_pairs import settle
 from loops import until
-from streaming import is_full, pattern
+from streaming import is_full, pattern, tls_contexts
 
 import aiordma.anyio
 from aiordma import PeerClosed, StreamOptions
@@ -36,24 +35,18 @@ class Pair(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def connected(address: DeviceAddress, options: StreamOptions = SMALL) -> AsyncIterator[Pair]:
-    accepted: list[RdmaByteStream] = []
-    async with await aiordma.anyio.listen_stream(address.host, 0, options=options) as listener:
-
-        async def accept() -> None:
-            accepted.append(await listener.accept())
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(accept)
-            where = listener.extra(RdmaAttribute.local_address)
-            near = await aiordma.anyio.connect_stream(*where, options=options)
+async def connected(address: DeviceAddress) -> AsyncIterator[Pair]:
+    async with await aiordma.anyio.listen_stream(address.host, 0, options=SMALL) as listener:
+        accepting = loops.create_task(listener.accept())
+        where = listener.extra(RdmaAttribute.local_address)
+        near = await aiordma.anyio.connect_stream(*where, options=SMALL)
+        far = await accepting
         try:
-            yield Pair(near, accepted[0], listener)
+            yield Pair(near, far, listener)
         finally:
-            near.abort()
-            accepted[0].abort()
-            await near.aclose()
-            await accepted[0].aclose()
+            for stream in (near, far):
+                stream.abort()
+                await stream.aclose()
 
 
 async def test_streams_carry_bytes_and_have_attributes(address: DeviceAddress) -> None:
@@ -126,11 +119,7 @@ async def test_closed_and_broken_streams_raise_anyio_exceptions(address: DeviceA
 
 
 async def test_tls_and_buffered_streams(address: DeviceAddress) -> None:
-    authority = trustme.CA()
-    server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("rdma.example").configure_cert(server_side)
-    client_side = ssl.create_default_context()
-    authority.configure_trust(client_side)
+    server_side, client_side = tls_contexts()
 
     async def echo(stream: TLSStream) -> None:
         async with stream:

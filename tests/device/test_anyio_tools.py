@@ -6,12 +6,12 @@ import ssl
 
 import anyio
 import pytest
-import trustme
 from anyio.streams.buffered import BufferedByteReceiveStream, BufferedByteStream
 from anyio.streams.stapled import MultiListener, StapledObjectStream
 from anyio.streams.text import TextStream
 from anyio.streams.tls import TLSAttribute, TLSListener, TLSStream
 from anyio_pairs import connected, running
+from streaming import tls_contexts
 
 import aiordma.anyio
 from aiordma.anyio import MessageStream, RdmaAttribute
@@ -92,13 +92,9 @@ async def test_multi_listener(address: DeviceAddress) -> None:
 
 
 @pytest.fixture(scope="module")
-def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return the TLS context of a server, and that of a client that trusts the server."""
-    authority = trustme.CA()
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("rdma.example").configure_cert(server)
-    client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-    authority.configure_trust(client)
+def contexts() -> Contexts:
+    """Return tls_contexts() with which an end of the stream without close_notify is an error."""
+    server, client = tls_contexts()
     for context in (server, client):
         context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
     return server, client

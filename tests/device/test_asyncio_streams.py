@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 
 import loops
 import pytest
-import trustme
-from streaming import is_full, pattern
+from streaming import is_full, pattern, tls_contexts
 
 import aiordma
 from aiordma.asyncio import (
@@ -383,11 +382,7 @@ async def test_tls_on_uvloop_is_refused(address: DeviceAddress) -> None:
 @pytest.mark.loops("asyncio")
 @pytest.mark.may_block
 async def test_tls_verifies_the_server_and_carries_data(address: DeviceAddress) -> None:
-    authority = trustme.CA()
-    server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("rdma.example").configure_cert(server_side)
-    client_side = ssl.create_default_context()
-    authority.configure_trust(client_side)
+    server_side, client_side = tls_contexts()
     server = await start_server(echo, address.host, 0, ssl=server_side)
     where = server.sockets[0].getsockname()
     with pytest.raises(ssl.SSLCertVerificationError):

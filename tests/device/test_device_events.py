@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import loops
 import pytest
 from helpers import connected
@@ -17,13 +15,6 @@ from aiordma.verbs import AsyncEvent
 
 DOWN, UP = AsyncEventType.PORT_ERR, AsyncEventType.PORT_ACTIVE
 REMOVED = AsyncEventType.DEVICE_FATAL
-
-
-@pytest.fixture
-def device(address: DeviceAddress) -> Iterator[SoftDevice]:
-    """Yield the device at `address`. It is restored, with its link up, after the test."""
-    with SoftDevice.of_address(address).restored() as soft:
-        yield soft
 
 
 async def next_of(watch: DeviceWatch, device: str, kind: AsyncEventType) -> AsyncEvent:
@@ -122,9 +113,7 @@ async def test_a_removed_device_is_reported_and_others_stay_watched(
         assert list(watch.devices) == others
         await device.wait_removed()
         if others:
-            waiting = await start_waiting(watch)
-            waiting.cancel()
-            await loops.wait([waiting])
+            await loops.cancel(await start_waiting(watch))
         else:
             with pytest.raises(StopAsyncIteration):
                 await anext(watch)
@@ -139,9 +128,7 @@ async def test_a_cancelled_wait_loses_no_event(address: DeviceAddress, device: S
     async with aiordma.watch_devices() as watch:
         task = await start_waiting(watch)
         device.set_link("down")  # blocks: the loop does not run before the task is cancelled
-        task.cancel()
-        with pytest.raises(loops.CancelledError):
-            await task
+        await loops.cancel(task)
         await next_of(watch, address.device, DOWN)
 
 
