@@ -125,7 +125,7 @@ class SimulatedDevice(SoftDevice):
 
 @pytest.fixture
 def device(address: DeviceAddress) -> Iterator[SoftDevice]:
-    """Yield the device at `address`. It is restored after the test."""
+    """Yield the device at `address`. It is restored, with its link up, after the test."""
     with SoftDevice.of_address(address).restored() as soft:
         yield soft
 
@@ -160,10 +160,3 @@ def one_per_device() -> list[DeviceAddress]:
     """Return an IPv4 address of each device that exists now."""
     found = {one.device: one for one in device_addresses() if ":" not in one.host}
     return list(found.values())
-
-
-@pytest.fixture
-def device(address: DeviceAddress) -> Iterator[SoftDevice]:
-    """Yield the device at `address`. It is restored, with its link up, after the test."""
-    with SoftDevice.of_address(address).restored() as soft:
-        yield soft

@@ -1,4 +1,4 @@
-"""What fails in aiordma.asyncio: methods of protocols, writes after the end, wrong arguments."""
+"""Failures in aiordma.asyncio: methods of protocols, writes after the end, wrong arguments."""
 
 from __future__ import annotations
 

@@ -152,6 +152,7 @@ class SharedReceives:
 
     device: Device
     pointer: Any
+    limit: int = 0
 
 
 class Request:
@@ -401,6 +402,15 @@ def ibv_create_srq(world: World, pd: Any, init: Any) -> Any:
         raise Failure(errno.EINVAL)
     pointer = lib.sim_new_srq(pd.context, init.attr.max_wr)
     return world.add(ffi.addressof(pointer.srq), SharedReceives(domain.device, pointer))
+
+
+def ibv_modify_srq(world: World, srq: Any, attr: Any, mask: int) -> None:
+    world.get(srq, SharedReceives).limit = attr.srq_limit
+
+
+def ibv_query_srq(world: World, srq: Any, attr: Any) -> None:
+    queue = world.get(srq, SharedReceives)
+    attr.max_wr, attr.srq_limit = queue.pointer.receives.capacity, queue.limit
 
 
 def ibv_destroy_srq(world: World, srq: Any) -> None:
