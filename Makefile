@@ -45,7 +45,8 @@ test: setup
 	@$(MAKE) --no-print-directory device-test
 
 test-all:
-	@$(MAKE) --no-print-directory test DEVICE_OPTIONS='-p progress --all-combinations'
+	@$(MAKE) --no-print-directory test UNIT_OPTIONS=--all-combinations \
+		DEVICE_OPTIONS='-p progress --all-combinations'
 
 # The documentation is built beside the checks of style and types: each uses one processor.
 check: $(READY)
@@ -63,7 +64,7 @@ docs: $(READY)
 	$(VENV)/bin/sphinx-build --nitpicky --fail-on-warning --keep-going --quiet docs build/site
 
 unit: $(READY)
-	$(PY) -m pytest -p progress -n 2 --dist worksteal $(UNIT_TESTS)
+	$(PY) -m pytest -p progress -n 2 --dist worksteal $(UNIT_OPTIONS) $(UNIT_TESTS)
 
 # In a copy of the tree, whose C modules are built to count. Programs run in one process: a forked
 # one would lose what it has counted. Measuring would change the number of instructions.

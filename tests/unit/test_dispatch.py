@@ -154,7 +154,7 @@ async def test_completions_are_dispatched_to_their_handlers(simulation: Simulati
 
 
 FIRST = POLL_BATCH * loop_device.MAX_BATCHES
-MANY = 6 * FIRST + 5
+MANY = 12 * FIRST + 5  # each iteration of the loop takes up to three times FIRST
 
 
 async def test_many_completions_do_not_block_the_loop(simulation: Simulation) -> None:

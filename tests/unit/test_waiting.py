@@ -100,4 +100,4 @@ async def test_a_deadline_expires_unless_it_is_cancelled(simulation: Simulation)
     await loops.sleep(2)
     assert [deadline.expired for deadline in deadlines] == [True, False, True]
     deadlines[0].cancel()
-    assert (deadlines[0].expired, calls) == (True, [0, 2])
+    assert (deadlines[0].expired, sorted(calls)) == (True, [0, 2])  # in any order on trio
