@@ -58,7 +58,9 @@ RAN_OUT_OF_RECEIVES = (
 FLUSH_SECONDS = 10.0
 # On iWARP the connecting side sends first. A message that arrives there right behind the reply,
 # before it is ready to receive, ends the connection. If it sends nothing, it is ready by this time.
+# Linux's siw is ready when a thread of the kernel has run, which is late on a busy machine.
 FIRST_MESSAGE_SECONDS = 0.05
+SIW_FIRST_MESSAGE_SECONDS = 0.5
 # iWARP can report the end of a connection a short time before it has flushed the receives.
 LATE_FLUSH_SECONDS = 0.1
 # The time to wait for the completion that contains the reason why a queue pair failed.
@@ -143,9 +145,9 @@ class Endpoint(Generic[D_co]):
             self.data_path.sends.pause()
         await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
         if self.device.is_iwarp:
-            self._first_message_timer = Deadline(
-                self.cm.loop, FIRST_MESSAGE_SECONDS, self._no_first_message
-            )
+            is_siw = self.device.attributes.is_siw
+            seconds = SIW_FIRST_MESSAGE_SECONDS if is_siw else FIRST_MESSAGE_SECONDS
+            self._first_message_timer = Deadline(self.cm.loop, seconds, self._no_first_message)
         self._begin(depth)
 
     def _parameters(self, private_data: bytes, resources: int, depth: int) -> ConnectionParameters:
