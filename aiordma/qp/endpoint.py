@@ -58,9 +58,8 @@ RAN_OUT_OF_RECEIVES = (
 FLUSH_SECONDS = 10.0
 # On iWARP the connecting side sends first. A message that arrives there right behind the reply,
 # before it is ready to receive, ends the connection. If it sends nothing, it is ready by this time.
-# Linux's siw is ready when a thread of the kernel has run, which is late on a busy machine.
 FIRST_MESSAGE_SECONDS = 0.05
-SIW_FIRST_MESSAGE_SECONDS = 0.5
+SIW_FIRST_MESSAGE_SECONDS = 0.5  # a thread of the kernel has to run, on a machine that can be busy
 # iWARP can report the end of a connection a short time before it has flushed the receives.
 LATE_FLUSH_SECONDS = 0.1
 # The time to wait for the completion that contains the reason why a queue pair failed.
