@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from simulator.mistakes import MISTAKES, ROOT, Mistake
+
 TESTS = Path(__file__).parents[1]
 
 
@@ -15,3 +18,9 @@ def test_programs_of_random_operations_keep_the_rules() -> None:
     variables = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.title for mistake in MISTAKES])
+def test_each_mistake_can_be_made(mistake: Mistake) -> None:
+    """The text that it replaces is in the library, once."""
+    assert (ROOT / mistake.file).read_text().count(mistake.right) == 1
