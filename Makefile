@@ -68,8 +68,6 @@ unit: $(READY)
 
 # In a copy of the tree, whose C modules are built to count. Programs run in one process: a forked
 # one would lose what it has counted. Measuring would change the number of instructions.
-# COVERED_TESTS: the arguments of one run of pytest after the other.
-COVERED_TESTS := "$(UNIT_TESTS) --ignore tests/unit/test_campaign.py --ignore tests/unit/test_instruction_counts.py"
 COPY = $(CURDIR)/build/$@
 IN_COPY = cd $(COPY) && PYTHONPATH=$(COPY):$(COPY)/tests $(CURDIR)/$(PY)
 coverage: SEEDS := 400
@@ -77,8 +75,8 @@ coverage: $(READY)
 	@$(PY) -m pip install --quiet --group coverage
 	@export CFLAGS='-O0 --coverage -fprofile-update=atomic' && $(build_copy)
 	@$(IN_COPY) -m coverage run -m simulator.campaign --no-fork 0 $(SEEDS)
-	@for tests in $(COVERED_TESTS); do \
-		$(IN_COPY) -m coverage run -m pytest -p progress -n 2 --dist worksteal $$tests || exit; done
+	@$(IN_COPY) -m coverage run -m pytest -p progress -n 2 --dist worksteal $(UNIT_TESTS) \
+		--ignore tests/unit/test_campaign.py --ignore tests/unit/test_instruction_counts.py
 	@$(IN_COPY) -m coverage combine --quiet
 	@$(IN_COPY) -m coverage json --quiet
 	@$(IN_COPY) -m coverage report --show-missing --skip-covered >$(COPY)/missing.txt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import loops
@@ -57,6 +59,19 @@ async def connect(
     await server.accept()
     await connecting
     return server
+
+
+@asynccontextmanager
+async def connected(
+    address: Host, kind: type[K], init: QueuePairInit = SMALL
+) -> AsyncIterator[tuple[K, K]]:
+    """Yield the ids of the client and the server of a connection."""
+    async with (
+        await listening(address, kind) as listener,
+        await resolved(listener.local_address, kind, init=init) as client,
+        await connect(client, listener, init) as server,
+    ):
+        yield client, server
 
 
 async def exchange(client: CmId, server: CmId) -> None:

@@ -23,7 +23,7 @@ from aiordma.verbs.request_chain import RequestChain
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from aiordma._native._lib import IbvQp
+    from aiordma._native._lib import Bytes, IbvQp
 
 NO_IMMEDIATE = -1
 
@@ -47,6 +47,15 @@ UNSIGNALED = 0
 SIGNALED = int(SendFlags.SIGNALED)
 FENCE = int(SendFlags.FENCE)
 _INLINE = int(SendFlags.SIGNALED | SendFlags.INLINE)
+
+
+def _refused(error: int, chars: Bytes) -> VerbsError:
+    """Return the error of a request that was not posted, and release the buffer of its data.
+
+    The traceback of the error refers to `chars`, which must not keep the buffer exported.
+    """
+    ffi.release(chars)
+    return VerbsError(error, "ibv_post_send")
 
 
 class QueuePair:
@@ -255,8 +264,7 @@ class QueuePair:
             self._cell, wr_id, address, chars, len(chars), lkey, flags, imm
         )
         if error:
-            ffi.release(chars)  # the traceback refers to it, and must not keep the buffer exported
-            raise VerbsError(error, "ibv_post_send")
+            raise _refused(error, chars)
 
     def post_send_inline(
         self, wr_id: int, data: Buffer, imm: int = NO_IMMEDIATE, flags: int = SIGNALED
@@ -269,8 +277,7 @@ class QueuePair:
         chars = ffi.from_buffer("char[]", data)
         error = lib.aiordma_post_send_inline(self._cell, wr_id, chars, len(chars), flags, imm)
         if error:
-            ffi.release(chars)  # the traceback refers to it, and must not keep the buffer exported
-            raise VerbsError(error, "ibv_post_send")
+            raise _refused(error, chars)
 
     def post_write_inline(
         self,
@@ -290,8 +297,7 @@ class QueuePair:
             self._cell, wr_id, chars, len(chars), flags, imm, *remote
         )
         if error:
-            ffi.release(chars)  # the traceback refers to it, and must not keep the buffer exported
-            raise VerbsError(error, "ibv_post_send")
+            raise _refused(error, chars)
 
     def post_write_copy(
         self,
@@ -316,8 +322,7 @@ class QueuePair:
             self._cell, wr_id, address, chars, len(chars), lkey, flags, imm, *remote
         )
         if error:
-            ffi.release(chars)  # the traceback refers to it, and must not keep the buffer exported
-            raise VerbsError(error, "ibv_post_send")
+            raise _refused(error, chars)
 
     def post_atomic(
         self,

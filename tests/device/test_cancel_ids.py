@@ -9,7 +9,16 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from cm_ids import SMALL, CmId, Kind, both_kinds, close, connect, listening, resolved
+from cm_ids import (
+    SMALL,
+    CmId,
+    Kind,
+    both_kinds,
+    close,
+    connected,
+    listening,
+    resolved,
+)
 from helpers import has_pending_event
 
 from aiordma import AsyncCmId, LocalClosed, PortSpace, SyncCmId
@@ -80,11 +89,7 @@ async def test_id_can_be_closed_after_a_cancelled_connect_or_accept(
 @both("disconnect")
 @both_kinds
 async def test_cancelled_disconnect_continues(address: DeviceAddress, kind: Kind) -> None:
-    async with (
-        await listening(address, kind) as listener,
-        await resolved(listener.local_address, kind) as client,
-        await connect(client, listener) as server,
-    ):
+    async with connected(address, kind) as (client, server):
         server.cm_id.post_recv(1, await server.reg_msgs(bytearray(16)), 0, 16)
         await cancel(client.disconnect)
         assert (await server.get_recv_comp()).status is WcStatus.WR_FLUSH_ERR
@@ -112,11 +117,7 @@ async def test_objects_of_cancelled_calls_are_destroyed_with_the_id(
 @both("get_send_comp", "get_recv_comp")
 @both_kinds
 async def test_cancelled_wait_loses_no_completion(address: DeviceAddress, kind: Kind) -> None:
-    async with (
-        await listening(address, kind) as listener,
-        await resolved(listener.local_address, kind) as client,
-        await connect(client, listener) as server,
-    ):
+    async with connected(address, kind) as (client, server):
         server.cm_id.post_recv(1, await server.reg_msgs(bytearray(16)), 0, 16)
         await cancel(server.get_recv_comp)
         await cancel(client.get_send_comp)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import loops
 import pytest
+from cm_ids import connected, listening, resolved
 
 from aiordma import PortSpace
 from aiordma.cm import SyncCmId
@@ -24,32 +22,6 @@ CAPS = QueuePairCaps(max_send_wr=4, max_recv_wr=4, max_send_sge=2, max_recv_sge=
 INIT = QueuePairInit(CAPS, sq_sig_all=True)
 
 
-@asynccontextmanager
-async def unconnected(
-    address: DeviceAddress, space: PortSpace
-) -> AsyncIterator[tuple[SyncCmId, SyncCmId]]:
-    """Yield a client and the listener to which it can connect."""
-    async with await SyncCmId.create(space) as listener, await SyncCmId.create(space) as client:
-        listener.bind_addr(parse_address(address.host))
-        listener.listen()
-        await client.resolve_addr(parse_address(address.host, listener.local_address[1]))
-        await client.resolve_route()
-        await client.create_qp(INIT)
-        yield client, listener
-
-
-@asynccontextmanager
-async def connected(address: DeviceAddress) -> AsyncIterator[tuple[SyncCmId, SyncCmId]]:
-    """Yield the ids of both sides of a connection. The client sends one message, as iWARP needs."""
-    async with unconnected(address, PortSpace.TCP) as (client, listener):
-        connecting = loops.create_task(client.connect())
-        async with await listener.get_request() as server:
-            await server.create_qp(INIT)
-            await server.accept()
-            await connecting
-            yield client, server
-
-
 async def halves(cm: SyncCmId, buffer: bytearray) -> list[tuple[Registration, int, int]]:
     """Register `buffer` for any access, and return its two halves as segments."""
     memory, middle = await cm.reg_write(buffer), len(buffer) // 2
@@ -57,7 +29,7 @@ async def halves(cm: SyncCmId, buffer: bytearray) -> list[tuple[Registration, in
 
 
 async def test_sends_and_receives_of_several_pieces(any_address: DeviceAddress) -> None:
-    async with connected(any_address) as (client, server):
+    async with connected(any_address, SyncCmId, INIT) as (client, server):
         inbox = bytearray(16)
         first, second = await halves(server, inbox)
         server.cm_id.post_recvv(1, [second, first])
@@ -70,7 +42,7 @@ async def test_sends_and_receives_of_several_pieces(any_address: DeviceAddress) 
 
 
 async def test_reads_and_writes_of_the_peers_memory(any_address: DeviceAddress) -> None:
-    async with connected(any_address) as (client, server):
+    async with connected(any_address, SyncCmId, INIT) as (client, server):
         source = await server.reg_read(bytearray(b"to be read"))
         written, read = bytearray(20), bytearray(10)
         target = await server.reg_write(written)
@@ -90,7 +62,10 @@ async def test_reads_and_writes_of_the_peers_memory(any_address: DeviceAddress) 
 
 @pytest.mark.transport("IB")
 async def test_a_datagram_to_an_address_handle(any_address: DeviceAddress) -> None:
-    async with unconnected(any_address, PortSpace.UDP) as (client, listener):
+    async with (
+        await listening(any_address, SyncCmId, PortSpace.UDP) as listener,
+        await resolved(listener.local_address, SyncCmId, PortSpace.UDP, INIT) as client,
+    ):
         connecting = loops.create_task(client.connect())
         async with await listener.get_request() as server:
             await server.create_qp(INIT)

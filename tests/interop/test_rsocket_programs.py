@@ -25,6 +25,11 @@ DEFAULT = StreamOptions()
 SMALL = StreamOptions(send_buffer=4096, recv_buffer=4096, send_depth=16, recv_depth=16)
 
 
+def words_for(command: tuple[object, ...], host: str, port: int) -> list[str]:
+    """Return the words of a command. HOST and PORT in them become this address."""
+    return [str(word).replace("HOST", host).replace("PORT", str(port)) for word in command]
+
+
 @asynccontextmanager
 async def connected_to(
     address: DeviceAddress,
@@ -39,7 +44,7 @@ async def connected_to(
     that (docs/transports.md). Then the program is started again.
     """
     host, port = address.host, await free_port(address)
-    words = [str(word).replace("HOST", host).replace("PORT", str(port)) for word in command]
+    words = words_for(command, host, port)
     while True:
         async with running_peer(*words, prints=prints, environment=environment) as process:
             try:
@@ -67,7 +72,7 @@ async def accepted_from(
     """Run a program that connects. HOST and PORT in its command become those of a listener."""
     async with aiordma.listen_stream(address.host, 0, options=options) as listener:
         host, port = listener.local_address
-        words = [str(word).replace("HOST", host).replace("PORT", str(port)) for word in command]
+        words = words_for(command, host, port)
         async with (
             running_peer(*words, prints=prints, environment=environment) as process,
             await listener.accept() as stream,
