@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 NATIVE = Path("aiordma/_native")
 
 
-def extension(name: str, sources: list[Path], *libraries: str) -> Extension:
+def extension(name: str, sources: list[Path]) -> Extension:
     """Return the extension module `aiordma._native.NAME`."""
     headers = {header for source in sources for header in source.parent.glob("*.h")}
     headers.add(NATIVE / "work_requests.h")
@@ -16,7 +16,6 @@ def extension(name: str, sources: list[Path], *libraries: str) -> Extension:
         f"aiordma._native.{name}",
         [str(source) for source in sources],
         depends=sorted(map(str, headers)),
-        libraries=list(libraries),
         define_macros=[("Py_LIMITED_API", "0x030b0000")],
         py_limited_api=True,
         extra_compile_args=[
@@ -35,7 +34,7 @@ setup(
     cffi_modules=["aiordma/_native/build.py:ffibuilder"],
     ext_modules=[
         extension("_buffer_exporter", [NATIVE / "buffer_exporter.c"]),
-        extension("_fast_path", sorted((NATIVE / "fast_path").glob("*.c")), "ibverbs"),
+        extension("_fast_path", sorted((NATIVE / "fast_path").glob("*.c"))),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -55,6 +55,10 @@ NO_SUCH_QP = (
 )
 NO_SUCH_GROUPS = "RoCE supports only IPv4 multicast groups"
 NEEDS_RDMA_CORE_60 = "this rdma-core does not have the function: rdma-core 60 or later does"
+NOT_INSTALLED = (
+    "librdmacm.so.1 is not installed: install the packages librdmacm1 and ibverbs-providers "
+    "(Debian, Ubuntu), librdmacm (Fedora, RHEL) or rdma-core (Arch, SUSE)"
+)
 NEEDS_LINUX_6_18 = "the kernel is older than Linux 6.18, or a value is not allowed"
 
 # The kernel-internal number for "not supported". The kernel returns it in a few places; the C
@@ -96,7 +100,7 @@ _HINTS: dict[tuple[str, int], str] = {
 def reason(function: str, code: int) -> str:
     """Return the meaning of errno `code` from `function`, with advice if there is any."""
     text = os.strerror(errno.EOPNOTSUPP if code == ENOTSUPP else code)
-    hint = _HINTS.get((function, code))
+    hint = NOT_INSTALLED if code == errno.ELIBACC else _HINTS.get((function, code))
     return f"{text} ({hint})" if hint else text
 
 

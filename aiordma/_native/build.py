@@ -1,7 +1,6 @@
 """The build of `aiordma._native._lib`: cdef.h declares what Python uses, helpers.h our C functions.
 
 cffi's API mode: the compiler checks every declaration against the installed rdma-core headers.
-Nothing newer than rdma-core 44 must be referenced here, or the module would not load on Debian 12.
 """
 
 import os
@@ -10,7 +9,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ["cm_events.c", "devices.c", "work_requests.c", "addresses.c"]
+SOURCES = ["libraries.c", "cm_events.c", "devices.c", "work_requests.c", "addresses.c"]
 
 ffibuilder = FFI()
 ffibuilder.cdef((HERE / "cdef.h").read_text())
@@ -20,7 +19,7 @@ ffibuilder.set_source(
     sources=[f"aiordma/_native/{name}" for name in SOURCES],
     include_dirs=[str(HERE)],
     depends=[str(HERE / name) for name in ("cdef.h", "helpers.h", "work_requests.h", *SOURCES)],
-    libraries=["rdmacm", "ibverbs"],
+    libraries=["dl"],  # librdmacm and libibverbs are loaded when they are needed: libraries.c
     py_limited_api=True,
     extra_compile_args=[
         "-O2",
@@ -28,6 +27,7 @@ ffibuilder.set_source(
         "-Wextra",
         "-Wno-unused-parameter",
         "-Werror=implicit-function-declaration",
+        "-fvisibility=hidden",  # the functions of libraries.c have the names of the libraries'
         *os.environ.get("CFLAGS", "").split(),  # after -O2
     ],
 )

@@ -269,6 +269,8 @@ void rdma_freeaddrinfo(struct rdma_addrinfo *res);
 int rdma_init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask);
 int rdma_set_local_ece(struct rdma_cm_id *id, struct ibv_ece *ece);
 int rdma_get_remote_ece(struct rdma_cm_id *id, struct ibv_ece *ece);
+int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
+int rdma_write_cm_event(struct rdma_cm_id *id, int event, int status, uint64_t arg);
 const char *gai_strerror(int code);
 
 /* --- rdma/rdma_verbs.h ---------------------------------------------------------------------- */
@@ -678,11 +680,9 @@ int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_
 int aiordma_take_event(struct rdma_cm_id *id, struct aiordma_cm_event *out);
 int aiordma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
 			     const struct rdma_addrinfo *hints);
-int aiordma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
-int aiordma_write_cm_event(struct rdma_cm_id *id, int event, int status, uint64_t arg);
 int aiordma_set_nonblocking(int fd);
 int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready, int capacity);
-int aiordma_comp_event(struct ibv_comp_channel *channel);
+int aiordma_comp_event(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event *events,
 			 int capacity);
 uint64_t aiordma_odp_caps(struct ibv_context *context);

@@ -1,8 +1,6 @@
-/* Events of the connection manager, and functions that are new in rdma-core 60. */
-#define _GNU_SOURCE
+/* Events of the connection manager. */
 #include "helpers.h"
 
-#include <dlfcn.h>
 #include <string.h>
 
 static void copy_private_data(struct aiordma_cm_event *out, const void *data, uint8_t length)
@@ -120,46 +118,13 @@ int aiordma_take_event(struct rdma_cm_id *id, struct aiordma_cm_event *out)
 	return 1;
 }
 
-/*
- * Functions that are new in rdma-core 60. They are looked up when they are called: with a direct
- * reference this module would not load on an older version. On failure they return -1 with errno;
- * ENOSYS means that this rdma-core does not have the function.
- */
-
-static void *newer_function(const char *name)
-{
-	void *function = dlsym(RTLD_DEFAULT, name);
-
-	if (!function)
-		errno = ENOSYS;
-	return function;
-}
-
+/* Call rdma_resolve_addrinfo(), which stores its own result in errno: replace that by EINVAL. */
 int aiordma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
 			     const struct rdma_addrinfo *hints)
 {
-	int (*resolve)(struct rdma_cm_id *, const char *, const char *,
-		       const struct rdma_addrinfo *) = newer_function("rdma_resolve_addrinfo");
+	int result = rdma_resolve_addrinfo(id, node, service, hints);
 
-	int result = resolve ? resolve(id, node, service, hints) : -1;
-
-	if (result && errno < 0) /* rdma_resolve_addrinfo() stores its own result in errno */
+	if (result && errno < 0)
 		errno = EINVAL;
 	return result;
-}
-
-int aiordma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info)
-{
-	int (*query)(struct rdma_cm_id *, struct rdma_addrinfo **) =
-		newer_function("rdma_query_addrinfo");
-
-	return query ? query(id, info) : -1;
-}
-
-int aiordma_write_cm_event(struct rdma_cm_id *id, int event, int status, uint64_t arg)
-{
-	int (*write_event)(struct rdma_cm_id *, int, int, uint64_t) =
-		newer_function("rdma_write_cm_event");
-
-	return write_event ? write_event(id, event, status, arg) : -1;
 }

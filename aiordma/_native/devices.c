@@ -35,15 +35,20 @@ int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready,
 	return count;
 }
 
-/* Read and acknowledge one event of a non-blocking channel. Returns 0, or a positive errno. */
-int aiordma_comp_event(struct ibv_comp_channel *channel)
+/*
+ * Read and acknowledge one event of a non-blocking channel, and store its queue in `cq` unless that
+ * is NULL. Returns 0, or a positive errno.
+ */
+int aiordma_comp_event(struct ibv_comp_channel *channel, struct ibv_cq **cq)
 {
-	struct ibv_cq *cq;
+	struct ibv_cq *ready;
 	void *context;
 
-	if (ibv_get_cq_event(channel, &cq, &context))
+	if (ibv_get_cq_event(channel, &ready, &context))
 		return errno;
-	ibv_ack_cq_events(cq, 1);
+	ibv_ack_cq_events(ready, 1);
+	if (cq)
+		*cq = ready;
 	return 0;
 }
 

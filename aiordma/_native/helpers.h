@@ -13,13 +13,18 @@
 
 #include "work_requests.h"
 
-/* Events and flags of rdma-core 60 and later. #ifdef cannot test if an enumerator exists. */
+/* New in rdma-core 60. #ifdef cannot test if an enumerator exists. */
 #define AIORDMA_CM_EVENT_ADDRINFO_RESOLVED 16
 #define AIORDMA_CM_EVENT_ADDRINFO_ERROR 17
 #define AIORDMA_CM_EVENT_USER 18
 #define AIORDMA_CM_EVENT_INTERNAL 19
 #define AIORDMA_RAI_SA 0x10
 #define AIORDMA_RAI_DNS 0x20
+int rdma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
+			  const struct rdma_addrinfo *hints);
+int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
+int rdma_write_cm_event(struct rdma_cm_id *id, enum rdma_cm_event_type event, int status,
+			uint64_t arg);
 
 /* A copy of an rdma_cm_event without pointers to its data. The event is already acknowledged. */
 struct aiordma_cm_event {
@@ -55,12 +60,10 @@ int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_
 int aiordma_take_event(struct rdma_cm_id *id, struct aiordma_cm_event *out);
 int aiordma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *service,
 			     const struct rdma_addrinfo *hints);
-int aiordma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
-int aiordma_write_cm_event(struct rdma_cm_id *id, int event, int status, uint64_t arg);
 int aiordma_set_nonblocking(int fd);
 
 int aiordma_comp_events(struct ibv_comp_channel *channel, struct ibv_cq **ready, int capacity);
-int aiordma_comp_event(struct ibv_comp_channel *channel);
+int aiordma_comp_event(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event *events,
 			 int capacity);
 uint64_t aiordma_odp_caps(struct ibv_context *context);

@@ -2,6 +2,9 @@
 
 The packages are not installed: nothing appears in /boot, the boot loader's configuration stays as
 it is, and deleting the cache removes everything.
+
+Debian's releases divide the kernel differently into packages. So apt resolves the dependencies: it
+simulates an installation on an empty system.
 """
 
 import os
@@ -9,6 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import packages, vmlinux
@@ -16,11 +20,12 @@ from .errors import LabError
 from .kernel import IMAGE, kernels_dir
 from .steps import command, pipeline, step
 
-__all__ = ["VERSION_FILE", "download", "unpack_kernel"]
+__all__ = ["VERSION_FILE", "Package", "download", "same_source", "unpack_kernel"]
 
+KERNEL = "linux-image-amd64"
 VERSION_FILE = "version"
 
-# A machine with soft RDMA devices does not use these modules; they are half of all modules.
+# A machine with soft RDMA devices does not use these files; they are more than half of the kernel.
 _EXCLUDED = (
     "kernel/sound",
     "kernel/drivers/gpu",
@@ -32,7 +37,16 @@ _EXCLUDED = (
     "kernel/drivers/hwmon",
     "kernel/drivers/scsi",
     "kernel/drivers/usb",
+    "./usr/share",
 )
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package in apt's lists."""
+
+    name: str
+    version: str
 
 
 def unpack_kernel() -> str:
@@ -45,68 +59,79 @@ def unpack_kernel() -> str:
             "the lab needs a kernel with the modules rdma_rxe and siw: "
             "install a kernel and its modules"
         )
-    release, version = current_kernel()
+    wanted = same_source(KERNEL)
     kernels_dir().mkdir(parents=True, exist_ok=True)
     with (
-        step(f"unpacking Debian's kernel {release} into the cache"),
+        step(f"unpacking Debian's kernel {wanted[-1].version} into the cache"),
         tempfile.TemporaryDirectory(dir=kernels_dir(), prefix=".partial-") as scratch,
     ):
-        _unpack(Path(scratch), release, version)
+        release = _unpack(Path(scratch), wanted)
         os.rename(Path(scratch) / "kernel", kernels_dir() / release)
     return release
 
 
-def _unpack(scratch: Path, release: str, version: str) -> None:
+def _unpack(scratch: Path, wanted: Sequence[Package]) -> str:
+    """Unpack the packages of a kernel to the directory `kernel` in `scratch`. Return its release.
+
+    The kernel is in /boot or beside its modules. These are in /lib/modules or /usr/lib/modules.
+    """
     top = scratch / "kernel"
     top.mkdir()
-    failure = f"the package of the kernel {release} could not be unpacked"
-    for archive in download([f"linux-image-{release}={version}"], scratch):
-        exclude = [f"--exclude=./lib/modules/{release}/{part}" for part in _EXCLUDED]
-        unpack = ["tar", "-x", "-C", str(top), *exclude, "./lib", "./boot"]
+    failure = "the packages of the kernel could not be unpacked"
+    for archive in download(wanted, scratch):
+        exclude = [f"--exclude={part}" for part in _EXCLUDED]
+        unpack = ["tar", "-x", "-C", str(top), *exclude]
         pipeline([["dpkg-deb", "--fsys-tarfile", str(archive)], unpack], failure)
-    depmod = packages.program("depmod") or "depmod"
-    command([depmod, "-b", str(top), release], failure)
-    image = (top / f"boot/vmlinuz-{release}").read_bytes()
+    if not (top / "lib").exists():
+        (top / "lib").symlink_to("usr/lib")  # as in the file system of a current Debian
+    found = list(top.glob("lib/modules/*/modules.builtin"))
+    if len(found) != 1:
+        raise LabError(failure)
+    release = found[0].parent.name
+    command([packages.program("depmod") or "depmod", "-b", str(top), release], failure)
+    places = (top / f"boot/vmlinuz-{release}", found[0].with_name("vmlinuz"))
+    image = next((place.read_bytes() for place in places if place.exists()), None)
+    if image is None:
+        raise LabError(failure)
     (top / IMAGE).write_bytes(vmlinux.extract(image) or image)
-    (top / VERSION_FILE).write_text(version)
+    (top / VERSION_FILE).write_text(wanted[-1].version)
+    return release
 
 
-def current_kernel() -> tuple[str, str]:
-    """Return the release and the package version of the distribution's current kernel.
+def same_source(package: str) -> list[Package]:
+    """Return a package, and the packages that it depends on and that have its version.
 
-    Raises: LabError if apt has no package linux-image-amd64.
+    They are built from the same source. The package itself is the last one.
+
+    Raises: LabError if apt does not have the package.
     """
-    found = _kernel_of("linux-image-amd64")
-    if found is None:
+    found = _with_dependencies(package)
+    if not found:
         packages.refresh()
-        found = _kernel_of("linux-image-amd64")
-    if found is None:
-        raise LabError(
-            "apt has no package linux-image-amd64: "
-            "install a kernel with the modules rdma_rxe and siw"
-        )
-    return found
+        found = _with_dependencies(package)
+    if not found:
+        raise LabError(f"apt has no package {package}")
+    return [one for one in found if one.version == found[-1].version]
 
 
-def _kernel_of(package: str) -> tuple[str, str] | None:
-    """Return the release and version of the kernel that a meta-package depends on.
+def _with_dependencies(package: str) -> list[Package]:
+    """Return a package and all that it depends on, before it. Empty: apt does not have it."""
+    options = ("--simulate", "--no-install-recommends", "--option=Dir::State::status=/dev/null")
+    argv = ["apt-get", "install", *options, package]
+    simulated = subprocess.run(
+        argv, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
+    )
+    return [Package(*words) for words in re.findall(r"^Inst (\S+) \((\S+)", simulated.stdout, re.M)]
 
-    None: apt does not have the package.
-    """
-    argv = ["apt-cache", "show", "--no-all-versions", package]
-    text = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-    match = re.search(r"^Depends: linux-image-(\S+) \(= ([^)]+)\)", text, re.MULTILINE)
-    return (match[1], match[2]) if match else None
 
-
-def download(wanted: Sequence[str], into: Path) -> list[Path]:
-    """Download packages (`name=version`) into a directory. Return the paths of the files.
+def download(wanted: Sequence[Package], into: Path) -> list[Path]:
+    """Download packages into a directory. Return the paths of the files.
 
     Raises: LabError if a download fails even after the package lists were refreshed.
     """
     before = set(into.glob("*.deb"))
-    argv = ["apt-get", "download", "-q", *wanted]
-    failure = f"apt could not download {' '.join(wanted)}"
+    argv = ["apt-get", "download", "-q", *(f"{one.name}={one.version}" for one in wanted)]
+    failure = f"apt could not download {' '.join(one.name for one in wanted)}"
     try:
         command(argv, failure, cwd=into)
     except LabError:

@@ -16,7 +16,8 @@ class Device:
     driver: str  # "rxe" or "siw"; the link type of `rdma link add`
     ipv4: str
     ipv6: str
-    modules: tuple[str, ...]
+    module: str
+    checksum: str  # a module that older kernels need, and that newer ones do not have
     gids: tuple[str, ...]  # the GID table must contain these before a command uses the device
 
     @property
@@ -35,14 +36,15 @@ class Device:
         return f"{self.driver}-peer"
 
 
-# When a link is added, rxe requests "crc32" from the crypto API, and siw requests "crc32c". Their
-# module dependencies do not list these. Without them `rdma link add` fails with "No such file or
-# directory".
+# In older kernels, rxe requests "crc32" from the crypto API when a link is added, and siw
+# requests "crc32c". Their module dependencies do not list these. Without them `rdma link add` fails
+# with "No such file or directory".
 _RXE = Device(
     driver="rxe",
     ipv4="10.7.1.1",
     ipv6="fd07:1::1",
-    modules=("crc32_generic", "rdma_rxe"),
+    module="rdma_rxe",
+    checksum="crc32_generic",
     gids=(
         "0000:0000:0000:0000:0000:ffff:0a07:0101",
         "fd07:0001:0000:0000:0000:0000:0000:0001",
@@ -52,7 +54,8 @@ _SIW = Device(
     driver="siw",
     ipv4="10.7.2.1",
     ipv6="fd07:2::1",
-    modules=("libcrc32c", "siw"),
+    module="siw",
+    checksum="libcrc32c",
     gids=(),  # the only GID of an iWARP device is the MAC address
 )
 DEVICES = {"rxe": (_RXE,), "siw": (_SIW,), "both": (_RXE, _SIW)}

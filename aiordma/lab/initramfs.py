@@ -103,7 +103,8 @@ def build(kernel: Kernel, devices: Sequence[Device], cwd: str, busybox: Path) ->
     Raises: LabError if the kernel lacks a module.
     """
     core = kernel.load_order(CORE_MODULES)
-    wanted = [*_RDMA_MODULES, *(name for device in devices for name in device.modules)]
+    checksums = [device.checksum for device in devices if device.checksum in kernel]
+    wanted = [*_RDMA_MODULES, *checksums, *(device.module for device in devices)]
     rdma = [m for m in kernel.load_order(wanted) if m not in core]
     init = _INIT.format(modules=_names(core), **_mounts(cwd))
     scripts = {

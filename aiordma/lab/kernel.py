@@ -30,8 +30,11 @@ class Kernel:
     def _index(self) -> ModuleIndex:
         index = ModuleIndex(self.modules)
         if self.siw is not None:
-            index.add(Module(self.siw), dependencies=["ib_core", "libcrc32c"])
+            index.add(Module(self.siw))
         return index
+
+    def __contains__(self, module: str) -> bool:
+        return module in self._index
 
     def load_order(self, names: Iterable[str]) -> list[Module]:
         """Return the modules to insert for `names`: dependencies first, each module once.
@@ -42,7 +45,7 @@ class Kernel:
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of the modules `names` that the kernel does not have."""
-        return [name for name in names if name not in self._index]
+        return [name for name in names if name not in self]
 
 
 def kernels_dir() -> Path:

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
@@ -45,6 +46,11 @@ class Module:
         decompress = _DECOMPRESS.get(self.path.suffix, bytes)
         return decompress(self.path.read_bytes())
 
+    def dependencies(self) -> list[str]:
+        """Return the names of the modules that this one needs, which the module itself lists."""
+        listed = re.search(rb"\0depends=([^\0]*)\0", self.content())
+        return [name for name in listed[1].decode().split(",") if name] if listed else []
+
 
 class ModuleIndex:
     """The modules in a directory and their dependencies, read from the files of depmod(8)."""
@@ -55,9 +61,9 @@ class ModuleIndex:
         self._read_dependencies(directory)
         self._read_builtin(directory / "modules.builtin")
 
-    def add(self, module: Module, dependencies: list[str]) -> None:
+    def add(self, module: Module) -> None:
         """Add a module that is outside the directory."""
-        self._modules[module.stem] = (module, dependencies)
+        self._modules[module.stem] = (module, module.dependencies())
 
     def __contains__(self, name: str) -> bool:
         return name in self._modules or name in self._builtin

@@ -17,8 +17,9 @@ from .devices import DEVICES, Device, addresses
 from .errors import LabError
 from .files import MemoryFile
 from .relay import ClockTooFast, GuestEnded, GuestFailed, Interrupted, Relay
+from .steps import show
 
-__all__ = ["Options", "run"]
+__all__ = ["Options", "choose_kernel", "run"]
 
 _PR_SET_PDEATHSIG = 1
 _BOOTS = 5
@@ -55,12 +56,12 @@ def run(argv: Sequence[str], options: Options) -> int:
         )
     qemu.check_machine()
     closed = _open_closed_streams()
-    env = job.environment(os.environ, addresses(options.devices))
-    the_job = job.describe(list(argv), env, closed)
     program = qemu.find()
-    the_kernel = kernel.find([device.driver for device in options.devices])
+    the_kernel, devices = choose_kernel(options.devices)
+    env = job.environment(os.environ, addresses(devices))
+    the_job = job.describe(list(argv), env, closed)
     accelerator = options.accelerator or kvm.choose(program, the_kernel)
-    image = initramfs.build(the_kernel, options.devices, the_job["cwd"], packages.busybox())
+    image = initramfs.build(the_kernel, devices, the_job["cwd"], packages.busybox())
     timeout = options.boot_timeout or kvm.BOOT_TIMEOUT[accelerator]
     boots = 0
     while True:
@@ -89,6 +90,21 @@ def run(argv: Sequence[str], options: Options) -> int:
                 return outcome
             if not isinstance(outcome, ClockTooFast) or boots == _BOOTS:
                 raise _failure(outcome, timeout, errors.text(), console.text())
+
+
+def choose_kernel(wanted: tuple[Device, ...]) -> tuple[kernel.Kernel, tuple[Device, ...]]:
+    """Return a kernel and the devices to create. If siw could not be built, "both" means rxe.
+
+    Raises: LabError if no kernel has the driver.
+    """
+    try:
+        return kernel.find([device.driver for device in wanted]), wanted
+    except LabError:
+        if len(wanted) == 1:
+            raise
+        found = kernel.find(["rxe"])
+    show("lab: with rxe alone: siw could not be built for this kernel\n")
+    return found, DEVICES["rxe"]
 
 
 def _supervise(

@@ -12,6 +12,7 @@ from .steps import show, step
 __all__ = ["setup"]
 
 _DRIVERS = ("rxe", "siw")
+_RXE = ("rxe",)
 
 
 def setup() -> None:
@@ -22,8 +23,7 @@ def setup() -> None:
     qemu.check_machine()
     packages.ensure(packages.RUN_REQUIREMENTS)
     with _setup_lock():
-        _ensure_kernel()
-        chosen = kernel.find(_DRIVERS)
+        chosen = _ensure_kernel()
         program = qemu.find()
         if not kvm.is_result_known():
             with step("testing KVM"):
@@ -32,12 +32,20 @@ def setup() -> None:
     show(f"lab: ready (kernel {chosen.release}, {accelerator.upper()})\n")
 
 
-def _ensure_kernel() -> None:
-    if _has_kernel(_DRIVERS):
-        return
-    release = _unpacked_release() or debian.unpack_kernel()
+def _ensure_kernel() -> kernel.Kernel:
+    """Return a kernel with both drivers or, if siw cannot be built, with rxe."""
     if not _has_kernel(_DRIVERS):
-        siw.build(release)
+        try:
+            release = _unpacked_release() or debian.unpack_kernel()
+            if not _has_kernel(_DRIVERS):
+                siw.build(release)
+        except LabError as error:
+            if not _has_kernel(_RXE):
+                raise
+            details = f" (the log is in {error.log})" if error.log else ""
+            show(f"lab: without siw, with rxe alone, because {error}{details}\n")
+            return kernel.find(_RXE)
+    return kernel.find(_DRIVERS)
 
 
 def _unpacked_release() -> str | None:

@@ -5,17 +5,15 @@ kernel.
 """
 
 import os
-import re
 import tempfile
 from pathlib import Path
 
 from . import packages
-from .debian import VERSION_FILE, download
-from .errors import LabError
+from .debian import VERSION_FILE, Package, download, same_source
 from .kernel import kernels_dir
 from .steps import command, pipeline, step
 
-__all__ = ["build", "series_and_flavour"]
+__all__ = ["build"]
 
 _DRIVER = "drivers/infiniband/sw/siw"
 
@@ -30,7 +28,8 @@ def build(release: str) -> None:
     with tempfile.TemporaryDirectory(dir=kernels_dir(), prefix=".partial-") as name:
         scratch = Path(name)
         with step(f"downloading source and headers of the kernel {release}"):
-            source, headers = _fetch(scratch, release, (top / VERSION_FILE).read_text())
+            headers = _fetch_headers(scratch, release)
+            source = _fetch_source(scratch, (top / VERSION_FILE).read_text())
         with step("building the siw driver"):
             _make(source, headers)
             module = scratch / "siw.ko"
@@ -41,30 +40,31 @@ def build(release: str) -> None:
             os.rename(module, top / "siw.ko")
 
 
-def _fetch(scratch: Path, release: str, version: str) -> tuple[Path, Path]:
-    """Return the directories of the driver's source and of the kernel's headers."""
-    series, flavour = series_and_flavour(release)
-    common = release.removesuffix(flavour) + "common"
-    wanted = (f"linux-headers-{release}", f"linux-headers-{common}", f"linux-kbuild-{series}")
+def _fetch_headers(scratch: Path, release: str) -> Path:
+    """Download and unpack the kernel's headers. Return their directory."""
+    name = f"linux-headers-{release}"
     failure = f"the headers of the kernel {release} could not be unpacked"
-    for archive in download([f"{package}={version}" for package in wanted], scratch):
+    for archive in download(same_source(name), scratch):
         command(["dpkg-deb", "-x", str(archive), str(scratch)], failure)
-    headers = scratch / "usr/src" / f"linux-headers-{release}"
+    headers = scratch / "usr/src" / name
     _relocate(headers / "Makefile", scratch)
-    return _unpack_source(scratch, series, version), headers
+    return headers
 
 
-def series_and_flavour(release: str) -> tuple[str, str]:
-    """Split a kernel's release: "6.1.0-56-amd64" gives ("6.1", "amd64").
-
-    Raises: LabError if it does not have this form.
-    """
-    match = re.match(r"(\d+\.\d+).*-(\w+)$", release)
-    if match is None:
-        raise LabError(
-            f"cannot tell from the release {release} which source the kernel is built from"
+def _fetch_source(scratch: Path, version: str) -> Path:
+    """Download and unpack the driver's source of this version. Return its directory."""
+    found = same_source("linux-source")[0]
+    wanted = Package(found.name, version)
+    for archive in download([wanted], scratch):
+        pipeline(
+            [
+                ["dpkg-deb", "--fsys-tarfile", str(archive)],
+                ["tar", "-xO", f"./usr/src/{found.name}.tar.xz"],
+                ["tar", "-xJ", "-C", str(scratch), f"{found.name}/{_DRIVER}"],
+            ],
+            "the kernel's source could not be unpacked",
         )
-    return match[1], match[2]
+    return scratch / found.name / _DRIVER
 
 
 def _relocate(makefile: Path, scratch: Path) -> None:
@@ -72,21 +72,8 @@ def _relocate(makefile: Path, scratch: Path) -> None:
     makefile.write_text(makefile.read_text().replace("/usr/src/", f"{scratch}/usr/src/"))
 
 
-def _unpack_source(scratch: Path, series: str, version: str) -> Path:
-    """Unpack the driver's directory from the archive in the source package. Return its path."""
-    name = f"linux-source-{series}"
-    for archive in download([f"{name}={version}"], scratch):
-        pipeline(
-            [
-                ["dpkg-deb", "--fsys-tarfile", str(archive)],
-                ["tar", "-xO", f"./usr/src/{name}.tar.xz"],
-                ["tar", "-xJ", "-C", str(scratch), f"{name}/{_DRIVER}"],
-            ],
-            "the kernel's source could not be unpacked",
-        )
-    return scratch / name / _DRIVER
-
-
 def _make(source: Path, headers: Path) -> None:
-    argv = ["make", "-C", str(headers), f"M={source}", "CONFIG_RDMA_SIW=m", "CC=gcc", "modules"]
+    """Compile the driver, without type information (BTF), which needs another program."""
+    settings = ("CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "CC=gcc")
+    argv = ["make", "-C", str(headers), f"M={source}", *settings, "modules"]
     command(argv, "the siw driver could not be built")

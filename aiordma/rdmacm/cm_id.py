@@ -350,7 +350,7 @@ class CmId:
             VerbsError: ENOSYS (rdma-core is too old), ENOENT (nothing was resolved).
         """
         out = ffi.new("struct rdma_addrinfo **")
-        check(lib.aiordma_query_addrinfo(self.pointer, out), "rdma_query_addrinfo")
+        check(lib.rdma_query_addrinfo(self.pointer, out), "rdma_query_addrinfo")
         try:
             return read_addrinfos(out[0])
         finally:
@@ -583,7 +583,7 @@ class CmId:
         Raises:
             VerbsError: ENOSYS (rdma-core is too old), EINVAL (Linux before 6.18).
         """
-        result = lib.aiordma_write_cm_event(self.pointer, CmEventType.USER, status, arg)
+        result = lib.rdma_write_cm_event(self.pointer, CmEventType.USER, status, arg)
         check(result, "rdma_write_cm_event")
 
     # --- rdma_verbs.h ---

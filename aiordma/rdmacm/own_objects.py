@@ -59,7 +59,7 @@ class OwnQueue:
         Raises:
             VerbsError: EIO after the device was removed.
         """
-        error = lib.aiordma_comp_event(self._channel)
+        error = lib.aiordma_comp_event(self._channel, ffi.NULL)
         if error not in (0, errno.EAGAIN):
             raise VerbsError(error, "ibv_get_cq_event")
 

@@ -56,7 +56,7 @@ _NOT_SIMULATED = {
     "ibv_poll_cq", "ibv_req_notify_cq", "ibv_inc_rkey", "ibv_get_srq_num", "ibv_wc_status_str",
     "ibv_event_type_str", "ibv_get_device_name", "rdma_event_str", "rdma_get_local_addr",
     "rdma_get_peer_addr", "rdma_get_src_port", "rdma_get_dst_port", "rdma_dereg_mr",
-    "rdma_get_send_comp", "rdma_get_recv_comp",
+    "rdma_get_send_comp", "rdma_get_recv_comp", "rdma_query_addrinfo", "rdma_write_cm_event",
 }  # fmt: skip
 _PROTOTYPE = re.compile(r"^[a-z][\w ]*[ *]+((?:rdma|ibv)_\w+)\([^;{]*\);[^\n]*\n", re.MULTILINE)
 # Types of C that device.h uses, and cdef.h does not declare.

@@ -4,12 +4,14 @@ import gzip
 import lzma
 import os
 import struct
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from aiordma.lab import debian, kernel, packages, qemu, siw, vmlinux
+from aiordma.lab import debian, kernel, kvm, packages, qemu, run, setup, siw, vmlinux
+from aiordma.lab.devices import DEVICES
 from aiordma.lab.errors import LabError
 from aiordma.lab.kernel_modules import Module, ModuleIndex
 from aiordma.lab.packages import Requirement
@@ -24,7 +26,7 @@ def make_kernel(cache: Path, release: str, modules: list[str], *, siw: bool = Fa
     (top / kernel.IMAGE).write_bytes(b"")
     (directory / "modules.dep").write_text("".join(f"kernel/{name}.ko:\n" for name in modules))
     if siw:
-        (top / "siw.ko").write_bytes(b"")
+        (top / "siw.ko").write_bytes(b"\0license=GPL\0depends=ib_core,libcrc32c\0name=siw\0")
 
 
 @pytest.fixture
@@ -161,8 +163,113 @@ def test_a_machine_without_what_the_lab_needs(monkeypatch: pytest.MonkeyPatch) -
             call()
 
 
-def test_series_and_flavour_of_a_release() -> None:
-    assert siw.series_and_flavour("6.1.0-56-amd64") == ("6.1", "amd64")
-    assert siw.series_and_flavour("6.12.48+deb13-amd64") == ("6.12", "amd64")
-    with pytest.raises(LabError, match=r"^cannot tell from the release custom which source"):
-        siw.series_and_flavour("custom")
+# --- Debian's packages ---
+
+# What apt prints for the kernel of Debian 12, and of Debian unstable in 2026.
+DEBIAN_12 = """
+Inst linux-base (4.12.1~deb12u1 Debian:12.15/oldstable [all])
+Inst linux-image-6.1.0-56-amd64 (6.1.192-2 Debian-Security:12/oldstable-security [amd64])
+Inst linux-image-amd64 (6.1.192-2 Debian-Security:12/oldstable-security [amd64])
+Conf linux-base (4.12.1~deb12u1 Debian:12.15/oldstable [all])
+"""
+UNSTABLE = """
+Inst libc6 (2.43-7 Debian:unstable [amd64])
+Inst linux-base (4.17 Debian:unstable [all])
+Inst linux-base-7.2.13+deb14-amd64 (7.2.13-1 Debian:unstable [amd64])
+Inst linux-binary-7.2.13+deb14-amd64 (7.2.13-1 Debian:unstable [amd64])
+Inst linux-modules-7.2.13+deb14-amd64 (7.2.13-1 Debian:unstable [amd64])
+Inst linux-image-7.2.13+deb14-amd64 (7.2.13-1 Debian:unstable [amd64])
+Inst linux-image-amd64 (7.2.13-1 Debian:unstable [amd64])
+"""
+
+
+def make_apt(directory: Path, monkeypatch: pytest.MonkeyPatch, prints: str) -> None:
+    """Make an apt-get that knows only linux-image-amd64 and prints `prints` for it."""
+    (directory / "printed").write_text(prints)
+    script = f'#!/bin/sh\n[ "$5" = linux-image-amd64 ] && cat {directory}/printed || exit 100\n'
+    (directory / "apt-get").write_text(script)
+    (directory / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", str(directory), prepend=os.pathsep)
+    monkeypatch.setattr(packages, "refresh", lambda: None)
+
+
+@pytest.mark.parametrize(("prints", "count"), [(DEBIAN_12, 2), (UNSTABLE, 5)])
+def test_the_packages_of_a_kernel_are_those_of_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, count: int
+) -> None:
+    make_apt(tmp_path, monkeypatch, prints)
+    found = debian.same_source("linux-image-amd64")
+    assert (len(found), found[-1].name) == (count, "linux-image-amd64")
+    assert {one.version for one in found} in ({"6.1.192-2"}, {"7.2.13-1"})
+    with pytest.raises(LabError, match=r"^apt has no package linux-source$"):
+        debian.same_source("linux-source")
+
+
+@pytest.mark.parametrize(
+    ("modules", "image"),
+    [
+        ("lib/modules/6.1-amd64", "boot/vmlinuz-6.1-amd64"),
+        ("usr/lib/modules/6.1-amd64", "usr/lib/modules/6.1-amd64/vmlinuz"),
+    ],
+    ids=["Debian 12", "unstable"],
+)
+def test_the_kernel_of_each_layout_is_unpacked(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, modules: str, image: str
+) -> None:
+    make_apt(cache, monkeypatch, DEBIAN_12)
+    tree = cache / "tree"
+    files = {
+        f"{modules}/modules.builtin": b"",
+        f"{modules}/modules.order": b"",
+        f"{modules}/kernel/sound/left_out.ko": b"",
+        image: bzimage(b"not compressed"),
+        "usr/share/doc/left-out": b"",
+        "DEBIAN/control": b"Package: kernel\nVersion: 1\nArchitecture: all\n"
+        b"Maintainer: a\nDescription: a\n",
+    }
+    for path, content in files.items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_bytes(content)
+
+    def download(wanted: Sequence[debian.Package], into: Path) -> list[Path]:
+        subprocess.run(["dpkg-deb", "-b", str(tree), str(into / "kernel.deb")], check=True)
+        return [into / "kernel.deb"]
+
+    monkeypatch.setattr(debian, "download", download)
+    assert debian.unpack_kernel() == "6.1-amd64"
+    (found,) = kernel.in_cache()
+    assert (found.modules / "modules.dep").exists()
+    assert found.image.read_bytes() == files[image]
+    top = found.image.parent
+    assert [path for path in top.rglob("*") if "left" in path.name] == []
+    assert (top / debian.VERSION_FILE).read_text() == "6.1.192-2"
+
+
+# --- without siw ---
+
+
+def test_the_lab_falls_back_to_rxe_when_siw_cannot_be_built(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cannot_build(release: str) -> None:
+        raise LabError("the siw driver could not be built", log="/log")
+
+    monkeypatch.setattr(siw, "build", cannot_build)
+    monkeypatch.setattr(packages, "ensure", lambda requirements: None)
+    monkeypatch.setattr(qemu, "find", lambda: "qemu")
+    monkeypatch.setattr(kvm, "is_result_known", lambda: True)
+    monkeypatch.setattr(kvm, "choose", lambda program, chosen: "tcg")
+    make_kernel(cache, "6.1.0", COMMON)
+    with pytest.raises(LabError, match=r"^the siw driver could not be built$"):
+        setup.setup()
+    make_kernel(cache, "6.2.0", [*COMMON, "rdma_rxe"])
+    setup.setup()
+    assert capsys.readouterr().err == (
+        "lab: without siw, with rxe alone, because the siw driver could not be built "
+        "(the log is in /log)\nlab: ready (kernel 6.2.0, TCG)\n"
+    )
+    chosen, devices = run.choose_kernel(DEVICES["both"])
+    assert (chosen.release, devices) == ("6.2.0", DEVICES["rxe"])
+    assert capsys.readouterr().err.startswith("lab: with rxe alone: siw could not be built")
+    with pytest.raises(LabError, match="has no module siw"):
+        run.choose_kernel(DEVICES["siw"])

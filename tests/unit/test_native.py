@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import re
 import subprocess
 from pathlib import Path
@@ -19,7 +20,7 @@ STUB = EXTENSION.with_name("_lib.pyi")
 CDEF = EXTENSION.with_name("cdef.h")
 
 # The newest symbol versions of rdma-core 44, the version in Debian 12.
-NEWEST = {"RDMACM": (1, 3), "IBVERBS": (1, 14)}
+NEWEST = {"librdmacm.so.1": (1, 3), "libibverbs.so.1": (1, 14)}
 # Names with an underscore that are part of the stable ABI of CPython.
 STABLE_PRIVATE = {"_Py_Dealloc", "_Py_NoneStruct", "_Py_TrueStruct", "_Py_FalseStruct"}
 
@@ -48,15 +49,22 @@ def compiled_functions() -> set[str]:
     return {name for name in dir(lib) if callable(getattr(lib, name))}
 
 
-def readelf(*arguments: str) -> str:
-    command = ["readelf", "--wide", *arguments, str(EXTENSION)]
+def readelf(path: Path, *arguments: str) -> str:
+    command = ["readelf", "--wide", *arguments, str(path)]
     return subprocess.run(command, capture_output=True, check=True, text=True).stdout
 
 
-def undefined_symbols() -> list[str]:
-    """Return `name` or `name@VERSION` of each symbol that another library defines."""
-    lines = [line.split() for line in readelf("--dyn-syms").splitlines()]
-    return [fields[7] for fields in lines if len(fields) > 7 and fields[6] == "UND"]
+def dynamic_symbols(path: Path) -> list[str]:
+    """Return `name`, `name@VERSION` or `name@@VERSION` of each dynamic symbol of a library."""
+    lines = [line.split() for line in readelf(path, "--dyn-syms").splitlines()]
+    return [fields[7] for fields in lines if len(fields) > 7]
+
+
+def library_path(name: str) -> Path:
+    """Return the path of an installed library."""
+    ctypes.CDLL(name)
+    maps = Path("/proc/self/maps").read_text()
+    return Path(re.findall(rf"/\S*/{name.split('.so')[0]}\.so\.\S*", maps)[0])
 
 
 def test_the_stub_has_exactly_the_compiled_functions_and_constants() -> None:
@@ -144,21 +152,29 @@ def test_all_typed_structs_are_in_this_test() -> None:
 
 def test_the_extension_is_for_the_stable_abi() -> None:
     assert EXTENSION.name.endswith(".abi3.so")
-    private = {name for name in undefined_symbols() if name.startswith("_Py")}
+    private = {name for name in dynamic_symbols(EXTENSION) if name.startswith("_Py")}
     assert private <= STABLE_PRIVATE
 
 
-def test_only_public_symbols_of_rdma_core_44_and_libc_are_linked() -> None:
-    for library, newest in NEWEST.items():
-        found = re.findall(rf"Name: {library}_(\S+)", readelf("--version-info"))
-        numbers = [version for version in found if version[0].isdigit()]
-        assert found == numbers, "a private symbol"
-        assert max(tuple(map(int, version.split("."))) for version in numbers) <= newest
-    symbols = [name for name in undefined_symbols() if name.startswith(("rdma_", "ibv_"))]
-    assert len(symbols) > 20
-    assert [name for name in symbols if not re.search(r"@(RDMACM|IBVERBS)_\d", name)] == []
-    needed = set(re.findall(r"NEEDED.*\[(.+?)\]", readelf("--dynamic")))
-    assert needed - {"libpthread.so.0"} == {"librdmacm.so.1", "libibverbs.so.1", "libc.so.6"}
+@pytest.mark.parametrize("extension", [EXTENSION, Path(fast_path.__file__)])
+def test_the_extensions_are_linked_with_libc_only(extension: Path) -> None:
+    needed = set(re.findall(r"NEEDED.*\[(.+?)\]", readelf(extension, "--dynamic")))
+    assert needed - {"libpthread.so.0", "libdl.so.2"} == {"libc.so.6"}
+    assert [name for name in dynamic_symbols(extension) if name.startswith(("rdma_", "ibv_"))] == []
+
+
+def test_only_public_functions_of_rdma_core_44_are_looked_up() -> None:
+    """Except those of rdma-core 60, whose absence is an error of the call only."""
+    text = (EXTENSION.parent / "libraries.c").read_text()
+    old, _, new = text.partition("/* New in rdma-core 60. */")
+    new, _, verbs = new.partition("\n\n")
+    names = [re.findall(r"^(?:[A-Z]+)\((?:.*?\*, )?(\w+), \(", part, re.M) for part in (old, verbs)]
+    for library, wanted in zip(("librdmacm.so.1", "libibverbs.so.1"), names, strict=True):
+        assert len(wanted) > 25
+        symbols = "\n".join(dynamic_symbols(library_path(library)))
+        for name in wanted:
+            (version,) = re.findall(rf"^{name}@@[A-Z]+_([\d.]+)$", symbols, re.M)
+            assert tuple(map(int, version.split("."))) <= NEWEST[library], name
 
 
 def test_the_fast_path_refuses_wrong_arguments() -> None:
@@ -171,7 +187,7 @@ def test_the_fast_path_refuses_wrong_arguments() -> None:
         if callable(vars(kind)[name]) and not name.startswith("__")
         if name not in ("send", "acquire")  # which take any object
     ]
-    for call in (*methods, *kinds, fast_path.set_post_function):
+    for call in (*methods, *kinds, fast_path.set_functions):
         arguments = ["x", "x"] if call is fast_path.CompletionDispatcher else ["x"]
         with pytest.raises(TypeError):
             call(*arguments)

@@ -251,20 +251,18 @@ static PyObject *completion_dispatcher_event(PyObject *self, PyObject *address)
 	struct ibv_comp_channel *channel =
 		(struct ibv_comp_channel *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
 	struct ibv_cq *cq;
-	void *context;
+	int error;
 
 	if (PyErr_Occurred())
 		return NULL;
 	dispatcher->last_event_at = now_ns();
 	if (!channel)
 		return PyLong_FromLong(0);
-	while (ibv_get_cq_event(channel, &cq, &context)) {
-		if (errno == EAGAIN || errno == EWOULDBLOCK)
-			return PyLong_FromLong(0);
-		if (errno != EINTR)
-			return PyLong_FromLong(-errno);
-	}
-	ibv_ack_cq_events(cq, 1);
+	do
+		error = comp_event(channel, &cq);
+	while (error == EINTR);
+	if (error)
+		return PyLong_FromLong(error == EAGAIN || error == EWOULDBLOCK ? 0 : -error);
 	return PyLong_FromUnsignedLongLong((uintptr_t)cq);
 }
 

@@ -48,6 +48,10 @@
 
 extern int is_forked_child;
 
+/* Functions of the module _lib, which is a library of its own: aiordma_post_all(), ... */
+extern int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *wr);
+extern int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
+
 extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
 	completion_dispatcher_spec, reference_count_spec, transfer_spec;
 extern PyTypeObject *reference_count_type, *transfer_type;
@@ -199,7 +203,6 @@ int prepare_transfers(PyObject *module);
 /* --- start_transfer.c --- */
 
 PyObject *send_queue_core_start_transfer(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *set_post_function(PyObject *module, PyObject *address);
 int stop_waiting_for(struct send_queue_core *core, unsigned int count, int error);
 int grant_rd_atomic_credits(struct send_queue_core *core);
 int prepare_starting(PyObject *module);

@@ -2,6 +2,8 @@
 #include "fast_path.h"
 
 int is_forked_child;
+int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *wr);
+int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 
 static PyObject *note_fork(PyObject *module, PyObject *unused)
 {
@@ -9,12 +11,23 @@ static PyObject *note_fork(PyObject *module, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+static PyObject *set_functions(PyObject *module, PyObject *args)
+{
+	unsigned long long post_address, event_address;
+
+	if (!PyArg_ParseTuple(args, "KK", &post_address, &event_address))
+		return NULL;
+	post_all = (int (*)(struct ibv_qp **, struct ibv_send_wr *))(uintptr_t)post_address;
+	comp_event = (int (*)(struct ibv_comp_channel *, struct ibv_cq **))(uintptr_t)event_address;
+	Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
 	{ "note_fork", note_fork, METH_NOARGS,
 	  "Note that this process is a forked child: post nothing, and take no completions." },
-	{ "set_post_function", set_post_function, METH_O,
-	  "set_post_function(address): post transfers with the function at this address, which is "
-	  "aiordma_post_all()." },
+	{ "set_functions", set_functions, METH_VARARGS,
+	  "set_functions(post_all, comp_event): use the functions aiordma_post_all() and "
+	  "aiordma_comp_event() at these addresses." },
 	{ NULL, NULL, 0, NULL },
 };
 

@@ -8,8 +8,6 @@
 /* The number of a request that the device refused. */
 #define NO_NUMBER (NUMBER_MASK + 1)
 
-static int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *wr);
-
 static PyObject *name_references, *name_segment, *name_addr, *name_rkey, *name_length;
 
 /* --- reading the arguments --- */
@@ -364,16 +362,6 @@ PyObject *send_queue_core_start_transfer(PyObject *self, PyObject *const *args,
 		return (PyObject *)transfer;
 	Py_DECREF((PyObject *)transfer);
 	return result ? NULL : Py_NewRef(Py_None);
-}
-
-PyObject *set_post_function(PyObject *module, PyObject *address)
-{
-	uintptr_t function = PyLong_AsUnsignedLongLong(address);
-
-	if (PyErr_Occurred())
-		return NULL;
-	post_all = (int (*)(struct ibv_qp **, struct ibv_send_wr *))function;
-	Py_RETURN_NONE;
 }
 
 int prepare_starting(PyObject *module)

@@ -1,6 +1,7 @@
-"""The functions that are new in rdma-core 60, with a newer and with an older rdma-core.
+"""Late binding: without the libraries, and with a newer and with an older rdma-core.
 
-A preloaded library replaces them, or hides them, independently of the installed rdma-core.
+A preloaded library hides the libraries, or replaces or hides the functions that are new in
+rdma-core 60. So the result does not depend on the rdma-core that is installed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+# A dlopen() that does not find the libraries.
+NONE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+void *dlopen(const char *name, int flags)
+{
+    void *(*real)(const char *, int) = dlsym(RTLD_NEXT, "dlopen");
+    return name && strstr(name, "librdmacm") ? 0 : real(name, flags);
+}
+"""
 
 # A dlsym() that does not find the newer functions. AddressSanitizer calls it before it has found
 # strcmp().
@@ -40,6 +53,10 @@ NEWER = r"""
 #include <stdio.h>
 #include <sys/socket.h>
 #include <rdma/rdma_cma.h>
+__attribute__((constructor)) static void print_at_once(void)
+{
+    setvbuf(stdout, NULL, _IONBF, 0);
+}
 static char connect_data[] = "hello";
 static struct rdma_addrinfo second = {
     .ai_flags = 0x21, .ai_family = AF_INET6, .ai_qp_type = IBV_QPT_UD, .ai_port_space = RDMA_PS_UDP,
@@ -95,7 +112,7 @@ def run(source: str, code: str, directory: Path) -> str:
     command = ["cc", "-shared", "-fPIC", "-o", str(library), str(directory / "first.c")]
     subprocess.run(command, check=True)
     ended = subprocess.run(
-        [sys.executable, "-c", PROLOGUE + code],
+        [sys.executable, "-u", "-c", PROLOGUE + code],
         env={**os.environ, "LD_PRELOAD": f"{os.environ.get('LD_PRELOAD', '')} {library}"},
         timeout=30,
         capture_output=True,
@@ -105,8 +122,55 @@ def run(source: str, code: str, directory: Path) -> str:
     return ended.stdout
 
 
+def test_without_the_libraries_each_first_call_names_the_packages(tmp_path: Path) -> None:
+    code = """
+import asyncio, sys
+import aiordma.anyio, aiordma.asyncio, aiordma.cli, aiordma.trio
+from aiordma import AsyncCmId, SyncCmId, WorkRequestError, rdmacm
+from aiordma.enums import CmEventType, WcOpcode, WcStatus
+
+print(WorkRequestError(WcStatus.RETRY_EXC_ERR, WcOpcode.SEND))
+
+async def first_call(call):
+    await call()
+
+for call in (
+    lambda: aiordma.connect("192.0.2.1", 1),
+    lambda: aiordma.listen("192.0.2.1", 1),
+    lambda: aiordma.connect_stream("192.0.2.1", 1),
+    lambda: aiordma.listen_stream("192.0.2.1", 1),
+    lambda: aiordma.open_datagram(("192.0.2.1", 0)),
+    AsyncCmId.create,
+    SyncCmId.create,
+):
+    try:
+        asyncio.run(first_call(call))
+    except VerbsError as error:
+        assert error.errno == errno.ELIBACC
+        assert "install the packages librdmacm1 and ibverbs-providers" in str(error)
+        print(error.function)
+for function in (rdmacm.EventChannel, lambda: rdmacm.getaddrinfo("peer")):
+    try:
+        function()
+    except VerbsError as error:
+        print(errno.errorcode[error.errno], error.function)
+print(CmEventType.REJECTED.name, ffi.string(lib.rdma_event_str(CmEventType.REJECTED)))
+sys.stderr = sys.stdout
+print(aiordma.cli.main(["devices"]), aiordma.cli.main(["ping", "192.0.2.1"]))
+"""
+    printed = run(NONE, code, tmp_path).splitlines()
+    assert printed[0] == "SEND failed: RETRY_EXC_ERR (the peer stopped answering)"
+    assert printed[1:8] == ["rdma_get_devices"] * 7
+    assert printed[8:10] == ["ELIBACC rdma_create_event_channel", "ELIBACC rdma_getaddrinfo"]
+    assert printed[10] == "REJECTED b''"
+    for line, command in zip(printed[11:13], ("devices", "ping"), strict=True):
+        assert line.startswith(f"aiordma {command}: ")
+        assert "librdmacm.so.1 is not installed: install the packages" in line
+    assert printed[13:] == ["1 1"]
+
+
 def test_with_an_older_rdma_core_only_the_newer_functions_fail(tmp_path: Path) -> None:
-    """The C helpers fail before they read the id, which is NULL or not valid here."""
+    """No function of the library reads the id, which is NULL or not valid here."""
     code = """
 for function, call in (
     ("rdma_write_cm_event", lambda: cm_id.write_event(0, 1)),
@@ -119,8 +183,8 @@ for function, call in (
         assert (error.errno, error.function) == (errno.ENOSYS, function)
         assert "this rdma-core does not have the function: rdma-core 60 or later" in str(error)
 for call in (
-    lambda: lib.aiordma_write_cm_event(ffi.NULL, 18, 0, 0),
-    lambda: lib.aiordma_query_addrinfo(ffi.NULL, ffi.NULL),
+    lambda: lib.rdma_write_cm_event(ffi.NULL, 18, 0, 0),
+    lambda: lib.rdma_query_addrinfo(ffi.NULL, ffi.NULL),
     lambda: lib.aiordma_resolve_addrinfo(ffi.NULL, ffi.NULL, ffi.NULL, ffi.NULL),
 ):
     ffi.errno = 0
