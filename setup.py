@@ -1,11 +1,18 @@
 """Settings that pyproject.toml cannot contain: the extensions, one wheel for 3.11 and later."""
 
 import os
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 
 NATIVE = Path("aiordma/_native")
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise SystemExit(
+        "aiordma does not support the free-threaded build of CPython: its C modules use the stable "
+        "ABI, and rely on the interpreter's lock. Use the usual build."
+    )
 
 
 def extension(name: str, sources: list[Path]) -> Extension:

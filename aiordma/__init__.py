@@ -57,6 +57,8 @@ from aiordma.streams import (
     listen_stream,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AccessFlags",
     "AddrInfo",

@@ -4,9 +4,17 @@
 `fast_path` does the work for each message, in C.
 """
 
-from aiordma._native import _fast_path as fast_path
-from aiordma._native._buffer_exporter import BufferExporter
-from aiordma._native._lib import ffi, lib
+import sys
+
+try:
+    from aiordma._native import _fast_path as fast_path
+    from aiordma._native._buffer_exporter import BufferExporter
+    from aiordma._native._lib import ffi, lib
+except ImportError as error:
+    if "t" not in sys.abiflags:
+        raise
+    sentence = "aiordma does not support the free-threaded build of CPython: use the usual build"
+    raise ImportError(sentence) from error
 
 __all__ = ["BufferExporter", "fast_path", "ffi", "lib"]
 

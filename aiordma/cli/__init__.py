@@ -11,10 +11,12 @@ import importlib
 from collections.abc import Sequence
 from typing import Protocol
 
+from aiordma import __version__
+
 __all__ = ["main"]
 
 # The subcommands in the order of `aiordma --help`. Each is a module of this package.
-SUBCOMMANDS = ("devices", "ping", "bench", "lab")
+SUBCOMMANDS = ("devices", "doctor", "ping", "bench", "lab")
 
 
 class Handler(Protocol):
@@ -26,6 +28,7 @@ class Handler(Protocol):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     top = argparse.ArgumentParser(prog="aiordma", description="asyncio-native RDMA networking")
+    top.add_argument("--version", action="version", version=f"aiordma {__version__}")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
     for name in SUBCOMMANDS:
         importlib.import_module(f".{name}", __package__).add_parser(subparsers)

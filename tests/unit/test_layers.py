@@ -29,7 +29,7 @@ LAYERS = {
     3: ["dispatch"],
     4: ["cm", "qp"],
     5: ["", "datagrams", "messages", "streams"],
-    6: ["__main__", "anyio", "asyncio", "bench", "cli", "lab", "ping", "trio"],
+    6: ["__main__", "anyio", "asyncio", "bench", "cli", "doctor", "lab", "ping", "trio"],
 }
 """The packages and modules of each layer; "" is aiordma/__init__.py."""
 

@@ -1,0 +1,101 @@
+"""The machine without its devices: libraries, kernel modules, device files, locked memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from aiordma.doctor.finding import Finding, ok, problem, warning
+from aiordma.errors import NOT_INSTALLED, VerbsError
+from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
+from aiordma.rdmacm import EventChannel
+
+OLDEST_RDMA_CORE = 44
+CONTAINER = "in a container, start it with --device=/dev/infiniband"
+CAP_IPC_LOCK = 14
+"""The number of the capability that lifts the locked-memory limit: capabilities(7)."""
+MEBIBYTE = 1 << 20
+
+
+def examine_libraries(maps: Path = Path("/proc/self/maps")) -> Finding:
+    """Examine whether librdmacm and libibverbs can be loaded, and their version."""
+    subject = "libraries"
+    try:
+        EventChannel().close()
+    except VerbsError as error:  # of another errno if there is no device
+        if error.errno == errno.ELIBACC:
+            text, _, mend = NOT_INSTALLED.partition(": ")
+            return problem(subject, text, mend)
+    # A library's file name ends with its version, such as libibverbs.so.1.14.44.0.
+    found = re.search(r"libibverbs\.so\.1\.\d+\.(\d+)\.(\d+)", maps.read_text())
+    if found is None:
+        return ok(subject, "librdmacm and libibverbs are installed")
+    version = f"rdma-core {found[1]}.{found[2]}"
+    if int(found[1]) < OLDEST_RDMA_CORE:
+        text = f"{version} is older than the oldest that aiordma is tested with"
+        return warning(subject, text, f"use rdma-core {OLDEST_RDMA_CORE} or later")
+    return ok(subject, version)
+
+
+def examine_modules(root: Path) -> Iterator[Finding]:
+    """Examine the kernel modules through which programs reach devices.
+
+    Sysfs shows them also if they are built into the kernel.
+    """
+    for module, shown in (
+        ("ib_uverbs", root / "sys/class/infiniband_verbs"),
+        ("rdma_ucm", root / "sys/class/misc/rdma_cm"),
+    ):
+        if shown.exists():
+            yield ok("kernel", f"{module} is loaded")
+        else:
+            mend = f"run `modprobe {module}` as root (on the host, if this is a container)"
+            yield problem("kernel", f"{module} is not loaded", mend)
+
+
+def examine_device_files(root: Path) -> Iterator[Finding]:
+    """Examine the files in /dev/infiniband, and the permission to use them."""
+    directory = root / "dev/infiniband"
+    files = {"rdma_cm": "connections"}
+    for entry in sorted((root / "sys/class/infiniband_verbs").glob("uverbs*")):
+        files[entry.name] = (entry / "ibdev").read_text().strip()
+    for name, use in files.items():
+        path = directory / name
+        subject = f"/dev/infiniband/{name}"
+        if not path.exists():
+            mend = f"{CONTAINER}; otherwise udev creates it when its module is loaded"
+            yield problem(subject, f"does not exist, for {use}", mend)
+        elif not os.access(path, os.R_OK | os.W_OK):
+            mode = f"{path.stat().st_mode & 0o777:o}"
+            mend = "rdma-core's udev rules give mode 666; or run as root, or as its group"
+            yield problem(subject, f"this user cannot read and write it (mode {mode})", mend)
+        else:
+            yield ok(subject, f"can be used, for {use}")
+
+
+def examine_locked_memory(
+    options: ConnectionOptions = DEFAULT_OPTIONS, status: Path = Path("/proc/self/status")
+) -> Finding:
+    """Examine the limit of locked memory, against which registered memory counts."""
+    subject = "locked memory"
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
+    if capabilities is not None and int(capabilities[1], 16) >> CAP_IPC_LOCK & 1:
+        return ok(subject, "no limit, because this process has CAP_IPC_LOCK")
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY:
+        return ok(subject, "no limit")
+    each = (options.recv_depth + options.send_depth) * options.max_message_size
+    count = limit // each
+    text = (
+        f"{limit / MEBIBYTE:g} MiB; a connection with default options registers up to "
+        f"{each / MEBIBYTE:g} MiB, so the limit is enough for {count} of them"
+    )
+    mend = (
+        "raise memlock in /etc/security/limits.conf, LimitMEMLOCK= in a systemd unit, or start a "
+        "container with --ulimit memlock=-1"
+    )
+    return problem(subject, text, mend) if count < 1 else warning(subject, text, mend)

@@ -1,0 +1,200 @@
+"""The devices and their ports: state, link layer, MTU, GIDs, addresses, flow control, ibacm."""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiordma.doctor.finding import Finding, ok, problem, warning
+from aiordma.enums import TransportType
+from aiordma.errors import VerbsError
+from aiordma.verbs import Device
+
+NO_DEVICE_MEND = (
+    "install the driver of the card; or make a soft device with `modprobe rdma_rxe` and `rdma link "
+    "add rxe0 type rxe netdev NETDEV`; or run the program in `aiordma lab run -- COMMAND`"
+)
+CANNOT_OPEN_MEND = (
+    "install its provider: the package ibverbs-providers (Debian, Ubuntu), libibverbs (Fedora, "
+    "RHEL) or rdma-core (Arch, SUSE); its file in /dev/infiniband must exist, too"
+)
+SMALL_MTU = 1024
+ETHERNET = "Ethernet"
+INFINIBAND = "InfiniBand"
+ROCE_V2 = "RoCE v2"
+
+
+@dataclass(frozen=True, slots=True)
+class Gid:
+    """An entry of a port's GID table, as sysfs shows it."""
+
+    index: int
+    value: ipaddress.IPv6Address
+    kind: str
+    """"RoCE v2", "IB/RoCE v1", or "" if sysfs does not show it."""
+    interface: str
+
+    @property
+    def address(self) -> str:
+        """The IP address that the GID stands for."""
+        return str(self.value.ipv4_mapped or self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port of a device, as sysfs shows it."""
+
+    device: str
+    number: int
+    state: str
+    link_layer: str
+    rate: str
+    gids: Sequence[Gid]
+
+    @property
+    def subject(self) -> str:
+        """The name of the port in a report."""
+        return f"{self.device} port {self.number}"
+
+
+def device_names(root: Path) -> list[str]:
+    """Return the RDMA devices that the kernel has, whether or not a library can open them."""
+    return sorted(path.name for path in (root / "sys/class/infiniband").glob("*"))
+
+
+def ports_of(root: Path, device: str) -> list[Port]:
+    """Return the ports of a device."""
+    directory = root / "sys/class/infiniband" / device / "ports"
+    return [_read_port(path, device) for path in sorted(directory.glob("*"))]
+
+
+def _read_port(path: Path, device: str) -> Port:
+    return Port(
+        device,
+        int(path.name),
+        _read(path / "state").partition(": ")[2],
+        _read(path / "link_layer"),
+        _read(path / "rate"),
+        [gid for entry in _numbered(path / "gids") if (gid := _read_gid(path, entry)) is not None],
+    )
+
+
+def _read_gid(port: Path, entry: Path) -> Gid | None:
+    """Return an entry of the GID table; None if it is empty."""
+    text = _read(entry)
+    if not text.replace(":", "").strip("0"):
+        return None
+    attributes = port / "gid_attrs"
+    return Gid(
+        int(entry.name),
+        ipaddress.IPv6Address(text),
+        _read(attributes / "types" / entry.name),
+        _read(attributes / "ndevs" / entry.name),
+    )
+
+
+def _numbered(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*"), key=lambda path: int(path.name))
+
+
+def _read(path: Path) -> str:
+    """Return the content of a file; "" if it does not exist or, as in sysfs, has no value."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def examine_devices(names: Sequence[str], opened: Mapping[str, Device]) -> Iterator[Finding]:
+    """Examine whether the libraries have opened the kernel's devices."""
+    if not names:
+        yield problem("devices", "this machine has no RDMA device", NO_DEVICE_MEND)
+    for name in names:
+        if name in opened:
+            yield ok(name, f"{opened[name].transport.name} device, opened by the libraries")
+        else:
+            yield problem(name, "the libraries cannot open it", CANNOT_OPEN_MEND)
+
+
+def examine_port(port: Port, device: Device | None, addresses: Sequence[str]) -> Iterator[Finding]:
+    """Examine a port: its state, its MTU, its GIDs and the addresses that reach it."""
+    layer = port.link_layer or "unknown link layer"
+    if port.state != "ACTIVE":
+        mend = "plug in the cable, and set up its network interface: `ip link set NETDEV up`"
+        if port.link_layer == INFINIBAND:
+            mend = "plug in the cable; a subnet manager (opensm) must run in the fabric"
+        yield problem(port.subject, f"{port.state.lower()}, {layer}", mend)
+        return
+    yield ok(port.subject, f"active, {layer}, {port.rate}")
+    if device is None:
+        return
+    yield from _examine_mtu(port, device)
+    if device.transport is not TransportType.IWARP:  # its only GID is the MAC address
+        yield from _examine_gids(port)
+    if addresses:
+        yield ok(port.subject, f"is reached at {', '.join(addresses)}")
+    else:
+        interfaces = sorted({gid.interface for gid in port.gids if gid.interface})
+        where = interfaces[0] if interfaces else "NETDEV"
+        yield problem(
+            port.subject,
+            "has no IP address, and connections are made by IP address",
+            f"add one with `ip address add ADDRESS/PREFIX dev {where}`",
+        )
+
+
+def _examine_mtu(port: Port, device: Device) -> Iterator[Finding]:
+    try:
+        mtu = device.query_port(port.number).active_mtu
+    except VerbsError as error:
+        yield problem(port.subject, str(error), "look for the cause in the kernel's log (dmesg)")
+        return
+    if mtu >= SMALL_MTU:
+        yield ok(port.subject, f"MTU {mtu} bytes")
+    else:
+        mend = "raise the MTU of the network interface: `ip link set NETDEV mtu 4200`"
+        yield warning(port.subject, f"MTU {mtu} bytes, which makes transfers slow", mend)
+
+
+def _examine_gids(port: Port) -> Iterator[Finding]:
+    for gid in port.gids:
+        where = f" on {gid.interface}" if gid.interface else ""
+        kind = f" ({gid.kind})" if gid.kind else ""
+        yield ok(port.subject, f"GID {gid.index} is {gid.address}{kind}{where}")
+    if port.link_layer == ETHERNET and not any(gid.kind == ROCE_V2 for gid in port.gids):
+        yield warning(
+            port.subject,
+            "has no GID of RoCE v2, so connections do not cross routers",
+            "add an IP address to its interface; or enable RoCE v2 in the card's driver",
+        )
+
+
+def examine_flow_control(root: Path, port: Port) -> Iterator[Finding]:
+    """Examine the priority flow control of a RoCE card's interface, if it can be read."""
+    interfaces = {gid.interface for gid in port.gids if gid.interface}
+    is_hardware = (root / "sys/class/infiniband" / port.device / "device").exists()
+    for interface in sorted(interfaces) if is_hardware and port.link_layer == ETHERNET else ():
+        argv = ["dcb", "pfc", "show", "dev", interface, "prio-pfc"]
+        try:
+            shown = subprocess.run(argv, capture_output=True, text=True, timeout=5, check=True)
+        except (OSError, subprocess.SubprocessError):
+            yield ok(interface, "priority flow control cannot be read (dcb(8), or the card's tool)")
+            continue
+        state = shown.stdout.strip()
+        if ":on" in state:
+            yield ok(interface, f"priority flow control: {state}")
+        else:
+            mend = "if connections are slow or fail under load, enable it for the RoCE priority"
+            yield warning(interface, "priority flow control is off for each priority", mend)
+
+
+def examine_ibacm(root: Path, ports: Sequence[Port]) -> Iterator[Finding]:
+    """Examine whether ibacm runs, which resolves addresses for librdmacm on InfiniBand."""
+    if not any(port.link_layer == INFINIBAND for port in ports):
+        return
+    is_there = any((root / "run" / name).exists() for name in ("ibacm-unix.sock", "ibacm.sock"))
+    text = "is running" if is_there else "is not running; the kernel resolves addresses and routes"
+    yield ok("ibacm", text)

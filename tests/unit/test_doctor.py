@@ -1,0 +1,175 @@
+"""The checks of `aiordma doctor` for hardware and versions that the lab does not have.
+
+tests/faults/test_doctor.py runs the command on a machine where something is broken.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import cli
+from aiordma.doctor import host, ports
+from aiordma.doctor.finding import Finding, Status
+from aiordma.enums import TransportType
+
+GIDS = {
+    "0": ("fe80:0000:0000:0000:0000:00ff:fe00:0001", "IB/RoCE v1", "eth1"),
+    "1": ("0000:0000:0000:0000:0000:ffff:c000:0201", "RoCE v2", "eth1"),
+    "2": ("0000:0000:0000:0000:0000:0000:0000:0000", "", ""),
+}
+
+
+def make_card(root: Path, layer: str, state: str, gids: dict[str, Any] = GIDS) -> ports.Port:
+    """Make the files in sysfs of a card with one port, and return the port."""
+    port = root / "sys/class/infiniband/mlx5_0/ports/1"
+    files = {"state": state, "link_layer": layer, "rate": "100 Gb/sec (4X EDR)"}
+    for index, (value, kind, interface) in gids.items():
+        files |= {f"gids/{index}": value, f"gid_attrs/ndevs/{index}": interface}
+        if kind:  # sysfs fails to read the type of an empty entry
+            files[f"gid_attrs/types/{index}"] = kind
+    for name, text in files.items():
+        (port / name).parent.mkdir(parents=True, exist_ok=True)
+        (port / name).write_text(f"{text}\n")
+    (root / "sys/class/infiniband/mlx5_0/device").mkdir()
+    (found,) = ports.ports_of(root, "mlx5_0")
+    return found
+
+
+def make_device(mtu: int = 4096) -> Any:
+    query = lambda number: SimpleNamespace(active_mtu=mtu)  # noqa: E731
+    return SimpleNamespace(name="mlx5_0", transport=TransportType.IB, query_port=query)
+
+
+def lines(findings: Any) -> list[str]:
+    return [str(finding) for finding in findings]
+
+
+def test_a_port_of_a_roce_card(tmp_path: Path) -> None:
+    port = make_card(tmp_path, "Ethernet", "4: ACTIVE")
+    assert lines(ports.examine_port(port, make_device(), ["192.0.2.1"])) == [
+        "ok       mlx5_0 port 1: active, Ethernet, 100 Gb/sec (4X EDR)",
+        "ok       mlx5_0 port 1: MTU 4096 bytes",
+        "ok       mlx5_0 port 1: GID 0 is fe80::ff:fe00:1 (IB/RoCE v1) on eth1",
+        "ok       mlx5_0 port 1: GID 1 is 192.0.2.1 (RoCE v2) on eth1",
+        "ok       mlx5_0 port 1: is reached at 192.0.2.1",
+    ]
+    assert lines(ports.examine_ibacm(tmp_path, [port])) == []
+
+
+def test_a_card_that_has_only_roce_v1(tmp_path: Path) -> None:
+    port = make_card(tmp_path, "Ethernet", "4: ACTIVE", {"0": GIDS["0"]})
+    found = [one for one in ports.examine_port(port, make_device(), []) if one.mend]
+    assert [one.status for one in found] == [Status.WARNING, Status.PROBLEM]
+    assert found[0].text == "has no GID of RoCE v2, so connections do not cross routers"
+    assert found[1].mend == "add one with `ip address add ADDRESS/PREFIX dev eth1`"
+
+
+@pytest.mark.parametrize(
+    ("layer", "mend"),
+    [("InfiniBand", "a subnet manager (opensm) must run"), ("Ethernet", "ip link set NETDEV up")],
+)
+def test_a_port_that_is_not_active(tmp_path: Path, layer: str, mend: str) -> None:
+    port = make_card(tmp_path, layer, "2: INIT")
+    (found,) = ports.examine_port(port, make_device(), [])
+    assert (found.status, found.text) == (Status.PROBLEM, f"init, {layer}")
+    assert mend in found.mend
+
+
+def test_ibacm_is_only_of_interest_on_infiniband(tmp_path: Path) -> None:
+    port = make_card(tmp_path, "InfiniBand", "4: ACTIVE", {})
+    (absent,) = ports.examine_ibacm(tmp_path, [port])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/ibacm-unix.sock").touch()
+    (running,) = ports.examine_ibacm(tmp_path, [port])
+    assert absent.text.startswith("is not running; the kernel resolves")
+    assert running.text == "is running"
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "text"),
+    [
+        ("echo prio-pfc 0:off 3:on", Status.OK, "priority flow control: prio-pfc 0:off 3:on"),
+        ("echo prio-pfc 0:off 3:off", Status.WARNING, "priority flow control is off for each"),
+        ("exit 1", Status.OK, "priority flow control cannot be read"),
+    ],
+    ids=["on", "off", "unknown"],
+)
+def test_priority_flow_control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, status: Status, text: str
+) -> None:
+    expected = "pfc show dev eth1 prio-pfc"
+    (tmp_path / "dcb").write_text(f'#!/bin/sh\n[ "$*" = "{expected}" ] && {script}\n')
+    (tmp_path / "dcb").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    port = make_card(tmp_path, "Ethernet", "4: ACTIVE")
+    (found,) = ports.examine_flow_control(tmp_path, port)
+    assert (found.subject, found.status) == ("eth1", status)
+    assert found.text.startswith(text)
+    (tmp_path / "sys/class/infiniband/mlx5_0/device").rmdir()  # a soft device
+    assert lines(ports.examine_flow_control(tmp_path, port)) == []
+
+
+def test_a_device_that_is_removed_meanwhile(tmp_path: Path) -> None:
+    def removed(number: int) -> None:
+        raise aiordma.VerbsError(5, "ibv_query_port")
+
+    port = make_card(tmp_path, "Ethernet", "4: ACTIVE")
+    device: Any = SimpleNamespace(transport=TransportType.IB, query_port=removed)
+    texts = [one.text for one in ports.examine_port(port, device, ["192.0.2.1"])]
+    assert "[Errno 5] ibv_query_port: Input/output error" in texts
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("libibverbs.so.1.14.44.0", "ok       libraries: rdma-core 44.0"),
+        ("libibverbs.so.1.11.28.0", "warning  libraries: rdma-core 28.0 is older than the oldest"),
+        ("other.so", "ok       libraries: librdmacm and libibverbs are installed"),
+    ],
+)
+def test_the_version_of_the_libraries(tmp_path: Path, name: str, line: str) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text(f"7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/x86_64-linux-gnu/{name}\n")
+    assert str(host.examine_libraries(maps)).startswith(line)
+
+
+def test_locked_memory_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nCapEff:\t0000000000004000\n")
+    assert host.examine_locked_memory(status=status).text.endswith("has CAP_IPC_LOCK")
+    status.write_text("CapEff:\t0000000000000000\n")
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, 0))
+    assert host.examine_locked_memory(status=status).text == "no limit"
+
+
+def test_the_report_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [
+        Finding(Status.OK, "a", "is there"),
+        Finding(Status.WARNING, "b", "is low", "raise it"),
+    ]
+
+    async def examine() -> Any:
+        for one in found:
+            yield one
+
+    monkeypatch.setattr("aiordma.doctor.examine.examine", examine)
+    assert cli.main(["doctor"]) == 0
+    assert capsys.readouterr().out == "ok       a: is there\nwarning  b: is low; raise it\n"
+    found.append(Finding(Status.PROBLEM, "c", "is gone", "get it"))
+    assert cli.main(["doctor", "--json"]) == 1
+    assert '"status": "problem"' in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"aiordma {aiordma.__version__}\n"
