@@ -9,6 +9,7 @@
 #              then threads that post and destroy with TSan
 # make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
 # make count   instructions of a message, counted by callgrind; COUNT="...": its options
+# make wheel   build dist/*.whl and dist/*.tar.gz, and test them
 # make setup   only install what the others need; they do it themselves
 # make clean   remove the virtual environment and everything built
 
@@ -33,7 +34,7 @@ DEVICE_OPTIONS := -p progress -p warm_start
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all check lint docs unit coverage lab-test device-test soak sanitize asan tsan bench count setup clean
+.PHONY: demo test test-all check lint docs unit coverage lab-test device-test soak sanitize asan tsan bench count wheel setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -148,6 +149,16 @@ soak: setup
 
 bench: setup
 	@$(call on_device,rxe,$(PY) -m aiordma bench $(BENCH))
+
+# The wheel is built from the source archive, in an environment of its own.
+wheel: $(READY)
+	@$(PY) -m pip install --quiet --group wheel
+	@rm -rf dist build/wheel
+	$(PY) -m build --outdir build/wheel
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@cp build/wheel/*.tar.gz dist
+	$(VENV)/bin/abi3audit --strict --report dist/*.whl
+	$(PY) -m pytest tests/packaging
 
 count: $(READY)
 	@$(PY) -m benchmarks.instructions $(COUNT)
