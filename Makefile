@@ -9,6 +9,7 @@
 #              then threads that post and destroy with TSan
 # make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
 # make count   instructions of a message, counted by callgrind; COUNT="...": its options
+# make matrix  test the commands above, and the wheel, on fresh Debian systems
 # make wheel   build dist/*.whl and dist/*.tar.gz, and test them
 # make setup   only install what the others need; they do it themselves
 # make clean   remove the virtual environment and everything built
@@ -34,7 +35,7 @@ DEVICE_OPTIONS := -p progress -p warm_start
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all check lint docs unit coverage lab-test device-test soak sanitize asan tsan bench count wheel setup clean
+.PHONY: demo test test-all check lint docs unit coverage lab-test device-test soak sanitize asan tsan bench count matrix wheel setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -149,6 +150,11 @@ soak: setup
 
 bench: setup
 	@$(call on_device,rxe,$(PY) -m aiordma bench $(BENCH))
+
+# MATRIX="...": systems (bookworm, trixie, sid), or paths of Python interpreters.
+matrix: wheel
+	@command -v debootstrap >/dev/null || apt-get install --yes --quiet=2 debootstrap
+	@$(PY) -m benchmarks.matrix $(MATRIX)
 
 # The wheel is built from the source archive, in an environment of its own.
 wheel: $(READY)

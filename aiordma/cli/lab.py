@@ -24,17 +24,22 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     setup = actions.add_parser(
         "setup", help="install the programs and the kernel that the lab needs"
     )
+    _add_device(setup, "both", "siw is built, which needs a compiler")
     setup.set_defaults(handler=_setup)
+
+
+def _add_device(parser: argparse.ArgumentParser, default: str, remark: str = "") -> None:
+    parser.add_argument(
+        "--device",
+        choices=("rxe", "siw", "both"),
+        default=default,
+        help=f"rxe: soft RoCE; siw: soft iWARP{remark and f'; {remark}'} (default: {default})",
+    )
 
 
 def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     run = actions.add_parser("run", help="run a command in the lab", epilog=_EPILOG)
-    run.add_argument(
-        "--device",
-        choices=("rxe", "siw", "both"),
-        default="rxe",
-        help="rxe: soft RoCE; siw: soft iWARP (default: rxe)",
-    )
+    _add_device(run, "rxe")
     run.add_argument(
         "--cpus",
         type=_positive,
@@ -88,10 +93,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _setup(args: argparse.Namespace) -> int:
+    from ..lab.devices import DEVICES
     from ..lab.setup import setup
 
     try:
-        setup()
+        setup(tuple(device.driver for device in DEVICES[args.device]))
     except LabError as error:
         return _report(error)
     except KeyboardInterrupt:

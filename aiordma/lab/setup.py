@@ -15,15 +15,15 @@ _DRIVERS = ("rxe", "siw")
 _RXE = ("rxe",)
 
 
-def setup() -> None:
-    """Install, unpack and build everything that is missing.
+def setup(drivers: tuple[str, ...] = _DRIVERS) -> None:
+    """Install, unpack and build everything that is missing for these drivers.
 
     Raises: LabError that names the first thing that is missing and cannot be installed.
     """
     qemu.check_machine()
     packages.ensure(packages.RUN_REQUIREMENTS)
     with _setup_lock():
-        chosen = _ensure_kernel()
+        chosen = _ensure_kernel(drivers)
         program = qemu.find()
         if not kvm.is_result_known():
             with step("testing KVM"):
@@ -32,20 +32,20 @@ def setup() -> None:
     show(f"lab: ready (kernel {chosen.release}, {accelerator.upper()})\n")
 
 
-def _ensure_kernel() -> kernel.Kernel:
-    """Return a kernel with both drivers or, if siw cannot be built, with rxe."""
-    if not _has_kernel(_DRIVERS):
+def _ensure_kernel(drivers: tuple[str, ...]) -> kernel.Kernel:
+    """Return a kernel with the drivers or, if siw cannot be built beside rxe, with rxe."""
+    if not _has_kernel(drivers):
         try:
             release = _unpacked_release() or debian.unpack_kernel()
-            if not _has_kernel(_DRIVERS):
+            if not _has_kernel(drivers):
                 siw.build(release)
         except LabError as error:
-            if not _has_kernel(_RXE):
+            if drivers != _DRIVERS or not _has_kernel(_RXE):
                 raise
             details = f" (the log is in {error.log})" if error.log else ""
             show(f"lab: without siw, with rxe alone, because {error}{details}\n")
             return kernel.find(_RXE)
-    return kernel.find(_DRIVERS)
+    return kernel.find(drivers)
 
 
 def _unpacked_release() -> str | None:

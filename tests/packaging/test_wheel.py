@@ -94,7 +94,7 @@ def test_the_source_archive_has_all_sources() -> None:
 def test_the_wheel_is_installed_and_runs(tmp_path: Path) -> None:
     venv.create(tmp_path, with_pip=True)
     python = tmp_path / "bin/python"
-    install = [python, "-m", "pip", "install", "--quiet", the_file("*.whl")]
+    install = [str(python), "-m", "pip", "install", "--quiet", str(the_file("*.whl"))]
     subprocess.run(install, check=True, timeout=300)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     shown = subprocess.run(
