@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "matrix"
 MIRROR = "http://deb.debian.org/debian"
 SYSTEMS = {"bookworm": "Debian 12", "trixie": "Debian 13", "sid": "Debian unstable"}
-CA_FILE = "/etc/ssl/ca-of-the-host.crt"
+CA_FILE = "/etc/ca-of-the-host.crt"
 """Where the certificates of this machine are in the system: pip needs those of a proxy."""
 
 VERSIONS = """
