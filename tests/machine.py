@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import platform
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ def kind_of(found: DeviceAddress) -> str:
     if ":" not in found.host:
         return "ipv4"
     return "link-local" if "%" in found.host else "ipv6"
+
+
+def kernel_version() -> tuple[int, int]:
+    """Return the version of the kernel that has the devices. Simulated ones are like Linux 6.1."""
+    if simulated is not None:
+        return (6, 1)
+    major, minor = platform.release().split(".")[:2]
+    return int(major), int(minor)
 
 
 def one_per_device() -> list[DeviceAddress]:

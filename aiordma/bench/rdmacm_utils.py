@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import shutil
+import subprocess
 
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
@@ -10,7 +13,10 @@ from aiordma.bench.sample import Sample
 # --- cmtime: the time of each step of connecting, for all connections together ---
 
 _STEP = re.compile(r"^([a-z][a-z ]*?) *: +([\d.]+) *[\d.]+ *[\d.]+ *[\d.]+ *$", re.MULTILINE)
+# rdma-core 50 and later: the mean and the sum of a step, in us, then the times of one connection.
+_NEWER_STEP = re.compile(r"^([a-z][a-z ]*?) +\d+ +(\d+)(?: +\d+){4} *$", re.MULTILINE)
 _FAILURE = re.compile(r"^(event: .*|failure .*|RDMA_CM_EVENT_.*)$", re.MULTILINE)
+SERVER_QPN = "100000"
 REQUIRED_STEPS = {
     "create id",
     "resolve addr",
@@ -22,8 +28,23 @@ REQUIRED_STEPS = {
 
 
 def cmtime_command(work: Work, port: int, host: str, is_server: bool) -> list[str]:
-    """Return a command line. cmtime sets up all connections together, step by step."""
-    return ["cmtime", "-b" if is_server else "-s", host, "-p", str(port), "-c", str(work.count)]
+    """Return a command line. cmtime sets up all connections together, step by step.
+
+    Newer versions set them up once more, with made-up numbers of queue pairs. Those of the two
+    sides must not be the same: on one machine the connection manager would take them for stale.
+    """
+    numbers = ["-q", SERVER_QPN] if is_server and _has_base_qpn() else []
+    role = "-b" if is_server else "-s"
+    return ["cmtime", role, host, "-p", str(port), "-c", str(work.count), *numbers]
+
+
+@functools.cache
+def _has_base_qpn() -> bool:
+    """Return True if this version of cmtime has the option -q."""
+    if shutil.which("cmtime") is None:
+        return False
+    shown = subprocess.run(["cmtime", "-h"], capture_output=True, text=True, check=False)
+    return "base_qpn" in shown.stdout + shown.stderr
 
 
 def parse_cmtime(output: str, count: int) -> Sample:
@@ -37,11 +58,20 @@ def parse_cmtime(output: str, count: int) -> Sample:
     failure = _FAILURE.search(output)
     if failure:
         raise ValueError(failure[0])
-    steps = {name: float(total) for name, total in _STEP.findall(output)}
+    steps = {name: float(total) for name, total in _STEP.findall(output)} or _newer_steps(output)
     if not steps.keys() >= REQUIRED_STEPS:
         raise ValueError("there is no table of steps")
     details = {f"{name.replace(' ', '_')}_ms": total for name, total in steps.items()}
     return Sample(count / sum(steps.values()) * 1e3, details=details)
+
+
+def _newer_steps(output: str) -> dict[str, float]:
+    """Return the milliseconds of each step of the first test, which has queue pairs."""
+    found = dict(_NEWER_STEP.findall(output.partition("no QPs")[0]))
+    found.pop("full connect", None)  # the sum of the others
+    if "cm connect" in found:
+        found["connect"] = found.pop("cm connect")
+    return {name: int(total) / 1e3 for name, total in found.items() if total != "0"}
 
 
 # --- rstream: blocking rsockets ---

@@ -14,6 +14,7 @@ import loops
 import numpy as np
 import pytest
 from helpers import can_be_resized, connected
+from machine import kernel_version
 
 import aiordma
 from aiordma import (
@@ -25,6 +26,7 @@ from aiordma import (
     WorkRequestError,
 )
 from aiordma.rdmacm import DeviceAddress
+from aiordma.rdmacm.devices import DeviceReference
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -101,11 +103,34 @@ async def test_unsuitable_memory_is_refused(address: DeviceAddress) -> None:
             await pair.client.allocate(1 << 60)
 
 
-async def test_features_that_the_device_lacks_are_refused(address: DeviceAddress) -> None:
-    """Soft devices have neither on-demand paging nor dma-bufs."""
+def has_on_demand_paging(address: DeviceAddress) -> bool:
+    reference = DeviceReference()
+    try:
+        found = {device.name: device for device in reference.devices}
+        return found[address.device].attributes.has_on_demand_paging
+    finally:
+        reference.close()
+
+
+async def test_memory_that_is_paged_on_demand(address: DeviceAddress) -> None:
+    """rxe of Linux 6.1 and 6.12, and siw, do not have this. rxe of Linux 7.2 does."""
+    access = AccessFlags.ON_DEMAND | AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
+    memory = bytearray(1 << 20)
     async with connected(address) as pair:
-        with pytest.raises(ValueError, match="no on-demand paging"):
-            await pair.client.register(bytearray(100), AccessFlags.ON_DEMAND)
+        if not has_on_demand_paging(address):
+            with pytest.raises(ValueError, match="no on-demand paging"):
+                await pair.client.register(memory, access)
+            return
+        async with await pair.client.register(memory, access) as region:
+            await pair.server.write(b"paged in", region.remote[-8:])
+            await pair.server.send(b"written")
+            assert await pair.client.recv() == b"written"
+            assert memory[-8:] == b"paged in"
+
+
+async def test_features_that_the_device_lacks_are_refused(address: DeviceAddress) -> None:
+    """Soft devices have no dma-bufs."""
+    async with connected(address) as pair:
         descriptor = os.open("/dev/null", os.O_RDONLY)
         try:
             with pytest.raises(VerbsError, match=r"dma-buf") as refused:
@@ -308,13 +333,19 @@ async def test_a_file_can_be_registered(address: DeviceAddress, tmp_path: Path) 
 async def test_memory_that_cannot_be_pinned_fails_with_advice(
     address: DeviceAddress, tmp_path: Path
 ) -> None:
-    """Linux 6.1 pins pages for writing even if access is read-only. The error gives advice."""
+    """Linux before 6.2 pins pages for writing even if access is read-only. The error says so."""
     path = tmp_path / "file"
-    path.write_bytes(bytes(5000))
+    path.write_bytes(b"content")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         async with connected(address) as pair:
-            with pytest.raises(VerbsError, match="ACCESS_COPY"):
-                await pair.server.register(mapped, AccessFlags.REMOTE_READ)
+            if kernel_version() < (6, 2):
+                with pytest.raises(VerbsError, match="ACCESS_COPY"):
+                    await pair.server.register(mapped, AccessFlags.REMOTE_READ)
+                return
+            async with await pair.server.register(mapped, AccessFlags.REMOTE_READ) as region:
+                into = await pair.client.allocate(len(b"content"))
+                await pair.client.read(region.remote, into)
+                assert bytes(memoryview(into)) == b"content"
 
 
 async def test_the_buffer_of_a_closed_region_can_be_resized(address: DeviceAddress) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,27 @@ connect      :       50.00      40.00    9000.00     500.00
 disconnect   :      100.00      90.00    9000.00    1000.00
 destroy      :       10.00       0.40      30.00     100.00
 """
+NEWER_CMTIME = """\
+Connect (20) QPs test
+	Connecting
+qp_conn                20
+threads                 1
+step             avg/iter  total(us)    us/conn    sum(us)    max(us)    min(us)
+full connect         1396      29000          0          0      27677       9042
+create id              12       1000         12        250         68          6
+bind addr               0          0          0          0          0          0
+resolve addr           56       3000        150       3008        641         40
+resolve route          28       2000        153       3071        294         52
+create qp             123       4000        119       2392        428         73
+init qp attr            0          0          4         80         22          2
+cm connect           1161      20000      14141     282826      22812       4346
+disconnect             33       6000         14        298        101          8
+destroy id             16       4000         16        338         77         11
+Connect (20) test - no QPs
+	Connecting
+step             avg/iter  total(us)    us/conn    sum(us)    max(us)    min(us)
+create id              12    9999999         12        250         68          6
+"""
 RSTREAM = """\
 name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer
 custom    64      1       1k      125k        0.05s      0.02      25.50
@@ -67,6 +90,7 @@ def rstream_bandwidth(output: str) -> Sample:
         (perftest.parse_bandwidth, GIGABITS, 1000.0),
         (perftest.parse_rate, BANDWIDTH, 12800.0),
         (cmtime, CMTIME, 100 / 0.2),  # connections by the time of all steps
+        (cmtime, NEWER_CMTIME, 100 / 0.04),
         (rdmacm_utils.parse_rstream_latency, RSTREAM, 51.0),
         (rstream_bandwidth, RSTREAM, 65536 / 25.5),
         (pyverbs.parse, PYVERBS, 2.5),
@@ -97,6 +121,7 @@ REJECTED = "connecting\nevent: RDMA_CM_EVENT_REJECTED, error: 8\n"
         (cmtime, CMTIME.replace("connecting\n", REJECTED), "REJECTED"),
         (cmtime, CMTIME.replace("creating qp\n", "failure creating qp\n"), "failure"),
         (cmtime, CMTIME.partition("connect  ")[0], "no table"),
+        (cmtime, NEWER_CMTIME.partition("cm connect")[0], "no table"),
         (rdmacm_utils.parse_rstream_latency, RSTREAM.partition("custom")[0], "no result line"),
         (pyverbs.parse, "", "Expecting value"),
     ],
@@ -117,3 +142,19 @@ def test_command_lines() -> None:
     assert " ".join(latency) == "rstream -b h -p 7 -S 64 -C 1 -I 9 -T b"
     many = rstream(Work("bandwidth", size=4096, count=9), 7, "h", is_server=False)
     assert " ".join(many) == "rstream -s h -p 7 -S 4096 -C 9 -I 1 -T b"
+
+
+@pytest.mark.parametrize(("prints", "more"), [("[-q base_qpn]", ["-q", "100000"]), ("", [])])
+def test_the_numbers_of_queue_pairs_that_cmtime_makes_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, more: list[str]
+) -> None:
+    (tmp_path / "cmtime").write_text(f"#!/bin/sh\necho 'usage: cmtime {prints}' >&2; exit 1\n")
+    (tmp_path / "cmtime").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    rdmacm_utils._has_base_qpn.cache_clear()
+    work = Work("connections", count=20)
+    server = rdmacm_utils.cmtime_command(work, 7, "h", is_server=True)
+    assert server == ["cmtime", "-b", "h", "-p", "7", "-c", "20", *more]
+    client = rdmacm_utils.cmtime_command(work, 7, "h", is_server=False)
+    assert client == ["cmtime", "-s", "h", "-p", "7", "-c", "20"]
+    rdmacm_utils._has_base_qpn.cache_clear()
