@@ -29,7 +29,7 @@ BUILD = ROOT / "build" / "matrix"
 MIRROR = "http://deb.debian.org/debian"
 SYSTEMS = {"bookworm": "Debian 12", "trixie": "Debian 13", "sid": "Debian unstable"}
 CA_FILE = "/etc/ca-of-the-host.crt"
-"""Where the certificates of this machine are in the system: pip needs those of a proxy."""
+"""The file in the system with the certificates of this machine: pip needs those of a proxy."""
 
 VERSIONS = """
 echo "kernel: $(ls /root/.cache/aiordma/lab/kernels)"
