@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """Whether RDMA works as far as a check can tell."""
+    """The result of a check in one word."""
 
     OK = "ok"
     WARNING = "warning"
