@@ -1,4 +1,4 @@
-"""Late binding: without the libraries, and with a newer and with an older rdma-core.
+"""Late binding: without the libraries, with a newer and with an older rdma-core; refused builds.
 
 A preloaded library hides the libraries, or replaces or hides the functions that are new in
 rdma-core 60. So the result does not depend on the rdma-core that is installed.
@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+from helpers import ROOT
 
 # A dlopen() that does not find the libraries.
 NONE = r"""
@@ -230,3 +232,18 @@ for call in (lambda: cm_id.write_event(22), lambda: cm_id.resolve_addrinfo("peer
         "resolve 0x1230 peer refused",
         "rdma_resolve_addrinfo True",
     ]
+
+
+def test_the_free_threaded_build_is_refused_with_one_sentence() -> None:
+    """That build does not look for modules of the stable ABI: they seem to be missing."""
+    code = (
+        "import sys; sys.abiflags = 't'; sys.modules['aiordma._native._fast_path'] = None\n"
+        "import aiordma"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    sentence = "aiordma does not support the free-threaded build of CPython: use the usual build"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {sentence}"
+    build = "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; import setup"
+    done = subprocess.run([sys.executable, "-c", build], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("aiordma does not support the free-threaded build of CPython: ")
