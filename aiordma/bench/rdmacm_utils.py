@@ -33,18 +33,21 @@ def cmtime_command(work: Work, port: int, host: str, is_server: bool) -> list[st
     Newer versions set them up once more, with made-up numbers of queue pairs. Those of the two
     sides must not be the same: on one machine the connection manager would take them for stale.
     """
-    numbers = ["-q", SERVER_QPN] if is_server and _has_base_qpn() else []
-    role = "-b" if is_server else "-s"
-    return ["cmtime", role, host, "-p", str(port), "-c", str(work.count), *numbers]
+    usage = _cmtime_usage()
+    role = ["-b" if is_server else "-s", host]
+    if "controller_address" in usage:  # rdma-core 65: one of the two controls the steps
+        role = ["-b", host, "-C", host, *(["-L"] if is_server else [])]
+    numbers = ["-q", SERVER_QPN] if is_server and "base_qpn" in usage else []
+    return ["cmtime", *role, "-p", str(port), "-c", str(work.count), *numbers]
 
 
 @functools.cache
-def _has_base_qpn() -> bool:
-    """Return True if this version of cmtime has the option -q."""
+def _cmtime_usage() -> str:
+    """Return the options that this version of cmtime prints; "" if it is not installed."""
     if shutil.which("cmtime") is None:
-        return False
+        return ""
     shown = subprocess.run(["cmtime", "-h"], capture_output=True, text=True, check=False)
-    return "base_qpn" in shown.stdout + shown.stderr
+    return shown.stdout + shown.stderr
 
 
 def parse_cmtime(output: str, count: int) -> Sample:

@@ -144,17 +144,27 @@ def test_command_lines() -> None:
     assert " ".join(many) == "rstream -s h -p 7 -S 4096 -C 9 -I 1 -T b"
 
 
-@pytest.mark.parametrize(("prints", "more"), [("[-q base_qpn]", ["-q", "100000"]), ("", [])])
-def test_the_numbers_of_queue_pairs_that_cmtime_makes_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, more: list[str]
+@pytest.mark.parametrize(
+    ("usage", "server", "client"),
+    [
+        ("", "-b h -p 7 -c 20", "-s h -p 7 -c 20"),
+        ("[-q base_qpn]", "-b h -p 7 -c 20 -q 100000", "-s h -p 7 -c 20"),
+        (
+            "-C controller_address [-q base_qpn]",
+            "-b h -C h -L -p 7 -c 20 -q 100000",
+            "-b h -C h -p 7 -c 20",
+        ),
+    ],
+    ids=["rdma-core 44", "rdma-core 56", "rdma-core 65"],
+)
+def test_the_options_of_each_version_of_cmtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage: str, server: str, client: str
 ) -> None:
-    (tmp_path / "cmtime").write_text(f"#!/bin/sh\necho 'usage: cmtime {prints}' >&2; exit 1\n")
+    (tmp_path / "cmtime").write_text(f"#!/bin/sh\necho 'usage: cmtime {usage}' >&2; exit 1\n")
     (tmp_path / "cmtime").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    rdmacm_utils._has_base_qpn.cache_clear()
-    work = Work("connections", count=20)
-    server = rdmacm_utils.cmtime_command(work, 7, "h", is_server=True)
-    assert server == ["cmtime", "-b", "h", "-p", "7", "-c", "20", *more]
-    client = rdmacm_utils.cmtime_command(work, 7, "h", is_server=False)
-    assert client == ["cmtime", "-s", "h", "-p", "7", "-c", "20"]
-    rdmacm_utils._has_base_qpn.cache_clear()
+    rdmacm_utils._cmtime_usage.cache_clear()
+    work, command = Work("connections", count=20), rdmacm_utils.cmtime_command
+    assert command(work, 7, "h", is_server=True) == ["cmtime", *server.split()]
+    assert command(work, 7, "h", is_server=False) == ["cmtime", *client.split()]
+    rdmacm_utils._cmtime_usage.cache_clear()
