@@ -105,7 +105,7 @@ asan:
 	@$(build_copy)
 	@$(call sanitized,-m pytest -p progress -n 2 --dist worksteal $(UNIT_TESTS) tests/sanitizers \
 		--ignore tests/unit/test_campaign.py --ignore tests/unit/test_instruction_counts.py \
-		--deselect tests/unit/test_native.py::test_only_public_symbols_of_rdma_core_44_and_libc_are_linked)
+		--deselect tests/unit/test_native.py::test_the_extensions_are_linked_with_libc_only)
 	@$(call sanitized,-m simulator.campaign 0 $(SEEDS))
 
 # The interpreter is not built with TSan. TSan sees its locks, and so the order that they make.
