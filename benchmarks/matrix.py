@@ -33,7 +33,7 @@ CA_FILE = "/etc/ca-of-the-host.crt"
 
 VERSIONS = """
 echo "kernel: $(ls /root/.cache/aiordma/lab/kernels)"
-echo "rdma-core: $(dpkg-query --show --showformat '${Version}' librdmacm1)"
+echo "rdma-core: $(dpkg-query --show --showformat '${Version}' 'librdmacm1*')"
 echo "Python: $(python3 --version | cut -d' ' -f2)"
 echo "gcc: $(gcc -dumpfullversion 2>/dev/null)"
 """
