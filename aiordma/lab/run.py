@@ -1,7 +1,6 @@
 """Run a command in the lab: start the virtual machine, relay, end the virtual machine."""
 
 import contextlib
-import ctypes
 import functools
 import os
 import signal
@@ -139,7 +138,7 @@ def _process(
             stderr=errors.fd,
             pass_fds=[channel.fileno(), *files],
             start_new_session=True,  # a terminal sends Ctrl-C to this process only
-            preexec_fn=_die_with_parent,
+            preexec_fn=_kill_with_parent(),
         )
     try:
         yield
@@ -148,9 +147,15 @@ def _process(
         process.wait()
 
 
-def _die_with_parent() -> None:
-    """Make the kernel kill this process when its parent ends, even by SIGKILL."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _kill_with_parent() -> Callable[[], object]:
+    """Return a function that makes the kernel kill a child when its parent ends, even by SIGKILL.
+
+    ctypes is imported here, after the closed streams are known: libffi can open a file, which would
+    become a standard stream that is closed.
+    """
+    import ctypes
+
+    return functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _open_closed_streams() -> list[int]:
