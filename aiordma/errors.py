@@ -34,10 +34,13 @@ NO_DEVICE = (
     "no RDMA device on this machine; `python -m aiordma lab run -- COMMAND` runs COMMAND in a "
     "virtual machine that has a software RDMA device"
 )
+RAISE_MEMLOCK = (
+    "raise it in /etc/security/limits.conf, with LimitMEMLOCK= in a systemd unit, or with "
+    "--ulimit memlock=-1 for a container"
+)
 MEMLOCK = (
     "registered memory counts against the locked-memory limit (RLIMIT_MEMLOCK); see `ulimit -l`, "
-    "and raise it in /etc/security/limits.conf, with LimitMEMLOCK= in a systemd unit, or with "
-    "--ulimit memlock=-1 for a container"
+    f"and {RAISE_MEMLOCK}"
 )
 ADDRESS_IN_USE = "the port is in use by another RDMA id, or this machine does not have the address"
 NO_SUCH_RDMA_ADDRESS = (

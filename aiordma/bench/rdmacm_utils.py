@@ -13,7 +13,7 @@ from aiordma.bench.sample import Sample
 # --- cmtime: the time of each step of connecting, for all connections together ---
 
 _STEP = re.compile(r"^([a-z][a-z ]*?) *: +([\d.]+) *[\d.]+ *[\d.]+ *[\d.]+ *$", re.MULTILINE)
-# rdma-core 50 and later: the mean and the sum of a step, in us, then the times of one connection.
+# rdma-core 56 and 65: the mean and the sum of a step, in us, then the times of one connection.
 _NEWER_STEP = re.compile(r"^([a-z][a-z ]*?) +\d+ +(\d+)(?: +\d+){4} *$", re.MULTILINE)
 _FAILURE = re.compile(r"^(event: .*|failure .*|RDMA_CM_EVENT_.*)$", re.MULTILINE)
 SERVER_QPN = "100000"

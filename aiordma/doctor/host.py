@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aiordma.doctor.finding import Finding, ok, problem, warning
-from aiordma.errors import NOT_INSTALLED, VerbsError
+from aiordma.errors import NOT_INSTALLED, RAISE_MEMLOCK, VerbsError
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
 from aiordma.rdmacm import EventChannel
 
@@ -94,8 +94,4 @@ def examine_locked_memory(
         f"{limit / MEBIBYTE:g} MiB; a connection with default options registers up to "
         f"{each / MEBIBYTE:g} MiB, so the limit is enough for {count} of them"
     )
-    mend = (
-        "raise memlock in /etc/security/limits.conf, LimitMEMLOCK= in a systemd unit, or start a "
-        "container with --ulimit memlock=-1"
-    )
-    return problem(subject, text, mend) if count < 1 else warning(subject, text, mend)
+    return (warning if count else problem)(subject, text, RAISE_MEMLOCK)

@@ -9,16 +9,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from cm_ids import (
-    SMALL,
-    CmId,
-    Kind,
-    both_kinds,
-    close,
-    connected,
-    listening,
-    resolved,
-)
+from cm_ids import SMALL, CmId, Kind, both_kinds, close, connected, listening, resolved
 from helpers import has_pending_event
 
 from aiordma import AsyncCmId, LocalClosed, PortSpace, SyncCmId
