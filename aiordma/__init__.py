@@ -11,6 +11,7 @@ too: they bind librdmacm and libibverbs one to one.
 """
 
 from aiordma.cm import AsyncCmId, SyncCmId
+from aiordma.cm.handshakes import ListenerStats
 from aiordma.cm.resolving import getaddrinfo
 from aiordma.datagrams import (
     Datagram,
@@ -45,7 +46,7 @@ from aiordma.messages import MemoryWindow, Message
 from aiordma.messages.connect import connect, listen
 from aiordma.messages.connection import Connection
 from aiordma.messages.listener import ConnectRequest, Listener
-from aiordma.options import ConnectionOptions
+from aiordma.options import ConnectionOptions, ListenerLimits
 from aiordma.qp import ConnectionStats
 from aiordma.rdmacm import AddrInfo, CmEvent, EventChannel
 from aiordma.streams import (
@@ -84,6 +85,8 @@ __all__ = [
     "DeviceWatch",
     "EventChannel",
     "Listener",
+    "ListenerLimits",
+    "ListenerStats",
     "LocalClosed",
     "MemoryRegion",
     "MemorySlice",

@@ -1,4 +1,4 @@
-"""ConnectionOptions, and PrivateDataLimits: the limits of a transport on private data."""
+"""The options of connections, the limits of listeners, and a transport's private data limits."""
 
 from __future__ import annotations
 
@@ -166,6 +166,39 @@ _RANGES = (
 )
 
 DEFAULT_OPTIONS = ConnectionOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """The limits of a listener on its peers, beside the backlog. Times are in seconds.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    max_handshakes: int = 256
+    """The number of peers that accept() and serve() accept at the same time. Each has a queue pair
+    and registered memory. When all are in use, a new request waits in the backlog. If the oldest
+    handshake has waited for its peer for a second, it is ended for the new request."""
+
+    max_connections: int | None = None
+    """The number of connections that can exist at the same time, with requests that wait or were
+    taken. Further requests are rejected at once. None: without limit."""
+
+    handshake_timeout: float = 10.0
+    """The time in which a peer must confirm, after it was accepted. After that it is rejected."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, _LIMIT_RANGES)
+
+
+_LIMIT_RANGES = (
+    ("max_handshakes", 1, _MAX_DEPTH),
+    ("max_connections", 1, 1 << 30),
+    ("handshake_timeout", 0.001, 3600.0),
+)
+
+DEFAULT_LIMITS = ListenerLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,10 @@ from netlink import rdma_resources
 
 import aiordma
 from aiordma import AsyncCmId, Connection, ConnectionOptions, Listener
+from aiordma.cm import CmState
 from aiordma.cm.accepting import BaseListener
 from aiordma.cm.base_id import BaseCmId
-from aiordma.rdmacm import DeviceAddress
+from aiordma.rdmacm import ConnectionParameters, DeviceAddress, parse_address
 
 DEFAULT = ConnectionOptions()
 # The time limit of waits, in seconds. On an emulated processor everything is ten times slower.
@@ -89,6 +90,16 @@ async def serving(
         yield listener
         await listener.aclose()
         await task
+
+
+async def unconfirmed_peer(host: str, port: int, private_data: bytes = b"") -> AsyncCmId:
+    """Return an id that asked to connect and never confirms the reply. Impossible on iWARP."""
+    cm_id = await AsyncCmId.create()
+    await cm_id.resolve_addr(parse_address(host, port))
+    await cm_id.resolve_route()
+    await cm_id.connect(ConnectionParameters(private_data, qp_num=17))
+    assert cm_id.state is CmState.RESPONDED
+    return cm_id
 
 
 @dataclass(frozen=True)

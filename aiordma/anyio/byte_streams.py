@@ -13,6 +13,7 @@ from aiordma.anyio.listener_base import BaseListener
 from aiordma.anyio.rules import adapter_checkpoint, raise_as_anyio
 from aiordma.errors import RdmaError
 from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
+from aiordma.options import DEFAULT_LIMITS, ListenerLimits
 from aiordma.streams import ByteStream, StreamListener, StreamOptions
 from aiordma.streams.options import DEFAULT_OPTIONS
 from aiordma.streams.stream import DEFAULT_READ
@@ -139,8 +140,8 @@ class RdmaByteListener(BaseListener[ByteStream, RdmaByteStream]):
     async def accept(self) -> RdmaByteStream:
         """Wait for a peer that connects, and accept it.
 
-        A peer that gives up halfway, or does not use rsocket, is skipped. Cancelling can lose the
-        one peer that was just being accepted.
+        A peer that gives up halfway, or does not use rsocket, is skipped. A peer that does not
+        confirm delays no other. Cancelling loses no peer.
 
         Raises:
             ClosedResourceError: the listener was closed, before or while this waited.
@@ -179,6 +180,7 @@ def listen_stream(
     port: int,
     *,
     backlog: int = 0,
+    limits: ListenerLimits = DEFAULT_LIMITS,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> AwaitableContextManager[RdmaByteListener]:
     """Listen for peers that use rsocket: `await listen_stream(...)`, or `async with`.
@@ -189,7 +191,7 @@ def listen_stream(
 
     async def listening() -> RdmaByteListener:
         return RdmaByteListener(
-            await aiordma.listen_stream(host, port, backlog=backlog, options=options)
+            await aiordma.listen_stream(host, port, backlog=backlog, limits=limits, options=options)
         )
 
     return AwaitableContextManager(listening())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
-from typing import Generic, NoReturn, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, NoReturn, TypeVar
 
 from anyio import create_task_group
 from anyio.abc import AsyncResource, TaskGroup
@@ -12,10 +12,10 @@ from anyio.abc import Listener as AnyioListener
 
 from aiordma.anyio.attributes import Attributes, address_attributes
 from aiordma.anyio.rules import adapter_checkpoint, raise_as_anyio
-from aiordma.errors import ConnectError, ConnectionClosed, ProtocolError, RdmaError, VerbsError
-from aiordma.loop.context_managers import AwaitableContextManager, Closable
-
-logger = logging.getLogger(__name__)
+from aiordma.cm.accepting import BaseListener as CoreListener
+from aiordma.cm.accepting import accept_or_log
+from aiordma.errors import RdmaError, VerbsError
+from aiordma.loop.context_managers import Closable
 
 ACCEPTING = "accepting connections from"
 
@@ -23,34 +23,10 @@ C = TypeVar("C", bound=Closable)
 S = TypeVar("S", bound=AsyncResource)
 
 
-class CoreRequest(Protocol[C]):
-    """A peer that wants to connect."""
-
-    def accept(self) -> AwaitableContextManager[C]:
-        """Accept the peer."""
-
-
-class CoreListener(Protocol[C]):
-    """A listener of aiordma itself."""
-
-    @property
-    def local_address(self) -> tuple[str, int]:
-        """`(host, port)` where peers can connect."""
-
-    async def get_request(self) -> CoreRequest[C]:
-        """Wait for the next peer, and return its request."""
-
-    async def aclose(self) -> None:
-        """Stop listening, and wait until the listener is closed."""
-
-    def abort(self) -> None:
-        """Stop listening, without waiting."""
-
-
 class BaseListener(AnyioListener[S], Generic[C, S]):
     """An anyio listener, which wraps a listener of aiordma itself."""
 
-    def __init__(self, listener: CoreListener[C], present: Callable[[C], S]) -> None:
+    def __init__(self, listener: CoreListener[Any, C], present: Callable[[C], S]) -> None:
         """Own `listener` from now on.
 
         `present` makes an anyio stream of each connection that the listener accepts.
@@ -95,28 +71,12 @@ class BaseListener(AnyioListener[S], Generic[C, S]):
         self, handler: Callable[[S], Awaitable[object]], task_group: TaskGroup
     ) -> None:
         while True:
-            request = await self._get_request()
-            task_group.start_soon(self._serve_one, request, handler)
+            stream = await self._accept(partial(accept_or_log, self._listener))
+            task_group.start_soon(self._serve_one, stream, handler)
 
-    async def _get_request(self) -> CoreRequest[C]:
-        await self._checkpoint()
-        try:
-            return await self._listener.get_request()
-        except RdmaError as error:
-            _raise(error)
-
-    async def _serve_one(
-        self, request: CoreRequest[C], handler: Callable[[S], Awaitable[object]]
-    ) -> None:
-        try:
-            stream = self._present(await request.accept())
-        except (ConnectError, ConnectionClosed, ProtocolError) as error:
-            logger.info("%r could not be accepted: %s", request, error)
-        except VerbsError as error:
-            logger.error("%r could not be accepted: %s", request, error)
-        else:
-            async with stream:
-                await handler(stream)
+    async def _serve_one(self, stream: S, handler: Callable[[S], Awaitable[object]]) -> None:
+        async with stream:
+            await handler(stream)
 
     async def aclose(self) -> None:
         """Stop listening, and wait until the listener is closed. Idempotent.

@@ -16,7 +16,7 @@ from aiordma.errors import PeerClosed, RdmaError
 from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
 from aiordma.messages.connection import Connection
 from aiordma.messages.listener import Listener
-from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
+from aiordma.options import DEFAULT_LIMITS, DEFAULT_OPTIONS, ConnectionOptions, ListenerLimits
 
 if TYPE_CHECKING:
     from aiordma.qp.scatter_gather import Source
@@ -141,7 +141,8 @@ class MessageListener(BaseListener[Connection, MessageStream]):
         """Wait for a peer that connects, and accept it.
 
         `private_data` is sent to the peer with the answer; see ConnectRequest.accept(). A peer that
-        gives up halfway is skipped. Cancelling can lose the one peer that was just being accepted.
+        gives up halfway is skipped. A peer that does not confirm delays no other. Cancelling loses
+        no peer.
 
         Raises:
             ClosedResourceError: the listener was closed, before or while this waited.
@@ -182,6 +183,7 @@ def listen(
     port: int,
     *,
     backlog: int = 0,
+    limits: ListenerLimits = DEFAULT_LIMITS,
     options: ConnectionOptions = DEFAULT_OPTIONS,
 ) -> AwaitableContextManager[MessageListener]:
     """Listen for peers: `await listen(...)` or `async with listen(...) as listener`.
@@ -190,7 +192,7 @@ def listen(
     """
 
     async def listening() -> MessageListener:
-        listener = await aiordma.listen(host, port, backlog=backlog, options=options)
+        listener = await aiordma.listen(host, port, backlog=backlog, limits=limits, options=options)
         return MessageListener(listener)
 
     return AwaitableContextManager(listening())

@@ -10,7 +10,8 @@ from typing import TypeVar
 from aiordma.asyncio.server import StreamServer
 from aiordma.asyncio.tls import check_tls, start_tls
 from aiordma.asyncio.transport import create_transport
-from aiordma.streams import listen_stream
+from aiordma.options import DEFAULT_LIMITS, ListenerLimits
+from aiordma.streams.listener import listen_stream_core
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
 from aiordma.streams.stream_core import connect_stream_core
 
@@ -62,6 +63,7 @@ async def create_server(
     backlog: int = 100,
     ssl: SSLContext | None = None,
     start_serving: bool = True,
+    limits: ListenerLimits = DEFAULT_LIMITS,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> StreamServer:
     """Create a server like loop.create_server(), over RDMA, for peers that use rsocket.
@@ -75,7 +77,7 @@ async def create_server(
     create_connection().
     """
     check_tls(asyncio.get_running_loop(), ssl)
-    listener = await listen_stream(host, port, backlog=backlog, options=options)
+    listener = await listen_stream_core(host, port, backlog, limits, options)
     server = StreamServer(listener, protocol_factory, ssl)
     if start_serving:
         await server.start_serving()
@@ -123,6 +125,7 @@ async def start_server(
     backlog: int = 100,
     ssl: SSLContext | None = None,
     start_serving: bool = True,
+    limits: ListenerLimits = DEFAULT_LIMITS,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> StreamServer:
     """Start a server like asyncio.start_server(), over RDMA.
@@ -144,5 +147,6 @@ async def start_server(
         backlog=backlog,
         ssl=ssl,
         start_serving=start_serving,
+        limits=limits,
         options=options,
     )

@@ -10,8 +10,10 @@ from ssl import SSLContext
 
 from aiordma.asyncio.tls import start_tls
 from aiordma.asyncio.transport import StreamTransport, create_transport
-from aiordma.errors import DeviceRemoved, LocalClosed, RdmaError, VerbsError
-from aiordma.streams.listener import StreamListener, StreamRequest, accept_stream_core
+from aiordma.cm.accepting import accept_or_log
+from aiordma.errors import DeviceRemoved, LocalClosed, RdmaError
+from aiordma.streams.listener import StreamCoreListener
+from aiordma.streams.stream_core import StreamCore
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class StreamServer(asyncio.AbstractServer):
 
     def __init__(
         self,
-        listener: StreamListener,
+        listener: StreamCoreListener,
         protocol_factory: Callable[[], asyncio.BaseProtocol],
         ssl: SSLContext | None,
     ) -> None:
@@ -50,7 +52,7 @@ class StreamServer(asyncio.AbstractServer):
         self._ssl = ssl
         self._loop = asyncio.get_running_loop()
         self._transports: set[StreamTransport] = set()
-        self._accepting: set[asyncio.Task[None]] = set()
+        self._beginning: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -101,19 +103,20 @@ class StreamServer(asyncio.AbstractServer):
 
     async def _serve(self) -> None:
         try:
-            async for request in self._listener:
-                task = self._loop.create_task(self._accept(request))
-                self._accepting.add(task)
-                task.add_done_callback(self._accepting.discard)
+            while True:
+                core = await accept_or_log(self._listener)
+                task = self._loop.create_task(self._begin(core))
+                self._beginning.add(task)
+                task.add_done_callback(self._beginning.discard)
         except LocalClosed:
             pass
         except RdmaError:
             logger.exception("%r has stopped listening", self)
             raise
 
-    async def _accept(self, request: StreamRequest) -> None:
+    async def _begin(self, core: StreamCore) -> None:
+        """Make the transport and the protocol of a connection. With TLS, do its handshake first."""
         try:
-            core = await accept_stream_core(request)
             transport, protocol = create_transport(
                 core, self._loop, self._factory, self._connection_lost
             )
@@ -123,12 +126,10 @@ class StreamServer(asyncio.AbstractServer):
                 transport.begin()
             else:
                 await start_tls(transport, protocol, self._ssl, None)
-        except VerbsError as error:
-            logger.error("%r could not be accepted: %s", request, error)
         except (DeviceRemoved, OSError) as error:  # caused by the peer or the network
-            logger.info("%r could not be accepted: %s", request, error)
+            logger.info("the connection of %r could not begin: %s", core, error)
         except Exception:
-            logger.exception("accepting %r failed", request)
+            logger.exception("the connection of %r could not begin", core)
 
     def _connection_lost(self, transport: StreamTransport) -> None:
         self._transports.discard(transport)
@@ -156,8 +157,8 @@ class StreamServer(asyncio.AbstractServer):
         await self._listener.aclose()
         if self._task is not None:
             await asyncio.wait([self._task])
-        while self._accepting:
-            await asyncio.wait(self._accepting)
+        while self._beginning:
+            await asyncio.wait(self._beginning)
         await self._idle.wait()
 
     def __repr__(self) -> str:

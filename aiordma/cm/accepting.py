@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from aiordma.cm import AsyncCmId
-from aiordma.errors import (
-    BusyError,
-    ConnectError,
-    ConnectionClosed,
-    DeviceRemoved,
-    LocalClosed,
-    ProtocolError,
-    RdmaError,
-    WorkRequestError,
-)
-from aiordma.loop import WaitQueue, checkpoint, task_group
-from aiordma.loop.context_managers import (
-    AsyncContextManagerMixin,
-    AwaitableContextManager,
-    Closable,
-)
-from aiordma.options import PrivateDataLimits, check_private_data
+from aiordma.cm.handshakes import PEER_ERRORS, Failure, Handshakes, ListenerStats
+from aiordma.cm.occasional_log import OccasionalLog
+from aiordma.errors import BusyError, ConnectError, LocalClosed, RdmaError
+from aiordma.loop import Deadline, WaitQueue, checkpoint, task_group
+from aiordma.loop.context_managers import AsyncContextManagerMixin, Closable, closing
+from aiordma.options import ListenerLimits, PrivateDataLimits, check_private_data
+from aiordma.rdmacm.address import format_address
 
 logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Closable)
 
-# Errors that the peer causes, not the handler.
-_PEER_ERRORS = (ConnectError, ConnectionClosed, ProtocolError, WorkRequestError)
-
 
 class BaseRequest:
     """A connection request of a peer, for messages or for a byte stream. Answer it once."""
 
-    def __init__(self, cm: AsyncCmId) -> None:
+    def __init__(self, cm: AsyncCmId, handshake_timeout: float) -> None:
         """Wrap an id in state REQUESTED."""
         self._cm = cm
+        self._handshake_timeout = handshake_timeout
+        self._is_accepted = False
         self._local_address = cm.local_address
         self._peer_address = cm.peer_address
 
@@ -63,9 +56,33 @@ class BaseRequest:
         self._cm.reject(private_data)
         await self._cm.aclose()
 
-    def _abort(self) -> None:
-        """Reject the peer if the request was not answered, and close its id. Idempotent."""
-        self._cm.abort()
+    @asynccontextmanager
+    async def _handshake(self) -> AsyncIterator[None]:
+        """Accept the request in the block. Its id is closed if that takes too long.
+
+        Raises:
+            ConnectError: the peer did not confirm in time.
+        """
+        seconds = self._handshake_timeout
+        deadline = Deadline(self._cm.loop, seconds, self._cm.abort)
+        try:
+            yield
+        except LocalClosed as error:
+            if not deadline.expired:
+                raise
+            peer = format_address(self._peer_address)
+            raise ConnectError(f"{peer} did not confirm within {seconds:g} s") from error
+        finally:
+            deadline.cancel()
+        self._is_accepted = True
+
+    def abort(self) -> None:
+        """Reject the peer without waiting; end accept() if it is under way. Idempotent.
+
+        It does nothing after accept() has returned.
+        """
+        if not self._is_accepted:
+            self._cm.abort()
 
     def __repr__(self) -> str:
         host, port = self._peer_address
@@ -78,20 +95,55 @@ R = TypeVar("R", bound=BaseRequest)
 class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
     """A listener for connections with messages (`listen()`) or byte streams (`listen_stream()`)."""
 
-    def __init__(self, cms: list[AsyncCmId], request: Callable[[AsyncCmId], R]) -> None:
-        """Wrap ids that all listen on the same port. `request` wraps the id of a request."""
+    def __init__(
+        self,
+        cms: list[AsyncCmId],
+        limits: ListenerLimits,
+        request: Callable[[AsyncCmId], R],
+        accept: Callable[[R], Awaitable[C]],
+    ) -> None:
+        """Wrap ids that all listen on the same port.
+
+        `request` wraps the id of a request. `accept` accepts a request.
+        """
         self._cms = cms
+        self._accept = accept
+        self._in_turn = deque(cms)
         self._request = request
         self._local_address = cms[0].local_address
         self._loop = cms[0].loop
         self._arrived = WaitQueue(self._loop)
+        self._log = OccasionalLog(logger)
+        self._handshakes: Handshakes[R, C] = Handshakes(self._loop, limits, self._arrived.wake_all)
         for cm in cms:
             cm.on_change = self._arrived.wake_all
+            if limits.max_connections is not None:
+                cm.limit_requests(self._has_room(limits.max_connections))
+
+    def _has_room(self, max_connections: int) -> Callable[[], bool]:
+        # The function must not refer to this object, which the ids would then keep alive.
+        stats, cms = self._handshakes.stats, [weakref.ref(cm) for cm in self._cms]
+
+        def has_room() -> bool:
+            waiting = sum(cm.requests_waiting for ref in cms if (cm := ref()) is not None)
+            return stats.connections + waiting < max_connections
+
+        return has_room
 
     @property
     def local_address(self) -> tuple[str, int]:
         """`(host, port)` where peers can connect. It has the actual port, even if 0 was given."""
         return self._local_address
+
+    @property
+    def stats(self) -> ListenerStats:
+        """A snapshot of the listener's counters, and of the numbers of its peers."""
+        return replace(
+            self._handshakes.stats,
+            handshakes=len(self._handshakes),
+            rejected=sum(cm.requests_rejected for cm in self._cms),
+            requests_waiting=sum(cm.requests_waiting for cm in self._cms),
+        )
 
     async def get_request(self) -> R:
         """Wait for the next request.
@@ -106,64 +158,84 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
         self._check_idle()
         await checkpoint()
         self._check_idle()
-        while True:
-            for cm in self._cms:
-                request = cm.take_request()
-                if request is not None:
-                    return self._request(request)
+        while (request := self._take_request()) is None:
             await self._arrived.wait()
+        return request
+
+    def _take_request(self) -> R | None:
+        """Return a request that has arrived, or None. The ids take turns.
+
+        Raises: as get_request().
+        """
+        for _ in self._cms:
+            cm = self._in_turn[0]
+            self._in_turn.rotate(-1)
+            taken = cm.take_request()
+            if taken is not None:
+                stats = self._handshakes.stats
+                stats.connections += 1
+                taken.handle.add_released_callback(stats.connection_ended)
+                return self._request(taken)
+        return None
 
     def _check_idle(self) -> None:
         if len(self._arrived):
             raise BusyError("another task is waiting for requests on this listener")
 
-    async def _accept_next(self, accept: Callable[[R], AwaitableContextManager[C]]) -> C:
-        while True:
-            request = await self.get_request()
-            try:
-                return await accept(request)
-            except (ConnectError, DeviceRemoved, ProtocolError) as error:
-                # Of several devices, one can be removed.
-                logger.info("the connection of %r ended: %s", request, error)
-            except BaseException:
-                request._abort()  # only this method can answer it
-                raise
+    async def _accept_next(self, accept: Callable[[R], Awaitable[C]]) -> C:
+        """Wait for the next connection, and return it. `accept` accepts a request.
 
-    async def _serve(
-        self,
-        accept: Callable[[R], AwaitableContextManager[C]],
-        handler: Callable[[C], Awaitable[object]],
-    ) -> None:
+        Raises:
+            Exception: `accept` could not accept a peer, for a reason on this side.
+            Others: as get_request().
+        """
+        outcome = await self._next_outcome(accept)
+        if isinstance(outcome, Failure):
+            raise outcome.error
+        return outcome
+
+    async def _next_outcome(self, accept: Callable[[R], Awaitable[C]]) -> C | Failure:
+        """Wait for the next connection, or for a peer that could not be accepted.
+
+        Requests are accepted as they arrive, so that a peer that does not confirm delays no other.
+        The connections that are established meanwhile are for the next calls.
+        """
+        self._check_idle()
+        await checkpoint()
+        self._check_idle()
+        while (outcome := self._handshakes.take()) is None:
+            request = self._take_request() if self._handshakes.may_start else None
+            if request is not None:
+                self._handshakes.start(request, accept)
+            else:
+                await self._arrived.wait()
+        return outcome
+
+    async def _serve(self, handler: Callable[[C], Awaitable[object]]) -> None:
         self._check_idle()
         failure: RdmaError | None = None
         async with task_group(self._loop) as tasks:
             try:
-                async for request in self:
-                    tasks.create_task(self._serve_one(request, accept, handler))
-            except (
-                RdmaError
-            ) as error:  # raised below: raised here, an exception group would wrap it
+                while True:
+                    connection = await accept_or_log(self)
+                    tasks.create_task(self._serve_one(connection, handler))
+            except LocalClosed:
+                pass
+            except RdmaError as error:  # raised here, an exception group would wrap it
                 failure = error
             finally:
                 self.abort()
         if failure is not None:
             raise failure
 
-    async def _serve_one(
-        self,
-        request: R,
-        accept: Callable[[R], AwaitableContextManager[C]],
-        handler: Callable[[C], Awaitable[object]],
-    ) -> None:
+    async def _serve_one(self, connection: C, handler: Callable[[C], Awaitable[object]]) -> None:
         try:
-            async with accept(request) as accepted:
-                await handler(accepted)
-        except _PEER_ERRORS as error:
-            logger.info("the connection of %r ended: %s", request, error)
+            async with closing(connection):
+                await handler(connection)
+        except PEER_ERRORS as error:
+            logger.info("%r ended: %s", connection, error)
         except Exception:
-            logger.exception("serving %r failed", request)
-        finally:
-            request._abort()
+            logger.exception("serving %r failed", connection)
 
     def __aiter__(self) -> AsyncIterator[R]:
         """Iterate over requests until the listener is closed."""
@@ -188,7 +260,20 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
         """Stop listening, without waiting. Idempotent."""
         for cm in self._cms:
             cm.abort()
+        self._handshakes.close()
 
     def __repr__(self) -> str:
         host, port = self._local_address
         return f"<{type(self).__name__} at {host} port {port}>"
+
+
+async def accept_or_log(listener: BaseListener[R, C]) -> C:
+    """Wait for the listener's next connection. Log it if a peer could not be accepted, and go on.
+
+    Raises: as BaseListener.get_request().
+    """
+    while isinstance(outcome := await listener._next_outcome(listener._accept), Failure):
+        # A peer can cause it again and again, for example when memory is short.
+        text = "a peer of %r could not be accepted: %s"
+        listener._log.log(logging.ERROR, text, listener, outcome.error)
+    return outcome

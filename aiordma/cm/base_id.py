@@ -415,7 +415,8 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     def listen(self, backlog: int = 0) -> None:
         """Listen: rdma_listen(3). At most `backlog` requests wait for get_request() (0: 1024).
 
-        A request that arrives when `backlog` requests wait is rejected.
+        The hosts of the peers take turns. When `backlog` requests wait, the host with the most of
+        them has its newest one rejected.
 
         Raises:
             VerbsError: EADDRINUSE or EADDRNOTAVAIL (in use), EMFILE (listening needs a descriptor).
@@ -427,6 +428,20 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def _listen(self, backlog: int) -> None:
         self.cm_id.listen(backlog)
+
+    @property
+    def requests_waiting(self) -> int:
+        """The number of connection requests that no task has taken yet."""
+        return len(self._requests)
+
+    @property
+    def requests_rejected(self) -> int:
+        """The number of requests that were rejected because one too many was waiting."""
+        return self._requests.rejected
+
+    def limit_requests(self, has_room: Callable[[], bool]) -> None:
+        """Reject the requests that arrive while `has_room()` returns False."""
+        self._requests.has_room = has_room
 
     def _check_listening(self) -> None:
         if self.state is not CmState.LISTENING:

@@ -7,16 +7,21 @@ requests would be lost. So a listening id is never moved. migrate() transfers it
 The id of a request is on that channel, too, until a task takes the request. Then the id moves to
 the channel where the task wants its events. Before the request is accepted it has no events, so
 none is missed.
+
+The hosts of the peers take turns. When the queue is full, the host with the most requests loses its
+newest one. So a host that floods the listener delays its own requests only.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiordma.cm.handle import IdHandle
+from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.rdmacm import CmEvent, CmId
 
 logger = logging.getLogger(__name__)
@@ -27,57 +32,107 @@ MAX_BACKLOG = 1024
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A connection request: its id, and its CONNECT_REQUEST event."""
+    """A connection request: its id, its CONNECT_REQUEST event, and the host of the peer."""
 
     handle: IdHandle
     event: CmEvent
+    host: str
 
 
 class PendingRequests:
-    """A queue of connection requests, of at most `backlog` entries."""
+    """A queue of connection requests, of at most `backlog` entries. Callable from any thread."""
 
-    __slots__ = ("_requests", "backlog")
+    __slots__ = ("_by_host", "_count", "_lock", "_log", "backlog", "has_room", "rejected")
 
     def __init__(self) -> None:
-        self._requests: deque[PendingRequest] = deque()
+        self._by_host: dict[str, deque[PendingRequest]] = {}  # the host whose turn is next first
+        self._count = 0
+        self._lock = threading.Lock()
+        self._log = OccasionalLog(logger)
         self.backlog = MAX_BACKLOG
+        self.has_room: Callable[[], bool] = lambda: True
+        """Returns False if the listener takes no more connections at present."""
+        self.rejected = 0
+        """The number of requests that were rejected because the queue was full, or without room."""
 
     def __len__(self) -> int:
         """Return the number of requests."""
-        return len(self._requests)
+        return self._count
 
     def add(self, listener: IdHandle, event: CmEvent, *, is_listening: bool) -> None:
-        """Append the request of `event`; reject it if there are `backlog` requests already."""
+        """Append the request of `event`. Reject it, or another one, if that is one too many."""
         channel = listener.channel
         assert channel is not None, "a listening id has its own channel"
         handle = IdHandle(listener.loop, CmId.from_address(event.id), channel.acquire())
-        if is_listening and len(self._requests) < self.backlog:
-            self._requests.append(PendingRequest(handle, event))
-        else:
-            logger.warning(
-                "a connection request was rejected: %d are waiting already", len(self._requests)
-            )
+        if not is_listening:
             handle.destroy()
+            return
+        peer = handle.cm_id.peer_address
+        request = PendingRequest(handle, event, peer.host if peer is not None else "")
+        surplus = self._append(request) if self.has_room() else request
+        if surplus is not None:
+            surplus.handle.destroy()
+            self.rejected += 1
+            self._log.log(
+                logging.WARNING,
+                "a connection request of %s was rejected: %d requests wait, or the listener has "
+                "all the connections that it may have",
+                surplus.host,
+                self._count,
+            )
+
+    def _append(self, request: PendingRequest) -> PendingRequest | None:
+        """Append a request. Return the request that has to be rejected then, or None."""
+        with self._lock:
+            own = self._by_host.get(request.host, deque())
+            surplus = None
+            if self._count >= self.backlog:
+                longest = max(self._by_host.values(), key=len)
+                if len(own) + 1 >= len(longest):
+                    return request
+                surplus = longest.pop()
+                self._count -= 1
+            self._by_host[request.host] = own
+            own.append(request)
+            self._count += 1
+            return surplus
 
     def pop(self) -> PendingRequest:
-        """Take the oldest request.
+        """Take the oldest request of the host whose turn it is.
 
         Raises:
             IndexError: there is none.
         """
-        return self._requests.popleft()
+        with self._lock:
+            if not self._by_host:
+                raise IndexError("no request")
+            host = next(iter(self._by_host))
+            requests = self._by_host.pop(host)
+            request = requests.popleft()
+            self._count -= 1
+            if requests:
+                self._by_host[host] = requests  # behind the other hosts
+            return request
 
     def put_back(self, request: PendingRequest) -> None:
-        """Make `request` the oldest again."""
-        self._requests.appendleft(request)
+        """Make `request` the next one to be taken."""
+        with self._lock:
+            requests = self._by_host.pop(request.host, deque())
+            requests.appendleft(request)
+            self._count += 1
+            self._by_host = {request.host: requests, **self._by_host}
 
     def drop_all(self) -> None:
-        """Destroy the ids of all requests, which rejects them. Callable from any thread."""
-        with suppress(IndexError):
-            while True:
-                self._requests.popleft().handle.destroy()
+        """Destroy the ids of all requests, which rejects them."""
+        while self._count:
+            try:
+                self.pop().handle.destroy()
+            except IndexError:  # another thread has taken the last one
+                return
 
     def move_to(self, successor: PendingRequests) -> None:
         """Move all requests to `successor`, and copy the backlog."""
-        successor._requests, self._requests = self._requests, deque()
+        with self._lock:
+            successor._by_host, self._by_host = self._by_host, {}
+            successor._count, self._count = self._count, 0
         successor.backlog = self.backlog

@@ -17,7 +17,7 @@ from aiordma.loop.inline_wakeup import (
 )
 from aiordma.loop.interrupt import Interrupt
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
-from aiordma.loop.task_groups import task_group
+from aiordma.loop.task_groups import run_in_background, task_group
 from aiordma.loop.threadsafe_call import ensure_called
 from aiordma.loop.time_budget import LoopTimeBudget
 from aiordma.loop.waiting import Deadline, FairSemaphore, WaitQueue, wake
@@ -54,6 +54,7 @@ __all__ = [
     "make_future",
     "make_in_worker",
     "refuse_forked_child",
+    "run_in_background",
     "run_in_worker",
     "run_with_inline_wakeups",
     "running_loop",

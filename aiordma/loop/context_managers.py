@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator
+from collections.abc import AsyncIterator, Coroutine, Generator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -90,6 +91,19 @@ class Closable(Protocol):
 
 
 C = TypeVar("C", bound=Closable)
+
+
+@asynccontextmanager
+async def closing(opened: C) -> AsyncIterator[C]:
+    """Close the object at the end of the block. If the block is cancelled, abort it first."""
+    try:
+        yield opened
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            opened.abort()
+        raise
+    finally:
+        await opened.aclose()
 
 
 class AwaitableContextManager(Coroutine[object, None, C]):

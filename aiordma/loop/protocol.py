@@ -5,7 +5,7 @@ The loops of asyncio and uvloop already have these methods, so the running loop 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Protocol
 
 
@@ -60,3 +60,6 @@ class Loop(Protocol):
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> LoopTimer:
         """Call `callback` after `delay` seconds."""
+
+    def create_task(self, coro: Coroutine[object, None, None], /) -> object:
+        """Run `coro` in a new task. The caller keeps a reference to the returned object."""

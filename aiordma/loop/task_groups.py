@@ -1,13 +1,16 @@
-"""Task groups, for tasks that the library itself runs concurrently."""
+"""Task groups and background tasks, for what the library itself runs concurrently."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 from aiordma.loop.protocol import Loop
+
+logger = logging.getLogger(__name__)
 
 
 class TaskGroup(Protocol):
@@ -34,3 +37,25 @@ class _HasTaskGroup(Protocol):
 def task_group(loop: Loop) -> TaskGroup:
     """Return a task group for `loop`: an asyncio.TaskGroup, or one made of a trio nursery."""
     return loop.task_group() if isinstance(loop, _HasTaskGroup) else asyncio.TaskGroup()
+
+
+def run_in_background(loop: Loop, coro: Coroutine[object, None, None]) -> None:
+    """Run `coro` in a task of its own, without waiting for it. An exception is only logged.
+
+    The task is cancelled at the end of asyncio.run() and of trio.run().
+    """
+
+    async def run() -> None:
+        try:
+            await coro
+        except Exception:
+            logger.exception("a background task failed")
+        finally:
+            _background.discard(task)
+
+    task = loop.create_task(run())
+    _background.add(task)
+
+
+# A loop has only weak references to its tasks.
+_background: set[object] = set()

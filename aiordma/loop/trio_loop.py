@@ -150,6 +150,10 @@ class TrioLoop:
         """Call `callback` after `delay` seconds."""
         return TrioTimer(delay, callback)
 
+    def create_task(self, coro: Coroutine[object, None, None], /) -> trio.lowlevel.Task:
+        """Run `coro` in a new system task. It must not raise an exception."""
+        return trio.lowlevel.spawn_system_task(_await, coro, name=coro)
+
     async def checkpoint(self) -> None:
         """Let other tasks run, and raise if the task is cancelled."""
         await trio.lowlevel.checkpoint()

@@ -7,7 +7,7 @@ from aiordma.cm.establishing import create_listening_ids, establish
 from aiordma.loop.context_managers import AwaitableContextManager
 from aiordma.messages.connection import Connection
 from aiordma.messages.listener import Listener
-from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
+from aiordma.options import DEFAULT_LIMITS, DEFAULT_OPTIONS, ConnectionOptions, ListenerLimits
 
 
 def connect(
@@ -68,6 +68,7 @@ def listen(
     port: int,
     *,
     backlog: int = 0,
+    limits: ListenerLimits = DEFAULT_LIMITS,
     options: ConnectionOptions = DEFAULT_OPTIONS,
 ) -> AwaitableContextManager[Listener]:
     """Listen for peers: `await listen(...)` or `async with listen(...) as listener`.
@@ -81,8 +82,9 @@ def listen(
         host: A name or an address of this machine. None or "" means all addresses, "::" all IPv6
             addresses, and "0.0.0.0" all IPv4 addresses.
         port: The port. 0 selects a free one: see `Listener.local_address`.
-        backlog: The number of connection requests that can wait to be taken. Further ones are
-            rejected. 0 means 1024.
+        backlog: The number of connection requests that can wait to be taken. When it is reached,
+            the host with the most requests has its newest one rejected. 0 means 1024.
+        limits: The limits on handshakes and connections.
         options: The options of the connections that the listener accepts.
 
     Raises:
@@ -90,10 +92,10 @@ def listen(
         VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is in use, or this machine does not
             have the address; ENODEV when there is no RDMA device.
     """
-    return AwaitableContextManager(_listen(host, port, backlog, options))
+    return AwaitableContextManager(_listen(host, port, backlog, limits, options))
 
 
 async def _listen(
-    host: str | None, port: int, backlog: int, options: ConnectionOptions
+    host: str | None, port: int, backlog: int, limits: ListenerLimits, options: ConnectionOptions
 ) -> Listener:
-    return Listener(await create_listening_ids(host, port, backlog, options), options)
+    return Listener(await create_listening_ids(host, port, backlog, options), options, limits)

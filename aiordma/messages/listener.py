@@ -14,8 +14,10 @@ from aiordma.errors import (
 from aiordma.loop.context_managers import AwaitableContextManager
 from aiordma.messages.connection import Connection, message_endpoint
 from aiordma.options import (
+    DEFAULT_LIMITS,
     DEFAULT_OPTIONS,
     ConnectionOptions,
+    ListenerLimits,
     PrivateDataLimits,
     check_private_data,
 )
@@ -70,10 +72,14 @@ class ConnectRequest(BaseRequest):
     """
 
     def __init__(
-        self, cm: AsyncCmId, options: ConnectionOptions, shared_receives: SharedReceivesByDevice
+        self,
+        cm: AsyncCmId,
+        options: ConnectionOptions,
+        limits: ListenerLimits,
+        shared_receives: SharedReceivesByDevice,
     ) -> None:
         """Called by Listener; not for users."""
-        super().__init__(cm)
+        super().__init__(cm, limits.handshake_timeout)
         self._options = options
         self._shared_receives = shared_receives
         self._private_data = cm.event.private_data if cm.event is not None else b""
@@ -98,7 +104,7 @@ class ConnectRequest(BaseRequest):
             options: The options of the connection. None: those of the listener.
 
         Raises:
-            ConnectError: the peer gave up, or did not confirm the connection.
+            ConnectError: the peer gave up, or did not confirm within `handshake_timeout`.
             DeviceRemoved: the RDMA device was removed.
             LocalClosed: the request was answered already.
             VerbsError: a call failed, for example because the locked-memory limit is too low. The
@@ -115,7 +121,7 @@ class ConnectRequest(BaseRequest):
             check_private_data(private_data, PrivateDataLimits.of(device).accept)
             options.check_device(device)
             receives = self._shared_receives.receives(self._cm, options)
-        async with self._cm.closed_on_failure():
+        async with self._handshake(), self._cm.closed_on_failure():
             endpoint = message_endpoint(self._cm, options, receives)
             await endpoint.accept(private_data)
         return Connection(endpoint)
@@ -147,10 +153,17 @@ class Listener(BaseListener[ConnectRequest, Connection]):
     Closing rejects the requests that were not taken. Accepted connections stay open.
     """
 
-    def __init__(self, cms: list[AsyncCmId], options: ConnectionOptions) -> None:
+    def __init__(
+        self, cms: list[AsyncCmId], options: ConnectionOptions, limits: ListenerLimits
+    ) -> None:
         """Called by listen(); not for users. All `cms` listen on the same port."""
         shared_receives = SharedReceivesByDevice(options)
-        super().__init__(cms, lambda cm: ConnectRequest(cm, options, shared_receives))
+        super().__init__(
+            cms,
+            limits,
+            lambda cm: ConnectRequest(cm, options, limits, shared_receives),
+            ConnectRequest.accept,
+        )
         self._shared_receives = shared_receives
 
     @classmethod
@@ -159,6 +172,7 @@ class Listener(BaseListener[ConnectRequest, Connection]):
         cm: AsyncCmId | SyncCmId,
         *,
         backlog: int = 0,
+        limits: ListenerLimits = DEFAULT_LIMITS,
         options: ConnectionOptions = DEFAULT_OPTIONS,
     ) -> AwaitableContextManager[Listener]:
         """Make a listener of an id: `await Listener.from_id(cm)` or `async with`.
@@ -174,11 +188,15 @@ class Listener(BaseListener[ConnectRequest, Connection]):
             RdmaError: the id is in another state. It is left unchanged.
             VerbsError: EADDRINUSE or EADDRNOTAVAIL when the port is in use.
         """
-        return AwaitableContextManager(cls._from_id(cm, backlog, options))
+        return AwaitableContextManager(cls._from_id(cm, backlog, limits, options))
 
     @classmethod
     async def _from_id(
-        cls, cm: AsyncCmId | SyncCmId, backlog: int, options: ConnectionOptions
+        cls,
+        cm: AsyncCmId | SyncCmId,
+        backlog: int,
+        limits: ListenerLimits,
+        options: ConnectionOptions,
     ) -> Listener:
         if cm.state not in (CmState.ADDR_BOUND, CmState.LISTENING):
             raise RdmaError(f"an id in state {cm.state.name} cannot listen: it must be bound")
@@ -189,14 +207,18 @@ class Listener(BaseListener[ConnectRequest, Connection]):
             except VerbsError:
                 await async_cm.aclose()
                 raise
-        return cls([async_cm], options)
+        return cls([async_cm], options, limits)
 
     async def accept(self, private_data: bytes = b"") -> Connection:
-        """Wait for the next peer, accept it, and return the connection.
+        """Wait for the next connection, and return it.
 
-        A peer that gives up before the connection is established is skipped.
+        Peers are accepted as they arrive, up to `max_handshakes` of ListenerLimits at a time. So a
+        peer that does not confirm delays no other. A peer that gives up before its connection is
+        established is skipped. A connection that is established before a task calls accept() is
+        returned by the next call. It got the private data of the call that was waiting when the
+        request arrived.
 
-        Cancelling can lose the one peer that is being accepted at that moment, and no other.
+        Cancelling loses no connection.
 
         Raises:
             VerbsError: as ConnectRequest.accept().
@@ -209,13 +231,15 @@ class Listener(BaseListener[ConnectRequest, Connection]):
 
         The connection is closed when its handler returns. An exception in a handler is logged, and
         ends only that connection. If the peer has ended the connection, that is logged at level
-        INFO. serve() returns when the listener is closed and the last handler has returned.
+        INFO. If a peer cannot be accepted, for example because memory is short, an error is logged,
+        at most once in 10 seconds. serve() returns when the listener is closed and the last handler
+        has returned.
 
         Cancelling closes the listener and cancels every handler.
 
         Raises: as get_request(), except LocalClosed.
         """
-        await self._serve(ConnectRequest.accept, handler)
+        await self._serve(handler)
 
     def abort(self) -> None:
         """Stop listening, without waiting. Idempotent."""

@@ -217,7 +217,7 @@ class MessageDataPath:
         self._callbacks.device_failed(error)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Poll all receives that have completed, then call `then`."""
+        """Take all completions, those of receives last, then call `then`."""
         self._resources.drain(then)
 
     # --- the end ---

@@ -45,7 +45,7 @@ class DataPath(Protocol):
         """Make the tasks that wait to receive check the state again."""
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Take all receives that have completed, then call `then`."""
+        """Take all completions, those of receives last, then call `then`."""
 
     def stop(self) -> None:
         """Stop: tasks send nothing more, and no receives are posted any more."""
@@ -59,6 +59,10 @@ class EndpointCallbacks(Protocol):
 
     closed_here: bool
     """True if this side has closed the connection."""
+
+    @property
+    def closed(self) -> bool:
+        """True if nothing can be sent any more."""
 
     @property
     def is_drained(self) -> bool:

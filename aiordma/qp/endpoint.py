@@ -37,6 +37,7 @@ from aiordma.errors import (
 from aiordma.loop import Deadline, Loop, WaitQueue, refuse_forked_child
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
 from aiordma.qp.data_path import DataPath, EndpointCallbacks
+from aiordma.qp.first_message import FirstMessage
 from aiordma.rdmacm import ConnectionParameters
 from aiordma.rdmacm.address import format_address
 from aiordma.verbs import AsyncEvent
@@ -56,10 +57,6 @@ RAN_OUT_OF_RECEIVES = (
 )
 # A device that has not flushed a queue pair after this time will not flush the rest.
 FLUSH_SECONDS = 10.0
-# On iWARP the connecting side sends first. A message that arrives there right behind the reply,
-# before it is ready to receive, ends the connection. If it sends nothing, it is ready by this time.
-FIRST_MESSAGE_SECONDS = 0.05
-SIW_FIRST_MESSAGE_SECONDS = 0.5  # a thread of the kernel has to run, on a machine that can be busy
 # iWARP can report the end of a connection a short time before it has flushed the receives.
 LATE_FLUSH_SECONDS = 0.1
 # The time to wait for the completion that contains the reason why a queue pair failed.
@@ -99,9 +96,8 @@ class Endpoint(Generic[D_co]):
         self._flush_timer: Deadline | None = None
         self._failure_timer: Deadline | None = None
         self._drain_timer: Deadline | None = None
-        self._first_message_timer: Deadline | None = None
-        self._has_received = False
         self.data_path = make_data_path(self)
+        self._first_message = FirstMessage(cm.loop, self.device, self.data_path, self)
         cm.on_change = self._on_cm_change
         cm.handle.add_released_callback(self._release)
 
@@ -140,13 +136,9 @@ class Endpoint(Generic[D_co]):
         if not self.device.is_iwarp:
             resources = min(resources, options.responder_resources)
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
-        if self.device.is_iwarp:
-            self.data_path.sends.pause()
+        self._first_message.hold_sends()
         await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
-        if self.device.is_iwarp:
-            is_siw = self.device.attributes.is_siw
-            seconds = SIW_FIRST_MESSAGE_SECONDS if is_siw else FIRST_MESSAGE_SECONDS
-            self._first_message_timer = Deadline(self.cm.loop, seconds, self._no_first_message)
+        self._first_message.start_timer()
         self._begin(depth)
 
     def _parameters(self, private_data: bytes, resources: int, depth: int) -> ConnectionParameters:
@@ -229,25 +221,11 @@ class Endpoint(Generic[D_co]):
 
     def message_arrived(self) -> None:
         """Note that a message has arrived: the peer has the connection established."""
-        if self._has_received or self.released:  # nothing can be posted any more if released
+        if self._first_message.has_arrived or self.released:  # released: nothing can be posted
             return
-        self._has_received = True
-        self.data_path.resume()
+        self._first_message.arrived()
         if self.cm.state is CmState.ACCEPTING:
             self.cm.notify_established()
-
-    def _no_first_message(self) -> None:
-        """Resume sending: the peer of an accepted iWARP connection has sent nothing in time.
-
-        Or Linux's siw has not read it: data that arrives between its reply and the moment when it
-        takes over the TCP connection stays unread until more arrives. The response to a probe is
-        more data.
-        """
-        if self.released:
-            return
-        self.data_path.resume()
-        if self.device.attributes.is_siw and not (self._has_received or self.closed):
-            self.data_path.probe()
 
     def request_completed(self) -> None:
         """Note that a request has completed."""
@@ -294,14 +272,18 @@ class Endpoint(Generic[D_co]):
     def _on_cm_change(self) -> None:
         state = self.cm.state
         if state is CmState.DISCONNECTED:
-            self.fail(PeerClosed(self._peer_closed()))
-            if not self.data_path.counts_flushes:
-                self.data_path.drain(self._all_received)
+            # A failed request that has completed just before is the better cause.
+            self.data_path.drain(self._disconnected)
         elif state in (CmState.FAILED, CmState.REMOVED):
             self._expect_no_completions()
             failure = self.cm.failure(format_address(self.peer_address))
             self.fail(failure or RdmaError("the connection failed"))
         self._changed.wake_all()
+
+    def _disconnected(self) -> None:
+        self.fail(PeerClosed(self._peer_closed()))
+        if not self.data_path.counts_flushes:
+            self._all_received()
 
     def fail(self, cause: RdmaError) -> None:
         """End the connection. The first cause is kept."""
@@ -391,10 +373,10 @@ class Endpoint(Generic[D_co]):
         deadlines = (
             self._flush_timer,
             self._failure_timer,
-            self._first_message_timer,
             self._drain_timer,
         )
         for deadline in deadlines:
             if deadline is not None:
                 deadline.cancel()
+        self._first_message.stop()
         self.data_path.release()

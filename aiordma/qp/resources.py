@@ -94,9 +94,13 @@ class QueuePairResources:
         self.loop_device.queue_pairs.add(self._key, qp, self.send_cq.cq, handler)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Take all receives that have completed, then call `then`: see LoopDevice.drain."""
-        if hasattr(self, "recv_cq"):  # the peer can disconnect before the queue pair is made
-            self.loop_device.drain(self.recv_cq, then)
+        """Take all completions, those of receives last, then call `then`: see LoopDevice.drain."""
+        if not hasattr(self, "recv_cq"):  # the peer can disconnect before the queue pair is made
+            then()
+            return
+        if self.send_cq is not self.recv_cq:
+            self.loop_device.drain(self.send_cq)
+        self.loop_device.drain(self.recv_cq, then)
 
     def release(self) -> None:
         """Release the shared resources. The queue pair is destroyed."""

@@ -8,6 +8,7 @@ from aiordma.cm import AsyncCmId
 from aiordma.cm.accepting import BaseListener, BaseRequest
 from aiordma.cm.establishing import create_listening_ids
 from aiordma.loop.context_managers import AwaitableContextManager
+from aiordma.options import DEFAULT_LIMITS, ListenerLimits
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
 from aiordma.streams.stream import ByteStream
 from aiordma.streams.stream_core import StreamCore
@@ -19,9 +20,9 @@ class StreamRequest(BaseRequest):
     A request that is dropped without an answer is rejected, with a ResourceWarning.
     """
 
-    def __init__(self, cm: AsyncCmId, options: StreamOptions) -> None:
+    def __init__(self, cm: AsyncCmId, options: StreamOptions, limits: ListenerLimits) -> None:
         """Called by StreamListener; not for users."""
-        super().__init__(cm)
+        super().__init__(cm, limits.handshake_timeout)
         self._options = options
 
     def accept(self) -> AwaitableContextManager[ByteStream]:
@@ -31,7 +32,7 @@ class StreamRequest(BaseRequest):
 
         Raises:
             ProtocolError: the peer does not use the rsocket protocol; it is rejected.
-            ConnectError: the peer gave up, or did not confirm the connection.
+            ConnectError: the peer gave up, or did not confirm within `handshake_timeout`.
             DeviceRemoved: the device was removed.
             LocalClosed: the request was answered already.
             VerbsError: for example, not enough locked memory; the peer is rejected.
@@ -59,7 +60,28 @@ async def accept_stream_core(request: StreamRequest) -> StreamCore:
     Raises: as StreamRequest.accept().
     """
     request._cm.check_unanswered()
-    return await StreamCore.accept(request._cm, request._options)
+    async with request._handshake():
+        return await StreamCore.accept(request._cm, request._options)
+
+
+class StreamCoreListener(BaseListener[StreamRequest, StreamCore]):
+    """A listener for an adapter: its connections are StreamCores."""
+
+    def __init__(
+        self, cms: list[AsyncCmId], options: StreamOptions, limits: ListenerLimits
+    ) -> None:
+        """Called by listen_stream_core()."""
+        super().__init__(
+            cms, limits, lambda cm: StreamRequest(cm, options, limits), accept_stream_core
+        )
+
+
+async def listen_stream_core(
+    host: str | None, port: int, backlog: int, limits: ListenerLimits, options: StreamOptions
+) -> StreamCoreListener:
+    """Listen as listen_stream(), for an adapter."""
+    cms = await create_listening_ids(host, port, backlog, options.connection_options())
+    return StreamCoreListener(cms, options, limits)
 
 
 class StreamListener(BaseListener[StreamRequest, ByteStream]):
@@ -69,32 +91,38 @@ class StreamListener(BaseListener[StreamRequest, ByteStream]):
     streams that were accepted stay open.
     """
 
-    def __init__(self, cms: list[AsyncCmId], options: StreamOptions) -> None:
+    def __init__(
+        self, cms: list[AsyncCmId], options: StreamOptions, limits: ListenerLimits
+    ) -> None:
         """Called by listen_stream(); not for users."""
-        super().__init__(cms, lambda cm: StreamRequest(cm, options))
+        super().__init__(
+            cms, limits, lambda cm: StreamRequest(cm, options, limits), StreamRequest.accept
+        )
 
     async def accept(self) -> ByteStream:
-        """Wait for a peer that connects, and accept it.
+        """Wait for the next peer that connects a stream, and return its stream.
 
-        A peer that gives up halfway, or does not use rsocket, is skipped. Cancelling can lose the
-        one peer that was just being accepted.
+        Peers are accepted as they arrive, as by Listener.accept(). A peer that gives up halfway, or
+        does not use rsocket, is skipped. Cancelling loses no stream.
 
         Raises: as get_request(), and VerbsError as StreamRequest.accept().
         """
-        return await self._accept_next(StreamRequest.accept)
+        return await self._accept_next(self._accept)
 
     async def serve(self, handler: Callable[[ByteStream], Awaitable[object]]) -> None:
         """Accept every peer, and run `handler(stream)` for each in a separate task.
 
         The stream is closed when its handler returns. An exception that a handler raises is
         logged, and ends that stream only. The end of a connection by the peer is logged at level
-        INFO. serve() returns when the listener is closed and the last handler has returned.
+        INFO. If a peer cannot be accepted, for example because memory is short, an error is logged,
+        at most once in 10 seconds. serve() returns when the listener is closed and the last handler
+        has returned.
 
         Cancelling closes the listener and cancels every handler.
 
         Raises: as get_request(), except for LocalClosed.
         """
-        await self._serve(StreamRequest.accept, handler)
+        await self._serve(handler)
 
 
 def listen_stream(
@@ -102,19 +130,19 @@ def listen_stream(
     port: int,
     *,
     backlog: int = 0,
+    limits: ListenerLimits = DEFAULT_LIMITS,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> AwaitableContextManager[StreamListener]:
     """Listen for peers that use rsocket: `await listen_stream(...)`, or `async with`.
 
-    `host`, `port`, `backlog` and the exceptions are those of listen(). `options` apply to the
-    accepted streams.
+    `host`, `port`, `backlog`, `limits` and the exceptions are those of listen(). `options` apply to
+    the accepted streams.
 
     Cancelling leaves nothing behind. See rlisten in rsocket(7).
     """
 
     async def listening() -> StreamListener:
-        return StreamListener(
-            await create_listening_ids(host, port, backlog, options.connection_options()), options
-        )
+        cms = await create_listening_ids(host, port, backlog, options.connection_options())
+        return StreamListener(cms, options, limits)
 
     return AwaitableContextManager(listening())

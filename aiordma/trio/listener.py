@@ -6,6 +6,7 @@ from trio.abc import Listener
 
 import aiordma
 from aiordma.errors import RdmaError, VerbsError
+from aiordma.options import DEFAULT_LIMITS, ListenerLimits
 from aiordma.streams import StreamListener
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
 from aiordma.trio.errors import raise_as_trio
@@ -27,8 +28,8 @@ class RdmaListener(Listener[RdmaStream]):
     async def accept(self) -> RdmaStream:
         """Wait for a peer that connects, and accept it.
 
-        A peer that gives up halfway, or does not use rsocket, is skipped. Cancelling can lose the
-        one peer that was just being accepted.
+        A peer that gives up halfway, or does not use rsocket, is skipped. A peer that does not
+        confirm delays no other. Cancelling loses no peer.
 
         Raises:
             trio.ClosedResourceError: the listener was closed, before or while this waited.
@@ -60,10 +61,13 @@ async def listen_stream(
     port: int,
     *,
     backlog: int = 0,
+    limits: ListenerLimits = DEFAULT_LIMITS,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> RdmaListener:
     """Listen for peers that use rsocket, and return a listener for trio.serve_listeners().
 
     The arguments, the exceptions and the effect of cancelling are those of aiordma.listen_stream().
     """
-    return RdmaListener(await aiordma.listen_stream(host, port, backlog=backlog, options=options))
+    return RdmaListener(
+        await aiordma.listen_stream(host, port, backlog=backlog, limits=limits, options=options)
+    )

@@ -7,7 +7,8 @@ import threading
 
 import loops
 import pytest
-from helpers import connected, give_name, serving
+from helpers import connected, give_name, serving, unconfirmed_peer
+from stream_sides import Script, settings
 
 import aiordma
 from aiordma import Connection, ConnectionOptions, ConnectRequest, PortSpace, Rejected
@@ -53,6 +54,37 @@ async def test_private_data_is_sent_both_ways(address: DeviceAddress) -> None:
                 assert connection.private_data == padded
             padded = asked.ljust(ask, b"\0") if is_roce else asked
             assert (await echoing).private_data == padded
+
+
+@pytest.mark.transport("IB")  # on iWARP the reply establishes the connection
+async def test_accept_returns_the_next_peer_beside_one_that_does_not_confirm(
+    address: DeviceAddress,
+) -> None:
+    async with aiordma.listen(address.host, 0) as listener:
+        accepting = loops.create_task(listener.accept())
+        async with (
+            await unconfirmed_peer(*listener.local_address),
+            aiordma.connect(*listener.local_address) as client,
+            await accepting as server,
+        ):
+            assert server.peer_address == client.local_address
+            assert listener.stats.handshakes == 1
+
+
+@pytest.mark.transport("IB")
+async def test_streams_are_accepted_beside_a_peer_that_does_not_confirm(
+    address: DeviceAddress,
+) -> None:
+    async with aiordma.listen_stream(address.host, 0) as listener:
+        accepting = loops.create_task(listener.accept())
+        request = Script(settings()).peer.pack()
+        async with (
+            await unconfirmed_peer(*listener.local_address, request),
+            aiordma.connect_stream(*listener.local_address) as client,
+            await accepting as server,
+        ):
+            assert server.peer_address == client.local_address
+            assert listener.stats.handshakes == 1
 
 
 async def test_a_request_can_be_answered_only_once_and_not_with_too_much_private_data(

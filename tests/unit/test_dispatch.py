@@ -20,7 +20,7 @@ from aiordma.cm import AsyncCmId, CmState
 from aiordma.dispatch import KEY_SHIFT, LoopDevice, loop_device
 from aiordma.enums import AsyncEventType, CmEventType
 from aiordma.loop import make_future, running_loop
-from aiordma.options import ConnectionOptions
+from aiordma.options import ConnectionOptions, ListenerLimits
 from aiordma.verbs.completion import POLL_BATCH
 
 E, S = CmEventType, CmState
@@ -56,7 +56,8 @@ async def test_a_failed_channel_ends_all_waits(
     cms = [await AsyncCmId.create() for _ in range(2)]
     for one in cms:
         one.listen()
-    async with Listener(cms, ConnectionOptions()) as listener, await AsyncCmId.create() as broken:
+    listening = Listener(cms, ConnectionOptions(), ListenerLimits())
+    async with listening as listener, await AsyncCmId.create() as broken:
         broken.on_change = lambda: 1 // 0  # type: ignore[assignment]
         ids = [await AsyncCmId.create() for _ in range(2)]
         simulation.cm.hold(E.ADDR_RESOLVED)

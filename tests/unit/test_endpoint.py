@@ -20,10 +20,9 @@ import aiordma
 from aiordma import AccessFlags, DeviceRemoved, PeerClosed, VerbsError
 from aiordma.enums import CmEventType
 from aiordma.qp.endpoint import (
-    FIRST_MESSAGE_SECONDS,
     FLUSH_SECONDS,
-    SIW_FIRST_MESSAGE_SECONDS,
 )
+from aiordma.qp.first_message import FIRST_MESSAGE_SECONDS, SIW_FIRST_MESSAGE_SECONDS
 from aiordma.verbs.device import SIW_VENDOR_ID
 
 LEFT = "a resource could not be destroyed"
@@ -117,7 +116,7 @@ async def test_an_aborted_endpoint_does_not_resume_sends(simulation: Simulation)
         endpoint.data_path.resume = pytest.fail  # type: ignore[method-assign]
         pair.server.abort()
         endpoint.message_arrived()
-        endpoint._no_first_message()
+        endpoint._first_message._on_timeout()
 
 
 @pytest.mark.transport("IWARP")

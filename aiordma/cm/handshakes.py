@@ -1,0 +1,162 @@
+"""Handshakes: the peers that a listener accepts at the same time.
+
+A peer that sends a request and never confirms the reply must not delay the others. So each
+handshake runs in a task of its own. The number of handshakes is limited, because each has a queue
+pair and registered memory. When all are in use, the oldest one is ended for a new request, if its
+peer has had time to confirm.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from aiordma.errors import (
+    ConnectError,
+    ConnectionClosed,
+    ProtocolError,
+    ReceiveOverrun,
+    WorkRequestError,
+)
+from aiordma.loop import Deadline, Loop, run_in_background
+from aiordma.loop.context_managers import Closable
+from aiordma.options import ListenerLimits
+
+logger = logging.getLogger(__name__)
+
+# Errors that the peer or the network causes, not this side.
+PEER_ERRORS = (ConnectError, ConnectionClosed, ProtocolError, ReceiveOverrun, WorkRequestError)
+# A peer confirms within milliseconds. After this time a handshake can be ended for a new one.
+CONFIRM_SECONDS = 1.0
+
+
+class Answerable(Protocol):
+    """A connection request."""
+
+    def abort(self) -> None:
+        """Reject the peer, or end the handshake with it. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The reason, on this side, why a peer could not be accepted."""
+
+    error: Exception
+
+
+R = TypeVar("R", bound=Answerable)
+C = TypeVar("C", bound=Closable)
+
+
+@dataclass(slots=True)
+class ListenerStats:
+    """A snapshot of a listener's numbers: the result of `Listener.stats`."""
+
+    accepted: int = 0
+    """Connections that were established."""
+
+    failed: int = 0
+    """Handshakes that failed, because the peer gave up, did not confirm, or broke a rule."""
+
+    dropped: int = 0
+    """Handshakes that were ended for a new request, when `max_handshakes` were under way."""
+
+    rejected: int = 0
+    """Requests that were rejected because of the backlog or of `max_connections`."""
+
+    requests_waiting: int = 0
+    """Requests that no task has taken yet."""
+
+    handshakes: int = 0
+    """Requests that were accepted, and whose peer has not confirmed yet."""
+
+    connections: int = 0
+    """Requests that were taken, and connections made of them, until they are destroyed."""
+
+    def connection_ended(self) -> None:
+        """Count a connection as destroyed. Called by the listener."""
+        self.connections -= 1
+
+
+class Handshakes(Generic[R, C]):
+    """The handshakes of a listener, and their outcomes that no task has taken yet."""
+
+    def __init__(self, loop: Loop, limits: ListenerLimits, on_change: Callable[[], None]) -> None:
+        """Call `on_change` whenever a handshake has ended, or another one can begin."""
+        self._loop = loop
+        self._limits = limits
+        self._on_change = on_change
+        # Each with the timer of CONFIRM_SECONDS, oldest first.
+        self._under_way: dict[R, Deadline] = {}
+        self._outcomes: deque[C | Failure] = deque()
+        self.stats = ListenerStats()
+
+    @property
+    def may_start(self) -> bool:
+        """True if another handshake can begin now."""
+        if len(self._under_way) < self._limits.max_handshakes:
+            return True
+        return next(iter(self._under_way.values())).expired
+
+    def start(self, request: R, accept: Callable[[R], Awaitable[C]]) -> None:
+        """Begin to accept the request. Call it only if `may_start`."""
+        if len(self._under_way) >= self._limits.max_handshakes:
+            oldest = next(iter(self._under_way))
+            logger.info("%r was dropped for a new request", oldest)
+            self.stats.dropped += 1
+            self._end(oldest)
+        self._under_way[request] = Deadline(self._loop, CONFIRM_SECONDS, self._on_change)
+        run_in_background(self._loop, self._run(request, accept))
+
+    async def _run(self, request: R, accept: Callable[[R], Awaitable[C]]) -> None:
+        try:
+            connection = await accept(request)
+        except PEER_ERRORS as error:
+            if self._forget(request):
+                logger.info("the handshake with %r failed: %s", request, error)
+                self.stats.failed += 1
+        except Exception as error:
+            request.abort()
+            if self._forget(request):
+                self._outcomes.append(Failure(error))
+        except BaseException:  # the event loop ends
+            self._end(request)
+            raise
+        else:
+            if self._forget(request):
+                self.stats.accepted += 1
+                self._outcomes.append(connection)
+            else:
+                connection.abort()
+        self._on_change()
+
+    def __len__(self) -> int:
+        """Return the number of handshakes under way."""
+        return len(self._under_way)
+
+    def take(self) -> C | Failure | None:
+        """Return the connection that was established first, or a Failure; None if there is none."""
+        return self._outcomes.popleft() if self._outcomes else None
+
+    def close(self) -> None:
+        """End all handshakes, and abort the connections that no task has taken. Idempotent."""
+        for request in list(self._under_way):
+            self._end(request)
+        while (outcome := self.take()) is not None:
+            if not isinstance(outcome, Failure):
+                outcome.abort()
+
+    def _end(self, request: R) -> None:
+        self._forget(request)
+        request.abort()
+
+    def _forget(self, request: R) -> bool:
+        """Remove a handshake that has ended. Return False if it was removed before."""
+        deadline = self._under_way.pop(request, None)
+        if deadline is None:
+            return False
+        deadline.cancel()
+        return True
