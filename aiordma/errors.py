@@ -12,6 +12,7 @@ The hierarchy::
     |-- ConnectionClosed                      an established connection has ended
     |   |-- LocalClosed                       this side closed it
     |   |-- PeerClosed                        the peer closed it, or its process ended
+    |   |-- PeerTimeout                       the peer's machine does not answer any more
     |   `-- DeviceRemoved                     the RDMA device was removed
     |-- ReceiveOverrun                        messages came faster than they were received
     |-- ProtocolError (also ConnectionError)  the peer of a stream violates rsocket's protocol
@@ -178,6 +179,15 @@ class LocalClosed(ConnectionClosed):
 
 class PeerClosed(ConnectionClosed):
     """The peer disconnected, or its process ended."""
+
+
+class PeerTimeout(ConnectionClosed):
+    """The peer's machine, or the network to it, does not answer any more.
+
+    Its device did not acknowledge a request (`IBV_WC_RETRY_EXC_ERR`), or did not answer a probe. On
+    InfiniBand and RoCE, `retry_count` and `ack_timeout` of the options decide how long that takes.
+    On iWARP it is `peer_timeout`.
+    """
 
 
 class DeviceRemoved(ConnectionClosed):

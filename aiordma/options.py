@@ -70,7 +70,8 @@ class ConnectionOptions:
     device and of the peer apply."""
 
     retry_count: int = 7
-    """The number of times that the device repeats a packet without acknowledgment, 0 to 7."""
+    """The number of times that the device repeats a packet without acknowledgment, 0 to 7. After
+    that the connection ends with PeerTimeout. On soft-RoCE, 7 would mean for ever: 6 is used."""
 
     rnr_retry_count: int = 7
     """The number of times that the device repeats a send for which the peer had no receive buffer
@@ -91,6 +92,16 @@ class ConnectionOptions:
     ack_timeout: int | None = None
     """The exponent of the time before a packet without acknowledgment is repeated: 4.096 us times 2
     to this power, 0 to 31 (RDMA_OPTION_ID_ACK_TIMEOUT). None: the connection manager chooses."""
+
+    keepalive: float = 0.0
+    """The time without traffic after which this side checks that the peer's machine still answers.
+    The check is a write of no bytes, on iWARP a read of no bytes. If it is not answered, the
+    connection ends with PeerTimeout. 0: an idle connection is not checked."""
+
+    peer_timeout: float = 15.0
+    """On iWARP: the time in which the peer's machine must answer a check. A connection that sends
+    and receives nothing back is checked, too, also without `keepalive`. On InfiniBand and RoCE,
+    `retry_count` and `ack_timeout` decide how long the device waits for an answer."""
 
     reuse_address: bool = False
     """True: the local address can already be in use (RDMA_OPTION_ID_REUSEADDR)."""
@@ -115,6 +126,8 @@ class ConnectionOptions:
         """
         check_depths(device, self.send_depth, self.recv_depth)
         name, limits = device.name, device.attributes
+        if self.keepalive and device.is_iwarp and not self.initiator_depth:
+            raise ValueError(f"{name} is iWARP, where keepalive needs an initiator_depth over 0")
         if self.max_sge > limits.max_sge:
             raise ValueError(f"{name} allows a max_sge of {limits.max_sge}")
         if self.shared_recv_depth > limits.max_srq_wr:
@@ -163,6 +176,8 @@ _RANGES = (
     ("close_timeout", 0.0, 3600.0),
     ("tos", 0, 255),
     ("ack_timeout", 0, 31),
+    ("keepalive", 0.0, 86400.0),
+    ("peer_timeout", 0.01, 3600.0),
 )
 
 DEFAULT_OPTIONS = ConnectionOptions()

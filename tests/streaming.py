@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import loops
 import trustme
+from helpers import Host
 
 from aiordma import ByteStream, StreamListener, StreamOptions, connect_stream, listen_stream
-from aiordma.rdmacm import DeviceAddress
 from aiordma.streams.stream_core import StreamCore
 
 DEFAULT = StreamOptions()
@@ -28,7 +28,7 @@ class StreamPair:
 
 @contextlib.asynccontextmanager
 async def streaming(
-    address: DeviceAddress, client: StreamOptions = DEFAULT, server: StreamOptions = DEFAULT
+    address: Host, client: StreamOptions = DEFAULT, server: StreamOptions = DEFAULT
 ) -> AsyncIterator[StreamPair]:
     """Connect two ends on one device. After the block, abort those that are still open."""
     async with listen_stream(address.host, 0, options=server) as listener:

@@ -463,6 +463,7 @@ class Lib:
     IBV_QPS_SQE: Final[int]
     IBV_QPS_ERR: Final[int]
     IBV_QP_STATE: Final[int]
+    IBV_QP_RETRY_CNT: Final[int]
     IBV_PORT_NOP: Final[int]
     IBV_PORT_DOWN: Final[int]
     IBV_PORT_INIT: Final[int]
@@ -849,6 +850,7 @@ class Lib:
         self, cell: SrqCell, wr_id: int, addr: int, length: int, lkey: int
     ) -> int: ...
     def aiordma_set_min_rnr_timer(self, qp: IbvQp, timer: int) -> int: ...
+    def aiordma_set_retry_count(self, qp: IbvQp, count: int) -> int: ...
     def aiordma_ifaddrs(self, text: Bytes, size: int) -> int: ...
 
 class Ffi:

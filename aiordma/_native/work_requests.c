@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* Providers return an errno, positive or (libsiw) negative, or -1 with errno (libsiw as well). */
 static int positive(int result)
@@ -256,4 +257,30 @@ int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer)
 	if (!qp)
 		return EINVAL;
 	return abs(ibv_modify_qp(qp, &attr, IBV_QP_MIN_RNR_TIMER));
+}
+
+/* The retry count can only be changed while the send queue is drained (SQD). A send queue without
+ * requests drains within microseconds, but in another thread of the kernel: until then, the second
+ * call fails. */
+int aiordma_set_retry_count(struct ibv_qp *qp, uint8_t count)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_SQD, .retry_cnt = count };
+	const struct timespec millisecond = { .tv_nsec = 1000000 };
+	int error, tries;
+
+	if (!qp)
+		return EINVAL;
+	error = ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+	if (error)
+		return abs(error);
+	for (tries = 0; tries < 1000; tries++) {
+		error = ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_RETRY_CNT);
+		if (!error)
+			break;
+		nanosleep(&millisecond, NULL);
+	}
+	attr.qp_state = IBV_QPS_RTS;
+	if (ibv_modify_qp(qp, &attr, IBV_QP_STATE))
+		return EINVAL;
+	return abs(error);
 }

@@ -19,6 +19,7 @@ from aiordma.options import ConnectionOptions
 from aiordma.qp.data_path import EndpointCallbacks
 from aiordma.qp.operation import WC_OPCODE_OF, Operation, Operations
 from aiordma.qp.post_list import PostList
+from aiordma.qp.probe import probe
 from aiordma.qp.receive_ring import ReceiveRing
 from aiordma.qp.resources import RECEIVE, QueuePairResources
 from aiordma.qp.scatter_gather import ScatterGatherBuilder
@@ -44,6 +45,7 @@ class MessageDataPath:
         shared_receives: SharedReceives | None,
     ) -> None:
         loop, device = cm.loop, cm.device()
+        self._is_iwarp = device.is_iwarp
         self._callbacks = callbacks
         self._shared_receives = shared_receives
         self._qp: QueuePair | None = None
@@ -204,9 +206,25 @@ class MessageDataPath:
         """Let requests be posted, if SendQueue.pause() held them back: the peer is ready."""
         self.sends.resume()
 
-    def probe(self) -> None:
-        """Post a read of no bytes, to which the peer's device replies, if reads were negotiated."""
-        self.remote.probe()
+    @property
+    def messages_received(self) -> int:
+        """The number of messages that have arrived."""
+        return self.receiver.queue.messages
+
+    @property
+    def may_probe(self) -> bool:
+        """True if probe() can be used. On iWARP it needs a connection with reads."""
+        return not self._is_iwarp or self.remote.initiator_depth > 0
+
+    def probe(self, on_answer: Callable[[], None]) -> None:
+        """Make the peer's device answer a write of no bytes, on iWARP a read of no bytes."""
+        try:
+            if not self._is_iwarp:
+                probe(self.sends, on_answer, is_read=False)
+            elif self.may_probe:
+                self.remote.probe(on_answer)
+        except VerbsError as error:
+            self._callbacks.post_failed(error)
 
     def wake(self) -> None:
         """Wake the task that waits to receive, so that it checks the state again."""

@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aiordma.enums import AccessFlags, WcOpcode, WrOpcode
-from aiordma.errors import VerbsError
 from aiordma.loop import FairSemaphore, checkpoint
 from aiordma.memory import PooledBuffer, RemoteBuffer
-from aiordma.qp.operation import WC_OPCODE_OF, Operation, Operations
+from aiordma.qp.operation import WC_OPCODE_OF, Operations
 from aiordma.qp.post_list import MemoryRequest
+from aiordma.qp.probe import probe
 from aiordma.qp.scatter_gather import (
     ScatterGatherBuilder,
     ScatterGatherList,
@@ -135,16 +135,17 @@ class RemoteAccess:
         request = MemoryRequest(WrOpcode.RDMA_READ, sgl.segments, target, count)
         await self._perform_with_credit(WcOpcode.RDMA_READ, request, sgl.release)
 
-    def probe(self) -> None:
-        """Post a read of no bytes if a credit is free: see SendQueue.probe()."""
-        if self._rd_atomic_credits.try_acquire():
-            release = self._rd_atomic_credits.release
-            operation = Operation(self._operations.make_future(), WcOpcode.RDMA_READ, release)
-            try:
-                if not self._sends.probe(operation):
-                    release()
-            except VerbsError as error:
-                self._callbacks.post_failed(error)
+    def probe(self, on_answer: Callable[[], None]) -> None:
+        """Post a read of no bytes if a credit is free: see qp.probe."""
+        if not self._rd_atomic_credits.try_acquire():
+            return
+
+        def on_end() -> None:
+            self._rd_atomic_credits.release()
+            on_answer()
+
+        if not probe(self._sends, on_end, is_read=True):
+            self._rd_atomic_credits.release()
 
     def _check_reads(self) -> None:
         if not self.initiator_depth:

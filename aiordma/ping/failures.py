@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 
-from aiordma.enums import WcStatus
 from aiordma.errors import (
     AddressError,
     PeerClosed,
+    PeerTimeout,
     Rejected,
     RouteError,
     Unreachable,
     VerbsError,
-    WorkRequestError,
 )
 from aiordma.ping.handshake import rejection_reason
 from aiordma.ping.options import DEFAULT_PORT, PingOptions
@@ -39,7 +38,7 @@ def explain(error: Exception, options: PingOptions) -> str:
             return _no_answer(error, options)
         case PeerClosed():
             return f"the connection to {peer} ended: {error}"
-        case WorkRequestError(status=WcStatus.RETRY_EXC_ERR):
+        case PeerTimeout():
             return f"{peer} stopped answering: its machine or the network failed ({error})"
         case _:
             return str(error)

@@ -22,6 +22,14 @@ class DataPath(Protocol):
     """True if no message can arrive once the last posted receive is completed or flushed."""
 
     @property
+    def messages_received(self) -> int:
+        """The number of messages that have arrived."""
+
+    @property
+    def may_probe(self) -> bool:
+        """True if probe() can be used. On iWARP it needs a connection with reads."""
+
+    @property
     def receives_posted(self) -> int:
         """The number of receives that are posted and not completed or flushed."""
 
@@ -38,8 +46,11 @@ class DataPath(Protocol):
     def resume(self) -> None:
         """Start to post requests if they were paused: the peer is ready for them."""
 
-    def probe(self) -> None:
-        """Make the peer's device send a packet, by a read of no bytes, if reads were negotiated."""
+    def probe(self, on_answer: Callable[[], None]) -> None:
+        """Make the peer's device answer a request of no bytes, if one can be posted now.
+
+        On iWARP, `on_answer` is called when the answer has arrived.
+        """
 
     def wake(self) -> None:
         """Make the tasks that wait to receive check the state again."""

@@ -29,6 +29,7 @@ from aiordma.enums import AsyncEventType, IdOption, WcOpcode, WcStatus
 from aiordma.errors import (
     LocalClosed,
     PeerClosed,
+    PeerTimeout,
     RdmaError,
     ReceiveOverrun,
     VerbsError,
@@ -38,6 +39,8 @@ from aiordma.loop import Deadline, Loop, WaitQueue, refuse_forked_child
 from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_data
 from aiordma.qp.data_path import DataPath, EndpointCallbacks
 from aiordma.qp.first_message import FirstMessage
+from aiordma.qp.keepalive import Keepalive
+from aiordma.qp.retries import finite_retries, limit_retries
 from aiordma.rdmacm import ConnectionParameters
 from aiordma.rdmacm.address import format_address
 from aiordma.verbs import AsyncEvent
@@ -98,6 +101,7 @@ class Endpoint(Generic[D_co]):
         self._drain_timer: Deadline | None = None
         self.data_path = make_data_path(self)
         self._first_message = FirstMessage(cm.loop, self.device, self.data_path, self)
+        self._keepalive = Keepalive(cm.loop, options, self.data_path, self)
         cm.on_change = self._on_cm_change
         cm.handle.add_released_callback(self._release)
 
@@ -138,6 +142,7 @@ class Endpoint(Generic[D_co]):
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
         self._first_message.hold_sends()
         await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
+        await limit_retries(self.cm, request.retry_count)
         self._first_message.start_timer()
         self._begin(depth)
 
@@ -146,7 +151,7 @@ class Endpoint(Generic[D_co]):
             private_data=private_data,
             responder_resources=resources,
             initiator_depth=depth,
-            retry_count=self.options.retry_count,
+            retry_count=finite_retries(self.device, self.options.retry_count),
             rnr_retry_count=self.options.rnr_retry_count,
         )
 
@@ -165,6 +170,7 @@ class Endpoint(Generic[D_co]):
         qp = self.cm.handle.qp
         if qp is not None and not self.device.is_iwarp:
             self.cm.handle.submit(lambda: qp.set_min_rnr_timer(MIN_RNR_TIMER))
+        self._keepalive.start(is_iwarp=self.device.is_iwarp)
 
     # --- the middle ---
 
@@ -236,7 +242,10 @@ class Endpoint(Generic[D_co]):
         """Handle the completion of a request that failed or was flushed."""
         if self._end is not None or self.closed_here:
             return
-        failure = WorkRequestError(WcStatus(wc.status), opcode, wc.vendor_err)
+        failure: RdmaError = WorkRequestError(WcStatus(wc.status), opcode, wc.vendor_err)
+        if wc.status == WcStatus.RETRY_EXC_ERR:
+            peer = format_address(self.peer_address)
+            failure = PeerTimeout(f"{peer} does not answer any more: {failure}")
         # On iWARP the kernel flushes before it reports the disconnect, which will come soon.
         if wc.status == WcStatus.WR_FLUSH_ERR and self.device.is_iwarp:
             self._fail_soon(failure)
@@ -337,7 +346,8 @@ class Endpoint(Generic[D_co]):
         try:
             await self._finish_sending(deadline)
             self.cm.start_disconnect()
-            while self.cm.state is CmState.DISCONNECTING and not deadline.expired:
+            is_silent = isinstance(self._end, PeerTimeout)
+            while self.cm.state is CmState.DISCONNECTING and not (deadline.expired or is_silent):
                 await self._changed.wait()
         finally:
             deadline.cancel()
@@ -379,4 +389,5 @@ class Endpoint(Generic[D_co]):
             if deadline is not None:
                 deadline.cancel()
         self._first_message.stop()
+        self._keepalive.stop()
         self.data_path.release()

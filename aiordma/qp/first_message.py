@@ -57,9 +57,13 @@ class FirstMessage:
             return
         self._data_path.resume()
         if self._device.attributes.is_siw and not (self.has_arrived or self._callbacks.closed):
-            self._data_path.probe()
+            self._data_path.probe(_do_nothing)
 
     def stop(self) -> None:
         """Stop waiting: the connection is being destroyed."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _do_nothing() -> None:
+    """Do nothing: the response to the probe has no other effect."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aiordma._native import fast_path
 from aiordma.enums import WrOpcode
-from aiordma.errors import VerbsError
 from aiordma.loop import FairSemaphore, Loop
 from aiordma.memory import BufferPool, PooledBuffer
 from aiordma.qp.post_list import MemoryRequest, PostList, Waiter
@@ -244,22 +243,10 @@ class SendQueue:
         wr_id = self._enqueue(operation, is_batched=True)
         post_list.add(request, wr_id, order | SIGNALED, operation)
 
-    def probe(self, memory: InFlightMemory | None) -> bool:
-        """Post a read of no bytes, to which the peer's device responds. Return False if full.
-
-        Raises:
-            VerbsError: the device refused it; `memory` is kept until the queue pair is destroyed.
-        """
-        if not self.try_reserve():
-            return False
-        try:
-            self.post(_read_nothing, memory, is_read=True)
-        except VerbsError:
-            self.unreserve()
-            if memory is not None:
-                self.keep_until_destroyed(memory)
-            raise
-        return True
+    @property
+    def posted(self) -> int:
+        """The number of requests posted so far, modulo NUMBER_MASK + 1."""
+        return self.core.next_number
 
     def signal_tail(self) -> None:
         """Post a signaled request if the newest requests are unsignaled and the queue has room.
@@ -271,7 +258,7 @@ class SendQueue:
             VerbsError: the device refused it.
         """
         if self.core.unsignaled and len(self) < self._depth:
-            self.post(_write_nothing, None)
+            self.post(write_nothing, None)
 
     def _enqueue(
         self, memory: InFlightMemory | None, unsignaled: int = 0, *, is_batched: bool = False
@@ -387,9 +374,6 @@ class SendQueue:
         self._credits.release(NUMBER_MASK)
 
 
-def _write_nothing(qp: QueuePair, wr_id: int, flags: int) -> None:
+def write_nothing(qp: QueuePair, wr_id: int, flags: int) -> None:
+    """Post a write of no bytes, which the peer's device acknowledges."""
     qp.post_list(wr_id, WrOpcode.RDMA_WRITE, [], flags=flags)
-
-
-def _read_nothing(qp: QueuePair, wr_id: int, flags: int) -> None:
-    qp.post_list(wr_id, WrOpcode.RDMA_READ, [], flags=flags)

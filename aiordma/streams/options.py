@@ -61,6 +61,14 @@ class StreamOptions:
     """The exponent of the time until a retransmission: 4.096 us times 2 to this power, 0 to 31.
     None: the value that the CM determines."""
 
+    keepalive: float = 0.0
+    """The time without traffic after which this side checks that the peer's machine still answers:
+    SO_KEEPALIVE of rsocket(7). On InfiniBand and RoCE, the check is rsocket's KEEPALIVE message.
+    Otherwise as in ConnectionOptions."""
+
+    peer_timeout: float = 15.0
+    """On iWARP: the time in which the peer's machine must answer, as in ConnectionOptions."""
+
     reuse_address: bool = False
     """True to allow a local address that is in use already (RDMA_OPTION_ID_REUSEADDR)."""
 
@@ -84,6 +92,8 @@ class StreamOptions:
             close_timeout=self.close_timeout,
             tos=self.tos,
             ack_timeout=self.ack_timeout,
+            keepalive=self.keepalive,
+            peer_timeout=self.peer_timeout,
             reuse_address=self.reuse_address,
             port_space=PortSpace.TCP,
         )

@@ -180,6 +180,11 @@ class StreamProtocol:
         self.has_left = True
         self._transition(StreamEvent.LEAVE)
 
+    def keep_alive(self) -> None:
+        """Queue KEEPALIVE, unless control messages are queued or this side has left."""
+        if not (self._queued_controls or self.has_left):
+            self._queued_controls.append(Control.KEEPALIVE)
+
     def connection_lost(self) -> None:
         """End the stream because its connection has ended. Idempotent.
 

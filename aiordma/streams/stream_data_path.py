@@ -19,6 +19,7 @@ from aiordma.qp import (
     ReceiveRing,
     SendQueue,
 )
+from aiordma.qp.probe import probe
 from aiordma.streams.options import MESSAGE_SIZE, StreamOptions
 from aiordma.streams.protocol import Settings, StreamProtocol, target_sgl_size
 from aiordma.streams.stream_sender import StreamSender
@@ -68,6 +69,8 @@ class StreamDataPath:
         self.sends = SendQueue(cm.loop, options.send_depth, selective=not device.is_iwarp)
         self.counts_flushes = not device.is_iwarp
         self._may_read = False
+        self.messages_received = 0
+        """The number of messages of the protocol that have arrived."""
         # Always False: the peer has fewer credits than there are receives.
         self.ran_out_of_receives = False
         self._receives = ReceiveRing(options.recv_depth, MESSAGE_SIZE)
@@ -170,6 +173,7 @@ class StreamDataPath:
         if wc.status != SUCCESS:
             self._callbacks.request_failed(WcOpcode.RECV, wc)
             return
+        self.messages_received += 1
         message = immediate(wc)
         if message is None:
             data = self._receives.view(slot, wc.byte_len)
@@ -194,11 +198,19 @@ class StreamDataPath:
         self.sender.post_controls()
         self._on_change()
 
-    def probe(self) -> None:
-        """Post a read of no bytes, which probes the peer's device, if reads were negotiated."""
+    @property
+    def may_probe(self) -> bool:
+        """True if probe() can be used. On iWARP it needs a connection with reads."""
+        return not self.is_iwarp or self._may_read
+
+    def probe(self, on_answer: Callable[[], None]) -> None:
+        """Send rsocket's KEEPALIVE; on iWARP make the peer's device answer a read of no bytes."""
         try:
-            if self._may_read:
-                self.sends.probe(None)
+            if not self.is_iwarp:
+                self.protocol.keep_alive()
+                self.sender.post_controls()
+            elif self.may_probe:
+                probe(self.sends, on_answer, is_read=True)
         except VerbsError as error:
             self._callbacks.post_failed(error)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ASYNC_BATCH = 16
 SIW_VENDOR_ID = 0x626D74
+RXE_VENDOR_ID = 0xFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class DeviceAttributes:
     has_on_demand_paging: bool = False
     is_siw: bool = False
     """True for siw, the software iWARP device of Linux."""
+    is_rxe: bool = False
+    """True for rxe, the software RoCE device of Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,7 @@ def _query(context: IbvContext) -> DeviceAttributes:
         max_sge_rd=attr.max_sge_rd or attr.max_sge,
         has_atomics=attr.atomic_cap != 0,
         is_siw=attr.vendor_id == SIW_VENDOR_ID,
+        is_rxe=attr.vendor_id == RXE_VENDOR_ID,
         has_memory_windows=bool(attr.device_cap_flags & lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B),
         has_on_demand_paging=bool(lib.aiordma_odp_caps(context) & lib.IBV_ODP_SUPPORT),
     )

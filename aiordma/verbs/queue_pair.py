@@ -390,6 +390,18 @@ class QueuePair:
         """
         check_errno(lib.aiordma_set_min_rnr_timer(self.pointer, timer), "ibv_modify_qp")
 
+    def set_retry_count(self, count: int) -> None:
+        """Set how often the device repeats a packet without acknowledgment: IBV_QP_RETRY_CNT.
+
+        `count` is 0 to 7. Only possible once the connection is established, and while the send
+        queue is empty. Blocks for some milliseconds. See ibv_modify_qp(3).
+
+        Raises:
+            VerbsError: EINVAL (wrong state, the send queue was not empty, or iWARP, which has no
+                such count).
+        """
+        check_errno(lib.aiordma_set_retry_count(self.pointer, count), "ibv_modify_qp")
+
     def forget(self) -> IbvQp:
         """Clear the pointer. Return it when no thread posts any more: the caller destroys it."""
         pointer, self._cell[0] = self._cell[0], ffi.NULL

@@ -12,7 +12,7 @@ import pytest
 from helpers import TIME_LIMIT, cm_ids, end, is_receiving, read_line, start_python
 
 import aiordma
-from aiordma import Connection, PeerClosed, RdmaError, WorkRequestError
+from aiordma import Connection, ConnectionClosed, PeerClosed, RdmaError, WorkRequestError
 from aiordma.rdmacm import DeviceAddress
 
 PEER = """
@@ -100,7 +100,7 @@ async def kill_busy_peer(
         assert not any(task.done() for task in tasks)
         peer.kill()
         results = await loops.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(r, (PeerClosed, WorkRequestError)) for r in results)
+        assert all(isinstance(r, (ConnectionClosed, WorkRequestError)) for r in results)
         assert connection.closed
 
 

@@ -126,6 +126,8 @@ class Id:
     """The number of a queue pair that librdmacm did not make."""
     options: dict[tuple[int, int], int] = field(default_factory=dict)
     """The values of rdma_set_option(), by level and name."""
+    retry_count: int = 7
+    """The retry count that the connecting side has chosen for both sides."""
     path: Any = None
     """The path record of the route."""
 
@@ -303,6 +305,7 @@ class ConnectionManager:
         assert device is not None
         passive.bind_device(device)
         passive.peer, active.peer = active, passive
+        passive.retry_count = active.retry_count
         return passive
 
     def is_full(self, listener: Id) -> bool:
@@ -462,6 +465,7 @@ def move_to_ready(cm_id: Id) -> None:
     qp = cm_id.qp
     if qp is not None and qp.state != lib.IBV_QPS_ERR:
         qp.move(lib.IBV_QPS_RTS)
+        qp.retry_count = cm_id.retry_count
 
 
 def new_id(world: World, channel: Channel, port_space: int) -> Id:
@@ -551,6 +555,7 @@ def rdma_get_cm_event(world: World, pointer: Any, out: Any) -> None:
         param.private_data = event.context
     if not is_ud:
         param.responder_resources, param.initiator_depth = event.resources
+        param.retry_count = event.cm_id.retry_count
         param.qp_num = event.cm_id.peer.number if event.cm_id.peer is not None else 0
     elif event.destination is not None:
         gid, param.qp_num = event.destination
@@ -755,6 +760,8 @@ def rdma_connect(world: World, pointer: Any, param: Any) -> None:
     if cm_id.is_iwarp and world.cm.listener_at(cm_id) is None:
         raise Failure(errno.ECONNREFUSED)
     cm_id.state = "connecting"
+    if param != ffi.NULL:
+        cm_id.retry_count = param.retry_count
     world.cm.send(partial(world.cm.request, cm_id, data, resources))
 
 

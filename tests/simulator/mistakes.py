@@ -91,8 +91,8 @@ MISTAKES = [
     Mistake(
         "the end of a connection does not wake the tasks that wait for a credit",
         "aiordma/qp/send_queue.py",
-        "        self._credits.release(NUMBER_MASK)\n\n\ndef _write_nothing",
-        "        return\n\n\ndef _write_nothing",
+        "        self._credits.release(NUMBER_MASK)\n\n\ndef write_nothing",
+        "        return\n\n\ndef write_nothing",
     ),
     Mistake(
         "no request of a burst is signaled, so a full queue waits for ever",

@@ -105,6 +105,9 @@ class Network:
                 qp.allowed -= 1
             request = Request(posted, index)
             qp.in_flight.append(request)
+        if self.is_cut and qp.device.is_iwarp:
+            self._send_into_the_void(qp, request)
+            return
         try:
             result = self._execute(qp, request)
         except NotReady as reason:
@@ -132,6 +135,12 @@ class Network:
             self.world.after(latency + self.read_delay, complete)
         else:
             self._at(qp, latency, complete)
+        self._schedule(qp, self.world.schedule.gap())
+
+    def _send_into_the_void(self, qp: QueuePair, request: Request) -> None:
+        """Complete a request of iWARP that TCP has taken. A read waits for the reply for ever."""
+        if request.opcode != lib.IBV_WR_RDMA_READ:
+            self._complete(qp, request, None)
         self._schedule(qp, self.world.schedule.gap())
 
     def _at(self, qp: QueuePair, latency: float, action: partial[None]) -> None:

@@ -214,6 +214,8 @@ class QueuePair:
     has_received: bool = False
     allowed: int | None = None
     """The number of requests that the device can still begin to execute. None: no limit."""
+    retry_count: int = 0
+    """The number of times that an unacknowledged request is repeated. Only stored."""
     cm_id: Any = None
     """The id that the queue pair belongs to."""
 
@@ -448,8 +450,15 @@ def ibv_create_qp(world: World, pd: Any, attr: Any) -> Any:
 def ibv_modify_qp(world: World, pointer: Any, attr: Any, mask: int) -> None:
     qp = world.get(pointer, QueuePair)
     if mask & lib.IBV_QP_STATE:
+        is_drained = qp.state == lib.IBV_QPS_SQD
         if attr.qp_state == lib.IBV_QPS_ERR:
             world.network.fail_queue_pair(qp)
+        elif is_drained or attr.qp_state == lib.IBV_QPS_SQD:
+            if qp.device.is_iwarp or qp.state not in (lib.IBV_QPS_RTS, lib.IBV_QPS_SQD):
+                raise Failure(errno.EINVAL)
+            qp.move(attr.qp_state)
+            if mask & lib.IBV_QP_RETRY_CNT:
+                qp.retry_count = attr.retry_cnt
         else:
             qp.move(attr.qp_state)
             if qp.state in (lib.IBV_QPS_RTR, lib.IBV_QPS_RTS):

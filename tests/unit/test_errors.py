@@ -30,6 +30,7 @@ EXAMPLES: dict[errors.RdmaError, tuple[type[Exception], ...]] = {
     errors.ConnectionClosed("closed"): (errors.RdmaError,),
     errors.LocalClosed("closed here"): (errors.ConnectionClosed,),
     errors.PeerClosed("closed there"): (errors.ConnectionClosed,),
+    errors.PeerTimeout("silent"): (errors.ConnectionClosed,),
     errors.DeviceRemoved("unplugged"): (errors.ConnectionClosed,),
     errors.ReceiveOverrun("too fast"): (errors.RdmaError,),
     errors.ProtocolError("not rsocket"): (errors.RdmaError, ConnectionError),

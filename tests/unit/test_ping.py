@@ -18,7 +18,15 @@ import pytest
 from simulator import Simulation
 
 import aiordma
-from aiordma import ConnectError, DeviceRemoved, PeerClosed, Rejected, Unreachable, VerbsError
+from aiordma import (
+    ConnectError,
+    DeviceRemoved,
+    PeerClosed,
+    PeerTimeout,
+    Rejected,
+    Unreachable,
+    VerbsError,
+)
 from aiordma.cli import main, parser
 from aiordma.enums import TransportType, WcOpcode, WcStatus
 from aiordma.errors import AddressError, RouteError, WorkRequestError
@@ -352,7 +360,7 @@ EXPLAINED: list[tuple[Exception, str, str]] = [
     (caused(AddressError("the name 'x'"), socket.gaierror(-2, "unknown")), "", "the name 'x'"),
     (Unreachable("no reply"), "", "no reply: check that an RDMA device has that address, and that"),
     (PeerClosed("it closed"), PEER, f"the connection to {PEER} ended: it closed"),
-    (WorkRequestError(WcStatus.RETRY_EXC_ERR, WcOpcode.SEND), PEER, f"{PEER} stopped answering: "),
+    (PeerTimeout("no answer"), PEER, f"{PEER} stopped answering: "),
 ]  # fmt: skip
 
 

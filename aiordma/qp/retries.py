@@ -1,0 +1,36 @@
+"""How often a device repeats a packet that the peer's device does not acknowledge.
+
+The connecting side chooses the number for both sides. rxe repeats for ever if it is 7, so that a
+peer whose machine was switched off would never be noticed.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from aiordma.cm import AsyncCmId
+from aiordma.errors import VerbsError
+from aiordma.verbs import Device
+
+logger = logging.getLogger(__name__)
+
+RXE_MAX_RETRIES = 6
+
+
+def finite_retries(device: Device, count: int) -> int:
+    """Return `count`, or the largest number of retries that ends on `device`."""
+    return min(count, RXE_MAX_RETRIES) if device.attributes.is_rxe else count
+
+
+async def limit_retries(cm: AsyncCmId, count: int) -> None:
+    """Limit the retries of an accepted connection whose peer has chosen `count`.
+
+    Call it before anything is sent.
+    """
+    qp, finite = cm.handle.qp, finite_retries(cm.device(), count)
+    if qp is None or finite == count:
+        return
+    try:
+        await cm.handle.call(lambda: qp.set_retry_count(finite))
+    except VerbsError as error:  # the peer has disconnected already
+        logger.debug("ignored: %s", error)

@@ -1,0 +1,140 @@
+"""The peer's machine stops answering, as if its power were cut: typed errors end every wait.
+
+Two ends are on this machine, so the peer is made silent in its place. On RoCE its queue pair is
+reset: it then answers no packet. On iWARP no TCP packet reaches the address any more.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import loops
+import pytest
+from cm_ids import SMALL
+from helpers import TIME_LIMIT, connected, is_receiving
+from streaming import streaming
+
+import aiordma
+from aiordma import AsyncCmId, ByteStream, Connection, ConnectionOptions, PeerTimeout, StreamOptions
+from aiordma._native import ffi, lib
+from aiordma.rdmacm import ConnectionParameters, DeviceAddress, parse_address
+from aiordma.verbs import QueuePair
+
+# 7 times 17 ms on RoCE. On iWARP the peer has 3 s, also on a machine that is busy.
+QUICK = {"ack_timeout": 12, "peer_timeout": 3.0}
+SENDING = ConnectionOptions(**QUICK)  # type: ignore[arg-type]
+WATCHING = ConnectionOptions(keepalive=1.0, **QUICK)  # type: ignore[arg-type]
+
+# The exchange before the silence is on every loop alike; each test waits some seconds.
+pytestmark = pytest.mark.loops("asyncio", "trio")
+
+
+@contextmanager
+def silent(address: DeviceAddress, *queue_pairs: QueuePair) -> Iterator[None]:
+    """Let these ends answer nothing in the block."""
+    if address.transport.name == "IB":
+        attributes: Any = ffi.new("struct ibv_qp_attr *")
+        attributes.qp_state = lib.IBV_QPS_RESET
+        for queue_pair in queue_pairs:
+            assert not lib.ibv_modify_qp(queue_pair.pointer, attributes, lib.IBV_QP_STATE)
+        yield
+        return
+    host = address.host
+    (route,) = ip(host, "route", "show", "table", "local", "type", "local", host).splitlines()
+    ip(host, "route", "add", "blackhole", host)
+    ip(host, "route", "del", *route.split(), "table", "local")
+    try:
+        yield
+    finally:
+        ip(host, "route", "add", *route.split(), "table", "local")
+        ip(host, "route", "del", "blackhole", host)
+
+
+def ip(host: str, *arguments: str) -> str:
+    """Run ip(8) for the address family of `host`."""
+    command = ["ip", "-6" if ":" in host else "-4", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def queue_pair_of(end: Connection | ByteStream) -> QueuePair:
+    qp = end._endpoint.cm.handle.qp
+    assert qp is not None
+    return qp
+
+
+async def test_keepalive_ends_a_wait_on_an_idle_connection(address: DeviceAddress) -> None:
+    async with connected(address, WATCHING) as pair:
+        await exchange(pair.client, pair.server)
+        receiving = loops.create_task(pair.client.recv())
+        await loops.until(lambda: is_receiving(pair.client), "the task to wait")
+        with silent(address, queue_pair_of(pair.server)):
+            with pytest.raises(PeerTimeout):
+                await loops.wait_for(receiving, TIME_LIMIT)
+            await pair.client.aclose()
+            pair.server.abort()
+            await pair.server.aclose()
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+async def test_a_send_ends_the_connection(address: DeviceAddress, accepted: bool) -> None:
+    """Without keepalive: the device repeats the send on RoCE, a check follows it on iWARP."""
+    async with connected(address, SENDING, SENDING) as pair:
+        await exchange(pair.client, pair.server)
+        end, peer = (pair.server, pair.client) if accepted else (pair.client, pair.server)
+        with silent(address, queue_pair_of(peer)):
+            await end.send(b"nobody is there")
+            with pytest.raises(PeerTimeout):
+                await loops.wait_for(end.recv(), TIME_LIMIT)
+            for one in (end, peer):
+                one.abort()
+                await one.aclose()
+
+
+async def exchange(client: Connection, server: Connection) -> None:
+    """Send a message both ways."""
+    await client.send(b"ping")
+    assert await server.recv() == b"ping"
+    await server.send(b"pong")
+    assert await client.recv() == b"pong"
+
+
+@pytest.mark.parametrize("keepalive", [0.0, 1.0])
+async def test_a_stream_ends(address: DeviceAddress, keepalive: float) -> None:
+    options = StreamOptions(keepalive=keepalive, **QUICK)  # type: ignore[arg-type]
+    async with streaming(address, options) as pair:
+        await pair.client.send(b"ping")
+        assert await pair.server.receive() == b"ping"
+        await pair.server.send(b"pong")
+        assert await pair.client.receive() == b"pong"
+        with silent(address, queue_pair_of(pair.server)):
+            if not keepalive:
+                await pair.client.send(b"nobody is there")
+            with pytest.raises(PeerTimeout):
+                await loops.wait_for(pair.client.receive(), TIME_LIMIT)
+            for one in (pair.client, pair.server):
+                one.abort()
+                await one.aclose()
+
+
+@pytest.mark.transport("IB")
+async def test_retries_for_ever_that_the_peer_has_chosen_end_on_this_side(
+    address: DeviceAddress,
+) -> None:
+    """rxe takes a retry count of 7, which C programs use, for ever."""
+    async with aiordma.listen(address.host, 0, options=SENDING) as listener:
+        accepting = loops.create_task(listener.accept())
+        async with await AsyncCmId.create() as client:
+            await client.resolve_addr(parse_address(*listener.local_address))
+            await client.resolve_route()
+            qp = await client.create_qp(SMALL)
+            await client.connect(ConnectionParameters(retry_count=7, rnr_retry_count=7))
+            server = await accepting
+            with silent(address, qp):
+                await server.send(b"nobody is there")
+                with pytest.raises(PeerTimeout, match="RETRY_EXC_ERR"):
+                    await loops.wait_for(server.recv(), TIME_LIMIT)
+            server.abort()
+            await server.aclose()
