@@ -6,6 +6,7 @@ They are daemon threads: a call that hangs in the kernel does not keep the inter
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -20,6 +21,8 @@ from aiordma.loop.inline_wakeup import make_future, run_with_inline_wakeups
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -56,7 +59,9 @@ class WorkerPool:
         self._last_taken = 0.0
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have a thread run `job`, soon. It must not raise. Callable from any thread.
+        """Have a thread run `job`, soon. Callable from any thread.
+
+        An exception of the job is only logged.
 
         If the pool has no thread and the system allows none, the job runs in the calling thread: a
         slow loop is better than an id that is never destroyed. In a forked child and while the
@@ -107,7 +112,7 @@ class WorkerPool:
                 return
             orphaned, self._jobs = self._jobs, deque()
         for job in orphaned:
-            job()
+            _run_job(job)
 
     def _work(self) -> None:
         with self._changed:
@@ -115,7 +120,7 @@ class WorkerPool:
             self._starting_until = 0.0
         while (job := self._first_job()) is not None:
             while job is not None:
-                job()
+                _run_job(job)
                 job = None  # an idle thread must not keep the objects of its last job alive
                 job = self._next_job()
 
@@ -173,6 +178,14 @@ worker_pool = WorkerPool()
 blocking_pool = WorkerPool(max_threads=1024, stall_seconds=0.005)
 
 
+def _run_job(job: Callable[[], None]) -> None:
+    """Run a job. An exception is only logged: the thread has other jobs to run."""
+    try:
+        job()
+    except BaseException:
+        logger.exception("a job of a worker thread failed")
+
+
 class SerialJobs:
     """Jobs that worker threads run one after the other, in order.
 
@@ -185,7 +198,7 @@ class SerialJobs:
         self._busy = False
 
     def submit(self, job: Callable[[], None], pool: WorkerPool = worker_pool) -> None:
-        """Have a thread of `pool` run `job` after all earlier jobs. It must not raise."""
+        """Have a thread of `pool` run `job` after all earlier jobs, even if one of them raised."""
         with self._lock:
             self._jobs.append((pool, job))
             if self._busy:
@@ -195,7 +208,7 @@ class SerialJobs:
 
     def _run(self) -> None:
         _, job = self._jobs.popleft()
-        job()
+        _run_job(job)
         del job
         with self._lock:
             if not self._jobs:

@@ -1,4 +1,4 @@
-"""How often a device repeats a packet that the peer's device does not acknowledge.
+"""The number of times that a device repeats a packet without acknowledgment.
 
 The connecting side chooses the number for both sides. rxe repeats for ever if it is 7, so that a
 peer whose machine was switched off would never be noticed.

@@ -213,8 +213,12 @@ class DeviceContexts:
         """Detach the removed contexts without references, which librdmacm does not close now."""
         for context in self._removed - self._detached:  # acquire() refuses these
             if not self._references.has(context):
-                self._detached.add(context)
-                detach(context)
+                try:
+                    detach(context)
+                except OSError as error:  # no free descriptor: the next check tries it again
+                    logger.warning("a removed device stays open: %s", error)
+                else:
+                    self._detached.add(context)
 
 
 def has_node(context: IbvContext) -> bool:

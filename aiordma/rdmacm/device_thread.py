@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -94,9 +97,17 @@ class DeviceThread:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
             if uevents is not None and has_changes(uevents):
-                self._on_change()
+                run_and_log(self._on_change)
             while self._jobs:
-                self._jobs.popleft()()
+                run_and_log(self._jobs.popleft())
+
+
+def run_and_log(job: Callable[[], None]) -> None:
+    """Run a job. An exception is only logged: without the thread, later calls would hang."""
+    try:
+        job()
+    except BaseException:
+        logger.exception("a job of the device thread failed")
 
 
 def open_uevents() -> socket.socket | None:

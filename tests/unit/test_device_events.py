@@ -294,6 +294,47 @@ async def test_a_device_that_still_has_its_node_is_not_removed(
     table._lists[0].free()
 
 
+async def test_a_device_that_cannot_be_detached_is_detached_by_a_later_check(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    table, removed = contexts()
+    table.release(table.open())
+    simulation.near.removed = simulation.far.removed = True
+    without_descriptor = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    with monkeypatch.context() as patched:
+        patched.setattr("aiordma.rdmacm.contexts.detach", without_descriptor)
+        table.check_soon()
+    assert without_descriptor.call_count == len(removed) == 2
+    assert caplog.text.count("a removed device stays open: [Errno 24]") == 2
+    assert not table._detached
+    table.check_soon()
+    assert len(table._detached) == 2
+    table._lists[0].free()
+
+
+def test_the_device_thread_survives_jobs_that_raise(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.setblocking(False)
+    monkeypatch.setattr("aiordma.rdmacm.device_thread.open_uevents", lambda: ours)
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    thread = DeviceThread(fail)
+    for cause in (lambda: thread.submit(fail), lambda: kernels.send(REMOVED)):
+        assert thread.call(lambda: 1) == 1
+        failed.clear()
+        cause()
+        assert failed.wait(10)
+    assert thread.call(lambda: 2) == 2
+    assert caplog.text.count("a job of the device thread failed") == 2
+    kernels.close()
+
+
 def test_a_detached_context_has_dev_null_in_place_of_its_descriptors() -> None:
     fds = [os.eventfd(0), os.eventfd(0)]
     context: Any = SimpleNamespace(cmd_fd=fds[0], async_fd=fds[1])

@@ -292,3 +292,31 @@ def test_serial_jobs_without_a_thread_run_where_they_can() -> None:
     assert len(order) == 2
     queue.pop()()
     assert order[2:] == ["in the pool", "after it"]
+
+
+def fail() -> None:
+    raise MemoryError("no memory for the job")
+
+
+def test_a_job_that_raises_costs_no_thread_and_delays_no_job(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool, jobs, done = WorkerPool(max_threads=1), SerialJobs(), threading.Event()
+    for bad in (fail, sys.exit):
+        pool.submit(bad)
+        jobs.submit(bad, pool)
+    jobs.submit(done.set, pool)
+    assert done.wait(LONG)
+    assert pool._threads == 1
+    assert caplog.text.count("a job of a worker thread failed") == 4
+
+
+def test_a_job_that_raises_in_the_caller_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, done = WorkerPool(), threading.Event()
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
+    pool.submit(fail)
+    pool.submit(done.set)
+    assert done.is_set()
+    assert "no memory for the job" in caplog.text
