@@ -19,6 +19,7 @@ from aiordma.loop import (
     checkpoint,
     ensure_called,
     is_forked_child,
+    make_in_worker,
     run_in_worker,
     worker_pool,
 )
@@ -160,6 +161,22 @@ class IdHandle:
             raise LocalClosed("closed on this side")
         pool = blocking_pool if blocking else worker_pool
         return await run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
+
+    async def make(
+        self,
+        make: Callable[[], T],
+        discard: Callable[[T], None],
+        on_unmade: Callable[[], None],
+    ) -> T:
+        """Await a call on the id that makes an object: see make_in_worker().
+
+        Raises:
+            LocalClosed: destruction has begun.
+        """
+        if self._is_destroying:
+            on_unmade()
+            raise LocalClosed("closed on this side")
+        return await make_in_worker(self.loop, make, discard, self._jobs.submit, on_unmade)
 
     async def wait(self, function: Callable[[Interrupt], T], *, serialized: bool = True) -> T:
         """Await `function(interrupt)`, which waits in a worker thread without a time limit.

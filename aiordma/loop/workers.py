@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from aiordma.loop.checkpoints import cancellation_of
 from aiordma.loop.forked import is_forked_child, note_use, refuse_forked_child
 from aiordma.loop.inline_wakeup import make_future, run_with_inline_wakeups
+from aiordma.loop.threadsafe_call import ensure_called
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
@@ -285,30 +286,76 @@ async def run_in_worker(
     return call.result()
 
 
+class _Making(Generic[T]):
+    """An object that a worker thread makes for a task, which can be cancelled at any time."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        make: Callable[[], T],
+        discard: Callable[[T], None],
+        on_unmade: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._make = make
+        self._discard = discard
+        self._on_unmade = on_unmade
+        self._lock = threading.Lock()
+        self._is_running = False
+        self._is_abandoned = False
+        self._made: list[T] = []
+
+    def run(self) -> T:
+        """Make the object, in the worker thread. Discard it if the task was cancelled meanwhile."""
+        with self._lock:
+            if self._is_abandoned:
+                raise RuntimeError("no task waits for the result")
+            self._is_running = True
+        try:
+            thing = self._make()
+        except BaseException:
+            if self._ended_abandoned():
+                ensure_called(self._loop, self._on_unmade)
+            raise
+        if self._ended_abandoned(thing):
+            self._discard(thing)
+        return thing
+
+    def _ended_abandoned(self, *made: T) -> bool:
+        """Note that the call has ended. Return True if the task was cancelled meanwhile."""
+        with self._lock:
+            self._is_running = False
+            self._made += made
+            return self._is_abandoned
+
+    def abandon(self) -> None:
+        """Give up the object, on the loop's thread: the task was cancelled, or run() has failed."""
+        with self._lock:
+            self._is_abandoned = True
+            if self._is_running:
+                return  # the worker thread does the rest
+        if self._made:
+            worker_pool.submit(lambda: self._discard(self._made[0]))
+        else:
+            self._on_unmade()
+
+
 async def make_in_worker(
     loop: Loop,
     make: Callable[[], T],
     discard: Callable[[T], None],
     submit: Callable[[Callable[[], None]], None] = worker_pool.submit,
+    on_unmade: Callable[[], None] = lambda: None,
 ) -> T:
     """Return the object that `make()` makes, called by a worker thread.
 
     Cancelling returns at once. If the object is made nevertheless, a worker thread calls `discard`
-    with it.
+    with it. If no object is made, the loop calls `on_unmade`, after a call of `make()` that is
+    under way has ended.
     """
-    claim = threading.Lock()  # of the maker and the cancelled task, the second one discards
-    made: list[T] = []
-
-    def make_or_discard() -> None:
-        thing = make()
-        made.append(thing)
-        if not claim.acquire(blocking=False):
-            discard(thing)
-
+    making = _Making(loop, make, discard, on_unmade)
     try:
-        await run_in_worker(loop, make_or_discard, submit)
+        return await run_in_worker(loop, making.run, submit)
     except BaseException:
-        if not claim.acquire(blocking=False) and made:
-            worker_pool.submit(lambda: discard(made[0]))
+        making.abandon()
         raise
-    return made[0]

@@ -153,8 +153,8 @@ async def _register(
 ) -> MemoryRegion:
     """Call `make` in a worker thread, with the protection domain of the loop's connections.
 
-    Cancelling leaves nothing pinned. The region holds a reference to the protection domain until it
-    is unregistered.
+    Cancelling leaves nothing pinned. The call and the region hold a reference to the protection
+    domain until the memory is unregistered.
     """
     loop, domain = scope.loop, scope.acquire_domain()
 
@@ -169,9 +169,14 @@ async def _register(
     def dispose(registration: Registration, on_unregistered: Callable[[], None]) -> None:
         worker_pool.submit(lambda: unregister(registration, on_unregistered))
 
-    try:
-        registration = await make_in_worker(loop, lambda: make(domain.pd), Registration.close)
-    except BaseException:
-        domain.release()
-        raise
+    registration = await make_in_worker(
+        loop,
+        lambda: make(domain.pd),
+        lambda registration: unregister(registration, _do_nothing),
+        on_unmade=domain.release,
+    )
     return MemoryRegion(registration, buffer, access, dispose)
+
+
+def _do_nothing() -> None:
+    """Do nothing: no region waits until its memory is unregistered."""

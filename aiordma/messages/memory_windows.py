@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aiordma.cm import AsyncCmId
 from aiordma.enums import AccessFlags, WcOpcode
-from aiordma.loop import ensure_called, make_in_worker
+from aiordma.loop import ensure_called
 from aiordma.loop.context_managers import ContextManagerMixin
 from aiordma.memory import MemorySlice, RemoteBuffer
 from aiordma.qp.operation import Operations
@@ -51,12 +51,9 @@ class MemoryWindows:
         """Bind a window: see Connection.bind()."""
         self._check(part)
         part.region.acquire(self.pd)
-        try:
-            raw = await make_in_worker(self._cm.loop, lambda: RawWindow(self.pd), RawWindow.close)
-        except BaseException:
-            part.region.release()
-            raise
-        close = self._make_close(raw, part)
+        raw, close = await self._cm.handle.make(
+            lambda: self._allocate(part), lambda made: made[1](), part.region.release
+        )
         bounds, registration = (part.addr, len(part)), part.region.registration
         is_completed = is_abandoned = False
 
@@ -88,9 +85,12 @@ class MemoryWindows:
         if not len(part):
             raise ValueError("an empty slice cannot be bound")
 
-    def _make_close(self, raw: RawWindow, part: MemorySlice) -> Callable[[], None]:
-        """Return a function that closes the window, unless a pre-destroy hook has done that."""
-        handle = self._cm.handle
+    def _allocate(self, part: MemorySlice) -> tuple[RawWindow, Callable[[], None]]:
+        """Allocate a window, in a worker thread. Return it, and a function that closes it.
+
+        The function does nothing if a pre-destroy hook has closed the window.
+        """
+        handle, raw = self._cm.handle, RawWindow(self.pd)
 
         def dispose() -> None:
             try:
@@ -105,4 +105,4 @@ class MemoryWindows:
 
         # While a window is bound, neither can the queue pair be destroyed nor the region unpinned.
         handle.add_pre_destroy_hook(raw, dispose)
-        return lambda: handle.submit(close_now)
+        return raw, lambda: handle.submit(close_now)

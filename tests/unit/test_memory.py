@@ -15,10 +15,10 @@ import loops
 import pytest
 from simulator import Simulation
 from simulator.pairs import connected
-from simulator.verbs import Region
+from simulator.verbs import Domain, Region, Window
 from simulator.world import SlowCalls
 
-from aiordma import AccessFlags, Connection, MemoryRegion, RemoteBuffer, VerbsError
+from aiordma import AccessFlags, Connection, LocalClosed, MemoryRegion, RemoteBuffer, VerbsError
 from aiordma.memory import SLAB_SIZE, BufferPool, PooledBuffer
 
 LARGE = SLAB_SIZE  # one buffer in each slab
@@ -197,3 +197,53 @@ def test_the_numbers_of_a_remote_buffer_have_limits() -> None:
     for numbers in ((-1, 0, 0), (1 << 64, 0, 0), (0, 1 << 32, 0), (0, 0, -1)):
         with pytest.raises(ValueError, match="not a number of"):
             RemoteBuffer(*numbers)
+
+
+# --- a cancelled call that is under way in its thread ---
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_cancelled_register_keeps_the_protection_domain_until_its_call_has_ended(
+    simulation: Simulation, begun: bool
+) -> None:
+    """It is the last user: the connection ends before the call does."""
+    async with connected(simulation) as pair:
+        connection, world = pair.near.connection, simulation.world
+        pointer = connection._endpoint.data_path._resources.loop_device.pd.pointer
+
+        def domain_exists() -> bool:
+            return any(domain.pointer == pointer for domain in world.all(Domain))
+
+        world.calls.delay("ibv_reg_mr_iova2", before=5)
+        registering = await loops.start(connection.register(bytearray(10)))
+        if begun:
+            await loops.sleep(1)
+        await loops.cancel(registering)
+        connection.abort()
+        await connection.aclose()
+        await loops.sleep(2)
+        assert domain_exists() is begun
+        await loops.sleep(5)
+        assert not domain_exists()
+
+
+@pytest.mark.transport("IB")  # iWARP has no memory windows
+@pytest.mark.parametrize("end", ["cancel", "abort"])
+async def test_a_window_is_closed_whose_bind_ends_during_its_allocation(
+    simulation: Simulation, end: str
+) -> None:
+    async with connected(simulation) as pair:
+        connection, calls = pair.near.connection, simulation.world.calls
+        region = await connection.allocate(64, LOCAL | AccessFlags.MW_BIND)
+        calls.delay("ibv_alloc_mw", before=1, after=1)
+        binding = await loops.start(connection.bind(region))
+        await loops.sleep(0.5)
+        if end == "cancel":
+            await loops.cancel(binding)
+        connection.abort()
+        if end == "abort":
+            with pytest.raises(LocalClosed):
+                await binding
+        region.close()
+        await connection.aclose()
+        assert simulation.world.all(Window) == []
