@@ -139,9 +139,11 @@ class IbvCompChannel(CData):
     fd: int
 
 class IbvCq(CData):
+    cq_context: VoidPtr
     cqe: Final[int]
 
 class IbvQp(CData):
+    qp_context: VoidPtr
     qp_num: int
 
 class IbvQpCap(CData):

@@ -494,11 +494,13 @@ struct ibv_comp_channel {
 };
 
 struct ibv_cq {
+	void *cq_context;
 	int cqe;
 	...;
 };
 
 struct ibv_qp {
+	void *qp_context;
 	uint32_t qp_num;
 	...;
 };

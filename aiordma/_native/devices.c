@@ -52,14 +52,17 @@ int aiordma_comp_event(struct ibv_comp_channel *channel, struct ibv_cq **cq)
 	return 0;
 }
 
-static uintptr_t event_element(const struct ibv_async_event *event)
+/*
+ * Store which queue or queue pair the event is of: the number that aiordma gave it as its context,
+ * or 0. An address can belong to another queue pair by the time the event is dispatched. Until the
+ * event is acknowledged, its queue pair exists.
+ */
+static void store_element(const struct ibv_async_event *event, struct aiordma_async_event *copy)
 {
 	switch (event->event_type) {
 	case IBV_EVENT_CQ_ERR:
-		return (uintptr_t)event->element.cq;
-	case IBV_EVENT_SRQ_ERR:
-	case IBV_EVENT_SRQ_LIMIT_REACHED:
-		return (uintptr_t)event->element.srq;
+		copy->element = (uintptr_t)event->element.cq->cq_context;
+		break;
 	case IBV_EVENT_QP_FATAL:
 	case IBV_EVENT_QP_REQ_ERR:
 	case IBV_EVENT_QP_ACCESS_ERR:
@@ -68,11 +71,14 @@ static uintptr_t event_element(const struct ibv_async_event *event)
 	case IBV_EVENT_SQ_DRAINED:
 	case IBV_EVENT_PATH_MIG:
 	case IBV_EVENT_PATH_MIG_ERR:
-		return (uintptr_t)event->element.qp;
+		copy->element = (uintptr_t)event->element.qp->qp_context;
+		break;
+	case IBV_EVENT_SRQ_ERR:
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
 	case IBV_EVENT_WQ_FATAL:
-		return (uintptr_t)event->element.wq;
+		break;
 	default:
-		return 0;
+		copy->port_num = event->element.port_num;
 	}
 }
 
@@ -95,9 +101,8 @@ int aiordma_async_events(struct ibv_context *context, struct aiordma_async_event
 				break;
 			return -errno;
 		}
-		events[count].element = event_element(&event);
-		events[count].port_num = events[count].element ? 0 : event.element.port_num;
-		events[count].event_type = event.event_type;
+		events[count] = (struct aiordma_async_event){ .event_type = event.event_type };
+		store_element(&event, &events[count]);
 		count++;
 		ibv_ack_async_event(&event);
 	}

@@ -50,7 +50,7 @@ struct aiordma_cm_event {
 
 /* A copy of an ibv_async_event, which is already acknowledged. */
 struct aiordma_async_event {
-	uintptr_t element; /* the queue or queue pair, or 0 */
+	uintptr_t element; /* the context of the queue or queue pair, or 0 */
 	int port_num;
 	int event_type;
 };

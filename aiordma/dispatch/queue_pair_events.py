@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
-from aiordma._native import ffi
 from aiordma.enums import AsyncEventType
 from aiordma.errors import RdmaError
 from aiordma.verbs import AsyncEvent, CompletionQueue, QueuePair
@@ -20,29 +20,39 @@ _FAILURES = {
 }
 
 
+Handler = Callable[[AsyncEvent], None]
+
+
 class QueuePairEvents:
     """The queue pairs of a LoopDevice, and the handlers of their asynchronous events."""
 
     def __init__(self) -> None:
-        # By the key in the wr_ids: a new queue pair can get the address of a destroyed one.
-        self._handlers: dict[int, tuple[set[int], Callable[[AsyncEvent], None]]] = {}
+        # For each queue pair and queue, the handlers by the key in the wr_ids.
+        self._handlers: dict[int, dict[int, Handler]] = {}
+        self._elements: dict[int, tuple[int, int]] = {}
+        self._lock = threading.Lock()  # queue pairs are added in worker threads
 
-    def add(
-        self, key: int, qp: QueuePair, cq: CompletionQueue, handler: Callable[[AsyncEvent], None]
-    ) -> None:
+    def add(self, key: int, qp: QueuePair, cq: CompletionQueue, handler: Handler) -> None:
         """Call `handler` with the events of the queue pair and of its completion queue."""
-        addresses = {ffi.cast("uintptr_t", pointer) for pointer in (qp.pointer, cq.open_pointer)}
-        self._handlers[key] = {int(address) for address in addresses}, handler
+        with self._lock:
+            self._elements[key] = qp.element, cq.element
+            for element in self._elements[key]:
+                self._handlers.setdefault(element, {})[key] = handler
 
     def remove(self, key: int) -> None:
         """Remove the handler with this key, when its queue pair is destroyed."""
-        self._handlers.pop(key, None)
+        with self._lock:
+            for element in self._elements.pop(key, ()):
+                del self._handlers[element][key]
+                if not self._handlers[element]:
+                    del self._handlers[element]
 
     def dispatch(self, event: AsyncEvent) -> None:
         """Call the handler of the event's queue pair, or of all that share its queue."""
-        for addresses, handler in list(self._handlers.values()):
-            if event.element in addresses:
-                handler(event)
+        with self._lock:
+            handlers = [*self._handlers.get(event.element, {}).values()]
+        for handler in handlers:
+            handler(event)
 
 
 def failure_of(event: AsyncEvent) -> RdmaError | None:

@@ -11,6 +11,7 @@ from aiordma.enums import WcFlags, WcOpcode, WcStatus
 from aiordma.errors import VerbsError, WorkRequestError, check, check_errno, last_error
 from aiordma.verbs.context_references import context_references
 from aiordma.verbs.device import Device
+from aiordma.verbs.element import element_of, new_context
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvCompChannel, IbvCq, IbvWc, WcArray
@@ -142,7 +143,7 @@ class CompletionChannel:
 class CompletionQueue:
     """`struct ibv_cq`. See ibv_create_cq(3)."""
 
-    __slots__ = ("_batch", "address", "capacity", "pointer")
+    __slots__ = ("_batch", "address", "capacity", "element", "pointer")
 
     def __init__(self, channel: CompletionChannel, entries: int) -> None:
         """Create a queue with at least `entries` entries, whose events come through `channel`.
@@ -154,12 +155,15 @@ class CompletionQueue:
         if channel.pointer is None:
             raise ValueError("the completion channel is closed")
         context = channel.device.context
-        pointer = lib.ibv_create_cq(context, entries, ffi.NULL, channel.pointer, 0)
+        own = new_context()
+        pointer = lib.ibv_create_cq(context, entries, own, channel.pointer, 0)
         if pointer == ffi.NULL:
             raise last_error("ibv_create_cq")
         self.pointer: IbvCq | None = pointer
         self.address = int(ffi.cast("uintptr_t", pointer))
         """The address of the C queue; 0 once it is destroyed."""
+        self.element = element_of(own)
+        """The number that asynchronous events of the queue contain: `AsyncEvent.element`."""
         self.capacity = pointer.cqe
         self._batch: WcArray = ffi.new("struct ibv_wc[]", POLL_BATCH)
 

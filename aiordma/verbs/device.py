@@ -61,8 +61,9 @@ class PortAttributes:
 class AsyncEvent:
     """`struct ibv_async_event` as a value: an event of a device, a port, a queue or a queue pair.
 
-    `port_num` is 0 unless it is the event of a port. `element` is the address of the C queue or
-    queue pair, or 0 unless it is the event of one.
+    `port_num` is 0 unless it is the event of a port. `element` is the number of the queue pair
+    (`QueuePair.element`) or completion queue, or 0 unless it is the event of one. No number is used
+    again.
     """
 
     device: str

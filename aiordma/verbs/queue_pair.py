@@ -9,6 +9,7 @@ from aiordma._native import ffi, lib
 from aiordma.enums import AccessFlags, QpType, SendFlags, WrOpcode
 from aiordma.errors import VerbsError, check_errno, last_error
 from aiordma.verbs.address_handle import AddressHandle, make_gid
+from aiordma.verbs.element import element_of
 from aiordma.verbs.memory_window import MemoryWindow
 from aiordma.verbs.protection_domain import ProtectionDomain
 from aiordma.verbs.queue_pair_init import (
@@ -67,11 +68,13 @@ class QueuePair:
     request until the request has completed or the queue pair is destroyed.
     """
 
-    __slots__ = ("_cell", "caps", "number")
+    __slots__ = ("_cell", "caps", "element", "number")
 
     def __init__(self, pointer: IbvQp, caps: QueuePairCaps) -> None:
         self._cell = ffi.new("struct ibv_qp *[1]", [pointer])
         self.number = pointer.qp_num
+        self.element = element_of(pointer.qp_context)
+        """The number that asynchronous events of the queue pair contain: `AsyncEvent.element`."""
         self.caps = caps
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aiordma._native import ffi, lib
 from aiordma.enums import QpState, QpType
 from aiordma.verbs.completion import CompletionQueue
+from aiordma.verbs.element import new_context
 from aiordma.verbs.shared_receive_queue import SharedReceiveQueue
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class QueuePairInit:
             ValueError: a queue is closed.
         """
         caps = self.caps
+        attr.qp_context = new_context()
         attr.send_cq = self.send_cq.open_pointer if self.send_cq is not None else ffi.NULL
         attr.recv_cq = self.recv_cq.open_pointer if self.recv_cq is not None else ffi.NULL
         attr.srq = self.srq.pointer if self.srq is not None else ffi.NULL

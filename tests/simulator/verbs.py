@@ -384,6 +384,7 @@ def ibv_create_cq(
     if not 0 < cqe <= device.limits.max_cqe:
         raise Failure(errno.EINVAL)
     pointer = lib.sim_new_cq(context, cqe, channel)
+    pointer.cq.cq_context = user
     return world.add(ffi.addressof(pointer.cq), CompletionQueue(device, pointer, channel))
 
 

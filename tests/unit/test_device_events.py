@@ -22,12 +22,22 @@ from simulator.world import ffi
 import aiordma
 from aiordma import DeviceRemoved, PeerClosed, RdmaError, VerbsError
 from aiordma.dispatch import DeviceSubscription, device_events, failure_of
+from aiordma.dispatch.queue_pair_events import QueuePairEvents
 from aiordma.enums import AsyncEventType
 from aiordma.loop import running_loop
 from aiordma.rdmacm import device_addresses, device_contexts, parse_address
 from aiordma.rdmacm.contexts import DeviceContexts, detach, has_node
 from aiordma.rdmacm.device_thread import SUBSYSTEM, DeviceThread, has_changes, open_uevents
-from aiordma.verbs import AsyncEvent, Device
+from aiordma.verbs import (
+    AsyncEvent,
+    CompletionChannel,
+    CompletionQueue,
+    Device,
+    ProtectionDomain,
+    QueuePair,
+    QueuePairCaps,
+    QueuePairInit,
+)
 from aiordma.verbs.context_references import ContextReferences
 
 E = AsyncEventType
@@ -113,6 +123,45 @@ async def test_a_removal_is_one_event(simulation: Simulation, is_noticed: str) -
     assert seen == [GONE, GONE]
     late.stop()
     device.release()
+
+
+def test_each_event_reaches_the_handlers_of_its_queue_pair_or_queue() -> None:
+    events, seen = QueuePairEvents(), list[int]()
+    queues: list[Any] = [SimpleNamespace(element=number) for number in (1, 2)]
+    for key in range(10):
+        qp: Any = SimpleNamespace(element=100 + key)
+        events.add(key, qp, queues[key % 2], lambda event, key=key: seen.append(key))  # type: ignore[misc]
+    events.remove(103)  # no queue pair has this key
+    events.remove(3)
+    for element in (104, 103, 1, 2, 999):
+        events.dispatch(AsyncEvent("sim0", E.QP_FATAL, 0, element))
+    assert seen == [4, 0, 2, 4, 6, 8, 1, 5, 7, 9]
+    for key in range(10):
+        events.remove(key)
+    assert events._handlers == {}
+
+
+async def test_an_event_of_a_destroyed_queue_pair_does_not_reach_the_next_one(
+    simulation: Simulation,
+) -> None:
+    """Whatever address the next one has, its events have another number."""
+    async with await resolved(simulation) as cm_id:
+        pd = ProtectionDomain(cm_id.device())
+        channel = CompletionChannel(cm_id.device())
+        channel.device.watch_async_events()
+        cq = CompletionQueue(channel, 10)
+        init = QueuePairInit(QueuePairCaps(max_send_wr=1, max_recv_wr=1), cq, cq)
+        elements = set()
+        for _ in range(3):
+            qp = QueuePair.create(pd, init)
+            elements.add(qp.element)
+            simulation.near.raise_event(E.QP_FATAL, qp.pointer)
+            (event,) = cm_id.device().get_async_events()
+            qp.destroy()
+            assert event.element == qp.element
+        assert len(elements | {cq.element}) == 4
+        for one in (cq, channel, pd):
+            one.close()
 
 
 def test_failure_of_returns_an_error_that_names_the_event() -> None:
