@@ -244,6 +244,40 @@ async def test_an_error_stops_no_other_transfer(simulation: Simulation, dispatch
         assert (t.uses, t.near.free) == (0, (16, 4))
 
 
+@pytest.mark.parametrize("removed_by", ["set_result", "the end of the memory"])
+def test_a_waiter_can_remove_the_transfers_that_are_being_woken(
+    verbs: Queues, removed_by: str
+) -> None:
+    """Only a sanitizer notices if one of them is used after that."""
+    woken, pd = list[object](), object()
+
+    class Future:
+        def done(self) -> bool:
+            return False
+
+        def set_result(self, result: None) -> None:
+            woken.append(self)
+            core.abandon()
+
+    class Memory:
+        def __init__(self) -> None:
+            self.references, self.segment = references, (0x10000, SIZE, 7)
+
+        def __del__(self) -> None:
+            if removed_by != "set_result":
+                core.abandon()
+
+    core: Any = fast_path.SendQueueCore(8, 4, 16)
+    core.open(verbs, verbs.qp_cell, 5 << 32)
+    core.make_future, core.pd = Future, pd
+    references = fast_path.ReferenceCount(pd, int(LOCAL))
+    for _ in range(4):
+        assert core.start_transfer(WRITE, Memory(), RemoteBuffer(0, 1, SIZE)) is not None
+    core.stop_waiting(4)
+    assert core.transfers_in_flight == references.count == 0
+    assert len({id(future) for future in woken}) == 4
+
+
 def test_a_dropped_core_and_its_transfers_are_collected(verbs: Queues) -> None:
     class Future:
         pass

@@ -203,23 +203,42 @@ static int post_alone(struct send_queue_core *core, struct transfer *transfer)
 	return stop_waiting(transfer);
 }
 
+static int is_last_waiting(const struct send_queue_core *core, const struct transfer *transfer,
+			   unsigned int count)
+{
+	return !transfer->over &&
+	       ((core->next_number - 1 - transfer->number) & NUMBER_MASK) < count;
+}
+
 /*
  * Wake the waiters of the last `count` requests. Their completions will not be reported. Returns 0,
  * or -1 with an exception.
+ *
+ * A waiter can remove any transfer from the list. So the walk has a reference to the transfer that
+ * it is at, and begins anew if that one was removed. Those that it has woken are over by then.
  */
 int stop_waiting_for(struct send_queue_core *core, unsigned int count, int error)
 {
+	struct transfers *list = &core->transfers_in_flight;
 	struct failure failure = { NULL, NULL, NULL };
-	struct transfer *transfer;
+	struct transfer *transfer = list->first;
+	int is_listed;
 
-	for (transfer = core->transfers_in_flight.first; transfer; transfer = transfer->next) {
-		if (transfer->over ||
-		    ((core->next_number - 1 - transfer->number) & NUMBER_MASK) >= count)
+	Py_INCREF((PyObject *)core);
+	while (transfer) {
+		if (!is_last_waiting(core, transfer, count)) {
+			transfer = transfer->next;
 			continue;
+		}
+		Py_INCREF((PyObject *)transfer);
 		transfer->error = error;
 		stop_waiting(transfer);
 		note_failure(&failure);
+		is_listed = transfer->previous || list->first == transfer;
+		Py_DECREF((PyObject *)transfer); /* runs Python only if it is not listed */
+		transfer = is_listed ? transfer->next : list->first;
 	}
+	Py_DECREF((PyObject *)core);
 	return restore_failure(&failure);
 }
 
