@@ -97,6 +97,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         return self._state.event
 
     @property
+    def request(self) -> CmEvent | None:
+        """The CONNECT_REQUEST event, if the id is of a request: the peer's private data, the
+        numbers of reads and atomics. Later events do not replace it."""
+        return self._state.request
+
+    @property
     def established(self) -> CmEvent | None:
         """The event that reported the connection. It holds the peer's answer to connect()."""
         return self._state.established

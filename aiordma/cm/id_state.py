@@ -21,13 +21,15 @@ class IdState:
     function has returned then finds the state that it belongs to.
     """
 
-    __slots__ = ("_failure", "_is_closed", "_state", "established", "event")
+    __slots__ = ("_failure", "_is_closed", "_state", "established", "event", "request")
 
     def __init__(self, state: CmState, event: CmEvent | None) -> None:
         self._state = state
         self._is_closed = False
         self.event = event
         """The last event. It holds the peer's private data until the next event arrives."""
+        self.request = event if state is CmState.REQUESTED else None
+        """The CONNECT_REQUEST event of a request. Later events do not replace it."""
         self.established: CmEvent | None = None
         """The event that reported the connection. It holds the peer's answer to connect()."""
         self._failure: CmEvent | None = None
@@ -131,5 +133,6 @@ class IdState:
 
     def copy_to(self, successor: IdState) -> None:
         """Copy to the state of a migrated id, except the state itself and the last event."""
+        successor.request = self.request
         successor.established = self.established
         successor._failure = self._failure

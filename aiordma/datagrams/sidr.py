@@ -30,7 +30,7 @@ class DatagramRequest:
         """Called by DatagramEndpoint; not for users."""
         self._cm = cm
         self._queue_pair = queue_pair
-        self._private_data = cm.event.private_data if cm.event is not None else b""
+        self._private_data = cm.request.private_data if cm.request is not None else b""
         self._peer_address = cm.peer_address
 
     @property

@@ -82,7 +82,7 @@ class ConnectRequest(BaseRequest):
         super().__init__(cm, limits.handshake_timeout)
         self._options = options
         self._shared_receives = shared_receives
-        self._private_data = cm.event.private_data if cm.event is not None else b""
+        self._private_data = cm.request.private_data if cm.request is not None else b""
 
     @property
     def private_data(self) -> bytes:

@@ -130,7 +130,7 @@ class Endpoint(Generic[D_co]):
         Raises: see AsyncCmId.accept. After that the caller can only abort() the endpoint.
         """
         check_private_data(private_data, PrivateDataLimits.of(self.device).accept)
-        request = self.cm.event
+        request = self.cm.request
         assert request is not None
         self.peer_private_data = request.private_data
         limits, options = self.device.attributes, self.options

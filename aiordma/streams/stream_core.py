@@ -70,7 +70,7 @@ class StreamCore:
         Raises: as AsyncCmId.accept(), and ProtocolError.
         """
         async with cm.closed_on_failure():
-            request = cm.event
+            request = cm.request
             ConnectionData.unpack(request.private_data if request is not None else b"")
             core = cls(cm, options)
             await cm.handle.call(core.data_path.allocate)

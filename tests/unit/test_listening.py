@@ -15,6 +15,7 @@ import loops
 import pytest
 from simulator import Simulation
 from simulator.world import Failure
+from stream_sides import Script, settings
 
 import aiordma
 from aiordma import AddressError, BusyError, ConnectError, Connection, ConnectionOptions, Listener
@@ -268,6 +269,36 @@ async def test_a_request_that_has_failed_cannot_be_answered(
                 await getattr(request, answer)()
             with pytest.raises(Rejected):
                 await task
+
+
+@pytest.mark.parametrize("listen", [aiordma.listen, aiordma.listen_stream])
+async def test_another_event_does_not_replace_the_request(
+    simulation: Simulation, listen: Any
+) -> None:
+    """The private data and the numbers of reads and atomics are used when it is accepted."""
+    data = Script(settings()).peer.pack()
+    own = ConnectionOptions(responder_resources=3, initiator_depth=2)
+    async with listen(FAR, PORT) as listener:
+        connecting = loops.create_task(aiordma.connect(FAR, PORT, private_data=data, options=own))
+        request = await listener.get_request()
+        request._cm.handle_event(CmEvent(CmEventType.ADDR_CHANGE, 0))
+        assert request._cm.request.private_data.startswith(data)
+        async with request.accept() as server, await connecting:
+            assert server._endpoint.peer_private_data.startswith(data)
+            if listen is aiordma.listen:
+                assert server._endpoint.data_path.remote.initiator_depth == 3
+
+
+async def test_a_moved_request_keeps_its_event(simulation: Simulation) -> None:
+    async with aiordma.listen(FAR, PORT) as listener:
+        connecting = loops.create_task(aiordma.connect(FAR, PORT, private_data=b"hello"))
+        cm = (await listener.get_request())._cm
+        cm.handle_event(CmEvent(CmEventType.ADDR_CHANGE, 0))
+        moved = await (await cm.migrate(None)).migrate()
+        assert moved.request is not None
+        assert moved.request.private_data.startswith(b"hello")
+        async with Connection.from_id(moved) as server, await connecting:
+            assert server.private_data.startswith(b"hello")
 
 
 async def test_a_request_of_a_removed_device_is_closed(simulation: Simulation) -> None:
