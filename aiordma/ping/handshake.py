@@ -40,7 +40,14 @@ def rejection_reason(private_data: bytes) -> str | None:
     """Return the reason in a rejection; None if the private data is something else."""
     if not private_data.startswith(_REJECTION):
         return None
-    return private_data.removeprefix(_REJECTION).rstrip(b"\0").decode(errors="replace")
+    return printable(private_data.removeprefix(_REJECTION).rstrip(b"\0").decode(errors="replace"))
+
+
+def printable(text: str) -> str:
+    """Return a text of the peer for the terminal: all but printable ASCII characters escaped."""
+    return "".join(
+        char if char.isascii() and char.isprintable() else ascii(char)[1:-1] for char in text
+    )
 
 
 def options_for(size: int | None, busy_poll: float = 0.0) -> ConnectionOptions:

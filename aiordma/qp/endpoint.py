@@ -326,13 +326,22 @@ class Endpoint(Generic[D_co]):
         self.data_path.sends.stop_waiting()
         self.data_path.wake()
 
-    async def aclose(self) -> None:
-        """Wait until all posted requests have completed, disconnect, and destroy everything."""
+    def wake(self) -> None:
+        """Let the tasks that wait for the end of the connection check it again."""
+        self._changed.wake_all()
+
+    async def aclose(self, deadline: Deadline | None = None) -> None:
+        """Wait until all posted requests have completed, disconnect, and destroy everything.
+
+        `deadline`: the time for closing, if it runs already. At its end it calls wake().
+        """
         if not self.closed_here:
             self._start_closing()
+            deadline = deadline or Deadline(self.cm.loop, self.options.close_timeout, self.wake)
             try:
-                await self._close_gracefully()
+                await self._close_gracefully(deadline)
             finally:
+                deadline.cancel()
                 self.abort()
         await self.cm.handle.wait_destroyed()
 
@@ -341,16 +350,12 @@ class Endpoint(Generic[D_co]):
         self.data_path.stop()
         self._changed.wake_all()
 
-    async def _close_gracefully(self) -> None:
-        deadline = Deadline(self.cm.loop, self.options.close_timeout, self._changed.wake_all)
-        try:
-            await self._finish_sending(deadline)
-            self.cm.start_disconnect()
-            is_silent = isinstance(self._end, PeerTimeout)
-            while self.cm.state is CmState.DISCONNECTING and not (deadline.expired or is_silent):
-                await self._changed.wait()
-        finally:
-            deadline.cancel()
+    async def _close_gracefully(self, deadline: Deadline) -> None:
+        await self._finish_sending(deadline)
+        self.cm.start_disconnect()
+        is_silent = isinstance(self._end, PeerTimeout)
+        while self.cm.state is CmState.DISCONNECTING and not (deadline.expired or is_silent):
+            await self._changed.wait()
 
     async def _finish_sending(self, deadline: Deadline) -> None:
         """Wait until all posted requests have reached the peer's device."""

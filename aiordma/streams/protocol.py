@@ -227,13 +227,14 @@ class StreamProtocol:
         peer = self._peer
         if peer is None or index >= peer.mappings:
             raise ProtocolError(f"the iomap list of the peer has no entry for mapping {index}")
-        self.outbound.spend_credit()
         at = peer.targets.addr + peer.targets.length * SEGMENT_SIZE + index * MAPPING_SIZE
-        return OutgoingMessage(
+        request = OutgoingMessage(
             pack_message(_IOMAP, index),
             pack_mapping(mapping, peer.byte_order),
             Segment(at, peer.targets.key, MAPPING_SIZE),
         )
+        self.outbound.spend_credit()
+        return request
 
     # --- control messages ---
 

@@ -162,8 +162,10 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         Cancelling before the mapping is posted maps nothing.
 
         Raises:
-            ValueError: the peer takes no more mappings; or the memory is not registered with
-                REMOTE_WRITE, or not for this stream's device; or it is closed.
+            ValueError: the peer takes no more mappings; an offset is below 0 or over 2^64 - 1; or
+                the memory is not registered with REMOTE_WRITE, or not for this stream's device; or
+                it is closed.
+            TypeError: `offset` is not an integer.
             Others: as send().
         """
         await self._core.iomap(part[:], offset)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import index
 from typing import Self
 
 from aiordma.cm import AsyncCmId
@@ -20,7 +21,7 @@ from aiordma.qp.endpoint import Endpoint
 from aiordma.rdmacm.address import format_address
 from aiordma.streams.options import StreamOptions
 from aiordma.streams.stream_data_path import StreamDataPath
-from aiordma.streams.wire import ConnectionData, Mapping, Segment
+from aiordma.streams.wire import MAX_OFFSET, ConnectionData, Mapping, Segment
 from aiordma.verbs import ProtectionDomain
 
 
@@ -224,6 +225,9 @@ class StreamCore:
     async def iomap(self, part: MemorySlice, offset: int) -> None:
         """Map memory as ByteStream.iomap()."""
         data_path, region = self.data_path, part.region
+        offset = index(offset)
+        if not 0 <= offset <= MAX_OFFSET - len(part):
+            raise ValueError(f"the offsets of a mapping are 0 to 2^64 - 1, not {offset} and more")
         if not region.access & AccessFlags.REMOTE_WRITE:
             raise ValueError("memory to be mapped must be registered with REMOTE_WRITE")
         with self._sending():
@@ -245,6 +249,7 @@ class StreamCore:
     async def iowrite(self, data: memoryview, offset: int) -> None:
         """Write as ByteStream.iowrite()."""
         data_path = self.data_path
+        offset = index(offset)
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()
@@ -300,19 +305,23 @@ class StreamCore:
     async def aclose(self) -> None:
         """Let the posted data arrive, send DISCONNECT, disconnect, and destroy everything."""
         endpoint, protocol = self.endpoint, self.data_path.protocol
-        if not endpoint.closed:
-            protocol.leave()
-            self.data_path.sender.post_controls()
-            deadline = Deadline(self.loop, self.options.close_timeout, self._change.wake_all)
-            try:
-                while not (protocol.all_controls_completed or endpoint.closed or deadline.expired):
-                    await self._change.wait()
-            except BaseException:
-                endpoint.abort()
-                raise
-            finally:
-                deadline.cancel()
-        await endpoint.aclose()
+        deadline = Deadline(self.loop, self.options.close_timeout, self._close_timed_out)
+        try:
+            if not endpoint.closed:
+                protocol.leave()
+                self.data_path.sender.post_controls()
+            while not (protocol.all_controls_completed or endpoint.closed or deadline.expired):
+                await self._change.wait()
+            await endpoint.aclose(deadline)
+        except BaseException:
+            endpoint.abort()
+            raise
+        finally:
+            deadline.cancel()
+
+    def _close_timed_out(self) -> None:
+        self._change.wake_all()
+        self.endpoint.wake()
 
     def abort(self) -> None:
         """End the stream at once. Idempotent."""

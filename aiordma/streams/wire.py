@@ -108,6 +108,10 @@ def unpack_segment(data: bytes | memoryview, order: ByteOrder) -> Segment:
     return Segment(*_SEGMENT[order].unpack(data))
 
 
+# An offset in a mapping has 64 bits.
+MAX_OFFSET = (1 << 64) - 1
+
+
 class Mapping(NamedTuple):
     """A buffer of an application that the other side may write to, by an offset (iomap)."""
 

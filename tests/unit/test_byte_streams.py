@@ -85,6 +85,42 @@ async def test_a_send_that_is_refused_ends_the_stream(simulation: Simulation, na
         assert near.closed
 
 
+async def test_a_mapping_with_an_impossible_offset_takes_nothing(simulation: Simulation) -> None:
+    async with connected(simulation) as (near, far):
+        region = await near.allocate(100, REMOTE)
+        credits = near._core.data_path.protocol.outbound.credits
+        for offset in (-1, 1 << 64, (1 << 64) - 100):
+            with pytest.raises(ValueError, match="the offsets of a mapping are 0 to"):
+                await near.iomap(region, offset)
+        for wrong in ("0", 1.0):
+            with pytest.raises(TypeError):
+                await near.iomap(region, wrong)  # type: ignore[arg-type]
+            with pytest.raises(TypeError):
+                await near.iowrite(b"x", wrong)  # type: ignore[arg-type]
+        outbound = near._core.data_path.protocol.outbound
+        assert (region.references.count, outbound.credits) == (0, credits)
+        await near.iomap(region, (1 << 64) - 101)
+        await near.send(b"mapped")
+        assert await far.receive() == b"mapped"
+        for offset in (-1, 0, 1 << 64):
+            with pytest.raises(ValueError, match="the peer has not mapped"):
+                await far.iowrite(b"x", offset)
+        await far.iowrite(b"written", (1 << 64) - 101)
+        await far.send(b"after it")
+        assert await near.receive() == b"after it"
+        assert bytes(memoryview(region)[:8]) == b"written\0"
+
+
+async def test_closing_takes_no_longer_than_close_timeout(simulation: Simulation) -> None:
+    async with connected(simulation) as (near, _):
+        for qp in simulation.queue_pairs():
+            qp.allowed = 0  # neither the data nor DISCONNECT completes
+        await near.send(b"stuck")
+        began = loops.now()
+        await near.aclose()
+        assert loops.now() - began < StreamOptions().close_timeout + 0.1
+
+
 @pytest.mark.parametrize("queue", ["sends", "receive_queue"])
 async def test_a_refusal_while_receiving_ends_a_stream(simulation: Simulation, queue: str) -> None:
     """The stream posts each receive again, and an update after many of them."""

@@ -433,6 +433,8 @@ def test_private_data_is_an_announcement_or_a_rejection_with_padding() -> None:
         assert handshake.announced_size(data) is None
     assert handshake.rejection_reason(handshake.rejection("too large") + bytes(120)) == "too large"
     assert handshake.rejection_reason(bytes(148)) is None
+    escapes = b"aiordma ping: \x1b]0;owned\x07\x1b[2J caf\xc3\xa9 \xe2\x80\xae\xff" + bytes(10)
+    assert handshake.rejection_reason(escapes) == (r"\x1b]0;owned\x07\x1b[2J caf\xe9 \u202e\ufffd")
     assert len(handshake.rejection(f"messages of at most {MAX_SIZE} bytes are answered")) <= 148
 
 
