@@ -30,8 +30,9 @@ class ConnectionOptions:
     """The number of receive buffers, and so of messages that can arrive before recv() takes one."""
 
     max_message_size: int = 16384
-    """The largest message to send and to receive. A connection registers memory of `recv_depth`
-    times this size, which counts against the locked-memory limit."""
+    """The largest message to send and to receive: less than 2 GiB, and not more than the port of
+    the device carries (8 MiB on soft-RoCE). A connection registers memory of `recv_depth` times
+    this size, which counts against the locked-memory limit."""
 
     max_inline: int = 64
     """Messages of up to this size are copied into the work request itself (inline data). Devices
@@ -118,14 +119,19 @@ class ConnectionOptions:
         if self.port_space not in (PortSpace.TCP, PortSpace.IB):
             raise ValueError(f"connections are made in port space TCP or IB, not {self.port_space}")
 
-    def check_device(self, device: Device) -> None:
-        """Make sure that `device` allows these options.
+    def check_device(self, device: Device, port_num: int) -> None:
+        """Make sure that this port of `device` allows these options.
 
         Raises:
-            ValueError: a queue is deeper, or a request has more pieces, than the device allows.
+            ValueError: a queue is deeper, a message larger, or a request has more pieces, than the
+                device allows.
+            VerbsError: the device does not answer (EIO: it was removed).
         """
         check_depths(device, self.send_depth, self.recv_depth)
         name, limits = device.name, device.attributes
+        largest = device.max_message_size(port_num)
+        if self.max_message_size > largest:
+            raise ValueError(f"{name} allows a max_message_size of {largest}")
         if self.keepalive and device.is_iwarp and not self.initiator_depth:
             raise ValueError(f"{name} is iWARP, where keepalive needs an initiator_depth over 0")
         if self.max_sge > limits.max_sge:
@@ -162,7 +168,7 @@ _MAX_RING = 1 << 40
 _RANGES = (
     ("send_depth", 1, _MAX_DEPTH),
     ("recv_depth", 1, _MAX_DEPTH),
-    ("max_message_size", 1, 1 << 31),
+    ("max_message_size", 1, (1 << 31) - 1),
     ("max_inline", 0, 1 << 16),
     ("max_sge", 1, 1 << 10),
     ("recv_backlog", 1, 1 << 30),

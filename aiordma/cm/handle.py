@@ -82,7 +82,7 @@ class IdHandle:
         self._destroyed_callbacks.append(callback)
 
     def add_released_callback(self, callback: Callable[[], None]) -> None:
-        """Make the loop call `callback` when everything is destroyed."""
+        """Make the loop call `callback` when everything is destroyed: the last one added first."""
         self._released_callbacks.append(callback)
 
     def remove_released_callback(self, callback: Callable[[], None]) -> None:
@@ -294,7 +294,7 @@ class IdHandle:
             self._device.release()
 
     def _finish(self) -> None:
-        for callback in self._released_callbacks:
+        for callback in reversed(self._released_callbacks):
             callback()
         self._released_callbacks, self._destroyed_callbacks = [], []
         self._is_destroyed = True

@@ -360,4 +360,3 @@ class DatagramQueuePair:
         """Release the shared resources. Called when the queue pair is destroyed."""
         self.cm.on_change = None
         self._sends.abandon()
-        self._resources.release()

@@ -119,7 +119,7 @@ class ConnectRequest(BaseRequest):
         async with self._cm.closed_on_failure(unless=(ValueError,)):
             device = self._cm.device()
             check_private_data(private_data, PrivateDataLimits.of(device).accept)
-            options.check_device(device)
+            options.check_device(device, self._cm.port_num)
             receives = self._shared_receives.receives(self._cm, options)
         async with self._handshake(), self._cm.closed_on_failure():
             endpoint = message_endpoint(self._cm, options, receives)

@@ -45,6 +45,9 @@ class MessageDataPath:
         shared_receives: SharedReceives | None,
     ) -> None:
         loop, device = cm.loop, cm.device()
+        if shared_receives is not None:
+            shared_receives.acquire()
+            cm.handle.add_released_callback(shared_receives.release)
         self._is_iwarp = device.is_iwarp
         self._callbacks = callbacks
         self._shared_receives = shared_receives
@@ -97,8 +100,6 @@ class MessageDataPath:
         self._receives_flushed = 0
         self.counts_flushes = shared_receives is None and not device.is_iwarp
         """True if no message can follow when the last posted receive has completed."""
-        if shared_receives is not None:
-            shared_receives.acquire()
         if shared_receives is not None or device.is_iwarp:
             self.receiver.set_backlog(options.recv_backlog)
 
@@ -259,5 +260,3 @@ class MessageDataPath:
             if self._qp is not None:
                 shared_receives.remove(self._qp.number, self)
             self.receiver.abandon()
-            shared_receives.release()
-        self._resources.release()

@@ -84,9 +84,10 @@ class Endpoint(Generic[D_co]):
 
         Raises:
             ValueError: the options exceed the limits of the device.
+            VerbsError: the device does not answer (EIO: it was removed).
         """
         self.device = cm.device()
-        options.check_device(self.device)
+        options.check_device(self.device, cm.port_num)
         self.cm = cm
         self.options = options
         self.local_address, self.peer_address = cm.local_address, cm.peer_address

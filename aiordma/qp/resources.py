@@ -23,8 +23,9 @@ RECEIVE = NUMBER_MASK + 1
 class QueuePairResources:
     """A key for the work requests of an id's queue pair, and entries in a shared completion queue.
 
-    The table of the LoopDevice refers to the handler of the completions until release(). So the
-    memory that the device uses stays allocated even if the user drops every reference.
+    They are released with the id, when the queue pair is destroyed, or if it could not be made.
+    Until then the table of the LoopDevice refers to the handler of the completions. So the memory
+    that the device uses stays allocated even if the user drops every reference.
     """
 
     def __init__(
@@ -32,14 +33,15 @@ class QueuePairResources:
     ) -> None:
         """`late`: requests that can complete after their send credits were used again."""
         self.loop_device = LoopDevice.of(cm.loop, cm.device())
+        cm.handle.add_released_callback(self._release)
         self.send_cq: SharedCompletionQueue
         """The completion queue of the send queue, once the queue pair is made."""
         self.recv_cq: SharedCompletionQueue
         """The completion queue of the receives, once the queue pair is made."""
+        self._key = self.loop_device.attach(callbacks)
         self._cm = cm
         self._caps = caps
         self._entries = caps.max_send_wr + caps.max_recv_wr + late
-        self._key = self.loop_device.attach(callbacks)
 
     def open(self) -> LoopDevice:
         """Reserve completion queue entries, and make sure that there is a protection domain.
@@ -90,7 +92,7 @@ class QueuePairResources:
         self.loop_device.attach_fast_path(self._key, sends, receives, on_notified)
 
     def watch(self, qp: QueuePair, handler: Callable[[AsyncEvent], None]) -> None:
-        """Call `handler` on the loop with the queue pair's asynchronous events, until release()."""
+        """Call `handler` on the loop with the asynchronous events of the queue pair."""
         self.loop_device.queue_pairs.add(self._key, qp, self.send_cq.cq, handler)
 
     def drain(self, then: Callable[[], None]) -> None:
@@ -102,8 +104,7 @@ class QueuePairResources:
             self.loop_device.drain(self.send_cq)
         self.loop_device.drain(self.recv_cq, then)
 
-    def release(self) -> None:
-        """Release the shared resources. The queue pair is destroyed."""
+    def _release(self) -> None:
         self.loop_device.detach(self._key)
         if hasattr(self, "send_cq"):
             self.loop_device.unreserve(self.send_cq, self._entries)

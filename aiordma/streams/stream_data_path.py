@@ -233,4 +233,3 @@ class StreamDataPath:
     def release(self) -> None:
         """Release the shared resources. Called when the queue pair has been destroyed."""
         self.sends.abandon()
-        self._resources.release()

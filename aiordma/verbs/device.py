@@ -83,6 +83,7 @@ class Device:
         self.context = context
         self.name = ffi.string(lib.ibv_get_device_name(context.device)).decode()
         self.transport = TransportType(context.device.transport_type)
+        self._max_message_sizes: dict[int, int] = {}
 
     @cached_property
     def attributes(self) -> DeviceAttributes:
@@ -108,6 +109,19 @@ class Device:
             max_msg_sz=attr.max_msg_sz,
             lid=attr.lid,
         )
+
+    def max_message_size(self, port_num: int) -> int:
+        """Return the size in bytes of the largest message that a port carries.
+
+        ibv_query_port(3), a system call at the first use of the port.
+
+        Raises:
+            VerbsError: as query_port().
+        """
+        size = self._max_message_sizes.get(port_num)
+        if size is None:
+            size = self._max_message_sizes[port_num] = self.query_port(port_num).max_msg_sz
+        return size
 
     def query_gid(self, port_num: int, index: int) -> bytes:
         """Return one of the 16-byte addresses of a port: ibv_query_gid(3). Reads a system file.

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import errno
 from typing import Any
+from unittest import mock
 from unittest.mock import Mock
 
 import helpers
 import loops
 import pytest
-from simulator import Simulation
+from simulator import Simulation, ids
 from simulator.cm import Id
-from simulator.ids import PORT
+from simulator.ids import PORT, resolved
 from simulator.pairs import connected
 from simulator.world import Failure, lib
+from stream_sides import Script, settings
 from streaming import streaming
 
 import aiordma
-from aiordma import AccessFlags, DeviceRemoved, PeerClosed, VerbsError
+from aiordma import AccessFlags, ConnectionOptions, DeviceRemoved, PeerClosed, Rejected, VerbsError
+from aiordma.dispatch import loop_device
 from aiordma.enums import CmEventType
+from aiordma.loop import running_loop
 from aiordma.qp.endpoint import (
     FLUSH_SECONDS,
 )
@@ -216,3 +220,49 @@ async def test_an_object_that_cannot_be_destroyed_is_logged(
     assert simulation.left().keys() == left
     assert all(text in caplog.text for text in texts)
     simulation.exit_process()
+
+
+# --- a connection that cannot be put together ---
+
+MESSAGES, STREAMS = "aiordma.messages.message_data_path", "aiordma.streams.stream_data_path"
+STEPS = [
+    f"{MESSAGES}.BusyPoll",
+    f"{MESSAGES}.SendQueue",
+    f"{MESSAGES}.MemoryWindows",
+    f"{MESSAGES}.Receiver",
+    f"{STREAMS}.BusyPoll",
+    f"{STREAMS}.SendQueue",
+    f"{STREAMS}.ReceiveRing",
+    "aiordma.qp.endpoint.Keepalive",
+]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_connection_that_cannot_be_put_together_leaves_nothing(
+    simulation: Simulation, step: str, shares: bool
+) -> None:
+    is_stream = step.startswith(STREAMS)
+    listen: Any = aiordma.listen_stream if is_stream else aiordma.listen
+    connect: Any = aiordma.connect_stream if is_stream else aiordma.connect
+    more = {"options": ConnectionOptions(shared_recv_depth=8)} if shares and not is_stream else {}
+    devices = loop_device._loop_devices.setdefault(running_loop(), {})
+    async with listen(simulation.far.host, PORT, **more) as listener:
+        with mock.patch(step, side_effect=MemoryError("no memory for a queue")):
+            requesting = loops.create_task(listener.get_request())
+            connecting = loops.create_task(connect_id(simulation))
+            request = await requesting
+            with pytest.raises(MemoryError):
+                await request.accept()
+            with pytest.raises(Rejected):
+                await connecting
+            with pytest.raises(MemoryError):
+                await connect(simulation.far.host, PORT)
+    await loops.sleep(1)
+    assert devices == {}
+
+
+async def connect_id(simulation: Simulation) -> None:
+    """Connect an id, which needs no data path."""
+    async with await resolved(simulation) as cm_id:
+        await ids.connect(cm_id, Script(settings()).peer.pack())

@@ -47,7 +47,7 @@ def test_every_number_has_a_range() -> None:
 
 
 @pytest.mark.parametrize("name", ["recv_depth", "shared_recv_depth"])
-@pytest.mark.parametrize(("depth", "size"), [(1 << 20, 1 << 20), (1 << 10, 1 << 30)])
+@pytest.mark.parametrize(("depth", "size"), [(1 << 20, 1 << 20), (1 << 11, 1 << 29)])
 def test_the_size_of_the_receive_ring_is_limited(name: str, depth: int, size: int) -> None:
     # There is no ring for sends: send_depth does not count.
     values = {"send_depth": 1 << 20, "recv_depth": 1, "max_message_size": size, name: depth}
@@ -95,12 +95,16 @@ class SmallDevice:
     name = "small0"
     attributes = DeviceAttributes(**LIMITS)
 
+    def max_message_size(self, port_num: int) -> int:
+        return {1: 20000}[port_num]
+
 
 @pytest.mark.parametrize(
     ("name", "limit", "error"),
     [
         ("send_depth", 100, "small0 allows .* 100"),
         ("recv_depth", 100, "small0 allows .* 100"),
+        ("max_message_size", 20000, "^small0 allows a max_message_size of 20000$"),
         ("max_sge", 8, "^small0 allows a max_sge of 8$"),
         ("shared_recv_depth", 200, "^small0 allows a shared_recv_depth of 200$"),
         ("shared_recv_depth", 0, "^small0 allows a shared_recv_depth of 0$"),
@@ -110,6 +114,6 @@ def test_more_than_a_limit_of_the_device_is_refused(name: str, limit: int, error
     device: Any = SmallDevice()
     if name == "shared_recv_depth":
         device.attributes = dataclasses.replace(device.attributes, max_srq_wr=limit)
-    options_with(**{name: limit}).check_device(device)
+    options_with(**{name: limit}).check_device(device, 1)
     with pytest.raises(ValueError, match=error):
-        options_with(**{name: limit + 1}).check_device(device)
+        options_with(**{name: limit + 1}).check_device(device, 1)
