@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aiordma._native import fast_path
 from aiordma.cm import AsyncCmId
 from aiordma.dispatch import BusyPoll
-from aiordma.enums import WcOpcode, WcStatus, WrOpcode
+from aiordma.enums import AsyncEventType, WcOpcode, WcStatus, WrOpcode
 from aiordma.errors import VerbsError
 from aiordma.messages.memory_windows import MemoryWindows
 from aiordma.messages.receiver import Receiver
@@ -17,6 +17,7 @@ from aiordma.messages.remote_access import RemoteAccess
 from aiordma.messages.sender import Sender
 from aiordma.options import ConnectionOptions
 from aiordma.qp.data_path import EndpointCallbacks
+from aiordma.qp.last_receive import LastReceive
 from aiordma.qp.operation import WC_OPCODE_OF, Operation, Operations
 from aiordma.qp.post_list import PostList
 from aiordma.qp.probe import probe
@@ -26,7 +27,7 @@ from aiordma.qp.scatter_gather import ScatterGatherBuilder
 from aiordma.qp.send_queue import NUMBER_MASK, SendQueue
 from aiordma.qp.shared_receives import SharedReceives
 from aiordma.qp.stats import ConnectionStats
-from aiordma.verbs import QueuePair, QueuePairCaps
+from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
@@ -45,9 +46,13 @@ class MessageDataPath:
         shared_receives: SharedReceives | None,
     ) -> None:
         loop, device = cm.loop, cm.device()
+        self._handle = cm.handle
+        self._last_receive: LastReceive | None = None
         if shared_receives is not None:
             shared_receives.acquire()
             cm.handle.add_released_callback(shared_receives.release)
+            if LastReceive.is_needed(device):
+                self._last_receive = LastReceive(loop, self.drain)
         self._is_iwarp = device.is_iwarp
         self._callbacks = callbacks
         self._shared_receives = shared_receives
@@ -116,6 +121,7 @@ class MessageDataPath:
         else:
             qp = resources.make_srq_qp(shared_receives, self.sends)
             shared_receives.add(qp.number, self)
+            self._wait_for_last_receive(qp)
         self._qp = qp
         self._builder.pd = self.windows.pd = self.sends.core.pd = resources.loop_device.pd
         self._busy_sending.open(resources.send_cq)
@@ -126,8 +132,15 @@ class MessageDataPath:
         core = self.sends.core
         core.set_polling(dispatcher, resources.send_cq.cq.address, busy_poll)
         self.sends.post_list = PostList(qp, core, dispatcher, self._on_post_error)
-        resources.watch(qp, self._callbacks.queue_pair_event)
+        resources.watch(qp, self._on_queue_pair_event)
         return qp
+
+    def _wait_for_last_receive(self, qp: QueuePair) -> None:
+        """Take all completions of the shared receives before `qp` is destroyed."""
+        last = self._last_receive
+        if last is not None:
+            self._handle.is_slow_to_destroy = True
+            self._handle.add_pre_destroy_hook(last, lambda: last.wait(qp))
 
     @property
     def receives_posted(self) -> int:
@@ -199,6 +212,11 @@ class MessageDataPath:
         if not self._callbacks.released:  # after that the queue pair can be destroyed
             self._callbacks.post_failed(error)
 
+    def _on_queue_pair_event(self, event: AsyncEvent) -> None:
+        if event.type is AsyncEventType.QP_LAST_WQE_REACHED and self._last_receive is not None:
+            self._last_receive.reached()
+        self._callbacks.queue_pair_event(event)
+
     def negotiated(self, initiator_depth: int) -> None:
         """Allow `initiator_depth` reads and atomics in flight: the connection is established."""
         self.remote.negotiated(initiator_depth)
@@ -233,6 +251,8 @@ class MessageDataPath:
 
     def device_failed(self, error: VerbsError) -> None:
         """End the connection: the device was removed, and no completion will come any more."""
+        if self._last_receive is not None:
+            self._last_receive.stop()
         self._callbacks.device_failed(error)
 
     def drain(self, then: Callable[[], None]) -> None:

@@ -464,6 +464,34 @@ static void detach(struct ibv_cq *ibv_cq, struct sim_queue *sends, struct sim_qu
 	}
 }
 
+/* Remove the completions of a queue pair that were not polled. */
+static void drop(struct ibv_cq *ibv_cq, unsigned int qp_num)
+{
+	struct sim_cq *cq = (struct sim_cq *)ibv_cq;
+	unsigned int index, kept = cq->polled, visible = cq->polled;
+
+	for (index = cq->polled; index != cq->put; index++) {
+		struct sim_completion *entry = &cq->ring[index % cq->capacity];
+
+		if (index == cq->visible)
+			visible = kept;
+		if (entry->wc.qp_num != qp_num)
+			cq->ring[kept++ % cq->capacity] = *entry;
+	}
+	cq->visible = cq->visible == cq->put ? kept : visible;
+	cq->put = kept;
+}
+
+/* Remove the completions of a queue pair that were not polled from its queues, as mlx5 does. */
+void sim_drop_completions(struct sim_qp *qp)
+{
+	pthread_mutex_lock(&lock);
+	drop(qp->qp.send_cq, qp->qp.qp_num);
+	if (qp->qp.recv_cq != qp->qp.send_cq)
+		drop(qp->qp.recv_cq, qp->qp.qp_num);
+	pthread_mutex_unlock(&lock);
+}
+
 void sim_free_qp(struct sim_qp *qp)
 {
 	pthread_mutex_lock(&lock);

@@ -119,6 +119,7 @@ struct sim_srq *sim_new_srq(struct ibv_context *context, unsigned int depth);
 struct sim_cq *sim_new_cq(struct ibv_context *context, int entries,
 			  struct ibv_comp_channel *channel);
 struct sim_channel *sim_new_channel(struct ibv_context *context);
+void sim_drop_completions(struct sim_qp *qp);
 void sim_free_qp(struct sim_qp *qp);
 void sim_free_srq(struct sim_srq *srq);
 void sim_free_cq(struct sim_cq *cq);

@@ -200,7 +200,9 @@ class Network:
             return
         self._flush_sends(qp)
         self._flush_receives(qp)
-        if qp.shared is not None:
+        if qp.shared is not None and qp.device.reports_last_receive:
+            queue = qp.recv_cq.pointer
+            queue.visible = queue.put
             qp.device.raise_event(lib.IBV_EVENT_QP_LAST_WQE_REACHED, ffi.addressof(qp.pointer.qp))
 
     def _flush_sends(self, qp: QueuePair) -> None:

@@ -19,7 +19,7 @@ from unittest import mock
 from aiordma.cm import handle, sync_id
 from aiordma.dispatch import loop_device
 from aiordma.loop import interrupt, threadsafe_call, workers
-from aiordma.qp import shared_receives
+from aiordma.qp import last_receive, shared_receives
 from aiordma.rdmacm import device_thread
 from simulator import world as worlds
 from simulator.world import Stuck, World
@@ -68,6 +68,15 @@ class Threads:
             elif not self._world.step(None):
                 raise Stuck("the thread of the loop waits for a lock that no thread releases")
 
+    @property
+    def now(self) -> float:
+        """The virtual time."""
+        return self._world.now
+
+    def wake_at(self, moment: float) -> None:
+        """Let the waiting threads check their conditions at this time."""
+        self._world.at(moment, lambda: None)
+
     def wait_readable(self, fd: int, limit: float | None) -> bool:
         """Let the current worker thread wait for a descriptor, or until the time `limit`.
 
@@ -76,7 +85,7 @@ class Threads:
         if not self.is_worker:
             return False
         if limit is not None:
-            self._world.at(limit, lambda: None)
+            self.wake_at(limit)
         self.wait_until(lambda: _readable([fd]) or self._world.now >= (limit or inf))
         return True
 
@@ -134,12 +143,18 @@ class _Condition(_Lock):
         super().__init__(threads)
         self._notified = 0
 
-    def wait_for(self, is_over: Callable[[], bool]) -> None:
-        while not is_over():
+    def wait_for(self, is_over: Callable[[], bool], timeout: float = inf) -> bool:
+        limit = self._threads.now + timeout
+        if timeout < inf:
+            self._threads.wake_at(limit)
+        while not is_over() and self._threads.now < limit:
             seen = self._notified
             self.release()
-            self._threads.wait_until(lambda seen=seen: self._notified != seen)  # type: ignore[misc]
+            self._threads.wait_until(
+                lambda seen=seen: self._notified != seen or self._threads.now >= limit  # type: ignore[misc]
+            )
             self.acquire()
+        return is_over()
 
     def notify_all(self) -> None:
         self._notified += 1
@@ -214,6 +229,7 @@ def simulated_threads(world: World) -> Iterator[Threads]:
             (handle, "threading", locks),
             (sync_id, "threading", locks),
             (shared_receives, "threading", locks),
+            (last_receive, "threading", locks),
         ):
             patches.enter_context(mock.patch.object(target, name, value))
         yield threads

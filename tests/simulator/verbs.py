@@ -45,6 +45,9 @@ class Device:
         self.limits = Limits(max_sge_rd=1) if iwarp else Limits()
         self.removed = False
         self.vendor_id = 0
+        self.drops_completions = not iwarp
+        """True: the completions of a destroyed queue pair that were not polled are lost."""
+        self.reports_last_receive = True
         self.port_state = int(lib.IBV_PORT_ACTIVE)
         transport = lib.IBV_TRANSPORT_IWARP if iwarp else lib.IBV_TRANSPORT_IB
         self.context = lib.sim_new_context(name.encode(), transport)
@@ -475,6 +478,8 @@ def ibv_destroy_qp(world: World, pointer: Any) -> None:
     world.remove(pointer, QueuePair)
     qp.is_destroyed = True
     qp.in_flight.clear()
+    if qp.device.drops_completions:
+        lib.sim_drop_completions(qp.pointer)
     lib.sim_free_qp(qp.pointer)
     qp.pointer = None
 

@@ -7,6 +7,7 @@ import errno
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import loops
 import pytest
@@ -14,14 +15,20 @@ from simulator import Simulation
 from simulator.pairs import PORT, End
 from simulator.verbs import CompletionQueue
 from simulator.verbs import SharedReceives as Queue
+from simulator.world import lib
 
 import aiordma
 from aiordma import Connection, ConnectionOptions, VerbsError
 from aiordma.qp import ReceiveRing, SharedReceives
+from aiordma.qp.last_receive import LAST_RECEIVE_SECONDS, LastReceive
+from aiordma.verbs.device import RXE_VENDOR_ID, SIW_VENDOR_ID
 
 SLOTS, SIZE = 8, 64
 SHARED = ConnectionOptions(shared_recv_depth=SLOTS, max_message_size=SIZE, recv_backlog=20)
 CLIENT = ConnectionOptions(max_message_size=SIZE)
+
+# Seconds of the simulated network, which are more than closing needs.
+SOON = 0.5
 
 
 class Server:
@@ -107,6 +114,79 @@ async def test_each_connection_ends_alone(simulation: Simulation) -> None:
         await client.send(b"last")  # the queue exists as long as it has users
         await client.aclose()  # which flushes none of its receives
         assert [message async for message in end.connection] == [b"last"]
+
+
+async def fill_unpolled(server: Server) -> End:
+    """Connect, and let messages arrive whose completions raise no event yet: nothing polls."""
+    client, end = await server.connect()
+    await loops.sleep(SOON)
+    queue = end.qp.recv_cq
+    queue.pointer.is_armed = 0
+    for number in range(SLOTS // 2):
+        await client.send(b"%d" % number)
+    await loops.sleep(0.1)
+    assert queue.pointer.put - queue.pointer.polled == SLOTS // 2
+    return end
+
+
+@pytest.mark.parametrize("reports", [True, False])
+@pytest.mark.parametrize("how", ["aborted", "abandoned"])
+async def test_a_device_that_drops_completions_costs_no_slot(
+    simulation: Simulation, how: str, reports: bool
+) -> None:
+    """A device that does not report the last receive delays the destruction a little."""
+    simulation.far.reports_last_receive = reports
+    async with serving(simulation) as server:
+        for _ in range(3):
+            end = await fill_unpolled(server)
+            before = simulation.world.now
+            if how == "aborted":
+                end.connection.abort()
+            else:
+                end.connection._endpoint.abandon()
+            await end.connection.aclose()
+            limit = SOON if reports else LAST_RECEIVE_SECONDS + SOON
+            assert simulation.world.now - before < limit
+            assert server.posted == SLOTS
+            lib.sim_raise_completion_event(end.qp.recv_cq.pointer)
+        client, end = await server.connect()
+        await client.send(b"served")
+        assert await end.connection.recv() == b"served"
+
+
+@pytest.mark.parametrize("vendor_id", [RXE_VENDOR_ID, SIW_VENDOR_ID])
+async def test_soft_devices_drop_nothing_and_are_not_waited_for(
+    simulation: Simulation, vendor_id: int
+) -> None:
+    far = simulation.far
+    far.vendor_id, far.drops_completions, far.reports_last_receive = vendor_id, False, False
+    async with serving(simulation) as server:
+        for _ in range(3):
+            end = await fill_unpolled(server)
+            before = simulation.world.now
+            end.connection.abort()
+            await end.connection.aclose()
+            assert simulation.world.now - before < SOON
+            lib.sim_raise_completion_event(end.qp.recv_cq.pointer)
+            await loops.sleep(SOON)
+            assert server.posted == SLOTS
+
+
+async def test_a_removed_device_is_not_waited_for(simulation: Simulation) -> None:
+    async with serving(simulation) as server:
+        end = await fill_unpolled(server)
+        before = simulation.world.now
+        simulation.cm.remove_device(simulation.far)
+        await end.connection.aclose()
+        assert simulation.world.now - before < LAST_RECEIVE_SECONDS
+
+
+def test_a_closed_loop_is_not_waited_for() -> None:
+    """The shared receive queue belongs to the loop, and is not used any more."""
+    loop: Any = Mock(is_closed=lambda: True)
+    last, qp = LastReceive(loop, Mock()), Mock()
+    last.wait(qp)
+    qp.modify.assert_not_called()
 
 
 @pytest.mark.parametrize("how", ["refused", "broken"])
