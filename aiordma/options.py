@@ -104,6 +104,12 @@ class ConnectionOptions:
     and receives nothing back is checked, too, also without `keepalive`. On InfiniBand and RoCE,
     `retry_count` and `ack_timeout` decide how long the device waits for an answer."""
 
+    own_protection_domain: bool = False
+    """True: the memory of the connection is in a protection domain that no other connection uses,
+    so that no other peer can access it, even if it knows the address and the key. Use it if you do
+    not trust all peers equally. It costs some time to connect and some memory, and cannot be
+    combined with `shared_recv_depth`."""
+
     reuse_address: bool = False
     """True: the local address can already be in use (RDMA_OPTION_ID_REUSEADDR)."""
 
@@ -116,6 +122,11 @@ class ConnectionOptions:
             raise ValueError(f"recv_depth times max_message_size is over {_MAX_RING} bytes")
         if self.shared_recv_depth * self.max_message_size > _MAX_RING:
             raise ValueError(f"shared_recv_depth times max_message_size is over {_MAX_RING} bytes")
+        if self.own_protection_domain and self.shared_recv_depth:
+            raise ValueError(
+                "shared receive buffers are in one protection domain: set either "
+                "own_protection_domain or shared_recv_depth"
+            )
         if self.port_space not in (PortSpace.TCP, PortSpace.IB):
             raise ValueError(f"connections are made in port space TCP or IB, not {self.port_space}")
 

@@ -166,8 +166,11 @@ async def fetch_into(file: BinaryIO, connection: aiordma.Connection) -> None:
         file.write(data)
         received.update(data)
 
-    # iWARP requires REMOTE_WRITE for memory that a read fills; allocate() has it by default.
-    with await connection.allocate(PIECE) as memory, Progress(announcement.size) as progress:
+    access = connection.read_access
+    with (
+        await connection.allocate(PIECE, access) as memory,
+        Progress(announcement.size) as progress,
+    ):
         await connection.send(NEXT)
         for _, length in announcement.pieces():
             remote = aiordma.RemoteBuffer.unpack(await connection.recv())

@@ -246,8 +246,8 @@ async def open_cache(host: str, port: int) -> AsyncIterator[Cache]:
         table = aiordma.RemoteBuffer.unpack(await connection.recv())
         if not table or len(table) % SLOT_SIZE:
             raise ValueError(f"a table of {len(table)} bytes has no slots of {SLOT_SIZE}")
-        # iWARP requires REMOTE_WRITE for memory that a read fills; allocate() has it by default.
-        with await connection.allocate(CONCURRENT_GETS * SLOT_SIZE) as memory:
+        size, access = CONCURRENT_GETS * SLOT_SIZE, connection.read_access
+        with await connection.allocate(size, access) as memory:
             yield Cache(connection, table, memory)
 
 

@@ -23,6 +23,8 @@ RECORD_SIZE = 16
 GO_AHEAD = bytes(RECORD_SIZE)  # the client checks only the size
 LETTERS = bytes(range(ord("A"), ord("z") + 1))
 # The C program has one of each, and does not accept more from a peer.
+SOURCE_ACCESS = aiordma.AccessFlags.LOCAL_WRITE | aiordma.AccessFlags.REMOTE_READ
+SINK_ACCESS = aiordma.AccessFlags.LOCAL_WRITE | aiordma.AccessFlags.REMOTE_WRITE
 OPTIONS = aiordma.ConnectionOptions(responder_resources=1, initiator_depth=1)
 
 
@@ -40,8 +42,7 @@ def text_of(ping: bytes) -> str:
 
 
 async def answer_pings(connection: aiordma.Connection, arguments: argparse.Namespace) -> None:
-    # iWARP requires REMOTE_WRITE for memory that a read fills; allocate() has it by default.
-    with await connection.allocate(arguments.S) as memory:
+    with await connection.allocate(arguments.S, connection.read_access) as memory:
         async for record in connection:
             source = unpack(record)
             if len(source) > len(memory):
@@ -86,8 +87,8 @@ def make_ping(number: int, size: int) -> bytes:
 
 async def ping(connection: aiordma.Connection, arguments: argparse.Namespace) -> None:
     with (
-        await connection.allocate(arguments.S) as source,
-        await connection.allocate(arguments.S) as sink,
+        await connection.allocate(arguments.S, SOURCE_ACCESS) as source,
+        await connection.allocate(arguments.S, SINK_ACCESS) as sink,
     ):
         for number in itertools.islice(itertools.count(), arguments.C or None):
             sent = make_ping(number, arguments.S)

@@ -24,13 +24,15 @@ import pytest
 from netlink import rdma_resources
 
 import aiordma
-from aiordma import AsyncCmId, Connection, ConnectionOptions, Listener
+from aiordma import AccessFlags, AsyncCmId, Connection, ConnectionOptions, Listener
 from aiordma.cm import CmState
 from aiordma.cm.accepting import BaseListener
 from aiordma.cm.base_id import BaseCmId
 from aiordma.rdmacm import ConnectionParameters, DeviceAddress, parse_address
 
 DEFAULT = ConnectionOptions()
+SHARED = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
+"""The access of memory that the peer can read and write."""
 # The time limit of waits, in seconds. On an emulated processor everything is ten times slower.
 TIME_LIMIT = 150
 

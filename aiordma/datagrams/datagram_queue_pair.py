@@ -175,7 +175,7 @@ class DatagramQueuePair:
         """Create an address handle, in a worker thread."""
         if not isinstance(key, AddressHandleAttributes):
             key = key.attributes(self.cm.device(), self._port_num, self._gid)
-        return AddressHandle(self._resources.loop_device.pd, key)
+        return AddressHandle(self._resources.domain.pd, key)
 
     # --- receiving ---
 

@@ -9,6 +9,7 @@ from aiordma.dispatch.loop_device import (
     LoopDevice,
     SharedCompletionQueue,
 )
+from aiordma.dispatch.memory_domain import MemoryDomain, OwnDomain
 from aiordma.dispatch.queue_pair_events import failure_of
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "CompletionHandler",
     "DeviceSubscription",
     "LoopDevice",
+    "MemoryDomain",
+    "OwnDomain",
     "SharedCompletionQueue",
     "destroy_and_log",
     "failure_of",

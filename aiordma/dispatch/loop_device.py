@@ -24,6 +24,7 @@ from aiordma.loop import Loop, LoopTimeBudget, call_threadsafe, run_with_inline_
 from aiordma.memory import BufferPool
 from aiordma.rdmacm import device_contexts
 from aiordma.verbs import AsyncEvent, CompletionChannel, CompletionQueue, Device, ProtectionDomain
+from aiordma.verbs.offset_guard import offset_guards
 
 if TYPE_CHECKING:
     from aiordma._native._fast_path import ReceiveQueue, SendQueueCore
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CQ_ENTRIES = 4096
-# libsiw takes the mmap offset 0x90000 for an error, so it fails to create a queue pair whose memory
-# gets that offset (all versions up to rdma-core 65). A completion queue of this length covers the
-# offset, so that no queue pair gets it.
-IWARP_CQ_ENTRIES = 1 << 15
 # drain() yields to the loop after this number of batches from one queue.
 MAX_BATCHES = 16
 
@@ -94,6 +91,7 @@ class LoopDevice:
         self.queue_pairs = QueuePairEvents()
         self._events = DeviceSubscription(loop, device, self._on_device_event)
         self._has_context = False
+        self._has_guard = False
         self._channel: CompletionChannel | None = None
         self._reader = CompletionReader(self._dispatch_pending)
         self.dispatcher = self._reader.dispatcher
@@ -117,10 +115,25 @@ class LoopDevice:
         loop_device = devices.get(device)
         if loop_device is None:
             loop_device = devices[device] = cls(loop, device)
-        loop_device._users += 1
-        return loop_device
+        return loop_device.acquire()
+
+    def acquire(self) -> LoopDevice:
+        """Add a user, and return self."""
+        self._users += 1
+        return self
 
     # --- in a worker thread ---
+
+    def open(self) -> None:
+        """Open the device, and make the protection domain and the completion channel. Idempotent.
+
+        Raises:
+            VerbsError: the device does not allow it.
+            DeviceRemoved: the device was removed.
+        """
+        with self._lock:
+            if self._channel is None:
+                self._open()
 
     def reserve(self, entries: int) -> SharedCompletionQueue:
         """Reserve `entries` entries of a completion queue, and return the queue.
@@ -149,6 +162,9 @@ class LoopDevice:
         if not self._has_context:
             device_contexts.acquire(self.device)
             self._has_context = True
+        if not self._has_guard:
+            offset_guards.acquire(self.device)
+            self._has_guard = True
         if not hasattr(self, "pd"):
             self.pd = ProtectionDomain(self.device)
             self.pool = BufferPool(self._loop, self.pd)
@@ -160,8 +176,7 @@ class LoopDevice:
         if entries > limit:
             name = self.device.name
             raise ValueError(f"{name} allows a send_depth and recv_depth of {limit} together")
-        default = IWARP_CQ_ENTRIES if self.device.is_iwarp else CQ_ENTRIES
-        queue = SharedCompletionQueue(self._channel, min(max(entries, default), limit))
+        queue = SharedCompletionQueue(self._channel, min(max(entries, CQ_ENTRIES), limit))
         self._queues[queue.cq.address] = queue
         queue.cq.request_notify()
         queue.is_armed = True
@@ -174,6 +189,8 @@ class LoopDevice:
                 steps.append(self._channel.close)
             if hasattr(self, "pd"):
                 steps += [self.pool.close, self.pd.close]
+            if self._has_guard:
+                steps.append(lambda: offset_guards.release(self.device))
             for step in steps:
                 try:
                     step()

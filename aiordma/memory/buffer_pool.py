@@ -67,8 +67,9 @@ class BufferPool:
     registers new pages, in a worker thread. Buffers belong to the pool until it is closed.
     """
 
-    def __init__(self, loop: Loop, pd: ProtectionDomain) -> None:
+    def __init__(self, loop: Loop, pd: ProtectionDomain, slab_size: int = SLAB_SIZE) -> None:
         self._pd = pd
+        self._slab_size = slab_size
         self._growing: set[int] = set()
         self._grown = WaitQueue(loop)
         self._slabs: list[AllocatedRegion] = []
@@ -115,7 +116,7 @@ class BufferPool:
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
         size = _size_class(nbytes)
-        slab = AllocatedRegion(self._pd, max(size, SLAB_SIZE), AccessFlags.LOCAL_WRITE)
+        slab = AllocatedRegion(self._pd, max(size, self._slab_size), AccessFlags.LOCAL_WRITE)
         self._slabs.append(slab)
         free = self._free.setdefault(size, deque())
         for start in range(0, len(slab.view), size):

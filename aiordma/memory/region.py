@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+REMOTE_ACCESS = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+
 Dispose = Callable[[Registration, Callable[[], None]], None]
 """Unregisters without blocking, then calls the second argument on the loop's thread."""
 
@@ -26,8 +28,8 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
     """A buffer whose pages are pinned, so that the device can access them. See ibv_reg_mr(3).
 
     `Connection.register()` and `allocate()` return one. Every connection of the same event loop on
-    the same device can use it. `memoryview(region)` is the memory, and `region[a:b]` is a
-    MemorySlice of it.
+    the same device can use it, unless either has a protection domain of its own.
+    `memoryview(region)` is the memory, and `region[a:b]` is a MemorySlice of it.
 
     close(), or the end of a `with` block, closes the region. The memory stays pinned until the
     device has completed the requests that use it. Until then the buffer can be neither freed nor
@@ -95,8 +97,25 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
 
     @property
     def remote(self) -> RemoteBuffer:
-        """The address, key and length that the peer needs to access it, as `access` allows."""
+        """The address, key and length that the peer needs to access it, as `access` allows.
+
+        Raises:
+            ValueError: `access` allows the peer nothing.
+        """
+        self.check_remote_access()
         return RemoteBuffer(self.addr, self.rkey, len(self))
+
+    def check_remote_access(self) -> None:
+        """Make sure that the peer is allowed to access the region.
+
+        Raises:
+            ValueError: `access` allows the peer nothing.
+        """
+        if not self.access & REMOTE_ACCESS:
+            raise ValueError(
+                "peers have no access to this region: register it with AccessFlags.REMOTE_READ, "
+                "REMOTE_WRITE or REMOTE_ATOMIC"
+            )
 
     def __len__(self) -> int:
         """Return the size in bytes, whatever the items of the buffer are."""
@@ -215,7 +234,12 @@ class MemorySlice:
 
     @property
     def remote(self) -> RemoteBuffer:
-        """The address, key and length that the peer needs to access the slice."""
+        """The address, key and length that the peer needs to access the slice.
+
+        Raises:
+            ValueError: the region's `access` allows the peer nothing.
+        """
+        self.region.check_remote_access()
         return RemoteBuffer(self.addr, self.region.rkey, self.length)
 
     def __len__(self) -> int:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WRITE_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
-DEFAULT_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
+LOCAL_WRITE = AccessFlags.LOCAL_WRITE
+WRITE_ACCESS = LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 
 
 class DomainReference(Protocol):
@@ -45,7 +45,7 @@ class RegistrationScope(Protocol):
         """Raise the reason if the connection or stream can send no more."""
 
     def acquire_domain(self) -> DomainReference:
-        """Acquire a reference to the protection domain of the loop's connections on the device."""
+        """Acquire a reference to the protection domain of the connection or stream."""
 
 
 class Registrar:
@@ -54,18 +54,24 @@ class Registrar:
     def __init__(self, scope: RegistrationScope) -> None:
         self._scope = scope
 
-    async def register(self, buffer: Buffer, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
+    async def register(self, buffer: Buffer, access: AccessFlags = LOCAL_WRITE) -> MemoryRegion:
         """Register a buffer, so that the device accesses it without a copy. See ibv_reg_mr(3).
 
         `buffer` can be any contiguous object with the buffer protocol, and a numpy array of any
-        type except objects. `access` is what this side and the peer are allowed to do. It must
-        include LOCAL_WRITE for memory that this side receives or reads into, or that the peer
-        writes. A read-only buffer can be registered only for sending, and for reads by the peer.
-        With ON_DEMAND, on a device with on-demand paging, the pages are not pinned.
+        type except objects.
+
+        `access` is what this side and its peers are allowed to do. By default peers have no access.
+        REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC give it: to the peers of all connections that
+        can use the region, if they know the key. LOCAL_WRITE is needed for memory that this side
+        receives or reads into, or that a peer writes; on iWARP, read() also needs REMOTE_WRITE
+        (`Connection.read_access`). A read-only buffer can be registered only for sending
+        (`AccessFlags(0)`), and for reads by the peer. With ON_DEMAND, on a device with on-demand
+        paging, the pages are not pinned.
 
         Every connection and stream of this event loop on this device can use the region until it is
-        closed. A worker thread registers the buffer. A RegistrationCache makes it cheap to register
-        the same buffer again. Cancelling leaves nothing pinned.
+        closed, except those with `own_protection_domain`, which can only use their own regions. A
+        worker thread registers the buffer. A RegistrationCache makes it cheap to register the same
+        buffer again. Cancelling leaves nothing pinned.
 
         Raises:
             VerbsError: ENOMEM (the locked-memory limit is reached), EINVAL (the device does not
@@ -79,7 +85,7 @@ class Registrar:
         return await register(self._scope, buffer, access)
 
     async def register_dmabuf(
-        self, fd: int, offset: int, length: int, access: AccessFlags = DEFAULT_ACCESS
+        self, fd: int, offset: int, length: int, access: AccessFlags = LOCAL_WRITE
     ) -> MemoryRegion:
         """Register `length` bytes of a dma-buf, from `offset` on. See ibv_reg_dmabuf_mr(3).
 
@@ -96,7 +102,7 @@ class Registrar:
         self._scope.check_open()
         return await register_dmabuf(self._scope, fd, (offset, length), access)
 
-    async def allocate(self, nbytes: int, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
+    async def allocate(self, nbytes: int, access: AccessFlags = LOCAL_WRITE) -> MemoryRegion:
         """Allocate and register `nbytes` bytes of zeroed memory. Otherwise as register().
 
         Raises:

@@ -10,7 +10,7 @@ from aiordma.errors import LocalClosed
 from aiordma.loop import checkpoint
 from aiordma.loop.context_managers import ContextManagerMixin
 from aiordma.memory import MemoryRegion, address_and_length, as_exporter
-from aiordma.memory.registrar import DEFAULT_ACCESS, Registrar
+from aiordma.memory.registrar import LOCAL_WRITE, Registrar
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -70,7 +70,7 @@ class RegistrationCache(ContextManagerMixin):
         """Return the number of buffers that the cache keeps registered."""
         return len(self._entries)
 
-    async def register(self, buffer: Buffer, access: AccessFlags = DEFAULT_ACCESS) -> MemoryRegion:
+    async def register(self, buffer: Buffer, access: AccessFlags = LOCAL_WRITE) -> MemoryRegion:
         """Return a region of `buffer`, which the caller closes. Register the buffer if needed.
 
         A registration is used again only for the same memory with the same access. Cancelling

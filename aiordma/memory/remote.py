@@ -24,8 +24,11 @@ def bounds_of(part: slice, length: int) -> tuple[int, int]:
 class RemoteBuffer:
     """Memory of the peer: `length` bytes at address `addr`, which the remote key `rkey` names.
 
-    The peer gets the object from `MemoryRegion.remote` and sends it, pickled or packed. Slicing
+    The peer gets the object from `MemoryRegion.remote`, and sends what pack() returns. Slicing
     returns a part. This side checks only the bounds; the peer's device checks every access.
+
+    Pickling is for processes that trust each other. Never unpickle what a peer has sent: that can
+    run any code.
 
     Raises:
         ValueError: `addr`, `rkey` or `length` is out of range.
@@ -40,6 +43,10 @@ class RemoteBuffer:
             value = getattr(self, name)
             if not 0 <= value < 1 << bits:
                 raise ValueError(f"{name} is {value}, not a number of {bits} bits")
+
+    def __reduce__(self) -> tuple[type[RemoteBuffer], tuple[int, int, int]]:
+        """Pickle the arguments, so that unpickling checks them."""
+        return RemoteBuffer, (self.addr, self.rkey, self.length)
 
     def __len__(self) -> int:
         return self.length

@@ -331,6 +331,14 @@ class Connection(Registrar, AbortingContextManagerMixin):
 
     # --- one-sided operations ---
 
+    @property
+    def read_access(self) -> AccessFlags:
+        """The access that memory needs for read() to fill it: for register() and allocate().
+
+        It is LOCAL_WRITE, on iWARP also REMOTE_WRITE: there the peer's device writes the data.
+        """
+        return self._endpoint.data_path.remote.read_access
+
     async def read(self, remote: RemoteBuffer, into: Sink) -> None:
         """Read the peer's memory `remote` into the beginning of `into`: RDMA READ.
 

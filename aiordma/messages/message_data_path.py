@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiordma._native import fast_path
 from aiordma.cm import AsyncCmId
-from aiordma.dispatch import BusyPoll
+from aiordma.dispatch import BusyPoll, MemoryDomain
 from aiordma.enums import AsyncEventType, WcOpcode, WcStatus, WrOpcode
 from aiordma.errors import VerbsError
 from aiordma.messages.memory_windows import MemoryWindows
@@ -69,7 +69,9 @@ class MessageDataPath:
         # On siw, reads can complete after requests that were posted later. Those completions return
         # the reads' send credits, so that the completion queue needs room for more requests.
         late_reads = options.initiator_depth if device.is_iwarp else 0
-        self._resources = QueuePairResources(cm, self, caps, late_reads)
+        self._resources = QueuePairResources(
+            cm, self, caps, late_reads, own_domain=options.own_protection_domain
+        )
         self._adaptive_poll = options.adaptive_poll
         self._busy_sending = BusyPoll(self._resources.loop_device, options.busy_poll)
         self._busy_receiving = BusyPoll(self._resources.loop_device, options.busy_poll)
@@ -123,7 +125,7 @@ class MessageDataPath:
             shared_receives.add(qp.number, self)
             self._wait_for_last_receive(qp)
         self._qp = qp
-        self._builder.pd = self.windows.pd = self.sends.core.pd = resources.loop_device.pd
+        self._builder.pd = self.windows.pd = self.sends.core.pd = resources.domain.pd
         self._busy_sending.open(resources.send_cq)
         self._busy_receiving.open(resources.recv_cq)
         dispatcher, busy_poll = resources.loop_device.dispatcher, self._busy_receiving.nanoseconds
@@ -141,6 +143,10 @@ class MessageDataPath:
         if last is not None:
             self._handle.is_slow_to_destroy = True
             self._handle.add_pre_destroy_hook(last, lambda: last.wait(qp))
+
+    def acquire_domain(self) -> MemoryDomain:
+        """Add a user to the protection domain of the queue pair, and return the domain."""
+        return self._resources.domain.acquire()
 
     @property
     def receives_posted(self) -> int:

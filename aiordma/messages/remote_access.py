@@ -87,9 +87,10 @@ class RemoteAccess:
         self._builder = builder
         self._max_inline = max_inline
         self._rd_atomic_credits = _RdAtomicCredits(operations.loop, self._sends.core)
-        self._read_access = AccessFlags.LOCAL_WRITE
+        self.read_access = AccessFlags.LOCAL_WRITE
+        """The access that memory needs for read() to fill it."""
         if device.is_iwarp:
-            self._read_access |= AccessFlags.REMOTE_WRITE
+            self.read_access |= AccessFlags.REMOTE_WRITE
         self.initiator_depth = 0
         """The number of reads and atomics that can be in flight. 0 until it is negotiated."""
 
@@ -97,7 +98,7 @@ class RemoteAccess:
         """Allow `initiator_depth` reads and atomics in flight."""
         self.initiator_depth = initiator_depth
         if initiator_depth:
-            self._sends.core.read_access = self._read_access
+            self._sends.core.read_access = self.read_access
             self._rd_atomic_credits.release(initiator_depth)
 
     def stop(self) -> None:
@@ -107,7 +108,7 @@ class RemoteAccess:
     async def read(self, remote: RemoteBuffer, into: Sink) -> None:
         """Read the peer's memory: see Connection.read()."""
         self._check_reads()
-        needed = self._read_access
+        needed = self.read_access
         self._callbacks.check_open()
         if is_region(into) and remote.length:
             await self._read(self._builder.sink(into, remote.length, needed), remote)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from aiordma.dispatch import MemoryDomain
 from aiordma.enums import WcOpcode
 from aiordma.errors import RdmaError, VerbsError
 from aiordma.qp.send_queue import SendQueue
@@ -36,6 +37,9 @@ class DataPath(Protocol):
     @property
     def ran_out_of_receives(self) -> bool:
         """True if no receive was flushed: the device had none left when the connection ended."""
+
+    def acquire_domain(self) -> MemoryDomain:
+        """Add a user to the protection domain of the queue pair, and return the domain."""
 
     def prepare(self) -> QueuePair:
         """Make the queue pair and post its receives. Called in a worker thread."""

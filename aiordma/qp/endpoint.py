@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.cm.failures import translate_removal
-from aiordma.dispatch import LoopDevice, failure_of
+from aiordma.dispatch import MemoryDomain, failure_of
 from aiordma.enums import AsyncEventType, IdOption, WcOpcode, WcStatus
 from aiordma.errors import (
     LocalClosed,
@@ -180,9 +180,9 @@ class Endpoint(Generic[D_co]):
         """The event loop that the connection belongs to."""
         return self.cm.loop
 
-    def acquire_domain(self) -> LoopDevice:
-        """Take a reference to the protection domain of the loop's connections on the device."""
-        return LoopDevice.of(self.cm.loop, self.device)
+    def acquire_domain(self) -> MemoryDomain:
+        """Add a user to the protection domain of the connection, and return the domain."""
+        return self.data_path.acquire_domain()
 
     @property
     def released(self) -> bool:

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId
-from aiordma.dispatch import KEY_SHIFT, CompletionHandler, LoopDevice, SharedCompletionQueue
+from aiordma.dispatch import (
+    KEY_SHIFT,
+    CompletionHandler,
+    LoopDevice,
+    MemoryDomain,
+    OwnDomain,
+    SharedCompletionQueue,
+)
 from aiordma.loop import call_threadsafe
 from aiordma.qp.receive_ring import ReceiveRing
 from aiordma.qp.send_queue import NUMBER_MASK, SendQueue
@@ -29,10 +36,23 @@ class QueuePairResources:
     """
 
     def __init__(
-        self, cm: AsyncCmId, callbacks: CompletionHandler, caps: QueuePairCaps, late: int = 0
+        self,
+        cm: AsyncCmId,
+        callbacks: CompletionHandler,
+        caps: QueuePairCaps,
+        late: int = 0,
+        *,
+        own_domain: bool = False,
     ) -> None:
-        """`late`: requests that can complete after their send credits were used again."""
+        """`late`: requests that can complete after their send credits were used again.
+
+        `own_domain`: True for a protection domain of its own.
+        """
         self.loop_device = LoopDevice.of(cm.loop, cm.device())
+        self.domain: MemoryDomain = (
+            OwnDomain(cm.loop, cm.device()) if own_domain else self.loop_device.acquire()
+        )
+        """The protection domain of the queue pair and of its memory."""
         cm.handle.add_released_callback(self._release)
         self.send_cq: SharedCompletionQueue
         """The completion queue of the send queue, once the queue pair is made."""
@@ -43,8 +63,8 @@ class QueuePairResources:
         self._caps = caps
         self._entries = caps.max_send_wr + caps.max_recv_wr + late
 
-    def open(self) -> LoopDevice:
-        """Reserve completion queue entries, and make sure that there is a protection domain.
+    def open(self) -> MemoryDomain:
+        """Reserve completion queue entries, and return the protection domain.
 
         Called before the queue pair is made. Blocks: call it in a worker thread.
 
@@ -53,7 +73,8 @@ class QueuePairResources:
         """
         if not hasattr(self, "send_cq"):
             self.send_cq = self.recv_cq = self.loop_device.reserve(self._entries)
-        return self.loop_device
+        self.domain.open()
+        return self.domain
 
     def make_qp(self, ring: ReceiveRing, sends: SendQueue) -> QueuePair:
         """Make the queue pair and post all receives. Blocks: call it in a worker thread.
@@ -77,12 +98,11 @@ class QueuePairResources:
         return self._make(QueuePairInit(self._caps, queue.cq, self.recv_cq.cq, srq), sends)
 
     def _make(self, init: QueuePairInit, sends: SendQueue) -> QueuePair:
-        shared = self.loop_device
-        qp = self._cm.make_qp(init, shared.pd)
-        sends.open(qp, shared.pool, self._key << KEY_SHIFT)
+        qp = self._cm.make_qp(init, self.domain.pd)
+        sends.open(qp, self.domain.pool, self._key << KEY_SHIFT)
         # Read completions from now on: data can arrive before the peer's confirmation, or instead
         # of a lost one.
-        call_threadsafe(self._cm.loop, shared.start_reading)
+        call_threadsafe(self._cm.loop, self.loop_device.start_reading)
         return qp
 
     def attach_fast_path(
@@ -108,4 +128,5 @@ class QueuePairResources:
         self.loop_device.detach(self._key)
         if hasattr(self, "send_cq"):
             self.loop_device.unreserve(self.send_cq, self._entries)
+        self.domain.release()
         self.loop_device.release()

@@ -69,6 +69,10 @@ class StreamOptions:
     peer_timeout: float = 15.0
     """On iWARP: the time in which the peer's machine must answer, as in ConnectionOptions."""
 
+    own_protection_domain: bool = False
+    """True: only this stream's peer can access the memory of the stream, as in
+    ConnectionOptions."""
+
     reuse_address: bool = False
     """True to allow a local address that is in use already (RDMA_OPTION_ID_REUSEADDR)."""
 
@@ -94,6 +98,7 @@ class StreamOptions:
             ack_timeout=self.ack_timeout,
             keepalive=self.keepalive,
             peer_timeout=self.peer_timeout,
+            own_protection_domain=self.own_protection_domain,
             reuse_address=self.reuse_address,
             port_space=PortSpace.TCP,
         )

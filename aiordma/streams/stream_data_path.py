@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId
-from aiordma.dispatch import BusyPoll
+from aiordma.dispatch import BusyPoll, MemoryDomain
 from aiordma.enums import AccessFlags, WcOpcode, WcStatus
 from aiordma.errors import ProtocolError, VerbsError
 from aiordma.memory import AllocatedRegion
@@ -64,6 +64,7 @@ class StreamDataPath:
                 # Messages of the protocol itself are always inline, never copied to the send ring.
                 max_inline_data=max(options.max_inline, MAPPING_SIZE),
             ),
+            own_domain=options.own_protection_domain,
         )
         self.busy = BusyPoll(self._resources.loop_device, options.busy_poll)
         self.sends = SendQueue(cm.loop, options.send_depth, selective=not device.is_iwarp)
@@ -125,7 +126,11 @@ class StreamDataPath:
     @property
     def pd(self) -> ProtectionDomain:
         """The protection domain of all memory that the stream uses."""
-        return self._resources.loop_device.pd
+        return self._resources.domain.pd
+
+    def acquire_domain(self) -> MemoryDomain:
+        """Add a user to the protection domain of the stream, and return the domain."""
+        return self._resources.domain.acquire()
 
     # --- receiving ---
 

@@ -12,7 +12,7 @@ async def main(host: str) -> None:
         remote = aiordma.RemoteBuffer.unpack(await connection.recv())
         print("the server has", len(remote), "bytes")
         memory = bytearray(len(remote))
-        async with await connection.register(memory) as region:
+        async with await connection.register(memory, connection.read_access) as region:
             await connection.read(remote, region)
             print("read", bytes(memory[:5]))
             memory[:7] = b"goodbye"

@@ -11,7 +11,7 @@ import pytest
 from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import Listener, ObjectStream, SocketAttribute
 from anyio_pairs import Caught, address_of, connected, settle, unread
-from helpers import TIME_LIMIT, send_one_at_a_time
+from helpers import SHARED, TIME_LIMIT, send_one_at_a_time
 from loops import until
 from removing import SoftDevice
 
@@ -139,11 +139,13 @@ async def test_attributes_of_streams_and_listeners(any_address: DeviceAddress) -
 
 async def test_the_connection_attribute_gives_one_sided_operations(address: DeviceAddress) -> None:
     async with connected(address) as (near, far, _):
-        exposed = await far.extra(RdmaAttribute.connection).register(bytearray(b"one-sided"))
+        exposed = await far.extra(RdmaAttribute.connection).register(
+            bytearray(b"one-sided"), SHARED
+        )
         await far.send(exposed.remote.pack())
         remote = aiordma.RemoteBuffer.unpack(await near.receive())
         connection = near.extra(RdmaAttribute.connection)
-        into = await connection.allocate(remote.length)
+        into = await connection.allocate(remote.length, SHARED)
         await connection.read(remote, into)
         assert bytes(memoryview(into)) == b"one-sided"
         await near.send(into[4:])  # without a copy

@@ -9,7 +9,7 @@ from typing import Any
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import can_be_resized, connected
+from helpers import SHARED, can_be_resized, connected
 
 from aiordma import AccessFlags, Connection, ConnectionOptions, RegistrationCache
 from aiordma.rdmacm import DeviceAddress
@@ -38,9 +38,9 @@ async def test_cancelled_send_or_write_keeps_memory_registered_until_it_complete
     address: DeviceAddress,
 ) -> None:
     async with connected(address) as pair:
-        far = await pair.server.allocate(64)
+        far = await pair.server.allocate(64, SHARED)
         buffer = bytearray(b"sent all the same")
-        region = await pair.client.register(buffer)
+        region = await pair.client.register(buffer, SHARED)
         await cancelled(lambda: pair.client.send(region[:]))
         await cancelled(lambda: pair.client.write(region[:4], far.remote))
         region.close()
@@ -55,7 +55,10 @@ async def test_cancelled_send_or_write_keeps_memory_registered_until_it_complete
 @pytest.mark.awaits("Connection.send", "Connection.write", "Connection.read")
 async def test_operation_cancelled_before_it_begins_never_happens(address: DeviceAddress) -> None:
     async with connected(address) as pair:
-        far, near = await pair.server.register(bytearray(b"far.")), await pair.client.allocate(4)
+        far, near = (
+            await pair.server.register(bytearray(b"far."), SHARED),
+            await pair.client.allocate(4, SHARED),
+        )
         for start in (
             lambda: pair.client.send(near),
             lambda: pair.client.write(near, far.remote),
@@ -72,7 +75,10 @@ async def test_operation_cancelled_before_it_begins_never_happens(address: Devic
 async def test_message_sent_after_a_cancelled_read_arrives_after_it(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         memory = bytearray(b"r" * 16384)
-        far, near = await pair.server.register(memory), await pair.client.allocate(16384)
+        far, near = (
+            await pair.server.register(memory, SHARED),
+            await pair.client.allocate(16384, SHARED),
+        )
         await cancelled(lambda: pair.client.read(far.remote, near))
         await pair.client.send(b"your memory is free")
         await pair.server.recv()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import loops
 import pytest
 from cancelling import cancel, cancelled
-from helpers import can_be_resized
+from helpers import SHARED, can_be_resized
 from streaming import DEFAULT, pattern, receive_exactly, streaming
 
 from aiordma import ByteStream, LocalClosed, StreamOptions
@@ -83,7 +83,7 @@ async def test_iomap_or_iowrite_cancelled_before_it_begins_does_nothing(
 ) -> None:
     options = StreamOptions(mappings=1)
     async with streaming(address, options, options) as pair:
-        region = await pair.server.allocate(64)
+        region = await pair.server.allocate(64, SHARED)
         assert await cancelled(lambda: pair.server.iomap(region, 0), begun=False)
         await pair.server.iomap(region, 0)
         await pair.server.send(b"mapped")

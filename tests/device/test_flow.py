@@ -10,7 +10,16 @@ from functools import partial
 import blocking
 import loops
 import pytest
-from helpers import Pair, connected, echo, has_received, is_receiving, send_one_at_a_time, serving
+from helpers import (
+    SHARED,
+    Pair,
+    connected,
+    echo,
+    has_received,
+    is_receiving,
+    send_one_at_a_time,
+    serving,
+)
 
 import aiordma
 from aiordma import ConnectionOptions, PeerClosed, ReceiveOverrun
@@ -55,8 +64,8 @@ async def test_two_hundred_tasks_send_on_one_connection(address: DeviceAddress, 
 async def test_reads_beyond_the_initiator_depth_wait(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=2, responder_resources=2, send_depth=8)
     async with connected(address, options, options) as pair:
-        far = await pair.server.register(bytearray(range(200)))
-        near = await pair.client.allocate(200)
+        far = await pair.server.register(bytearray(range(200)), SHARED)
+        near = await pair.client.allocate(200, SHARED)
         # Reads that wait must not delay other work requests in the send queue.
         reads = [
             loops.create_task(pair.client.read(far.remote[at : at + 1], near[at:]))
@@ -74,8 +83,8 @@ async def test_reads_beyond_the_initiator_depth_wait(address: DeviceAddress) -> 
 async def test_cancelled_reads_that_wait_do_not_block_others(address: DeviceAddress) -> None:
     options = ConnectionOptions(initiator_depth=1, responder_resources=1)
     async with connected(address, options, options) as pair:
-        far = await pair.server.register(bytearray(b"x" * 100))
-        near = await pair.client.allocate(100)
+        far = await pair.server.register(bytearray(b"x" * 100), SHARED)
+        near = await pair.client.allocate(100, SHARED)
         reads = [loops.create_task(pair.client.read(far.remote, near)) for _ in range(10)]
         await loops.settle()
         for read in reads[::2]:
@@ -108,8 +117,8 @@ async def test_operations_after_a_cancelled_read_complete(
 ) -> None:
     """Operations other than reads have a fence, so that they wait for the cancelled read."""
     async with connected(address) as pair:
-        far = await pair.server.register(bytearray(b"x" * size))
-        near = await pair.client.allocate(size)
+        far = await pair.server.register(bytearray(b"x" * size), SHARED)
+        near = await pair.client.allocate(size, SHARED)
         for _ in range(20):
             read = loops.create_task(pair.client.read(far.remote, near))
             await loops.settle()
@@ -194,7 +203,7 @@ async def test_a_loop_that_is_too_slow_on_iwarp_raises_receive_overrun(
             await receive_for_ever(pair.server)
 
 
-SHARED = ConnectionOptions(shared_recv_depth=32, max_message_size=1024)
+SHARED_RECEIVES = ConnectionOptions(shared_recv_depth=32, max_message_size=1024)
 NEAR = ConnectionOptions(max_message_size=1024)
 
 
@@ -206,7 +215,7 @@ async def test_connections_share_receive_buffers(address: DeviceAddress) -> None
                 await connection.send(message)
                 assert await connection.recv() == message
 
-    async with serving(address, options=SHARED) as listener, loops.TaskGroup() as tasks:
+    async with serving(address, options=SHARED_RECEIVES) as listener, loops.TaskGroup() as tasks:
         for number in range(10):
             tasks.create_task(exchange(number, listener.local_address))
 
@@ -240,7 +249,7 @@ async def test_a_slow_reader_does_not_delay_other_connections(address: DeviceAdd
 
 
 async def test_shared_buffers_outlive_their_listener(address: DeviceAddress) -> None:
-    async with connected(address, NEAR, SHARED) as pair:
+    async with connected(address, NEAR, SHARED_RECEIVES) as pair:
         await pair.listener.aclose()
         await pair.client.send(b"hello")
         message = await pair.server.recv_message()
@@ -251,8 +260,8 @@ async def test_shared_buffers_outlive_their_listener(address: DeviceAddress) -> 
 
 async def test_shared_recv_depth_is_refused_except_by_listen(address: DeviceAddress) -> None:
     with pytest.raises(ValueError, match="shared_recv_depth is for listen"):
-        await aiordma.connect(address.host, 1, options=SHARED)
-    async with aiordma.listen(address.host, 0, options=SHARED) as listener:
+        await aiordma.connect(address.host, 1, options=SHARED_RECEIVES)
+    async with aiordma.listen(address.host, 0, options=SHARED_RECEIVES) as listener:
         connecting = loops.create_task(aiordma.connect(*listener.local_address, options=NEAR))
         request = await listener.get_request()
         with pytest.raises(ValueError, match="32 receive buffers of 1024 bytes"):
@@ -263,7 +272,7 @@ async def test_shared_recv_depth_is_refused_except_by_listen(address: DeviceAddr
 
 
 async def test_many_idle_connections_share_few_buffers(address: DeviceAddress) -> None:
-    async with aiordma.listen(address.host, 0, options=SHARED) as listener:
+    async with aiordma.listen(address.host, 0, options=SHARED_RECEIVES) as listener:
         accepted = []
 
         async def accept_all() -> None:
@@ -291,8 +300,8 @@ async def test_busy_polling_receives_messages_and_completes_reads(address: Devic
         for number in range(100):
             await pair.client.send(b"%d" % number)
             assert await pair.client.recv() == b"%d" % number
-        far = await pair.server.register(bytearray(b"polled"))
-        near = await pair.client.allocate(6)
+        far = await pair.server.register(bytearray(b"polled"), SHARED)
+        near = await pair.client.allocate(6, SHARED)
         await pair.client.read(far.remote, near)
         assert bytes(memoryview(near)) == b"polled"
         await pair.client.aclose()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import loops
 import numpy as np
 import pytest
-from helpers import can_be_resized, connected
+from helpers import SHARED, can_be_resized, connected
 from machine import kernel_version
 
 import aiordma
@@ -61,7 +61,7 @@ def as_buffer(array: np.ndarray[Any, Any]) -> Buffer:
 )
 async def test_any_buffer_can_be_registered(address: DeviceAddress, buffer: bytearray) -> None:
     async with connected(address) as pair:
-        with await pair.server.register(buffer) as far:
+        with await pair.server.register(buffer, SHARED) as far:
             assert len(far) == 16
             await pair.client.write(bytes(range(16)), far.remote)
             await pair.client.send(b"done")
@@ -75,8 +75,8 @@ async def test_a_structured_array_with_a_date_can_be_registered(address: DeviceA
     copied = np.zeros_like(records)
     async with connected(address) as pair:
         with (
-            await pair.server.register(as_buffer(records)) as far,
-            await pair.client.register(as_buffer(copied)) as near,
+            await pair.server.register(as_buffer(records), SHARED) as far,
+            await pair.client.register(as_buffer(copied), SHARED) as near,
         ):
             await pair.client.read(far.remote, near)
     assert (copied == records).all()
@@ -149,7 +149,7 @@ WINDOW = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
 async def test_a_window_invalidated_by_the_peer_refuses_access(address: DeviceAddress) -> None:
     """The peer sends with invalidate. The key is invalid when the message arrives."""
     async with connected(address) as pair:
-        near = await pair.client.allocate(100)
+        near = await pair.client.allocate(100, SHARED)
         with await pair.server.allocate(100, WINDOW) as region:
             window = await pair.server.bind(region[10:30])
             await pair.client.write(b"twenty bytes, no mor", window.remote)
@@ -172,7 +172,7 @@ async def test_a_closed_window_refuses_access(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         region = await pair.server.allocate(100, WINDOW)
         with await pair.server.bind(region, AccessFlags.REMOTE_READ) as window:
-            near = await pair.client.allocate(100)
+            near = await pair.client.allocate(100, SHARED)
             await pair.client.read(window.remote, near)
             region.close()  # stays registered while the window exists
             await pair.client.read(window.remote, near)
@@ -205,14 +205,14 @@ async def test_the_cache_registers_a_buffer_once(address: DeviceAddress) -> None
     async with connected(address) as pair:
         data = bytearray(100_000)
         with RegistrationCache(pair.client) as cache:
-            with await cache.register(data) as first:
+            with await cache.register(data, SHARED) as first:
                 key = first.rkey
             for _ in range(3):
-                with await cache.register(data) as again:
+                with await cache.register(data, SHARED) as again:
                     assert again.rkey == key
             with await cache.register(data, AccessFlags.LOCAL_WRITE) as other:
                 assert other.rkey != key
-            with await cache.register(memoryview(data)[:50_000]) as part:
+            with await cache.register(memoryview(data)[:50_000], SHARED) as part:
                 assert part.rkey != key
             assert (len(cache), cache.nbytes) == (3, 250_000)
             regions = await loops.gather(*[cache.register(bytearray(10)) for _ in range(5)])
@@ -323,7 +323,7 @@ async def test_a_file_can_be_registered(address: DeviceAddress, tmp_path: Path) 
             connected(address) as pair,
             await pair.server.register(mapped, AccessFlags.REMOTE_READ) as far,
         ):
-            near = await pair.client.allocate(11)
+            near = await pair.client.allocate(11, SHARED)
             await pair.client.read(far.remote[:11], near)
             assert bytes(memoryview(near)) == b"from a file"
         mapped.close()
@@ -343,7 +343,7 @@ async def test_memory_that_cannot_be_pinned_fails_with_advice(
                     await pair.server.register(mapped, AccessFlags.REMOTE_READ)
                 return
             async with await pair.server.register(mapped, AccessFlags.REMOTE_READ) as region:
-                into = await pair.client.allocate(len(b"content"))
+                into = await pair.client.allocate(len(b"content"), SHARED)
                 await pair.client.read(region.remote, into)
                 assert bytes(memoryview(into)) == b"content"
 

@@ -7,7 +7,7 @@ import pickle
 
 import loops
 import pytest
-from helpers import Pair, connected
+from helpers import SHARED, Pair, connected
 
 from aiordma import (
     AccessFlags,
@@ -27,9 +27,9 @@ SIZE = 64 * 1024
 
 async def both_memories(pair: Pair) -> tuple[MemoryRegion, RemoteBuffer, bytearray]:
     """Return memory of the client, the remote buffer of memory of the server, and that memory."""
-    near = await pair.client.allocate(SIZE)
+    near = await pair.client.allocate(SIZE, SHARED)
     far_bytes = bytearray(SIZE)
-    far = await pair.server.register(far_bytes)
+    far = await pair.server.register(far_bytes, SHARED)
     await pair.client.send(b"where?")
     await pair.server.recv()
     await pair.server.send(far.remote.pack())
@@ -115,7 +115,7 @@ async def test_a_wrong_key_ends_only_its_connection(address: DeviceAddress) -> N
 async def test_a_read_only_region_is_not_written(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         far = await pair.server.register(b"read only", AccessFlags.REMOTE_READ)
-        near = await pair.client.allocate(16)
+        near = await pair.client.allocate(16, SHARED)
         await pair.client.read(far.remote, near)
         assert bytes(memoryview(near)[:9]) == b"read only"
         with pytest.raises(ValueError, match="read-only"):
@@ -195,7 +195,7 @@ async def test_many_tasks_write_read_and_send_at_once(
 async def test_a_read_with_initiator_depth_0_is_refused(address: DeviceAddress) -> None:
     none = ConnectionOptions(initiator_depth=0)
     async with connected(address, none) as pair:
-        near = await pair.client.allocate(8)
+        near = await pair.client.allocate(8, SHARED)
         with pytest.raises(ValueError, match="initiator_depth 0"):
             await pair.client.read(RemoteBuffer(0, 0, 8), near)
 

@@ -7,7 +7,7 @@ import logging
 
 import loops
 import pytest
-from helpers import give_name
+from helpers import SHARED, give_name
 from streaming import DEFAULT, is_full, pattern, receive_all, receive_exactly, streaming
 
 import aiordma
@@ -133,7 +133,7 @@ async def test_mapped_memory_is_written_to_directly(address: DeviceAddress) -> N
     options = StreamOptions(mappings=2, send_buffer=4096)
     async with streaming(address, options, options) as pair:
         near, far = pair.client, pair.server
-        first, second = await far.allocate(100_000), await far.allocate(100)
+        first, second = await far.allocate(100_000, SHARED), await far.allocate(100, SHARED)
         await far.iomap(first, 0)
         await far.iomap(second[50:], 1 << 40)
         await far.send(b"mapped")

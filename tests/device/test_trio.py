@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 import trio
-from helpers import TIME_LIMIT, Pair, connected, echo, pending_requests, serving
+from helpers import SHARED, TIME_LIMIT, Pair, connected, echo, pending_requests, serving
 from loops import until
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
@@ -45,7 +45,7 @@ def system_tasks() -> set[str]:
 
 async def test_message_calls_are_checkpoints(address: DeviceAddress) -> None:
     async with connected(address) as pair:
-        near = await pair.client.allocate(5)
+        near = await pair.client.allocate(5, SHARED)
         for data in (b"inline", b"c" * 5000, [b"a", b"list"], near):
             await checked(partial(pair.client.send, data))
         await until(lambda: pair.server.stats.messages_unread == 4, "four messages to arrive")
@@ -61,15 +61,15 @@ async def test_message_calls_are_checkpoints(address: DeviceAddress) -> None:
 async def test_memory_calls_are_checkpoints(address: DeviceAddress) -> None:
     async with connected(address) as pair:
         buffer = bytearray(64)
-        region = await checked(lambda: pair.client.register(buffer))
-        far = await checked(lambda: pair.server.allocate(64))
+        region = await checked(lambda: pair.client.register(buffer, SHARED))
+        far = await checked(lambda: pair.server.allocate(64, SHARED))
         for part in (region, region[:0]):
             await checked(partial(pair.client.write, part, far.remote))
             await checked(partial(pair.client.read, far.remote[: len(part)], part))
         await checked(lambda: pair.client.write(b"inline", far.remote))
         with RegistrationCache(pair.client) as cache:
             for _ in range(2):  # the second call finds it in the cache
-                with await checked(lambda: cache.register(buffer)):
+                with await checked(lambda: cache.register(buffer, SHARED)):
                     pass
         for _ in range(2):
             await checked(region.aclose)
@@ -161,7 +161,7 @@ async def test_calls_that_poll_are_checkpoints(address: DeviceAddress) -> None:
     """Polling finds a message without an iteration of the loop, but not in a cancelled scope."""
     polling = aiordma.ConnectionOptions(busy_poll=0.05)
     async with connected(address, polling, polling) as pair:
-        far = await pair.server.allocate(8)
+        far = await pair.server.allocate(8, SHARED)
         for _ in range(10):
             await pair.client.send(b"x")
             with trio.CancelScope() as scope:
@@ -191,14 +191,14 @@ async def test_a_deadline_ends_calls_that_never_wait(address: DeviceAddress) -> 
 
 async def test_calls_in_a_cancelled_scope_do_nothing(address: DeviceAddress) -> None:
     async with connected(address) as pair:
-        region = await pair.client.allocate(8)
-        far = await pair.server.allocate(8)
+        region = await pair.client.allocate(8, SHARED)
+        far = await pair.server.allocate(8, SHARED)
         for start in (
             lambda: pair.client.send(b"never"),
             lambda: pair.client.send(region),
             lambda: pair.client.write(b"never", far.remote),
             lambda: pair.client.read(far.remote, region),
-            lambda: pair.client.allocate(8),
+            lambda: pair.client.allocate(8, SHARED),
             lambda: aiordma.connect(*pair.listener.local_address),
         ):
             with trio.CancelScope() as scope:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import loops
 import numpy as np
 import pytest
-from helpers import DEFAULT, connected, is_receiving
+from helpers import DEFAULT, SHARED, connected, is_receiving
 
 from aiordma import BusyError, Connection, ConnectionOptions, LocalClosed, MemoryRegion, PeerClosed
 from aiordma.rdmacm import DeviceAddress
@@ -107,7 +107,7 @@ async def test_immediate_data_is_received_with_its_message(address: DeviceAddres
         await pair.client.send(b"c" * 1000, imm=0xFFFFFFFF)
         with await pair.client.register(bytearray(b"data")) as region:
             await pair.client.send(region, imm=0)
-            far = await pair.server.allocate(4)
+            far = await pair.server.allocate(4, SHARED)
             await pair.client.write(region, far.remote, imm=77)
         received = []
         for _ in range(4):
@@ -203,7 +203,7 @@ async def test_recv_into_fills_the_given_buffer(address: DeviceAddress) -> None:
         assert await pair.server.recv_into(cast("Buffer", numbers)) == 16
         assert numbers.tobytes() == b"longer than four" + bytes(4)
         await pair.client.send(b"to memory")
-        with await pair.server.allocate(32) as region:
+        with await pair.server.allocate(32, SHARED) as region:
             assert await pair.server.recv_into(region[10:]) == 9
             assert bytes(memoryview(region)[8:21]) == b"\0\0to memory\0\0"
         with pytest.raises(BufferError):
@@ -238,8 +238,8 @@ async def test_a_second_task_that_receives_raises_busy(address: DeviceAddress) -
 
 async def test_stats_count_the_operations_of_a_connection(address: DeviceAddress) -> None:
     async with connected(address) as pair:
-        far = await pair.server.allocate(100)
-        near = await pair.client.allocate(100)
+        far = await pair.server.allocate(100, SHARED)
+        near = await pair.client.allocate(100, SHARED)
         await pair.client.send(b"abc")
         await pair.client.send([b"de", near[:3]])
         await pair.client.write(near[:50], far.remote)

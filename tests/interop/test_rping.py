@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 import loops
 import pytest
 from example_runs import Done, finish, interrupt, next_line, run, running, serving_with
+from helpers import SHARED
 from programs import free_port, running_peer, until_accepted
 
 import aiordma
@@ -154,7 +155,7 @@ async def test_wrong_data_is_detected(address: DeviceAddress, rping: InProcess) 
     async def handle(connection: Connection) -> None:
         """Serve as rping does, except for the changed byte."""
         pings = 0
-        with await connection.allocate(64) as memory:
+        with await connection.allocate(64, SHARED) as memory:
             async for record in connection:
                 await connection.read(RemoteBuffer.unpack(record), memory)
                 pings += 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import loops
 import pytest
+from helpers import SHARED
 from programs import PRELOAD, free_port, running_peer, until_accepted
 from streaming import pattern, receive_all, receive_exactly
 
@@ -147,7 +148,7 @@ def ends_with(memory: memoryview, marker: int) -> bool:
 
 async def write_directly(stream: ByteStream, *, is_client: bool) -> None:
     """Run riostream's test: both ends write into each other's memory in turns."""
-    async with await stream.allocate(IO_SIZE) as region:
+    async with await stream.allocate(IO_SIZE, SHARED) as region:
         memory = memoryview(region)
         memory[-1] = 255
         await stream.iomap(region, 0)

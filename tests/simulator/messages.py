@@ -12,11 +12,11 @@ from simulator.program import Program, Step
 
 # isort: split
 import loops
+from helpers import SHARED
 
 from aiordma import AccessFlags, Connection, ConnectionOptions, MemoryRegion
 from simulator.pairs import End
 
-SHARED = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
 AREA = 4096
 Side = tuple[Connection, ConnectionOptions]
 

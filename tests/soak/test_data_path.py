@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from campaign import Campaign, finish
-from helpers import TIME_LIMIT, Pair, connected
+from helpers import SHARED, TIME_LIMIT, Pair, connected
 
 from aiordma import (
     AccessFlags,
@@ -32,7 +32,6 @@ pytestmark = pytest.mark.asyncio
 OPTIONS = ConnectionOptions(
     send_depth=16, recv_depth=64, max_message_size=8192, initiator_depth=4, responder_resources=4
 )
-SHARED = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
 NO_ACCESS = AccessFlags(0)
 PATTERN_BYTE = 0xAA
 AREA = 8192
@@ -140,7 +139,7 @@ class Workload:
             async with self.registered(data) as (region, _):
                 await self.near.write(region, self.writable.remote)
         else:
-            with await self.cache.register(self.chance.choice(self.cached)) as cached:
+            with await self.cache.register(self.chance.choice(self.cached), SHARED) as cached:
                 await self.near.write(cached, self.writable.remote)
 
     async def use_counter(self) -> None:

@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
+import helpers
 import loops
 import pytest
 from simulator import Simulation
 from simulator.ids import connect, listening, resolved, target
+from simulator.verbs import CompletionQueue
 from simulator.world import ffi, lib
 
 from aiordma import DeviceRemoved, Listener, LocalClosed, Rejected, VerbsError
@@ -22,6 +24,8 @@ from aiordma.enums import AsyncEventType, CmEventType
 from aiordma.loop import make_future, running_loop
 from aiordma.options import ConnectionOptions, ListenerLimits
 from aiordma.verbs.completion import POLL_BATCH
+from aiordma.verbs.device import SIW_VENDOR_ID
+from aiordma.verbs.offset_guard import ENTRIES, offset_guards
 
 E, S = CmEventType, CmState
 
@@ -319,3 +323,29 @@ async def test_a_device_that_could_not_be_opened_is_opened_later(simulation: Sim
                 device.reserve(4)
         device.reserve(4)
         device.release()
+
+
+async def test_siw_gets_one_queue_that_occupies_memory_offsets(simulation: Simulation) -> None:
+    """libsiw fails to create a queue pair at one offset. The last user releases the queue."""
+    far = simulation.far
+    far.vendor_id = SIW_VENDOR_ID
+
+    def guards() -> list[CompletionQueue]:
+        queues = simulation.world.all(CompletionQueue)
+        return [queue for queue in queues if queue.channel == ffi.NULL]
+
+    async with helpers.connected(far) as pair:
+        device = pair.server._endpoint.device
+        first = guards()
+        assert [(queue.device, queue.pointer.capacity) for queue in first] == [(far, ENTRIES)]
+        async with helpers.connected(far):
+            assert guards() == first
+        offset_guards.acquire(device)
+    await loops.sleep(10)
+    assert guards() == first
+    offset_guards.release(device)
+    assert guards() == []
+    simulation.world.calls.fail("ibv_create_cq", errno.ENOMEM)
+    with pytest.raises(VerbsError, match="ibv_create_cq"):
+        offset_guards.acquire(device)
+    assert guards() == []

@@ -10,6 +10,7 @@ from unittest import mock
 
 import loops
 import pytest
+from helpers import SHARED
 from simulator import Simulation
 from simulator.network import RETRY_SECONDS
 from simulator.verbs import QueuePair
@@ -120,8 +121,8 @@ async def test_a_send_to_a_peer_that_is_off_ends_the_connection(
 @pytest.mark.transport("IWARP")  # on RoCE the device repeats
 async def test_a_probe_behind_slow_requests_is_given_more_time(simulation: Simulation) -> None:
     async with connected(simulation, WATCHED) as (near, far):
-        region = await far.allocate(8)
-        into = await near.allocate(8)
+        region = await far.allocate(8, SHARED)
+        into = await near.allocate(8, SHARED)
         simulation.network.read_delay = TIMEOUT + 1  # the probe is a read, too
         reading = [loops.create_task(near.read(region.remote, into)) for _ in range(2)]
         for task in reading:

@@ -13,6 +13,7 @@ from unittest import mock
 
 import loops
 import pytest
+from helpers import SHARED
 from simulator import Simulation
 from simulator.pairs import connected
 from simulator.verbs import Domain, Region, Window
@@ -121,9 +122,9 @@ async def test_slicing_a_region_returns_parts_of_it(simulation: Simulation) -> N
     memory = bytearray(range(100))
     async with (
         connected(simulation) as pair,
-        await pair.near.connection.register(memory, LOCAL) as region,
+        await pair.near.connection.register(memory, SHARED) as region,
     ):
-        assert (len(region), region.access, region.registration.length) == (100, LOCAL, 100)
+        assert (len(region), region.access, region.registration.length) == (100, SHARED, 100)
         part = region[10:30]
         assert (part.addr, part.lkey, len(part)) == (region.addr + 10, region.lkey, 20)
         assert bytes(part[5:7].view) == bytes([15, 16])

@@ -41,7 +41,12 @@ def test_a_value_out_of_its_range_is_refused(name: str, low: float, high: float)
 def test_every_number_has_a_range() -> None:
     numbers = {field.name for field in dataclasses.fields(ConnectionOptions)}
     ranges = {name: (low, high) for name, low, high in _RANGES}
-    assert numbers - ranges.keys() == {"reuse_address", "adaptive_poll", "port_space"}
+    assert numbers - ranges.keys() == {
+        "reuse_address",
+        "adaptive_poll",
+        "port_space",
+        "own_protection_domain",
+    }
     assert (ranges["max_sge"], ranges["recv_backlog"]) == ((1, 1 << 10), (1, 1 << 30))
     assert (ranges["shared_recv_depth"], ranges["busy_poll"]) == ((0, 1 << 20), (0, 10))
 
@@ -117,3 +122,8 @@ def test_more_than_a_limit_of_the_device_is_refused(name: str, limit: int, error
     options_with(**{name: limit}).check_device(device, 1)
     with pytest.raises(ValueError, match=error):
         options_with(**{name: limit + 1}).check_device(device, 1)
+
+
+def test_shared_receives_have_no_domain_of_their_own() -> None:
+    with pytest.raises(ValueError, match="either own_protection_domain or shared_recv_depth"):
+        ConnectionOptions(own_protection_domain=True, shared_recv_depth=8)

@@ -46,7 +46,8 @@ static PyObject *reference_count_acquire(PyObject *self, PyObject *pd)
 	}
 	if (references->pd != pd) {
 		PyErr_SetString(PyExc_ValueError, "the memory is registered on another device, "
-						  "or by another event loop");
+						  "by another event loop, "
+						  "or in another protection domain");
 		return NULL;
 	}
 	references->count++;
