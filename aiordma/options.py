@@ -215,7 +215,8 @@ class ListenerLimits:
 
     max_connections: int | None = None
     """The number of connections that can exist at the same time, with requests that wait or were
-    taken. Further requests are rejected at once. None: without limit."""
+    taken. For a further request, the newest waiting request of the host with the most is rejected,
+    or the further request itself. None: without limit."""
 
     handshake_timeout: float = 10.0
     """The time in which a peer must confirm, after it was accepted. After that it is rejected."""

@@ -14,7 +14,7 @@ from aiordma.cm import AsyncCmId
 from aiordma.cm.handshakes import PEER_ERRORS, Failure, Handshakes, ListenerStats
 from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.errors import BusyError, ConnectError, LocalClosed, RdmaError
-from aiordma.loop import Deadline, WaitQueue, checkpoint, task_group
+from aiordma.loop import Deadline, WaitQueue, checkpoint, task_group, yield_of
 from aiordma.loop.context_managers import AsyncContextManagerMixin, Closable, closing
 from aiordma.options import ListenerLimits, PrivateDataLimits, check_private_data
 from aiordma.rdmacm.address import format_address
@@ -113,22 +113,23 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
         self._local_address = cms[0].local_address
         self._loop = cms[0].loop
         self._arrived = WaitQueue(self._loop)
+        self._yield = yield_of(self._loop)
         self._log = OccasionalLog(logger)
         self._handshakes: Handshakes[R, C] = Handshakes(self._loop, limits, self._arrived.wake_all)
         for cm in cms:
             cm.on_change = self._arrived.wake_all
             if limits.max_connections is not None:
-                cm.limit_requests(self._has_room(limits.max_connections))
+                cm.limit_requests(self._room(limits.max_connections))
 
-    def _has_room(self, max_connections: int) -> Callable[[], bool]:
+    def _room(self, max_connections: int) -> Callable[[], int]:
         # The function must not refer to this object, which the ids would then keep alive.
         stats, cms = self._handshakes.stats, [weakref.ref(cm) for cm in self._cms]
 
-        def has_room() -> bool:
+        def room() -> int:
             waiting = sum(cm.requests_waiting for ref in cms if (cm := ref()) is not None)
-            return stats.connections + waiting < max_connections
+            return max_connections - stats.connections - waiting
 
-        return has_room
+        return room
 
     @property
     def local_address(self) -> tuple[str, int]:
@@ -207,6 +208,9 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
             request = self._take_request() if self._handshakes.may_start else None
             if request is not None:
                 self._handshakes.start(request, accept)
+                # Before the next handshake, read the requests that have arrived, so that the one of
+                # another host does not wait behind a flood.
+                await self._yield()
             else:
                 await self._arrived.wait()
         return outcome

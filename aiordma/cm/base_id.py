@@ -445,9 +445,9 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """The number of requests that were rejected because one too many was waiting."""
         return self._requests.rejected
 
-    def limit_requests(self, has_room: Callable[[], bool]) -> None:
-        """Reject the requests that arrive while `has_room()` returns False."""
-        self._requests.has_room = has_room
+    def limit_requests(self, room: Callable[[], int]) -> None:
+        """Reject a request if `room()`, the number of further connections, is not above 0."""
+        self._requests.room = room
 
     def _check_listening(self) -> None:
         if self.state is not CmState.LISTENING:

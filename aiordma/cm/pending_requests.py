@@ -8,8 +8,8 @@ The id of a request is on that channel, too, until a task takes the request. The
 the channel where the task wants its events. Before the request is accepted it has no events, so
 none is missed.
 
-The hosts of the peers take turns. When the queue is full, the host with the most requests loses its
-newest one. So a host that floods the listener delays its own requests only.
+The hosts of the peers take turns. When there are too many requests, the host with the most requests
+loses its newest one. So a host that floods the listener delays its own requests only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PendingRequest:
 class PendingRequests:
     """A queue of connection requests, of at most `backlog` entries. Callable from any thread."""
 
-    __slots__ = ("_by_host", "_count", "_lock", "_log", "backlog", "has_room", "rejected")
+    __slots__ = ("_by_host", "_count", "_lock", "_log", "backlog", "rejected", "room")
 
     def __init__(self) -> None:
         self._by_host: dict[str, deque[PendingRequest]] = {}  # the host whose turn is next first
@@ -50,8 +50,8 @@ class PendingRequests:
         self._lock = threading.Lock()
         self._log = OccasionalLog(logger)
         self.backlog = MAX_BACKLOG
-        self.has_room: Callable[[], bool] = lambda: True
-        """Returns False if the listener takes no more connections at present."""
+        self.room: Callable[[], int] = lambda: MAX_BACKLOG
+        """Returns the number of further connections that the listener takes at present."""
         self.rejected = 0
         """The number of requests that were rejected because the queue was full, or without room."""
 
@@ -69,7 +69,7 @@ class PendingRequests:
             return
         peer = handle.cm_id.peer_address
         request = PendingRequest(handle, event, peer.host if peer is not None else "")
-        surplus = self._append(request) if self.has_room() else request
+        surplus = self._append(request, min(self.backlog, self._count + self.room()))
         if surplus is not None:
             surplus.handle.destroy()
             self.rejected += 1
@@ -81,13 +81,13 @@ class PendingRequests:
                 self._count,
             )
 
-    def _append(self, request: PendingRequest) -> PendingRequest | None:
-        """Append a request. Return the request that has to be rejected then, or None."""
+    def _append(self, request: PendingRequest, limit: int) -> PendingRequest | None:
+        """Append a request. Return the one to reject, if there are more than `limit` then."""
         with self._lock:
             own = self._by_host.get(request.host, deque())
             surplus = None
-            if self._count >= self.backlog:
-                longest = max(self._by_host.values(), key=len)
+            if self._count >= limit:
+                longest = max(self._by_host.values(), key=len, default=own)
                 if len(own) + 1 >= len(longest):
                     return request
                 surplus = longest.pop()

@@ -6,6 +6,7 @@ from aiordma.loop.checkpoints import (
     checkpoint,
     checkpoint_if_cancelled,
     checkpoint_of,
+    yield_of,
 )
 from aiordma.loop.current import running_loop
 from aiordma.loop.forked import is_forked_child, refuse_forked_child
@@ -61,4 +62,5 @@ __all__ = [
     "task_group",
     "wake",
     "worker_pool",
+    "yield_of",
 ]

@@ -7,7 +7,7 @@ before it takes or posts anything. So it has no effect if it is entered in a can
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 
 from aiordma.loop.current import running_loop
 from aiordma.loop.forked import is_forked_child
@@ -52,3 +52,19 @@ async def checkpoint_if_cancelled() -> None:
     execute = cancellation_of(running_loop())
     if execute is not None:
         await execute()
+
+
+def yield_of(loop: Loop) -> Checkpoint:
+    """Return the function that lets other tasks run, and the loop look for events, on any loop."""
+    return checkpoint_of(loop) or _bare_yield
+
+
+class _Yield:
+    """The awaitable of asyncio.sleep(0): the task resumes in the loop's next iteration."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _bare_yield() -> None:
+    await _Yield()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from typing import TYPE_CHECKING, Protocol
 
 from aiordma._native import fast_path
-from aiordma.loop.checkpoints import checkpoint_of
+from aiordma.loop.checkpoints import yield_of
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
@@ -44,7 +43,7 @@ class LoopTimeBudget:
     def __init__(self, loop: Loop, state: BudgetState) -> None:
         self._state = state
         self._shortest = MAX_LOOP_BUDGET_NS
-        self._checkpoint = checkpoint_of(loop) or _bare_yield
+        self._yield = yield_of(loop)
 
     def is_exhausted(self, now: int) -> bool:
         """Return True if polling has used up the budget; `now` is time.monotonic_ns()."""
@@ -66,7 +65,7 @@ class LoopTimeBudget:
         """Let the loop run one iteration, and start a new budget. Cancelling only ends the wait."""
         state = self._state
         previous_start, yielded_at = state.budget_start, time.monotonic_ns()
-        await self._checkpoint()
+        await self._yield()
         if state.budget_start != previous_start:
             return  # another task has started the budget of this iteration
         now = state.budget_start = time.monotonic_ns()
@@ -78,14 +77,3 @@ class LoopTimeBudget:
         budget = max(LOOP_BUDGET_NS, min(BUDGET_FACTOR * shortest, MAX_LOOP_BUDGET_NS))
         # Other tasks that have work get at least as much time as polling.
         return budget if took <= BUSY_ITERATION_FACTOR * shortest else min(budget, took)
-
-
-class _Yield:
-    """The awaitable of asyncio.sleep(0): the task resumes in the loop's next iteration."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
-
-
-async def _bare_yield() -> None:
-    await _Yield()

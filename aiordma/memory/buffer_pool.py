@@ -41,6 +41,15 @@ class AllocatedRegion:
         """Unregister the memory. Idempotent. The pages are freed with their last memoryview."""
         self._registration.close()
 
+    def free(self) -> None:
+        """Unregister the memory, and free the pages at once. Views read zeros afterwards.
+
+        Otherwise the pages of a connection that was closed would stay in memory until the garbage
+        collector frees its objects.
+        """
+        self.close()
+        self._pages.madvise(mmap.MADV_REMOVE)
+
 
 class PooledBuffer:
     """A part of a registered slab, acquired from a BufferPool."""
@@ -127,7 +136,7 @@ class BufferPool:
         """Unregister all buffers. The device must not use any of them any more."""
         self._free.clear()
         while self._slabs:
-            self._slabs.pop().close()
+            self._slabs.pop().free()
 
 
 def _size_class(nbytes: int) -> int:

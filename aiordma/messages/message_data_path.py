@@ -120,6 +120,7 @@ class MessageDataPath:
         resources.attach_fast_path(self.sends.core, self.receiver.queue, self._on_notified)
         if shared_receives is None:
             qp = resources.make_qp(self._ring, self.sends)
+            self._handle.add_destroyed_callback(self._free_ring)
         else:
             qp = resources.make_srq_qp(shared_receives, self.sends)
             shared_receives.add(qp.number, self)
@@ -136,6 +137,11 @@ class MessageDataPath:
         self.sends.post_list = PostList(qp, core, dispatcher, self._on_post_error)
         resources.watch(qp, self._on_queue_pair_event)
         return qp
+
+    def _free_ring(self) -> None:
+        """Free the receive buffers, unless the user can still take a message or holds one."""
+        if self._callbacks.released and not self.sends.stats.messages_held:
+            self._ring.free()
 
     def _wait_for_last_receive(self, qp: QueuePair) -> None:
         """Take all completions of the shared receives before `qp` is destroyed."""

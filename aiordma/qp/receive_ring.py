@@ -85,3 +85,8 @@ class ReceiveRing(fast_path.ReceiveRingCore):
         self.stop()
         if hasattr(self, "_region"):
             self._region.close()
+
+    def free(self) -> None:
+        """Free the memory, if there is any. Messages in it read as zeros afterwards."""
+        if hasattr(self, "_region"):
+            self._region.free()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId
@@ -94,9 +95,9 @@ class StreamDataPath:
         start = -(-sgl_size // CACHE_LINE) * CACHE_LINE
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
         receive_memory = AllocatedRegion(pd, start + options.recv_buffer, access)
-        handle.add_destroyed_callback(receive_memory.close)
+        handle.add_destroyed_callback(partial(self._release_memory, receive_memory))
         send_memory = AllocatedRegion(pd, options.send_buffer, AccessFlags.LOCAL_WRITE)
-        handle.add_destroyed_callback(send_memory.close)
+        handle.add_destroyed_callback(send_memory.free)
         settings = Settings(
             options.recv_depth,
             Segment(receive_memory.address, receive_memory.rkey, sgl_size),
@@ -115,6 +116,13 @@ class StreamDataPath:
             options.max_inline,
             is_iwarp=self.is_iwarp,
         )
+
+    def _release_memory(self, memory: AllocatedRegion) -> None:
+        """Free receive memory; only unregister it if the user can still read bytes from it."""
+        if self._callbacks.released:
+            memory.free()
+        else:
+            memory.close()
 
     def prepare(self) -> QueuePair:
         """Create the queue pair and post the receives."""

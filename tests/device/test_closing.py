@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import loops
 import pytest
 from helpers import DEFAULT, TIME_LIMIT, connected, is_receiving
+from streaming import streaming
 
 from aiordma import Connection, ConnectionOptions, LocalClosed, PeerClosed
 from aiordma.rdmacm import DeviceAddress
@@ -117,3 +118,46 @@ async def test_closing_a_listener_ends_its_waits_but_not_its_connections(
         with pytest.raises(LocalClosed):
             await pair.listener.get_request()
         assert [request async for request in pair.listener] == []
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_receive_buffers_are_freed_when_a_connection_is_closed(
+    address: DeviceAddress, is_held: bool
+) -> None:
+    """They are not kept until the garbage collector frees the connection, unless it is needed."""
+    async with connected(address) as pair:
+        memory = pair.server._endpoint.data_path._ring._region.view
+        await pair.client.send(b"read me")
+        message = await pair.server.recv_message()
+        if not is_held:
+            message.release()
+        await pair.server.aclose()
+        assert any(memory) == is_held
+        if is_held:
+            assert bytes(message) == b"read me"
+            message.release()
+
+
+async def test_messages_of_a_connection_that_the_peer_closed_stay(address: DeviceAddress) -> None:
+    async with connected(address) as pair:
+        memory = pair.server._endpoint.data_path._ring._region.view
+        await pair.client.send(b"read me")
+        await pair.client.aclose()
+        await loops.until(lambda: pair.server.closed, "the connection to end")
+        assert any(memory)
+        assert await pair.server.recv() == b"read me"
+        await pair.server.aclose()
+        assert not any(memory)
+
+
+async def test_buffers_of_a_stream_are_freed_when_it_is_closed(address: DeviceAddress) -> None:
+    async with streaming(address) as pair:
+        sending = pair.client._core.data_path.sender._memory.view
+        receiving = pair.server._core.data_path._buffer
+        await pair.client.send(b"read me" * 100)
+        assert await pair.server.receive(7) == b"read me"
+        assert any(sending)
+        assert any(receiving)
+        for stream, memory in ((pair.client, sending), (pair.server, receiving)):
+            await stream.aclose()
+            assert not any(memory)

@@ -13,6 +13,7 @@ import anyio
 import loops
 import pytest
 from simulator import Simulation
+from simulator.cm import Channel, Event
 from stream_sides import Script, settings
 
 import aiordma
@@ -327,6 +328,58 @@ async def test_a_full_backlog_drops_the_newest_request_of_the_host_with_the_most
         assert hosts_of(requests) == [NEAR, OTHER, NEAR]
         await reject(requests, [*flood, good])
     assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("two_hosts")
+async def test_max_connections_rejects_the_newest_request_of_the_host_with_the_most(
+    simulation: Simulation,
+) -> None:
+    limits = ListenerLimits(max_connections=3)
+    async with aiordma.listen(FAR, PORT, limits=limits) as listener:
+        flood = [loops.create_task(connect()) for _ in range(10)]
+        await loops.until(lambda: listener.stats.rejected == 7, "seven to be rejected")
+        good = loops.create_task(connect(local=OTHER))
+        await loops.until(lambda: listener.stats.rejected == 8, "one to be rejected")
+        requests = await take(listener, 3)
+        assert hosts_of(requests) == [NEAR, OTHER, NEAR]
+        with pytest.raises(Rejected):  # all three are in use
+            await connect(local=OTHER)
+        await reject(requests, [*flood, good])
+
+
+@pytest.mark.usefixtures("two_hosts")
+async def test_requests_are_read_before_the_next_handshake_begins(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of another host does not wait behind all requests that came before it."""
+    begun: list[str] = []
+    held: list[tuple[Channel, Event]] = []
+    put = Channel.put
+
+    def put_unless_held(channel: Channel, event: Event) -> None:
+        if event.listener is not None and event.cm_id.remote[0] == OTHER:
+            held.append((channel, event))
+        else:
+            put(channel, event)
+
+    monkeypatch.setattr(Channel, "put", put_unless_held)
+
+    async def accept(request: ConnectRequest) -> Connection:
+        begun.append(request.peer_address[0])
+        while held:
+            put(*held.pop())
+        return await request.accept()
+
+    async with aiordma.listen(FAR, PORT) as listener:
+        connecting = [loops.create_task(connect()) for _ in range(10)]
+        connecting.append(loops.create_task(connect(local=OTHER)))
+        await loops.until(lambda: has_waiting(listener, 10) and len(held) == 1, "the requests")
+        ends = [await listener._accept_next(accept) for _ in connecting]
+        ends += await loops.gather(*connecting)
+        assert begun.index(OTHER) < 5
+        for end in ends:
+            end.abort()
+            await end.aclose()
 
 
 async def test_both_families_of_a_listener_take_turns(simulation: Simulation) -> None:
