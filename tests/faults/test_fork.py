@@ -64,7 +64,9 @@ async def test_a_child_can_use_rdma_only_if_its_parent_had_not(
 IN_USE = """
 import asyncio, gc, os, sys
 import aiordma
-from aiordma import RegistrationCache
+from aiordma import AccessFlags, RegistrationCache
+
+WRITABLE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 
 async def exit_at_once(main, *arguments):
     try:
@@ -106,7 +108,7 @@ async def try_all(connection, region, message, cache):
 
 async def main(host, port):
     async with aiordma.connect(host, int(port)) as connection:
-        region = await connection.allocate(100_000)
+        region = await connection.allocate(100_000, WRITABLE)
         cache = RegistrationCache(connection)
         cached = await cache.register(bytearray(b"cached"))
         await connection.send(region.remote.pack())
