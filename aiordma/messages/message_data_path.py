@@ -140,7 +140,7 @@ class MessageDataPath:
 
     def _free_ring(self) -> None:
         """Free the receive buffers, unless the user can still take a message or holds one."""
-        if self._callbacks.released and not self.sends.stats.messages_held:
+        if self._callbacks.closed_here and not self.sends.stats.messages_held:
             self._ring.free()
 
     def _wait_for_last_receive(self, qp: QueuePair) -> None:
@@ -291,4 +291,7 @@ class MessageDataPath:
         if shared_receives is not None:
             if self._qp is not None:
                 shared_receives.remove(self._qp.number, self)
-            self.receiver.abandon()
+            if self._callbacks.closed_here:
+                self.receiver.abandon()
+            else:
+                self.receiver.copy_out()

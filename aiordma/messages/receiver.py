@@ -127,6 +127,10 @@ class Receiver:
         while (oldest := self.queue.peek()) is not None:
             self._drop_oldest(oldest[0])
 
+    def copy_out(self) -> None:
+        """Copy the messages that were not taken out of their slots, and post the slots again."""
+        self.queue.copy_out()
+
     # --- to the user ---
 
     async def recv(self) -> bytes:

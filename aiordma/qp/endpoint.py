@@ -255,8 +255,8 @@ class Endpoint(Generic[D_co]):
 
     def device_failed(self, error: VerbsError) -> None:
         """End the connection: the device is removed, and no completion will come any more."""
-        self._expect_no_completions()
         self.fail(translate_removal(error))
+        self._expect_no_completions()
 
     def queue_pair_event(self, event: AsyncEvent) -> None:
         """Handle an asynchronous event of the queue pair."""
@@ -285,9 +285,9 @@ class Endpoint(Generic[D_co]):
             # A failed request that has completed just before is the better cause.
             self.data_path.drain(self._disconnected)
         elif state in (CmState.FAILED, CmState.REMOVED):
-            self._expect_no_completions()
             failure = self.cm.failure(format_address(self.peer_address))
             self.fail(failure or RdmaError("the connection failed"))
+            self._expect_no_completions()
         self._changed.wake_all()
 
     def _disconnected(self) -> None:
@@ -322,10 +322,16 @@ class Endpoint(Generic[D_co]):
         self.data_path.wake()
 
     def _expect_no_completions(self) -> None:
-        """Stop waiting for completions: a request that has not completed by now never will."""
+        """Stop waiting for completions: a request that has not completed by now never will.
+
+        siw flushes no read that is under way when the connection ends. Only destroying the queue
+        pair ends the device's use of its memory.
+        """
         self._is_complete = True
         self.data_path.sends.stop_waiting()
         self.data_path.wake()
+        if len(self.data_path.sends):
+            self.cm.abort()
 
     def wake(self) -> None:
         """Let the tasks that wait for the end of the connection check it again."""
@@ -386,12 +392,7 @@ class Endpoint(Generic[D_co]):
     def _release(self) -> None:
         """Release the shared resources. The queue pair is destroyed."""
         self.cm.on_change = None
-        deadlines = (
-            self._flush_timer,
-            self._failure_timer,
-            self._drain_timer,
-        )
-        for deadline in deadlines:
+        for deadline in (self._flush_timer, self._failure_timer, self._drain_timer):
             if deadline is not None:
                 deadline.cancel()
         self._first_message.stop()

@@ -119,7 +119,7 @@ class StreamDataPath:
 
     def _release_memory(self, memory: AllocatedRegion) -> None:
         """Free receive memory; only unregister it if the user can still read bytes from it."""
-        if self._callbacks.released:
+        if self._callbacks.closed_here:
             memory.free()
         else:
             memory.close()

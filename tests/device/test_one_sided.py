@@ -11,6 +11,7 @@ from helpers import SHARED, Pair, connected
 
 from aiordma import (
     AccessFlags,
+    Connection,
     ConnectionOptions,
     LocalClosed,
     MemoryRegion,
@@ -95,6 +96,24 @@ async def test_use_of_a_closed_region_is_refused(address: DeviceAddress) -> None
             await pair.client.write(region, RemoteBuffer(0, 0, 8000))
         with pytest.raises(BufferError):
             memoryview(region)
+
+
+async def read_repeatedly(
+    connection: Connection, remote: RemoteBuffer, region: MemoryRegion
+) -> None:
+    """Read until the connection ends."""
+    while True:
+        await connection.read(remote, region)
+
+
+async def test_memory_of_a_read_is_released_if_the_peer_ends(address: DeviceAddress) -> None:
+    """siw flushes no read that is under way. The connection need not be closed before."""
+    async with connected(address) as pair:
+        near, remote, _ = await both_memories(pair)
+        pair.server.abort()
+        with pytest.raises((WorkRequestError, PeerClosed)):
+            await read_repeatedly(pair.client, remote, near)
+        await near.aclose()
 
 
 async def test_a_wrong_key_ends_only_its_connection(address: DeviceAddress) -> None:

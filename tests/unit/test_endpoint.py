@@ -74,6 +74,32 @@ async def test_the_wait_for_a_flush_ends_after_a_timeout(simulation: Simulation)
             await task
 
 
+@pytest.mark.transport("IB")
+async def test_memory_that_is_never_flushed_is_released_after_the_end(
+    simulation: Simulation,
+) -> None:
+    """The user need not close the connection before. Messages that had arrived are there still."""
+    async with connected(simulation) as pair:
+        simulation.network.loses_flushes = True
+        connection = pair.near.connection
+        region = await connection.allocate(100)
+        pair.near.qp.allowed = 0  # nothing completes
+        task = loops.create_task(connection.read(aiordma.RemoteBuffer(1, 1, 100), region))
+        for message in (b"last", b"but one"):
+            await pair.far.connection.send(message)
+        await loops.sleep(1)
+        held = await connection.recv_message()
+        pair.far.connection.abort()
+        with pytest.raises(PeerClosed):
+            await task
+        await region.aclose()
+        assert bytes(held.data) == b"last"
+        assert await connection.recv() == b"but one"
+        held.release()
+        with pytest.raises(PeerClosed):
+            await connection.recv()
+
+
 @pytest.mark.transport("IWARP")
 @pytest.mark.parametrize(
     ("is_siw", "has_received", "probes"), [(True, False, 1), (True, True, 0), (False, False, 0)]

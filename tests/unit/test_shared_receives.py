@@ -100,6 +100,31 @@ async def test_a_message_without_a_consumer_is_dropped(simulation: Simulation) -
         assert await end.connection.recv() == b"hello"
 
 
+@pytest.mark.transport("IB")
+async def test_messages_can_be_taken_after_an_end_without_a_flush(simulation: Simulation) -> None:
+    """The queue pair is destroyed. The messages are copied, and their slots are posted again."""
+    async with serving(simulation) as server:
+        client, end = await server.connect()
+        connection = end.connection
+        region = await connection.allocate(SIZE)
+        simulation.network.loses_flushes = True
+        end.qp.allowed = 0  # nothing completes
+        task = loops.create_task(connection.read(aiordma.RemoteBuffer(1, 1, SIZE), region))
+        for message in (b"held", b"one", b"two"):
+            await client.send(message)
+        await loops.sleep(SOON)
+        held = await connection.recv_message()
+        client.abort()
+        with pytest.raises(aiordma.PeerClosed):
+            await task
+        await region.aclose()
+        assert server.posted == SLOTS - 1
+        assert [await connection.recv(), await connection.recv()] == [b"one", b"two"]
+        assert bytes(held.data) == b"held"
+        held.release()
+        assert server.posted == SLOTS
+
+
 async def test_each_connection_ends_alone(simulation: Simulation) -> None:
     """One of them fails: a message is longer than a slot. The slot is posted again."""
     async with serving(simulation) as server:

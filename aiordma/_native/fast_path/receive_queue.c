@@ -105,6 +105,18 @@ static void repost_slot(struct receive_queue *self, int slot)
 	}
 }
 
+/* Copy a message out of its slot, and post the slot again. Returns 0, or -1 with an exception. */
+static int spill(struct receive_queue *self, struct received *message)
+{
+	message->copy = copied(self, message);
+	if (!message->copy)
+		return -1;
+	repost_slot(self, message->slot);
+	message->slot = -1;
+	self->spilled++;
+	return 0;
+}
+
 /* Append a message. Returns 0, or -1 with an exception. */
 int append_received(struct receive_queue *self, const struct received *arrived)
 {
@@ -124,14 +136,8 @@ int append_received(struct receive_queue *self, const struct received *arrived)
 	self->messages++;
 	self->nbytes += arrived->length;
 	self->count++;
-	if (self->backlog >= 0 && ring->posted < (ring->slots + 1) / 2) {
-		message->copy = copied(self, message);
-		if (!message->copy)
-			return -1;
-		repost_slot(self, message->slot);
-		message->slot = -1;
-		self->spilled++;
-	}
+	if (self->backlog >= 0 && ring->posted < (ring->slots + 1) / 2 && spill(self, message))
+		return -1;
 	if (self->backlog >= 0 && self->count > (unsigned int)self->backlog)
 		self->notify = 1;
 	return 0;
@@ -146,6 +152,20 @@ static PyObject *receive_queue_append(PyObject *self, PyObject *args)
 		return NULL;
 	if (append_received((struct receive_queue *)self, &message))
 		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *receive_queue_copy_out(PyObject *self, PyObject *unused)
+{
+	struct receive_queue *queue = (struct receive_queue *)self;
+	unsigned int index;
+
+	for (index = 0; index < queue->count; index++) {
+		struct received *message = received_at(queue, index);
+
+		if (message->slot >= 0 && spill(queue, message))
+			return NULL;
+	}
 	Py_RETURN_NONE;
 }
 
@@ -244,6 +264,8 @@ static PyMemberDef receive_queue_members[] = {
 static PyMethodDef receive_queue_methods[] = {
 	{ "append", receive_queue_append, METH_VARARGS,
 	  "append(slot, length, flags, imm_data): append the message in this slot." },
+	{ "copy_out", receive_queue_copy_out, METH_NOARGS,
+	  "Copy all messages out of their slots, and post the slots again." },
 	{ "take_bytes", receive_queue_take_bytes, METH_NOARGS,
 	  "Return the oldest message as bytes, and post its slot again. None: the caller takes the "
 	  "slow path." },
