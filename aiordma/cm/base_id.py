@@ -60,9 +60,15 @@ RESOLVE_TIMEOUT = 5.0
 # join_multicast() passes a token to the kernel. The event of that call contains the same token.
 _tokens = itertools.count(1)
 
-# connect() and accept() end in one of these. The peer might have disconnected before this task
-# runs. In RESPONDED the id has no queue pair, and the user moves one.
-_CONNECTED = (CmState.CONNECTED, CmState.DISCONNECTED, CmState.RESPONDED)
+# connect() and accept() end in one of these. Before the task runs, the peer might have left, or a
+# malformed message might have ended the connection here. In RESPONDED the id has no queue pair,
+# and the user moves one.
+_CONNECTED = (
+    CmState.CONNECTED,
+    CmState.DISCONNECTING,
+    CmState.DISCONNECTED,
+    CmState.RESPONDED,
+)
 
 
 class BaseCmId(AsyncContextManagerMixin, ABC):

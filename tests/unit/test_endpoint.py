@@ -19,13 +19,20 @@ from stream_sides import Script, settings
 from streaming import streaming
 
 import aiordma
-from aiordma import AccessFlags, ConnectionOptions, DeviceRemoved, PeerClosed, Rejected, VerbsError
+from aiordma import (
+    AccessFlags,
+    ConnectionOptions,
+    DeviceRemoved,
+    PeerClosed,
+    ProtocolError,
+    Rejected,
+    VerbsError,
+)
+from aiordma.cm import CmState
 from aiordma.dispatch import loop_device
 from aiordma.enums import CmEventType
 from aiordma.loop import running_loop
-from aiordma.qp.endpoint import (
-    FLUSH_SECONDS,
-)
+from aiordma.qp.endpoint import FLUSH_SECONDS, Endpoint
 from aiordma.qp.first_message import FIRST_MESSAGE_SECONDS, SIW_FIRST_MESSAGE_SECONDS
 from aiordma.verbs.device import SIW_VENDOR_ID
 
@@ -200,6 +207,24 @@ async def test_a_disconnect_without_confirmation_ends_a_connection(simulation: S
             with pytest.raises(PeerClosed):
                 await end.recv()
             await end.aclose()
+
+
+async def test_a_failure_at_the_moment_of_establishing_is_raised_by_the_connection(
+    simulation: Simulation,
+) -> None:
+    """A malformed message can arrive with the peer's confirmation, before accept() returns."""
+    on_cm_change = Endpoint._on_cm_change
+
+    def fail(endpoint: Endpoint[Any]) -> None:
+        on_cm_change(endpoint)
+        if endpoint.cm.state is CmState.CONNECTED:
+            endpoint.fail(ProtocolError("malformed"))
+
+    with mock.patch.object(Endpoint, "_on_cm_change", fail):
+        async with helpers.connected(simulation.far) as pair:
+            for end in (pair.client, pair.server):
+                with pytest.raises(ProtocolError, match="malformed"):
+                    await end.recv()
 
 
 @pytest.mark.transport("IWARP")
