@@ -1,7 +1,8 @@
 """A peer that connects and sends random bytes in place of what the protocol asks for.
 
-It is a process of its own: `main()` attacks servers of messages, of byte streams and of pings a
-number of times, and prints "done". All choices come from the seed.
+It is a process of its own: `main()` attacks servers of messages, of byte streams, of pings and of
+datagrams (port 0: there is none) a number of times, and prints "done". All choices come from the
+seed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Attacker:
     def __init__(self, seed: int, host: str, ports: list[int]) -> None:
         self.chance = random.Random(seed)
         self.host = host
-        self.messages, self.streams, self.pings = ports
-        self.is_iwarp = False
+        self.messages, self.streams, self.pings, self.datagrams = ports
+        self.is_iwarp = not self.datagrams
 
     def number(self, bits: int) -> int:
         """Return a number: small, near the largest one, or any."""
@@ -82,8 +83,7 @@ class Attacker:
             self.speak_rsocket,
             self.announce_ping,
         ]
-        if self.is_iwarp:
-            attacks.append(self.send_frames)
+        attacks.append(self.send_frames if self.is_iwarp else self.send_datagrams)
         with suppress(RdmaError, OSError, ValueError):
             async with asyncio.timeout(ATTACK_SECONDS):
                 await self.chance.choice(attacks)()
@@ -188,6 +188,16 @@ class Attacker:
             case _:
                 return self.number(32)
 
+    async def send_datagrams(self) -> None:
+        """Ask for a datagram endpoint with random private data, and send it datagrams."""
+        chance = self.chance
+        async with aiordma.open_datagram((self.host, 0)) as endpoint:
+            private_data = chance.randbytes(chance.randrange(181))
+            peer = await endpoint.resolve(self.host, self.datagrams, private_data)
+            for _ in range(chance.randrange(1, 300)):
+                data = chance.randbytes(chance.randrange(endpoint.max_message_size + 1))
+                await endpoint.send_to(peer, data, imm=self.immediate())
+
     async def send_frames(self) -> None:
         """Speak to iWARP over TCP: a damaged request, then damaged frames."""
         port = self.chance.choice([self.messages, self.streams, self.pings])
@@ -214,8 +224,6 @@ class Attacker:
 async def main(seed: str, attacks: str, host: str, *ports: str) -> None:
     """Attack `attacks` times, and print "done"."""
     attacker = Attacker(int(seed), host, [int(port) for port in ports])
-    async with aiordma.connect(host, attacker.messages) as connection:
-        attacker.is_iwarp = connection.device_name.startswith("siw")
     for _ in range(int(attacks)):
         await attacker.attack()
     print("done", flush=True)

@@ -23,22 +23,27 @@ import pytest
 from helpers import TIME_LIMIT, end, read_line, start_python
 
 import aiordma
-from aiordma import ByteStream, Connection, ConnectionOptions, RemoteBuffer
+from aiordma import ByteStream, Connection, ConnectionOptions, DatagramEndpoint, RemoteBuffer
 from aiordma.cm.occasional_log import LOG_SECONDS
+from aiordma.enums import TransportType
+from aiordma.loop.context_managers import Closable
 from aiordma.ping import server as ping
 from aiordma.rdmacm import DeviceAddress
 
 pytestmark = pytest.mark.asyncio
 
 SECONDS = float(os.environ.get("AIORDMA_SOAK_FUZZ_SECONDS", "300"))
-ATTACKS_IN_A_ROUND = 20
+ATTACKS_IN_A_ROUND = 60
 OPTIONS = ConnectionOptions(max_message_size=4096, recv_depth=16)
 # Of the process while it is attacked, after the first rounds.
 MAX_GROWTH = 64 << 20
-GROWTH_STARTS_AFTER = 10
+GROWTH_STARTS_AFTER = 4
+
+TESTS = Path(__file__).parent.parent
 
 ATTACKER = """
 import asyncio, sys
+sys.path.insert(0, sys.argv.pop(1))
 import hostile_peer
 asyncio.run(hostile_peer.main(*sys.argv[1:]))
 """
@@ -64,11 +69,29 @@ async def echo_stream(stream: ByteStream) -> None:
     await stream.send_eof()
 
 
+async def echo_datagrams(endpoint: DatagramEndpoint) -> None:
+    """Echo each datagram, until the endpoint is closed."""
+    async for datagram in endpoint:
+        await endpoint.send_to(datagram.peer, datagram.data)
+
+
+async def call_datagrams(host: str, port: int) -> None:
+    """Send datagrams, which can be lost, until one is answered."""
+    async with aiordma.open_datagram((host, 0)) as endpoint:
+        peer = await endpoint.resolve(host, port)
+        answer = asyncio.create_task(endpoint.recv_from())
+        while not answer.done():
+            await endpoint.send_to(peer, b"hello")
+            await asyncio.wait([answer], timeout=0.1)
+        assert (await answer).data == b"hello"
+
+
 class Servers:
     """The servers of one address, each in a task. Their ports, in the order of the attacker's."""
 
-    def __init__(self, host: str) -> None:
-        self.host = host
+    def __init__(self, address: DeviceAddress) -> None:
+        self.host = address.host
+        self.has_datagrams = address.transport is TransportType.IB
         self.ports: list[int] = []
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -87,8 +110,17 @@ class Servers:
                 asyncio.create_task(streams.serve(echo_stream)),
                 asyncio.create_task(ping.serve(pings, lambda _: None)),
             ]
+            closables: list[Closable] = [messages, streams, pings]
+            if self.has_datagrams:
+                endpoint = await stack.enter_async_context(aiordma.open_datagram((self.host, 0)))
+                self.tasks += [
+                    asyncio.create_task(endpoint.serve()),
+                    asyncio.create_task(echo_datagrams(endpoint)),
+                ]
+                closables.append(endpoint)
+            self.ports.append(endpoint.local_address[1] if self.has_datagrams else 0)
             yield
-            for each in (messages, streams, pings):
+            for each in closables:
                 await each.aclose()
             async with asyncio.timeout(TIME_LIMIT):
                 await asyncio.gather(*self.tasks)
@@ -99,7 +131,7 @@ class Servers:
         Raises:
             TimeoutError: a server did not answer in time.
         """
-        messages, streams, pings = self.ports
+        messages, streams, pings, datagrams = self.ports
         async with asyncio.timeout(TIME_LIMIT):
             for port in (messages, pings):
                 async with aiordma.connect(self.host, port) as connection:
@@ -108,6 +140,8 @@ class Servers:
             async with aiordma.connect_stream(self.host, streams) as stream:
                 await stream.send(b"hello")
                 assert await stream.receive() == b"hello"
+            if datagrams:
+                await call_datagrams(self.host, datagrams)
         assert not any(task.done() for task in self.tasks)
 
 
@@ -125,12 +159,12 @@ async def test_malformed_data_of_every_kind(
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: failures.append(str(context))
     )
-    servers = Servers(address.host)
+    servers = Servers(address)
     async with servers.running():
         begin, size = time.monotonic(), 0
         while time.monotonic() - begin < SECONDS:
-            arguments = [str(seed + rounds), str(ATTACKS_IN_A_ROUND), address.host]
-            process = start_python(ATTACKER, *arguments, *map(str, servers.ports))
+            arguments = (seed + rounds, ATTACKS_IN_A_ROUND, address.host, *servers.ports)
+            process = start_python(ATTACKER, str(TESTS), *map(str, arguments))
             async with asyncio.timeout(10 * TIME_LIMIT):
                 said = await asyncio.to_thread(read_line, process)
             await end(process)
