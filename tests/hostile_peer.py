@@ -18,7 +18,7 @@ import mpa
 import aiordma
 from aiordma import AccessFlags, Connection, ConnectionOptions, RdmaError, RemoteBuffer
 from aiordma.loop.context_managers import AwaitableContextManager
-from aiordma.ping.handshake import announcement
+from aiordma.ping.private_data import announcement
 from aiordma.streams.wire import ConnectionData, Control, Op, Segment, pack_message
 
 ATTACK_SECONDS = 3.0

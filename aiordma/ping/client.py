@@ -14,8 +14,8 @@ from aiordma.errors import ConnectError, RdmaError, Unreachable
 from aiordma.loop import running_loop
 from aiordma.messages.connection import Connection
 from aiordma.options import DEFAULT_OPTIONS
-from aiordma.ping.handshake import announced_size, announcement, options_for
 from aiordma.ping.options import PingOptions
+from aiordma.ping.private_data import announced_size, announcement, options_for
 from aiordma.ping.report import PrintLine, Statistics
 from aiordma.ping.server import first_address, local_server
 from aiordma.rdmacm import SocketAddress

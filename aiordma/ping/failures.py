@@ -13,8 +13,8 @@ from aiordma.errors import (
     Unreachable,
     VerbsError,
 )
-from aiordma.ping.handshake import rejection_reason
 from aiordma.ping.options import DEFAULT_PORT, PingOptions
+from aiordma.ping.private_data import rejection_reason
 from aiordma.rdmacm import interface_addresses
 
 _NO_ROUTE = (

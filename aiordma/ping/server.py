@@ -11,8 +11,8 @@ from aiordma.errors import ConnectError, RdmaError
 from aiordma.messages.connect import listen as listen_for_connections
 from aiordma.messages.connection import Connection
 from aiordma.messages.listener import ConnectRequest, Listener
-from aiordma.ping.handshake import announced_size, announcement, options_for, rejection
 from aiordma.ping.options import MAX_SIZE
+from aiordma.ping.private_data import announced_size, announcement, options_for, rejection
 from aiordma.ping.report import PrintLine
 from aiordma.rdmacm import DeviceAddress, device_addresses, parse_address
 

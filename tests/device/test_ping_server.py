@@ -10,8 +10,8 @@ from helpers import TIME_LIMIT, serving
 
 import aiordma
 from aiordma.ping.client import ping, timed_connect
-from aiordma.ping.handshake import announced_size, announcement, rejection_reason
 from aiordma.ping.options import MAX_SIZE, PingOptions
+from aiordma.ping.private_data import announced_size, announcement, rejection_reason
 from aiordma.ping.report import Statistics
 from aiordma.ping.server import local_server, serve
 from aiordma.rdmacm import DeviceAddress

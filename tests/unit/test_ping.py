@@ -31,10 +31,17 @@ from aiordma.cli import main, parser
 from aiordma.enums import TransportType, WcOpcode, WcStatus
 from aiordma.errors import AddressError, RouteError, WorkRequestError
 from aiordma.options import DEFAULT_OPTIONS
-from aiordma.ping import failures, handshake, server
+from aiordma.ping import failures, server
 from aiordma.ping.client import Messages, difference, timed_connect
 from aiordma.ping.failures import explain, explain_listening
 from aiordma.ping.options import DEFAULT_PORT, MAX_SIZE, PingOptions
+from aiordma.ping.private_data import (
+    announced_size,
+    announcement,
+    options_for,
+    rejection,
+    rejection_reason,
+)
 from aiordma.ping.report import Statistics
 from aiordma.rdmacm import DeviceAddress, SocketAddress
 
@@ -142,7 +149,7 @@ NOT_ACCEPTED = "aiordma ping: the peer does not accept messages of 65536 bytes: 
         (SILENT, "-w 2", 1, "1 sent, 0 received, 1 lost", NO_ANSWER),
         (answer_with(close_at(3)), "", 1, "3 sent, 2 received, 1 lost", ENDED),
         (
-            answer_with(close_at(1), handshake.announcement(65536)),
+            answer_with(close_at(1), announcement(65536)),
             "-s 65536",
             1,
             "1 lost",
@@ -352,7 +359,7 @@ EXPLAINED: list[tuple[Exception, str, str]] = [
     (Rejected(REJECTED, 8), PEER, f"{PEER} answers over RDMA, {NO_PROGRAM} on that machine"),
     (Rejected(REJECTED, -errno.ECONNREFUSED, bytes(148)), PEER, f"{PEER} answers over"),
     (Rejected("no", 8), "10.7.1.1", f"10.7.1.1 is this machine and RDMA reaches it, {NO_PROGRAM}"),
-    (Rejected(REJECTED, 28, handshake.rejection("large") + bytes(99)), PEER, f"{REJECTED}: large"),
+    (Rejected(REJECTED, 28, rejection("large") + bytes(99)), PEER, f"{REJECTED}: large"),
     (Rejected(f"{REJECTED}: why", 28, bytes(148)), PEER, f"{PEER} answers over RDMA, but 10"),
     (AddressError("no RDMA path to 8.8.8.8"), "", f"no RDMA path to 8.8.8.8: {NO_ROUTE}"),
     (RouteError("no route to 8.8.8.8"), "", f"no route to 8.8.8.8: {NO_ROUTE}"),
@@ -427,23 +434,23 @@ def test_the_difference_of_a_wrong_answer_is_described() -> None:
 
 
 def test_private_data_is_an_announcement_or_a_rejection_with_padding() -> None:
-    assert handshake.announced_size(handshake.announcement(65536)) == 65536
-    assert handshake.announced_size(handshake.announcement(65536) + bytes(44)) == 65536
+    assert announced_size(announcement(65536)) == 65536
+    assert announced_size(announcement(65536) + bytes(44)) == 65536
     for data in (b"", bytes(56), b"RDMAping", b"hello" * 5):
-        assert handshake.announced_size(data) is None
-    assert handshake.rejection_reason(handshake.rejection("too large") + bytes(120)) == "too large"
-    assert handshake.rejection_reason(bytes(148)) is None
+        assert announced_size(data) is None
+    assert rejection_reason(rejection("too large") + bytes(120)) == "too large"
+    assert rejection_reason(bytes(148)) is None
     escapes = b"aiordma ping: \x1b]0;owned\x07\x1b[2J caf\xc3\xa9 \xe2\x80\xae\xff" + bytes(10)
-    assert handshake.rejection_reason(escapes) == (r"\x1b]0;owned\x07\x1b[2J caf\xe9 \u202e\ufffd")
-    assert len(handshake.rejection(f"messages of at most {MAX_SIZE} bytes are answered")) <= 148
+    assert rejection_reason(escapes) == (r"\x1b]0;owned\x07\x1b[2J caf\xe9 \u202e\ufffd")
+    assert len(rejection(f"messages of at most {MAX_SIZE} bytes are answered")) <= 148
 
 
 def test_options_limit_the_memory_for_large_messages() -> None:
-    assert handshake.options_for(None) == DEFAULT_OPTIONS
-    options = handshake.options_for(MAX_SIZE, busy_poll=0.001)
+    assert options_for(None) == DEFAULT_OPTIONS
+    options = options_for(MAX_SIZE, busy_poll=0.001)
     assert (options.max_message_size, options.busy_poll) == (MAX_SIZE, 0.001)
     assert options.recv_depth * options.max_message_size <= 4 * MAX_SIZE
-    assert handshake.options_for(0).max_message_size == 1
+    assert options_for(0).max_message_size == 1
 
 
 def test_statistics_count_answers_and_the_deviation_of_equal_times_is_zero() -> None:
