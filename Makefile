@@ -7,6 +7,7 @@
 # make soak    the long campaigns: SEEDS=10000 simulated programs, then those on a device
 # make sanitize  before a release: unit tests and SEEDS=1000 simulated programs with ASan and UBSan,
 #              then threads that post and destroy with TSan
+# make mutation  changes of the protocol and the states that no test notices
 # make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
 # make count   instructions of a message, counted by callgrind; COUNT="...": its options
 # make matrix  test the commands above, and the wheel, on fresh Debian systems
@@ -35,7 +36,7 @@ DEVICE_OPTIONS := -p progress -p warm_start
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all check lint docs unit coverage lab-test device-test soak sanitize asan tsan bench count matrix wheel setup clean
+.PHONY: demo test test-all check lint docs unit coverage lab-test device-test soak mutation sanitize asan tsan bench count matrix wheel setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -92,6 +93,12 @@ tar --create --exclude-vcs --exclude=./build --exclude=./$(VENV) --exclude='*.so
 	| tar --extract --directory $(COPY) && \
 $(IN_COPY) setup.py --quiet build_ext --inplace
 endef
+
+mutation: $(READY)
+	@$(PY) -m pip install --quiet --group mutation
+	@$(build_copy)
+	@cd $(COPY) && $(CURDIR)/$(VENV)/bin/mutmut run --max-children 2
+	@cd $(COPY) && $(CURDIR)/$(VENV)/bin/mutmut results | tee survivors.txt && ! test -s survivors.txt
 
 sanitize: $(READY)
 	@$(MAKE) --no-print-directory asan

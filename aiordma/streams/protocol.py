@@ -279,4 +279,4 @@ class StreamProtocol:
 
 
 def _swapped(message: int) -> int:
-    return int.from_bytes(message.to_bytes(4, "little"), "big")
+    return int.from_bytes(message.to_bytes(4), "little")

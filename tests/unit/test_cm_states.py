@@ -13,6 +13,39 @@ from aiordma.enums import CmEventType
 C, E, S = CmCall, CmEventType, CmState
 
 PATHS: dict[str, tuple[CmState, list[CmCall | CmEventType], CmState]] = {
+    "an address is resolved": (S.IDLE, [C.RESOLVE_ADDR, E.ADDR_RESOLVED], S.ADDR_RESOLVED),
+    "bound, then listening": (S.IDLE, [C.BIND_ADDR, C.LISTEN], S.LISTENING),
+    "a listener with requests": (
+        S.IDLE,
+        [C.LISTEN, E.CONNECT_REQUEST, E.CONNECT_REQUEST],
+        S.LISTENING,
+    ),
+    "the peer accepts": (S.ROUTE_RESOLVED, [C.CONNECT, E.ESTABLISHED], S.CONNECTED),
+    "the peer disconnects at once": (
+        S.ROUTE_RESOLVED,
+        [C.CONNECT, E.DISCONNECTED],
+        S.DISCONNECTED,
+    ),
+    "no queue pair, and the peer disconnects": (
+        S.ROUTE_RESOLVED,
+        [C.CONNECT, E.CONNECT_RESPONSE, E.DISCONNECTED],
+        S.DISCONNECTED,
+    ),
+    "a neighbour changed, and the peer rejects, while disconnecting": (
+        S.CONNECTED,
+        [C.DISCONNECT, E.UNREACHABLE, E.REJECTED],
+        S.DISCONNECTED,
+    ),
+    "an error while disconnecting": (
+        S.CONNECTED,
+        [C.DISCONNECT, E.CONNECT_ERROR],
+        S.DISCONNECTED,
+    ),
+    "events after the disconnect": (
+        S.DISCONNECTED,
+        [E.DISCONNECTED, E.REJECTED, E.UNREACHABLE],
+        S.DISCONNECTED,
+    ),
     "no queue pair": (S.ROUTE_RESOLVED, [C.CONNECT, E.CONNECT_RESPONSE, C.ESTABLISH], S.CONNECTED),
     "the peer disconnects": (S.CONNECTED, [E.DISCONNECTED, C.DISCONNECT], S.DISCONNECTED),
     "address found at the second attempt": (
