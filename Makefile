@@ -7,7 +7,7 @@
 # make soak    the long campaigns: SEEDS=10000 simulated programs, then those on a device
 # make sanitize  before a release: unit tests and SEEDS=1000 simulated programs with ASan and UBSan,
 #              then threads that post and destroy with TSan
-# make mutation  changes of the protocol and the states that no test notices
+# make mutation  change the stream protocol, and say what no test notices
 # make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
 # make count   instructions of a message, counted by callgrind; COUNT="...": its options
 # make matrix  test the commands above, and the wheel, on fresh Debian systems
