@@ -201,6 +201,12 @@ def can_be_resized(buffer: bytearray) -> bool:
 # --- processes ---
 
 
+def run_program(*command: str) -> str:
+    """Run a program in this thread until it ends, without an error. Return what it prints."""
+    with blocking.allowed():
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def start_python(
     code: str, *arguments: str, under: tuple[str, ...] = (), stderr: int | None = None
 ) -> subprocess.Popen[str]:

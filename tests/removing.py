@@ -16,7 +16,7 @@ import blocking
 import loops
 import machine
 import pytest
-from helpers import TIME_LIMIT
+from helpers import TIME_LIMIT, run_program
 
 from aiordma import RdmaError
 from aiordma.rdmacm import DeviceAddress, device_addresses
@@ -81,7 +81,7 @@ class SoftDevice:
         self.set_link("up")
         if self.name not in links():
             command = ["rdma", "link", "add", self.name, "type", self.driver, "netdev", self.netdev]
-            subprocess.run(command, check=True)
+            run_program(*command)
         deadline = time.monotonic() + TIME_LIMIT
         while hosts_of(self.name) != self.hosts:
             assert time.monotonic() < deadline, f"{self.name} did not get its addresses again"
@@ -90,7 +90,7 @@ class SoftDevice:
     def set_link(self, state: str) -> None:
         """Set the device's network interface "up" or "down". It keeps its addresses."""
         Path(f"/proc/sys/net/ipv6/conf/{self.netdev}/keep_addr_on_down").write_text("1")
-        subprocess.run(["ip", "link", "set", self.netdev, state], check=True)
+        run_program("ip", "link", "set", self.netdev, state)
 
 
 class SimulatedDevice(SoftDevice):
@@ -145,8 +145,7 @@ def users_of_devices() -> str:
 
 def links() -> dict[str, object]:
     """Return what `rdma link` prints for each device, by its name."""
-    shown = subprocess.run(["rdma", "-j", "link"], capture_output=True, check=True, text=True)
-    return {link["ifname"]: link for link in json.loads(shown.stdout)}
+    return {link["ifname"]: link for link in json.loads(run_program("rdma", "-j", "link"))}
 
 
 def hosts_of(device: str) -> frozenset[str]:

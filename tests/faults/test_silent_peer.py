@@ -6,7 +6,6 @@ reset: it then answers no packet. On iWARP no TCP packet reaches the address any
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import loops
 import pytest
 from cm_ids import SMALL
-from helpers import TIME_LIMIT, connected, is_receiving
+from helpers import TIME_LIMIT, connected, is_receiving, run_program
 from streaming import streaming
 
 import aiordma
@@ -55,8 +54,7 @@ def silent(address: DeviceAddress, *queue_pairs: QueuePair) -> Iterator[None]:
 
 def ip(host: str, *arguments: str) -> str:
     """Run ip(8) for the address family of `host`."""
-    command = ["ip", "-6" if ":" in host else "-4", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return run_program("ip", "-6" if ":" in host else "-4", *arguments)
 
 
 def queue_pair_of(end: Connection | ByteStream) -> QueuePair:

@@ -12,14 +12,13 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import TIME_LIMIT, echo, end, read_line, start_python
+from helpers import TIME_LIMIT, echo, end, read_line, run_program, start_python
 
 import aiordma
 from aiordma import Connection, ListenerLimits
@@ -98,20 +97,15 @@ asyncio.run(main(*sys.argv[1:]))
 @contextmanager
 def second_address(address: DeviceAddress) -> Iterator[str]:
     """Give the interface of `address` another one for the block, and return that."""
-    shown = json.loads(ip("-json", "address", "show", "to", address.host))
+    shown = json.loads(run_program("ip", "-json", "address", "show", "to", address.host))
     interface = shown[0]["ifname"]
     head, _, last = address.host.rpartition(".")
     other = f"{head}.{(int(last) + 76) % 256}"
-    ip("address", "add", f"{other}/24", "dev", interface)
+    run_program("ip", "address", "add", f"{other}/24", "dev", interface)
     try:
         yield other
     finally:
-        ip("address", "del", f"{other}/24", "dev", interface)
-
-
-def ip(*arguments: str) -> str:
-    """Run ip(8), and return its output."""
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+        run_program("ip", "address", "del", f"{other}/24", "dev", interface)
 
 
 def resident_bytes() -> int:
