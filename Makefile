@@ -137,7 +137,7 @@ endef
 
 # Each test boots a machine.
 lab-test: setup
-	$(PY) -m pytest -n 2 tests/lab
+	$(PY) -m pytest -n 2 --dist loadgroup tests/lab
 
 # On a machine without a device, two labs share the tests. They find the tests compiled already.
 device-test: setup

@@ -1,12 +1,15 @@
 """The soft RDMA devices: names, addresses, kernel modules, and the script that creates them.
 
-Each device uses one end of its own veth pair. Neither driver works on `lo`: rxe finds no GID there,
-and siw's route resolution fails. With two pairs, a test can take down the link of one device only.
+In a lab of one machine, each device uses one end of its own veth pair. Neither driver works on
+`lo`: rxe finds no GID there, and siw's route resolution fails. In a lab of several nodes, each
+device uses a network card, which a wire connects with the same device of the other nodes. So a
+test can take down the link of one device only.
 """
 
-from dataclasses import dataclass
+import ipaddress
+from dataclasses import dataclass, replace
 
-__all__ = ["DEVICES", "Device", "addresses", "setup_script"]
+__all__ = ["DEVICES", "Device", "addresses", "on_wire", "setup_script"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Device:
     ipv6: str
     module: str
     checksum: str  # a module that older kernels need, and that newer ones do not have
-    gids: tuple[str, ...]  # the GID table must contain these before a command uses the device
+    mac: str | None = None  # of the network card; None: the device uses a veth pair
 
     @property
     def name(self) -> str:
@@ -28,54 +31,64 @@ class Device:
     @property
     def netdev(self) -> str:
         """The name of the network interface that the RDMA device uses."""
-        return f"{self.driver}-veth"
+        return f"{self.driver}-wire" if self.mac else f"{self.driver}-veth"
 
     @property
     def peer(self) -> str:
         """The other end of the veth pair. Setting it down takes down the device's link."""
         return f"{self.driver}-peer"
 
+    @property
+    def gids(self) -> tuple[str, ...]:
+        """The entries that the GID table must have before a command uses the device.
+
+        The only GID of an iWARP device is its MAC address.
+        """
+        if self.driver != "rxe":
+            return ()
+        mapped = f"::ffff:{self.ipv4}"
+        return tuple(ipaddress.IPv6Address(one).exploded for one in (mapped, self.ipv6))
+
 
 # In older kernels, rxe requests "crc32" from the crypto API when a link is added, and siw
 # requests "crc32c". Their module dependencies do not list these. Without them `rdma link add` fails
 # with "No such file or directory".
-_RXE = Device(
-    driver="rxe",
-    ipv4="10.7.1.1",
-    ipv6="fd07:1::1",
-    module="rdma_rxe",
-    checksum="crc32_generic",
-    gids=(
-        "0000:0000:0000:0000:0000:ffff:0a07:0101",
-        "fd07:0001:0000:0000:0000:0000:0000:0001",
-    ),
-)
-_SIW = Device(
-    driver="siw",
-    ipv4="10.7.2.1",
-    ipv6="fd07:2::1",
-    module="siw",
-    checksum="libcrc32c",
-    gids=(),  # the only GID of an iWARP device is the MAC address
-)
+_RXE = Device("rxe", "10.7.1.1", "fd07:1::1", module="rdma_rxe", checksum="crc32_generic")
+_SIW = Device("siw", "10.7.2.1", "fd07:2::1", module="siw", checksum="libcrc32c")
 DEVICES = {"rxe": (_RXE,), "siw": (_SIW,), "both": (_RXE, _SIW)}
 
 
-def addresses(devices: tuple[Device, ...]) -> dict[str, str]:
+def on_wire(device: Device, number: int) -> Device:
+    """Return a device as it is on the node of this number (from 1), in a lab of several nodes."""
+    network = 1 if device.driver == "rxe" else 2
+    return replace(
+        device,
+        ipv4=f"10.7.{network}.{number}",
+        ipv6=f"fd07:{network}::{number}",
+        mac=f"52:54:00:07:{network:02x}:{number:02x}",
+    )
+
+
+def addresses(devices: tuple[Device, ...], prefix: str = "AIORDMA_LAB") -> dict[str, str]:
     """Return the environment variables that hold the devices' addresses."""
     variables = {}
     for device in devices:
-        variable = f"AIORDMA_LAB_{device.driver.upper()}"
+        variable = f"{prefix}_{device.driver.upper()}"
         variables[variable] = device.ipv4
         variables[f"{variable}6"] = device.ipv6
     return variables
 
 
-_DEVICE_SCRIPT = """\
-ip -batch - <<'END' || fail "could not create the network interface for {driver}"
+_VETH_LINES = """\
 link add {netdev} type veth peer name {peer}
 link set {peer} up
-link set {netdev} up
+"""
+_CARD_LINES = """\
+link set $(card {mac}) name {netdev}
+"""
+_DEVICE_SCRIPT = """\
+ip -batch - <<END || fail "could not create the network interface for {driver}"
+{interface}link set {netdev} up
 addr add {ipv4}/24 dev {netdev}
 addr add {ipv6}/64 dev {netdev} nodad
 END
@@ -90,16 +103,18 @@ wait_for "{gid}" /sys/class/infiniband/{name}/ports/1/gids || fail "{name} did n
 def setup_script(devices: tuple[Device, ...]) -> str:
     """Return shell lines that create the devices.
 
-    They call the functions `fail` and `wait_for` of the script `lab/devices`.
+    They call the functions `fail`, `wait_for` and `card` of the script `lab/devices`.
     """
     lines = []
     for device in devices:
+        names = {"netdev": device.netdev, "peer": device.peer, "mac": device.mac}
+        interface = (_CARD_LINES if device.mac else _VETH_LINES).format(**names)
         lines.append(
             _DEVICE_SCRIPT.format(
+                interface=interface,
+                netdev=device.netdev,
                 driver=device.driver,
                 name=device.name,
-                netdev=device.netdev,
-                peer=device.peer,
                 ipv4=device.ipv4,
                 ipv6=device.ipv6,
             )

@@ -10,3 +10,9 @@ class LabError(Exception):
     def __init__(self, sentence: str, *, log: str | None = None) -> None:
         super().__init__(sentence)
         self.log = log
+
+    @classmethod
+    def from_reason(cls, reason: str) -> "LabError":
+        """Return the error for a reason: a sentence and, in a second line, the path of a log."""
+        sentence, _, log = reason.partition("\n")
+        return cls(sentence, log=log or None)

@@ -37,6 +37,10 @@ class MemoryFile:
         data = os.pread(self.fd, os.fstat(self.fd).st_size, 0)
         return data.decode(errors="replace").replace("\r\n", "\n")
 
+    def close(self) -> None:
+        """Free the file."""
+        os.close(self.fd)
+
     def __enter__(self) -> "MemoryFile":
         return self
 
@@ -46,4 +50,4 @@ class MemoryFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.close(self.fd)
+        self.close()

@@ -61,12 +61,21 @@ busybox mkdir -p {path}
 busybox mount -t 9p -o rw,$options cwd {path}"""
 _MOUNT_ALL = "busybox mount -t 9p -o rw,$options cwd /new"
 
+# The file may be the host's own, if the working directory is the root: it is not written to.
+_ADD_HOSTS = """\
+{{ /run/busybox cat /etc/hosts; /run/busybox cat <<'END'
+{hosts}END
+}} >/run/lab/hosts
+/run/busybox mount -o bind /run/lab/hosts /etc/hosts
+"""
+
 _START = """\
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 if [ ! -e /lib/modules/{release}/modules.dep ]; then
     /run/busybox mkdir -p /lib/modules/{release}
     /run/busybox mount -o bind {module_dir} /lib/modules/{release}
 fi
+{hosts}
 {library_path}
 /bin/sh /run/lab/devices </dev/null >/dev/console 2>&1 &
 AIORDMA_LAB_DEVICES=$! exec {agent} </dev/null >/dev/console 2>&1
@@ -80,6 +89,11 @@ wait_for() {{
         /run/busybox usleep 10000
     done
     return 1
+}}
+card() {{
+    for card in /sys/class/net/*; do
+        [ "$(/run/busybox cat $card/address)" = "$1" ] && echo "${{card##*/}}"
+    done
 }}
 for module in {modules}; do
     /run/busybox insmod /run/lab/$module.ko || fail "could not load the kernel's module $module"
@@ -97,20 +111,26 @@ echo {token} >/dev/ttyS0
 """
 
 
-def build(kernel: Kernel, devices: Sequence[Device], cwd: str, busybox: Path) -> bytes:
+def build(
+    kernel: Kernel, devices: Sequence[Device], cwd: str, busybox: Path, hosts: str = ""
+) -> bytes:
     """Return an initramfs that creates `devices` and starts the agent, with `cwd` writable.
+
+    `hosts` are lines for /etc/hosts.
 
     Raises: LabError if the kernel lacks a module.
     """
     core = kernel.load_order(CORE_MODULES)
     checksums = [device.checksum for device in devices if device.checksum in kernel]
-    wanted = [*_RDMA_MODULES, *checksums, *(device.module for device in devices)]
+    cards = ["virtio_net"] if any(device.mac for device in devices) else []
+    wanted = [*cards, *_RDMA_MODULES, *checksums, *(device.module for device in devices)]
     rdma = [m for m in kernel.load_order(wanted) if m not in core]
     init = _INIT.format(modules=_names(core), **_mounts(cwd))
     scripts = {
         "lab/start": _START.format(
             release=kernel.release,
             module_dir=shlex.quote(str(kernel.modules)),
+            hosts=_ADD_HOSTS.format(hosts=hosts) if hosts else "",
             library_path=_library_path(),
             agent=_agent_command(),
         ),

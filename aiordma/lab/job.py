@@ -1,15 +1,22 @@
-"""The job: the command, and all settings of this process that the command gets in the guest."""
+"""The job: a command, and all settings of its caller's process that it gets in the guest."""
 
 import fcntl
 import marshal
 import os
 import resource
-import socket
-import time
-from collections.abc import Mapping
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
-__all__ = ["Job", "closed_streams", "describe", "dump", "environment", "window_size"]
+__all__ = [
+    "Job",
+    "NodeSettings",
+    "describe",
+    "dump",
+    "environment",
+    "open_closed_streams",
+    "window_size",
+    "with_pipes",
+]
 
 # These variables name things of this machine or session that the guest cannot reach: sockets of the
 # desktop and of agents, descriptors of a job server or of socket activation.
@@ -34,7 +41,7 @@ _NOT_PASSED = frozenset(
 
 
 class Job(TypedDict):
-    """A command and its settings, sent from the host to the guest."""
+    """A command and its settings, sent from its caller to the agent of a node."""
 
     argv: list[str]
     cwd: str
@@ -45,35 +52,52 @@ class Job(TypedDict):
     window: tuple[int, int]  # rows and columns of the terminal
     umask: int
     nofile: tuple[int, int]
+
+
+class NodeSettings(TypedDict):
+    """The settings of a machine of the lab, sent when it has booted."""
+
     hostname: str
     now: float  # the host's clock, in seconds since the epoch
+    env: dict[str, str]  # variables that all commands get
 
 
-def describe(argv: list[str], env: dict[str, str], closed: list[int]) -> Job:
-    """Return a job that runs `argv` with the settings of this process."""
+def describe(argv: Sequence[str], closed: list[int]) -> Job:
+    """Return a job that runs `argv` with the settings and the streams of this process."""
+    the_job = with_pipes(argv, merged=not {1, 2} & set(closed) and _same_file(1, 2))
+    the_job["tty"] = [fd for fd in (0, 1, 2) if fd not in closed and os.isatty(fd)]
+    the_job["closed"] = closed
+    the_job["window"] = window_size()
+    return the_job
+
+
+def with_pipes(argv: Sequence[str], *, merged: bool = False) -> Job:
+    """Return a job that runs `argv` with the settings of this process, but without its streams.
+
+    `merged`: the standard error of the command is its standard output.
+    """
     return Job(
-        argv=argv,
+        argv=list(argv),
         cwd=os.getcwd(),
-        env=env,
-        tty=[fd for fd in (0, 1, 2) if fd not in closed and os.isatty(fd)],
-        closed=closed,
-        merged=not {1, 2} & set(closed) and _same_file(1, 2),
-        window=window_size(),
+        env=environment(os.environ),
+        tty=[],
+        closed=[],
+        merged=merged,
+        window=(24, 80),
         umask=_umask(),
         nofile=resource.getrlimit(resource.RLIMIT_NOFILE),
-        hostname=socket.gethostname(),
-        now=time.time(),
     )
 
 
-def environment(own: Mapping[str, str], addresses: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the command in the lab, made from the caller's environment."""
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the command in the lab, made from the caller's environment.
+
+    The agent adds the variables of its node.
+    """
     passed = {
         k: v for k, v in own.items() if k not in _NOT_PASSED and not k.startswith("AIORDMA_LAB")
     }
-    return (
-        passed | _sudo_variables(os.getuid(), os.getgid()) | {"AIORDMA_LAB": "1"} | dict(addresses)
-    )
+    return passed | _sudo_variables(os.getuid(), os.getgid())
 
 
 def _sudo_variables(uid: int, gid: int) -> dict[str, str]:
@@ -99,17 +123,31 @@ def window_size() -> tuple[int, int]:
     return 24, 80
 
 
-def dump(job: Job) -> bytes:
-    """Encode a job for the channel.
+def dump(content: Any) -> bytes:
+    """Encode the content of a frame.
 
     marshal is built in, so the guest imports nothing to decode it; both run the same interpreter.
     """
-    return marshal.dumps(dict(job))
+    return marshal.dumps(content)
 
 
-def closed_streams() -> list[int]:
+def _closed_streams() -> list[int]:
     """Return the standard streams (0, 1, 2) that were closed when this process was started."""
     return [fd for fd in (0, 1, 2) if not _is_open(fd)]
+
+
+def open_closed_streams() -> list[int]:
+    """Open /dev/null for closed standard streams. Return the streams that were closed.
+
+    Otherwise a file that the lab opens could become a standard stream.
+    """
+    closed = _closed_streams()
+    for fd in closed:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != fd:
+            os.dup2(null, fd)
+            os.close(null)
+    return closed
 
 
 def _is_open(fd: int) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from .errors import LabError
 from .frames import PORT_NAME
 
-__all__ = ["Machine", "check_machine", "find"]
+__all__ = ["Card", "Machine", "check_machine", "find"]
 
 # Most of these parameters turn off self-tests and probes. On an emulated processor each of those
 # takes a tenth of a second or more. With `tsc=reliable`, time.monotonic() reads the clock in user
@@ -64,6 +64,15 @@ def find() -> str:
 
 
 @dataclass(frozen=True)
+class Card:
+    """A network card: its name for the monitor, its MAC address, and the socket of its wire."""
+
+    name: str
+    mac: str
+    fd: int
+
+
+@dataclass(frozen=True)
 class Machine:
     """The settings of one virtual machine. If `cwd` is None, it does not get the host's files."""
 
@@ -74,6 +83,7 @@ class Machine:
     cpus: int
     memory: str
     cwd: str | None = None
+    cards: tuple[Card, ...] = ()
 
     def argv(self, qemu: str) -> list[str]:
         """Return QEMU's command line. `qemu` is the path of QEMU."""
@@ -87,6 +97,7 @@ class Machine:
             *("-append", " ".join(_PARAMETERS)),
             *("-serial", f"file:{_quoted(self.console)}"),
             *self._shares(),
+            *self._cards(),
         ]
 
     def _shares(self) -> list[str]:
@@ -94,13 +105,27 @@ class Machine:
             return []
         return [*_share(0, "root", "/", ",readonly=on"), *_share(1, "cwd", self.cwd, "")]
 
-    def argv_with_channel(self, qemu: str, fd: int) -> list[str]:
-        """Return QEMU's command line, with the socket `fd` as the channel to the guest's agent."""
+    def _cards(self) -> list[str]:
+        """Return the options of the network cards, which are functions 3 and above of the slot."""
+        options = []
+        for function, card in enumerate(self.cards, 3):
+            options += ["-netdev", f"stream,id={card.name},addr.type=fd,addr.str={card.fd}"]
+            device = f"virtio-net-pci,netdev={card.name},mac={card.mac},romfile="
+            options += ["-device", f"{device},{_SLOT}.{function}"]
+        return options
+
+    def argv_with_channels(self, qemu: str, agent: int, monitor: int) -> list[str]:
+        """Return QEMU's command line, with the channels to the guest's agent and to the monitor.
+
+        `agent` and `monitor` are descriptors of sockets.
+        """
         return [
             *self.argv(qemu),
             *("-device", f"virtio-serial-pci,{_SLOT}.2"),
-            *("-chardev", f"socket,id=lab,fd={fd}"),
+            *("-chardev", f"socket,id=lab,fd={agent}"),
             *("-device", f"virtserialport,chardev=lab,name={PORT_NAME}"),
+            *("-chardev", f"socket,id=monitor,fd={monitor}"),
+            *("-mon", "chardev=monitor,mode=control"),
         ]
 
 

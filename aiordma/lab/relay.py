@@ -1,6 +1,6 @@
-"""The host's side of a run.
+"""The caller's side of a command in the lab.
 
-The relay writes the guest's output to this process's standard streams, and sends the guest this
+The relay writes the command's output to this process's standard streams, and sends the command this
 process's standard input and signals.
 """
 
@@ -17,26 +17,13 @@ from collections.abc import Iterator
 from types import FrameType
 
 from . import frames, job
+from .errors import LabError
 
-__all__ = ["ClockTooFast", "GuestEnded", "GuestFailed", "Interrupted", "Relay"]
+__all__ = ["Interrupted", "Relay"]
 
-# The guest's clock may be this many times as fast as the host's.
-_CLOCK_TOLERANCE = 1.25
-# A second Ctrl-C within this many seconds ends the machine, even if the command handles it.
+# A second Ctrl-C within this many seconds ends the run, even if the command handles it.
 _SECOND_CTRL_C_LIMIT = 2.0
 _CTRL_C = b"\x03"
-
-
-class GuestEnded(Exception):
-    """The guest closed the channel without sending an exit code."""
-
-
-class GuestFailed(Exception):
-    """The guest reported a failure; `str()` is its sentence."""
-
-
-class ClockTooFast(Exception):
-    """The guest's clock runs faster than the host's: the guest measured its speed wrongly."""
 
 
 class Interrupted(Exception):
@@ -48,35 +35,34 @@ class Interrupted(Exception):
 
 
 class Relay:
-    """The exchange of frames for one job, until its exit code arrives."""
+    """The exchange of frames for one command on a node, until its exit code arrives."""
 
-    def __init__(self, channel: socket.socket, the_job: job.Job) -> None:
+    def __init__(self, channel: socket.socket, node: str, the_job: job.Job) -> None:
         self._channel = channel
+        self._node = node
         self._job = the_job
         self._reader = frames.FrameReader()
         self._stdin_requested = False
         self._last_ctrl_c = -_SECOND_CTRL_C_LIMIT
         self._exit_code: int | None = None
-        self._begin = time.monotonic()
         self.started = False
 
-    def boot(self, timeout: float) -> None:
-        """Wait until the guest has booted and has started the job. `timeout` is in seconds.
-
-        Raises: TimeoutError; ClockTooFast; GuestEnded; GuestFailed; Interrupted.
-        """
-        deadline = time.monotonic() + timeout
-        while not self.started:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._channel], [], [], left)[0]:
-                raise TimeoutError
-            self._receive()
-
     def run(self) -> int:
-        """Relay until the command has ended. Return its exit code.
+        """Run the command. Return its exit code, or 128 plus the number of a signal that ended it.
 
-        Raises: GuestEnded; GuestFailed; Interrupted.
+        Raises: LabError if the lab or the node fails.
         """
+        with self._signals():
+            try:
+                self._send(frames.OPEN, job.dump([self._node, job.dump(self._job)]))
+                while not self.started:
+                    self._receive()
+                return self._relay()
+            except Interrupted as end:
+                return end.code
+
+    def _relay(self) -> int:
+        """Relay until the command has ended. Return its exit code."""
         with _raw_terminal(self._job):
             while self._exit_code is None:
                 channel = self._channel.fileno()
@@ -89,7 +75,7 @@ class Relay:
         return self._exit_code
 
     @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
+    def _signals(self) -> Iterator[None]:
         """Handle signals during the block: send them to the command, or end the run.
 
         SIGINT and SIGQUIT go to the command, and SIGWINCH changes the size of its terminal. SIGTERM
@@ -139,38 +125,25 @@ class Relay:
         except ConnectionResetError:
             data = b""
         if not data:
-            raise GuestEnded
-        for kind, body in self._reader.feed(data):
+            raise LabError("the lab has ended")
+        for kind, _, body in self._reader.feed(data):
             self._on_frame(kind, body)
 
     def _on_frame(self, kind: int, body: bytes) -> None:
         if kind == frames.OUTPUT:
             self._write(body[0], body[1:])
+            self._send(frames.OUTPUT_TAKEN, frames.COUNT.pack(len(body) - 1))
         elif kind == frames.STDIN_REQUEST:
             self._stdin_requested = True
-        elif kind == frames.READY:
-            self._check_clock(frames.CLOCK.unpack(body)[0] / 1000)
-            self._send(frames.JOB, job.dump(self._job))
         elif kind == frames.STARTED:
             self.started = True
         elif kind == frames.EXIT:
             self._exit_code = body[0]
         elif kind == frames.FAILED:
-            raise GuestFailed(body.decode(errors="replace"))
-
-    def _check_clock(self, uptime: float) -> None:
-        """Compare the time since the guest's kernel started, in its seconds, with the host's time.
-
-        A guest of an emulated processor measures the speed of its time stamp counter when it boots.
-        On a busy host the result can be wrong by a factor of seven.
-
-        Raises: ClockTooFast.
-        """
-        if uptime > _CLOCK_TOLERANCE * (time.monotonic() - self._begin):
-            raise ClockTooFast
+            raise LabError.from_reason(body.decode(errors="replace"))
 
     def _write(self, stream: int, data: bytes) -> None:
-        """Write all data. If the stream has no reader, have the guest close it too."""
+        """Write all data. If the stream has no reader, have the agent close it too."""
         view = memoryview(data)
         try:
             while view:

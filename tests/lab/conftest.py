@@ -37,9 +37,9 @@ def lab_run(
 
 
 def children(pid: int) -> list[int]:
-    """Return the process ids of the children of process `pid`."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
+    """Return the process ids of the children of process `pid`, which its threads have started."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for text in texts for child in text.split()]
 
 
 def is_running(pid: int) -> bool:

@@ -43,9 +43,9 @@ class Channel:
         """True if there are bytes to write."""
         return bool(self._out)
 
-    def send(self, kind: int, data: bytes = b"") -> None:
+    def send(self, kind: int, data: bytes = b"", session: int = 0) -> None:
         """Queue a frame and write as much as the port takes."""
-        self._out += frames.pack(kind, data)
+        self._out += frames.pack(kind, data, session)
         self.write()
 
     def write(self) -> None:
@@ -63,8 +63,8 @@ class Channel:
             select.select([], [self.port], [])
             self.write()
 
-    def receive(self) -> list[tuple[int, bytes]]:
-        """Return the frames that have arrived completely."""
+    def receive(self) -> list[tuple[int, int, bytes]]:
+        """Return kind, session and data of the frames that have arrived completely."""
         try:
             data = os.read(self.port, 2 * frames.CHUNK)
         except BlockingIOError:
@@ -75,6 +75,6 @@ class Channel:
         """Wait for a frame of this kind. Return its data. Other frames are discarded."""
         while True:
             select.select([self.port], [], [])
-            for got, data in self.receive():
+            for got, _, data in self.receive():
                 if got == kind:
                     return data
