@@ -3,10 +3,8 @@
 These calls block. They work in a process on a node, and on the machine that runs the lab.
 """
 
-import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +17,21 @@ __all__ = ["Node", "NodeState", "nodes", "this_node"]
 _JUMP_CLOCK = """
 import sys, time
 time.clock_settime(time.CLOCK_REALTIME, time.time() + float(sys.argv[1]))
+"""
+# Sets the queue of each chosen device. The first queue of packets is taken away before another one
+# is set, because options that are not named would stay.
+_SET_QUEUES = """
+device=$1
+shift
+[ $# = 0 ] || modprobe sch_netem
+for path in /sys/class/net/*-wire /sys/class/net/*-veth; do
+    name=${path##*/}
+    [ -e "$path" ] && { [ "$device" = all ] || [ "$device" = "${name%-*}" ]; } || continue
+    tc qdisc replace dev "$name" root pfifo
+    [ $# = 0 ] || tc qdisc replace dev "$name" root netem limit 10000 "$@"
+    found=yes
+done
+[ "$found" ] || { echo "no device $device"; exit 1; }
 """
 # The memory is locked, so that the kernel cannot move it to where it fits.
 _TAKE_MEMORY = """
@@ -127,20 +140,7 @@ class Node:
         `words` are those of tc-netem(8), such as "loss", "5%". Without words, packets are sent as
         they are again. `device` is "rxe", "siw" or "all".
         """
-        links = json.loads(self.run("ip", "-json", "link", "show"))
-        names = [link["ifname"] for link in links if link["ifname"].endswith(("-wire", "-veth"))]
-        chosen = [name for name in names if device in ("all", name[: -len("-wire")])]
-        if not chosen:
-            raise LabError(f"{self.name} has no device {device}")
-        for name in chosen:
-            self._set_queue(name, words)
-
-    def _set_queue(self, netdev: str, words: Sequence[str]) -> None:
-        self.run("tc", "qdisc", "replace", "dev", netdev, "root", "pfifo")
-        if words:
-            self.run("modprobe", "sch_netem")
-            limit = [] if "limit" in words else ["limit", "10000"]
-            self.run("tc", "qdisc", "replace", "dev", netdev, "root", "netem", *limit, *words)
+        self.run("sh", "-ec", _SET_QUEUES, "netem", device, *words)
 
     def jump_clock(self, seconds: float) -> None:
         """Set the clock of the node forward, or back if `seconds` is negative."""

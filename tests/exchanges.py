@@ -1,0 +1,87 @@
+"""Data that goes to the peer on another node and back. Each byte of it is checked."""
+
+from __future__ import annotations
+
+import hashlib
+
+import loops
+from network_peer import Peer
+from streaming import pattern
+
+import aiordma
+from aiordma import ByteStream, Connection, ConnectionOptions, RemoteBuffer, StreamOptions
+from aiordma.rdmacm import DeviceAddress
+
+
+async def exchange_messages(connection: Connection, count: int) -> None:
+    """Have messages of growing sizes sent back."""
+    for number in range(count):
+        message = pattern(number * 700, seed=number)
+        await connection.send(message)
+        assert await connection.recv() == message
+
+
+async def exchange_memory(connection: Connection, nbytes: int) -> None:
+    """Write to the peer's memory, and read it again."""
+    await connection.send(b"M")
+    remote = RemoteBuffer.unpack(await connection.recv())[:nbytes]
+    data = bytearray(pattern(nbytes, seed=77))
+    async with await connection.register(data) as source:
+        await connection.write(source, remote)
+    async with await connection.allocate(nbytes, connection.read_access) as target:
+        await connection.read(remote, target)
+        assert digest(memoryview(target)) == digest(data)
+
+
+async def exchange_stream(stream: ByteStream, nbytes: int) -> None:
+    """Have bytes sent back, and the end of them."""
+    data = pattern(nbytes)
+
+    async def send() -> None:
+        await stream.send(data)
+        await stream.send_eof()
+
+    sending = loops.create_task(send())
+    received = b"".join([chunk async for chunk in stream])
+    await sending
+    assert digest(received) == digest(data)
+
+
+async def exchange_datagrams(peer: Peer, address: DeviceAddress, count: int) -> None:
+    """Have datagrams sent back. Each is sent again until its answer comes."""
+    port = await peer.command("serve_datagrams", peer.host(address))
+    async with aiordma.open_datagram((address.host, 0)) as endpoint:
+        target = await endpoint.resolve(peer.host(address), port)
+        wanted = {number.to_bytes(2) + pattern(900, seed=number) for number in range(count)}
+        answered: set[bytes] = set()
+
+        async def receive() -> None:
+            while answered != wanted:
+                answered.add((await endpoint.recv_from()).data)
+                assert answered <= wanted
+
+        receiving = loops.create_task(receive())
+        while not receiving.done():
+            for datagram in wanted - answered:
+                await endpoint.send_to(target, datagram)
+            await loops.sleep(0.5)  # for the answers that are not lost
+        await receiving
+
+
+async def connection_to(peer: Peer, address: DeviceAddress, **options: object) -> Connection:
+    """Connect to a server of messages on the peer. Both sides have the same options."""
+    port = await peer.command("serve_messages", peer.host(address), **options)
+    chosen = ConnectionOptions(**options)  # type: ignore[arg-type]
+    return await aiordma.connect(peer.host(address), port, options=chosen)
+
+
+async def stream_to(peer: Peer, address: DeviceAddress, **options: object) -> ByteStream:
+    """Connect a byte stream to the peer. Both sides have the same options."""
+    port = await peer.command("serve_streams", peer.host(address), **options)
+    chosen = StreamOptions(**options)  # type: ignore[arg-type]
+    return await aiordma.connect_stream(peer.host(address), port, options=chosen)
+
+
+def digest(data: bytes | bytearray | memoryview) -> str:
+    """Return a hash of data, so that a failed assertion prints little."""
+    return hashlib.sha256(data).hexdigest()
