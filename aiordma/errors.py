@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import os
 
-from aiordma._native import ffi
+from aiordma._native import ffi, lib
 from aiordma.enums import WcOpcode, WcStatus
 
 NO_DEVICE = (
@@ -59,15 +59,18 @@ NO_SUCH_QP = (
 )
 NO_SUCH_GROUPS = "RoCE supports only IPv4 multicast groups"
 NEEDS_RDMA_CORE_60 = "this rdma-core does not have the function: rdma-core 60 or later does"
-NOT_INSTALLED = (
-    "librdmacm.so.1 is not installed: install the packages librdmacm1 and ibverbs-providers "
-    "(Debian, Ubuntu), librdmacm (Fedora, RHEL) or rdma-core (Arch, SUSE)"
+LIBRARY = "librdmacm.so.1"
+PACKAGES = (
+    "librdmacm1 and ibverbs-providers (Debian, Ubuntu), librdmacm (Fedora, RHEL) or rdma-core "
+    "(Arch, SUSE)"
 )
 NEEDS_LINUX_6_18 = "the kernel is older than Linux 6.18, or a value is not allowed"
 
 # The kernel-internal number for "not supported". The kernel returns it in a few places; the C
 # library has no text for it.
 ENOTSUPP = 524
+
+_DLERROR_SIZE = 1 << 12
 
 # Advice for an errno of a function, where the sentence of the man page alone does not help.
 _HINTS: dict[tuple[str, int], str] = {
@@ -104,8 +107,23 @@ _HINTS: dict[tuple[str, int], str] = {
 def reason(function: str, code: int) -> str:
     """Return the meaning of errno `code` from `function`, with advice if there is any."""
     text = os.strerror(errno.EOPNOTSUPP if code == ENOTSUPP else code)
-    hint = NOT_INSTALLED if code == errno.ELIBACC else _HINTS.get((function, code))
+    hint = ": ".join(load_failure()) if code == errno.ELIBACC else _HINTS.get((function, code))
     return f"{text} ({hint})" if hint else text
+
+
+def load_failure() -> tuple[str, str]:
+    """Return why librdmacm cannot be loaded, in the words of dlerror(3), and the way to mend it.
+
+    The library counts as not installed if its own file does not exist. If a library that it needs
+    does not exist, the text names that one.
+    """
+    buffer = ffi.new("char[]", _DLERROR_SIZE)
+    lib.aiordma_load_error(buffer, _DLERROR_SIZE)
+    error = ffi.string(buffer).decode(errors="replace")
+    absent = error.startswith(f"{LIBRARY}: ") and error.endswith(os.strerror(errno.ENOENT))
+    if absent or not error:
+        return f"{LIBRARY} is not installed", f"install the packages {PACKAGES}"
+    return f"{LIBRARY} cannot be loaded ({error})", f"reinstall the packages {PACKAGES}"
 
 
 class RdmaError(Exception):

@@ -12,13 +12,19 @@
 #include "helpers.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
 
 /* Macros of verbs.h have the names of these functions. */
 #undef ibv_reg_mr
 #undef ibv_query_port
 
+static void *load(void)
+{
+	return dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
+}
+
 /*
- * Return the function of the library, or NULL with errno: ELIBACC if the library is not installed,
+ * Return the function of the library, or NULL with errno: ELIBACC if the library cannot be loaded,
  * ENOSYS if it does not have the function. A library that was loaded before and has the function,
  * for example a preloaded one, comes first, as it does for programs that are linked.
  */
@@ -29,7 +35,7 @@ static void *find(const char *name)
 
 	if (function)
 		return function;
-	library = dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
+	library = load();
 	if (!library) {
 		errno = ELIBACC;
 		return NULL;
@@ -38,6 +44,17 @@ static void *find(const char *name)
 	if (!function)
 		errno = ENOSYS;
 	return function;
+}
+
+/*
+ * Try to load the library. If that fails, write the reason into `text`: dlerror(3). Write "" if the
+ * library can be loaded now. The text is cut if it is longer than `size`.
+ */
+void aiordma_load_error(char *text, size_t size)
+{
+	const char *reason = load() ? NULL : dlerror();
+
+	snprintf(text, size, "%s", reason ? reason : "");
 }
 
 /* Define a function. `failure` is its value if the library does not have it. */

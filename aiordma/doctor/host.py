@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aiordma.doctor.finding import Finding, ok, problem, warning
-from aiordma.errors import NOT_INSTALLED, RAISE_MEMLOCK, VerbsError
+from aiordma.errors import RAISE_MEMLOCK, VerbsError, load_failure
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
 from aiordma.rdmacm import EventChannel
 
@@ -28,8 +28,7 @@ def examine_libraries(maps: Path = Path("/proc/self/maps")) -> Finding:
         EventChannel().close()
     except VerbsError as error:  # of another errno if there is no device
         if error.errno == errno.ELIBACC:
-            text, _, mend = NOT_INSTALLED.partition(": ")
-            return problem(subject, text, mend)
+            return problem(subject, *load_failure())
     # A library's file name ends with its version, such as libibverbs.so.1.14.44.0.
     found = re.search(r"libibverbs\.so\.1\.\d+\.(\d+)\.(\d+)", maps.read_text())
     if found is None:

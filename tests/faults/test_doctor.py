@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,8 +61,8 @@ async def test_nothing_is_broken(address: DeviceAddress) -> None:
         (
             "mount --bind /dev/null $(ldconfig -p | sed -n 's/.*librdmacm.so.1 .* => //p')",
             "libraries",
-            "librdmacm.so.1 is not installed",
-            "install the packages librdmacm1 and ibverbs-providers (Debian, ",
+            r"librdmacm\.so\.1 cannot be loaded \(/.*/librdmacm\.so\.1: file too short\)",
+            "reinstall the packages librdmacm1 and ibverbs-providers (Debian, ",
         ),
         (
             "mount -t tmpfs none /etc/libibverbs.d",
@@ -83,7 +84,8 @@ async def test_a_part_of_the_software_is_missing(
 ) -> None:
     code, findings = run_doctor(script)
     found = find(findings, subject.replace("DEVICE", address.device), Status.PROBLEM)
-    assert (code, found.text) == (1, text)
+    assert code == 1
+    assert re.fullmatch(text, found.text)
     assert found.mend.startswith(mend)
     assert [one for one in findings if one.subject.endswith("self-test")] == []
 

@@ -1,4 +1,4 @@
-"""Late binding: without the libraries, with a newer and with an older rdma-core; refused builds.
+"""Late binding: without the libraries; with broken, newer and older ones; refused builds.
 
 A preloaded library hides the libraries, or replaces or hides the functions that are new in
 rdma-core 60. So the result does not depend on the rdma-core that is installed.
@@ -6,14 +6,17 @@ rdma-core 60. So the result does not depend on the rdma-core that is installed.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from helpers import ROOT
 
-# A dlopen() that does not find the libraries.
+# A dlopen() that does not find the libraries, and what dlerror() says then.
 NONE = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -22,6 +25,12 @@ void *dlopen(const char *name, int flags)
 {
     void *(*real)(const char *, int) = dlsym(RTLD_NEXT, "dlopen");
     return name && strstr(name, "librdmacm") ? 0 : real(name, flags);
+}
+char *dlerror(void)
+{
+    static char text[200];
+    strcat(strcpy(text, "librdmacm.so.1: cannot open shared object file: "), strerror(2));
+    return text;
 }
 """
 
@@ -113,9 +122,14 @@ def run(source: str, code: str, directory: Path) -> str:
     (directory / "first.c").write_text(source)
     command = ["cc", "-shared", "-fPIC", "-o", str(library), str(directory / "first.c")]
     subprocess.run(command, check=True)
+    return run_python(code, LD_PRELOAD=f"{os.environ.get('LD_PRELOAD', '')} {library}")
+
+
+def run_python(code: str, **variables: str) -> str:
+    """Run `code` with these environment variables. Return its output."""
     ended = subprocess.run(
         [sys.executable, "-u", "-c", PROLOGUE + code],
-        env={**os.environ, "LD_PRELOAD": f"{os.environ.get('LD_PRELOAD', '')} {library}"},
+        env={**os.environ, **variables},
         timeout=30,
         capture_output=True,
         text=True,
@@ -157,6 +171,8 @@ for function in (rdmacm.EventChannel, lambda: rdmacm.getaddrinfo("peer")):
     except VerbsError as error:
         print(errno.errorcode[error.errno], error.function)
 print(CmEventType.REJECTED.name, ffi.string(lib.rdma_event_str(CmEventType.REJECTED)))
+from aiordma.doctor.host import examine_libraries
+print(examine_libraries())
 sys.stderr = sys.stdout
 print(aiordma.cli.main(["devices"]), aiordma.cli.main(["ping", "192.0.2.1"]))
 """
@@ -165,10 +181,54 @@ print(aiordma.cli.main(["devices"]), aiordma.cli.main(["ping", "192.0.2.1"]))
     assert printed[1:8] == ["rdma_get_devices"] * 7
     assert printed[8:10] == ["ELIBACC rdma_create_event_channel", "ELIBACC rdma_getaddrinfo"]
     assert printed[10] == "REJECTED b''"
-    for line, command in zip(printed[11:13], ("devices", "ping"), strict=True):
+    absent = "problem  libraries: librdmacm.so.1 is not installed; install the packages "
+    assert printed[11].startswith(absent)
+    for line, command in zip(printed[12:14], ("devices", "ping"), strict=True):
         assert line.startswith(f"aiordma {command}: ")
         assert "librdmacm.so.1 is not installed: install the packages" in line
-    assert printed[13:] == ["1 1"]
+    assert printed[14:] == ["1 1"]
+
+
+def make_empty(directory: Path) -> str:
+    """Make a library that is an empty file. Return what dlerror(3) says about it."""
+    (directory / "librdmacm.so.1").touch()
+    return f"{directory}/librdmacm.so.1: file too short"
+
+
+def make_incomplete(directory: Path) -> str:
+    """Make a library that needs one that does not exist. Return what dlerror(3) says about it."""
+    needed = directory / "libneeded.so.9"
+    for name, code, more in (
+        (needed.name, "int needed(void) { return 0; }", [f"-Wl,-soname,{needed.name}"]),
+        ("librdmacm.so.1", "int needed(void); int user(void) { return needed(); }", [str(needed)]),
+    ):
+        (directory / "source.c").write_text(code)
+        command = ["cc", "-shared", "-fPIC", "-o", str(directory / name)]
+        subprocess.run([*command, str(directory / "source.c"), *more], check=True)
+    needed.unlink()
+    return f"{needed.name}: cannot open shared object file: {os.strerror(errno.ENOENT)}"
+
+
+@pytest.mark.parametrize("make", [make_empty, make_incomplete])
+def test_a_library_that_is_installed_and_cannot_be_loaded(
+    make: Callable[[Path], str], tmp_path: Path
+) -> None:
+    reason = make(tmp_path)
+    code = """
+from aiordma.doctor.host import examine_libraries
+from aiordma.rdmacm import EventChannel
+try:
+    EventChannel()
+except VerbsError as error:
+    assert error.errno == errno.ELIBACC
+    print(error)
+print(examine_libraries())
+"""
+    error, finding = run_python(code, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
+    text = f"librdmacm.so.1 cannot be loaded ({reason})"
+    mend = "reinstall the packages librdmacm1 and ibverbs-providers"
+    assert f"({text}: {mend}" in error
+    assert finding.startswith(f"problem  libraries: {text}; {mend}")
 
 
 def test_with_an_older_rdma_core_only_the_newer_functions_fail(tmp_path: Path) -> None:
