@@ -63,17 +63,32 @@ def examine_device_files(root: Path) -> Iterator[Finding]:
     for entry in sorted((root / "sys/class/infiniband_verbs").glob("uverbs*")):
         files[entry.name] = (entry / "ibdev").read_text().strip()
     for name, use in files.items():
-        path = directory / name
-        subject = f"/dev/infiniband/{name}"
-        if not path.exists():
-            mend = f"{CONTAINER}; otherwise udev creates it when its module is loaded"
-            yield problem(subject, f"does not exist, for {use}", mend)
-        elif not os.access(path, os.R_OK | os.W_OK):
-            mode = f"{path.stat().st_mode & 0o777:o}"
-            mend = "rdma-core's udev rules give mode 666; or run as root, or as its group"
-            yield problem(subject, f"this user cannot read and write it (mode {mode})", mend)
-        else:
-            yield ok(subject, f"can be used, for {use}")
+        yield _examine_device_file(directory / name, use)
+
+
+def _examine_device_file(path: Path, use: str) -> Finding:
+    """Open a device file: access(2) does not see the mount option nodev.
+
+    The device cgroup of a container refuses with EPERM, a mode with EACCES.
+    """
+    subject = f"/dev/infiniband/{path.name}"
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except FileNotFoundError:
+        mend = f"{CONTAINER}; otherwise udev creates it when its module is loaded"
+        return problem(subject, f"does not exist, for {use}", mend)
+    except PermissionError as error:
+        if error.errno == errno.EPERM or os.access(path, os.R_OK | os.W_OK):
+            text = f"cannot be opened, though its mode allows it ({error.strerror})"
+            mend = f"{CONTAINER} (a volume is not enough), and mount nothing there with nodev"
+            return problem(subject, text, mend)
+        mode = f"{path.stat().st_mode & 0o777:o}"
+        mend = "rdma-core's udev rules give mode 666; or run as root, or as its group"
+        return problem(subject, f"this user cannot read and write it (mode {mode})", mend)
+    except OSError as error:
+        mend = "load its driver; in a container, start it again, which creates the file anew"
+        return problem(subject, f"leads to no device ({error.strerror})", mend)
+    return ok(subject, f"can be used, for {use}")
 
 
 def examine_locked_memory(

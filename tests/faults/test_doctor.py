@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import TIME_LIMIT
+from helpers import TIME_LIMIT, run_program
 from removing import SoftDevice, device, links
 
 from aiordma.doctor.finding import Finding, Status
@@ -90,11 +91,54 @@ async def test_a_part_of_the_software_is_missing(
     assert [one for one in findings if one.subject.endswith("self-test")] == []
 
 
-async def test_device_files_without_permission(address: DeviceAddress) -> None:
-    script = (
-        "cp -a /dev/infiniband /run/copied; mount -t tmpfs none /dev/infiniband; "
-        "cp -a /run/copied/* /dev/infiniband; chmod 000 /dev/infiniband/*; rm -r /run/copied"
+def copy_device_files(options: str = "") -> str:
+    """Return a script that mounts a file system with copies of the device files over them."""
+    return (
+        f"cp -a /dev/infiniband /run/copied; mount -t tmpfs {options} none /dev/infiniband; "
+        "cp -a /run/copied/* /dev/infiniband; rm -r /run/copied"
     )
+
+
+@pytest.fixture
+def device_cgroup(tmp_path: Path) -> Iterator[Path]:
+    """Yield a cgroup that allows no device of RDMA: that of a container without --device."""
+    cgroup = tmp_path / "doctor"
+    run_program("mount", "-t", "cgroup", "-o", "devices", "none", str(tmp_path))
+    try:
+        cgroup.mkdir()
+        for file in Path("/dev/infiniband").iterdir():
+            number = file.stat().st_rdev
+            denied = f"c {os.major(number)}:{os.minor(number)} rwm"
+            (cgroup / "devices.deny").write_text(denied)
+        yield cgroup
+    finally:
+        cgroup.rmdir()
+        run_program("umount", str(tmp_path))
+
+
+def check_refused_files(done: tuple[int, list[Finding]], reason: str, device: str) -> None:
+    code, findings = done
+    found = find(findings, "/dev/infiniband/rdma_cm", Status.PROBLEM)
+    assert code == 1
+    assert found.text == f"cannot be opened, though its mode allows it ({reason})"
+    assert found.mend.startswith("in a container, start it with --device=/dev/infiniband")
+    find(findings, device, Status.PROBLEM)
+
+
+async def test_device_files_that_the_cgroup_of_a_container_refuses(
+    address: DeviceAddress, device_cgroup: Path
+) -> None:
+    done = run_doctor(f"echo $$ >{device_cgroup}/cgroup.procs")
+    check_refused_files(done, "Operation not permitted", address.device)
+
+
+async def test_device_files_on_a_file_system_without_devices(address: DeviceAddress) -> None:
+    done = run_doctor(copy_device_files("-o nodev"))
+    check_refused_files(done, "Permission denied", address.device)
+
+
+async def test_device_files_without_permission(address: DeviceAddress) -> None:
+    script = f"{copy_device_files()}; chmod 000 /dev/infiniband/*"
     _, findings = run_doctor(script, *WITHOUT_DAC_OVERRIDE)
     found = find(findings, "/dev/infiniband/rdma_cm", Status.PROBLEM)
     assert found.text == "this user cannot read and write it (mode 0)"

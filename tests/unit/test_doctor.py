@@ -5,6 +5,7 @@ tests/faults/test_doctor.py runs the command on a machine where something is bro
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from pathlib import Path
@@ -138,6 +139,48 @@ def test_the_version_of_the_libraries(tmp_path: Path, name: str, line: str) -> N
     maps = tmp_path / "maps"
     maps.write_text(f"7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/x86_64-linux-gnu/{name}\n")
     assert str(host.examine_libraries(maps)).startswith(line)
+
+
+def make_device_files(root: Path, *names: str) -> Path:
+    """Make device files, and their entries in sysfs. Return the directory of the files."""
+    directory = root / "dev/infiniband"
+    directory.mkdir(parents=True)
+    for name in ("rdma_cm", *names):
+        (directory / name).touch()
+    for name in names:
+        (root / "sys/class/infiniband_verbs" / name).mkdir(parents=True)
+        (root / "sys/class/infiniband_verbs" / name / "ibdev").write_text("mlx5_0\n")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "mend"),
+    [
+        (errno.EPERM, "cannot be opened, though its mode allows it", "--device=/dev/infiniband"),
+        (errno.EACCES, "cannot be opened, though its mode allows it", "with nodev"),
+        (errno.ENXIO, "leads to no device", "load its driver"),
+    ],
+    ids=["device cgroup", "nodev", "no driver"],
+)
+def test_a_device_file_that_the_kernel_does_not_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, text: str, mend: str
+) -> None:
+    directory = make_device_files(tmp_path, "uverbs0")
+    opened = os.open
+
+    def refuse(path: Any, flags: int) -> int:
+        if Path(path) == directory / "uverbs0":
+            raise OSError(code, os.strerror(code), str(path))
+        return opened(path, flags)
+
+    monkeypatch.setattr(os, "open", refuse)
+    if code == errno.EPERM:  # access(2) sees the device cgroup, and not nodev
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+    usable, refused = host.examine_device_files(tmp_path)
+    assert str(usable) == "ok       /dev/infiniband/rdma_cm: can be used, for connections"
+    assert (refused.subject, refused.status) == ("/dev/infiniband/uverbs0", Status.PROBLEM)
+    assert refused.text == f"{text} ({os.strerror(code)})"
+    assert mend in refused.mend
 
 
 def test_locked_memory_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
