@@ -11,6 +11,7 @@ from pathlib import Path
 
 from aiordma.doctor.finding import Finding, ok, problem, warning
 from aiordma.errors import RAISE_MEMLOCK, VerbsError, load_failure
+from aiordma.memory import SLAB_SIZE
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
 from aiordma.rdmacm import EventChannel
 
@@ -18,6 +19,8 @@ OLDEST_RDMA_CORE = 44
 CONTAINER = "in a container, start it with --device=/dev/infiniband"
 CAP_IPC_LOCK = 14
 """The number of the capability that lifts the locked-memory limit: capabilities(7)."""
+INITIAL_USER_NAMESPACE = 0xEFFFFFFD
+"""The inode number of the kernel's first user namespace: PROC_USER_INIT_INO in Linux."""
 MEBIBYTE = 1 << 20
 
 
@@ -92,20 +95,35 @@ def _examine_device_file(path: Path, use: str) -> Finding:
 
 
 def examine_locked_memory(
-    options: ConnectionOptions = DEFAULT_OPTIONS, status: Path = Path("/proc/self/status")
+    options: ConnectionOptions = DEFAULT_OPTIONS, process: Path = Path("/proc/self")
 ) -> Finding:
     """Examine the limit of locked memory, against which registered memory counts."""
     subject = "locked memory"
-    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
-    if capabilities is not None and int(capabilities[1], 16) >> CAP_IPC_LOCK & 1:
+    if _has_ipc_lock(process):
         return ok(subject, "no limit, because this process has CAP_IPC_LOCK")
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return ok(subject, "no limit")
-    each = (options.recv_depth + options.send_depth) * options.max_message_size
-    count = limit // each
+    each = options.recv_depth * options.max_message_size
+    count = max(0, limit - SLAB_SIZE) // each
     text = (
-        f"{limit / MEBIBYTE:g} MiB; a connection with default options registers up to "
-        f"{each / MEBIBYTE:g} MiB, so the limit is enough for {count} of them"
+        f"{limit / MEBIBYTE:g} MiB; a connection with default options registers "
+        f"{each / MEBIBYTE:g} MiB, and an event loop {SLAB_SIZE / MEBIBYTE:g} MiB or more for the "
+        f"messages that it sends, so the limit is enough for {count} of them"
     )
     return (warning if count else problem)(subject, text, RAISE_MEMLOCK)
+
+
+def _has_ipc_lock(process: Path) -> bool:
+    """Return True if a process has CAP_IPC_LOCK in the initial user namespace.
+
+    The kernel does not look at the capabilities of another namespace, such as that of a container
+    without root.
+    """
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", (process / "status").read_text(), re.MULTILINE)
+    if found is None or not int(found[1], 16) >> CAP_IPC_LOCK & 1:
+        return False
+    try:
+        return (process / "ns/user").stat().st_ino == INITIAL_USER_NAMESPACE
+    except FileNotFoundError:  # a kernel without user namespaces
+        return True

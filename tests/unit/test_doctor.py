@@ -186,10 +186,43 @@ def test_a_device_file_that_the_kernel_does_not_open(
 def test_locked_memory_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nCapEff:\t0000000000004000\n")
-    assert host.examine_locked_memory(status=status).text.endswith("has CAP_IPC_LOCK")
+    assert host.examine_locked_memory(process=tmp_path).text.endswith("has CAP_IPC_LOCK")
     status.write_text("CapEff:\t0000000000000000\n")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, 0))
-    assert host.examine_locked_memory(status=status).text == "no limit"
+    assert host.examine_locked_memory(process=tmp_path).text == "no limit"
+
+
+def test_a_capability_counts_only_in_the_initial_user_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "status").write_text("CapEff:\t0000000000004000\n")
+    namespace = tmp_path / "ns/user"
+    namespace.parent.mkdir()
+    namespace.touch()
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 17, 1 << 17))
+    assert host.examine_locked_memory(process=tmp_path).status is Status.PROBLEM
+    monkeypatch.setattr(host, "INITIAL_USER_NAMESPACE", namespace.stat().st_ino)
+    assert host.examine_locked_memory(process=tmp_path).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "count"),
+    [
+        ((768 << 10) - 1, Status.PROBLEM, 0),
+        (768 << 10, Status.WARNING, 1),
+        (1400 << 10, Status.WARNING, 2),
+        (1 << 24, Status.WARNING, 31),
+    ],
+)
+def test_the_number_of_connections_that_the_limit_of_locked_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, status: Status, count: int
+) -> None:
+    """Each needs 512 KiB. The messages that a loop sends need 256 KiB."""
+    (tmp_path / "status").write_text("CapEff:\t0000000000000000\n")
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    found = host.examine_locked_memory(process=tmp_path)
+    assert found.status is status
+    assert found.text.endswith(f"so the limit is enough for {count} of them")
 
 
 def test_the_report_is_printed(
