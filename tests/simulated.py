@@ -62,7 +62,7 @@ def lab() -> Simulation:
 
 def pytest_configure(config: pytest.Config) -> None:
     machine.simulated = [
-        DeviceAddress(host, "eth0", name, transport)
+        DeviceAddress(host, "eth0", name, transport, 1)
         for name, (transport, *hosts) in HOSTS.items()
         for host in hosts
     ]

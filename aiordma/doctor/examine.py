@@ -17,7 +17,7 @@ from aiordma.doctor.ports import (
     examine_devices,
     examine_flow_control,
     examine_ibacm,
-    examine_port,
+    examine_ports,
     ports_of,
 )
 from aiordma.doctor.self_test import self_tests
@@ -51,9 +51,8 @@ def _examine_host(root: Path, addresses: list[DeviceAddress]) -> Iterator[Findin
         opened = {device.name: device for device in (reference.devices if reference else ())}
         yield from examine_devices(names, opened)
         ports = [port for name in names for port in ports_of(root, name)]
+        yield from examine_ports(ports, opened, addresses)
         for port in ports:
-            hosts = [one.host for one in addresses if one.device == port.device]
-            yield from examine_port(port, opened.get(port.device), hosts)
             yield from examine_flow_control(root, port)
         yield from examine_ibacm(root, ports)
     finally:

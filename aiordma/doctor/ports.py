@@ -11,6 +11,7 @@ from pathlib import Path
 from aiordma.doctor.finding import Finding, ok, problem, warning
 from aiordma.enums import TransportType
 from aiordma.errors import VerbsError
+from aiordma.rdmacm import DeviceAddress
 from aiordma.verbs import Device
 
 NO_DEVICE_MEND = (
@@ -58,6 +59,11 @@ class Port:
     def subject(self) -> str:
         """The name of the port in a report."""
         return f"{self.device} port {self.number}"
+
+    def hosts(self, addresses: Sequence[DeviceAddress]) -> list[str]:
+        """Return the addresses of this port among those of all ports."""
+        mine = (self.device, self.number)
+        return [one.host for one in addresses if (one.device, one.port_num) == mine]
 
 
 def device_names(root: Path) -> list[str]:
@@ -119,6 +125,14 @@ def examine_devices(names: Sequence[str], opened: Mapping[str, Device]) -> Itera
             yield problem(name, "the libraries cannot open it", CANNOT_OPEN_MEND)
 
 
+def examine_ports(
+    ports: Sequence[Port], opened: Mapping[str, Device], addresses: Sequence[DeviceAddress]
+) -> Iterator[Finding]:
+    """Examine all ports of this machine. `addresses` are those of all ports."""
+    for port in ports:
+        yield from examine_port(port, opened.get(port.device), port.hosts(addresses))
+
+
 def examine_port(port: Port, device: Device | None, addresses: Sequence[str]) -> Iterator[Finding]:
     """Examine a port: its state, its MTU, its GIDs and the addresses that reach it."""
     layer = port.link_layer or "unknown link layer"
@@ -139,11 +153,11 @@ def examine_port(port: Port, device: Device | None, addresses: Sequence[str]) ->
     else:
         interfaces = sorted({gid.interface for gid in port.gids if gid.interface})
         where = interfaces[0] if interfaces else "NETDEV"
-        yield problem(
-            port.subject,
-            "has no IP address, and connections are made by IP address",
-            f"add one with `ip address add ADDRESS/PREFIX dev {where}`",
-        )
+        mend = f"add one with `ip address add ADDRESS/PREFIX dev {where}`"
+        if port.link_layer == INFINIBAND:
+            mend = f"make its network interface with `modprobe ib_ipoib`, and {mend}"
+        text = "has no IP address, and connections are made by IP address"
+        yield problem(port.subject, text, mend)
 
 
 def _examine_mtu(port: Port, device: Device) -> Iterator[Finding]:

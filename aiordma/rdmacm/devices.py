@@ -42,12 +42,14 @@ class DeviceReference:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAddress:
-    """An IP address of this machine, and the RDMA device that has it."""
+    """An IP address of this machine, and the port of the RDMA device that has it."""
 
     host: str
     interface: str
     device: str
     transport: TransportType
+    port_num: int
+    """The port of the device, from 1."""
 
 
 def interface_addresses() -> list[tuple[str, SocketAddress]]:
@@ -90,7 +92,8 @@ def _on_device(
         if not cm_id.has_device:
             return None
         device = cm_id.device()
-        return DeviceAddress(address.pair[0], interface, device.name, device.transport)
+        host, port_num = address.pair[0], cm_id.port_num
+        return DeviceAddress(host, interface, device.name, device.transport, port_num)
     except VerbsError:
         return None
     finally:

@@ -243,8 +243,8 @@ def test_wrong_arguments_are_refused(
 
 
 DEVICES = [
-    DeviceAddress("fe80::1", "eth1", "rxe1", TransportType.IB),
-    DeviceAddress("127.0.0.1", "eth0", "rxe0", TransportType.IB),
+    DeviceAddress("fe80::1", "eth1", "rxe1", TransportType.IB, 1),
+    DeviceAddress("127.0.0.1", "eth0", "rxe0", TransportType.IB, 1),
 ]
 
 

@@ -15,6 +15,7 @@ from unittest.mock import Mock, patch
 import loops
 import pytest
 from simulator import Simulation
+from simulator.cm import Id as SimulatedId
 from simulator.ids import listening, resolved
 from simulator.verbs import Device as SimulatedDevice
 from simulator.world import ffi
@@ -270,6 +271,23 @@ async def test_a_removed_device_cannot_be_used_and_an_added_one_can(
         accepting = loops.create_task(listener.accept())
         async with await aiordma.connect("10.0.0.3", PORT), await accepting as accepted:
             assert accepted.local_address == ("10.0.0.3", PORT)
+
+
+async def test_an_address_of_a_card_names_its_port(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rdma_cm binds the id to the port. This card has an address on its second port."""
+    bind_device = SimulatedId.bind_device
+
+    def bind_to_the_second(cm_id: SimulatedId, device: SimulatedDevice) -> None:
+        bind_device(cm_id, device)
+        cm_id.pointer.port_num = 2
+
+    monkeypatch.setattr(SimulatedId, "bind_device", bind_to_the_second)
+    interfaces = [("eth1", parse_address("10.0.0.1"))]
+    monkeypatch.setattr("aiordma.rdmacm.devices.interface_addresses", lambda: interfaces)
+    (found,) = device_addresses()
+    assert (found.device, found.port_num) == ("sim0", 2)
 
 
 def contexts() -> tuple[DeviceContexts, list[str]]:

@@ -19,6 +19,7 @@ from aiordma import cli
 from aiordma.doctor import host, ports
 from aiordma.doctor.finding import Finding, Status
 from aiordma.enums import TransportType
+from aiordma.rdmacm import DeviceAddress
 
 GIDS = {
     "0": ("fe80:0000:0000:0000:0000:00ff:fe00:0001", "IB/RoCE v1", "eth1"),
@@ -27,9 +28,11 @@ GIDS = {
 }
 
 
-def make_card(root: Path, layer: str, state: str, gids: dict[str, Any] = GIDS) -> ports.Port:
-    """Make the files in sysfs of a card with one port, and return the port."""
-    port = root / "sys/class/infiniband/mlx5_0/ports/1"
+def make_card(
+    root: Path, layer: str, state: str, gids: dict[str, Any] = GIDS, number: int = 1
+) -> ports.Port:
+    """Make the files in sysfs of a card with a port, and return the port."""
+    port = root / f"sys/class/infiniband/mlx5_0/ports/{number}"
     files = {"state": state, "link_layer": layer, "rate": "100 Gb/sec (4X EDR)"}
     for index, (value, kind, interface) in gids.items():
         files |= {f"gids/{index}": value, f"gid_attrs/ndevs/{index}": interface}
@@ -38,9 +41,8 @@ def make_card(root: Path, layer: str, state: str, gids: dict[str, Any] = GIDS) -
     for name, text in files.items():
         (port / name).parent.mkdir(parents=True, exist_ok=True)
         (port / name).write_text(f"{text}\n")
-    (root / "sys/class/infiniband/mlx5_0/device").mkdir()
-    (found,) = ports.ports_of(root, "mlx5_0")
-    return found
+    (root / "sys/class/infiniband/mlx5_0/device").mkdir(exist_ok=True)
+    return next(one for one in ports.ports_of(root, "mlx5_0") if one.number == number)
 
 
 def make_device(mtu: int = 4096) -> Any:
@@ -70,6 +72,30 @@ def test_a_card_that_has_only_roce_v1(tmp_path: Path) -> None:
     assert [one.status for one in found] == [Status.WARNING, Status.PROBLEM]
     assert found[0].text == "has no GID of RoCE v2, so connections do not cross routers"
     assert found[1].mend == "add one with `ip address add ADDRESS/PREFIX dev eth1`"
+
+
+def test_an_address_belongs_to_one_port_of_a_card(tmp_path: Path) -> None:
+    card = [make_card(tmp_path, "Ethernet", "4: ACTIVE", number=number) for number in (1, 2)]
+    addresses = [
+        DeviceAddress("192.0.2.1", "eth1", "mlx5_0", TransportType.IB, 1),
+        DeviceAddress("192.0.2.2", "eth2", "mlx5_0", TransportType.IB, 2),
+        DeviceAddress("192.0.2.3", "eth3", "mlx5_1", TransportType.IB, 1),
+    ]
+    found = lines(ports.examine_ports(card, {"mlx5_0": make_device()}, addresses))
+    assert "ok       mlx5_0 port 1: is reached at 192.0.2.1" in found
+    assert "ok       mlx5_0 port 2: is reached at 192.0.2.2" in found
+    found = lines(ports.examine_ports(card, {"mlx5_0": make_device()}, addresses[:1]))
+    assert [line for line in found if "port 2: has no IP address" in line]
+
+
+def test_a_port_of_infiniband_needs_ipoib(tmp_path: Path) -> None:
+    port = make_card(tmp_path, "InfiniBand", "4: ACTIVE", {})
+    *_, missing = ports.examine_port(port, make_device(), [])
+    assert missing.text.startswith("has no IP address")
+    assert missing.mend == (
+        "make its network interface with `modprobe ib_ipoib`, and "
+        "add one with `ip address add ADDRESS/PREFIX dev NETDEV`"
+    )
 
 
 @pytest.mark.parametrize(

@@ -266,8 +266,8 @@ async def test_the_addresses_of_a_name_are_tried_in_order_and_failures_explained
             await timed_connect(PingOptions(HOST, 9, wait=0.01))
 
 
-OWN = DeviceAddress(HOST, "eth0", "rxe0", TransportType.IB)
-LINK_LOCAL = DeviceAddress("fe80::1%eth0", "eth0", "rxe0", TransportType.IB)
+OWN = DeviceAddress(HOST, "eth0", "rxe0", TransportType.IB, 1)
+LINK_LOCAL = DeviceAddress("fe80::1%eth0", "eth0", "rxe0", TransportType.IB, 1)
 
 
 @pytest.fixture
