@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import platform
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiordma.rdmacm import DeviceAddress
 
+
+SYSFS = Path("/sys/class/infiniband")
 
 simulated: list[DeviceAddress] | None = None
 """The addresses of simulated devices that the tests run on instead, or None: see simulated.py."""
@@ -30,6 +33,14 @@ def found_addresses() -> list[DeviceAddress]:
         return sorted(device_addresses(), key=lambda found: (found.device, kind_of(found)))
     except RdmaError:
         return []
+
+
+def is_soft(found: DeviceAddress) -> bool:
+    """Return True if a device has no hardware: it was created by `rdma link add`, or is simulated.
+
+    Tests can change such a device and its network interface.
+    """
+    return simulated is not None or not (SYSFS / found.device / "device").exists()
 
 
 def kind_of(found: DeviceAddress) -> str:

@@ -15,8 +15,10 @@ The arguments of a test say what it runs on:
     simulation      two simulated devices: see tests/simulator
     loop_kind       a loop; the hooks of every_loop.py give it to each coroutine
 
-The markers `loops` and `transport` limit the choice. With the plugin simulated.py, the devices are
-simulated ones, the loops are asyncio and trio, and tests that are marked `real` are left out.
+The markers `loops`, `transport` and `soft_device` limit the choice. A test with the fixture
+`device`, which changes the device, runs on soft devices only, too. With the plugin simulated.py,
+the devices are simulated ones, the loops are asyncio and trio, and tests that are marked `real` are
+left out.
 """
 
 from __future__ import annotations
@@ -131,10 +133,14 @@ def _places(metafunc: pytest.Metafunc, place_name: str) -> list[Place]:
     found = machine.one_per_device() if place_name == "address" else machine.found_addresses()
     if not found:
         return [NO_DEVICE]
+    is_limited = "device" in metafunc.fixturenames or bool(
+        metafunc.definition.get_closest_marker("soft_device")
+    )
     return [
         Place(one.device, one, f"{one.device}-{machine.kind_of(one)}")
         for one in found
-        if marker is None or marker.args[0] == one.transport.name
+        if (marker is None or marker.args[0] == one.transport.name)
+        and (not is_limited or machine.is_soft(one))
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,10 +13,13 @@ import machine
 import pytest
 from blocking import BlockingDetector
 
+from aiordma.enums import TransportType
+from aiordma.rdmacm import DeviceAddress
+
 pytest_plugins = ["pytester"]
 
 HOOKS = "from every_loop import pytest_generate_tests, pytest_pyfunc_call"
-MARKERS = "[pytest]\nmarkers =\n    loops\n    may_block\n"
+MARKERS = "[pytest]\nmarkers =\n    loops\n    may_block\n    soft_device\n"
 on_each_loop = pytest.mark.parametrize("kind", loops.KINDS)
 
 
@@ -223,3 +227,45 @@ async def timeouts_and_cancelling_end_a_wait() -> None:
 @pytest.mark.parametrize("body", [errors_of_tasks_are_raised, timeouts_and_cancelling_end_a_wait])
 def test_functions_of_asyncio_on_every_loop(kind: str, body: Any) -> None:
     loops.run(kind, body)
+
+
+def test_tests_that_change_the_device_run_on_soft_devices_only(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A soft device has no hardware below it, which sysfs would show as `device`."""
+    for name in ("mlx5_0/device", "rxe0"):
+        (tmp_path / name).mkdir(parents=True)
+    found = [
+        DeviceAddress(host, "eth0", name, TransportType.IB, 1)
+        for host, name in (("192.0.2.1", "mlx5_0"), ("192.0.2.2", "rxe0"))
+    ]
+    monkeypatch.setattr(machine, "SYSFS", tmp_path)
+    monkeypatch.setattr(machine, "found_addresses", lambda: found)
+    outcomes, _ = run_tests(
+        pytester,
+        """
+@pytest.fixture
+def address(request):
+    return request.param
+
+@pytest.fixture
+def device(address):
+    pass
+
+def test_anywhere(address):
+    pass
+
+@pytest.mark.soft_device
+def test_with_the_marker(address):
+    pass
+
+def test_with_the_fixture(device):
+    pass
+""",
+    )
+    assert outcomes.keys() == {
+        "test_anywhere[mlx5_0-ipv4]",
+        "test_anywhere[rxe0-ipv4]",
+        "test_with_the_marker[rxe0-ipv4]",
+        "test_with_the_fixture[rxe0-ipv4]",
+    }
