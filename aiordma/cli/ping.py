@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
-import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
 
 from ..ping.options import DEFAULT_PORT, DEFAULT_SIZE, MAX_SIZE, PingOptions
+from .arguments import integer, seconds
+from .pipes import ended_by_closed_pipe
 
 _DESCRIPTION = (
     "Test whether RDMA works between two machines, with which device, and how fast it is."
@@ -63,47 +63,22 @@ def _add_roles(ping: argparse.ArgumentParser) -> None:
 
 def _add_numbers(ping: argparse.ArgumentParser) -> None:
     for flag, metavar, kind, default, text in (
-        ("-p", "PORT", _integer(0, 65535), DEFAULT_PORT, "default: %(default)s"),
-        ("-c", "COUNT", _integer(1, 1 << 62), None, "number of messages (default: until Ctrl-C)"),
-        ("-i", "SECONDS", _seconds(0, 1e6), 1.0, "time between messages (default: 1; 0: no pause)"),
-        ("-s", "SIZE", _integer(1, MAX_SIZE), DEFAULT_SIZE, "size in bytes (default: %(default)s)"),
-        ("-w", "SECONDS", _seconds(0.001, 3600), 5.0, "limit for each answer (default: 5)"),
-        ("--busy-poll", "SECONDS", _seconds(0, 10), 0.0, "busy-poll before sleeping (default: 0)"),
+        ("-p", "PORT", integer(0, 65535), DEFAULT_PORT, "default: %(default)s"),
+        ("-c", "COUNT", integer(1, 1 << 62), None, "number of messages (default: until Ctrl-C)"),
+        ("-i", "SECONDS", seconds(0, 1e6), 1.0, "time between messages (default: 1; 0: no pause)"),
+        ("-s", "SIZE", integer(1, MAX_SIZE), DEFAULT_SIZE, "size in bytes (default: %(default)s)"),
+        ("-w", "SECONDS", seconds(0.001, 3600), 5.0, "limit for each answer (default: 5)"),
+        ("--busy-poll", "SECONDS", seconds(0, 10), 0.0, "busy-poll before sleeping (default: 0)"),
     ):
         ping.add_argument(flag, metavar=metavar, type=kind, default=default, help=text)
 
 
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not (text.isdecimal() and low <= int(text) <= high):
-            raise argparse.ArgumentTypeError(f"{text} is not a number from {low} to {high}")
-        return int(text)
-
-    return number
-
-
-def _seconds(low: float, high: float) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not from {low:g} to {high:g} seconds")
-        return value
-
-    return number
-
-
 def _ping(args: argparse.Namespace) -> int:
-    # End silently when the reader of a pipe closes it, as other programs do.
-    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        return _listen(args) if args.listen is not None else _send(args)
+        with ended_by_closed_pipe():
+            return _listen(args) if args.listen is not None else _send(args)
     except KeyboardInterrupt:  # before the ping has started
         return 1
-    finally:
-        signal.signal(signal.SIGPIPE, before)
 
 
 def _listen(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -64,7 +65,8 @@ def examine_device_files(root: Path) -> Iterator[Finding]:
     directory = root / "dev/infiniband"
     files = {"rdma_cm": "connections"}
     for entry in sorted((root / "sys/class/infiniband_verbs").glob("uverbs*")):
-        files[entry.name] = (entry / "ibdev").read_text().strip()
+        with contextlib.suppress(OSError):  # the device was removed meanwhile
+            files[entry.name] = (entry / "ibdev").read_text().strip()
     for name, use in files.items():
         yield _examine_device_file(directory / name, use)
 

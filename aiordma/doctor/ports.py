@@ -18,14 +18,19 @@ NO_DEVICE_MEND = (
     "install the driver of the card; or make a soft device with `modprobe rdma_rxe` and `rdma link "
     "add rxe0 type rxe netdev NETDEV`; or run the program in `aiordma lab run -- COMMAND`"
 )
-CANNOT_OPEN_MEND = (
-    "install its provider: the package ibverbs-providers (Debian, Ubuntu), libibverbs (Fedora, "
-    "RHEL) or rdma-core (Arch, SUSE); its file in /dev/infiniband must exist, too"
+PROVIDERS = (
+    "the package ibverbs-providers (Debian, Ubuntu), libibverbs (Fedora, RHEL) or rdma-core (Arch, "
+    "SUSE)"
 )
+CANNOT_OPEN_MEND = f"install its provider: {PROVIDERS}; its file in /dev/infiniband must exist, too"
 SMALL_MTU = 1024
 ETHERNET = "Ethernet"
 INFINIBAND = "InfiniBand"
 ROCE_V2 = "RoCE v2"
+
+
+PROVIDERS_DIRECTORY = "etc/libibverbs.d"
+"""The directory with a file for each provider: a device's part of libibverbs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,11 @@ class Port:
     def subject(self) -> str:
         """The name of the port in a report."""
         return f"{self.device} port {self.number}"
+
+    @property
+    def is_active(self) -> bool:
+        """True if the port can carry traffic."""
+        return self.state == "ACTIVE"
 
     def hosts(self, addresses: Sequence[DeviceAddress]) -> list[str]:
         """Return the addresses of this port among those of all ports."""
@@ -125,22 +135,43 @@ def examine_devices(names: Sequence[str], opened: Mapping[str, Device]) -> Itera
             yield problem(name, "the libraries cannot open it", CANNOT_OPEN_MEND)
 
 
+def examine_providers(root: Path) -> Finding:
+    """Examine whether providers are installed, which no device shows where there is none."""
+    names = sorted(path.stem for path in (root / PROVIDERS_DIRECTORY).glob("*.driver"))
+    if names:
+        return ok("providers", f"installed: {', '.join(names)}")
+    text = f"none in /{PROVIDERS_DIRECTORY}, so the libraries could not open a device"
+    return warning("providers", text, f"install {PROVIDERS}")
+
+
 def examine_ports(
     ports: Sequence[Port], opened: Mapping[str, Device], addresses: Sequence[DeviceAddress]
 ) -> Iterator[Finding]:
-    """Examine all ports of this machine. `addresses` are those of all ports."""
+    """Examine all ports of this machine. `addresses` are those of all ports.
+
+    A port that is not active, or has no address, is a problem only if no other port works.
+    """
+    working = [port for port in ports if port.is_active and port.hosts(addresses)]
     for port in ports:
-        yield from examine_port(port, opened.get(port.device), port.hosts(addresses))
+        others_work = any(other is not port for other in working)
+        device, hosts = opened.get(port.device), port.hosts(addresses)
+        yield from examine_port(port, device, hosts, others_work=others_work)
 
 
-def examine_port(port: Port, device: Device | None, addresses: Sequence[str]) -> Iterator[Finding]:
-    """Examine a port: its state, its MTU, its GIDs and the addresses that reach it."""
+def examine_port(
+    port: Port, device: Device | None, addresses: Sequence[str], *, others_work: bool = False
+) -> Iterator[Finding]:
+    """Examine a port: its state, its MTU, its GIDs and the addresses that reach it.
+
+    `others_work` is True if another port of this machine is active and has an address.
+    """
+    report = warning if others_work else problem
     layer = port.link_layer or "unknown link layer"
-    if port.state != "ACTIVE":
+    if not port.is_active:
         mend = "plug in the cable, and set up its network interface: `ip link set NETDEV up`"
         if port.link_layer == INFINIBAND:
             mend = "plug in the cable; a subnet manager (opensm) must run in the fabric"
-        yield problem(port.subject, f"{port.state.lower()}, {layer}", mend)
+        yield report(port.subject, f"{port.state.lower() or 'unknown state'}, {layer}", mend)
         return
     yield ok(port.subject, f"active, {layer}, {port.rate}")
     if device is None:
@@ -157,7 +188,7 @@ def examine_port(port: Port, device: Device | None, addresses: Sequence[str]) ->
         if port.link_layer == INFINIBAND:
             mend = f"make its network interface with `modprobe ib_ipoib`, and {mend}"
         text = "has no IP address, and connections are made by IP address"
-        yield problem(port.subject, text, mend)
+        yield report(port.subject, text, mend)
 
 
 def _examine_mtu(port: Port, device: Device) -> Iterator[Finding]:

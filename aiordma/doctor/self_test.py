@@ -7,33 +7,40 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from aiordma.doctor.finding import Finding, ok, problem
+from aiordma.doctor.finding import Finding, ok, problem, warning
 from aiordma.errors import RdmaError
 from aiordma.messages.connect import connect, listen
 from aiordma.messages.connection import Connection
 from aiordma.rdmacm import DeviceAddress
 
 ROUND_TRIPS = 20
-SECONDS = 10.0
-"""The limit for the self-test of one device."""
 
 
-async def self_tests(addresses: Sequence[DeviceAddress]) -> AsyncIterator[Finding]:
-    """Connect each device to itself at its first address, and exchange messages."""
+async def self_tests(
+    devices: Sequence[str], addresses: Sequence[DeviceAddress], seconds: float
+) -> AsyncIterator[Finding]:
+    """Connect each device to itself at its first address, and exchange messages.
+
+    `addresses` are those of active ports. The test of a device takes at most `seconds`.
+    """
     firsts = {address.device: address for address in reversed(addresses)}
-    for device in sorted(firsts):
-        yield await _self_test(firsts[device])
+    for device in devices:
+        if device in firsts:
+            yield await _self_test(firsts[device], seconds)
+        else:
+            text = "not made, because no active port of the device has an IP address"
+            yield warning(f"{device} self-test", text, "mend its ports first")
 
 
-async def _self_test(address: DeviceAddress) -> Finding:
+async def _self_test(address: DeviceAddress, seconds: float) -> Finding:
     subject = f"{address.device} self-test"
     where = f"through {address.host}"
     try:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(seconds):
             median = await _exchange(address.host)
     except TimeoutError:
         mend = "look at the port above, and at the machine's firewall (UDP port 4791 for RoCE v2)"
-        return problem(subject, f"no answer {where} within {SECONDS:g} s", mend)
+        return problem(subject, f"no answer {where} within {seconds:g} s", mend)
     except (RdmaError, OSError, ValueError) as error:
         return problem(subject, f"failed {where}: {error}", "mend the problems above first")
     text = f"{ROUND_TRIPS} messages there and back {where}, each in {median * 1e6:.0f} us (median)"

@@ -5,9 +5,14 @@ tests/faults/test_doctor.py runs the command on a machine where something is bro
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import json
 import os
 import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +22,7 @@ import pytest
 import aiordma
 from aiordma import cli
 from aiordma.doctor import host, ports
+from aiordma.doctor.examine import examine
 from aiordma.doctor.finding import Finding, Status
 from aiordma.enums import TransportType
 from aiordma.rdmacm import DeviceAddress
@@ -86,6 +92,51 @@ def test_an_address_belongs_to_one_port_of_a_card(tmp_path: Path) -> None:
     assert "ok       mlx5_0 port 2: is reached at 192.0.2.2" in found
     found = lines(ports.examine_ports(card, {"mlx5_0": make_device()}, addresses[:1]))
     assert [line for line in found if "port 2: has no IP address" in line]
+
+
+def test_a_port_that_does_not_work_is_a_warning_if_another_one_works(tmp_path: Path) -> None:
+    states = {1: "1: DOWN", 2: "4: ACTIVE", 3: "4: ACTIVE"}
+    card = [make_card(tmp_path, "Ethernet", state, number=n) for n, state in states.items()]
+    second = DeviceAddress("192.0.2.2", "eth2", "mlx5_0", TransportType.IB, 2)
+    first = DeviceAddress("192.0.2.1", "eth1", "mlx5_0", TransportType.IB, 1)
+    for addresses, status in (([second], Status.WARNING), ([first], Status.PROBLEM)):
+        found = list(ports.examine_ports(card, {"mlx5_0": make_device()}, addresses))
+        (down,) = (one for one in found if one.text == "down, Ethernet")
+        assert (down.subject, down.status) == ("mlx5_0 port 1", status)
+        (missing,) = (
+            one for one in found if one.subject == "mlx5_0 port 3" and "no IP address" in one.text
+        )
+        assert missing.status is status
+
+
+def test_a_device_without_an_address_at_an_active_port_has_no_self_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address of a port that is not active leads nowhere."""
+    make_card(tmp_path, "Ethernet", "1: DOWN")
+    opened = SimpleNamespace(devices=[make_device()], close=lambda: None)
+    address = DeviceAddress("192.0.2.1", "eth1", "mlx5_0", TransportType.IB, 1)
+    monkeypatch.setattr("aiordma.doctor.examine._open_devices", lambda: opened)
+    monkeypatch.setattr("aiordma.doctor.examine._addresses", lambda: [address])
+
+    async def last() -> Finding:
+        return [one async for one in examine(1.0, tmp_path)][-1]
+
+    assert str(asyncio.run(last())) == (
+        "warning  mlx5_0 self-test: not made, because no active port of the device has an IP "
+        "address; mend its ports first"
+    )
+
+
+def test_providers_are_examined_where_no_device_shows_them(tmp_path: Path) -> None:
+    missing = ports.examine_providers(tmp_path)
+    assert missing.status is Status.WARNING
+    assert missing.text.startswith("none in /etc/libibverbs.d")
+    assert "the package ibverbs-providers (Debian" in missing.mend
+    (tmp_path / "etc/libibverbs.d").mkdir(parents=True)
+    for name in ("rxe", "mlx5"):
+        (tmp_path / f"etc/libibverbs.d/{name}.driver").touch()
+    assert str(ports.examine_providers(tmp_path)) == "ok       providers: installed: mlx5, rxe"
 
 
 def test_a_port_of_infiniband_needs_ipoib(tmp_path: Path) -> None:
@@ -209,6 +260,13 @@ def test_a_device_file_that_the_kernel_does_not_open(
     assert mend in refused.mend
 
 
+def test_the_file_of_a_device_that_is_removed_meanwhile_is_not_examined(tmp_path: Path) -> None:
+    make_device_files(tmp_path, "uverbs0", "uverbs1")
+    (tmp_path / "sys/class/infiniband_verbs/uverbs0/ibdev").unlink()
+    subjects = [one.subject for one in host.examine_device_files(tmp_path)]
+    assert subjects == ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs1"]
+
+
 def test_locked_memory_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nCapEff:\t0000000000004000\n")
@@ -259,7 +317,7 @@ def test_the_report_is_printed(
         Finding(Status.WARNING, "b", "is low", "raise it"),
     ]
 
-    async def examine() -> Any:
+    async def examine(seconds: float) -> Any:
         for one in found:
             yield one
 
@@ -269,6 +327,32 @@ def test_the_report_is_printed(
     found.append(Finding(Status.PROBLEM, "c", "is gone", "get it"))
     assert cli.main(["doctor", "--json"]) == 1
     assert '"status": "problem"' in capsys.readouterr().out
+
+
+def test_a_check_that_raises_loses_no_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def examine(seconds: float) -> Any:
+        yield Finding(Status.OK, "a", "is there")
+        raise KeyError("b")
+
+    monkeypatch.setattr("aiordma.doctor.examine.examine", examine)
+    assert cli.main(["doctor", "--json"]) == 1
+    printed = capsys.readouterr()
+    first, last = json.loads(printed.out)
+    assert (first["subject"], last["subject"], last["status"]) == ("a", "doctor", "problem")
+    assert "KeyError('b')" in last["text"]
+    assert printed.err.splitlines()[-1] == "KeyError: 'b'"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_closed_pipe_ends_the_command_silently(options: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "aiordma", "doctor", *options]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
