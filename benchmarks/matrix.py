@@ -38,19 +38,29 @@ echo "Python: $(python3 --version | cut -d' ' -f2)"
 echo "gcc: $(gcc -dumpfullversion 2>/dev/null)"
 """
 SOURCE = "apt-get install --yes --quiet --no-install-recommends make"
-WHEEL = """
+# `! command` would not end a script under `sh -e`, and `command -v` looks at its first word only.
+NO_COMPILER = """
+for compiler in gcc cc c99 clang; do
+    if command -v $compiler; then exit 1; fi
+done
+"""
+# Without the libraries, imports work and the commands name the packages. QEMU needs librdmacm1, so
+# the lab installs it.
+WHEEL = f"""
 cd
 apt-get install --yes --quiet --no-install-recommends python3 python3-venv
 python3 -m venv venv
-venv/bin/pip install --quiet {wheel}
-echo "without the libraries:"
-venv/bin/aiordma devices 2>&1 | grep "install the packages librdmacm1 and ibverbs-providers"
-apt-get install --yes --quiet --no-install-recommends librdmacm1 ibverbs-providers
+venv/bin/pip install --quiet {{wheel}}
+for command in devices doctor; do
+    if venv/bin/aiordma $command >printed 2>&1; then exit 1; fi
+    grep "install the packages librdmacm1 and ibverbs-providers" printed
+    if grep Traceback printed; then exit 1; fi
+done
 venv/bin/aiordma lab setup --device rxe
-! command -v gcc
+apt-get install --yes --quiet --no-install-recommends librdmacm1 ibverbs-providers
 venv/bin/aiordma lab run -- venv/bin/python examples/demo.py
 venv/bin/aiordma lab run -- venv/bin/aiordma doctor
-"""
+{NO_COMPILER}"""
 
 
 @dataclass
