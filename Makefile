@@ -158,9 +158,9 @@ soak: setup
 bench: setup
 	@$(call on_device,rxe,$(PY) -m aiordma bench $(BENCH))
 
-# MATRIX="...": systems (bookworm, trixie, sid), or paths of Python interpreters.
+# MATRIX="...": systems (bookworm, trixie, sid), or paths of Python interpreters. Needs root.
 matrix: wheel
-	@command -v debootstrap >/dev/null || apt-get install --yes --quiet=2 debootstrap
+	@$(call install_packages,debootstrap)
 	@$(PY) -m benchmarks.matrix $(MATRIX)
 
 # The wheel is built from the source archive, in an environment of its own.
@@ -190,7 +190,7 @@ fi
 endef
 
 $(READY): pyproject.toml setup.py $(NATIVE)
-	@$(install_packages)
+	@$(call install_packages,$(PACKAGES))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "aiordma: $(PYTHON) is older than 3.11; try: make PYTHON=/usr/bin/python3" >&2; exit 1; }
 	@echo "aiordma: making the virtual environment $(VENV) and building the extension"
@@ -204,9 +204,10 @@ $(LAB_READY): $(READY)
 	@$(PY) -m aiordma lab setup
 	@touch $@
 
+# $(call install_packages,PACKAGES): install those of Debian's packages that are missing.
 define install_packages
 missing=; \
-for package in $(PACKAGES); do \
+for package in $(1); do \
 	dpkg-query --show --showformat='$${db:Status-Status}\n' $$package 2>/dev/null \
 		| grep --quiet --line-regexp installed || missing="$$missing $$package"; \
 done; \
