@@ -20,7 +20,7 @@ from .errors import LabError
 from .kernel import IMAGE, kernels_dir
 from .steps import command, pipeline, step
 
-__all__ = ["VERSION_FILE", "Package", "download", "same_source", "unpack_kernel"]
+__all__ = ["VERSION_FILE", "Package", "download", "has_newer", "same_source", "unpack_kernel"]
 
 KERNEL = "linux-image-amd64"
 VERSION_FILE = "version"
@@ -66,8 +66,18 @@ def unpack_kernel() -> str:
         tempfile.TemporaryDirectory(dir=kernels_dir(), prefix=".partial-") as scratch,
     ):
         release = _unpack(Path(scratch), wanted)
-        os.rename(Path(scratch) / "kernel", kernels_dir() / release)
+        target = kernels_dir() / release
+        if target.exists():  # an older version of the same release
+            os.rename(target, Path(scratch) / "replaced")
+        os.rename(Path(scratch) / "kernel", target)
     return release
+
+
+def has_newer(release: str) -> bool:
+    """Return True if the distribution's current kernel is not the unpacked one of this release."""
+    unpacked = (kernels_dir() / release / VERSION_FILE).read_text()
+    current = _with_dependencies(KERNEL)
+    return bool(current) and current[-1].version != unpacked
 
 
 def _unpack(scratch: Path, wanted: Sequence[Package]) -> str:

@@ -1,5 +1,6 @@
 """The kernel to boot: unpacked into the cache by the lab, or installed with the needed modules."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +43,11 @@ class Kernel:
         Raises: LabError if the kernel does not have one of them.
         """
         return self._index.load_order(names)
+
+    @property
+    def needs_zstd(self) -> bool:
+        """True if a module is compressed with zstd, and the program zstd must decompress it."""
+        return ".zst" in self._index.suffixes
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of the modules `names` that the kernel does not have."""
@@ -96,8 +102,8 @@ def in_cache() -> Iterator[Kernel]:
 
 
 def installed(root: Path = Path("/")) -> Iterator[Kernel]:
-    """Yield the installed kernels whose image this user can read."""
-    for modules in sorted((root / "lib/modules").glob("*"), reverse=True):
+    """Yield the installed kernels whose image this user can read, the newest first."""
+    for modules in sorted((root / "lib/modules").glob("*"), key=_numbers, reverse=True):
         release = modules.name
         for image in (root / f"boot/vmlinuz-{release}", modules / "vmlinuz"):
             if image.is_file() and _readable(image):
@@ -111,6 +117,11 @@ def _readable(path: Path) -> bool:
             return True
     except OSError:
         return False
+
+
+def _numbers(modules: Path) -> list[int]:
+    """Return the numbers in a release: as text, 6.9 would be newer than 6.12."""
+    return [int(number) for number in re.findall(r"\d+", modules.name)]
 
 
 def _age(path: Path) -> float:

@@ -16,7 +16,10 @@ __all__ = ["Module", "ModuleIndex"]
 
 def _unzstd(data: bytes) -> bytes:
     if shutil.which("zstd") is None:
-        raise LabError("the kernel's modules are compressed with zstd: install the program zstd")
+        raise LabError(
+            "the program zstd, which decompresses the kernel's modules, is not installed: "
+            "run `aiordma lab setup`"
+        )
     return subprocess.run(["zstd", "-dc"], input=data, stdout=subprocess.PIPE, check=True).stdout
 
 
@@ -67,6 +70,11 @@ class ModuleIndex:
 
     def __contains__(self, name: str) -> bool:
         return name in self._modules or name in self._builtin
+
+    @property
+    def suffixes(self) -> set[str]:
+        """The ends of the modules' file names: ".ko", or the one of a compression."""
+        return {module.path.suffix for module, _ in self._modules.values()}
 
     def load_order(self, names: Iterable[str]) -> list[Module]:
         """Return the modules to insert for `names`: dependencies first, each module once.

@@ -13,6 +13,7 @@ from .steps import command, step
 __all__ = [
     "BUILD_REQUIREMENTS",
     "RUN_REQUIREMENTS",
+    "ZSTD_REQUIREMENTS",
     "Requirement",
     "busybox",
     "ensure",
@@ -93,6 +94,8 @@ BUILD_REQUIREMENTS = (
     Requirement("binutils (strip)", "binutils", _has("strip")),
     Requirement("xz", "xz-utils", _has("xz")),
 )
+ZSTD_REQUIREMENTS = (Requirement("zstd", "zstd", _has("zstd")),)
+"""For a kernel whose modules are compressed with it, as Debian's are not."""
 
 
 def missing(requirements: Sequence[Requirement]) -> list[Requirement]:

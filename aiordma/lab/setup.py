@@ -24,6 +24,8 @@ def setup(drivers: tuple[str, ...] = _DRIVERS) -> None:
     packages.ensure(packages.RUN_REQUIREMENTS)
     with _setup_lock():
         chosen = _ensure_kernel(drivers)
+        if chosen.needs_zstd:
+            packages.ensure(packages.ZSTD_REQUIREMENTS)
         program = qemu.find()
         if not kvm.is_result_known():
             with step("testing KVM"):
@@ -36,9 +38,7 @@ def _ensure_kernel(drivers: tuple[str, ...]) -> kernel.Kernel:
     """Return a kernel with the drivers or, if siw cannot be built beside rxe, with rxe."""
     if not _has_kernel(drivers):
         try:
-            release = _unpacked_release() or debian.unpack_kernel()
-            if not _has_kernel(drivers):
-                siw.build(release)
+            _unpack_and_build(drivers)
         except LabError as error:
             if drivers != _DRIVERS or not _has_kernel(_RXE):
                 raise
@@ -46,6 +46,26 @@ def _ensure_kernel(drivers: tuple[str, ...]) -> kernel.Kernel:
             show(f"lab: without siw, with rxe alone, because {error}{details}\n")
             return kernel.find(_RXE)
     return kernel.find(drivers)
+
+
+def _unpack_and_build(drivers: tuple[str, ...]) -> None:
+    """Unpack a kernel if there is none in the cache, and build siw for it if it is wanted.
+
+    Debian keeps source and headers of its current kernel only. So if siw cannot be built for an
+    older kernel in the cache, the current one is unpacked.
+
+    Raises: LabError if there is no kernel, or if siw cannot be built for the current one.
+    """
+    cached = _unpacked_release()
+    release = cached or debian.unpack_kernel()
+    if _has_kernel(drivers):
+        return
+    try:
+        siw.build(release)
+    except LabError:
+        if cached is None or not debian.has_newer(cached):
+            raise
+        siw.build(debian.unpack_kernel())
 
 
 def _unpacked_release() -> str | None:

@@ -19,12 +19,23 @@ from aiordma.lab.packages import Requirement
 COMMON = [*kernel.REQUIRED, "ib_core", "libcrc32c"]
 
 
-def make_kernel(cache: Path, release: str, modules: list[str], *, siw: bool = False) -> None:
+def make_kernel(
+    cache: Path,
+    release: str,
+    modules: list[str],
+    *,
+    siw: bool = False,
+    suffix: str = "",
+    version: str = "1",
+) -> None:
     top = cache / "aiordma/lab/kernels" / release
     directory = top / "lib/modules" / release
     directory.mkdir(parents=True)
     (top / kernel.IMAGE).write_bytes(b"")
-    (directory / "modules.dep").write_text("".join(f"kernel/{name}.ko:\n" for name in modules))
+    (directory / "modules.dep").write_text(
+        "".join(f"kernel/{name}.ko{suffix}:\n" for name in modules)
+    )
+    (top / debian.VERSION_FILE).write_text(version)
     if siw:
         (top / "siw.ko").write_bytes(b"\0license=GPL\0depends=ib_core,libcrc32c\0name=siw\0")
 
@@ -61,6 +72,16 @@ def test_installed_kernel_with_an_image_is_found(tmp_path: Path) -> None:
     (found,) = kernel.installed(tmp_path)
     assert found.image == modules / "vmlinuz"
     assert found.missing(["rdma_rxe"]) == ["rdma_rxe"]
+
+
+def test_the_newest_installed_kernel_is_the_first(tmp_path: Path) -> None:
+    for release in ("6.9.12-amd64", "6.12.9+deb13-amd64", "6.12.107+deb13-amd64", "7.0-rc3-amd64"):
+        modules = tmp_path / "lib/modules" / release
+        modules.mkdir(parents=True)
+        (modules / "vmlinuz").write_bytes(b"")
+    found = [one.release for one in kernel.installed(tmp_path)]
+    assert found[:2] == ["7.0-rc3-amd64", "6.12.107+deb13-amd64"]
+    assert found[2:] == ["6.12.9+deb13-amd64", "6.9.12-amd64"]
 
 
 def test_load_order_has_each_module_once_and_no_builtin(tmp_path: Path) -> None:
@@ -238,6 +259,11 @@ def test_the_kernel_of_each_layout_is_unpacked(
     monkeypatch.setattr(debian, "download", download)
     assert debian.unpack_kernel() == "6.1-amd64"
     (found,) = kernel.in_cache()
+    (found.image.parent / debian.VERSION_FILE).write_text("older")
+    assert debian.has_newer("6.1-amd64")
+    assert debian.unpack_kernel() == "6.1-amd64"
+    assert not debian.has_newer("6.1-amd64")
+    assert list(kernel.in_cache()) == [found]
     assert (found.modules / "modules.dep").exists()
     assert found.image.read_bytes() == files[image]
     top = found.image.parent
@@ -245,20 +271,97 @@ def test_the_kernel_of_each_layout_is_unpacked(
     assert (top / debian.VERSION_FILE).read_text() == "6.1.192-2"
 
 
-# --- without siw ---
+# --- setup ---
+
+
+@pytest.fixture
+def installed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let all of setup but the kernel succeed. Return the programs that it asks for."""
+    names: list[str] = []
+
+    def ensure(requirements: Sequence[Requirement]) -> None:
+        names.extend(requirement.name for requirement in requirements)
+
+    monkeypatch.setattr(packages, "ensure", ensure)
+    monkeypatch.setattr(qemu, "find", lambda: "qemu")
+    monkeypatch.setattr(kvm, "is_result_known", lambda: True)
+    monkeypatch.setattr(kvm, "choose", lambda program, chosen: "tcg")
+    return names
+
+
+@pytest.mark.parametrize("suffix", [".xz", ".zst"])
+def test_setup_installs_zstd_for_a_kernel_that_needs_it(
+    cache: Path, installed: list[str], suffix: str
+) -> None:
+    make_kernel(cache, "6.8.0", [*COMMON, "rdma_rxe"], suffix=suffix)
+    setup.setup(("rxe",))
+    assert ("zstd" in installed) == (suffix == ".zst")
+
+
+def test_a_module_that_needs_zstd_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "m.ko.zst").write_bytes(b"")
+    with pytest.raises(LabError, match=r"^the program zstd, .* run `aiordma lab setup`$"):
+        Module(tmp_path / "m.ko.zst").content()
+
+
+def make_siw(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, *, current: str, builds_for: str
+) -> list[str]:
+    """Let the distribution have one kernel, of version 2. Return the releases siw is built for."""
+    tried: list[str] = []
+
+    def build(release: str) -> None:
+        tried.append(release)
+        if release != builds_for:
+            raise LabError(f"apt has no package linux-headers-{release}")
+        (kernel.kernels_dir() / release / "siw.ko").write_bytes(b"\0depends=\0")
+
+    def unpack() -> str:
+        make_kernel(cache, current, [*COMMON, "rdma_rxe"], version="2")
+        return current
+
+    make_apt(cache, monkeypatch, f"Inst linux-image-{current} (2 x)\nInst linux-image-amd64 (2 x)")
+    monkeypatch.setattr(siw, "build", build)
+    monkeypatch.setattr(debian, "unpack_kernel", unpack)
+    return tried
+
+
+def test_setup_takes_the_current_kernel_when_siw_cannot_be_built_for_an_old_one(
+    cache: Path, installed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = make_siw(cache, monkeypatch, current="6.2.0", builds_for="6.2.0")
+    make_kernel(cache, "6.1.0", [*COMMON, "rdma_rxe"], version="1")
+    setup.setup()
+    assert tried == ["6.1.0", "6.2.0"]
+    assert kernel.find(["rxe", "siw"]).release == "6.2.0"
+
+
+def test_setup_tries_no_other_kernel_than_the_current_one(
+    cache: Path,
+    installed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tried = make_siw(cache, monkeypatch, current="6.2.0", builds_for="none")
+    setup.setup()
+    setup.setup()
+    assert tried == ["6.2.0", "6.2.0"]
+    reason = "because apt has no package linux-headers-6.2.0"
+    assert capsys.readouterr().err.count(f"lab: without siw, with rxe alone, {reason}\n") == 2
 
 
 def test_the_lab_falls_back_to_rxe_when_siw_cannot_be_built(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cache: Path,
+    installed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def cannot_build(release: str) -> None:
         raise LabError("the siw driver could not be built", log="/log")
 
     monkeypatch.setattr(siw, "build", cannot_build)
-    monkeypatch.setattr(packages, "ensure", lambda requirements: None)
-    monkeypatch.setattr(qemu, "find", lambda: "qemu")
-    monkeypatch.setattr(kvm, "is_result_known", lambda: True)
-    monkeypatch.setattr(kvm, "choose", lambda program, chosen: "tcg")
+    make_apt(cache, monkeypatch, "Inst linux-image-amd64 (1 x)")
     make_kernel(cache, "6.1.0", COMMON)
     with pytest.raises(LabError, match=r"^the siw driver could not be built$"):
         setup.setup()
