@@ -6,15 +6,14 @@
 
 import sys
 
-try:
-    from aiordma._native import _fast_path as fast_path
-    from aiordma._native._buffer_exporter import BufferExporter
-    from aiordma._native._lib import ffi, lib
-except ImportError as error:
-    if "t" not in sys.abiflags:
-        raise
-    sentence = "aiordma does not support the free-threaded build of CPython: use the usual build"
-    raise ImportError(sentence) from error
+if "t" in sys.abiflags:  # its objects have another layout; CPython 3.13 loads the modules anyway
+    raise ImportError(
+        "aiordma does not support the free-threaded build of CPython: use the usual build"
+    )
+
+from aiordma._native import _fast_path as fast_path
+from aiordma._native._buffer_exporter import BufferExporter
+from aiordma._native._lib import ffi, lib
 
 __all__ = ["BufferExporter", "fast_path", "ffi", "lib"]
 
