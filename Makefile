@@ -10,7 +10,7 @@
 # make mutation  change the stream protocol, and say what no test notices
 # make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
 # make count   instructions of a message, counted by callgrind; COUNT="...": its options
-# make matrix  test the commands above, and the wheel, on fresh Debian systems
+# make matrix  test the commands above, and the wheel, on fresh Debian systems and other Pythons
 # make wheel   build dist/*.whl and dist/*.tar.gz, and test them
 # make setup   only install what the others need; they do it themselves
 # make clean   remove the virtual environment and everything built
@@ -158,7 +158,7 @@ soak: setup
 bench: setup
 	@$(call on_device,rxe,$(PY) -m aiordma bench $(BENCH))
 
-# MATRIX="...": systems (bookworm, trixie, sid), or paths of Python interpreters. Needs root.
+# MATRIX="...": rows, such as sid, 3.12, 3.13t or the path of an interpreter. Needs root.
 matrix: wheel
 	@$(call install_packages,debootstrap)
 	@$(PY) -m benchmarks.matrix $(MATRIX)

@@ -44,15 +44,28 @@ apt-get install --yes --quiet --no-install-recommends librdmacm1 ibverbs-provide
 venv/bin/aiordma lab run -- venv/bin/python examples/demo.py
 venv/bin/aiordma lab run -- venv/bin/aiordma doctor
 {NO_COMPILER}"""
+INSTALLED_KERNEL = """
+cd
+rm -r ~/.cache/aiordma
+apt-get install --yes --quiet --no-install-recommends linux-image-amd64
+venv/bin/aiordma lab run -- venv/bin/python examples/demo.py
+test ! -e ~/.cache/aiordma/lab/kernels
+"""
 
 
 def wheel(row: Row, suite: str, log: Path) -> None:
-    """Install the wheel where there is no compiler, and echo with it in the lab."""
+    """Install the wheel where there is no compiler, and echo with it in the lab.
+
+    The lab boots first the kernel that it has unpacked, then one that is installed.
+    """
     system = System(suite, log)
     shutil.copy(wheel_file(), system.top / "root")
     shutil.copytree(ROOT / "examples", system.top / "root/examples")
-    script = WHEEL.format(wheel=wheel_file().name)
-    row.timed("wheel", functools.partial(system.run, script), "demo: the echo was right")
+    for test, script in (
+        ("wheel", WHEEL.format(wheel=wheel_file().name)),
+        ("installed kernel", INSTALLED_KERNEL),
+    ):
+        row.timed(test, functools.partial(system.run, script), "demo: the echo was right")
 
 
 def source(row: Row, suite: str, log: Path) -> None:

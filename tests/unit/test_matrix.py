@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.matrix import debian, system
+from benchmarks.matrix import debian, free_threaded, interpreters, system
 from benchmarks.matrix.log import Done, checked, logged
 from benchmarks.matrix.table import Row, print_table
 
@@ -81,3 +81,52 @@ def test_an_old_base_is_made_anew(tmp_path: Path) -> None:
     yesterday = tmp_path.stat().st_mtime - system.MAX_AGE
     os.utime(tmp_path, (yesterday, yesterday))
     assert not system.is_current(tmp_path)
+
+
+def make_python(path: Path, status: int) -> Path:
+    """Make an interpreter that can do nothing but answer if C modules can be built for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\nexit {status}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_interpreters_are_those_of_path_and_of_pyenv(tmp_path: Path) -> None:
+    """pyenv puts a command into PATH that fails for versions that are not chosen."""
+    environ = {"PATH": str(tmp_path / "bin"), "PYENV_ROOT": str(tmp_path / "pyenv")}
+    versions = tmp_path / "pyenv/versions"
+    make_python(tmp_path / "bin/python3.12", 127)
+    usual = make_python(tmp_path / "bin/python3.11", 0)
+    for release in ("3.12.9", "3.12.10", "3.11.7"):
+        make_python(versions / release / f"bin/python{release[:4]}", 0)
+    newest = versions / "3.12.10/bin/python3.12"
+    make_python(versions / "3.12.11/bin/python3.12", 1)
+    assert interpreters.find("3.11", environ) == usual
+    assert interpreters.find("3.12", environ) == newest
+    assert interpreters.find("3.13", environ) is None
+
+
+OURS = "aiordma does not support the free-threaded build of CPython: use the usual build"
+CFFI = "CFFI does not support the free-threaded build of CPython 3.13. Upgrade to 3.14 or newer."
+PIP = "aiordma-0.1.0-cp311-abi3-linux_x86_64.whl is not a supported wheel on this platform."
+
+
+@pytest.mark.parametrize(
+    ("done", "result", "notes"),
+    [
+        (Done(0, ""), "import works", []),
+        (Done(0, OURS), "import works", []),
+        (Done(1, f"ImportError: {OURS}\n"), "import refused by aiordma", [OURS]),
+        (Done(1, f"  RuntimeError: {CFFI}\n{OURS}\n"), "import refused by cffi", [CFFI]),
+        (Done(1, f"ERROR: {PIP}\n"), "import refused by pip", [PIP]),
+        (Done(-11, "Segmentation fault"), "import failed (exit -11)", []),
+    ],
+)
+def test_a_free_threaded_build_is_refused_with_a_sentence(
+    done: Done, result: str, notes: list[str]
+) -> None:
+    row = Row("CPython 3.13t")
+    free_threaded.store(row, "test", done, "import ")
+    assert row.results == {"test": result}
+    assert row.has_failed == ("failed" in result)
+    assert [note.partition(": ")[2] for note in row.notes] == notes
