@@ -259,28 +259,42 @@ int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer)
 	return abs(ibv_modify_qp(qp, &attr, IBV_QP_MIN_RNR_TIMER));
 }
 
-/* The retry count can only be changed while the send queue is drained (SQD). A send queue without
- * requests drains within microseconds, but in another thread of the kernel: until then, the second
- * call fails. */
+/* Modify a queue pair whose send queue drains. A queue without requests drains within microseconds,
+ * but in another thread of the kernel: until then, the call fails. */
+static int modify_drained(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+	const struct timespec millisecond = { .tv_nsec = 1000000 };
+	int error, tries;
+
+	for (tries = 0; tries < 1000; tries++) {
+		error = ibv_modify_qp(qp, attr, mask);
+		if (!error)
+			break;
+		nanosleep(&millisecond, NULL);
+	}
+	return abs(error);
+}
+
+/* The retry count can only be changed while the send queue is drained (SQD). That call makes the
+ * device drain the queue again. A queue pair that stays drained would never send: it is broken. */
 int aiordma_set_retry_count(struct ibv_qp *qp, uint8_t count)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_SQD, .retry_cnt = count };
-	const struct timespec millisecond = { .tv_nsec = 1000000 };
-	int error, tries;
+	int error;
 
 	if (!qp)
 		return EINVAL;
 	error = ibv_modify_qp(qp, &attr, IBV_QP_STATE);
 	if (error)
 		return abs(error);
-	for (tries = 0; tries < 1000; tries++) {
-		error = ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_RETRY_CNT);
-		if (!error)
-			break;
-		nanosleep(&millisecond, NULL);
+	error = modify_drained(qp, &attr, IBV_QP_STATE | IBV_QP_RETRY_CNT);
+	if (!error) {
+		attr.qp_state = IBV_QPS_RTS;
+		error = modify_drained(qp, &attr, IBV_QP_STATE);
 	}
-	attr.qp_state = IBV_QPS_RTS;
-	if (ibv_modify_qp(qp, &attr, IBV_QP_STATE))
-		return EINVAL;
-	return abs(error);
+	if (error) {
+		attr.qp_state = IBV_QPS_ERR;
+		ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+	}
+	return error;
 }

@@ -400,8 +400,8 @@ class QueuePair:
         queue is empty. Blocks for some milliseconds. See ibv_modify_qp(3).
 
         Raises:
-            VerbsError: EINVAL (wrong state, the send queue was not empty, or iWARP, which has no
-                such count).
+            VerbsError: EINVAL (wrong state, or iWARP, which has no such count). If the send queue
+                was not empty, the queue pair is then in the error state.
         """
         check_errno(lib.aiordma_set_retry_count(self.pointer, count), "ibv_modify_qp")
 

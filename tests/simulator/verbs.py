@@ -217,6 +217,8 @@ class QueuePair:
     has_received: bool = False
     allowed: int | None = None
     """The number of requests that the device can still begin to execute. None: no limit."""
+    is_draining: bool = False
+    """True if the send queue drains. The next call finds it so, the calls after it do not."""
     retry_count: int = 0
     """The number of times that an unacknowledged request is repeated. Only stored."""
     cm_id: Any = None
@@ -460,7 +462,11 @@ def ibv_modify_qp(world: World, pointer: Any, attr: Any, mask: int) -> None:
         elif is_drained or attr.qp_state == lib.IBV_QPS_SQD:
             if qp.device.is_iwarp or qp.state not in (lib.IBV_QPS_RTS, lib.IBV_QPS_SQD):
                 raise Failure(errno.EINVAL)
+            if qp.is_draining:
+                qp.is_draining = False
+                raise Failure(errno.EINVAL)
             qp.move(attr.qp_state)
+            qp.is_draining = attr.qp_state == lib.IBV_QPS_SQD
             if mask & lib.IBV_QP_RETRY_CNT:
                 qp.retry_count = attr.retry_cnt
         else:

@@ -18,7 +18,16 @@ from simulator.world import Failure
 from streaming import streaming
 
 import aiordma
-from aiordma import ByteStream, Connection, ConnectionOptions, PeerTimeout, StreamOptions
+from aiordma import (
+    ByteStream,
+    Connection,
+    ConnectionOptions,
+    PeerClosed,
+    PeerTimeout,
+    StreamOptions,
+    WorkRequestError,
+)
+from aiordma._native import lib
 from aiordma.asyncio.errors import as_os_error
 from aiordma.qp.retries import RXE_MAX_RETRIES
 from aiordma.verbs.device import RXE_VENDOR_ID
@@ -194,8 +203,9 @@ async def test_an_accepted_connection_limits_the_retries_of_its_peer(
     """The devices differ, so that the peer asks for more retries than end on this device."""
     simulation.far.vendor_id = RXE_VENDOR_ID
     async with connected(simulation, ConnectionOptions(retry_count=7)):
-        near, far = simulation.world.all(QueuePair)
-        assert {near.retry_count, far.retry_count} == {7, RXE_MAX_RETRIES}
+        qps = list(simulation.world.all(QueuePair))
+        assert {qp.retry_count for qp in qps} == {7, RXE_MAX_RETRIES}
+        assert [qp.state for qp in qps] == [lib.IBV_QPS_RTS] * 2
 
 
 @pytest.mark.transport("IB")
@@ -206,6 +216,31 @@ async def test_a_peer_that_is_gone_before_its_retries_are_limited_is_no_error(
     simulation.world.calls.hooks["ibv_modify_qp"] = mock.Mock(side_effect=Failure(errno.EINVAL))
     async with connected(simulation, ConnectionOptions(retry_count=7)):
         assert RXE_MAX_RETRIES not in [qp.retry_count for qp in simulation.world.all(QueuePair)]
+
+
+@pytest.mark.transport("IB")
+async def test_a_connection_whose_send_queue_stays_drained_is_broken(
+    simulation: Simulation,
+) -> None:
+    """It would never send. Neither end waits for it."""
+    simulation.far.vendor_id = RXE_VENDOR_ID
+    tries = iter(range(1000))
+
+    def refuse() -> None:
+        states = [qp.state for qp in simulation.world.all(QueuePair)]
+        if lib.IBV_QPS_SQD in states and next(tries, None) is not None:
+            raise Failure(errno.EINVAL)
+
+    simulation.world.calls.hooks["ibv_modify_qp"] = refuse
+    async with aiordma.listen(FAR, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        near = await aiordma.connect(FAR, PORT, options=ConnectionOptions(retry_count=7))
+        far = await accepting
+        for end in (near, far):
+            with pytest.raises((PeerClosed, WorkRequestError)):
+                await end.recv()
+            end.abort()
+            await end.aclose()
 
 
 def test_options_out_of_range_are_refused() -> None:
