@@ -14,6 +14,7 @@ from aiordma.anyio.attributes import Attributes, address_attributes
 from aiordma.anyio.rules import adapter_checkpoint, raise_as_anyio
 from aiordma.cm.accepting import BaseListener as CoreListener
 from aiordma.cm.accepting import accept_or_log
+from aiordma.cm.handshakes import ListenerStats
 from aiordma.errors import RdmaError, VerbsError
 from aiordma.loop.context_managers import Closable
 
@@ -34,6 +35,11 @@ class BaseListener(AnyioListener[S], Generic[C, S]):
         self._listener = listener
         self._present = present
         self._checkpoint = adapter_checkpoint()
+
+    @property
+    def stats(self) -> ListenerStats:
+        """A snapshot of the listener's counters, and of the numbers of its peers."""
+        return self._listener.stats
 
     async def _accept(self, accept: Callable[[], Awaitable[C]]) -> S:
         await self._checkpoint()

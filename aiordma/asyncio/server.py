@@ -11,6 +11,8 @@ from ssl import SSLContext
 from aiordma.asyncio.tls import start_tls
 from aiordma.asyncio.transport import StreamTransport, create_transport
 from aiordma.cm.accepting import accept_or_log
+from aiordma.cm.handshakes import ListenerStats
+from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.errors import DeviceRemoved, LocalClosed, RdmaError
 from aiordma.streams.listener import StreamCoreListener
 from aiordma.streams.stream_core import StreamCore
@@ -50,6 +52,7 @@ class StreamServer(asyncio.AbstractServer):
         self._listener = listener
         self._factory = protocol_factory
         self._ssl = ssl
+        self._log = OccasionalLog(logger)
         self._loop = asyncio.get_running_loop()
         self._transports: set[StreamTransport] = set()
         self._beginning: set[asyncio.Task[None]] = set()
@@ -65,6 +68,11 @@ class StreamServer(asyncio.AbstractServer):
         Empty when the server is closed.
         """
         return () if self._closed.is_set() else (ListeningAddress(self._listener.local_address),)
+
+    @property
+    def stats(self) -> ListenerStats:
+        """A snapshot of the listener's counters, and of the numbers of its peers."""
+        return self._listener.stats
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop of the server."""
@@ -127,7 +135,8 @@ class StreamServer(asyncio.AbstractServer):
             else:
                 await start_tls(transport, protocol, self._ssl, None)
         except (DeviceRemoved, OSError) as error:  # caused by the peer or the network
-            logger.info("the connection of %r could not begin: %s", core, error)
+            text = "the connection of %r could not begin: %s"
+            self._log.log(logging.INFO, text, core, error)
         except Exception:
             logger.exception("the connection of %r could not begin", core)
 

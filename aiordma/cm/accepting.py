@@ -24,6 +24,18 @@ logger = logging.getLogger(__name__)
 C = TypeVar("C", bound=Closable)
 
 
+def peer_error(error: Exception) -> Exception | None:
+    """Return the error of the peer or the network that `error` is, or None if it is another one.
+
+    An exception group is such an error if all its members are. The first member is returned.
+    """
+    while isinstance(error, ExceptionGroup):
+        if error.split(PEER_ERRORS)[1] is not None:
+            return None
+        error = error.exceptions[0]
+    return error if isinstance(error, PEER_ERRORS) else None
+
+
 class BaseRequest:
     """A connection request of a peer, for messages or for a byte stream. Answer it once."""
 
@@ -115,6 +127,7 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
         self._arrived = WaitQueue(self._loop)
         self._yield = yield_of(self._loop)
         self._log = OccasionalLog(logger)
+        self._peer_log = OccasionalLog(logger)
         self._handshakes: Handshakes[R, C] = Handshakes(self._loop, limits, self._arrived.wake_all)
         for cm in cms:
             cm.on_change = self._arrived.wake_all
@@ -236,10 +249,11 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
         try:
             async with closing(connection):
                 await handler(connection)
-        except PEER_ERRORS as error:
-            logger.info("%r ended: %s", connection, error)
-        except Exception:
-            logger.exception("serving %r failed", connection)
+        except Exception as error:
+            if (cause := peer_error(error)) is None:
+                logger.exception("serving %r failed", connection)
+            else:
+                self._peer_log.log(logging.INFO, "%r ended: %s", connection, cause)
 
     def __aiter__(self) -> AsyncIterator[R]:
         """Iterate over requests until the listener is closed."""

@@ -12,7 +12,8 @@ LOG_SECONDS = 10.0
 class OccasionalLog:
     """Logs the first message, and then at most one message in LOG_SECONDS.
 
-    A message that is logged later says how many were left out before it.
+    A message that is logged later says how many were left out before it. Those are logged at level
+    DEBUG.
     """
 
     __slots__ = ("_clock", "_left_out", "_logger", "_next_at")
@@ -24,10 +25,11 @@ class OccasionalLog:
         self._left_out = 0
 
     def log(self, level: int, text: str, *arguments: object) -> None:
-        """Log `text % arguments`, unless a message was logged in the last LOG_SECONDS."""
+        """Log `text % arguments`, at level DEBUG if one was logged in the last LOG_SECONDS."""
         now = self._clock()
         if now < self._next_at:
             self._left_out += 1
+            self._logger.debug(text, *arguments)
             return
         if self._left_out:
             text += " (%d such messages were left out)"

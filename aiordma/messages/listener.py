@@ -231,8 +231,9 @@ class Listener(BaseListener[ConnectRequest, Connection]):
 
         The connection is closed when its handler returns. An exception in a handler is logged, and
         ends only that connection. If the peer has ended the connection, that is logged at level
-        INFO. If a peer cannot be accepted, for example because memory is short, an error is logged,
-        at most once in 10 seconds. serve() returns when the listener is closed and the last handler
+        INFO, at most once in 10 seconds, also if a task group of the handler raises it. If a peer
+        cannot be accepted, for example because memory is short, an error is logged, at most once in
+        10 seconds. serve() returns when the listener is closed and the last handler
         has returned.
 
         Cancelling closes the listener and cancels every handler.

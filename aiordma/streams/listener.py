@@ -114,8 +114,9 @@ class StreamListener(BaseListener[StreamRequest, ByteStream]):
 
         The stream is closed when its handler returns. An exception that a handler raises is
         logged, and ends that stream only. The end of a connection by the peer is logged at level
-        INFO. If a peer cannot be accepted, for example because memory is short, an error is logged,
-        at most once in 10 seconds. serve() returns when the listener is closed and the last handler
+        INFO, at most once in 10 seconds, also if a task group of the handler raises it. If a peer
+        cannot be accepted, for example because memory is short, an error is logged, at most once in
+        10 seconds. serve() returns when the listener is closed and the last handler
         has returned.
 
         Cancelling closes the listener and cancels every handler.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from trio.abc import Listener
 
 import aiordma
-from aiordma.errors import RdmaError, VerbsError
+from aiordma.cm.accepting import accept_or_log
+from aiordma.cm.handshakes import ListenerStats
+from aiordma.errors import RdmaError
 from aiordma.options import DEFAULT_LIMITS, ListenerLimits
 from aiordma.streams import StreamListener
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
@@ -25,23 +27,27 @@ class RdmaListener(Listener[RdmaStream]):
         """`(host, port)` where peers can connect; the port is the real one if 0 was asked for."""
         return self._listener.local_address
 
+    @property
+    def stats(self) -> ListenerStats:
+        """A snapshot of the listener's counters, and of the numbers of its peers."""
+        return self._listener.stats
+
     async def accept(self) -> RdmaStream:
         """Wait for a peer that connects, and accept it.
 
-        A peer that gives up halfway, or does not use rsocket, is skipped. A peer that does not
-        confirm delays no other. Cancelling loses no peer.
+        A peer that gives up halfway, or does not use rsocket, is skipped. If a peer cannot be
+        accepted, for example because memory is short, an error is logged, at most once in
+        10 seconds. The peer is rejected, and the next one is waited for: trio.serve_listeners()
+        would log each such peer, or end. A peer that does not confirm delays no other. Cancelling
+        loses no peer.
 
         Raises:
             trio.ClosedResourceError: the listener was closed, before or while this waited.
             trio.BrokenResourceError: the device that the listener was bound to was removed.
             trio.BusyResourceError: another task is waiting for peers.
-            VerbsError: one peer could not be accepted, for example because memory was short. The
-                listener stays open.
         """
         try:
-            return RdmaStream(await self._listener.accept())
-        except VerbsError:
-            raise
+            return RdmaStream(await accept_or_log(self._listener))
         except RdmaError as error:
             raise_as_trio(error)
 
