@@ -7,7 +7,7 @@
 # make soak    the long campaigns: SEEDS=10000 simulated programs, then those on a device
 # make sanitize  before a release: unit tests and SEEDS=1000 simulated programs with ASan and UBSan,
 #              then threads that post and destroy with TSan
-# make mutation  change the stream protocol, and say what no test notices
+# make mutation  change the stream protocol and the tables of states; print what no test notices
 # make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
 # make count   instructions of a message, counted by callgrind; COUNT="...": its options
 # make matrix  test the commands above, and the wheel, on fresh Debian systems and other Pythons
@@ -99,6 +99,7 @@ mutation: $(READY)
 	@$(build_copy)
 	@cd $(COPY) && $(CURDIR)/$(VENV)/bin/mutmut run --max-children 2
 	@cd $(COPY) && $(CURDIR)/$(VENV)/bin/mutmut results | tee survivors.txt && ! test -s survivors.txt
+	@$(PY) -m benchmarks.mutation
 
 sanitize: $(READY)
 	@$(MAKE) --no-print-directory asan

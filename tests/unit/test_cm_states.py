@@ -60,6 +60,9 @@ PATHS: dict[str, tuple[CmState, list[CmCall | CmEventType], CmState]] = {
     ),
     "the peer rejects": (S.ROUTE_RESOLVED, [C.CONNECT, E.REJECTED], S.FAILED),
     "no answer": (S.ROUTE_RESOLVED, [C.CONNECT, E.UNREACHABLE], S.FAILED),
+    "an error while connecting": (S.ROUTE_RESOLVED, [C.CONNECT, E.CONNECT_ERROR], S.FAILED),
+    "an error while connected": (S.CONNECTED, [E.CONNECT_ERROR], S.FAILED),
+    "the peer disconnects twice": (S.CONNECTED, [E.DISCONNECTED, E.DISCONNECTED], S.DISCONNECTED),
     "disconnected before established": (S.REQUESTED, [C.ACCEPT, E.DISCONNECTED], S.DISCONNECTED),
     "the peer was destroyed halfway": (S.CONNECTED, [E.REJECTED], S.DISCONNECTED),
     "a neighbour changed": (S.CONNECTED, [E.UNREACHABLE], S.CONNECTED),
@@ -70,6 +73,20 @@ PATHS: dict[str, tuple[CmState, list[CmCall | CmEventType], CmState]] = {
         S.DISCONNECTED,
     ),
 }
+
+
+# The events that end an attempt to connect without a connection.
+FAILURES = [E.REJECTED, E.UNREACHABLE, E.CONNECT_ERROR]
+# The events that do not concern the connection of their id.
+ELSEWHERE = [
+    E.ADDR_CHANGE,
+    E.TIMEWAIT_EXIT,
+    E.USER,
+    E.MULTICAST_JOIN,
+    E.MULTICAST_ERROR,
+    E.ADDRINFO_RESOLVED,
+    E.ADDRINFO_ERROR,
+]
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -93,6 +110,22 @@ def test_each_event_leads_to_the_state_of_the_table(state: CmState) -> None:
             expected = EVENTS.get(state, {}).get(event, state if state in FINAL else S.FAILED)
         assert after_event(state, event) is expected
     assert not EVENTS.get(state, {}).keys() & {*HINTS, E.DEVICE_REMOVAL}  # they have no effect
+
+
+@pytest.mark.parametrize("state", [S.CONNECTING, S.RESPONDED, S.ACCEPTING])
+def test_an_attempt_to_connect_fails_for_good(state: CmState) -> None:
+    assert {after_event(state, event) for event in FAILURES} == {S.FAILED}
+
+
+def test_an_event_that_concerns_something_else_changes_no_state() -> None:
+    for state, event in itertools.product(CmState, ELSEWHERE):
+        assert after_event(state, event) is state
+
+
+@pytest.mark.parametrize("state", [S.REFUSED, S.FAILED, S.REMOVED, S.CLOSED])
+def test_only_a_removal_changes_a_final_state(state: CmState) -> None:
+    assert state in FINAL
+    assert {after_event(state, event) for event in set(E) - {E.DEVICE_REMOVAL}} == {state}
 
 
 def test_an_operation_under_way_can_succeed_and_fail_and_allows_no_call() -> None:

@@ -13,7 +13,12 @@ from stream_sides import HALVES, ORDERS, TARGET_SGL, TARGET_SGL_KEY, Script, set
 
 from aiordma import ProtocolError
 from aiordma.streams import outbound, wire
-from aiordma.streams.protocol import MAX_CONTROLS, RESERVED_RECEIVES, OutgoingMessage
+from aiordma.streams.protocol import (
+    MAX_CONTROLS,
+    RESERVED_RECEIVES,
+    OutgoingMessage,
+    Settings,
+)
 from aiordma.streams.states import StreamState
 from aiordma.streams.wire import ByteOrder, ConnectionData, Control, Mapping, Op, Segment
 
@@ -202,6 +207,12 @@ def test_the_first_buffer_of_the_peer_can_be_huge_or_missing() -> None:
     assert script.protocol.room == 0
     script.receive_target(1, 0x7000, 77, 100)
     assert script.send_all() == [Segment(0x7000, 77, 100)]
+
+
+def test_a_message_alone_has_no_target_and_a_side_no_mappings() -> None:
+    assert OutgoingMessage(5) == (5, b"", Segment(0, 0, 0))
+    sgl, buffer = settings().target_sgl, settings().buffer
+    assert Settings(16, sgl, buffer, "little", sends_messages=False).mappings == 0
 
 
 def test_each_message_takes_a_credit() -> None:
