@@ -6,21 +6,16 @@ reset: it then answers no packet. On iWARP no TCP packet reaches the address any
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import loops
 import pytest
 from cm_ids import SMALL
-from helpers import TIME_LIMIT, connected, is_receiving, run_program
+from helpers import TIME_LIMIT, connected, is_receiving
+from silence import queue_pair_of, silent
 from streaming import streaming
 
 import aiordma
-from aiordma import AsyncCmId, ByteStream, Connection, ConnectionOptions, PeerTimeout, StreamOptions
-from aiordma._native import ffi, lib
+from aiordma import AsyncCmId, Connection, ConnectionOptions, PeerTimeout, StreamOptions
 from aiordma.rdmacm import ConnectionParameters, DeviceAddress, parse_address
-from aiordma.verbs import QueuePair
 
 # 7 times 17 ms on RoCE. On iWARP the peer has 3 s, also on a machine that is busy.
 QUICK = {"ack_timeout": 12, "peer_timeout": 3.0}
@@ -29,38 +24,6 @@ WATCHING = ConnectionOptions(keepalive=1.0, **QUICK)  # type: ignore[arg-type]
 
 # The exchange before the silence is on every loop alike; each test waits some seconds.
 pytestmark = pytest.mark.loops("asyncio", "trio")
-
-
-@contextmanager
-def silent(address: DeviceAddress, *queue_pairs: QueuePair) -> Iterator[None]:
-    """Let these ends answer nothing in the block."""
-    if address.transport.name == "IB":
-        attributes: Any = ffi.new("struct ibv_qp_attr *")
-        attributes.qp_state = lib.IBV_QPS_RESET
-        for queue_pair in queue_pairs:
-            assert not lib.ibv_modify_qp(queue_pair.pointer, attributes, lib.IBV_QP_STATE)
-        yield
-        return
-    host = address.host
-    (route,) = ip(host, "route", "show", "table", "local", "type", "local", host).splitlines()
-    ip(host, "route", "add", "blackhole", host)
-    ip(host, "route", "del", *route.split(), "table", "local")
-    try:
-        yield
-    finally:
-        ip(host, "route", "add", *route.split(), "table", "local")
-        ip(host, "route", "del", "blackhole", host)
-
-
-def ip(host: str, *arguments: str) -> str:
-    """Run ip(8) for the address family of `host`."""
-    return run_program("ip", "-6" if ":" in host else "-4", *arguments)
-
-
-def queue_pair_of(end: Connection | ByteStream) -> QueuePair:
-    qp = end._endpoint.cm.handle.qp
-    assert qp is not None
-    return qp
 
 
 async def test_keepalive_ends_a_wait_on_an_idle_connection(address: DeviceAddress) -> None:

@@ -1,7 +1,8 @@
 """A flood of connection requests of peers that say nothing, while a well-behaved client is served.
 
-The flood comes from a process and an address of its own. AIORDMA_SOAK_REQUESTS is the number of its
-requests (default 10,000). The client connects again and again, gets a reply to one message, and
+The flood comes from a process of its own, and from one address or from SOURCES addresses that take
+turns, as a peer can use that forges its source. AIORDMA_SOAK_REQUESTS is the number of its requests
+(default 10,000). The client connects again and again, gets a reply to one message, and
 closes. Its times, the counts of the listener, and the growth of the server's memory are printed.
 """
 
@@ -14,7 +15,7 @@ import resource
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,9 @@ pytestmark = pytest.mark.asyncio
 REQUESTS = int(os.environ.get("AIORDMA_SOAK_REQUESTS", "10000"))
 MAX_CONNECTIONS = 1000
 LIMITS = ListenerLimits(max_connections=MAX_CONNECTIONS, max_handshakes=64)
-# The queue pair, the registered memory and the Python objects of a connection, in bytes.
-PER_CONNECTION = 1 << 20
+SOURCES = 32
+# The growth of the server's process, in bytes.
+MAX_GROWTH = 256 << 20
 QUIET_CLIENTS = 20
 
 SILENT_ON_ROCE = """
@@ -38,7 +40,7 @@ import asyncio, sys
 from aiordma import AsyncCmId, RdmaError
 from aiordma.rdmacm import ConnectionParameters, parse_address
 
-async def main(source, host, port, requests):
+async def main(host, port, requests, *sources):
     todo, peers = iter(range(int(requests))), []
 
     async def request():
@@ -47,7 +49,8 @@ async def main(source, host, port, requests):
             peers.append(cm_id)
             try:
                 await cm_id.resolve_addr(
-                    parse_address(host, int(port)), source=parse_address(source, 0)
+                    parse_address(host, int(port)),
+                    source=parse_address(sources[number % len(sources)], 0),
                 )
                 await cm_id.resolve_route()
                 await cm_id.connect(ConnectionParameters(qp_num=0x100000 + number))
@@ -68,7 +71,7 @@ import asyncio, resource, struct, sys
 
 FRAME = b"MPA ID Req Frame" + struct.pack("!HHHH", 0x1002, 4, 16, 16)
 
-async def main(source, host, port, requests):
+async def main(host, port, requests, *sources):
     todo, peers = iter(range(int(requests))), []
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -77,7 +80,7 @@ async def main(source, host, port, requests):
         for number in todo:
             try:
                 reader, writer = await asyncio.open_connection(
-                    host, int(port), local_addr=(source, 0)
+                    host, int(port), local_addr=(sources[number // 2 % len(sources)], 0)
                 )
             except OSError:
                 continue
@@ -95,17 +98,17 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @contextmanager
-def second_address(address: DeviceAddress) -> Iterator[str]:
-    """Give the interface of `address` another one for the block, and return that."""
+def more_addresses(address: DeviceAddress, count: int) -> Iterator[list[str]]:
+    """Give the interface of `address` that many others for the block, and return them."""
     shown = json.loads(run_program("ip", "-json", "address", "show", "to", address.host))
     interface = shown[0]["ifname"]
     head, _, last = address.host.rpartition(".")
-    other = f"{head}.{(int(last) + 76) % 256}"
-    run_program("ip", "address", "add", f"{other}/24", "dev", interface)
-    try:
-        yield other
-    finally:
-        run_program("ip", "address", "del", f"{other}/24", "dev", interface)
+    others = [f"{head}.{(int(last) + 76 + number) % 256}" for number in range(count)]
+    with ExitStack() as stack:
+        for other in others:
+            run_program("ip", "address", "add", f"{other}/24", "dev", interface)
+            stack.callback(run_program, "ip", "address", "del", f"{other}/24", "dev", interface)
+        yield others
 
 
 def resident_bytes() -> int:
@@ -156,16 +159,18 @@ async def echo_once(connection: Connection) -> None:
     await echo(connection)
 
 
-async def flood(address: DeviceAddress, program: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def flood(
+    address: DeviceAddress, program: str, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with aiordma.listen(address.host, 0, limits=LIMITS) as listener:
         serving = asyncio.create_task(listener.serve(echo_once))
         quiet = Served(listener)
         for _ in range(QUIET_CLIENTS):
             await quiet.client()
         flooded = Served(listener)
-        with second_address(address) as source:
+        with more_addresses(address, count) as sources:
             host, port = listener.local_address
-            process = start_python(program, source, host, str(port), str(REQUESTS))
+            process = start_python(program, host, str(port), str(REQUESTS), *sources)
             assert await asyncio.to_thread(read_line, process) == "begins"
             begin = time.monotonic()
             done = asyncio.create_task(asyncio.to_thread(read_line, process))
@@ -174,25 +179,28 @@ async def flood(address: DeviceAddress, program: str, capsys: pytest.CaptureFixt
             assert await done == "done"
             seconds = time.monotonic() - begin
             with capsys.disabled():
-                print(f"\n{address.device}: {REQUESTS} requests in {seconds:.0f} s")
+                print(f"\n{address.device}: {REQUESTS} requests in {seconds:.0f} s", end=" ")
+                print(f"from {count} addresses")
                 print(f"before: {quiet}\nflooded: {flooded}\n{listener.stats}", flush=True)
             await end(process)
         await flooded.client()
         await listener.aclose()
         async with asyncio.timeout(TIME_LIMIT):
             await serving
-    assert flooded.most_resident < quiet.most_resident + flooded.most_connections * PER_CONNECTION
+    assert flooded.most_resident < quiet.most_resident + MAX_GROWTH
 
 
 @pytest.mark.transport("IB")
+@pytest.mark.parametrize("sources", [1, SOURCES])
 async def test_peers_that_never_confirm(
-    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+    address: DeviceAddress, sources: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await flood(address, SILENT_ON_ROCE, capsys)
+    await flood(address, SILENT_ON_ROCE, sources, capsys)
 
 
 @pytest.mark.transport("IWARP")
+@pytest.mark.parametrize("sources", [1, SOURCES])
 async def test_peers_that_say_nothing(
-    address: DeviceAddress, capsys: pytest.CaptureFixture[str]
+    address: DeviceAddress, sources: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await flood(address, SILENT_ON_IWARP, capsys)
+    await flood(address, SILENT_ON_IWARP, sources, capsys)
