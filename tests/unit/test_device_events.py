@@ -142,6 +142,32 @@ def test_each_event_reaches_the_handlers_of_its_queue_pair_or_queue() -> None:
     assert events._handlers == {}
 
 
+class NotSearched(dict[Any, Any]):
+    """A table that can only be looked up by a key."""
+
+    def refuse(self, *_: object) -> Any:
+        raise AssertionError("an event searches the handlers of all queue pairs")
+
+    __iter__ = keys = values = items = copy = __or__ = refuse
+
+
+def test_an_event_is_dispatched_without_a_search() -> None:
+    """Its cost must not grow with the number of queue pairs."""
+    events, seen = QueuePairEvents(), list[AsyncEvent]()
+    queue: Any = SimpleNamespace(element=1)
+    for table in ("_handlers", "_elements"):
+        setattr(events, table, NotSearched())
+    for key in range(10):
+        qp: Any = SimpleNamespace(element=100 + key)
+        events.add(key, qp, queue, seen.append)
+    event = AsyncEvent("sim0", E.QP_FATAL, 0, 104)
+    events.dispatch(event)
+    assert seen == [event]
+    events.remove(4)
+    events.dispatch(event)
+    assert seen == [event]
+
+
 async def test_an_event_of_a_destroyed_queue_pair_does_not_reach_the_next_one(
     simulation: Simulation,
 ) -> None:

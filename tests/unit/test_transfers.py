@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import os
+import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
@@ -276,6 +277,36 @@ def test_a_waiter_can_remove_the_transfers_that_are_being_woken(
     core.stop_waiting(4)
     assert core.transfers_in_flight == references.count == 0
     assert len({id(future) for future in woken}) == 4
+
+
+def test_waking_a_waiter_holds_a_reference_to_its_transfer(verbs: Queues) -> None:
+    """The waiter drops all others. Without it the transfer would be used after it is freed."""
+    futures, counts, pd = list[object](), list[int](), object()
+
+    def count(index: int) -> int:
+        return sys.getrefcount(transfers[index])
+
+    class Future:
+        def __init__(self) -> None:
+            futures.append(self)
+
+        def done(self) -> bool:
+            return bool(counts)
+
+        def set_result(self, result: None) -> None:
+            counts.append(0)  # waiters that abandon() wakes are done
+            core.abandon()
+            counts[0] = count(futures.index(self))
+
+    core: Any = fast_path.SendQueueCore(8, 4, 16)
+    core.open(verbs, verbs.qp_cell, 5 << 32)
+    core.make_future, core.pd = Future, pd
+    memory: Any = SimpleNamespace(
+        references=fast_path.ReferenceCount(pd, int(LOCAL)), segment=(0x10000, SIZE, 7)
+    )
+    transfers = [core.start_transfer(WRITE, memory, RemoteBuffer(0, 1, SIZE)) for _ in range(4)]
+    core.stop_waiting(4)
+    assert counts == [count(0) + 1]
 
 
 def test_a_dropped_core_and_its_transfers_are_collected(verbs: Queues) -> None:
