@@ -68,7 +68,7 @@ class ConnectionOptions:
 
     initiator_depth: int = 16
     """The number of RDMA reads and atomics that this side can have in flight. The limits of the
-    device and of the peer apply."""
+    device and of the peer apply. On iWARP, 0 also turns off the checks of `peer_timeout`."""
 
     retry_count: int = 7
     """The number of times that the device repeats a packet without acknowledgment, 0 to 7. After
@@ -101,8 +101,10 @@ class ConnectionOptions:
 
     peer_timeout: float = 15.0
     """On iWARP: the time in which the peer's machine must answer a check. A connection that sends
-    and receives nothing back is checked, too, also without `keepalive`. On InfiniBand and RoCE,
-    `retry_count` and `ack_timeout` decide how long the device waits for an answer."""
+    and receives nothing back is checked, too, also without `keepalive`. If large memory is
+    registered, the time is longer, as a check waits behind transfers: 1 s for each 16 MiB of the
+    largest region. On InfiniBand and RoCE, `retry_count` and `ack_timeout` decide how long the
+    device waits for an answer."""
 
     own_protection_domain: bool = False
     """True: the memory of the connection is in a protection domain that no other connection uses,

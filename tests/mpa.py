@@ -42,6 +42,18 @@ def request(reads: int = 16) -> bytes:
     return REQUEST + struct.pack("!HHHH", ENHANCED | REVISION, 4, reads, reads)
 
 
+async def read_request(reader: asyncio.StreamReader) -> None:
+    """Read the request of the connecting side."""
+    key, _, length = struct.unpack("!16sHH", await reader.readexactly(20))
+    assert key == REQUEST, key
+    await reader.readexactly(length)
+
+
+def reply(reads: int) -> bytes:
+    """Return the reply to a request. `reads` is the IRD and ORD of the accepting side."""
+    return REPLY + struct.pack("!HHHH", ENHANCED | REVISION, 4, reads, reads)
+
+
 async def read_reply(reader: asyncio.StreamReader) -> bytes:
     """Read the reply to request(). Return its private data."""
     key, _, length = struct.unpack("!16sHH", await reader.readexactly(20))

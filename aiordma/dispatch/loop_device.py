@@ -85,6 +85,8 @@ class LoopDevice:
         self.device = device
         self.pd: ProtectionDomain
         self.pool: BufferPool
+        self.largest_region = 0
+        """The length in bytes of the largest region that was ever registered here."""
         self._loop = loop
         # Guards the attributes that worker threads change, not _handlers and _users.
         self._lock = threading.Lock()

@@ -22,6 +22,8 @@ class MemoryDomain(Protocol):
 
     pd: ProtectionDomain
     pool: BufferPool
+    largest_region: int
+    """The length in bytes of the largest region that was ever registered in it."""
 
     def open(self) -> None:
         """Make the C objects, if they are not made yet. Called in a worker thread."""
@@ -44,6 +46,7 @@ class OwnDomain:
         """Create it without C objects: open() makes them."""
         self.pd: ProtectionDomain
         self.pool: BufferPool
+        self.largest_region = 0
         self._loop = loop
         self._loop_device = LoopDevice.of(loop, device)
         self._users = 1

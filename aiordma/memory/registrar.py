@@ -27,6 +27,8 @@ class DomainReference(Protocol):
     """A reference to a protection domain that several users share."""
 
     pd: ProtectionDomain
+    largest_region: int
+    """The length in bytes of the largest region that was ever registered in it."""
 
     def release(self) -> None:
         """Release the reference. The last one closes the domain."""
@@ -181,6 +183,7 @@ async def _register(
         lambda registration: unregister(registration, _do_nothing),
         on_unmade=domain.release,
     )
+    domain.largest_region = max(domain.largest_region, registration.length)
     return MemoryRegion(registration, buffer, access, dispose)
 
 

@@ -20,7 +20,7 @@ from aiordma.qp.data_path import EndpointCallbacks
 from aiordma.qp.last_receive import LastReceive
 from aiordma.qp.operation import WC_OPCODE_OF, Operation, Operations
 from aiordma.qp.post_list import PostList
-from aiordma.qp.probe import probe
+from aiordma.qp.probe import probe_by_write
 from aiordma.qp.receive_ring import ReceiveRing
 from aiordma.qp.resources import RECEIVE, QueuePairResources
 from aiordma.qp.scatter_gather import ScatterGatherBuilder
@@ -84,7 +84,7 @@ class MessageDataPath:
             selective=not device.is_iwarp,
             max_inline=min(options.max_inline, options.max_message_size),
         )
-        self.sends.core.max_message_size = options.max_message_size
+        self.sends.core.max_message_size = self._max_message_size = options.max_message_size
         operations = Operations(loop, self.sends, callbacks, self._busy_sending)
         self.start_transfer = self.sends.core.start_transfer
         """Start an operation on one piece of registered memory on the fast path. Return None if the
@@ -243,19 +243,29 @@ class MessageDataPath:
         return self.receiver.queue.messages
 
     @property
-    def may_probe(self) -> bool:
-        """True if probe() can be used. On iWARP it needs a connection with reads."""
-        return not self._is_iwarp or self.remote.initiator_depth > 0
+    def reads_completed(self) -> int:
+        """The number of reads that have completed."""
+        return self.sends.core.reads_completed
 
-    def probe(self, on_answer: Callable[[], None]) -> None:
-        """Make the peer's device answer a write of no bytes, on iWARP a read of no bytes."""
+    @property
+    def may_read(self) -> bool:
+        """True if the sides have agreed that this side can post reads."""
+        return self.remote.initiator_depth > 0
+
+    @property
+    def largest_transfer(self) -> int:
+        """The most bytes that a request of either side can transfer."""
+        return max(self._max_message_size, self._resources.domain.largest_region)
+
+    def probe(self) -> bool:
+        """Make the peer's device answer a write of no bytes; on iWARP a read, if it may read."""
         try:
-            if not self._is_iwarp:
-                probe(self.sends, on_answer, is_read=False)
-            elif self.may_probe:
-                self.remote.probe(on_answer)
+            if self._is_iwarp and self.may_read:
+                return self.remote.probe()
+            return probe_by_write(self.sends)
         except VerbsError as error:
             self._callbacks.post_failed(error)
+            return False
 
     def wake(self) -> None:
         """Wake the task that waits to receive, so that it checks the state again."""

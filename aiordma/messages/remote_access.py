@@ -12,7 +12,7 @@ from aiordma.loop import FairSemaphore, checkpoint
 from aiordma.memory import PooledBuffer, RemoteBuffer
 from aiordma.qp.operation import WC_OPCODE_OF, Operations
 from aiordma.qp.post_list import MemoryRequest
-from aiordma.qp.probe import probe
+from aiordma.qp.probe import probe_by_read
 from aiordma.qp.scatter_gather import (
     ScatterGatherBuilder,
     ScatterGatherList,
@@ -136,17 +136,16 @@ class RemoteAccess:
         request = MemoryRequest(WrOpcode.RDMA_READ, sgl.segments, target, count)
         await self._perform_with_credit(WcOpcode.RDMA_READ, request, sgl.release)
 
-    def probe(self, on_answer: Callable[[], None]) -> None:
-        """Post a read of no bytes if a credit is free: see qp.probe."""
+    def probe(self) -> bool:
+        """Post a read of no bytes, unless reads that are in flight have taken all credits.
+
+        Return True if a read is in flight now. Return False if the send queue is full.
+        """
+        if self._sends.credits <= 0:
+            return False
         if not self._rd_atomic_credits.try_acquire():
-            return
-
-        def on_end() -> None:
-            self._rd_atomic_credits.release()
-            on_answer()
-
-        if not probe(self._sends, on_end, is_read=True):
-            self._rd_atomic_credits.release()
+            return True
+        return probe_by_read(self._sends, self._rd_atomic_credits.release)
 
     def _check_reads(self) -> None:
         if not self.initiator_depth:

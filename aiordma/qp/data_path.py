@@ -27,8 +27,16 @@ class DataPath(Protocol):
         """The number of messages that have arrived."""
 
     @property
-    def may_probe(self) -> bool:
-        """True if probe() can be used. On iWARP it needs a connection with reads."""
+    def reads_completed(self) -> int:
+        """The number of reads that have completed."""
+
+    @property
+    def may_read(self) -> bool:
+        """True if the sides have agreed that this side can post reads."""
+
+    @property
+    def largest_transfer(self) -> int:
+        """The most bytes that a request of either side can transfer."""
 
     @property
     def receives_posted(self) -> int:
@@ -50,10 +58,10 @@ class DataPath(Protocol):
     def resume(self) -> None:
         """Start to post requests if they were paused: the peer is ready for them."""
 
-    def probe(self, on_answer: Callable[[], None]) -> None:
-        """Make the peer's device answer a request of no bytes, if one can be posted now.
+    def probe(self) -> bool:
+        """Make the peer's device answer a request of no bytes: on iWARP a read, if it may read.
 
-        On iWARP, `on_answer` is called when the answer has arrived.
+        Return True if an answer will come. Return False if no request can be posted now.
         """
 
     def wake(self) -> None:

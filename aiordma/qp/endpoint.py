@@ -65,7 +65,6 @@ LATE_FLUSH_SECONDS = 0.1
 # The time to wait for the completion that contains the reason why a queue pair failed.
 CAUSE_SECONDS = 0.5
 
-
 D_co = TypeVar("D_co", bound=DataPath, covariant=True)
 
 
@@ -121,7 +120,9 @@ class Endpoint(Generic[D_co]):
         reply = self.cm.established
         if reply is not None:
             self.peer_private_data = reply.private_data
-            if not self.device.is_iwarp:  # an iWARP event does not contain it
+            if limits.is_siw:  # siw exchanges the numbers; other iWARP devices differ
+                depth = min(depth, reply.responder_resources)
+            elif not self.device.is_iwarp:
                 depth = min(depth, reply.initiator_depth)
         self._begin(depth)
 
@@ -392,9 +393,8 @@ class Endpoint(Generic[D_co]):
     def _release(self) -> None:
         """Release the shared resources. The queue pair is destroyed."""
         self.cm.on_change = None
-        for deadline in (self._flush_timer, self._failure_timer, self._drain_timer):
-            if deadline is not None:
-                deadline.cancel()
+        for timer in filter(None, (self._flush_timer, self._failure_timer, self._drain_timer)):
+            timer.cancel()
         self._first_message.stop()
         self._keepalive.stop()
         self.data_path.release()

@@ -56,14 +56,11 @@ class FirstMessage:
         if self._callbacks.released:
             return
         self._data_path.resume()
-        if self._device.attributes.is_siw and not (self.has_arrived or self._callbacks.closed):
-            self._data_path.probe(_do_nothing)
+        is_unread = self._device.attributes.is_siw and not self.has_arrived
+        if is_unread and self._data_path.may_read and not self._callbacks.closed:
+            self._data_path.probe()
 
     def stop(self) -> None:
         """Stop waiting: the connection is being destroyed."""
         if self._timer is not None:
             self._timer.cancel()
-
-
-def _do_nothing() -> None:
-    """Do nothing: the response to the probe has no other effect."""

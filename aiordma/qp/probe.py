@@ -10,19 +10,35 @@ from aiordma.qp.send_queue import SendQueue, write_nothing
 from aiordma.verbs import QueuePair
 
 
-def probe(sends: SendQueue, on_end: Callable[[], None], *, is_read: bool) -> bool:
-    """Post a read or a write of no bytes, to which the peer's device responds.
-
-    `on_end` is called when it has ended. Return False if the queue is full: nothing is posted.
+def probe_by_write(sends: SendQueue) -> bool:
+    """Post a write of no bytes. Return False if the queue is full: nothing is posted.
 
     Raises:
-        VerbsError: the device refused it. `on_end` is called when the queue pair is destroyed.
+        VerbsError: the device refused it.
+    """
+    if not sends.try_reserve():
+        return False
+    try:
+        sends.post(write_nothing, None)
+    except VerbsError:
+        sends.unreserve()
+        raise
+    return True
+
+
+def probe_by_read(sends: SendQueue, on_end: Callable[[], None]) -> bool:
+    """Post a read of no bytes. Return False if the queue is full: nothing is posted.
+
+    `on_end` is called when the read has completed, or when the queue pair is destroyed.
+
+    Raises:
+        VerbsError: the device refused it.
     """
     if not sends.try_reserve():
         return False
     request = _Probe(on_end)
     try:
-        sends.post(_read_nothing if is_read else write_nothing, request, is_read=is_read)
+        sends.post(_read_nothing, request, is_read=True)
     except VerbsError:
         sends.unreserve()
         sends.keep_until_destroyed(request)

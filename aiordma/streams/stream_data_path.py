@@ -20,7 +20,7 @@ from aiordma.qp import (
     ReceiveRing,
     SendQueue,
 )
-from aiordma.qp.probe import probe
+from aiordma.qp.probe import probe_by_read, probe_by_write
 from aiordma.streams.options import MESSAGE_SIZE, StreamOptions
 from aiordma.streams.protocol import Settings, StreamProtocol, target_sgl_size
 from aiordma.streams.stream_sender import StreamSender
@@ -70,7 +70,10 @@ class StreamDataPath:
         self.busy = BusyPoll(self._resources.loop_device, options.busy_poll)
         self.sends = SendQueue(cm.loop, options.send_depth, selective=not device.is_iwarp)
         self.counts_flushes = not device.is_iwarp
-        self._may_read = False
+        self.may_read = False
+        """True if the sides have agreed that this side can post reads."""
+        self.reads_completed = 0
+        """The number of reads that have completed: all are probes."""
         self.messages_received = 0
         """The number of messages of the protocol that have arrived."""
         # Always False: the peer has fewer credits than there are receives.
@@ -203,7 +206,7 @@ class StreamDataPath:
 
     def negotiated(self, initiator_depth: int) -> None:
         """Store the result of the negotiation: with an initiator depth of 0, no read is posted."""
-        self._may_read = initiator_depth > 0
+        self.may_read = initiator_depth > 0
 
     def resume(self) -> None:
         """Post the requests that were held back until the peer was ready."""
@@ -212,20 +215,26 @@ class StreamDataPath:
         self._on_change()
 
     @property
-    def may_probe(self) -> bool:
-        """True if probe() can be used. On iWARP it needs a connection with reads."""
-        return not self.is_iwarp or self._may_read
+    def largest_transfer(self) -> int:
+        """The most bytes that a request of either side can transfer."""
+        return max(self._options.recv_buffer, self._resources.domain.largest_region)
 
-    def probe(self, on_answer: Callable[[], None]) -> None:
-        """Send rsocket's KEEPALIVE; on iWARP make the peer's device answer a read of no bytes."""
+    def probe(self) -> bool:
+        """Send rsocket's KEEPALIVE; on iWARP post a read of no bytes, or a write without reads."""
         try:
             if not self.is_iwarp:
                 self.protocol.keep_alive()
                 self.sender.post_controls()
-            elif self.may_probe:
-                probe(self.sends, on_answer, is_read=True)
+                return True
+            if self.may_read:
+                return probe_by_read(self.sends, self._count_read)
+            return probe_by_write(self.sends)
         except VerbsError as error:
             self._callbacks.post_failed(error)
+            return False
+
+    def _count_read(self) -> None:
+        self.reads_completed += 1
 
     def wake(self) -> None:
         """Wake the waiting tasks, which then check the state again."""

@@ -6,7 +6,11 @@ reset: it then answers no packet. On iWARP no TCP packet reaches the address any
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import loops
+import mpa
 import pytest
 from cm_ids import SMALL
 from helpers import TIME_LIMIT, connected, is_receiving
@@ -99,3 +103,39 @@ async def test_retries_for_ever_that_the_peer_has_chosen_end_on_this_side(
                     await loops.wait_for(server.recv(), TIME_LIMIT)
             server.abort()
             await server.aclose()
+
+
+@pytest.mark.transport("IWARP")
+@pytest.mark.loops("asyncio")
+async def test_a_peer_that_allows_no_reads_is_not_probed(address: DeviceAddress) -> None:
+    """siw ends the connection if a read is posted. No other siw allows none: the peer is plain TCP.
+
+    A send must have an answer within `peer_timeout`, in which there are three checks.
+    """
+    frames: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await mpa.read_request(reader)
+        writer.write(mpa.reply(reads=0))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                frames.append((await mpa.read_frame(reader))[0])
+        writer.close()
+
+    options = ConnectionOptions(peer_timeout=0.3)
+    server = await asyncio.start_server(serve, address.host)
+    async with server, await aiordma.connect(*server_address(server), options=options) as client:
+        await client.send(b"unanswered")
+        await loops.until(lambda: frames, "the message to arrive")
+        await loops.sleep(1.0)  # checks would be made in this time
+        assert not client.closed
+        assert frames == [mpa.SEND]
+        with pytest.raises(ValueError, match="initiator_depth 0"):
+            await client.read(aiordma.RemoteBuffer(0, 0, 1), [])
+        client.abort()
+
+
+def server_address(server: asyncio.Server) -> tuple[str, int]:
+    """Return the host and the port of a TCP server."""
+    host, port = server.sockets[0].getsockname()[:2]
+    return host, port

@@ -34,6 +34,7 @@ _IB_SIZES = {"request": 56, "reply": 196, "reject": 148}
 _MAX_PRIVATE_DATA = 251
 _PATH_SIZE = 72
 """The size of struct ibv_path_data."""
+_SIW_VENDOR_ID = 0x626D74
 _REUSE = (lib.RDMA_OPTION_ID, lib.RDMA_OPTION_ID_REUSEADDR)
 _WILDCARDS = {"0.0.0.0": 4, "::": 6}
 
@@ -130,6 +131,8 @@ class Id:
     """The retry count that the connecting side has chosen for both sides."""
     path: Any = None
     """The path record of the route."""
+    asked: tuple[int, int] = (0, 0)
+    """The responder_resources and initiator_depth of rdma_connect()."""
 
     @property
     def is_iwarp(self) -> bool:
@@ -290,6 +293,7 @@ class ConnectionManager:
             self.rejected(active, REJECTED_NO_LISTENER, b"")
             return
         passive = self.passive_id(active, listener)
+        active.asked = resources
         data = self.padded(active, "request", data)
         kind = lib.RDMA_CM_EVENT_CONNECT_REQUEST
         listener.channel.put(Event(passive, kind, 0, data, listener, resources[::-1]))
@@ -340,7 +344,7 @@ class ConnectionManager:
         active.put(
             kind,
             private_data=self.padded(active, "reply", data),
-            resources=(0, 0) if active.is_iwarp else resources[::-1],
+            resources=_resources_at(active, resources),
             on_read=partial(self._replied, active) if has_qp else lambda: None,
         )
         if active.is_iwarp:
@@ -732,6 +736,18 @@ def _route_resolved(cm_id: Id) -> None:
 
 
 # --- connecting ---
+
+
+def _resources_at(active: Id, granted: tuple[int, int]) -> tuple[int, int]:
+    """Return responder_resources and initiator_depth of a reply's event.
+
+    siw exchanges them, and limits both to the numbers that it has asked for.
+    """
+    assert active.device is not None
+    if active.device.vendor_id == _SIW_VENDOR_ID:
+        responder_resources, initiator_depth = active.asked
+        return min(initiator_depth, granted[0]), min(responder_resources, granted[1])
+    return (0, 0) if active.is_iwarp else granted[::-1]
 
 
 def _parameters(cm_id: Id, param: Any, kind: str) -> tuple[bytes, tuple[int, int]]:

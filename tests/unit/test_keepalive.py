@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,8 +30,9 @@ from aiordma import (
 )
 from aiordma._native import lib
 from aiordma.asyncio.errors import as_os_error
+from aiordma.qp.keepalive import SLOWEST_RATE
 from aiordma.qp.retries import RXE_MAX_RETRIES
-from aiordma.verbs.device import RXE_VENDOR_ID
+from aiordma.verbs.device import RXE_VENDOR_ID, SIW_VENDOR_ID
 
 PORT = 7471
 FAR = "10.0.0.2"
@@ -127,20 +129,240 @@ async def test_a_send_to_a_peer_that_is_off_ends_the_connection(
         assert loops.now() - began <= TIMEOUT + longest(simulation)
 
 
+@pytest.mark.transport("IWARP")
+@pytest.mark.parametrize("keepalive", [0.0, 60.0])
+async def test_a_send_just_after_a_message_is_unanswered_for_at_most_two_checks(
+    simulation: Simulation, keepalive: float
+) -> None:
+    """The longest time: the peer was alive just after a check, and the send followed then."""
+    options = ConnectionOptions(keepalive=keepalive, peer_timeout=TIMEOUT)
+    async with connected(simulation, options) as (near, far):
+        await next_check(near)
+        await far.send(b"question")
+        assert await near.recv() == b"question"
+        began = loops.now()
+        await near.send(b"answer")
+        switch_off(simulation)
+        sending = loops.create_task(send_often(near))
+        with pytest.raises(PeerTimeout):
+            await near.recv()
+        assert loops.now() - began <= 5 / 3 * TIMEOUT + SOON
+        await sending
+
+
+async def next_check(end: Connection) -> None:
+    """Wait until the keepalive has just made a check."""
+    keepalive = end._endpoint._keepalive
+    timer = keepalive._timer
+    while keepalive._timer is timer:
+        await loops.sleep(0.01)
+
+
+async def send_often(end: Connection) -> None:
+    """Send until the connection ends. On iWARP each send completes, as TCP takes it."""
+    with contextlib.suppress(PeerTimeout):
+        while True:
+            await end.send(b"more")
+            await loops.sleep(TIMEOUT / 7)
+
+
+@pytest.mark.transport("IWARP")
+async def test_a_request_that_tcp_does_not_take_ends_the_connection(
+    simulation: Simulation,
+) -> None:
+    """The send queue is full, so that no probe can be posted."""
+    options = ConnectionOptions(peer_timeout=TIMEOUT, send_depth=4)
+    async with connected(simulation, options) as (near, _):
+        began = loops.now()
+        switch_off(simulation)
+        for qp in simulation.queue_pairs():
+            qp.allowed = 0
+        for _ in range(4):
+            await near.send(b"x")
+        with pytest.raises(PeerTimeout):
+            await near.recv()
+        assert loops.now() - began <= 2 * TIMEOUT + SOON
+
+
+# --- connections that are slow, but healthy ---
+
+# Registered memory, of which one transfer takes 8 s at the slowest rate.
+LARGE = 8 * SLOWEST_RATE
+
+
 @pytest.mark.transport("IWARP")  # on RoCE the device repeats
 async def test_a_probe_behind_slow_requests_is_given_more_time(simulation: Simulation) -> None:
     async with connected(simulation, WATCHED) as (near, far):
         region = await far.allocate(8, SHARED)
-        into = await near.allocate(8, SHARED)
-        simulation.network.read_delay = TIMEOUT + 1  # the probe is a read, too
-        reading = [loops.create_task(near.read(region.remote, into)) for _ in range(2)]
+        into = await near.allocate(LARGE, SHARED)
+        simulation.network.read_delay = 3 * TIMEOUT  # the probe is a read, too
+        reading = [loops.create_task(near.read(region.remote, into[:8])) for _ in range(2)]
         for task in reading:
             await task
         simulation.network.read_delay = 0
         await loops.sleep(4 * TIMEOUT)
         assert not near.closed
+        switch_off(simulation)
+        began = loops.now()
+        with pytest.raises(PeerTimeout):
+            await near.recv()
+        assert loops.now() - began <= KEEPALIVE + 8 + 2 * TIMEOUT
         region.close()
         into.close()
+
+
+@pytest.mark.transport("IWARP")
+async def test_a_probe_waits_for_slow_writes_before_it(simulation: Simulation) -> None:
+    """Each write takes a while, and all of them much longer than the time for an answer."""
+    async with connected(simulation, WATCHED) as (near, _):
+        memory = await near.allocate(LARGE, SHARED)
+        (qp,) = [one for one in simulation.queue_pairs() if one.device is simulation.near]
+        qp.allowed = 0
+        writing = [loops.create_task(near.write(b"", memory.remote[:0])) for _ in range(8)]
+        for _ in writing:
+            await loops.sleep(3 * TIMEOUT)
+            qp.allowed = 1
+        await loops.sleep(3 * TIMEOUT)
+        assert not near.closed
+        qp.allowed = None
+        for task in writing:
+            await task
+        await loops.sleep(10 * TIMEOUT)
+        assert not near.closed
+        memory.close()
+
+
+@pytest.mark.transport("IWARP")
+@pytest.mark.parametrize("depth", [1, 16])
+async def test_reads_that_use_all_credits_stand_for_a_probe(
+    simulation: Simulation, depth: int
+) -> None:
+    options = ConnectionOptions(peer_timeout=TIMEOUT, initiator_depth=depth)
+    async with connected(simulation, options) as (near, far):
+        region = await far.allocate(8, SHARED)
+        into = await near.allocate(8, SHARED)
+        simulation.network.read_delay = 0.8 * TIMEOUT
+        end = loops.now() + 8 * TIMEOUT
+
+        async def read_on() -> None:
+            while loops.now() < end:
+                await near.read(region.remote, into)
+
+        await loops.gather(*[read_on() for _ in range(depth + 8)])
+        simulation.network.read_delay = 0
+        await loops.sleep(20 * TIMEOUT)
+        assert not near.closed
+        simulation.network.read_delay = 1e9
+        switch_off(simulation)
+        began = loops.now()
+        reading = [loops.create_task(near.read(region.remote, into)) for _ in range(depth)]
+        sending = loops.create_task(send_often(near))
+        with pytest.raises(PeerTimeout):
+            await near.recv()
+        assert loops.now() - began <= 5 / 3 * TIMEOUT + SOON
+        for task in reading:
+            with pytest.raises(PeerTimeout):
+                await task
+        await sending
+        region.close()
+        into.close()
+
+
+@pytest.mark.transport("IWARP")
+async def test_writers_that_use_all_credits_do_not_end_the_connection(
+    simulation: Simulation,
+) -> None:
+    async with connected(simulation, UNWATCHED) as (near, far):
+        source = await near.allocate(8)
+        target = await far.allocate(8, SHARED)
+        end = loops.now() + 4 * TIMEOUT
+
+        async def write_on() -> None:
+            while loops.now() < end:
+                await near.write(source, target.remote)
+
+        with mock.patch.object(simulation.world.schedule, "gap", return_value=0.01):
+            await loops.gather(*[write_on() for _ in range(80)])
+        await loops.sleep(20 * TIMEOUT)
+        assert not near.closed
+        source.close()
+        target.close()
+
+
+@pytest.mark.transport("IWARP")
+async def test_sends_that_are_held_back_at_the_beginning_are_not_missed(
+    simulation: Simulation,
+) -> None:
+    """siw waits 0.5 s for a first message. Until then no probe can be posted."""
+    simulation.far.vendor_id = SIW_VENDOR_ID
+    quick = ConnectionOptions(keepalive=0.05, peer_timeout=0.1)
+    async with aiordma.listen(FAR, PORT, options=quick) as listener:
+        accepting = loops.create_task(listener.accept())
+        async with await aiordma.connect(FAR, PORT), await accepting as far:
+            await loops.sleep(2.0)
+            assert not far.closed
+            switch_off(simulation)
+            began = loops.now()
+            with pytest.raises(PeerTimeout):
+                await far.recv()
+            assert loops.now() - began <= 0.05 + 5 / 3 * 0.1 + SOON
+
+
+async def test_a_loop_that_was_stalled_first_reads_what_has_arrived(
+    simulation: Simulation,
+) -> None:
+    """Some loops run timers before they look at file descriptors, as libuv does."""
+    async with connected(simulation, WATCHED) as (near, _):
+        keepalive = near._endpoint._keepalive
+        for _ in range(20):
+            loops.block(10 * TIMEOUT)
+            assert keepalive._timer is not None
+            keepalive._timer.cancel()
+            keepalive._timer._expire()
+        assert not near.closed
+        assert keepalive._quiet_checks <= KEEPALIVE / keepalive._interval
+
+
+# --- peers without reads ---
+
+
+@pytest.mark.transport("IWARP")
+async def test_keepalive_of_a_connection_whose_peer_allows_no_reads(
+    simulation: Simulation,
+) -> None:
+    """Only TCP can notice the peer then. It needs data on its way, so that writes are posted."""
+    without = ConnectionOptions(responder_resources=0)
+    async with aiordma.listen(FAR, PORT, options=WATCHED) as listener:
+        accepting = loops.create_task(listener.accept())
+        async with (
+            await aiordma.connect(FAR, PORT, options=without) as near,
+            await accepting as far,
+        ):
+            await near.send(b"first")
+            assert await far.recv() == b"first"
+            posted = far._endpoint.data_path.sends.posted
+            await loops.sleep(20 * KEEPALIVE)
+            assert not far.closed
+            assert far._endpoint.data_path.sends.posted - posted in (9, 10)
+            await far.send(b"still there")
+            assert await near.recv() == b"still there"
+
+
+@pytest.mark.transport("IWARP")
+@pytest.mark.parametrize("allowed", [4, 0])
+async def test_siw_reports_the_reads_that_the_peer_allows(
+    simulation: Simulation, allowed: int
+) -> None:
+    """A read that the peer does not allow ends the connection. So none is posted as a probe."""
+    simulation.near.vendor_id = SIW_VENDOR_ID
+    limits = simulation.far.limits
+    limits.max_qp_rd_atom = limits.max_qp_init_rd_atom = allowed
+    async with connected(simulation, UNWATCHED) as (near, _):
+        assert near._endpoint.data_path.remote.initiator_depth == allowed
+        posted = near._endpoint.data_path.sends.posted
+        await loops.sleep(10 * TIMEOUT)
+        assert not near.closed
+        assert near._endpoint.data_path.sends.posted == posted + (allowed > 0)
 
 
 @pytest.mark.transport("IWARP")
@@ -172,6 +394,28 @@ async def test_a_stream_ends_when_the_peer_is_off(simulation: Simulation, sends:
         with pytest.raises(PeerTimeout):
             await near.receive()
         assert loops.now() - began <= 2 * KEEPALIVE + TIMEOUT + longest(simulation)
+        near.abort()
+        far.abort()
+
+
+@pytest.mark.parametrize("keepalive", [0.0, KEEPALIVE])
+async def test_a_stream_that_is_slow_stays_open(simulation: Simulation, keepalive: float) -> None:
+    """Its send queue is full for a long time, and a reply to a probe takes long, too."""
+    options = StreamOptions(keepalive=keepalive, peer_timeout=TIMEOUT, send_depth=16)
+    async with streaming(simulation.far, options) as pair:
+        near, far = pair.client, pair.server
+        simulation.network.read_delay = 0.9 * TIMEOUT
+        with mock.patch.object(simulation.world.schedule, "gap", return_value=0.05):
+            began = loops.now()
+            while loops.now() - began < 10 * TIMEOUT:
+                sending = loops.create_task(near.send(bytes(1 << 20)))
+                left = 1 << 20
+                while left:
+                    left -= len(await far.receive(left))
+                await sending
+        simulation.network.read_delay = 0
+        await loops.sleep(10 * TIMEOUT)
+        await check_echo(near, far)
         near.abort()
         far.abort()
 

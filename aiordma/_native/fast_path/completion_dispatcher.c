@@ -118,6 +118,7 @@ static int take_send(struct completion_dispatcher *self, struct dispatch_entry *
 	complete_sends(sends, (uint32_t)wc->wr_id);
 	if (wc->status != IBV_WC_SUCCESS)
 		return 0;
+	sends->reads_completed += wc->opcode == IBV_WC_RDMA_READ;
 	transfer = find_transfer(&sends->transfers_in_flight, (uint32_t)wc->wr_id & NUMBER_MASK);
 	if (transfer) {
 		transfer->succeeded = 1;

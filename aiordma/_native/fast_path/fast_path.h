@@ -143,6 +143,7 @@ struct send_queue_core {
 	char batching;	   /* requests are batched now */
 	char has_unposted; /* batched requests wait to be posted: post nothing else before them */
 	unsigned long long reads, bytes_read, writes, bytes_written, rd_atomic_waits;
+	unsigned long long reads_completed; /* by this core and by Python */
 };
 
 void complete_sends(struct send_queue_core *core, unsigned int number);

@@ -280,6 +280,8 @@ static PyMemberDef send_queue_core_members[] = {
 	  "The number of writes by start_transfer()." },
 	{ "bytes_written", T_ULONGLONG, offsetof(struct send_queue_core, bytes_written), READONLY,
 	  "The number of bytes in these writes." },
+	{ "reads_completed", T_ULONGLONG, offsetof(struct send_queue_core, reads_completed),
+	  READONLY, "The number of reads that have completed, also of Python's." },
 	{ "rd_atomic_waits", T_ULONGLONG, offsetof(struct send_queue_core, rd_atomic_waits),
 	  READONLY, "The number of reads that had to be queued." },
 	{ NULL, 0, 0, 0, NULL },
