@@ -106,6 +106,7 @@ int aiordma_post_srq_recv(struct ibv_srq **cell, uint64_t wr_id, uintptr_t addr,
 			  uint32_t lkey);
 int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer);
 int aiordma_set_retry_count(struct ibv_qp *qp, uint8_t count);
+int aiordma_query_qp_state(struct ibv_qp *qp, int *state);
 int aiordma_ifaddrs(char *text, size_t size);
 void aiordma_load_error(char *text, size_t size);
 

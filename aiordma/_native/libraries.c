@@ -195,6 +195,9 @@ INT(ibv_query_gid, (struct ibv_context *context, uint8_t port_num, int index, un
 INT(ibv_query_port,
     (struct ibv_context *context, uint8_t port_num, struct _compat_ibv_port_attr *attr),
     (context, port_num, attr))
+INT(ibv_query_qp,
+    (struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init),
+    (qp, attr, mask, init))
 INT(ibv_query_srq, (struct ibv_srq *srq, struct ibv_srq_attr *attr), (srq, attr))
 POINTER(struct ibv_mr *, ibv_reg_dmabuf_mr,
 	(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access),

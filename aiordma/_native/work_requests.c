@@ -259,8 +259,27 @@ int aiordma_set_min_rnr_timer(struct ibv_qp *qp, uint8_t timer)
 	return abs(ibv_modify_qp(qp, &attr, IBV_QP_MIN_RNR_TIMER));
 }
 
+/* Store the state of the queue pair. The kernel can have changed it: qp->state has an older one. */
+int aiordma_query_qp_state(struct ibv_qp *qp, int *state)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	struct ibv_qp_init_attr init;
+	int error = qp ? abs(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init)) : EINVAL;
+
+	*state = attr.qp_state;
+	return error;
+}
+
+static int has_failed(struct ibv_qp *qp)
+{
+	int state;
+
+	return aiordma_query_qp_state(qp, &state) || state == IBV_QPS_ERR;
+}
+
 /* Modify a queue pair whose send queue drains. A queue without requests drains within microseconds,
- * but in another thread of the kernel: until then, the call fails. */
+ * but in another thread of the kernel: until then, the call fails. It also fails if the connection
+ * ends meanwhile. */
 static int modify_drained(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
 	const struct timespec millisecond = { .tv_nsec = 1000000 };
@@ -268,7 +287,7 @@ static int modify_drained(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 
 	for (tries = 0; tries < 1000; tries++) {
 		error = ibv_modify_qp(qp, attr, mask);
-		if (!error)
+		if (!error || has_failed(qp))
 			break;
 		nanosleep(&millisecond, NULL);
 	}
@@ -276,11 +295,11 @@ static int modify_drained(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 }
 
 /* The retry count can only be changed while the send queue is drained (SQD). That call makes the
- * device drain the queue again. A queue pair that stays drained would never send: it is broken. */
+ * device drain the queue again. */
 int aiordma_set_retry_count(struct ibv_qp *qp, uint8_t count)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_SQD, .retry_cnt = count };
-	int error;
+	int error, resumed;
 
 	if (!qp)
 		return EINVAL;
@@ -288,13 +307,7 @@ int aiordma_set_retry_count(struct ibv_qp *qp, uint8_t count)
 	if (error)
 		return abs(error);
 	error = modify_drained(qp, &attr, IBV_QP_STATE | IBV_QP_RETRY_CNT);
-	if (!error) {
-		attr.qp_state = IBV_QPS_RTS;
-		error = modify_drained(qp, &attr, IBV_QP_STATE);
-	}
-	if (error) {
-		attr.qp_state = IBV_QPS_ERR;
-		ibv_modify_qp(qp, &attr, IBV_QP_STATE);
-	}
-	return error;
+	attr.qp_state = IBV_QPS_RTS;
+	resumed = modify_drained(qp, &attr, IBV_QP_STATE);
+	return error ? error : resumed;
 }

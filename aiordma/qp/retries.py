@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from aiordma.cm import AsyncCmId
+from aiordma.enums import QpState
 from aiordma.errors import VerbsError
 from aiordma.verbs import Device
 
@@ -26,11 +27,20 @@ async def limit_retries(cm: AsyncCmId, count: int) -> None:
     """Limit the retries of an accepted connection whose peer has chosen `count`.
 
     Call it before anything is sent.
+
+    Raises:
+        VerbsError: the device has stopped the send queue, and does not let it go on.
     """
     qp, finite = cm.handle.qp, finite_retries(cm.device(), count)
     if qp is None or finite == count:
         return
-    try:
-        await cm.handle.call(lambda: qp.set_retry_count(finite))
-    except VerbsError as error:  # the peer has disconnected already
-        logger.debug("ignored: %s", error)
+
+    def limit() -> None:
+        try:
+            qp.set_retry_count(finite)
+        except VerbsError as error:
+            if qp.query_state() is QpState.SQD:
+                raise
+            logger.debug("ignored: %s", error)  # the peer has disconnected already
+
+    await cm.handle.call(limit)

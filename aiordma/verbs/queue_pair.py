@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi, lib
-from aiordma.enums import AccessFlags, QpType, SendFlags, WrOpcode
+from aiordma.enums import AccessFlags, QpState, QpType, SendFlags, WrOpcode
 from aiordma.errors import VerbsError, check_errno, last_error
 from aiordma.verbs.address_handle import AddressHandle, make_gid
 from aiordma.verbs.element import element_of
@@ -400,10 +400,20 @@ class QueuePair:
         queue is empty. Blocks for some milliseconds. See ibv_modify_qp(3).
 
         Raises:
-            VerbsError: EINVAL (wrong state, or iWARP, which has no such count). If the send queue
-                was not empty, the queue pair is then in the error state.
+            VerbsError: EINVAL (wrong state, the send queue was not empty, or iWARP, which has no
+                such count). If the state is SQD afterwards, nothing that is posted is sent.
         """
         check_errno(lib.aiordma_set_retry_count(self.pointer, count), "ibv_modify_qp")
+
+    def query_state(self) -> QpState:
+        """Return the state, which the kernel might have changed: ibv_query_qp(3).
+
+        Raises:
+            VerbsError: the device was removed, or the queue pair is destroyed (EINVAL).
+        """
+        state = ffi.new("int *")
+        check_errno(lib.aiordma_query_qp_state(self.pointer, state), "ibv_query_qp")
+        return QpState(state[0])
 
     def forget(self) -> IbvQp:
         """Clear the pointer. Return it when no thread posts any more: the caller destroys it."""

@@ -46,6 +46,8 @@ _MORE = """
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
                                 unsigned int access);
 int ibv_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr);
+int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
+                 struct ibv_qp_init_attr *init);
 int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
                         struct ibv_grh *grh, struct ibv_ah_attr *attr);
 """

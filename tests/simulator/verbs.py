@@ -477,6 +477,10 @@ def ibv_modify_qp(world: World, pointer: Any, attr: Any, mask: int) -> None:
         raise Failure(errno.EINVAL)  # the only other attribute is the RNR timer
 
 
+def ibv_query_qp(world: World, pointer: Any, attr: Any, mask: int, init: Any) -> None:
+    attr.qp_state = world.get(pointer, QueuePair).state
+
+
 def ibv_destroy_qp(world: World, pointer: Any) -> None:
     qp = world.get(pointer, QueuePair)
     if qp.groups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
@@ -15,7 +15,7 @@ from helpers import SHARED
 from simulator import Simulation
 from simulator.network import RETRY_SECONDS
 from simulator.verbs import QueuePair
-from simulator.world import Failure
+from simulator.world import Failure, lib
 from streaming import streaming
 
 import aiordma
@@ -23,10 +23,9 @@ from aiordma import (
     ByteStream,
     Connection,
     ConnectionOptions,
-    PeerClosed,
     PeerTimeout,
     StreamOptions,
-    WorkRequestError,
+    VerbsError,
 )
 from aiordma._native import lib
 from aiordma.asyncio.errors import as_os_error
@@ -462,29 +461,67 @@ async def test_a_peer_that_is_gone_before_its_retries_are_limited_is_no_error(
         assert RXE_MAX_RETRIES not in [qp.retry_count for qp in simulation.world.all(QueuePair)]
 
 
+def in_drained_state(simulation: Simulation, *hooks: Callable[[QueuePair], None]) -> None:
+    """Call each of the hooks in a call of ibv_modify_qp() on a drained queue pair, in turn."""
+    left = list(hooks)
+
+    def enter() -> None:
+        drained = [qp for qp in simulation.queue_pairs() if qp.state == lib.IBV_QPS_SQD]
+        if drained and left:
+            left.pop(0)(drained[0])
+
+    simulation.world.calls.hooks["ibv_modify_qp"] = enter
+
+
+def end_and_fail(qp: QueuePair) -> None:
+    """Let the connection end before a call, which then fails."""
+    qp.world.network.fail_queue_pair(qp)
+    raise Failure(errno.EINVAL)
+
+
+def fail(qp: QueuePair) -> None:
+    """Let a call fail."""
+    raise Failure(errno.EINVAL)
+
+
 @pytest.mark.transport("IB")
-async def test_a_connection_whose_send_queue_stays_drained_is_broken(
+async def test_limiting_the_retries_does_not_wait_for_a_connection_that_has_ended(
     simulation: Simulation,
 ) -> None:
-    """It would never send. Neither end waits for it."""
     simulation.far.vendor_id = RXE_VENDOR_ID
-    tries = iter(range(1000))
-
-    def refuse() -> None:
-        states = [qp.state for qp in simulation.world.all(QueuePair)]
-        if lib.IBV_QPS_SQD in states and next(tries, None) is not None:
-            raise Failure(errno.EINVAL)
-
-    simulation.world.calls.hooks["ibv_modify_qp"] = refuse
+    in_drained_state(simulation, end_and_fail)
     async with aiordma.listen(FAR, PORT) as listener:
         accepting = loops.create_task(listener.accept())
-        near = await aiordma.connect(FAR, PORT, options=ConnectionOptions(retry_count=7))
-        far = await accepting
-        for end in (near, far):
-            with pytest.raises((PeerClosed, WorkRequestError)):
-                await end.recv()
-            end.abort()
-            await end.aclose()
+        async with await aiordma.connect(FAR, PORT), await accepting as far:
+            with pytest.raises(aiordma.RdmaError):
+                await far.recv()
+    assert simulation.world.calls.counts["ibv_modify_qp"] < 10
+
+
+@pytest.mark.transport("IB")
+async def test_a_send_queue_that_drains_again_is_waited_for(simulation: Simulation) -> None:
+    """Linux 6.12 drains it once more after the change of the retry count."""
+    simulation.far.vendor_id = RXE_VENDOR_ID
+    in_drained_state(simulation, lambda qp: None, fail, fail)
+    async with aiordma.listen(FAR, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        async with await aiordma.connect(FAR, PORT) as near, await accepting as far:
+            await far.send(b"sent")
+            assert await near.recv() == b"sent"
+
+
+@pytest.mark.transport("IB")
+async def test_a_send_queue_that_stays_drained_fails_the_accept(simulation: Simulation) -> None:
+    """Nothing that is posted would be sent."""
+    simulation.far.vendor_id = RXE_VENDOR_ID
+    in_drained_state(simulation, lambda qp: None, *[fail] * 1000)
+    async with aiordma.listen(FAR, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        async with await aiordma.connect(FAR, PORT) as near:
+            with pytest.raises(VerbsError, match="ibv_modify_qp"):
+                await accepting
+            with pytest.raises(aiordma.PeerClosed):
+                await near.recv()
 
 
 def test_options_out_of_range_are_refused() -> None:
