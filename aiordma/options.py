@@ -212,8 +212,9 @@ class ListenerLimits:
 
     max_handshakes: int = 256
     """The number of peers that accept() and serve() accept at the same time. Each has a queue pair
-    and registered memory. When all are in use, a new request waits in the backlog. If the oldest
-    handshake has waited for its peer for a second, it is ended for the new request."""
+    and registered memory. When all are in use, a new request waits in the backlog. A handshake
+    that has waited for its peer for a second is ended for the new request: the oldest one of the
+    host with the most."""
 
     max_connections: int | None = None
     """The number of connections that can exist at the same time, with requests that wait or were

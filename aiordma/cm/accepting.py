@@ -57,6 +57,15 @@ class BaseRequest:
         """`(host, port)` of the peer."""
         return self._peer_address
 
+    @property
+    def on_replied(self) -> Callable[[], None] | None:
+        """Called on the loop when the reply to the peer is sent."""
+        return self._cm.on_replied
+
+    @on_replied.setter
+    def on_replied(self, call: Callable[[], None] | None) -> None:
+        self._cm.on_replied = call
+
     async def _reject(self, private_data: bytes = b"") -> None:
         try:
             self._cm.check_unanswered()

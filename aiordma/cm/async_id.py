@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiordma.cm.base_id import BaseCmId
 from aiordma.cm.handle import IdHandle
-from aiordma.cm.states import CmState
+from aiordma.cm.states import CmCall, CmState
 from aiordma.cm.step import Executor, Step
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
@@ -37,6 +37,8 @@ class AsyncCmId(BaseCmId):
         super().__init__(handle, state, event)
         self.on_change: Callable[[], None] | None = None
         """Called on the loop's thread after each event, and after abort()."""
+        self.on_replied: Callable[[], None] | None = None
+        """Called on the loop's thread when accept() has sent the reply."""
         self._changed = WaitQueue(handle.loop)
         self._dispatcher = dispatcher
         self._stop_watching: Callable[[], None] | None = None
@@ -76,6 +78,8 @@ class AsyncCmId(BaseCmId):
             if step.call is not None:
                 self._state.call_failed(step.call, before, expected)
             raise
+        if step.call is CmCall.ACCEPT and self.on_replied is not None:
+            self.on_replied()
         while not is_done():
             self._check_idle()
             await self._changed.wait()

@@ -2,14 +2,15 @@
 
 A peer that sends a request and never confirms the reply must not delay the others. So each
 handshake runs in a task of its own. The number of handshakes is limited, because each has a queue
-pair and registered memory. When all are in use, the oldest one is ended for a new request, if its
-peer has had time to confirm.
+pair and registered memory. When all are in use, one is ended for a new request, if its peer has had
+time to confirm: the oldest one of the host with the most handshakes. The time begins when the reply
+is sent. What this side needs before that does not count.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -29,12 +30,20 @@ logger = logging.getLogger(__name__)
 
 # Errors that the peer or the network causes, not this side.
 PEER_ERRORS = (ConnectError, ConnectionClosed, ProtocolError, ReceiveOverrun, WorkRequestError)
-# A peer confirms within milliseconds. After this time a handshake can be ended for a new one.
+# A peer confirms the reply within milliseconds. After this time, its handshake can be ended for a
+# new one.
 CONFIRM_SECONDS = 1.0
 
 
 class Answerable(Protocol):
     """A connection request."""
+
+    on_replied: Callable[[], None] | None
+    """Called on the loop when the reply to the peer is sent."""
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """`(host, port)` of the peer."""
 
     def abort(self) -> None:
         """Reject the peer, or end the handshake with it. Idempotent."""
@@ -89,8 +98,8 @@ class Handshakes(Generic[R, C]):
         self._loop = loop
         self._limits = limits
         self._on_change = on_change
-        # Each with the timer of CONFIRM_SECONDS, oldest first.
-        self._under_way: dict[R, Deadline] = {}
+        # Each with the timer of CONFIRM_SECONDS, oldest first. None: the reply is not sent yet.
+        self._under_way: dict[R, Deadline | None] = {}
         self._outcomes: deque[C | Failure] = deque()
         self.stats = ListenerStats()
 
@@ -99,17 +108,36 @@ class Handshakes(Generic[R, C]):
         """True if another handshake can begin now."""
         if len(self._under_way) < self._limits.max_handshakes:
             return True
-        return next(iter(self._under_way.values())).expired
+        return self._replaceable() is not None
+
+    def _replaceable(self) -> R | None:
+        """Return the handshake that can be ended for a new one.
+
+        None: all those of the hosts with the most handshakes are too young.
+        """
+        by_host = Counter(request.peer_address[0] for request in self._under_way)
+        most = max(by_host.values())
+        for request, timer in self._under_way.items():
+            if timer is not None and timer.expired and by_host[request.peer_address[0]] == most:
+                return request
+        return None
 
     def start(self, request: R, accept: Callable[[R], Awaitable[C]]) -> None:
         """Begin to accept the request. Call it only if `may_start`."""
         if len(self._under_way) >= self._limits.max_handshakes:
-            oldest = next(iter(self._under_way))
-            logger.info("%r was dropped for a new request", oldest)
+            dropped = self._replaceable()
+            assert dropped is not None, "a handshake can be started only if may_start"
+            logger.info("%r was dropped for a new request", dropped)
             self.stats.dropped += 1
-            self._end(oldest)
-        self._under_way[request] = Deadline(self._loop, CONFIRM_SECONDS, self._on_change)
+            self._end(dropped)
+        self._under_way[request] = None
+        request.on_replied = lambda: self._replied(request)
         run_in_background(self._loop, self._run(request, accept))
+
+    def _replied(self, request: R) -> None:
+        """Begin the time in which the peer must confirm, before the handshake can be ended."""
+        if request in self._under_way:
+            self._under_way[request] = Deadline(self._loop, CONFIRM_SECONDS, self._on_change)
 
     async def _run(self, request: R, accept: Callable[[R], Awaitable[C]]) -> None:
         try:
@@ -155,8 +183,10 @@ class Handshakes(Generic[R, C]):
 
     def _forget(self, request: R) -> bool:
         """Remove a handshake that has ended. Return False if it was removed before."""
-        deadline = self._under_way.pop(request, None)
-        if deadline is None:
+        if request not in self._under_way:
             return False
-        deadline.cancel()
+        request.on_replied = None
+        timer = self._under_way.pop(request)
+        if timer is not None:
+            timer.cancel()
         return True

@@ -47,11 +47,13 @@ async def connect(host: str = FAR, local: str = NEAR) -> Connection:
 
 @asynccontextmanager
 async def silent_peer(
-    simulation: Simulation, private_data: bytes = b""
+    simulation: Simulation, private_data: bytes = b"", local: str = NEAR
 ) -> AsyncIterator[Connection]:
     """Connect a peer whose confirmation is lost. It has its connection, the listener has none."""
     simulation.cm.lose_ready = True
-    connection = await aiordma.connect(FAR, PORT, private_data=private_data)
+    connection = await aiordma.connect(
+        FAR, PORT, private_data=private_data, local_address=(local, 0)
+    )
     await loops.sleep(0.1)  # longer than a message is under way
     simulation.cm.lose_ready = False
     yield connection
@@ -228,6 +230,35 @@ async def test_a_new_peer_waits_for_a_young_handshake_and_ends_an_old_one(
             stats = listener.stats
             assert (stats.dropped, stats.handshakes, stats.connections) == (1, 1, 2)
         assert not second.closed
+
+
+async def test_the_time_to_confirm_begins_with_the_reply(simulation: Simulation) -> None:
+    """Making a queue pair can take long here, which is not the fault of the peer."""
+    limits = ListenerLimits(max_handshakes=1)
+    async with aiordma.listen(FAR, PORT, limits=limits) as listener, serving(listener):
+        simulation.world.calls.delay("rdma_accept", before=2 * CONFIRM_SECONDS)
+        connecting = [loops.create_task(connect()) for _ in range(3)]
+        for task in connecting:
+            async with await task:
+                pass
+        assert (listener.stats.accepted, listener.stats.dropped) == (3, 0)
+
+
+@pytest.mark.usefixtures("two_hosts")
+async def test_the_host_with_the_most_handshakes_loses_its_oldest(simulation: Simulation) -> None:
+    limits = ListenerLimits(max_handshakes=3)
+    async with (
+        aiordma.listen(FAR, PORT, limits=limits) as listener,
+        serving(listener),
+        silent_peer(simulation, local=OTHER) as oldest,
+        silent_peer(simulation) as second,
+        silent_peer(simulation) as third,
+    ):
+        async with await connect():
+            with pytest.raises(PeerClosed):
+                await second.recv()
+        assert not oldest.closed
+        assert not third.closed
 
 
 # --- the number of connections ---
