@@ -253,6 +253,12 @@ class IdHandle:
     def _destroy(self) -> None:
         with self._wait_ended:
             self._wait_ended.wait_for(lambda: not self._waits)
+        try:
+            self._destroy_objects()
+        finally:  # tasks wait for it
+            ensure_called(self.loop, self._finish)
+
+    def _destroy_objects(self) -> None:
         self._run_pre_destroy_hooks()
         own = self.cm_id.own_objects()
         # The id first: afterwards rdma_get_cm_event(), on the loop's thread, can no longer be
@@ -266,7 +272,6 @@ class IdHandle:
             # The memory of the requests is never freed, as the device might still use it.
             _undestroyed.append((own, self._destroyed_callbacks, self._released_callbacks))
             self._released_callbacks = []
-        ensure_called(self.loop, self._finish)
 
     def _run_pre_destroy_hooks(self) -> None:
         while self._pre_destroy_hooks:
@@ -279,7 +284,7 @@ class IdHandle:
     def _destroy_own(self, own: OwnObjects) -> bool:
         try:
             own.destroy()
-        except RdmaError:
+        except Exception:  # the memory must not be freed
             logger.exception("a queue pair or its queues could not be destroyed")
             return False
         return True
@@ -288,14 +293,17 @@ class IdHandle:
         for callback in reversed(self._destroyed_callbacks):
             try:
                 callback()
-            except RdmaError:
+            except Exception:  # the other memory must be freed
                 logger.exception("%r failed", callback)
         if self._device is not None:
             self._device.release()
 
     def _finish(self) -> None:
         for callback in reversed(self._released_callbacks):
-            callback()
+            try:
+                callback()
+            except Exception:  # the other resources must be released
+                logger.exception("%r failed", callback)
         self._released_callbacks, self._destroyed_callbacks = [], []
         self._is_destroyed = True
         self._waiters.wake_all()

@@ -196,7 +196,7 @@ class LoopDevice:
             for step in steps:
                 try:
                     step()
-                except VerbsError:
+                except Exception:  # the other steps must be done, too
                     logger.exception("%s: a resource could not be destroyed", self.device.name)
             if self._has_context:
                 device_contexts.release([self.device])

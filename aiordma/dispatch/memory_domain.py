@@ -6,7 +6,6 @@ import logging
 from typing import Protocol
 
 from aiordma.dispatch.loop_device import LoopDevice
-from aiordma.errors import VerbsError
 from aiordma.loop import Loop, ensure_called, worker_pool
 from aiordma.memory import BufferPool
 from aiordma.verbs import Device, ProtectionDomain
@@ -79,6 +78,6 @@ class OwnDomain:
             for close in (self.pool.close, self.pd.close):
                 try:
                     close()
-                except VerbsError:
+                except Exception:  # the other steps must be done, too
                     logger.exception("a protection domain could not be destroyed")
         ensure_called(self._loop, self._loop_device.release)

@@ -6,6 +6,7 @@ import errno
 import mmap
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from aiordma.enums import AccessFlags
 from aiordma.errors import VerbsError
@@ -45,10 +46,11 @@ class AllocatedRegion:
         """Unregister the memory, and free the pages at once. Views read zeros afterwards.
 
         Otherwise the pages of a connection that was closed would stay in memory until the garbage
-        collector frees its objects.
+        collector frees its objects. So do the pages of a process that has locked them (mlockall).
         """
         self.close()
-        self._pages.madvise(mmap.MADV_REMOVE)
+        with suppress(OSError):  # EINVAL: the pages are locked
+            self._pages.madvise(mmap.MADV_REMOVE)
 
 
 class PooledBuffer:

@@ -325,6 +325,20 @@ async def test_pre_destroy_hooks_run_before_the_destruction(simulation: Simulati
     assert [name for name, *_ in called.mock_calls] == order
 
 
+async def test_callbacks_that_fail_do_not_hold_up_the_destruction(
+    simulation: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
+    cm_id, called = await AsyncCmId.create(), Mock()
+    for name in ("destroyed", "released"):
+        add = getattr(cm_id.handle, f"add_{name}_callback")
+        add(getattr(called, f"first_{name}"))
+        add(Mock(side_effect=OSError(errno.EINVAL, f"{name} failed")))
+    await loops.wait_for(cm_id.aclose(), 10)
+    assert [name for name, *_ in called.mock_calls] == ["first_destroyed", "first_released"]
+    assert "destroyed failed" in caplog.text
+    assert "released failed" in caplog.text
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_destruction_waits_for_a_call(simulation: Simulation, is_cancelled: bool) -> None:
     async with listening(simulation):

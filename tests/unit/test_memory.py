@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import errno
 import mmap
 from collections.abc import AsyncIterator, Callable
@@ -19,11 +20,25 @@ from simulator.pairs import connected
 from simulator.verbs import Domain, Region, Window
 from simulator.world import SlowCalls
 
-from aiordma import AccessFlags, Connection, LocalClosed, MemoryRegion, RemoteBuffer, VerbsError
+from aiordma import (
+    AccessFlags,
+    Connection,
+    ConnectionOptions,
+    LocalClosed,
+    MemoryRegion,
+    RemoteBuffer,
+    VerbsError,
+)
 from aiordma.memory import SLAB_SIZE, BufferPool, PooledBuffer
 
 LARGE = SLAB_SIZE  # one buffer in each slab
 LOCAL = AccessFlags.LOCAL_WRITE
+
+
+def lock(address: int, nbytes: int) -> None:
+    """Lock pages in memory, as mlockall(2) does with all pages of a process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert not libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(nbytes)), ctypes.get_errno()
 
 
 class Pool:
@@ -248,3 +263,24 @@ async def test_a_window_is_closed_whose_bind_ends_during_its_allocation(
         region.close()
         await connection.aclose()
         assert simulation.world.all(Window) == []
+
+
+# --- processes that lock their memory ---
+
+
+@pytest.mark.parametrize("own_domain", [False, True])
+async def test_a_connection_with_locked_memory_is_closed(
+    simulation: Simulation, own_domain: bool
+) -> None:
+    """Linux does not free locked pages before their mapping ends."""
+    options = ConnectionOptions(
+        own_protection_domain=own_domain, recv_depth=2, max_message_size=4096
+    )
+    async with connected(simulation, near=options) as pair:
+        await pair.near.connection.send(bytes(1000))  # of the buffer pool
+        for region in simulation.world.all(Region):
+            lock(region.address, min(region.length, mmap.PAGESIZE))
+        for end in (pair.near, pair.far):
+            end.connection.abort()
+            await loops.wait_for(end.connection.aclose(), 10)
+    await loops.until(lambda: not simulation.world.all(Region), "everything to be released")
