@@ -6,6 +6,7 @@ import contextlib
 import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -345,6 +346,27 @@ async def test_keepalive_of_a_connection_whose_peer_allows_no_reads(
             assert far._endpoint.data_path.sends.posted - posted in (9, 10)
             await far.send(b"still there")
             assert await near.recv() == b"still there"
+
+
+@pytest.mark.transport("IWARP")
+async def test_keepalive_of_a_stream_whose_peer_allows_no_reads(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the connection. Other rsocket programs might allow none."""
+    options_of = StreamOptions.connection_options
+
+    def without_reads(self: StreamOptions) -> ConnectionOptions:
+        return replace(options_of(self), responder_resources=0)
+
+    monkeypatch.setattr(StreamOptions, "connection_options", without_reads)
+    watched = StreamOptions(keepalive=KEEPALIVE, peer_timeout=TIMEOUT)
+    async with streaming(simulation.far, server=watched) as pair:
+        near, far = pair.client, pair.server
+        await check_echo(near, far)
+        posted = far._core.data_path.sends.posted
+        await loops.sleep(20 * KEEPALIVE)
+        assert far._core.data_path.sends.posted - posted in (9, 10)
+        await check_echo(near, far)
 
 
 @pytest.mark.transport("IWARP")
