@@ -28,7 +28,6 @@ from aiordma import (
     StreamOptions,
     VerbsError,
 )
-from aiordma._native import lib
 from aiordma.asyncio.errors import as_os_error
 from aiordma.qp.keepalive import SLOWEST_RATE
 from aiordma.qp.retries import RXE_MAX_RETRIES
@@ -536,7 +535,7 @@ async def test_a_send_queue_that_drains_again_is_waited_for(simulation: Simulati
 async def test_a_send_queue_that_stays_drained_fails_the_accept(simulation: Simulation) -> None:
     """Nothing that is posted would be sent."""
     simulation.far.vendor_id = RXE_VENDOR_ID
-    in_drained_state(simulation, lambda qp: None, *[fail] * 1000)
+    in_drained_state(simulation, *[fail] * 3000)
     async with aiordma.listen(FAR, PORT) as listener:
         accepting = loops.create_task(listener.accept())
         async with await aiordma.connect(FAR, PORT) as near:
