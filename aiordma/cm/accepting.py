@@ -259,10 +259,15 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
             async with closing(connection):
                 await handler(connection)
         except Exception as error:
-            if (cause := peer_error(error)) is None:
-                logger.exception("serving %r failed", connection)
-            else:
-                self._peer_log.log(logging.INFO, "%r ended: %s", connection, cause)
+            self._log_failure(connection, error)
+
+    def _log_failure(self, connection: C, error: Exception) -> None:
+        # A variable of the handler's caller would be a reference cycle, which keeps the connection.
+        cause = peer_error(error)
+        if cause is None:
+            logger.error("serving %r failed", connection, exc_info=error)
+        else:
+            self._peer_log.log(logging.INFO, "%r ended: %s", connection, cause)
 
     def __aiter__(self) -> AsyncIterator[R]:
         """Iterate over requests until the listener is closed."""

@@ -119,8 +119,8 @@ class MessageDataPath:
         resources, shared_receives = self._resources, self._shared_receives
         resources.attach_fast_path(self.sends.core, self.receiver.queue, self._on_notified)
         if shared_receives is None:
-            qp = resources.make_qp(self._ring, self.sends)
             self._handle.add_destroyed_callback(self._free_ring)
+            qp = resources.make_qp(self._ring, self.sends)
         else:
             qp = resources.make_srq_qp(shared_receives, self.sends)
             shared_receives.add(qp.number, self)
@@ -140,7 +140,7 @@ class MessageDataPath:
 
     def _free_ring(self) -> None:
         """Free the receive buffers, unless the user can still take a message or holds one."""
-        if self._callbacks.closed_here and not self.sends.stats.messages_held:
+        if not self._callbacks.may_be_read and not self.sends.stats.messages_held:
             self._ring.free()
 
     def _wait_for_last_receive(self, qp: QueuePair) -> None:

@@ -84,6 +84,10 @@ class EndpointCallbacks(Protocol):
     """True if this side has closed the connection."""
 
     @property
+    def may_be_read(self) -> bool:
+        """True if the user can take what has arrived, now or after the connection has ended."""
+
+    @property
     def closed(self) -> bool:
         """True if nothing can be sent any more."""
 

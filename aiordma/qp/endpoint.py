@@ -96,6 +96,7 @@ class Endpoint(Generic[D_co]):
         self.closed_here = False
         """True if this side has closed the connection."""
         self._is_complete = False
+        self._has_begun = False
         self._flush_timer: Deadline | None = None
         self._failure_timer: Deadline | None = None
         self._drain_timer: Deadline | None = None
@@ -168,6 +169,7 @@ class Endpoint(Generic[D_co]):
     def _begin(self, initiator_depth: int) -> None:
         """Start to use the connection: both sides have agreed."""
         logger.debug("connected to %s", format_address(self.peer_address))
+        self._has_begun = True
         self.data_path.negotiated(initiator_depth)
         qp = self.cm.handle.qp
         if qp is not None and not self.device.is_iwarp:
@@ -189,6 +191,11 @@ class Endpoint(Generic[D_co]):
     def released(self) -> bool:
         """True if the connection is being destroyed: the user need not close it."""
         return self.cm.state is CmState.CLOSED
+
+    @property
+    def may_be_read(self) -> bool:
+        """True if the user can take what has arrived, now or after the connection has ended."""
+        return self._has_begun and not self.closed_here
 
     @property
     def closed(self) -> bool:

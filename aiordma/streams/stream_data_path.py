@@ -122,13 +122,18 @@ class StreamDataPath:
 
     def _release_memory(self, memory: AllocatedRegion) -> None:
         """Free receive memory; only unregister it if the user can still read bytes from it."""
-        if self._callbacks.closed_here:
-            memory.free()
-        else:
+        if self._callbacks.may_be_read:
             memory.close()
+        else:
+            memory.free()
+
+    def _free_receives(self) -> None:
+        if not self._callbacks.may_be_read:
+            self._receives.free()
 
     def prepare(self) -> QueuePair:
         """Create the queue pair and post the receives."""
+        self._cm.handle.add_destroyed_callback(self._free_receives)
         qp = self._resources.make_qp(self._receives, self.sends)
         self.busy.open(self._resources.send_cq)
         self._resources.watch(qp, self._callbacks.queue_pair_event)

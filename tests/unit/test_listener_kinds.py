@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -30,9 +32,11 @@ from aiordma import (
     PeerClosed,
     ProtocolError,
     Rejected,
+    VerbsError,
 )
 from aiordma.anyio import MessageStream, RdmaByteStream
 from aiordma.cm.accepting import BaseListener
+from aiordma.memory.buffer_pool import AllocatedRegion
 from aiordma.trio import RdmaStream
 
 PORT = 7471
@@ -220,6 +224,70 @@ async def check_limits(simulation: Simulation, serving: Serving) -> None:
         async with peer(serving):
             assert stats().accepted == 4
         assert stats().requests_waiting == 0
+
+
+# --- memory ---
+
+
+@pytest.mark.parametrize("listen", [aiordma.listen, aiordma.listen_stream])
+@pytest.mark.parametrize("step", ["confirmation", "rdma_create_qp"])
+async def test_a_handshake_that_fails_frees_its_memory_at_once(
+    simulation: Simulation, listen: Callable[..., Any], step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not stay until the garbage collector runs: a flood has thousands of them."""
+    made, freed = list[AllocatedRegion](), list[AllocatedRegion]()
+    make, free = AllocatedRegion.__init__, AllocatedRegion.free
+
+    def count(region: AllocatedRegion, *arguments: Any) -> None:
+        make(region, *arguments)
+        made.append(region)
+
+    def count_freed(region: AllocatedRegion) -> None:
+        free(region)
+        freed.append(region)
+
+    monkeypatch.setattr(AllocatedRegion, "__init__", count)
+    monkeypatch.setattr(AllocatedRegion, "free", count_freed)
+    async with listen(FAR, PORT, limits=LIMITS) as listener:
+        accepting = await loops.start(listener.accept())
+        if step == "confirmation":
+            async with silent_peer(simulation):
+                await loops.until(lambda: listener.stats.failed, "the handshake to fail")
+            await loops.cancel(accepting)
+        else:
+            simulation.world.calls.fail(step, errno.ENOMEM, after=1)
+            with pytest.raises(Rejected):
+                await aiordma.connect(FAR, PORT, private_data=Script(settings()).peer.pack())
+            with pytest.raises(VerbsError):
+                await accepting
+        await loops.until(lambda: not listener.stats.connections, "the connection to end")
+        assert {id(one) for one in made} == {id(one) for one in freed}
+        assert len(made) >= 2
+
+
+async def test_a_handler_that_fails_leaves_no_reference_cycle(simulation: Simulation) -> None:
+    errors = list[weakref.ref[PeerClosed]]()
+
+    async def fail(connection: Connection) -> None:
+        error = PeerClosed("gone")
+        errors.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    gc.disable()
+    try:
+        async with aiordma.listen(FAR, PORT) as listener:
+            task = loops.create_task(listener.serve(fail))
+            async with aiordma.connect(FAR, PORT) as client:
+                async for _ in client:
+                    pass
+            listener.abort()
+            await task
+            assert [error() for error in errors] == [None]
+    finally:
+        gc.enable()
 
 
 # --- peers that cannot be accepted, for a reason on this side ---
