@@ -17,6 +17,7 @@ MAX_LINES = 400
 LONG_MODULES = {
     "aiordma.cm.base_id": "one class, whose operations are those of rdma_cm(7)",
     "aiordma.messages.connection": "one class, and a docstring for each of its public methods",
+    "aiordma.qp.endpoint": "one class: a connection from its beginning to its end",
     "aiordma.rdmacm.cm_id": "one C struct: every call of rdma_cma.h and rdma_verbs.h on it",
     "aiordma.verbs.queue_pair": "one C struct: every call of verbs.h on it",
 }
