@@ -51,7 +51,7 @@ PYTHONPATH=files venv/bin/python -c "import aiordma"
 _DEMO = "cd ~/aiordma; make demo PYTHON=/{prefix}/bin/python3"
 
 _SENTENCES = {
-    "aiordma": r"aiordma does not support the free-threaded build of CPython.*",
+    "aiordma": r"aiordma does not support the free-threaded build of CPython[^\"\n]*",
     "cffi": r"CFFI does not support the free-threaded build of CPython.*",
     "pip": r"\S+\.whl is not a supported wheel on this platform\.",
 }
@@ -84,7 +84,7 @@ def store(row: Row, test: str, done: Done, part: str) -> None:
         row.store(test, f"{part}failed (exit {done.returncode})", has_failed=True)
         return
     row.store(test, f"{part}refused by {refused.project}")
-    row.notes.append(f"{part or test} refused by {refused.project}: {refused.sentence}")
+    row.notes.append(f"{part.strip() or test} refused by {refused.project}: {refused.sentence}")
 
 
 def free_threaded(row: Row, name: str, log: Path) -> None:

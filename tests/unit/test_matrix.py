@@ -116,7 +116,7 @@ PIP = "aiordma-0.1.0-cp311-abi3-linux_x86_64.whl is not a supported wheel on thi
     [
         (Done(0, ""), "import works", []),
         (Done(0, OURS), "import works", []),
-        (Done(1, f"ImportError: {OURS}\n"), "import refused by aiordma", [OURS]),
+        (Done(1, f'    "{OURS}"\nImportError: {OURS}\n'), "import refused by aiordma", [OURS]),
         (Done(1, f"  RuntimeError: {CFFI}\n{OURS}\n"), "import refused by cffi", [CFFI]),
         (Done(1, f"ERROR: {PIP}\n"), "import refused by pip", [PIP]),
         (Done(-11, "Segmentation fault"), "import failed (exit -11)", []),
@@ -129,4 +129,4 @@ def test_a_free_threaded_build_is_refused_with_a_sentence(
     free_threaded.store(row, "test", done, "import ")
     assert row.results == {"test": result}
     assert row.has_failed == ("failed" in result)
-    assert [note.partition(": ")[2] for note in row.notes] == notes
+    assert row.notes == [f"{result}: {note}" for note in notes]
