@@ -247,6 +247,23 @@ async def test_a_flushed_read_waits_for_the_reason(simulation: Simulation) -> No
             await reading
 
 
+@pytest.mark.transport("IB")
+async def test_a_flushed_receive_waits_for_the_reason(simulation: Simulation) -> None:
+    """librdmacm can flush the receives before this side has read that the peer is gone."""
+    simulation.cm.hold(CmEventType.DISCONNECTED)
+    async with helpers.connected(simulation.far) as pair:
+        receiving = loops.create_task(pair.client.recv())
+        await loops.sleep(1)
+        for qp in simulation.queue_pairs():
+            qp.world.network.fail_queue_pair(qp)
+        pair.server.abort()
+        await loops.sleep(0.001)
+        assert not receiving.done()
+        simulation.cm.release()
+        with pytest.raises(PeerClosed):
+            await receiving
+
+
 @pytest.mark.parametrize(
     ("function", "left", "texts"),
     [
