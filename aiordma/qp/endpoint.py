@@ -255,8 +255,8 @@ class Endpoint(Generic[D_co]):
         if wc.status == WcStatus.RETRY_EXC_ERR:
             peer = format_address(self.peer_address)
             failure = PeerTimeout(f"{peer} does not answer any more: {failure}")
-        # A flush follows from the cause, which is reported soon. The kernel of iWARP flushes before it
-        # reports the disconnect. librdmacm flushes while it reads the event of a late rejection.
+        # The cause of a flush is reported soon. The kernel of iWARP flushes before it reports the
+        # disconnect. librdmacm flushes while it reads the event of a late rejection.
         if wc.status == WcStatus.WR_FLUSH_ERR:
             self._fail_soon(failure)
         else:
