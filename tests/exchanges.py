@@ -12,6 +12,9 @@ import aiordma
 from aiordma import ByteStream, Connection, ConnectionOptions, RemoteBuffer, StreamOptions
 from aiordma.rdmacm import DeviceAddress
 
+# The peer answers within 3 s (iWARP) or 7 attempts of 67 ms or more (RoCE), or not at all.
+QUICK = {"keepalive": 1.0, "peer_timeout": 3.0, "ack_timeout": 14}
+
 
 async def exchange_messages(connection: Connection, count: int) -> None:
     """Have messages of growing sizes sent back."""

@@ -5,6 +5,7 @@ import os
 import socket
 
 from . import frames, is_inside, job
+from .caller import CallerSocket
 from .errors import LabError
 from .guest.callers import CONTROL_PATH
 from .relay import Relay
@@ -21,7 +22,7 @@ def labs() -> list[str]:
     return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
-def connect(lab: str | None) -> socket.socket:
+def connect(lab: str | None) -> CallerSocket:
     """Return a connection to a lab: in a node to its own lab, else to the lab with this id.
 
     Raises: LabError if there is none, or if it is not clear which lab is meant.
@@ -40,7 +41,7 @@ def connect(lab: str | None) -> socket.socket:
     except BaseException:
         connection.close()
         raise
-    return connection
+    return CallerSocket(connection)
 
 
 def request(action: str, *arguments: str, lab: str | None = None) -> object:
@@ -49,15 +50,11 @@ def request(action: str, *arguments: str, lab: str | None = None) -> object:
     Raises: LabError if the lab cannot perform it, or if it is not clear which lab is meant.
     """
     with connect(lab) as channel:
-        channel.sendall(frames.pack(frames.REQUEST, job.dump([action, *arguments])))
-        reader = frames.FrameReader()
-        while data := channel.recv(frames.CHUNK):
-            for kind, _, body in reader.feed(data):
-                if kind == frames.FAILED:
-                    raise LabError.from_reason(body.decode(errors="replace"))
+        channel.send(frames.REQUEST, job.dump([action, *arguments]))
+        while True:
+            for _, body in channel.receive():
                 result: object = marshal.loads(body)
                 return result
-    raise LabError("the lab has ended")
 
 
 def execute(node: str, argv: list[str], lab: str | None = None) -> int:

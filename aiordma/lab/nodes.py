@@ -3,7 +3,6 @@
 These calls block. They work in a process on a node, and on the machine that runs the lab.
 """
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import cast
@@ -12,7 +11,7 @@ from .control import connect, request
 from .errors import LabError
 from .remote import RemoteCommand
 
-__all__ = ["Node", "NodeState", "nodes", "this_node"]
+__all__ = ["Node", "NodeState", "nodes"]
 
 _JUMP_CLOCK = """
 import sys, time
@@ -67,17 +66,6 @@ def nodes(lab: str | None = None) -> list[NodeState]:
     """
     described = cast(list[dict[str, str]], request("nodes", lab=lab))
     return [NodeState(one.pop("name"), one.pop("state"), one) for one in described]
-
-
-def this_node() -> "Node":
-    """Return the node that this process runs on.
-
-    Raises: LabError if it does not run in a lab.
-    """
-    name = os.environ.get("AIORDMA_LAB_NODE")
-    if name is None:
-        raise LabError("this process does not run in a lab")
-    return Node(name)
 
 
 @dataclass(frozen=True)

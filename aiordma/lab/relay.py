@@ -8,7 +8,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import sys
 import termios
 import time
@@ -17,16 +16,16 @@ from collections.abc import Iterator
 from types import FrameType
 
 from . import frames, job
-from .errors import LabError
+from .caller import CallerSocket
 
-__all__ = ["Interrupted", "Relay"]
+__all__ = ["Relay"]
 
 # A second Ctrl-C within this many seconds ends the run, even if the command handles it.
 _SECOND_CTRL_C_LIMIT = 2.0
 _CTRL_C = b"\x03"
 
 
-class Interrupted(Exception):
+class _Interrupted(Exception):
     """A signal ends the run; `code` is the exit code, 128 plus the signal's number."""
 
     def __init__(self, number: int) -> None:
@@ -37,11 +36,10 @@ class Interrupted(Exception):
 class Relay:
     """The exchange of frames for one command on a node, until its exit code arrives."""
 
-    def __init__(self, channel: socket.socket, node: str, the_job: job.Job) -> None:
+    def __init__(self, channel: CallerSocket, node: str, the_job: job.Job) -> None:
         self._channel = channel
         self._node = node
         self._job = the_job
-        self._reader = frames.FrameReader()
         self._stdin_requested = False
         self._last_ctrl_c = -_SECOND_CTRL_C_LIMIT
         self._exit_code: int | None = None
@@ -54,21 +52,22 @@ class Relay:
         """
         with self._signals():
             try:
-                self._send(frames.OPEN, job.dump([self._node, job.dump(self._job)]))
+                self._channel.send(frames.OPEN, job.dump([self._node, job.dump(self._job)]))
                 while not self.started:
                     self._receive()
                 return self._relay()
-            except Interrupted as end:
+            except _Interrupted as end:
                 return end.code
 
     def _relay(self) -> int:
         """Relay until the command has ended. Return its exit code."""
         with _raw_terminal(self._job):
             while self._exit_code is None:
-                channel = self._channel.fileno()
-                waiting = [channel, 0] if self._stdin_requested else [channel]
+                waiting: list[CallerSocket | int] = [self._channel]
+                if self._stdin_requested:
+                    waiting.append(0)
                 ready = select.select(waiting, [], [])[0]
-                if channel in ready:
+                if self._channel in ready:
                     self._receive()
                 if 0 in ready:
                     self._read_stdin()
@@ -79,7 +78,7 @@ class Relay:
         """Handle signals during the block: send them to the command, or end the run.
 
         SIGINT and SIGQUIT go to the command, and SIGWINCH changes the size of its terminal. SIGTERM
-        and SIGHUP raise Interrupted, as does SIGINT before the start or twice in a short time.
+        and SIGHUP end the run, as does SIGINT before the start or twice in a short time.
         """
         handlers = {
             signal.SIGINT: self._on_interrupt,
@@ -98,49 +97,37 @@ class Relay:
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         self._count_ctrl_c()
         if not self.started:
-            raise Interrupted(number)
-        self._send(frames.SIGNAL, bytes([number]))
+            raise _Interrupted(number)
+        self._channel.send(frames.SIGNAL, bytes([number]))
 
     def _on_end(self, number: int, frame: FrameType | None) -> None:
-        raise Interrupted(number)
+        raise _Interrupted(number)
 
     def _on_resize(self, number: int, frame: FrameType | None) -> None:
         if self.started and self._job["tty"]:
             rows, columns = job.window_size()
-            self._send(frames.WINDOW, rows.to_bytes(2, "big") + columns.to_bytes(2, "big"))
+            self._channel.send(frames.WINDOW, rows.to_bytes(2, "big") + columns.to_bytes(2, "big"))
 
     def _count_ctrl_c(self) -> None:
         now = time.monotonic()
         if now - self._last_ctrl_c < _SECOND_CTRL_C_LIMIT:
-            raise Interrupted(signal.SIGINT)
+            raise _Interrupted(signal.SIGINT)
         self._last_ctrl_c = now
 
-    def _send(self, kind: int, data: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.sendall(frames.pack(kind, data))
-
     def _receive(self) -> None:
-        try:
-            data = self._channel.recv(4 * frames.CHUNK)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            raise LabError("the lab has ended")
-        for kind, _, body in self._reader.feed(data):
+        for kind, body in self._channel.receive():
             self._on_frame(kind, body)
 
     def _on_frame(self, kind: int, body: bytes) -> None:
         if kind == frames.OUTPUT:
             self._write(body[0], body[1:])
-            self._send(frames.OUTPUT_TAKEN, frames.COUNT.pack(len(body) - 1))
+            self._channel.send(frames.OUTPUT_TAKEN, frames.COUNT.pack(len(body) - 1))
         elif kind == frames.STDIN_REQUEST:
             self._stdin_requested = True
         elif kind == frames.STARTED:
             self.started = True
         elif kind == frames.EXIT:
             self._exit_code = body[0]
-        elif kind == frames.FAILED:
-            raise LabError.from_reason(body.decode(errors="replace"))
 
     def _write(self, stream: int, data: bytes) -> None:
         """Write all data. If the stream has no reader, have the agent close it too."""
@@ -149,14 +136,14 @@ class Relay:
             while view:
                 view = view[_write_some(stream, view) :]
         except OSError:
-            self._send(frames.CLOSE, bytes([stream]))
+            self._channel.send(frames.CLOSE, bytes([stream]))
 
     def _read_stdin(self) -> None:
         data = os.read(0, frames.CHUNK)
         if 0 in self._job["tty"] and _CTRL_C in data:
             self._count_ctrl_c()
         self._stdin_requested = False
-        self._send(frames.STDIN, data)
+        self._channel.send(frames.STDIN, data)
 
 
 def _write_some(fd: int, data: memoryview) -> int:

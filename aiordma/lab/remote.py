@@ -1,14 +1,11 @@
 """A command on a node, for programs: like subprocess.Popen, without a process of its own here."""
 
-import contextlib
-import select
 import signal
-import socket
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from . import frames, job
+from .caller import CallerSocket
 from .errors import LabError
 
 __all__ = ["RemoteCommand"]
@@ -21,13 +18,12 @@ class RemoteCommand:
     `with` block.
     """
 
-    def __init__(self, connection: socket.socket, node: str, argv: tuple[str, ...]) -> None:
+    def __init__(self, channel: CallerSocket, node: str, argv: tuple[str, ...]) -> None:
         """Start the command. Raises LabError if the node is off."""
         self.argv = argv
         self.node = node
         self.exit_code: int | None = None
-        self._socket = connection
-        self._reader = frames.FrameReader()
+        self._channel = channel
         self._output = bytearray()
         self._stdin_requested = False
         self._failure: LabError | None = None
@@ -36,7 +32,7 @@ class RemoteCommand:
         self._is_started = False
         content = job.dump(job.with_pipes(argv, merged=True))
         try:
-            self._send(frames.OPEN, job.dump([node, content]))
+            channel.send(frames.OPEN, job.dump([node, content]))
             self._receive_until(lambda: self._is_started, None)
         except BaseException:
             self.close()
@@ -45,17 +41,12 @@ class RemoteCommand:
     def __enter__(self) -> "RemoteCommand":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the connection. The command is killed if it still runs."""
-        self._socket.close()
+        self._channel.close()
 
     def write(self, data: bytes) -> None:
         """Write to the command's standard input. Waits until the node takes it.
@@ -71,7 +62,7 @@ class RemoteCommand:
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the command's process group."""
-        self._send(frames.SIGNAL, bytes([number]))
+        self._channel.send(frames.SIGNAL, bytes([number]))
 
     def kill(self) -> None:
         """Kill the command, and wait for its end."""
@@ -110,11 +101,7 @@ class RemoteCommand:
         )
         self._stdin_requested = False
         if self.exit_code is None:
-            self._send(frames.STDIN, chunk)
-
-    def _send(self, kind: int, data: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # read later: it has ended
-            self._socket.sendall(frames.pack(kind, data))
+            self._channel.send(frames.STDIN, chunk)
 
     def _receive_until(self, is_over: Callable[[], bool], timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -122,27 +109,26 @@ class RemoteCommand:
             if self._failure is not None:
                 raise self._failure
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._socket], [], [], left)[0]:
+            if not self._channel.is_ready(left):
                 raise TimeoutError(f"{self.argv[0]} on {self.node} took longer than {timeout:g} s")
             self._receive()
 
     def _receive(self) -> None:
+        """Process what has arrived. A failure is raised later, by a call that needs more."""
         try:
-            data = self._socket.recv(4 * frames.CHUNK)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self._failure = LabError("the lab has ended")
-        for kind, _, body in self._reader.feed(data):
-            if kind == frames.STARTED:
-                self._is_started = True
-                self.pid = frames.COUNT.unpack(body)[0]
-            elif kind == frames.OUTPUT:
-                self._output += body[1:]
-                self._send(frames.OUTPUT_TAKEN, frames.COUNT.pack(len(body) - 1))
-            elif kind == frames.STDIN_REQUEST:
-                self._stdin_requested = True
-            elif kind == frames.EXIT:
-                self.exit_code = body[0]
-            elif kind == frames.FAILED:
-                self._failure = LabError.from_reason(body.decode(errors="replace"))
+            for kind, body in self._channel.receive():
+                self._on_frame(kind, body)
+        except LabError as error:
+            self._failure = error
+
+    def _on_frame(self, kind: int, body: bytes) -> None:
+        if kind == frames.STARTED:
+            self._is_started = True
+            self.pid = frames.COUNT.unpack(body)[0]
+        elif kind == frames.OUTPUT:
+            self._output += body[1:]
+            self._channel.send(frames.OUTPUT_TAKEN, frames.COUNT.pack(len(body) - 1))
+        elif kind == frames.STDIN_REQUEST:
+            self._stdin_requested = True
+        elif kind == frames.EXIT:
+            self.exit_code = body[0]

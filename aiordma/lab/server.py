@@ -12,9 +12,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from . import frames
+from .caller import CallerSocket
 from .node import Done, Node, NodeOptions
 from .sockets import SOCKET_PREFIX, FrameSocket, Handler, peer_user
 from .wire import Wire
@@ -60,7 +60,8 @@ class Server:
         self._held_back: list[Callable[[], None]] = []
         self._boot_failure: str | None = None
         self._is_running = True
-        self.caller, first = socket.socketpair()
+        ours, first = socket.socketpair()
+        self.caller = CallerSocket(ours)
         self._add_caller(first, self._stop)
         self._listener = self._listen(lab_id)
         self._thread = threading.Thread(target=self._run, name="aiordma-lab")
@@ -69,12 +70,7 @@ class Server:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.caller.close()
         self._thread.join()
 

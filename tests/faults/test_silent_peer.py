@@ -50,7 +50,7 @@ async def test_a_send_ends_the_connection(address: DeviceAddress, accepted: bool
         await exchange(pair.client, pair.server)
         end, peer = (pair.server, pair.client) if accepted else (pair.client, pair.server)
         with silent(address, queue_pair_of(peer)):
-            await end.send(b"nobody is there")
+            await end.send(b"unanswered")
             with pytest.raises(PeerTimeout):
                 await loops.wait_for(end.recv(), TIME_LIMIT)
             for one in (end, peer):
@@ -76,7 +76,7 @@ async def test_a_stream_ends(address: DeviceAddress, keepalive: float) -> None:
         assert await pair.client.receive() == b"pong"
         with silent(address, queue_pair_of(pair.server)):
             if not keepalive:
-                await pair.client.send(b"nobody is there")
+                await pair.client.send(b"unanswered")
             with pytest.raises(PeerTimeout):
                 await loops.wait_for(pair.client.receive(), TIME_LIMIT)
             for one in (pair.client, pair.server):
@@ -98,7 +98,7 @@ async def test_retries_for_ever_that_the_peer_has_chosen_end_on_this_side(
             await client.connect(ConnectionParameters(retry_count=7, rnr_retry_count=7))
             server = await accepting
             with silent(address, qp):
-                await server.send(b"nobody is there")
+                await server.send(b"unanswered")
                 with pytest.raises(PeerTimeout, match="RETRY_EXC_ERR"):
                     await loops.wait_for(server.recv(), TIME_LIMIT)
             server.abort()

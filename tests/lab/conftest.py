@@ -6,6 +6,7 @@ These tests boot virtual machines. `aiordma lab setup` must have prepared this m
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def wait_until(is_over: Callable[[], bool], limit: float = 60) -> None:
+    """Wait until a condition is true. Fail after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while not is_over():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.05)
 
 
 @pytest.fixture

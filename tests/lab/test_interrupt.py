@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from .conftest import Start, children, is_running
+from .conftest import Start, children, is_running, wait_until
 
 ENDS_ON_SIGINT = 'trap "echo interrupted; exit 5" INT; echo ready; while :; do sleep 0.1; done'
 IGNORES_SIGINT = 'trap "echo interrupted" INT; echo ready; while :; do sleep 0.1; done'
@@ -78,11 +78,4 @@ def test_signal_to_the_lab_leaves_no_process(start: Start, number: signal.Signal
 
     code = process.wait(60)
     assert code == (128 + number if number == signal.SIGTERM else -number)
-    wait_until_gone(qemu)
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while is_running(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.05)
+    wait_until(lambda: not is_running(qemu))

@@ -3,8 +3,7 @@
 import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from aiordma.lab.errors import LabError
 from aiordma.lab.nodes import Node, nodes
 from aiordma.lab.remote import RemoteCommand
 
-from .conftest import LAB_RUN, REPOSITORY, children, environment, is_running
+from .conftest import LAB_RUN, REPOSITORY, children, environment, is_running, wait_until
 
 # One lab for all tests of this module.
 pytestmark = pytest.mark.xdist_group("nodes")
@@ -291,10 +290,3 @@ def available(node: Node) -> int:
 def processes(node: Node, session: int) -> list[str]:
     """Return the processes of a session, in the sense of setsid(2)."""
     return node.run("sh", "-c", f"ps -o pid= -g {session} || true").split()
-
-
-def wait_until(is_over: Callable[[], bool], limit: float = 60) -> None:
-    deadline = time.monotonic() + limit
-    while not is_over():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.05)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import loops
 import pytest
-from exchanges import connection_to, exchange_messages, stream_to
+from exchanges import QUICK, connection_to, exchange_messages, stream_to
 from helpers import TIME_LIMIT
 from network_peer import Peer
 
 import aiordma
 from aiordma import ByteStream, ConnectError, Connection, PeerTimeout
 from aiordma.rdmacm import DeviceAddress
-
-QUICK = {"keepalive": 1.0, "peer_timeout": 3.0, "ack_timeout": 14}
 
 
 async def test_a_power_cut_ends_every_wait(peer: Peer, address: DeviceAddress) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import loops
 import pytest
 from exchanges import (
+    QUICK,
     connection_to,
     exchange_datagrams,
     exchange_memory,
@@ -22,9 +23,6 @@ from aiordma.rdmacm import DeviceAddress
 
 # Both directions lose, delay, reorder, duplicate and corrupt packets.
 MIXED = ["delay", "20ms", "10ms", "loss", "1%", "duplicate", "5%", "corrupt", "1%"]
-
-# The peer answers within 3 s (iWARP) or 7 attempts of 67 ms or more (RoCE), or not at all.
-QUICK = {"keepalive": 1.0, "peer_timeout": 3.0, "ack_timeout": 14}
 
 
 async def test_messages_and_memory_arrive_whole(peer: Peer, address: DeviceAddress) -> None:

@@ -159,7 +159,7 @@ async def test_the_time_until_a_send_notices_that_the_peer_lost_power(
         assert await pair.server.recv() == b"ping"
         with silent(address, queue_pair_of(pair.server)):
             begin = time.perf_counter()
-            await pair.client.send(b"nobody is there")
+            await pair.client.send(b"unanswered")
             with pytest.raises(PeerTimeout):
                 async with asyncio.timeout(TIME_LIMIT):
                     await pair.client.recv()

@@ -122,7 +122,7 @@ async def test_a_send_to_a_peer_that_is_off_ends_the_connection(
         await loops.sleep(idle_before)
         began = loops.now()
         switch_off(simulation)
-        await near.send(b"nobody is there")
+        await near.send(b"unanswered")
         with pytest.raises(PeerTimeout):
             await near.recv()
         assert loops.now() - began <= TIMEOUT + longest(simulation)
@@ -410,7 +410,7 @@ async def test_a_stream_ends_when_the_peer_is_off(simulation: Simulation, sends:
         switch_off(simulation)
         began = loops.now()
         if sends:
-            await near.send(b"nobody is there")
+            await near.send(b"unanswered")
         with pytest.raises(PeerTimeout):
             await near.receive()
         assert loops.now() - began <= 2 * KEEPALIVE + TIMEOUT + longest(simulation)

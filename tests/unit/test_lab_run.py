@@ -9,6 +9,7 @@ import pytest
 
 from aiordma.cli import main
 from aiordma.lab import frames, is_inside, job, kvm, qemu
+from aiordma.lab.caller import CallerSocket
 from aiordma.lab.devices import DEVICES, addresses, on_wire, setup_script
 from aiordma.lab.errors import LabError
 from aiordma.lab.relay import Relay
@@ -85,7 +86,7 @@ def test_a_relay_raises_if_the_lab_ends_or_fails(
         theirs.sendall(sent)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(LabError) as caught:
-            Relay(ours, "node1", JOB).run()
+            Relay(CallerSocket(ours), "node1", JOB).run()
     assert (str(caught.value), caught.value.log) == (sentence, log)
 
 

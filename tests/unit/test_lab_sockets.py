@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aiordma.lab import frames
+from aiordma.lab.caller import CallerSocket
 from aiordma.lab.errors import LabError
 from aiordma.lab.monitor import Monitor
 from aiordma.lab.remote import RemoteCommand
@@ -157,7 +158,7 @@ def remote(serve: Callable[[socket.socket], None], *argv: str) -> RemoteCommand:
             serve(theirs)
 
     threading.Thread(target=run, daemon=True).start()
-    return RemoteCommand(ours, "node2", argv)
+    return RemoteCommand(CallerSocket(ours), "node2", argv)
 
 
 STARTED = frames.pack(frames.STARTED, frames.COUNT.pack(77))

@@ -1,4 +1,4 @@
-"""Every kind of listener: the limits on its peers, its counts, and its log."""
+"""Every kind of listener: the limits on its peers, its counts, and peers that fail."""
 
 from __future__ import annotations
 
