@@ -24,7 +24,16 @@ import pytest
 from netlink import rdma_resources
 
 import aiordma
-from aiordma import AccessFlags, AsyncCmId, Connection, ConnectionOptions, Listener
+from aiordma import (
+    AccessFlags,
+    AsyncCmId,
+    Connection,
+    ConnectionOptions,
+    Listener,
+    PeerClosed,
+    WcStatus,
+    WorkRequestError,
+)
 from aiordma.cm import CmState
 from aiordma.cm.accepting import BaseListener
 from aiordma.cm.base_id import BaseCmId
@@ -72,6 +81,19 @@ async def connected(
             far.abort()
             await near.aclose()
             await far.aclose()
+
+
+@contextlib.contextmanager
+def access_refused() -> Iterator[None]:
+    """Expect that the peer's device refuses an access in the block, which ends the connection.
+
+    Two things tell this side: the refusal, and the disconnect of the peer. They come by different
+    queue pairs of the kernel, and on a busy machine the disconnect can be seen first.
+    """
+    with pytest.raises((WorkRequestError, PeerClosed)) as raised:
+        yield
+    if isinstance(raised.value, WorkRequestError):
+        assert raised.value.status is WcStatus.REM_ACCESS_ERR
 
 
 async def echo(connection: Connection) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.errors import (
     ConnectError,
     ConnectionClosed,
@@ -101,6 +102,7 @@ class Handshakes(Generic[R, C]):
         # Each with the timer of CONFIRM_SECONDS, oldest first. None: the reply is not sent yet.
         self._under_way: dict[R, Deadline | None] = {}
         self._outcomes: deque[C | Failure] = deque()
+        self._log = OccasionalLog(logger)
         self.stats = ListenerStats()
 
     @property
@@ -127,7 +129,7 @@ class Handshakes(Generic[R, C]):
         if len(self._under_way) >= self._limits.max_handshakes:
             dropped = self._replaceable()
             assert dropped is not None, "a handshake can be started only if may_start"
-            logger.info("%r was dropped for a new request", dropped)
+            self._log.log(logging.INFO, "%r was dropped for a new request", dropped)
             self.stats.dropped += 1
             self._end(dropped)
         self._under_way[request] = None
@@ -144,7 +146,7 @@ class Handshakes(Generic[R, C]):
             connection = await accept(request)
         except PEER_ERRORS as error:
             if self._forget(request):
-                logger.info("the handshake with %r failed: %s", request, error)
+                self._log.log(logging.INFO, "the handshake with %r failed: %s", request, error)
                 self.stats.failed += 1
         except Exception as error:
             request.abort()

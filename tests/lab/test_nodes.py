@@ -211,10 +211,10 @@ def test_the_clock_of_one_node_jumps(node1: Node, node2: Node) -> None:
 
 
 def test_memory_and_descriptors_are_taken_away(node2: Node) -> None:
-    left = 1_600_000_000
-    with node2.take_memory(left):
-        assert available(node2) < left
-    wait_until(lambda: available(node2) > left)
+    before = available(node2)
+    with node2.take_memory(before // 2):  # other programs of the node use and free memory, too
+        assert before / 4 < available(node2) < before * 3 / 4
+    wait_until(lambda: available(node2) > before * 3 / 4)
     with node2.start("cat") as command:
         node2.limit_descriptors(command.pid, 7)
         node2.limit_locked_memory(command.pid, 65536)

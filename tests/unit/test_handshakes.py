@@ -465,6 +465,22 @@ async def test_serve_logs_once_in_a_while_that_no_peer_can_be_accepted(
     assert "could not be accepted: sim1 allows a send_depth" in record.getMessage()
 
 
+async def test_handshakes_that_fail_or_are_dropped_are_logged_once_in_a_while(
+    simulation: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "aiordma.cm.handshakes")
+    limits = ListenerLimits(max_handshakes=1, handshake_timeout=2 * CONFIRM_SECONDS)
+    async with aiordma.listen(FAR, PORT, limits=limits) as listener, serving(listener):
+        async with silent_peer(simulation), silent_peer(simulation), silent_peer(simulation):
+            await loops.until(lambda: listener.stats.failed, "the last handshake to fail")
+        assert listener.stats.dropped == 2
+    assert [(one.levelname, one.getMessage().split()[-1]) for one in caplog.records] == [
+        ("INFO", "request"),
+        ("DEBUG", "request"),
+        ("DEBUG", "s"),
+    ]
+
+
 def test_messages_that_were_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     log = OccasionalLog(logging.getLogger("aiordma"), lambda: now)
