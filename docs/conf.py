@@ -32,7 +32,11 @@ templates_path: list[str] = []
 nitpicky = True
 # Without a network there is no inventory of Python's own documentation to link to.
 nitpick_ignore_regex = [
-    ("py:.*", r"(typing|typing_extensions|collections|enum|asyncio|trio|anyio|ssl|socket)\..*"),
+    ("py:.*", r"prometheus_client\..*"),
+    (
+        "py:.*",
+        r"(typing|typing_extensions|collections|enum|asyncio|trio|anyio|ssl|socket)\..*",
+    ),
     ("py:.*", r"(bytes|bytearray|memoryview|str|int|float|bool|None|object|slice|tuple|list|dict)"),
     ("py:.*", r"(set|frozenset|type|[A-Z]\w*(Error|Warning)|StopAsyncIteration)"),
     # Pointers to C structs, and types of the library that have no page.
@@ -41,6 +45,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"aiordma\.(datagrams\.origin\.Origin|loop\.protocol\.Loop)"),
     ("py:.*", r"aiordma\.memory\.registrar\.Registrar"),
     ("py:.*", r"aiordma\.asyncio\.server\.ListeningAddress"),
+    ("py:.*", r"aiordma\.prometheus\.collector\.HasStats"),
     ("py:exc", r"EndOfStream"),
     ("py:.*", r"(Buffer|Self|ipaddress\..*|types\..*|BaseException|Ellipsis|\.\.\.)"),
 ]

@@ -136,13 +136,13 @@ async def test_a_client_fails_without_a_server(address: DeviceAddress, client: l
     assert "rejected the connection" in done.errors
 
 
-# --- the graceful service ---
+# --- the tutorial's service that ends on SIGTERM ---
 
 
 async def test_sigterm_loses_no_answer(address: DeviceAddress) -> None:
     """The answer in progress arrives, idle connections are closed, new peers are rejected."""
     async with (
-        serving("service", address.host, "0") as (process, port),
+        serving("tutorial/7_digest_server", address.host, "0") as (process, port),
         aiordma.connect(address.host, int(port)) as idle,
         aiordma.connect(address.host, int(port)) as busy,
     ):
@@ -165,7 +165,7 @@ async def test_an_unfinished_answer_is_cancelled(address: DeviceAddress, end: st
     grace = "0.1" if end == "the grace period ends" else "3600"
     options = ("--grace", grace, "--work", "3600")
     async with (
-        serving("service", address.host, "0", *options) as (process, port),
+        serving("tutorial/7_digest_server", address.host, "0", *options) as (process, port),
         aiordma.connect(address.host, int(port)) as busy,
     ):
         await busy.send(b"work")
@@ -258,7 +258,7 @@ async def test_timeouts_lose_no_message(address: DeviceAddress) -> None:
 
 async def test_the_service_ends_on_sigterm(address: DeviceAddress) -> None:
     words = ["one", "two"]
-    async with serving("service", "--work", "0.1") as (service, _):
+    async with serving("tutorial/7_digest_server", "--work", "0.1") as (service, _):
         lines = await run_client("7_digest_client", address.host, *words)
         digests = [hashlib.sha256(word.encode()).hexdigest()[:16] for word in words]
         assert lines == [f"{word} {digest}" for word, digest in zip(words, digests, strict=True)]

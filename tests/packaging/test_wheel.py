@@ -77,7 +77,8 @@ def test_the_metadata_names_the_extras_and_the_version(wheel: Path) -> None:
     found = metadata(wheel)
     assert found["Version"] == aiordma.__version__
     assert found["Requires-Python"] == ">=3.11"
-    assert {"anyio", "trio", "uvloop", "bench"} <= set(found.get_all("Provides-Extra", []))
+    extras = set(found.get_all("Provides-Extra", []))
+    assert {"anyio", "trio", "uvloop", "prometheus", "bench"} <= extras
     licenses = [path.name for path in wheel.glob("*.dist-info/licenses/*")]
     assert licenses == ["LICENSE"]
     assert (wheel / "aiordma/py.typed").exists()

@@ -30,7 +30,18 @@ LAYERS = {
     3: ["dispatch"],
     4: ["cm", "qp"],
     5: ["", "datagrams", "messages", "streams"],
-    6: ["__main__", "anyio", "asyncio", "bench", "cli", "doctor", "lab", "ping", "trio"],
+    6: [
+        "__main__",
+        "anyio",
+        "asyncio",
+        "bench",
+        "cli",
+        "doctor",
+        "lab",
+        "ping",
+        "prometheus",
+        "trio",
+    ],
 }
 """The packages and modules of each layer; "" is aiordma/__init__.py."""
 
@@ -41,6 +52,7 @@ OPTIONAL = {
     "anyio": ("aiordma.anyio.",),
     "trio": ("aiordma.loop.trio_loop", "aiordma.trio."),
     "matplotlib": ("aiordma.bench.plot",),
+    "prometheus_client": ("aiordma.prometheus.",),
     "pyverbs": ("aiordma.bench.workers.pyverbs_latency",),
 }
 """Packages that are optional dependencies, and the only modules that can import them."""
