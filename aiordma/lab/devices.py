@@ -46,8 +46,9 @@ class Device:
         """
         if self.driver != "rxe":
             return ()
-        mapped = f"::ffff:{self.ipv4}"
-        return tuple(ipaddress.IPv6Address(one).exploded for one in (mapped, self.ipv6))
+        gids = [ipaddress.IPv6Address(one) for one in (f"::ffff:{self.ipv4}", self.ipv6)]
+        # IPv6Address.exploded is no GID: from Python 3.13 on it ends with the IPv4 address.
+        return tuple(gid.packed.hex(":", 2) for gid in gids)
 
 
 # In older kernels, rxe requests "crc32" from the crypto API when a link is added, and siw

@@ -61,8 +61,10 @@ busybox mkdir -p {path}
 busybox mount -t 9p -o rw,$options cwd {path}"""
 _MOUNT_ALL = "busybox mount -t 9p -o rw,$options cwd /new"
 
-# The file may be the host's own, if the working directory is the root: it is not written to.
+# The file may be the host's own, if the working directory is the root: it is not written to. A
+# minimal system has none.
 _ADD_HOSTS = """\
+[ -e /etc/hosts ] || : >/etc/hosts
 {{ /run/busybox cat /etc/hosts; /run/busybox cat <<'END'
 {hosts}END
 }} >/run/lab/hosts

@@ -288,5 +288,7 @@ def available(node: Node) -> int:
 
 
 def processes(node: Node, session: int) -> list[str]:
-    """Return the processes of a session, in the sense of setsid(2)."""
-    return node.run("sh", "-c", f"ps -o pid= -g {session} || true").split()
+    """Return the processes of a session, in the sense of setsid(2). See proc_pid_stat(5)."""
+    lines = node.run("sh", "-c", "cat /proc/[0-9]*/stat 2>/dev/null || true").splitlines()
+    fields = [(line.split()[0], *line.rpartition(")")[2].split()) for line in lines]
+    return [pid for pid, state, _, _, of, *_ in fields if int(of) == session and state != "Z"]
