@@ -1,10 +1,11 @@
 # make demo    an echo over a real RDMA device: this machine's, or the lab's
-# make test    before each commit: style, types, unit tests, the lab, then the tests on a device
+# make test    before each commit: style, types, unit tests, the lab, two machines, then a device
 # make test-all  before a release: the same, with each device test on every loop and every device
 # make check   what needs no device: style, types, documentation, unit tests
 # make coverage  what unit tests and SEEDS=400 simulated programs execute of Python and C
 # make docs    build the documentation site in build/site
-# make soak    the long campaigns: SEEDS=10000 simulated programs, then those on a device
+# make soak    the long campaigns: SEEDS=10000 simulated programs, faults between two machines
+#              (make network-campaign), then those on a device
 # make sanitize  before a release: unit tests and SEEDS=1000 simulated programs with ASan and UBSan,
 #              then threads that post and destroy with TSan
 # make mutation  change the stream protocol and the tables of states; print what no test notices
@@ -36,7 +37,7 @@ DEVICE_OPTIONS := -p progress -p warm_start
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all check lint docs unit coverage lab-test device-test soak mutation sanitize asan tsan bench count matrix wheel setup clean
+.PHONY: demo test test-all check lint docs unit coverage lab-test network-test network-campaign device-test soak mutation sanitize asan tsan bench count matrix wheel setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -45,6 +46,7 @@ demo: setup
 test: setup
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory lab-test
+	@$(MAKE) --no-print-directory network-test
 	@$(MAKE) --no-print-directory device-test
 
 test-all:
@@ -140,6 +142,16 @@ endef
 lab-test: setup
 	$(PY) -m pytest -n 2 --dist loadgroup tests/lab
 
+# Between two machines, also if this machine has a device.
+network-test: setup
+	$(call between_two,both,-m 'not campaign')
+
+network-campaign: setup
+	$(call between_two,rxe,-rP)
+	$(call between_two,siw,-rP)
+
+between_two = $(PY) -m aiordma lab run --nodes 2 --device $(1) -- $(PY) -m pytest $(2) tests/network
+
 # On a machine without a device, two labs share the tests. They find the tests compiled already.
 device-test: setup
 	@if $(PY) -m aiordma devices >/dev/null 2>&1; then \
@@ -154,6 +166,7 @@ device-test: setup
 SEEDS := 10000
 soak: setup
 	@PYTHONPATH=tests $(PY) -m simulator.campaign 0 $(SEEDS)
+	@$(MAKE) --no-print-directory network-campaign
 	@$(call on_device,both,$(PY) -m pytest tests/soak)
 
 bench: setup

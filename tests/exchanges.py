@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import loops
 from network_peer import Peer
 from streaming import pattern
 
 import aiordma
-from aiordma import ByteStream, Connection, ConnectionOptions, RemoteBuffer, StreamOptions
+from aiordma import (
+    ByteStream,
+    ConnectError,
+    Connection,
+    ConnectionClosed,
+    ConnectionOptions,
+    RemoteBuffer,
+    StreamOptions,
+)
 from aiordma.rdmacm import DeviceAddress
 
 # The peer answers within 3 s (iWARP) or 7 attempts of 67 ms or more (RoCE), or not at all.
 QUICK = {"keepalive": 1.0, "peer_timeout": 3.0, "ack_timeout": 14}
+# Lost packets are sent again after 67 ms. On RoCE the device gives up after 7 attempts.
+LOSSY = {"ack_timeout": 14}
+CONNECTIONS = 40
+"""Connections that may end before an exchange is complete."""
 
 
 async def exchange_messages(connection: Connection, count: int) -> None:
@@ -45,7 +59,11 @@ async def exchange_stream(stream: ByteStream, nbytes: int) -> None:
         await stream.send_eof()
 
     sending = loops.create_task(send())
-    received = b"".join([chunk async for chunk in stream])
+    try:
+        received = b"".join([chunk async for chunk in stream])
+    except aiordma.RdmaError:
+        await loops.gather(sending, return_exceptions=True)  # it has ended, too
+        raise
     await sending
     assert digest(received) == digest(data)
 
@@ -71,18 +89,39 @@ async def exchange_datagrams(peer: Peer, address: DeviceAddress, count: int) -> 
         await receiving
 
 
-async def connection_to(peer: Peer, address: DeviceAddress, **options: object) -> Connection:
+async def until_whole(attempt: Callable[[], Awaitable[None]]) -> int:
+    """Repeat an exchange over new connections until one is whole. Return their number.
+
+    A device gives up a connection after some losses. The exchange must then end with an error of
+    the peer or of the network, and with no wrong byte.
+    """
+    for number in range(1, CONNECTIONS + 1):
+        try:
+            await attempt()
+        except (ConnectError, ConnectionClosed):
+            continue
+        return number
+    raise AssertionError(f"none of {CONNECTIONS} connections was whole")
+
+
+async def connection_to(peer: Peer, address: DeviceAddress, **options: Any) -> Connection:
     """Connect to a server of messages on the peer. Both sides have the same options."""
     port = await peer.command("serve_messages", peer.host(address), **options)
-    chosen = ConnectionOptions(**options)  # type: ignore[arg-type]
-    return await aiordma.connect(peer.host(address), port, options=chosen)
+    return await aiordma.connect(peer.host(address), port, options=ConnectionOptions(**options))
 
 
-async def stream_to(peer: Peer, address: DeviceAddress, **options: object) -> ByteStream:
+async def stream_to(peer: Peer, address: DeviceAddress, **options: Any) -> ByteStream:
     """Connect a byte stream to the peer. Both sides have the same options."""
     port = await peer.command("serve_streams", peer.host(address), **options)
-    chosen = StreamOptions(**options)  # type: ignore[arg-type]
-    return await aiordma.connect_stream(peer.host(address), port, options=chosen)
+    return await aiordma.connect_stream(peer.host(address), port, options=StreamOptions(**options))
+
+
+async def check_service(peer: Peer, address: DeviceAddress) -> None:
+    """Check that a new connection and a new stream work."""
+    async with await connection_to(peer, address) as connection:
+        await exchange_messages(connection, 3)
+    async with await stream_to(peer, address) as stream:
+        await exchange_stream(stream, 5000)
 
 
 def digest(data: bytes | bytearray | memoryview) -> str:

@@ -16,17 +16,18 @@ from aiordma.lab.remote import RemoteCommand
 from aiordma.rdmacm import DeviceAddress
 
 PROGRAM = Path(__file__).with_name("network") / "peer_program.py"
-LIMIT = 150.0
+ANSWER_SECONDS = 150.0
 HERE = Node("node1")
 
 
 class Peer:
-    """The program on the other node. It is started again when the node has lost its power."""
+    """The program on the other node. mend() undoes what a test did to it and to the wire."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self._program: RemoteCommand | None = None
-        self._impaired = False
+        self._is_off = False
+        self._is_impaired = False
 
     @property
     def program(self) -> RemoteCommand:
@@ -34,55 +35,99 @@ class Peer:
         assert self._program is not None
         return self._program
 
-    def start(self) -> None:
-        """Start the program."""
-        self._program = self.node.start(sys.executable, str(PROGRAM))
-        while self._program.read_line(LIMIT) != "ready":
-            pass
-
     def close(self) -> None:
         """End the program."""
         if self._program is not None:
             self._program.close()
             self._program = None
 
-    def mend(self) -> None:
-        """Undo all faults: boot the node if its power is off, and start the program."""
-        with blocking.allowed():
-            if self._impaired:
-                self._impaired = False
-                self.netem()
-            HERE.unblock(self.node.name)
-            self.node.unblock(HERE.name)
-            for node in (HERE, self.node):
-                if self._program is not None:
-                    node.plug_cable()
-            if self._program is None:
-                self.node.power_on()
-                self.start()
+    # --- what fails ---
 
     def power_off(self) -> None:
         """Cut the power of the node."""
         with blocking.allowed():
+            self._is_off = True
             self.node.power_off()
             self.close()
+
+    def kill(self) -> None:
+        """Kill the program with SIGKILL."""
+        with blocking.allowed():
+            self.program.kill()
+            self.close()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the program, such as SIGSTOP."""
+        with blocking.allowed():
+            self.program.send_signal(number)
 
     def netem(self, *words: str) -> None:
         """Lose, delay or change the packets in both directions, in the words of tc-netem(8)."""
         with blocking.allowed():
-            self._impaired |= bool(words)
+            self._is_impaired = bool(words)
             for node in (HERE, self.node):
                 node.netem(*words)
 
+    def pull_cable(self) -> None:
+        """Pull the cables of the node."""
+        with blocking.allowed():
+            self.node.pull_cable()
+
+    def plug_cable(self) -> None:
+        """Put the cables back."""
+        with blocking.allowed():
+            self.node.plug_cable()
+
+    def block(self, *, to_peer: bool = False, from_peer: bool = False) -> None:
+        """Lose all packets in one direction, or in both."""
+        with blocking.allowed():
+            if to_peer:
+                HERE.block(self.node.name)
+            if from_peer:
+                self.node.block(HERE.name)
+
+    def unblock(self) -> None:
+        """Let packets pass in both directions."""
+        with blocking.allowed():
+            HERE.unblock(self.node.name)
+            self.node.unblock(HERE.name)
+
+    # --- and works again ---
+
+    def mend(self) -> None:
+        """Undo all faults. Boot the node if its power is off, and start the program."""
+        with blocking.allowed():
+            if self._is_impaired:
+                self.netem()
+            if self._is_off:
+                self._is_off = False
+                self.node.power_on()
+            self.unblock()
+            self.plug_cable()
+            if self._program is None:
+                self._program = self.node.start(sys.executable, str(PROGRAM))
+                self._read_answer()
+
+    def stop(self) -> dict[str, int]:
+        """End all servers and connections of the program. Return the RDMA resources left there."""
+        with blocking.allowed():
+            left: dict[str, int] = self._ask("stop", (), {})
+            return left
+
     async def command(self, name: str, *arguments: object, **options: Any) -> Any:
         """Have the program perform a command. Return its answer."""
-        line = json.dumps([name, arguments, options])
+        return await loops.to_thread(self._ask, name, arguments, options)
 
-        def ask() -> Any:
-            self.program.write(line.encode() + b"\n")
-            return json.loads(self.program.read_line(LIMIT))
+    def _ask(self, name: str, arguments: tuple[object, ...], options: dict[str, Any]) -> Any:
+        self.program.write(json.dumps([name, arguments, options]).encode() + b"\n")
+        return self._read_answer()
 
-        return await loops.to_thread(ask)
+    def _read_answer(self) -> Any:
+        while True:
+            word, _, text = self.program.read_line(ANSWER_SECONDS).partition(" ")
+            if word == "answer":
+                return json.loads(text)
+            print("peer:", word, text)  # pytest shows it if the test fails
 
     def host(self, address: DeviceAddress) -> str:
         """Return the address of the peer's device that this node reaches with the device."""

@@ -1,6 +1,8 @@
 """Tests between two machines: they run on node1 of a lab of two nodes, and their peer on node2.
 
-aiordma lab run --nodes 2 --device both -- python -m pytest tests/network
+    aiordma lab run --nodes 2 --device both -- python -m pytest tests/network
+
+Tests with the mark `campaign` are for `make soak`.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from aiordma.lab.nodes import Node
 @pytest.fixture(scope="session")
 def session_peer() -> Iterator[Peer]:
     peer = Peer(Node("node2"))
-    peer.start()
+    peer.mend()
     yield peer
     peer.close()
 
 
 @pytest.fixture
-def peer(session_peer: Peer) -> Iterator[Peer]:
-    """Return the other node. After the test its power is on, and the wire without faults."""
+def peer(session_peer: Peer, no_leaks: None) -> Iterator[Peer]:  # noqa: F811
+    """Return the other node. After the test nothing is left there, and there are no faults."""
+    session_peer.mend()
     yield session_peer
     session_peer.mend()
+    assert session_peer.stop() == {}
