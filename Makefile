@@ -37,7 +37,7 @@ DEVICE_OPTIONS := -p progress -p warm_start
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all check lint docs unit coverage lab-test network-test network-campaign device-test soak mutation sanitize asan tsan bench count matrix wheel setup clean
+.PHONY: demo test test-all check lint docs unit coverage lab-test network-test network-campaign long-run device-test soak mutation sanitize asan tsan bench count matrix wheel setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -149,6 +149,11 @@ network-test: setup
 network-campaign: setup
 	$(call between_two,rxe,-rP)
 	$(call between_two,siw,-rP)
+
+# LONG="traffic|connections|cancels [--seconds S] [--count N] [--seed SEED]"
+LONG := traffic
+long-run: setup
+	$(PY) -m aiordma lab run --nodes 2 --device both -- $(PY) tests/network/long_run.py $(LONG)
 
 between_two = $(PY) -m aiordma lab run --nodes 2 --device $(1) -- $(PY) -m pytest $(2) tests/network
 

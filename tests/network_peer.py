@@ -35,6 +35,11 @@ class Peer:
         assert self._program is not None
         return self._program
 
+    @property
+    def is_running(self) -> bool:
+        """True if the program runs, or is stopped by a signal."""
+        return self._program is not None
+
     def close(self) -> None:
         """End the program."""
         if self._program is not None:

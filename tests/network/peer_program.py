@@ -29,16 +29,16 @@ _listeners: list[aiordma.Listener] = []
 _may_read = asyncio.Event()
 
 
-async def serve_messages(host: str, **options: Any) -> int:
+async def serve_messages(host: str, port: int = 0, **options: Any) -> int:
     """Serve connections. Return the port."""
-    listener = await aiordma.listen(host, 0, options=ConnectionOptions(**options))
+    listener = await aiordma.listen(host, port, options=ConnectionOptions(**options))
     _keep(_serve(listener, answer_messages))
     return listener.local_address[1]
 
 
-async def serve_streams(host: str, **options: Any) -> int:
+async def serve_streams(host: str, port: int = 0, **options: Any) -> int:
     """Serve byte streams, which are sent back. Return the port."""
-    listener = await aiordma.listen_stream(host, 0, options=StreamOptions(**options))
+    listener = await aiordma.listen_stream(host, port, options=StreamOptions(**options))
     _keep(_serve(listener, answer_stream))
     return listener.local_address[1]
 
