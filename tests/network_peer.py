@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ class Peer:
         self._program: RemoteCommand | None = None
         self._is_off = False
         self._is_impaired = False
+        self._is_suspended = False
 
     @property
     def program(self) -> RemoteCommand:
@@ -45,6 +47,7 @@ class Peer:
         if self._program is not None:
             self._program.close()
             self._program = None
+            self._is_suspended = False
 
     # --- what fails ---
 
@@ -61,10 +64,20 @@ class Peer:
             self.program.kill()
             self.close()
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the program, such as SIGSTOP."""
+    def suspend(self) -> None:
+        """Stop the program with SIGSTOP, until resume(). Return when it has stopped."""
         with blocking.allowed():
-            self.program.send_signal(number)
+            self._is_suspended = True
+            self.program.send_signal(signal.SIGSTOP)
+            stat = ("cat", f"/proc/{self.program.pid}/stat")
+            while self.node.run(*stat).rpartition(") ")[2][0] != "T":
+                pass
+
+    def resume(self) -> None:
+        """Let the program go on."""
+        with blocking.allowed():
+            self._is_suspended = False
+            self.program.send_signal(signal.SIGCONT)
 
     def netem(self, *words: str) -> None:
         """Lose, delay or change the packets in both directions, in the words of tc-netem(8)."""
@@ -109,6 +122,8 @@ class Peer:
                 self.node.power_on()
             self.unblock()
             self.plug_cable()
+            if self._is_suspended:
+                self.resume()
             if self._program is None:
                 self._program = self.node.start(sys.executable, str(PROGRAM))
                 self._read_answer()
@@ -116,7 +131,11 @@ class Peer:
     def stop(self) -> dict[str, int]:
         """End all servers and connections of the program. Return the RDMA resources left there."""
         with blocking.allowed():
-            left: dict[str, int] = self._ask("stop", (), {})
+            try:
+                left: dict[str, int] = self._ask("stop", (), {})
+            except TimeoutError:
+                self.kill()  # so that the next test has a program that answers
+                raise
             return left
 
     async def command(self, name: str, *arguments: object, **options: Any) -> Any:

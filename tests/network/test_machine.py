@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -90,11 +89,11 @@ async def test_a_stopped_program_is_no_dead_machine(peer: Peer, address: DeviceA
     connection = await connection_to(peer, address, **QUICK)
     stream = await stream_to(peer, address, **QUICK)
     async with loops.timeout(2 * TIME_LIMIT):
-        peer.signal(signal.SIGSTOP)
+        await loops.to_thread(peer.suspend)
         await connection.send(b"are you there?")
         with pytest.raises(TimeoutError):
             await loops.wait_for(connection.recv(), 3 * QUICK["peer_timeout"])
-        peer.signal(signal.SIGCONT)
+        peer.resume()
         assert await connection.recv() == b"are you there?"
         await exchange_messages(connection, 3)
         await stream.send(b"and you?")
