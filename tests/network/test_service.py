@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,12 +25,13 @@ REQUESTS = 40
 
 @pytest.fixture
 def database() -> Iterator[Path]:
-    """Return a file that both nodes see, and that outlives them."""
-    path = ROOT / "build" / "network-service.sqlite"
-    path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)
-    yield path
-    path.unlink(missing_ok=True)
+    """Return a file that both nodes see, and that outlives them.
+
+    Each test has another one: a node keeps what it knows of the files of the other node.
+    """
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as directory:
+        yield Path(directory) / "counters.sqlite"
 
 
 @pytest.mark.campaign
@@ -43,22 +45,20 @@ async def test_each_request_is_done_once(
     host = peer.host(address)
     client = Client(host, PORT)
     running = loops.create_task(client.run())
+    totals: list[int] = []
     async with loops.timeout(2 * TIME_LIMIT):
-        totals: list[int] = []
         for number in range(ROUNDS):
-            service = await loops.to_thread(start_service, peer.node, host, database)
-            adding = [loops.create_task(add(client, totals)) for _ in range(REQUESTS)]
-            await loops.until(partial(has_more_than, totals, number * REQUESTS), "an answer")
-            await loops.to_thread(service.kill if end == "SIGKILL" else peer.power_off)
-            service.close()
+            with await loops.to_thread(start_service, peer.node, host, database) as service:
+                adding = [loops.create_task(add(client, totals)) for _ in range(REQUESTS)]
+                await loops.until(partial(has_more_than, totals, number * REQUESTS), "an answer")
+                await loops.to_thread(service.kill if end == "SIGKILL" else peer.power_off)
             await loops.to_thread(peer.mend)
-            service = await loops.to_thread(start_service, peer.node, host, database)
-            await loops.gather(*adding)
-            await loops.to_thread(service.kill)
-            service.close()
+            with await loops.to_thread(start_service, peer.node, host, database) as service:
+                await loops.gather(*adding)
+                await loops.to_thread(service.kill)
+    await loops.cancel(running)
     print(f"connections needed: {client.connections}")
     assert sorted(totals) == [*range(1, ROUNDS * REQUESTS + 1)]
-    await loops.cancel(running)
 
 
 def has_more_than(totals: list[int], count: int) -> bool:
