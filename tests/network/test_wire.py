@@ -32,7 +32,7 @@ IMPAIRMENTS = {
     "5 % lost": "loss 5%",
     "20 % lost": "loss 20%",
     "200 ms late": "delay 200ms",
-    "10 to 30 ms late, out of order": "delay 20ms 10ms",
+    "90 % 20 ms late, 10 % out of order": "delay 20ms reorder 10% 50%",
     "10 % twice": "duplicate 10%",
     "2 % corrupt": "corrupt 2%",
 }
