@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import loops
 import pytest
@@ -27,23 +28,31 @@ async def send_bytes(stream: ByteStream) -> None:
         await stream.receive()
 
 
+# Long enough for a machine that runs slowly beside others.
+PATIENT = {"keepalive": 1.0, "peer_timeout": 6.0, "ack_timeout": 17}
+
+
 @pytest.mark.parametrize(
-    ("end", "error"),
+    ("end", "options", "error"),
     [
-        pytest.param(Peer.power_off, PeerTimeout, id="power cut"),
-        pytest.param(Peer.kill, PeerClosed, id="SIGKILL"),
+        pytest.param(Peer.power_off, PATIENT, PeerTimeout, id="power cut"),
+        pytest.param(Peer.kill, {}, PeerClosed, id="SIGKILL"),
     ],
 )
 async def test_every_wait_ends(
-    peer: Peer, address: DeviceAddress, end: Callable[[Peer], None], error: type[Exception]
+    peer: Peer,
+    address: DeviceAddress,
+    end: Callable[[Peer], None],
+    options: dict[str, Any],
+    error: type[Exception],
 ) -> None:
     """Connections that are idle, that send, and that close; and a stream that sends."""
     async with (
         loops.timeout(2 * TIME_LIMIT),
-        await connection_to(peer, address, **QUICK) as idle,
-        await connection_to(peer, address, **QUICK) as busy,
-        await connection_to(peer, address, **QUICK) as closing,
-        await stream_to(peer, address, **QUICK) as stream,
+        await connection_to(peer, address, **options) as idle,
+        await connection_to(peer, address, **options) as busy,
+        await connection_to(peer, address, **options) as closing,
+        await stream_to(peer, address, **options) as stream,
     ):
         receiving = loops.create_task(idle.recv())
         sending = loops.create_task(send_messages(busy))
