@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import loops
@@ -114,6 +115,18 @@ async def stream_to(peer: Peer, address: DeviceAddress, **options: Any) -> ByteS
     """Connect a byte stream to the peer. Both sides have the same options."""
     port = await peer.command("serve_streams", peer.host(address), **options)
     return await aiordma.connect_stream(peer.host(address), port, options=StreamOptions(**options))
+
+
+@contextlib.asynccontextmanager
+async def both_to(
+    peer: Peer, address: DeviceAddress, **options: Any
+) -> AsyncIterator[tuple[Connection, ByteStream]]:
+    """Connect a connection and a byte stream to the peer. They are closed after the block."""
+    async with (
+        await connection_to(peer, address, **options) as connection,
+        await stream_to(peer, address, **options) as stream,
+    ):
+        yield connection, stream
 
 
 async def check_service(peer: Peer, address: DeviceAddress) -> None:

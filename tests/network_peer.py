@@ -115,11 +115,11 @@ class Peer:
     def mend(self) -> None:
         """Undo all faults. Boot the node if its power is off, and start the program."""
         with blocking.allowed():
-            if self._is_impaired:
-                self.netem()
             if self._is_off:
                 self._is_off = False
                 self.node.power_on()
+            if self._is_impaired:
+                self.netem()
             self.unblock()
             self.plug_cable()
             if self._is_suspended:

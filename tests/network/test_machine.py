@@ -8,7 +8,7 @@ from typing import Any
 
 import loops
 import pytest
-from exchanges import QUICK, check_service, connection_to, exchange_messages, stream_to
+from exchanges import QUICK, both_to, check_service, connection_to, exchange_messages, stream_to
 from helpers import TIME_LIMIT
 from network_peer import Peer
 
@@ -97,8 +97,7 @@ async def test_a_stopped_program_is_no_dead_machine(peer: Peer, address: DeviceA
     """Its machine answers the keepalive. A time limit of the caller ends the wait."""
     async with (
         loops.timeout(2 * TIME_LIMIT),
-        await connection_to(peer, address, **QUICK) as connection,
-        await stream_to(peer, address, **QUICK) as stream,
+        both_to(peer, address, **QUICK) as (connection, stream),
     ):
         await loops.to_thread(peer.suspend)
         await connection.send(b"are you there?")
@@ -154,8 +153,7 @@ async def test_a_loop_that_is_stalled_ends_nothing(
     seconds = 2 * QUICK["peer_timeout"]
     async with (
         loops.timeout(TIME_LIMIT),
-        await connection_to(peer, address, **QUICK) as connection,
-        await stream_to(peer, address, **QUICK) as stream,
+        both_to(peer, address, **QUICK) as (connection, stream),
     ):
         await connection.send(b"one")
         await stream.send(b"one")

@@ -10,6 +10,7 @@ import pytest
 from exchanges import (
     LOSSY,
     QUICK,
+    both_to,
     check_service,
     connection_to,
     exchange_datagrams,
@@ -109,8 +110,7 @@ async def test_a_wire_that_stays_cut_ends_every_wait(
     errors = (PeerTimeout, PeerClosed) if cut == "to the peer" else PeerTimeout
     async with (
         loops.timeout(2 * TIME_LIMIT),
-        await connection_to(peer, address, **QUICK) as connection,
-        await stream_to(peer, address, **QUICK) as stream,
+        both_to(peer, address, **QUICK) as (connection, stream),
     ):
         await exchange_messages(connection, 2)
         await loops.to_thread(CUTS[cut], peer)
