@@ -15,6 +15,7 @@ from pathlib import Path
 
 REQUEST, REPLY = b"MPA ID Req Frame", b"MPA ID Rep Frame"
 ENHANCED, REVISION = 0x1000, 2
+PEER_TO_PEER = 0x8000
 _UNTAGGED, _TAGGED, _LAST = 0x01, 0x81, 0x40
 _RDMAP = 0x40
 READ_REQUEST, READ_RESPONSE, SEND = 1, 2, 3
@@ -37,9 +38,25 @@ def read_response(request: bytes) -> bytes:
     return frame(struct.pack("!BBIQ", _TAGGED | _LAST, _RDMAP | READ_RESPONSE, stag, offset))
 
 
-def request(reads: int = 16) -> bytes:
-    """Return the first frame of the connecting side. `reads` is its IRD and ORD."""
-    return REQUEST + struct.pack("!HHHH", ENHANCED | REVISION, 4, reads, reads)
+def request(reads: int = 16, flags: int = 0) -> bytes:
+    """Return the first frame of the connecting side. `reads` is its IRD and ORD.
+
+    `flags`: PEER_TO_PEER asks that the connection is established by a frame of this side.
+    """
+    return REQUEST + struct.pack("!HHHH", ENHANCED | REVISION, 4, reads | flags, reads | flags)
+
+
+def without_peer_to_peer(data: bytes) -> bytes:
+    """Return `data` without PEER_TO_PEER, if it begins like a request."""
+    control = len(REQUEST) + 4
+    if not data.startswith(REQUEST) or len(data) <= control:
+        return data
+    return data[:control] + bytes([data[control] & 0x7F]) + data[control + 1 :]
+
+
+def with_wrong_version(frame: bytes) -> bytes:
+    """Return an FPDU with a version of DDP that does not exist."""
+    return frame[:2] + bytes([frame[2] | 0x03]) + frame[3:]
 
 
 async def read_request(reader: asyncio.StreamReader) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.dispatch import CmDispatcher, destroy_and_log
 from aiordma.errors import BusyError, LocalClosed, RdmaError
 from aiordma.loop import (
@@ -27,6 +28,10 @@ from aiordma.rdmacm import CmId, OwnChannel, OwnObjects, device_contexts
 from aiordma.verbs import Device, QueuePair
 
 logger = logging.getLogger(__name__)
+slow_destruction_log = OccasionalLog(logger)
+
+SLOW_DESTRUCTION_SECONDS = 30.0
+"""Seconds after which a task that waits for a destruction logs that it still waits."""
 
 T = TypeVar("T")
 
@@ -245,10 +250,19 @@ class IdHandle:
         self._jobs.submit(self._destroy, blocking_pool if self.is_slow_to_destroy else worker_pool)
 
     async def wait_destroyed(self) -> None:
-        """Wait until everything is destroyed. Cancelling stops the wait only."""
+        """Wait until everything is destroyed. Cancelling stops the wait only.
+
+        A warning is logged if that takes longer than SLOW_DESTRUCTION_SECONDS.
+        """
         await checkpoint()
-        while not self._is_destroyed and not is_forked_child():
-            await self._waiters.wait()
+        if self._is_destroyed or is_forked_child():
+            return
+        timer = self.loop.call_later(SLOW_DESTRUCTION_SECONDS, _log_slow_destruction)
+        try:
+            while not self._is_destroyed and not is_forked_child():
+                await self._waiters.wait()
+        finally:
+            timer.cancel()
 
     def _destroy(self) -> None:
         with self._wait_ended:
@@ -307,6 +321,16 @@ class IdHandle:
         self._released_callbacks, self._destroyed_callbacks = [], []
         self._is_destroyed = True
         self._waiters.wake_all()
+
+
+def _log_slow_destruction() -> None:
+    slow_destruction_log.log(
+        logging.WARNING,
+        "an id is not destroyed after %.0f s: the kernel waits for its peer, which can take "
+        "2 minutes, or its connection manager has failed. If the output of dmesg has "
+        "'kernel BUG', only a reboot ends the wait",
+        SLOW_DESTRUCTION_SECONDS,
+    )
 
 
 _undestroyed: list[object] = []

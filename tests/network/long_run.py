@@ -164,6 +164,15 @@ async def traffic(peer: Peer, arguments: argparse.Namespace, recorder: Recorder)
         await faults(peer, chance, end)
 
 
+async def warm_up(peer: Peer) -> None:
+    """Exchange data once over each device, so that what a process keeps for all time exists."""
+    await start_servers(peer)
+    for target in targets(peer):
+        for work in (message_work, memory_work, stream_work):
+            await work(target, random.Random(0))
+    await peer.command("stop")
+
+
 async def repeat(work: Callable[[], Awaitable[None]], end: float, recorder: Recorder) -> None:
     """Do the work again and again. Errors of the peer and the network are counted."""
     while time.monotonic() < end:
@@ -340,6 +349,7 @@ def main() -> int:
     unit, run = RUNS[arguments.run]
     peer = Peer(Node("node2"))
     peer.mend()
+    asyncio.run(warm_up(peer))
     recorder = Recorder(arguments.run, unit)
     try:
         asyncio.run(run(peer, arguments, recorder))

@@ -19,6 +19,7 @@ from simulator.world import Failure
 
 from aiordma import AddressError, BusyError, ConnectError, DeviceRemoved, LocalClosed, PeerClosed
 from aiordma.cm import AsyncCmId, CmState, SyncCmId, handle
+from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import RdmaError, Rejected, RouteError, VerbsError
 from aiordma.loop import blocking_pool
@@ -458,3 +459,15 @@ async def test_a_removal_while_a_datagram_request_is_accepted(simulation: Simula
             with pytest.raises(DeviceRemoved):
                 await passive.accept(ConnectionParameters(qp_num=17))
         await task
+
+
+@pytest.mark.parametrize("seconds", [20, 40])
+async def test_a_destruction_that_takes_long_is_logged(
+    simulation: Simulation, caplog: pytest.LogCaptureFixture, seconds: int
+) -> None:
+    handle.slow_destruction_log = OccasionalLog(handle.logger)
+    cm_id = await AsyncCmId.create()
+    simulation.world.calls.delay("rdma_destroy_id", before=seconds)
+    await cm_id.aclose()
+    warned = ["an id is not destroyed after 30 s" in text for text in caplog.messages]
+    assert warned == ([True] if seconds > handle.SLOW_DESTRUCTION_SECONDS else [])
