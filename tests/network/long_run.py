@@ -25,6 +25,7 @@ import contextlib
 import gc
 import json
 import random
+import secrets
 import sys
 import time
 from collections import Counter
@@ -47,6 +48,9 @@ SAMPLES = 120
 ALLOWED_GROWTH = 4 << 20
 """Bytes by which the memory may be larger at the end than after the first tenth."""
 AT_ONCE = 16
+OPERATIONS_UNREAD = 20
+"""Cancelled operations of a connection before it reads what came. On iWARP, a peer that sends more
+than `recv_depth` messages ends the connection."""
 CONNECT_SECONDS, WORK_SECONDS = 20.0, 200.0
 """Time limits. An exchange that takes longer is a hang, and ends the run."""
 IMPAIRMENTS = (
@@ -283,10 +287,12 @@ async def cancels(peer: Peer, arguments: argparse.Namespace, recorder: Recorder)
 
     async def work(number: int) -> None:
         connection, target = lasting[number % len(found)], found[number % len(found)]
+        if number // len(found) % OPERATIONS_UNREAD == 0:
+            await read_all(connection)
         task: asyncio.Task[object]
         if number % 500 < len(found):  # few, because a handshake is slow
             task = asyncio.create_task(connect(target))
-        elif number % 2:
+        elif chance.random() < 0.5:
             task = asyncio.create_task(connection.recv())
         else:
             task = asyncio.create_task(connection.send(b"x" * chance.randrange(100)))
@@ -302,6 +308,14 @@ async def cancels(peer: Peer, arguments: argparse.Namespace, recorder: Recorder)
     for connection in lasting:
         connection.abort()
         await connection.aclose()
+
+
+async def read_all(connection: Connection) -> None:
+    """Receive the messages that cancelled sends have left, up to one that is sent now."""
+    last = secrets.token_bytes(16)
+    await connection.send(last)
+    while await connection.recv() != last:
+        pass
 
 
 async def in_turns(
