@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import loops
@@ -21,7 +21,6 @@ from aiordma import (
     RemoteBuffer,
     StreamOptions,
 )
-from aiordma.enums import WcStatus
 from aiordma.rdmacm import DeviceAddress
 
 # The peer answers within 3 s (iWARP) or 7 attempts of 67 ms or more (RoCE), or not at all.
@@ -91,20 +90,6 @@ async def exchange_datagrams(peer: Peer, address: DeviceAddress, count: int) -> 
         await receiving
 
 
-@contextlib.contextmanager
-def network_faults_as_closed() -> Iterator[None]:
-    """Raise ConnectionClosed if soft-RoCE has refused a request that it had to repeat.
-
-    Its peer then reports an invalid request, which a wrong request would cause, too.
-    """
-    try:
-        yield
-    except aiordma.WorkRequestError as error:
-        if error.status is not WcStatus.REM_INV_REQ_ERR:
-            raise
-        raise ConnectionClosed("a repeated request was refused") from error
-
-
 async def until_whole(attempt: Callable[[], Awaitable[None]]) -> int:
     """Repeat an exchange over new connections until one is whole. Return their number.
 
@@ -113,8 +98,7 @@ async def until_whole(attempt: Callable[[], Awaitable[None]]) -> int:
     """
     for number in range(1, CONNECTIONS + 1):
         try:
-            with network_faults_as_closed():
-                await attempt()
+            await attempt()
         except (ConnectError, ConnectionClosed):
             continue
         return number

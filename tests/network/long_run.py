@@ -35,13 +35,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from exchanges import (
-    QUICK,
-    exchange_memory,
-    exchange_messages,
-    exchange_stream,
-    network_faults_as_closed,
-)
+from exchanges import QUICK, exchange_memory, exchange_messages, exchange_stream
 from helpers import ROOT, ResourceSnapshot, wait_for_snapshot
 from network_peer import Peer
 
@@ -188,12 +182,9 @@ async def repeat(work: Callable[[], Awaitable[None]], end: float, recorder: Reco
     while time.monotonic() < end:
         try:
             async with asyncio.timeout(CONNECT_SECONDS + WORK_SECONDS):
-                with network_faults_as_closed():
-                    await work()
+                await work()
         except (aiordma.ConnectError, aiordma.ConnectionClosed) as error:
-            cause = error.__cause__
-            named = cause if isinstance(cause, aiordma.WorkRequestError) else error
-            recorder.errors[type(named).__name__] += 1
+            recorder.errors[type(error).__name__] += 1
             await asyncio.sleep(0.2)
         except ConnectTimeout as error:
             recorder.errors[type(error).__name__] += 1
