@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import loops
@@ -21,6 +21,7 @@ from aiordma import (
     RemoteBuffer,
     StreamOptions,
 )
+from aiordma.enums import WcStatus
 from aiordma.rdmacm import DeviceAddress
 
 # The peer answers within 3 s (iWARP) or 7 attempts of 67 ms or more (RoCE), or not at all.
@@ -88,6 +89,20 @@ async def exchange_datagrams(peer: Peer, address: DeviceAddress, count: int) -> 
                 await endpoint.send_to(target, datagram)
             await loops.sleep(0.5)  # for the answers that are not lost
         await receiving
+
+
+@contextlib.contextmanager
+def killed_peers_as_closed() -> Iterator[None]:
+    """Raise ConnectionClosed if soft-RoCE refuses a request because the peer's program was killed.
+
+    If that happens in the middle of a transfer, its device can answer that the request is invalid.
+    """
+    try:
+        yield
+    except aiordma.WorkRequestError as error:
+        if error.status is not WcStatus.REM_INV_REQ_ERR:
+            raise
+        raise ConnectionClosed("the device refused a request") from error
 
 
 async def until_whole(attempt: Callable[[], Awaitable[None]]) -> int:

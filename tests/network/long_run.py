@@ -35,7 +35,13 @@ from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from exchanges import QUICK, exchange_memory, exchange_messages, exchange_stream
+from exchanges import (
+    QUICK,
+    exchange_memory,
+    exchange_messages,
+    exchange_stream,
+    killed_peers_as_closed,
+)
 from helpers import ROOT, ResourceSnapshot, wait_for_snapshot
 from network_peer import Peer
 
@@ -182,9 +188,12 @@ async def repeat(work: Callable[[], Awaitable[None]], end: float, recorder: Reco
     while time.monotonic() < end:
         try:
             async with asyncio.timeout(CONNECT_SECONDS + WORK_SECONDS):
-                await work()
+                with killed_peers_as_closed():
+                    await work()
         except (aiordma.ConnectError, aiordma.ConnectionClosed) as error:
-            recorder.errors[type(error).__name__] += 1
+            cause = error.__cause__
+            named = cause if isinstance(cause, aiordma.WorkRequestError) else error
+            recorder.errors[type(named).__name__] += 1
             await asyncio.sleep(0.2)
         except ConnectTimeout as error:
             recorder.errors[type(error).__name__] += 1
