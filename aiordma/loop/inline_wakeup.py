@@ -32,6 +32,8 @@ class _InlineBatch(threading.local):
     """Futures that the callback has set so far, or None while no such callback is running."""
     callbacks: dict[Callable[[], None], None] | None = None
     """Functions called after the batch, or None if fewer than two tasks run in it."""
+    scheduled: int = 0
+    """The number of tasks and callbacks that were left to the loop's next iteration."""
 
 
 _batch = _InlineBatch()
@@ -92,6 +94,7 @@ class InlineFuture(asyncio.Future[None]):
         waiter, context = self._waiter, self._context_of_waiter
         self._waiter = self._context_of_waiter = None
         if waiter is not None:
+            _batch.scheduled += 1
             self.get_loop().call_soon(waiter, self, context=context)
 
 
@@ -129,6 +132,19 @@ def run_with_inline_wakeups(callback: Callable[[*Ts], object], *arguments: *Ts) 
         _batch.futures = None
         if futures:
             _run_batch(futures)
+
+
+def scheduled_count() -> int:
+    """Return the number of wake-ups that this thread has left to the loop's next iteration.
+
+    It only grows. A task that polls compares it, to notice that other tasks have work to do.
+    """
+    return _batch.scheduled
+
+
+def count_scheduled() -> None:
+    """Count a callback that a completion has scheduled for the loop's next iteration."""
+    _batch.scheduled += 1
 
 
 def after_batch(callback: Callable[[], None]) -> bool:
