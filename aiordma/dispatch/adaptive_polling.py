@@ -31,7 +31,7 @@ MAX_MISSES = 6
 
 
 class PollState(Protocol):
-    """What the policy sets and reads: a ReceiveQueue, or an AdaptiveWait."""
+    """The state that the policy sets and reads: a ReceiveQueue, or an AdaptiveWait."""
 
     poll_budget: int
     """Nanoseconds that the next wait polls. 0 polls once, -1 does not poll."""
