@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable
-from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVarTuple
+from typing import TYPE_CHECKING, TypeVarTuple
+
+from aiordma._native import fast_path
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop, LoopFuture
@@ -24,78 +24,27 @@ if TYPE_CHECKING:
 
 Ts = TypeVarTuple("Ts")
 
+InlineFuture = fast_path.InlineFuture
+"""A future that wakes one task of an asyncio loop, inline where possible."""
 
-class _InlineBatch(threading.local):
-    """The batch of tasks woken by one callback; one per thread, and so one per running loop."""
+scheduled_count = fast_path.scheduled_count
+"""Return the number of wake-ups that this thread has left to the loop's next iteration.
 
-    futures: deque[InlineFuture] | None = None
-    """Futures that the callback has set so far, or None while no such callback is running."""
+It only grows. A task that polls compares it, to notice that other tasks have work to do.
+"""
+
+count_scheduled = fast_path.count_scheduled
+"""Count a callback that a completion has scheduled for the loop's next iteration."""
+
+
+class _Batch(threading.local):
+    """The batch of tasks that runs now; one per thread, and so one per running loop."""
+
     callbacks: dict[Callable[[], None], None] | None = None
     """Functions called after the batch, or None if fewer than two tasks run in it."""
-    scheduled: int = 0
-    """The number of tasks and callbacks that were left to the loop's next iteration."""
 
 
-_batch = _InlineBatch()
-
-
-class InlineFuture(asyncio.Future[None]):
-    """A future that wakes one task of an asyncio loop, inline where possible."""
-
-    __slots__ = ("_context_of_waiter", "_waiter")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self._waiter: Callable[[InlineFuture], object] | None = None
-        self._context_of_waiter: Context | None = None
-
-    def add_done_callback(
-        self, fn: Callable[[InlineFuture], object], /, *, context: Context | None = None
-    ) -> None:
-        """Add a callback. The first one with a context resumes the task that awaits the future."""
-        if self._waiter is None and context is not None and not self.done():
-            self._waiter, self._context_of_waiter = fn, context
-        else:
-            super().add_done_callback(fn, context=context)
-
-    def remove_done_callback(self, fn: Callable[[InlineFuture], object], /) -> int:
-        """Remove a callback. The waiting task does so if something else resumes it."""
-        if self._waiter == fn:
-            self._waiter = None
-            return 1
-        return super().remove_done_callback(fn)
-
-    def set_result(self, result: None, /) -> None:
-        """Wake the task: at the end of run_with_inline_wakeups(), or else in the next iteration."""
-        super().set_result(None)
-        if self._waiter is not None:
-            futures = _batch.futures
-            if futures is None:
-                self.wake_later()
-            else:
-                futures.append(self)
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the future. The task is resumed in the next iteration of the loop."""
-        if not super().cancel(msg):
-            return False
-        self.wake_later()
-        return True
-
-    def wake_now(self) -> None:
-        """Run the task's next step in its context, as the loop would."""
-        waiter, context = self._waiter, self._context_of_waiter
-        self._waiter = self._context_of_waiter = None
-        if waiter is not None and context is not None:
-            context.run(waiter, self)
-
-    def wake_later(self) -> None:
-        """Have the loop run the task's next step in its next iteration."""
-        waiter, context = self._waiter, self._context_of_waiter
-        self._waiter = self._context_of_waiter = None
-        if waiter is not None:
-            _batch.scheduled += 1
-            self.get_loop().call_soon(waiter, self, context=context)
+_batch = _Batch()
 
 
 def make_future(loop: Loop) -> LoopFuture:
@@ -121,30 +70,15 @@ def run_with_inline_wakeups(callback: Callable[[*Ts], object], *arguments: *Ts) 
         BaseException: raised by `callback`, or by a task and ending the loop with it, such as
             KeyboardInterrupt.
     """
-    if _batch.futures is not None:
+    if not fast_path.begin_batch():
         callback(*arguments)
         return
-    futures: deque[InlineFuture] = deque()
-    _batch.futures = futures
     try:
         callback(*arguments)
     finally:
-        _batch.futures = None
+        futures = fast_path.end_batch()
         if futures:
             _run_batch(futures)
-
-
-def scheduled_count() -> int:
-    """Return the number of wake-ups that this thread has left to the loop's next iteration.
-
-    It only grows. A task that polls compares it, to notice that other tasks have work to do.
-    """
-    return _batch.scheduled
-
-
-def count_scheduled() -> None:
-    """Count a callback that a completion has scheduled for the loop's next iteration."""
-    _batch.scheduled += 1
 
 
 def after_batch(callback: Callable[[], None]) -> bool:
@@ -158,18 +92,19 @@ def after_batch(callback: Callable[[], None]) -> bool:
     return True
 
 
-def _run_batch(futures: deque[InlineFuture]) -> None:
+def _run_batch(futures: list[fast_path.InlineFuture]) -> None:
     if len(futures) == 1:
-        futures.popleft().wake_now()
+        futures[0].wake_now()
         return
     callbacks: dict[Callable[[], None], None] = {}
     _batch.callbacks = callbacks
+    remaining = iter(futures)
     try:
-        while futures:
-            futures.popleft().wake_now()
+        for future in remaining:
+            future.wake_now()
     finally:
         _batch.callbacks = None
-        for future in futures:  # a task has ended the loop: if it runs again, it runs the others
+        for future in remaining:  # a task has ended the loop: if it runs again, it runs the others
             future.wake_later()
         _call_all(callbacks)
 

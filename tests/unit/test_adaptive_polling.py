@@ -141,7 +141,7 @@ class WaitRig:
         self.is_over = False
         self.polls: list[tuple[int, bool]] = []
         """The nanoseconds of each poll, and whether it was preemptible."""
-        self.on_poll = lambda: None
+        self.on_poll: Callable[[], object] = lambda: None
         self.nanoseconds, self.is_on = busy, busy > 0
         self.change = WaitQueue(asyncio.get_running_loop())
         poller: Any = self

@@ -28,6 +28,15 @@ static PyMethodDef module_methods[] = {
 	{ "set_functions", set_functions, METH_VARARGS,
 	  "set_functions(post_all, comp_event): use the functions aiordma_post_all() and "
 	  "aiordma_comp_event() at these addresses." },
+	{ "begin_batch", begin_batch, METH_NOARGS,
+	  "Keep the InlineFutures of this thread that are set from now on, until end_batch(). "
+	  "Return False if they are kept already." },
+	{ "end_batch", end_batch, METH_NOARGS,
+	  "Return the list of InlineFutures that were set since begin_batch()." },
+	{ "count_scheduled", count_scheduled, METH_NOARGS,
+	  "Count a callback that a completion has scheduled for the loop's next iteration." },
+	{ "scheduled_count", scheduled_count, METH_NOARGS,
+	  "Return the number of wake-ups that this thread has left to the loop's next iteration." },
 	{ NULL, NULL, 0, NULL },
 };
 
@@ -58,10 +67,10 @@ static int add_types(PyObject *module)
 {
 	PyType_Spec *specs[] = { &send_queue_core_spec, &receive_ring_spec,
 				 &receive_queue_spec,	&completion_dispatcher_spec,
-				 &reference_count_spec, &transfer_spec };
-	PyTypeObject **globals[] = {
-		NULL, NULL, NULL, NULL, &reference_count_type, &transfer_type
-	};
+				 &reference_count_spec, &transfer_spec,
+				 &inline_future_spec };
+	PyTypeObject **globals[] = { NULL,	     NULL, NULL, NULL, &reference_count_type,
+				     &transfer_type, NULL };
 	size_t index;
 
 	for (index = 0; index < sizeof(specs) / sizeof(*specs); index++) {
@@ -82,6 +91,7 @@ static PyModuleDef_Slot module_slots[] = {
 	{ Py_mod_exec, add_numbers },
 	{ Py_mod_exec, prepare_transfers },
 	{ Py_mod_exec, prepare_starting },
+	{ Py_mod_exec, prepare_inline_futures },
 	{ 0, NULL },
 };
 
