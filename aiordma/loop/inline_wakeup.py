@@ -14,7 +14,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVarTuple
+from typing import TYPE_CHECKING
 
 from aiordma._native import fast_path
 
@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop, LoopFuture
 
 
-Ts = TypeVarTuple("Ts")
-
 InlineFuture = fast_path.InlineFuture
 """A future that wakes one task of an asyncio loop, inline where possible."""
+
+run_with_inline_wakeups = fast_path.run_with_inline_wakeups
+"""Call a callback with arguments, then run the tasks that it woke.
+
+Use it only where the loop itself is the caller, never inside a task. It raises what the callback
+raises, or else what a task raises that ends the loop with it, such as KeyboardInterrupt.
+"""
 
 scheduled_count = fast_path.scheduled_count
 """Return the number of wake-ups that this thread has left to the loop's next iteration.
@@ -61,26 +66,6 @@ def future_factory(loop: Loop) -> Callable[[], LoopFuture]:
     return loop.create_future
 
 
-def run_with_inline_wakeups(callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
-    """Call `callback`, then run the tasks that it woke.
-
-    Use it only where the loop itself is the caller, never inside a task.
-
-    Raises:
-        BaseException: raised by `callback`, or by a task and ending the loop with it, such as
-            KeyboardInterrupt.
-    """
-    if not fast_path.begin_batch():
-        callback(*arguments)
-        return
-    try:
-        callback(*arguments)
-    finally:
-        futures = fast_path.end_batch()
-        if futures:
-            _run_batch(futures)
-
-
 def after_batch(callback: Callable[[], None]) -> bool:
     """Have `callback` called once, after all tasks that were woken in the same batch have run.
 
@@ -93,9 +78,7 @@ def after_batch(callback: Callable[[], None]) -> bool:
 
 
 def _run_batch(futures: list[fast_path.InlineFuture]) -> None:
-    if len(futures) == 1:
-        futures[0].wake_now()
-        return
+    """Run several tasks that were woken in the same batch. C runs a single one."""
     callbacks: dict[Callable[[], None], None] = {}
     _batch.callbacks = callbacks
     remaining = iter(futures)
@@ -117,3 +100,6 @@ def _call_all(callbacks: dict[Callable[[], None], None]) -> None:
     finally:
         if callbacks:
             _call_all(callbacks)
+
+
+fast_path.set_run_batch(_run_batch)

@@ -259,8 +259,8 @@ int append_received(struct receive_queue *self, const struct received *message);
 
 /* --- inline_future.c --- */
 
-PyObject *begin_batch(PyObject *module, PyObject *unused);
-PyObject *end_batch(PyObject *module, PyObject *unused);
+PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *set_run_batch(PyObject *module, PyObject *function);
 PyObject *count_scheduled(PyObject *module, PyObject *unused);
 PyObject *scheduled_count(PyObject *module, PyObject *unused);
 int prepare_inline_futures(PyObject *module);

@@ -26,6 +26,7 @@ PER_THREAD PyObject *batch;
 PER_THREAD unsigned long long scheduled;
 
 static PyObject *cancelled_error;
+static PyObject *run_batch; /* called with a list of several woken futures */
 
 static PyObject *inline_future_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -274,20 +275,54 @@ PyType_Spec inline_future_spec = {
 
 /* --- the batch of a thread --- */
 
-PyObject *begin_batch(PyObject *module, PyObject *unused)
+static PyObject *call(PyObject *const *args, Py_ssize_t count)
 {
-	if (batch)
-		Py_RETURN_FALSE;
-	batch = PyList_New(0);
-	return batch ? Py_NewRef(Py_True) : NULL;
+	PyObject *arguments, *result;
+	Py_ssize_t index;
+
+	if (count == 1)
+		return PyObject_CallNoArgs(args[0]);
+	arguments = PyTuple_New(count - 1);
+	if (!arguments)
+		return NULL;
+	for (index = 1; index < count; index++)
+		PyTuple_SetItem(arguments, index - 1, Py_NewRef(args[index]));
+	result = PyObject_CallObject(args[0], arguments);
+	Py_DECREF(arguments);
+	return result;
 }
 
-PyObject *end_batch(PyObject *module, PyObject *unused)
+PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-	PyObject *futures = batch ? batch : Py_NewRef(Py_None);
+	struct failure failure = { NULL, NULL, NULL };
+	PyObject *futures;
 
+	if (count < 1) {
+		PyErr_SetString(PyExc_TypeError, "a callback expected");
+		return NULL;
+	}
+	if (batch)
+		return call(args, count);
+	batch = PyList_New(0);
+	if (!batch)
+		return NULL;
+	Py_XDECREF(call(args, count));
+	note_failure(&failure);
+	futures = batch;
 	batch = NULL;
-	return futures;
+	if (PyList_Size(futures) == 1)
+		Py_XDECREF(resume((struct inline_future *)PyList_GetItem(futures, 0), 1));
+	else if (PyList_Size(futures) > 1)
+		Py_XDECREF(PyObject_CallFunctionObjArgs(run_batch, futures, NULL));
+	note_failure(&failure);
+	Py_DECREF(futures);
+	return restore_failure(&failure) ? NULL : Py_NewRef(Py_None);
+}
+
+PyObject *set_run_batch(PyObject *module, PyObject *function)
+{
+	replace(&run_batch, function);
+	Py_RETURN_NONE;
 }
 
 PyObject *count_scheduled(PyObject *module, PyObject *unused)

@@ -28,11 +28,12 @@ static PyMethodDef module_methods[] = {
 	{ "set_functions", set_functions, METH_VARARGS,
 	  "set_functions(post_all, comp_event): use the functions aiordma_post_all() and "
 	  "aiordma_comp_event() at these addresses." },
-	{ "begin_batch", begin_batch, METH_NOARGS,
-	  "Keep the InlineFutures of this thread that are set from now on, until end_batch(). "
-	  "Return False if they are kept already." },
-	{ "end_batch", end_batch, METH_NOARGS,
-	  "Return the list of InlineFutures that were set since begin_batch()." },
+	{ "run_with_inline_wakeups", (PyCFunction)(void (*)(void))run_with_inline_wakeups,
+	  METH_FASTCALL,
+	  "run_with_inline_wakeups(callback, *arguments): call it, then run the tasks that it "
+	  "woke." },
+	{ "set_run_batch", set_run_batch, METH_O,
+	  "set_run_batch(function): run several woken tasks by function(futures)." },
 	{ "count_scheduled", count_scheduled, METH_NOARGS,
 	  "Count a callback that a completion has scheduled for the loop's next iteration." },
 	{ "scheduled_count", scheduled_count, METH_NOARGS,
