@@ -40,7 +40,7 @@ from exchanges import (
     exchange_memory,
     exchange_messages,
     exchange_stream,
-    killed_peers_as_closed,
+    kernel_faults_as_closed,
 )
 from helpers import ROOT, ResourceSnapshot, wait_for_snapshot
 from network_peer import Peer
@@ -191,7 +191,7 @@ async def repeat(
     while time.monotonic() < end:
         try:
             async with asyncio.timeout(CONNECT_SECONDS + WORK_SECONDS):
-                with killed_peers_as_closed():
+                with kernel_faults_as_closed():
                     await work()
         except (aiordma.ConnectError, aiordma.ConnectionClosed) as error:
             cause = error.__cause__
