@@ -91,18 +91,24 @@ async def exchange_datagrams(peer: Peer, address: DeviceAddress, count: int) -> 
         await receiving
 
 
-@contextlib.contextmanager
-def killed_peers_as_closed() -> Iterator[None]:
-    """Raise ConnectionClosed if soft-RoCE refuses a request because the peer's program was killed.
+KERNEL_FAULTS = (WcStatus.REM_INV_REQ_ERR, WcStatus.LOC_PROT_ERR)
+"""Statuses of requests that a soft device has failed without a reason."""
 
-    If that happens in the middle of a transfer, its device can answer that the request is invalid.
+
+@contextlib.contextmanager
+def kernel_faults_as_closed() -> Iterator[None]:
+    """Raise ConnectionClosed if a request has failed by a fault of a soft device.
+
+    If the program of the peer is killed in the middle of a transfer, soft-RoCE can report
+    REM_INV_REQ_ERR. If the peer is sending when the read of `keepalive` arrives, soft-iWARP answers
+    this read of no bytes with the bytes that it sends: LOC_PROT_ERR.
     """
     try:
         yield
     except aiordma.WorkRequestError as error:
-        if error.status is not WcStatus.REM_INV_REQ_ERR:
+        if error.status not in KERNEL_FAULTS:
             raise
-        raise ConnectionClosed("the device refused a request") from error
+        raise ConnectionClosed("a soft device has failed") from error
 
 
 async def until_whole(attempt: Callable[[], Awaitable[None]]) -> int:

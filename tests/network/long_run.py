@@ -40,7 +40,7 @@ from exchanges import (
     exchange_memory,
     exchange_messages,
     exchange_stream,
-    killed_peers_as_closed,
+    kernel_faults_as_closed,
 )
 from helpers import ROOT, ResourceSnapshot, wait_for_snapshot
 from network_peer import Peer
@@ -169,7 +169,8 @@ async def traffic(peer: Peer, arguments: argparse.Namespace, recorder: Recorder)
         for target in targets(peer):
             for work in (message_work, memory_work, stream_work):
                 own = random.Random(chance.random())
-                tasks.create_task(repeat(partial(work, target, own), end, recorder))
+                name = f"{work.__name__} to {target.host}"
+                tasks.create_task(repeat(name, partial(work, target, own), end, recorder))
         tasks.create_task(sample_until(end, arguments.seconds / SAMPLES, recorder))
         await faults(peer, chance, end)
 
@@ -183,12 +184,14 @@ async def warm_up(peer: Peer) -> None:
     await peer.command("stop")
 
 
-async def repeat(work: Callable[[], Awaitable[None]], end: float, recorder: Recorder) -> None:
+async def repeat(
+    name: str, work: Callable[[], Awaitable[None]], end: float, recorder: Recorder
+) -> None:
     """Do the work again and again. Errors of the peer and the network are counted."""
     while time.monotonic() < end:
         try:
             async with asyncio.timeout(CONNECT_SECONDS + WORK_SECONDS):
-                with killed_peers_as_closed():
+                with kernel_faults_as_closed():
                     await work()
         except (aiordma.ConnectError, aiordma.ConnectionClosed) as error:
             cause = error.__cause__
@@ -197,6 +200,9 @@ async def repeat(work: Callable[[], Awaitable[None]], end: float, recorder: Reco
             await asyncio.sleep(0.2)
         except ConnectTimeout as error:
             recorder.errors[type(error).__name__] += 1
+        except Exception:
+            print(f"{name} has failed")
+            raise
         else:
             recorder.done += 1
 
