@@ -50,10 +50,6 @@ EQUIVALENT = {
         "aiordma/cm/states.py",
         "EVENTS[[]*]: removed _E.* (to _S.FAILED)",
     ): "an event that the table does not list leads to FAILED as well",
-    (
-        "aiordma/streams/protocol.py",
-        "MAX_CONTROLS: 5 for 4",
-    ): "a choice: streams work with any number of control messages in flight",
 }
 
 

@@ -53,6 +53,7 @@ class StreamTransport(asyncio.Transport):
             }
         )
         self._core = core
+        self._receiver = core.receiver
         self._loop = loop
         self._on_lost = on_lost
         self._context = contextvars.copy_context()
@@ -108,6 +109,10 @@ class StreamTransport(asyncio.Transport):
             self._read()
         if not self._lost:
             self._flush()
+        self._core.notify(readable=self.is_reading(), sendable=self._is_waiting_to_send())
+
+    def _is_waiting_to_send(self) -> bool:
+        return bool(self._buffer.size) and not self._cannot_send
 
     # --- reading ---
 
@@ -128,7 +133,7 @@ class StreamTransport(asyncio.Transport):
         self._schedule()
 
     def _read(self) -> None:
-        if not self.is_reading() or not self._core.is_readable:
+        if not self.is_reading() or not self._receiver.is_readable:
             return
         try:
             protocol = self._protocol
@@ -144,11 +149,11 @@ class StreamTransport(asyncio.Transport):
             return
         if not count:
             self._end_reading()
-        elif self._core.is_readable:
+        elif self._receiver.is_readable:
             self._schedule()
 
     def _read_for(self, protocol: asyncio.BaseProtocol) -> int:
-        data = self._core.read(MAX_READ)
+        data = self._receiver.read(MAX_READ)
         if data:
             cast(asyncio.Protocol, protocol).data_received(data)
         return len(data)
@@ -158,7 +163,7 @@ class StreamTransport(asyncio.Transport):
         with memoryview(buffer) as view, byte_view(view) as memory:
             if not len(memory):
                 raise RuntimeError("get_buffer() returned an empty buffer")
-            count = self._core.read_into(memory)
+            count = self._receiver.read_into(memory)
         if count:
             protocol.buffer_updated(count)
         return count
@@ -195,6 +200,7 @@ class StreamTransport(asyncio.Transport):
                     return
             if taken < len(memory):
                 self._buffer.add(memory[taken:], self._protocol)
+                self._core.notify(sendable=True)
 
     def writelines(self, list_of_data: Iterable[Buffer]) -> None:
         """Call write() with all items joined."""
@@ -249,7 +255,7 @@ class StreamTransport(asyncio.Transport):
         """
         self._cannot_send = True
         self._buffer.clear()
-        if self.is_reading() and self._core.is_readable:
+        if self.is_reading() and self._receiver.is_readable:
             self._schedule()
         else:
             self._lose(error)

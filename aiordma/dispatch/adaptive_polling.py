@@ -101,10 +101,14 @@ class AdaptiveWait:
     It is for conditions that completions bring about, and that a WaitQueue reports.
     """
 
-    __slots__ = ("_busy", "_change", "_polling", "missed_polls", "poll_budget")
+    __slots__ = ("_before_parking", "_busy", "_change", "_polling", "missed_polls", "poll_budget")
 
-    def __init__(self, change: WaitQueue, busy: BusyPoll) -> None:
+    def __init__(
+        self, change: WaitQueue, busy: BusyPoll, before_parking: Callable[[], None]
+    ) -> None:
+        """Call `before_parking` each time before the task waits for `change`."""
         self._change = change
+        self._before_parking = before_parking
         self._busy = busy
         self._polling = AdaptivePolling(self)
         self.poll_budget = -1
@@ -127,5 +131,6 @@ class AdaptiveWait:
             self.missed_polls += 1
         began = time.monotonic_ns()
         while not condition():
+            self._before_parking()
             await self._change.wait()
         self._polling.parked(began, self._change.woken_at)

@@ -36,7 +36,7 @@ from aiordma.verbs import AsyncEvent, CompletionChannel, Device, ProtectionDomai
 from aiordma.verbs.offset_guard import offset_guards
 
 if TYPE_CHECKING:
-    from aiordma._native._fast_path import ReceiveQueue, SendQueueCore
+    from aiordma._native._fast_path import ReceiveQueue, SendQueueCore, StreamDataPathCore
     from aiordma._native._lib import IbvWc
 
 logger = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ class LoopDevice:
         self,
         key: int,
         sends: SendQueueCore,
-        receives: ReceiveQueue,
+        receives: ReceiveQueue | StreamDataPathCore,
         on_notified: Callable[[], None],
     ) -> None:
         """Have C code handle the completions with this key by `sends` and `receives`.

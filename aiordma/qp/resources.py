@@ -21,7 +21,7 @@ from aiordma.qp.shared_receives import SharedReceives
 from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps, QueuePairInit
 
 if TYPE_CHECKING:
-    from aiordma._native._fast_path import ReceiveQueue, SendQueueCore
+    from aiordma._native._fast_path import ReceiveQueue, SendQueueCore, StreamDataPathCore
 
 # In the lower half of a wr_id: set for receives, whose slot is in the other bits.
 RECEIVE = NUMBER_MASK + 1
@@ -106,7 +106,10 @@ class QueuePairResources:
         return qp
 
     def attach_fast_path(
-        self, sends: SendQueueCore, receives: ReceiveQueue, on_notified: Callable[[], None]
+        self,
+        sends: SendQueueCore,
+        receives: ReceiveQueue | StreamDataPathCore,
+        on_notified: Callable[[], None],
     ) -> None:
         """Let the fast path take the completions first: see LoopDevice.attach_fast_path."""
         self.loop_device.attach_fast_path(self._key, sends, receives, on_notified)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-
+from aiordma._native import fast_path
 from aiordma.errors import ProtocolError
 from aiordma.streams.wire import (
     MAPPING_SIZE,
@@ -13,19 +12,18 @@ from aiordma.streams.wire import (
     Mapping,
     Segment,
     unpack_mapping,
-    unpack_segment,
 )
 
-_SEQUENCE_MASK = 0xFFFF
-_EMPTY_ENTRY = bytes(SEGMENT_SIZE)
+MAX_CONTROLS = fast_path.STREAM_CONTROLS
+"""The number of control messages that may be posted and not completed at once."""
 
 
-class Outbound:
+class Outbound(fast_path.OutboundCore):
     """The peer's buffers and credits. The peer writes the addresses of its buffers to `target_sgl`.
 
     Targets are copied out of the target SGL as soon as a message reports a change there. Each byte
     that is sent uses up one byte of a target. So data is only written to memory that the peer has
-    announced.
+    announced. The numbers are in C, because each message changes them.
     """
 
     def __init__(self, target_sgl: memoryview, order: ByteOrder, reserve: int) -> None:
@@ -34,13 +32,9 @@ class Outbound:
         `reserve` credits stay unused: on iWARP the peer needs receives for the control messages,
         which use no credits.
         """
+        super().__init__(target_sgl, order == "big", reserve, MAX_CONTROLS)
         self._target_sgl = target_sgl
         self._order = order
-        self._reserve = reserve
-        self._next_target = 0
-        self._targets: deque[Segment] = deque()
-        self._sent = 0
-        self._limit = 0
         self.mappings: dict[int, Mapping] = {}
         """The mappings (iomap) of the peer, by index."""
 
@@ -49,21 +43,7 @@ class Outbound:
 
         The first buffer is the first target.
         """
-        self._limit = credits_
-        self._reserve = min(self._reserve, credits_ // 4)
-        self._next_target = 1
-        if buffer.length:
-            self._targets.append(buffer)
-
-    @property
-    def credits(self) -> int:
-        """The number of messages that use a credit and may be sent now."""
-        return max(0, (self._limit - self._sent & _SEQUENCE_MASK) - self._reserve)
-
-    @property
-    def room(self) -> int:
-        """Bytes that one write may carry now; 0 if no data can be sent."""
-        return self._targets[0].length if self._targets and self.credits else 0
+        self._start(credits_, buffer)
 
     def update_credits(self, total: int) -> None:
         """Take new credits, and the new targets that the peer has written, if any.
@@ -73,40 +53,16 @@ class Outbound:
         Raises:
             ProtocolError: a target is not a valid segment.
         """
-        self._limit = total & _SEQUENCE_MASK
-        self._take_targets()
-
-    def _take_targets(self) -> None:
-        # The device writes an entry from its first byte to its last. An entry with a length is
-        # complete, even if its own message has not been received yet. So the length is read first.
-        while True:
-            at = self._next_target * SEGMENT_SIZE
-            entry = self._target_sgl[at : at + SEGMENT_SIZE]
-            length = unpack_segment(entry, self._order).length
-            if not length or len(self._targets) >= TARGETS:
-                return
-            target = unpack_segment(entry, self._order)
-            target.check()
-            entry[:] = _EMPTY_ENTRY
-            self._targets.append(target)
-            self._next_target = (self._next_target + 1) % TARGETS
+        target = self._update_credits(total)
+        if target is not None:
+            Segment(*target).check()
 
     def send(self, nbytes: int) -> Segment:
         """Use up one credit and `nbytes` of a target, at most `room`.
 
         Return the part of the target that the data is written to.
         """
-        target = self._targets[0]
-        if nbytes == target.length:
-            self._targets.popleft()
-        else:
-            self._targets[0] = target.after(nbytes)
-        self.spend_credit()
-        return target._replace(length=nbytes)
-
-    def spend_credit(self) -> None:
-        """Use up one credit."""
-        self._sent = self._sent + 1 & _SEQUENCE_MASK
+        return Segment(*self._send(nbytes))
 
     def mapping_received(self, index: int) -> None:
         """Take the mapping that the peer has written at `index`.

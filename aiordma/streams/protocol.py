@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 from aiordma.errors import ProtocolError
 from aiordma.streams.inbound import Inbound
-from aiordma.streams.outbound import Outbound
+from aiordma.streams.outbound import MAX_CONTROLS, Outbound
 from aiordma.streams.states import StreamEvent, StreamState, transition
 from aiordma.streams.wire import (
     MAPPING_SIZE,
-    MAX_TRANSFER,
     SEGMENT_SIZE,
     TARGETS,
     ByteOrder,
@@ -31,12 +30,9 @@ from aiordma.streams.wire import (
     Segment,
     pack_mapping,
     pack_message,
-    pack_segment,
     unpack_message,
 )
 
-# The number of control messages that may be posted and not completed at once.
-MAX_CONTROLS = 4
 # The number of control messages that can be completed here before the peer takes its completions:
 # one for each half of the peer's credits, one for each half of the peer's buffer, SHUTDOWN and
 # DISCONNECT. On iWARP the peer needs receives for them in addition to the credits that it grants.
@@ -94,14 +90,13 @@ class StreamProtocol:
         """True if the peer has announced that it sends no more data."""
         self.peer_left = False
         """True if the peer has announced that it neither sends nor receives any more."""
-        self._control_credits = MAX_CONTROLS
         self._queued_controls: deque[Control] = deque()
         self._peer: ConnectionData | None = None
         # Messages that were received before the peer's connection data.
         self._early: list[int] = []
-        self._next_peer_target = 1
-        # Immediate data has the network byte order, a message in a send the order of its sender.
-        self._swaps = False
+        self.swaps = False
+        """True if the peer's messages have the other byte order. Immediate data has the network
+        byte order, a message in a send the order of its sender."""
 
     # --- connecting ---
 
@@ -124,8 +119,10 @@ class StreamProtocol:
         """
         settings, peer = self._settings, ConnectionData.unpack(data)
         self._peer = peer
-        self._swaps = settings.sends_messages and peer.byte_order != settings.byte_order
+        self.swaps = settings.sends_messages and peer.byte_order != settings.byte_order
         self.outbound.start(peer.credits, peer.buffer)
+        self.inbound.start(*peer.targets, peer.byte_order == "big")
+        self._state_changed()
         early, self._early = self._early, []
         for message in early:
             self.received(message)
@@ -141,7 +138,7 @@ class StreamProtocol:
         if self._peer is None:
             self._early.append(message)
             return
-        op, value = unpack_message(_swapped(message) if self._swaps else message)
+        op, value = unpack_message(_swapped(message) if self.swaps else message)
         if op == _DATA:
             if self.peer_finished:
                 raise ProtocolError("the peer sent data after SHUTDOWN or DISCONNECT")
@@ -197,13 +194,20 @@ class StreamProtocol:
         self.state, control = transition(self.state, event)
         if control is not None:
             self._queued_controls.append(control)
+        self._state_changed()
+
+    def _state_changed(self) -> None:
+        is_connected = self._peer is not None
+        self.outbound.may_send = is_connected and self.state.may_send
+        self.inbound.may_update = is_connected and self.state.may_receive
+        self.inbound.takes_data = is_connected and not (self.peer_finished or self.has_left)
 
     # --- data ---
 
     @property
     def room(self) -> int:
         """Bytes that may be sent with one message now; 0 if no data can be sent."""
-        return min(self.outbound.room, MAX_TRANSFER) if self.state.may_send else 0
+        return self.outbound.room
 
     def send(self, nbytes: int) -> OutgoingMessage:
         """Return the message for `nbytes` of data, 1 to `room`. The caller adds the payload."""
@@ -243,39 +247,28 @@ class StreamProtocol:
 
         The caller calls control_completed() when the device has completed it.
         """
-        if not self._control_credits:
+        inbound = self.inbound
+        has_update = inbound.may_update and inbound.has_update
+        if not (has_update or self._queued_controls) or not self.outbound.take_control_credit():
             return None
-        if self._has_update():
-            self._control_credits -= 1
-            return self._credit_update()
-        if self._queued_controls:
-            self._control_credits -= 1
-            return OutgoingMessage(pack_message(_CONTROL, self._queued_controls.popleft()))
-        return None
+        if has_update:
+            message, payload, target = inbound.take_update()
+            return OutgoingMessage(message, payload, Segment(*target))
+        return OutgoingMessage(pack_message(_CONTROL, self._queued_controls.popleft()))
 
-    def _has_update(self) -> bool:
-        return self.inbound.has_update and self.state.may_receive and self._peer is not None
-
-    def _credit_update(self) -> OutgoingMessage:
-        peer = self._peer
-        assert peer is not None
-        total, buffer = self.inbound.take_update()
-        message = pack_message(_CREDIT, total)
-        if buffer is None:
-            return OutgoingMessage(message)
-        at = peer.targets.addr + self._next_peer_target * SEGMENT_SIZE
-        self._next_peer_target = (self._next_peer_target + 1) % peer.targets.length
-        target = Segment(at, peer.targets.key, SEGMENT_SIZE)
-        return OutgoingMessage(message, pack_segment(buffer, peer.byte_order), target)
+    @property
+    def has_queued_controls(self) -> bool:
+        """True if control messages wait to be posted, apart from credit updates."""
+        return bool(self._queued_controls)
 
     def control_completed(self) -> None:
         """Count a message of next_control_message() as completed by the device."""
-        self._control_credits += 1
+        self.outbound.control_completed()
 
     @property
     def all_controls_completed(self) -> bool:
         """True if all control messages were posted and have completed."""
-        return not self._queued_controls and self._control_credits == MAX_CONTROLS
+        return not self._queued_controls and self.outbound.control_credits == MAX_CONTROLS
 
 
 def _swapped(message: int) -> int:

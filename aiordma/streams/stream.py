@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
 from aiordma.memory import MemoryRegion, MemorySlice, byte_view
@@ -35,6 +35,14 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         super().__init__(core.endpoint)
         self._endpoint = core.endpoint
         self._core = core
+        self._receiver = core.receiver
+        # On a loop with checkpoints (trio), each await must pass one.
+        has_checkpoints = core.has_checkpoints
+        fast_path = core.data_path.core
+        self._read: Callable[[int], bytes | None] = (
+            _read_nothing if has_checkpoints else fast_path.read
+        )
+        self._send: Callable[[object], int] = _send_nothing if has_checkpoints else fast_path.send
         self._local_address = core.endpoint.local_address
         self._peer_address = core.endpoint.peer_address
 
@@ -84,10 +92,14 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
             ValueError: `max_bytes` is less than 1.
             TypeError: `max_bytes` is not an integer.
         """
+        read = self._read  # a local name first: see Connection.send()
+        data = read(max_bytes)
+        if data is not None:
+            return data
         if index(max_bytes) < 1:
             raise ValueError(f"max_bytes is {max_bytes}, not at least 1")
-        await self._core.wait_readable()
-        return self._core.read(max_bytes)
+        await self._receiver.wait_readable(has_polled=True)
+        return self._receiver.read(max_bytes)
 
     async def receive_into(self, buffer: Buffer | MemorySlice) -> int:
         """Wait for at least one byte, copy bytes to `buffer`, and return their number.
@@ -106,8 +118,8 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
             if not view.nbytes:
                 raise ValueError("the buffer is empty")
             with byte_view(view) as memory:
-                await self._core.wait_readable()
-                return self._core.read_into(memory)
+                await self._receiver.wait_readable()
+                return self._receiver.read_into(memory)
 
     async def send(self, data: Buffer | MemorySlice | MemoryRegion) -> None:
         """Send all of `data`: any bytes-like object, or registered memory.
@@ -126,6 +138,14 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
             BusyError: another task is sending.
             ValueError: the memory is closed, or not registered for this stream's device.
         """
+        send = self._send
+        posted = send(data)
+        if posted > 0:
+            data = memoryview(cast("bytes", data))[posted:]
+            if not data:
+                return
+        elif posted < 0:
+            raise self._core.post_error(posted)
         if isinstance(data, (MemorySlice, MemoryRegion)):
             await self._core.send_registered(data[:])
         else:
@@ -223,6 +243,14 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         host, port = self._peer_address
         state = "closed" if self.closed else "open"
         return f"<ByteStream to {host} port {port}, {state}>"
+
+
+def _read_nothing(_: int) -> None:
+    return None
+
+
+def _send_nothing(_: object) -> int:
+    return 0
 
 
 def connect_stream(

@@ -15,13 +15,14 @@ from aiordma.cm import AsyncCmId
 from aiordma.cm.establishing import establish
 from aiordma.dispatch import AdaptiveWait
 from aiordma.enums import AccessFlags
-from aiordma.errors import BusyError, LocalClosed, PeerClosed
-from aiordma.loop import Deadline, WaitQueue, checkpoint_of, refuse_forked_child
+from aiordma.errors import BusyError, LocalClosed, PeerClosed, RdmaError
+from aiordma.loop import Deadline, WaitQueue, checkpoint_of
 from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.qp.endpoint import Endpoint
 from aiordma.rdmacm.address import format_address
 from aiordma.streams.options import StreamOptions
 from aiordma.streams.stream_data_path import StreamDataPath
+from aiordma.streams.stream_receiver import StreamReceiver
 from aiordma.streams.wire import MAX_OFFSET, ConnectionData, Mapping, Segment
 from aiordma.verbs import ProtectionDomain
 
@@ -45,15 +46,12 @@ class StreamCore:
         self.data_path = self.endpoint.data_path
         self._is_open = False
         self._mapped = 0
-        self._is_receiving = False
-        self._is_sending = False
         self._checkpoint = checkpoint_of(cm.loop)
-        adaptive = options.adaptive_poll and self._checkpoint is None
-        busy, dispatcher = self.data_path.busy, self.data_path.dispatcher
-        self._reading = AdaptiveWait(self._change, busy)
-        self._reading.open(dispatcher, adaptive=adaptive)
-        self._writing = AdaptiveWait(self._change, busy)
-        self._writing.open(dispatcher, adaptive=adaptive)
+        self.has_checkpoints = self._checkpoint is not None
+        """True if each await must pass a checkpoint of the loop, as on trio."""
+        self.receiver = StreamReceiver(self.endpoint, self._change, self._checkpoint)
+        busy = self.data_path.busy
+        self._writing = AdaptiveWait(self._change, busy, self._notify_sendable)
 
     @classmethod
     async def connect(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
@@ -87,9 +85,14 @@ class StreamCore:
         return core
 
     def _start(self, peer_data: bytes) -> None:
-        self.data_path.protocol.start(peer_data)
+        data_path, dispatcher = self.data_path, self.data_path.dispatcher
+        data_path.protocol.start(peer_data)
+        data_path.core.swaps = data_path.protocol.swaps
         self._is_open = True
-        self.data_path.sender.post_controls()
+        adaptive = self.options.adaptive_poll and self._checkpoint is None
+        data_path.polling.open(dispatcher, data_path.busy.nanoseconds, adaptive)
+        self._writing.open(dispatcher, adaptive=adaptive)
+        data_path.sender.post_controls()
 
     def _changed(self) -> None:
         if not self._is_open:
@@ -99,59 +102,14 @@ class StreamCore:
         self._change.wake_all()
         self.on_change()
 
-    # --- receiving ---
+    def notify(self, *, readable: bool = False, sendable: bool = False) -> None:
+        """Have on_change called once there are bytes to read, or after the next completion.
 
-    @property
-    def is_readable(self) -> bool:
-        """True if read() would return or raise something at once."""
-        endpoint, protocol = self.endpoint, self.data_path.protocol
-        return bool(
-            protocol.inbound.available
-            or protocol.peer_finished
-            or endpoint.closed_here
-            or endpoint.is_drained
-        )
-
-    def read(self, limit: int) -> bytes:
-        """Return received bytes, at most `limit`; b"" at the end. Call it only if is_readable.
-
-        Raises: as ByteStream.receive().
+        It is called for other changes in any case. Each call of it ends this.
         """
-        return self.data_path.read(limit) if self._has_bytes() else b""
-
-    def read_into(self, memory: memoryview) -> int:
-        """Copy received bytes to `memory`, and return their number; 0 at the end.
-
-        Call it only if is_readable. Raises: as ByteStream.receive().
-        """
-        return self.data_path.read_into(memory) if self._has_bytes() else 0
-
-    def _has_bytes(self) -> bool:
-        refuse_forked_child()
-        endpoint, protocol = self.endpoint, self.data_path.protocol
-        if endpoint.closed_here:
-            raise endpoint.end_reason()
-        if not protocol.inbound.available and not protocol.peer_finished:
-            raise endpoint.end_reason()
-        return bool(protocol.inbound.available)
-
-    async def wait_readable(self) -> None:
-        """Wait until is_readable. One task at a time. Cancelling loses nothing.
-
-        Raises:
-            BusyError: another task is receiving.
-        """
-        if self._is_receiving:
-            raise BusyError("another task is receiving on this stream")
-        if self.is_readable and self._checkpoint is None:
-            return
-        self._is_receiving = True
-        try:
-            if self._checkpoint is not None:
-                await self._checkpoint()
-            await self._reading.until(lambda: self.is_readable)
-        finally:
-            self._is_receiving = False
+        core = self.data_path.core
+        core.notify_readable |= readable
+        core.notify_sendable |= sendable
 
     # --- sending ---
 
@@ -170,6 +128,10 @@ class StreamCore:
             raise PeerClosed(f"{peer} closed the stream")
         if not protocol.state.may_send:
             raise LocalClosed("the sending side of the stream was ended")
+
+    def post_error(self, posted: int) -> RdmaError:
+        """Return the exception to raise for a negative errno that the core has returned."""
+        return self.data_path.sender.post_error(posted)
 
     def write(self, data: memoryview) -> int:
         """Post the part of `data` that may be posted now, and return its length in bytes.
@@ -271,13 +233,16 @@ class StreamCore:
     @contextmanager
     def _sending(self) -> Iterator[None]:
         self.check_sending()
-        if self._is_sending:
+        if self.data_path.core.has_writer:
             raise BusyError("another task is sending on this stream")
-        self._is_sending = True
+        self.data_path.core.has_writer = True
         try:
             yield
         finally:
-            self._is_sending = False
+            self.data_path.core.has_writer = False
+
+    def _notify_sendable(self) -> None:
+        self.notify(sendable=True)
 
     def _is_finished(self) -> bool:
         return self.endpoint.closed or not self.data_path.protocol.state.may_send
@@ -288,7 +253,7 @@ class StreamCore:
     async def send_eof(self) -> None:
         """Finish sending as ByteStream.send_eof()."""
         self.endpoint.check_open()
-        if self._is_sending:
+        if self.data_path.core.has_writer:
             raise BusyError("another task is sending on this stream")
         if self._checkpoint is not None:
             await self._checkpoint()
@@ -314,6 +279,7 @@ class StreamCore:
                 protocol.leave()
                 self.data_path.sender.post_controls()
             while not (protocol.all_controls_completed or endpoint.closed or deadline.expired):
+                self._notify_sendable()
                 await self._change.wait()
             await endpoint.aclose(deadline)
         except BaseException:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from aiordma._native import fast_path
 from aiordma.cm import AsyncCmId
-from aiordma.dispatch import BusyPoll, MemoryDomain
+from aiordma.dispatch import AdaptivePolling, BusyPoll, MemoryDomain
 from aiordma.enums import AccessFlags, WcOpcode, WcStatus
 from aiordma.errors import ProtocolError, VerbsError
 from aiordma.memory import AllocatedRegion
@@ -75,14 +76,17 @@ class StreamDataPath:
         """True if the sides have agreed that this side can post reads."""
         self.reads_completed = 0
         """The number of reads that have completed: all are probes."""
-        self.messages_received = 0
-        """The number of messages of the protocol that have arrived."""
+        self._messages_received = 0
         # Always False: the peer has fewer credits than there are receives.
         self.ran_out_of_receives = False
         self._receives = ReceiveRing(options.recv_depth, MESSAGE_SIZE)
         self._buffer: memoryview
         self.protocol: StreamProtocol
+        self.core: fast_path.StreamDataPathCore
+        """The C half of this object: it sends and receives data."""
         self.sender: StreamSender
+        self.polling: AdaptivePolling
+        """The policy for the time that a read polls before it parks."""
 
     # --- setting up: called in a worker thread ---
 
@@ -110,14 +114,31 @@ class StreamDataPath:
             self.is_iwarp,
             options.mappings,
         )
-        self._buffer = receive_memory.view[start:]
+        buffer = receive_memory.view[start:]
         self.protocol = StreamProtocol(settings, receive_memory.view[:sgl_size])
+        ring = fast_path.SendRing(options.send_buffer)
+        self.core = fast_path.StreamDataPathCore(
+            self.sends.core,
+            self._receives,
+            self.protocol.inbound,
+            self.protocol.outbound,
+            ring,
+            buffer,
+            send_memory.view,
+            send_memory.address,
+            send_memory.lkey,
+            options.max_inline,
+            options.send_depth,
+            self.is_iwarp,
+        )
+        self.polling = AdaptivePolling(self.core)
         self.sender = StreamSender(
             self.protocol,
+            self.core,
             self.sends,
             self._callbacks,
             send_memory,
-            options.max_inline,
+            ring,
             is_iwarp=self.is_iwarp,
         )
 
@@ -135,9 +156,13 @@ class StreamDataPath:
     def prepare(self) -> QueuePair:
         """Create the queue pair and post the receives."""
         self._cm.handle.add_destroyed_callback(self._free_receives)
-        qp = self._resources.make_qp(self._receives, self.sends)
-        self.busy.open(self._resources.send_cq)
-        self._resources.watch(qp, self._callbacks.queue_pair_event)
+        resources = self._resources
+        resources.attach_fast_path(self.sends.core, self.core, self._on_notified)
+        qp = resources.make_qp(self._receives, self.sends)
+        cq = resources.send_cq
+        self.busy.open(cq)
+        self.core.set_polling(self.dispatcher, cq.cq.address, self.busy.nanoseconds)
+        resources.watch(qp, self._callbacks.queue_pair_event)
         return qp
 
     @property
@@ -151,27 +176,10 @@ class StreamDataPath:
 
     # --- receiving ---
 
-    def read(self, limit: int) -> bytes:
-        """Return received bytes, at most `limit`; b"" if there are none."""
-        start, length = self.protocol.inbound.readable(limit)
-        data = bytes(self._buffer[start : start + length])
-        self._consumed(length)
-        return data
-
-    def read_into(self, memory: memoryview) -> int:
-        """Copy received bytes to `memory`, and return their number."""
-        filled = 0
-        while length := (readable := self.protocol.inbound.readable(len(memory) - filled))[1]:
-            start = readable[0]
-            memory[filled : filled + length] = self._buffer[start : start + length]
-            filled += length
-            self._consumed(length)
-        return filled
-
-    def _consumed(self, nbytes: int) -> None:
-        self.protocol.inbound.consume(nbytes)
-        if self.protocol.inbound.has_update:
-            self.sender.post_controls()
+    @property
+    def messages_received(self) -> int:
+        """The number of messages of the protocol that have arrived."""
+        return self._messages_received + self.core.messages_received
 
     @property
     def receives_posted(self) -> int:
@@ -194,11 +202,23 @@ class StreamDataPath:
         self.sender.post_controls()
         self._on_change()
 
+    def _on_notified(self) -> None:
+        """Handle the notification that the core has processed completions."""
+        send_error, receive_error = self.core.take_notification()
+        if send_error:
+            self._callbacks.post_failed(VerbsError(send_error, "ibv_post_send"))
+        elif receive_error:
+            self._callbacks.fail(VerbsError(receive_error, "ibv_post_recv"))
+        if self.core.messages_received:
+            self._callbacks.message_arrived()
+        self.sender.post_controls()
+        self._on_change()
+
     def _received(self, slot: int, wc: IbvWc) -> None:
         if wc.status != SUCCESS:
             self._callbacks.request_failed(WcOpcode.RECV, wc)
             return
-        self.messages_received += 1
+        self._messages_received += 1
         message = immediate(wc)
         if message is None:
             data = self._receives.view(slot, wc.byte_len)
@@ -258,9 +278,15 @@ class StreamDataPath:
         self._callbacks.device_failed(error)
 
     def stop(self) -> None:
-        """Stop receiving."""
+        """Stop receiving. From now on each completion is handled here."""
         self._receives.stop()
+        self.sends.core.waiters += 1
+        if hasattr(self, "core"):
+            self.core.closed = self._callbacks.closed_here
 
     def release(self) -> None:
         """Release the shared resources. Called when the queue pair has been destroyed."""
+        if hasattr(self, "core"):
+            self.core.set_polling(None, 0, -1)
+            self.polling.close()
         self.sends.abandon()

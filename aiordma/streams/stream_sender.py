@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aiordma.enums import WrOpcode
 from aiordma.errors import RdmaError, VerbsError
@@ -13,35 +13,46 @@ from aiordma.memory import AllocatedRegion, MemorySlice
 from aiordma.qp import EndpointCallbacks, SendQueue
 from aiordma.qp.send_queue import InFlightMemory
 from aiordma.streams.options import MESSAGE_SIZE
-from aiordma.streams.protocol import MAX_CONTROLS, OutgoingMessage, StreamProtocol
+from aiordma.streams.outbound import MAX_CONTROLS
+from aiordma.streams.protocol import OutgoingMessage, StreamProtocol
 from aiordma.streams.wire import Mapping, Segment
 from aiordma.verbs import QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
-# The most bytes of one request, so that the peer can read them while the rest is copied.
+if TYPE_CHECKING:
+    from aiordma._native import fast_path
+
+# The most bytes of one request of write_mapped().
 MAX_CHUNK = 1 << 16
 
 
 class StreamSender:
-    """The sending side of one stream. It never waits: it takes only data that it can post now."""
+    """The sending side of one stream. It never waits: it takes only data that it can post now.
+
+    StreamDataPathCore posts data that is copied, and credit updates. This class posts the rest.
+    """
 
     def __init__(
         self,
         protocol: StreamProtocol,
+        core: fast_path.StreamDataPathCore,
         sends: SendQueue,
         callbacks: EndpointCallbacks,
         memory: AllocatedRegion,
-        max_inline: int,
+        ring: fast_path.SendRing,
         *,
         is_iwarp: bool,
     ) -> None:
-        """Copy data to `memory`. On iWARP each message needs a work request of its own."""
+        """Copy data to `memory`, as `ring` divides it.
+
+        On iWARP each message needs a work request of its own.
+        """
         self._protocol = protocol
+        self._core = core
         self._sends = sends
         self._callbacks = callbacks
         self._memory = memory
-        self._ring = SendRing(len(memory.view))
-        self._max_inline = max_inline
+        self._ring = ring
         self._is_iwarp = is_iwarp
         self._requests_per_message = 1 + is_iwarp
         # Data leaves send credits for the control messages.
@@ -50,12 +61,12 @@ class StreamSender:
     @property
     def may_copy(self) -> bool:
         """True if write() can copy data now."""
-        return bool(self._ring.free and self.room)
+        return bool(self._ring.free and self._core.room)
 
     @property
     def room(self) -> int:
         """Bytes of registered memory that may be written with one request now; 0 if none."""
-        return self._protocol.room if self._has_credits else 0
+        return self._core.room
 
     @property
     def _has_credits(self) -> bool:
@@ -69,20 +80,14 @@ class StreamSender:
         Raises:
             RdmaError: posting failed, which ends the connection.
         """
-        taken = 0
-        while taken < len(data) and (room := self.room):
-            chunk = data[taken : taken + min(room, MAX_CHUNK)]
-            if len(chunk) <= self._max_inline:
-                self._post(self._inline(chunk), self._protocol.send(len(chunk)))
-            else:
-                start, length = self._ring.reserve(len(chunk))
-                if not length:
-                    break
-                chunk = chunk[:length]
-                request = self._protocol.send(length)
-                self._post(self._copied(chunk, start), request, _RingSpace(self._ring, length))
-            taken += len(chunk)
-        return taken
+        posted = self._core.write(data)
+        if posted < 0:
+            raise self.post_error(posted)
+        return posted
+
+    def post_error(self, posted: int) -> RdmaError:
+        """End the connection for a negative errno of the core. Return the exception to raise."""
+        return self._callbacks.post_failed(VerbsError(-posted, "ibv_post_send"))
 
     def write_registered(self, part: MemorySlice, memory: InFlightMemory) -> None:
         """Post registered memory of at most `room` bytes, without a copy.
@@ -205,6 +210,9 @@ class StreamSender:
                 self._post(self._inline(request.payload), request, _ControlInFlight(protocol))
         except RdmaError:
             return  # the callbacks have reported the error already
+        finally:
+            if protocol.has_queued_controls:
+                self._core.notify_sendable = True
 
 
 Post = Callable[[QueuePair, int, int], None]
@@ -223,7 +231,7 @@ class _RingSpace:
 
     __slots__ = ("_nbytes", "_ring")
 
-    def __init__(self, ring: SendRing, nbytes: int) -> None:
+    def __init__(self, ring: fast_path.SendRing, nbytes: int) -> None:
         self._ring = ring
         self._nbytes = nbytes
 
@@ -241,31 +249,3 @@ class _ControlInFlight:
 
     def release(self) -> None:
         self._protocol.control_completed()
-
-
-class SendRing:
-    """The free and used parts of a ring buffer. It holds numbers only, no memory.
-
-    Parts are released in the order in which they were reserved.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._next = 0
-        self.free = size
-        """Bytes that are not reserved."""
-
-    def reserve(self, nbytes: int) -> tuple[int, int]:
-        """Reserve at most `nbytes`, in one piece, and return its offset and its length.
-
-        The length is less than `nbytes` if less is free, or if the ring ends before. It can be 0.
-        """
-        start = self._next
-        length = min(nbytes, self.free, self._size - start)
-        self.free -= length
-        self._next = (start + length) % self._size
-        return start, length
-
-    def release(self, nbytes: int) -> None:
-        """Release the oldest `nbytes` that are reserved: the device has completed their writes."""
-        self.free += nbytes

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
+from aiordma._native import fast_path
 from aiordma.errors import ProtocolError
 
 ByteOrder = Literal["little", "big"]
@@ -21,7 +22,7 @@ ByteOrder = Literal["little", "big"]
 VERSION = 1
 # The number of entries of the target SGL: the peer can announce this many targets before the first
 # of them is used up.
-TARGETS = 2
+TARGETS = fast_path.STREAM_TARGETS
 MAX_CREDITS = 0xFFFE
 MAX_TRANSFER = (1 << 29) - 1
 

@@ -135,7 +135,7 @@ async def test_only_the_peer_of_a_stream_writes_to_its_buffer(
     options = StreamOptions(own_protection_domain=is_own)
     async with streaming(address, server=options) as victim, connected(address) as stranger:
         inbound = victim.server._core.data_path.protocol.inbound
-        buffer = inbound._buffer
+        buffer = inbound.first_buffer
         remote = RemoteBuffer(buffer.addr, buffer.key, len(SECRET))
         await victim.client.send(SECRET)
         await loops.until(lambda: inbound.available, "the data to arrive")

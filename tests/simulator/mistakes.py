@@ -102,9 +102,9 @@ MISTAKES = [
     ),
     Mistake(
         "a stream does not announce a buffer that was read",
-        "aiordma/streams/inbound.py",
-        "        return self._read >= self._half or self._messages_received >= self._next_update\n",
-        "        return self._messages_received >= self._next_update\n",
+        "aiordma/_native/fast_path/stream_inbound.c",
+        "\treturn self->unannounced >= self->half || self->messages_received >= self->next_update;\n",
+        "\treturn self->messages_received >= self->next_update;\n",
     ),
     Mistake(
         "an accepted connection ends if the peer's confirmation comes after its disconnect",

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import loops
 import pytest
@@ -145,7 +146,8 @@ class WaitRig:
         self.nanoseconds, self.is_on = busy, busy > 0
         self.change = WaitQueue(asyncio.get_running_loop())
         poller: Any = self
-        self.wait = AdaptiveWait(self.change, poller)
+        self.before_parking = mock.Mock()
+        self.wait = AdaptiveWait(self.change, poller, self.before_parking)
         self.wait.open(fast_path.CompletionDispatcher(lambda: None), adaptive=True)
 
     async def until(
@@ -177,6 +179,7 @@ async def test_an_adaptive_wait_polls_after_a_short_wait(monkeypatch: pytest.Mon
     rig = WaitRig(monkeypatch)
     await rig.parked(50_000)
     assert rig.polls == []  # the first wait parks
+    assert rig.before_parking.call_count == 2  # woken twice
     rig.is_over, rig.on_poll = False, rig.end
     await rig.wait.until(lambda: rig.is_over)
     await rig.wait.until(lambda: rig.is_over)  # it is over already

@@ -91,8 +91,8 @@ def test_an_outcome_that_is_not_expected_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], survives: bool
 ) -> None:
     monkeypatch.setattr(Mutant, "survives", lambda _: survives)
-    assert main(["*MAX_CONTROLS*", "*FINAL*"]) == 1
+    assert main(["*CONNECTING*REJECTED*", "*FINAL*"]) == 1
     printed = capsys.readouterr().out
     assert ("FINAL: removed _S.CLOSED: no test notices it" in printed) == survives
-    assert ("MAX_CONTROLS: 5 for 4: not equivalent" in printed) != survives
-    assert "7 changes in 0 s" in printed
+    assert ("_E.REJECTED (to _S.FAILED): not equivalent" in printed) != survives
+    assert "8 changes in 0 s" in printed

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from stream_sides import ORDERS, Script, contains, settings
 
 from aiordma import ProtocolError
+from aiordma._native import fast_path
 from aiordma.streams import wire
 from aiordma.streams.protocol import Settings
-from aiordma.streams.stream_sender import SendRing
 from aiordma.streams.wire import ConnectionData, Control, Mapping, Op, Segment, pack_message
 
 MAPPINGS = 3
@@ -157,7 +157,7 @@ def test_a_hostile_peer_harms_only_itself(
 @given(st.integers(1, 60), st.lists(st.one_of(st.none(), st.integers(0, 80)), max_size=80))
 def test_parts_of_a_send_ring_follow_each_other(size: int, steps: list[int | None]) -> None:
     """None releases the oldest part, a number reserves one."""
-    ring = SendRing(size)
+    ring = fast_path.SendRing(size)
     reserved: deque[int] = deque()
     at = 0
     for nbytes in steps:

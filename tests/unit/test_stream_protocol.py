@@ -12,9 +12,9 @@ import pytest
 from stream_sides import HALVES, ORDERS, TARGET_SGL, TARGET_SGL_KEY, Script, settings, started
 
 from aiordma import ProtocolError
-from aiordma.streams import outbound, wire
+from aiordma.streams import wire
+from aiordma.streams.outbound import MAX_CONTROLS
 from aiordma.streams.protocol import (
-    MAX_CONTROLS,
     RESERVED_RECEIVES,
     OutgoingMessage,
     Settings,
@@ -181,21 +181,6 @@ def test_a_target_in_the_wrong_entry_waits_for_its_turn(at_once: bool) -> None:
         assert script.protocol.room == 0
     script.receive_target(1, 0x7000, 77, 6)
     assert addresses(script.send_all()) == [0x7000, 0x8000]
-
-
-def test_a_target_written_during_the_read_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device writes an entry from its first byte to its last; the length is read first."""
-    script, target = started(), Segment(0x7000, 77, 100)
-    script.protocol.send(100)
-
-    def read_during_a_write(data: memoryview, order: ByteOrder) -> Segment:
-        before = wire.unpack_segment(data, order)
-        script.write_target(1, *target)
-        return before._replace(length=wire.unpack_segment(data, order).length)
-
-    monkeypatch.setattr(outbound, "unpack_segment", read_during_a_write)
-    script.receive(Op.CREDIT, 8)
-    assert script.protocol.send(1).target == Segment(0x7000, 77, 1)
 
 
 def test_the_first_buffer_of_the_peer_can_be_huge_or_missing() -> None:

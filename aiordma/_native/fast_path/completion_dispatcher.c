@@ -36,14 +36,17 @@ static int resize(struct completion_dispatcher *self, uint32_t capacity)
 static PyObject *completion_dispatcher_attach(PyObject *self, PyObject *args)
 {
 	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
-	PyObject *sends, *receives;
+	PyObject *sends, *receives, **where;
 	struct dispatch_entry *entry;
 	unsigned int key;
+	int is_stream;
 
 	if (!PyArg_ParseTuple(args, "IOO", &key, &sends, &receives))
 		return NULL;
+	is_stream = is_instance(self, "StreamDataPathCore", receives);
+	PyErr_Clear();
 	if (!is_instance(self, "SendQueueCore", sends) ||
-	    !is_instance(self, "ReceiveQueue", receives))
+	    (!is_stream && !is_instance(self, "ReceiveQueue", receives)))
 		return NULL;
 	if (!key) {
 		PyErr_SetString(PyExc_ValueError, "a key must not be 0");
@@ -57,7 +60,8 @@ static PyObject *completion_dispatcher_attach(PyObject *self, PyObject *args)
 		dispatcher->used++;
 	entry->key = key;
 	replace((PyObject **)&entry->sends, sends);
-	replace((PyObject **)&entry->receives, receives);
+	where = is_stream ? (PyObject **)&entry->stream : (PyObject **)&entry->receives;
+	replace(where, receives);
 	Py_RETURN_NONE;
 }
 
@@ -77,6 +81,13 @@ static void close_gap(struct completion_dispatcher *self, struct dispatch_entry 
 	}
 }
 
+static void release_entry(struct dispatch_entry *removed)
+{
+	Py_XDECREF((PyObject *)removed->sends);
+	Py_XDECREF((PyObject *)removed->receives);
+	Py_XDECREF((PyObject *)removed->stream);
+}
+
 static PyObject *completion_dispatcher_detach(PyObject *self, PyObject *number)
 {
 	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
@@ -92,8 +103,7 @@ static PyObject *completion_dispatcher_detach(PyObject *self, PyObject *number)
 		*entry = (struct dispatch_entry){ 0 };
 		dispatcher->used--;
 		close_gap(dispatcher, entry);
-		Py_DECREF(removed.sends);
-		Py_DECREF(removed.receives);
+		release_entry(&removed);
 	}
 	Py_RETURN_NONE;
 }
@@ -116,6 +126,8 @@ static int take_send(struct completion_dispatcher *self, struct dispatch_entry *
 	struct transfer *transfer;
 
 	complete_sends(sends, (uint32_t)wc->wr_id);
+	if (entry->stream)
+		complete_stream_sends(entry->stream, (uint32_t)wc->wr_id & NUMBER_MASK);
 	if (wc->status != IBV_WC_SUCCESS)
 		return 0;
 	sends->reads_completed += wc->opcode == IBV_WC_RDMA_READ;
@@ -161,6 +173,20 @@ static int take_receive(struct completion_dispatcher *self, struct dispatch_entr
 	return result ? -1 : 1;
 }
 
+/* Handle a completion of a stream. Returns 1, or 0 if Python must handle it, too, or -1. */
+static int take_of_stream(struct completion_dispatcher *self, struct dispatch_entry *entry,
+			  const struct ibv_wc *wc)
+{
+	struct stream_data_path *stream = entry->stream;
+	uint32_t key = entry->key;
+	int done =
+		wc->wr_id & RECEIVE ? take_stream_receive(stream, wc) : take_send(self, entry, wc);
+
+	if (done > 0 && advance_stream(stream) && notify(self, key))
+		return -1;
+	return done;
+}
+
 /* Handle a batch. Move the completions that are for Python to its beginning. */
 static int handle_batch(struct completion_dispatcher *self, int count)
 {
@@ -172,7 +198,9 @@ static int handle_batch(struct completion_dispatcher *self, int count)
 		struct dispatch_entry *entry = find_entry(self, (uint32_t)(wc->wr_id >> KEY_SHIFT));
 		int done = 0;
 
-		if (entry && entry->key)
+		if (entry && entry->key && entry->stream)
+			done = take_of_stream(self, entry, wc);
+		else if (entry && entry->key)
 			done = wc->wr_id & RECEIVE ? take_receive(self, entry, wc) :
 						     take_send(self, entry, wc);
 		if (done < 0)
@@ -302,6 +330,7 @@ static int completion_dispatcher_traverse(PyObject *self, visitproc visit, void 
 	for (index = 0; index < dispatcher->capacity; index++) {
 		Py_VISIT(dispatcher->entries[index].sends);
 		Py_VISIT(dispatcher->entries[index].receives);
+		Py_VISIT(dispatcher->entries[index].stream);
 	}
 	return 0;
 }
@@ -314,10 +343,8 @@ static int completion_dispatcher_clear(PyObject *self)
 
 	dispatcher->entries = NULL;
 	dispatcher->capacity = dispatcher->used = 0;
-	for (index = 0; index < capacity; index++) {
-		Py_XDECREF((PyObject *)entries[index].sends);
-		Py_XDECREF((PyObject *)entries[index].receives);
-	}
+	for (index = 0; index < capacity; index++)
+		release_entry(&entries[index]);
 	PyMem_Free(entries);
 	clear_transfers(&dispatcher->ended);
 	Py_CLEAR(dispatcher->on_pending);
@@ -365,7 +392,8 @@ static PyGetSetDef completion_dispatcher_getset[] = {
 
 static PyMethodDef completion_dispatcher_methods[] = {
 	{ "attach", completion_dispatcher_attach, METH_VARARGS,
-	  "attach(key, sends, receives): dispatch the completions with this key to these queues." },
+	  "attach(key, sends, receives): dispatch the completions with this key to these queues. "
+	  "`receives` is a ReceiveQueue, or the StreamDataPathCore of a stream." },
 	{ "detach", completion_dispatcher_detach, METH_O,
 	  "detach(key): handle no more completions with this key." },
 	{ "event", completion_dispatcher_event, METH_O,

@@ -16,6 +16,10 @@
  *	ReferenceCount		aiordma.memory.MemoryRegion
  *	Transfer		(used by aiordma.qp.Operations)
  *	InlineFuture		(made by aiordma.loop.make_future())
+ *	InboundCore		aiordma.streams.inbound.Inbound
+ *	OutboundCore		aiordma.streams.outbound.Outbound
+ *	SendRing		(used by aiordma.streams.StreamDataPath)
+ *	StreamDataPathCore	aiordma.streams.StreamDataPath
  *
  * A queue pair is named by a cell: the memory where its QueuePair stores the C pointer. The cell
  * becomes NULL when the queue pair is destroyed. Nothing is posted after that.
@@ -30,6 +34,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <structmember.h>
 
 /*
@@ -54,13 +59,15 @@ extern int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *wr);
 extern int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 
 extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
-	completion_dispatcher_spec, reference_count_spec, transfer_spec, inline_future_spec;
+	completion_dispatcher_spec, reference_count_spec, transfer_spec, inline_future_spec,
+	inbound_spec, outbound_spec, send_ring_spec, stream_data_path_spec;
 extern PyTypeObject *reference_count_type, *transfer_type;
 
 /* --- polling.c --- */
 
 struct send_queue_core;
 struct receive_queue;
+struct stream_data_path;
 struct transfer;
 struct aiordma_chain;
 
@@ -75,7 +82,8 @@ struct transfers {
 struct dispatch_entry {
 	uint32_t key; /* 0: the entry is free */
 	struct send_queue_core *sends;
-	struct receive_queue *receives;
+	struct receive_queue *receives;	 /* NULL: the queue pair carries a stream */
+	struct stream_data_path *stream; /* NULL: the queue pair carries messages */
 };
 
 struct completion_dispatcher {
@@ -147,6 +155,17 @@ struct send_queue_core {
 	unsigned long long reads_completed; /* by this core and by Python */
 };
 
+/* The state of a send queue before requests were committed. */
+struct send_queue_mark {
+	unsigned int next_number;
+	int unsignaled;
+	long long credits;
+};
+
+struct send_queue_mark mark_send_queue(const struct send_queue_core *core);
+void commit_request(struct send_queue_core *core, struct ibv_send_wr *wr, int needs_completion);
+void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mark);
+int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int is_large);
 void complete_sends(struct send_queue_core *core, unsigned int number);
 
 /* --- reference_count.c --- */
@@ -256,6 +275,131 @@ struct receive_queue {
 };
 
 int append_received(struct receive_queue *self, const struct received *message);
+
+/* --- streams: the rsocket protocol, see aiordma/streams/wire.py --- */
+
+#define STREAM_TARGETS 2
+#define STREAM_SEGMENT_SIZE 16
+#define STREAM_VALUE_BITS 29
+#define STREAM_VALUE_MASK ((1u << STREAM_VALUE_BITS) - 1)
+/* The upper bits of a message: its Op. */
+#define STREAM_DATA 0u
+#define STREAM_CREDIT 4u
+/* The number of control messages that can be posted and not completed at once. */
+#define STREAM_CONTROLS 4
+
+/* A piece of the peer's memory. */
+struct remote_segment {
+	uint64_t addr;
+	uint32_t key;
+	uint32_t length;
+};
+
+/* A message to post, with or behind a write of `length` bytes to `target`. */
+struct stream_message {
+	uint32_t message;
+	uint32_t length;
+	uint64_t target;
+	uint32_t rkey;
+	int is_control;
+	unsigned char payload[STREAM_SEGMENT_SIZE];
+};
+
+struct inbound {
+	PyObject_HEAD uint64_t address;
+	uint32_t key;
+	uint64_t half;	      /* bytes in each half of the buffer */
+	uint64_t announced;   /* bytes that the peer may still write */
+	uint64_t announce_at; /* offset of the half that is announced next */
+	uint64_t unannounced; /* bytes that were read and not announced again */
+	uint64_t start;	      /* offset of the next byte to read */
+	uint64_t available;   /* bytes that were received and not read */
+	uint32_t messages;    /* receives for the peer's messages */
+	uint64_t messages_received;
+	uint64_t next_update; /* number of messages after which credits are sent */
+	uint64_t targets;     /* address of the peer's target SGL */
+	uint32_t targets_key;
+	uint32_t target_count; /* entries of the peer's target SGL; 0: not known yet */
+	uint32_t next_target;
+	char peer_is_big_endian;
+	char takes_data; /* the peer may send data, and this side takes it */
+	char may_update; /* credit updates may be sent */
+};
+
+int inbound_has_room(const struct inbound *self, uint64_t nbytes);
+void inbound_count_data(struct inbound *self, uint64_t nbytes);
+uint64_t inbound_readable(const struct inbound *self, uint64_t limit);
+void inbound_consume(struct inbound *self, uint64_t nbytes);
+int inbound_has_update(const struct inbound *self);
+struct stream_message inbound_take_update(struct inbound *self);
+
+struct outbound {
+	PyObject_HEAD Py_buffer sgl; /* where the peer writes its targets */
+	unsigned int reserve;	     /* credits that stay unused */
+	unsigned int next_target;    /* the entry that the peer writes next */
+	struct remote_segment targets[STREAM_TARGETS + 1];
+	unsigned int target_count;
+	uint16_t sent;	/* messages that have used a credit, modulo 2^16 */
+	uint16_t limit; /* messages that may have been sent */
+	int control_credits;
+	char is_big_endian; /* this side, to which the peer adapts its targets */
+	char may_send;
+};
+
+unsigned int outbound_credits(const struct outbound *self);
+unsigned int outbound_room(const struct outbound *self);
+const struct remote_segment *outbound_update(struct outbound *self, unsigned int total);
+struct remote_segment outbound_use(struct outbound *self, unsigned int nbytes);
+
+struct send_ring {
+	PyObject_HEAD uint64_t size;
+	uint64_t next; /* offset of the next free byte */
+	uint64_t free; /* bytes that are not reserved */
+};
+
+uint64_t reserve_space(struct send_ring *ring, uint64_t nbytes, uint64_t *start);
+
+/* A message that is posted and not known to have completed. */
+struct stream_request {
+	unsigned int number; /* of its last work request */
+	uint32_t copied;     /* bytes of the send ring */
+	int is_control;
+};
+
+struct stream_data_path {
+	PyObject_HEAD struct send_queue_core *sends;
+	struct receive_ring *receives;
+	struct inbound *inbound;
+	struct outbound *outbound;
+	struct send_ring *ring;
+	Py_buffer received; /* the receive buffer */
+	Py_buffer copied;   /* the memory of the send ring */
+	uint64_t send_address;
+	uint32_t send_lkey;
+	int max_inline;
+	struct stream_request *in_flight; /* a ring of `depth` entries */
+	unsigned int depth;
+	unsigned int first;
+	unsigned int count;
+	unsigned long long messages_received;
+	int error;	   /* errno of a credit update that could not be posted */
+	int receive_error; /* errno of a receive that could not be posted */
+	char is_iwarp;
+	char swaps; /* the peer's messages have the other byte order */
+	char closed;
+	char has_reader;
+	char has_writer;
+	char notify; /* the owner is notified of the first message */
+	char notify_readable;
+	char notify_sendable;
+	char is_notified;
+	struct polling polling;
+	unsigned int missed_polls; /* consecutive polls that found no bytes */
+};
+
+void complete_stream_sends(struct stream_data_path *self, unsigned int number);
+int take_stream_receive(struct stream_data_path *self, const struct ibv_wc *wc);
+int advance_stream(struct stream_data_path *self);
 
 /* --- inline_future.c --- */
 

@@ -61,25 +61,37 @@ static int add_numbers(PyObject *module)
 {
 	return PyModule_AddIntMacro(module, KEY_SHIFT) ||
 	       PyModule_AddIntMacro(module, NUMBER_MASK) || PyModule_AddIntMacro(module, BATCH) ||
-	       PyModule_AddIntMacro(module, LOOP_BUDGET_NS);
+	       PyModule_AddIntMacro(module, LOOP_BUDGET_NS) ||
+	       PyModule_AddIntMacro(module, STREAM_TARGETS) ||
+	       PyModule_AddIntMacro(module, STREAM_CONTROLS);
 }
 
 static int add_types(PyObject *module)
 {
-	PyType_Spec *specs[] = { &send_queue_core_spec, &receive_ring_spec,
-				 &receive_queue_spec,	&completion_dispatcher_spec,
-				 &reference_count_spec, &transfer_spec,
-				 &inline_future_spec };
-	PyTypeObject **globals[] = { NULL,	     NULL, NULL, NULL, &reference_count_type,
-				     &transfer_type, NULL };
+	const struct {
+		PyType_Spec *spec;
+		PyTypeObject **global;
+	} types[] = {
+		{ &send_queue_core_spec, NULL },
+		{ &receive_ring_spec, NULL },
+		{ &receive_queue_spec, NULL },
+		{ &completion_dispatcher_spec, NULL },
+		{ &reference_count_spec, &reference_count_type },
+		{ &transfer_spec, &transfer_type },
+		{ &inline_future_spec, NULL },
+		{ &inbound_spec, NULL },
+		{ &outbound_spec, NULL },
+		{ &send_ring_spec, NULL },
+		{ &stream_data_path_spec, NULL },
+	};
 	size_t index;
 
-	for (index = 0; index < sizeof(specs) / sizeof(*specs); index++) {
-		PyObject *type = PyType_FromModuleAndSpec(module, specs[index], NULL);
+	for (index = 0; index < sizeof(types) / sizeof(*types); index++) {
+		PyObject *type = PyType_FromModuleAndSpec(module, types[index].spec, NULL);
 		int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
 
-		if (!result && globals[index])
-			*globals[index] = (PyTypeObject *)Py_NewRef(type);
+		if (!result && types[index].global)
+			*types[index].global = (PyTypeObject *)Py_NewRef(type);
 		Py_XDECREF(type);
 		if (result)
 			return -1;

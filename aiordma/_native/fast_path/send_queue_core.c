@@ -84,6 +84,50 @@ static PyObject *send_queue_core_open(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
+struct send_queue_mark mark_send_queue(const struct send_queue_core *core)
+{
+	return (struct send_queue_mark){ core->next_number, core->unsignaled, core->credits };
+}
+
+/*
+ * Give a request the next number, and take a credit for it. It is signaled if its completion is
+ * needed, or if the requests before it were not.
+ */
+void commit_request(struct send_queue_core *core, struct ibv_send_wr *wr, int needs_completion)
+{
+	int is_signaled = needs_completion || core->unsignaled + 1 >= core->signal_interval;
+
+	wr->wr_id = core->first_wr_id + core->next_number;
+	wr->send_flags |= core->fence_flags | (is_signaled ? IBV_SEND_SIGNALED : 0);
+	core->next_number = (core->next_number + 1) & NUMBER_MASK;
+	core->unsignaled = is_signaled ? 0 : core->unsignaled + 1;
+	core->credits--;
+}
+
+/* Undo commit_request() for all requests after the mark: the device has refused them. */
+void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mark)
+{
+	core->next_number = mark.next_number;
+	core->unsignaled = mark.unsignaled;
+	core->credits = mark.credits;
+}
+
+/*
+ * Post requests that are linked by `next`. If they are large, another thread can run Python code
+ * meanwhile: a soft device might do all of its work in this call. Returns 0 or an errno.
+ */
+int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int is_large)
+{
+	int error;
+
+	if (!is_large)
+		return post_all(core->qp, first);
+	Py_BEGIN_ALLOW_THREADS
+	error = post_all(core->qp, first);
+	Py_END_ALLOW_THREADS
+	return error;
+}
+
 static int post_inline(struct send_queue_core *core, char *data, Py_ssize_t length)
 {
 	int is_signaled = core->unsignaled + 1 >= core->signal_interval;

@@ -1,0 +1,521 @@
+/*
+ * StreamDataPathCore: the data of a byte stream and its credit updates, by the rsocket protocol.
+ *
+ * It leaves to Python: messages before the peer's connection data is known, control messages, the
+ * mappings of iomap, registered memory, and each message that breaks the rules of the protocol.
+ */
+#include "fast_path.h"
+
+#include <arpa/inet.h>
+
+/* The most bytes of one request, so that the peer can read them while the rest is copied. */
+#define MAX_CHUNK (1 << 16)
+
+static int stream_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+	PyObject *sends, *receives, *inbound, *outbound, *ring, *received, *copied;
+	unsigned long long address;
+	int is_iwarp, depth;
+
+	if (!PyArg_ParseTuple(args, "OOOOOOOKIiip", &sends, &receives, &inbound, &outbound, &ring,
+			      &received, &copied, &address, &path->send_lkey, &path->max_inline,
+			      &depth, &is_iwarp))
+		return -1;
+	if (!is_instance(self, "SendQueueCore", sends) ||
+	    !is_instance(self, "ReceiveRingCore", receives) ||
+	    !is_instance(self, "InboundCore", inbound) ||
+	    !is_instance(self, "OutboundCore", outbound) || !is_instance(self, "SendRing", ring))
+		return -1;
+	path->sends = (struct send_queue_core *)Py_NewRef(sends);
+	path->receives = (struct receive_ring *)Py_NewRef(receives);
+	path->inbound = (struct inbound *)Py_NewRef(inbound);
+	path->outbound = (struct outbound *)Py_NewRef(outbound);
+	path->ring = (struct send_ring *)Py_NewRef(ring);
+	path->send_address = address;
+	path->is_iwarp = (char)is_iwarp;
+	path->notify = 1;
+	path->polling.budget = -1;
+	path->in_flight = PyMem_Calloc(depth > 0 ? depth : 1, sizeof(*path->in_flight));
+	if (!path->in_flight) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	path->depth = depth;
+	if (PyObject_GetBuffer(received, &path->received, PyBUF_SIMPLE) ||
+	    PyObject_GetBuffer(copied, &path->copied, PyBUF_WRITABLE))
+		return -1;
+	if ((uint64_t)path->received.len >= 2 * path->inbound->half &&
+	    (uint64_t)path->copied.len >= path->ring->size && depth > 0)
+		return 0;
+	PyErr_SetString(PyExc_ValueError, "the memory is smaller than its ring");
+	return -1;
+}
+
+static int stream_traverse(PyObject *self, visitproc visit, void *arg)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+
+	Py_VISIT(Py_TYPE(self));
+	Py_VISIT(path->sends);
+	Py_VISIT(path->polling.dispatcher);
+	return 0;
+}
+
+static int stream_clear(PyObject *self)
+{
+	Py_CLEAR(((struct stream_data_path *)self)->polling.dispatcher);
+	return 0;
+}
+
+static void stream_dealloc(PyObject *self)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+
+	PyObject_GC_UnTrack(self);
+	stream_clear(self);
+	PyBuffer_Release(&path->received);
+	PyBuffer_Release(&path->copied);
+	PyMem_Free(path->in_flight);
+	Py_CLEAR(path->sends);
+	Py_CLEAR(path->receives);
+	Py_CLEAR(path->inbound);
+	Py_CLEAR(path->outbound);
+	Py_CLEAR(path->ring);
+	simple_dealloc(self);
+}
+
+/* --- posting --- */
+
+/* Return the number of work requests that a message needs. */
+static int requests_per_message(const struct stream_data_path *self)
+{
+	return self->is_iwarp ? 2 : 1;
+}
+
+static int can_post(const struct stream_data_path *self)
+{
+	const struct send_queue_core *sends = self->sends;
+
+	return sends->is_open && sends->qp && *sends->qp && !self->receives->stopped &&
+	       !is_forked_child;
+}
+
+/* Return the number of bytes that may be posted with one message now. */
+static unsigned int room(const struct stream_data_path *self)
+{
+	/* Data leaves send credits for the control messages. */
+	int needed = requests_per_message(self) * (STREAM_CONTROLS + 1);
+
+	if (self->sends->credits < needed || self->count >= self->depth || !can_post(self))
+		return 0;
+	return outbound_room(self->outbound);
+}
+
+static struct stream_request *request_at(struct stream_data_path *self, unsigned int index)
+{
+	return &self->in_flight[(self->first + index) % self->depth];
+}
+
+/*
+ * Post a message: as the immediate data of a write, or, on iWARP, as a send behind the write. A
+ * message without bytes to write has no target. `copied` bytes of the ring are in use until it has
+ * completed. Returns 0 or an errno.
+ */
+static int post_message(struct stream_data_path *self, const struct stream_message *message,
+			uint64_t address, uint32_t copied)
+{
+	struct send_queue_core *sends = self->sends;
+	struct ibv_sge sge = { .addr = address,
+			       .length = message->length,
+			       .lkey = self->send_lkey };
+	struct ibv_sge own = { .addr = (uintptr_t)&message->message, .length = 4 };
+	int is_inline = !copied, needs_completion = copied || message->is_control;
+	struct ibv_send_wr wr = {
+		.sg_list = &sge,
+		.num_sge = message->length ? 1 : 0,
+		.opcode = self->is_iwarp ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM,
+		.send_flags = is_inline ? IBV_SEND_INLINE : 0,
+		.imm_data = htonl(message->message),
+		.wr.rdma = { .remote_addr = message->target, .rkey = message->rkey },
+	};
+	struct ibv_send_wr send = {
+		.sg_list = &own,
+		.num_sge = 1,
+		.opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_INLINE,
+	};
+	struct ibv_send_wr *first = &wr, *last = self->is_iwarp ? &send : &wr;
+	struct stream_request *request;
+	struct send_queue_mark mark = mark_send_queue(sends);
+	int error;
+
+	if (self->is_iwarp && message->length)
+		wr.next = &send;
+	else
+		first = last;
+	if (wr.next)
+		commit_request(sends, &wr, 0);
+	commit_request(sends, last, needs_completion);
+	request = request_at(self, self->count++);
+	request->number = last->wr_id & NUMBER_MASK;
+	request->copied = copied;
+	request->is_control = message->is_control;
+	error = post_requests(sends, first, !is_inline);
+	if (error) {
+		/* libsiw keeps a request that it reports as failed: the ring stays in use. */
+		self->count--;
+		roll_back_requests(sends, mark);
+	}
+	return error;
+}
+
+/* Post the credit updates that the peer needs, as far as credits allow. */
+static void post_updates(struct stream_data_path *self)
+{
+	struct inbound *inbound = self->inbound;
+	struct outbound *outbound = self->outbound;
+
+	while (inbound->may_update && inbound_has_update(inbound) && !self->error &&
+	       outbound->control_credits > 0 && self->count < self->depth &&
+	       self->sends->credits >= requests_per_message(self) && can_post(self)) {
+		struct stream_message update = inbound_take_update(inbound);
+
+		outbound->control_credits--;
+		self->error = post_message(self, &update, (uintptr_t)update.payload, 0);
+	}
+}
+
+/*
+ * Post the next part of the data. Returns its length, 0 if nothing can be posted now, or a negative
+ * errno.
+ */
+static Py_ssize_t write_part(struct stream_data_path *self, const char *data, Py_ssize_t nbytes)
+{
+	unsigned int limit = room(self);
+	uint64_t start, length = nbytes < MAX_CHUNK ? nbytes : MAX_CHUNK;
+	struct stream_message message = { 0 };
+	struct remote_segment target;
+	uint32_t copied = 0;
+	int error;
+
+	if (limit < length)
+		length = limit;
+	if (!length)
+		return 0;
+	if (length > (uint64_t)self->max_inline) {
+		length = copied = (uint32_t)reserve_space(self->ring, length, &start);
+		if (!length)
+			return 0;
+		memcpy((char *)self->copied.buf + start, data, length);
+	}
+	target = outbound_use(self->outbound, (unsigned int)length);
+	message.message = STREAM_DATA << STREAM_VALUE_BITS | (uint32_t)length;
+	message.length = (uint32_t)length;
+	message.target = target.addr;
+	message.rkey = target.key;
+	error = post_message(self, &message, copied ? self->send_address + start : (uintptr_t)data,
+			     copied);
+	return error ? -error : (Py_ssize_t)length;
+}
+
+/* --- completions --- */
+
+/* Release the parts of the ring whose requests have completed, up to this number. */
+void complete_stream_sends(struct stream_data_path *self, unsigned int number)
+{
+	while (self->count) {
+		const struct stream_request *oldest = request_at(self, 0);
+
+		if (((number - oldest->number) & NUMBER_MASK) > NUMBER_MASK >> 1)
+			return;
+		self->ring->free += oldest->copied;
+		self->outbound->control_credits += oldest->is_control;
+		self->first = (self->first + 1) % self->depth;
+		self->count--;
+	}
+}
+
+/* Store the message of a completed receive. Returns 0 if the completion contains none. */
+static int get_message(const struct stream_data_path *self, const struct ibv_wc *wc,
+		       uint32_t *message)
+{
+	const struct receive_ring *ring = self->receives;
+	unsigned int slot = (uint32_t)wc->wr_id & NUMBER_MASK;
+
+	if (wc->wc_flags & IBV_WC_WITH_IMM) {
+		*message = ntohl(wc->imm_data);
+		return 1;
+	}
+	if (wc->byte_len != sizeof(*message) || slot >= (unsigned int)ring->slots ||
+	    ring->slot_size < (int)sizeof(*message) || !ring->memory.obj)
+		return 0;
+	memcpy(message, (char *)ring->memory.buf + (size_t)slot * ring->slot_size,
+	       sizeof(*message));
+	if (self->swaps)
+		*message = __builtin_bswap32(*message);
+	return 1;
+}
+
+/* Process a message of the peer. Returns 1, or 0 if nothing was changed and Python processes it. */
+static int process(struct stream_data_path *self, uint32_t message)
+{
+	uint32_t value = message & STREAM_VALUE_MASK;
+
+	switch (message >> STREAM_VALUE_BITS) {
+	case STREAM_DATA:
+		if (!self->inbound->takes_data || !inbound_has_room(self->inbound, value))
+			return 0;
+		inbound_count_data(self->inbound, value);
+		return 1;
+	case STREAM_CREDIT:
+		/* Python finds the target that is not valid again, and ends the connection. */
+		return self->outbound->may_send && !outbound_update(self->outbound, value);
+	default:
+		return 0;
+	}
+}
+
+/* Handle a completion of a receive. Returns 1, or 0 if Python must handle it instead. */
+int take_stream_receive(struct stream_data_path *self, const struct ibv_wc *wc)
+{
+	uint32_t message;
+	int error;
+
+	if (wc->status != IBV_WC_SUCCESS || !get_message(self, wc, &message) ||
+	    !process(self, message))
+		return 0;
+	self->receives->posted--;
+	self->messages_received++;
+	error = post_slot(self->receives, (int)(wc->wr_id & NUMBER_MASK));
+	if (error && !self->receive_error)
+		self->receive_error = error;
+	return 1;
+}
+
+/*
+ * Post credit updates after a completion. Returns 1 if Python must be notified: there is an error,
+ * or a task waits for a change of this kind.
+ */
+int advance_stream(struct stream_data_path *self)
+{
+	int is_wanted;
+
+	post_updates(self);
+	is_wanted = (self->notify && self->messages_received) || self->error ||
+		    self->receive_error || self->notify_sendable ||
+		    (self->notify_readable && self->inbound->available);
+	if (!is_wanted || self->is_notified)
+		return 0;
+	self->is_notified = 1;
+	return 1;
+}
+
+/* --- for Python --- */
+
+static int has_bytes(const void *self)
+{
+	return ((const struct stream_data_path *)self)->inbound->available > 0;
+}
+
+/* Poll for bytes if there are none. Returns 1 if there are some, 0 if not, or -1. */
+static int poll_bytes(struct stream_data_path *self)
+{
+	if (self->has_reader || self->closed || is_forked_child)
+		return 0;
+	if (!self->inbound->available && self->inbound->takes_data) {
+		if (poll_within_budget(&self->polling, has_bytes, self))
+			return -1;
+		if (self->inbound->available)
+			self->missed_polls = 0;
+		else if (self->polling.budget > 0 && !self->polling.preempted)
+			self->missed_polls++;
+	}
+	return self->inbound->available && !self->closed;
+}
+
+/* Copy received bytes to `where`, and count them as read. */
+static void take_bytes(struct stream_data_path *self, char *where, uint64_t nbytes)
+{
+	struct inbound *inbound = self->inbound;
+
+	while (nbytes) {
+		uint64_t part = inbound_readable(inbound, nbytes);
+
+		memcpy(where, (const char *)self->received.buf + inbound->start, part);
+		inbound_consume(inbound, part);
+		where += part;
+		nbytes -= part;
+	}
+	post_updates(self);
+}
+
+static PyObject *stream_read(PyObject *self, PyObject *argument)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+	Py_ssize_t limit = PyNumber_AsSsize_t(argument, NULL);
+	PyObject *data;
+	int result;
+
+	if (limit == -1 && PyErr_Occurred())
+		return NULL;
+	result = limit > 0 ? poll_bytes(path) : 0;
+	if (result <= 0)
+		return result ? NULL : Py_NewRef(Py_None);
+	if ((uint64_t)limit > path->inbound->available)
+		limit = path->inbound->available;
+	data = PyBytes_FromStringAndSize(NULL, limit);
+	if (data)
+		take_bytes(path, PyBytes_AsString(data), limit);
+	return data;
+}
+
+static PyObject *stream_read_into(PyObject *self, PyObject *memory)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+	Py_buffer view;
+	uint64_t nbytes;
+	int result;
+
+	if (PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE))
+		return NULL;
+	result = view.len ? poll_bytes(path) : 0;
+	nbytes = path->inbound->available;
+	if ((uint64_t)view.len < nbytes)
+		nbytes = view.len;
+	if (result > 0)
+		take_bytes(path, view.buf, nbytes);
+	PyBuffer_Release(&view);
+	if (result <= 0)
+		return result ? NULL : Py_NewRef(Py_None);
+	return PyLong_FromUnsignedLongLong(nbytes);
+}
+
+static PyObject *stream_write(PyObject *self, PyObject *data)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+	Py_ssize_t posted = 0, part = 1;
+	Py_buffer view;
+
+	if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE))
+		return NULL;
+	while (posted < view.len && part > 0) {
+		part = write_part(path, (const char *)view.buf + posted, view.len - posted);
+		if (part > 0)
+			posted += part;
+	}
+	PyBuffer_Release(&view);
+	return PyLong_FromSsize_t(part < 0 ? part : posted);
+}
+
+static PyObject *stream_send(PyObject *self, PyObject *data)
+{
+	if (((struct stream_data_path *)self)->has_writer || !PyBytes_CheckExact(data))
+		return PyLong_FromLong(0);
+	return stream_write(self, data);
+}
+
+static PyObject *stream_take_notification(PyObject *self, PyObject *unused)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+	PyObject *errors = Py_BuildValue("ii", path->error, path->receive_error);
+
+	path->notify = path->notify && !path->messages_received;
+	path->is_notified = 0;
+	path->notify_readable = path->notify_sendable = 0;
+	return errors;
+}
+
+static PyObject *stream_set_polling(PyObject *self, PyObject *args)
+{
+	return set_polling(self, &((struct stream_data_path *)self)->polling, args);
+}
+
+static PyObject *stream_post_credit_updates(PyObject *self, PyObject *unused)
+{
+	post_updates((struct stream_data_path *)self);
+	Py_RETURN_NONE;
+}
+
+static PyObject *stream_get_room(PyObject *self, void *unused)
+{
+	return PyLong_FromUnsignedLong(room((struct stream_data_path *)self));
+}
+
+static PyMemberDef stream_members[] = {
+	{ "messages_received", T_ULONGLONG, offsetof(struct stream_data_path, messages_received),
+	  READONLY, "The number of messages that were received here." },
+	{ "swaps", T_BOOL, offsetof(struct stream_data_path, swaps), 0,
+	  "True if the messages of the peer have the other byte order." },
+	{ "closed", T_BOOL, offsetof(struct stream_data_path, closed), 0,
+	  "True if read() and read_into() return None." },
+	{ "has_reader", T_BOOL, offsetof(struct stream_data_path, has_reader), 0,
+	  "True if a task waits to read: read() and read_into() return None to other tasks." },
+	{ "has_writer", T_BOOL, offsetof(struct stream_data_path, has_writer), 0,
+	  "True if a task is in the middle of sending: send() posts nothing for other tasks." },
+	{ "notify_readable", T_BOOL, offsetof(struct stream_data_path, notify_readable), 0,
+	  "True if the owner is notified as soon as there are bytes to read." },
+	{ "notify_sendable", T_BOOL, offsetof(struct stream_data_path, notify_sendable), 0,
+	  "True if the owner is notified of the next completion." },
+	{ "poll_budget", T_LONGLONG, offsetof(struct stream_data_path, polling.budget), 0,
+	  "Nanoseconds for which read() polls for bytes. Negative: it does not poll." },
+	{ "preempted", T_BOOL, offsetof(struct stream_data_path, polling.preempted), READONLY,
+	  "True if the last poll ended early: the loop or another task had work to do." },
+	{ "missed_polls", T_UINT, offsetof(struct stream_data_path, missed_polls), 0,
+	  "The number of consecutive polls that found no bytes." },
+	{ NULL, 0, 0, 0, NULL },
+};
+
+static PyGetSetDef stream_getset[] = {
+	{ "room", stream_get_room, NULL,
+	  "The number of bytes that may be posted with one message now; 0 if none.", NULL },
+	{ NULL, NULL, NULL, NULL, NULL },
+};
+
+static PyMethodDef stream_methods[] = {
+	{ "read", stream_read, METH_O,
+	  "read(limit): return received bytes, at most `limit`. None: the caller takes the slow "
+	  "path." },
+	{ "read_into", stream_read_into, METH_O,
+	  "read_into(buffer): copy received bytes to the buffer, and return their number. None: "
+	  "the caller takes the slow path." },
+	{ "write", stream_write, METH_O,
+	  "write(data): post the part of the data that may be posted now. Return its length in "
+	  "bytes, or a negative errno of ibv_post_send(3)." },
+	{ "send", stream_send, METH_O,
+	  "send(data): write(data), but post nothing if the data is not of type bytes, or if "
+	  "has_writer is set." },
+	{ "post_updates", stream_post_credit_updates, METH_NOARGS,
+	  "Post the credit updates that the peer needs, as far as credits allow." },
+	{ "take_notification", stream_take_notification, METH_NOARGS,
+	  "Return the errno of a credit update and of a receive that could not be posted, or 0. "
+	  "The next notification needs notify_readable or notify_sendable." },
+	{ "set_polling", stream_set_polling, METH_VARARGS,
+	  "set_polling(dispatcher, cq, budget): poll this queue for up to `budget` nanoseconds if "
+	  "there are no bytes to read. dispatcher None: do not poll." },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot stream_slots[] = {
+	{ Py_tp_doc,
+	  (void *)"StreamDataPathCore(sends, receives, inbound, outbound, ring, received, copied, "
+		  "address, lkey, max_inline, depth, is_iwarp): the data of a byte stream. The "
+		  "peer writes to the memory `received`. Sent data is copied to the memory "
+		  "`copied`, which `ring` divides." },
+	{ Py_tp_new, PyType_GenericNew },
+	{ Py_tp_init, stream_init },
+	{ Py_tp_traverse, stream_traverse },
+	{ Py_tp_clear, stream_clear },
+	{ Py_tp_dealloc, stream_dealloc },
+	{ Py_tp_members, stream_members },
+	{ Py_tp_getset, stream_getset },
+	{ Py_tp_methods, stream_methods },
+	{ 0, NULL },
+};
+
+PyType_Spec stream_data_path_spec = {
+	.name = "aiordma._native._fast_path.StreamDataPathCore",
+	.basicsize = sizeof(struct stream_data_path),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+	.slots = stream_slots,
+};

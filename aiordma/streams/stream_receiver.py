@@ -1,0 +1,105 @@
+"""StreamReceiver: the received bytes of a stream, and the task that waits for them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from aiordma.errors import BusyError
+from aiordma.loop import Checkpoint, WaitQueue, refuse_forked_child
+
+if TYPE_CHECKING:
+    from aiordma.qp.endpoint import Endpoint
+    from aiordma.streams.stream_data_path import StreamDataPath
+
+
+class StreamReceiver:
+    """The receiving side of one stream. It does what StreamDataPathCore leaves to Python.
+
+    That is: waiting, the end of the stream, and errors.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint[StreamDataPath],
+        change: WaitQueue,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Wait for `change`. Each wait passes `checkpoint`, if the loop needs one."""
+        self._endpoint = endpoint
+        self._data_path = endpoint.data_path
+        self._change = change
+        self._checkpoint = checkpoint
+
+    @property
+    def is_readable(self) -> bool:
+        """True if read() would return or raise something at once."""
+        endpoint, protocol = self._endpoint, self._data_path.protocol
+        return bool(
+            protocol.inbound.available
+            or protocol.peer_finished
+            or endpoint.closed_here
+            or endpoint.is_drained
+        )
+
+    def read(self, limit: int) -> bytes:
+        """Return received bytes, at most `limit`; b"" at the end. Call it only if is_readable.
+
+        Raises: as ByteStream.receive().
+        """
+        if not (available := self._available()):
+            return b""
+        return self._data_path.core.read(min(limit, available)) or b""
+
+    def read_into(self, memory: memoryview) -> int:
+        """Copy received bytes to `memory`, and return their number; 0 at the end.
+
+        Call it only if is_readable. Raises: as ByteStream.receive().
+        """
+        return (self._data_path.core.read_into(memory) or 0) if self._available() else 0
+
+    def _available(self) -> int:
+        """Return the number of bytes that can be read; 0 at the end."""
+        refuse_forked_child()
+        endpoint, protocol = self._endpoint, self._data_path.protocol
+        if endpoint.closed_here:
+            raise endpoint.end_reason()
+        available = protocol.inbound.available
+        if not available and not protocol.peer_finished:
+            raise endpoint.end_reason()
+        return available
+
+    async def wait_readable(self, *, has_polled: bool = False) -> None:
+        """Wait until is_readable. One task at a time. Cancelling loses nothing.
+
+        `has_polled`: True if read() of the core has just returned None.
+
+        Raises:
+            BusyError: another task is receiving.
+        """
+        core = self._data_path.core
+        if core.has_reader:
+            raise BusyError("another task is receiving on this stream")
+        if self.is_readable and self._checkpoint is None:
+            return
+        core.has_reader = True
+        try:
+            if self._checkpoint is not None:
+                await self._checkpoint()
+            await self._poll_readable(has_polled)
+            while not self.is_readable:
+                core.notify_readable = True
+                began = time.monotonic_ns()
+                await self._change.wait()
+                self._data_path.polling.parked(began, self._change.woken_at)
+        finally:
+            core.has_reader = False
+
+    async def _poll_readable(self, has_polled: bool) -> None:
+        """Poll until is_readable if that pays, as Receiver does."""
+        core, busy = self._data_path.core, self._data_path.busy
+        if core.poll_budget <= 0 or (has_polled and not core.preempted) or self.is_readable:
+            return
+        await busy.until(lambda: self.is_readable, core.poll_budget, preemptible=not busy.is_on)
+        if not self.is_readable:
+            core.missed_polls += 1
