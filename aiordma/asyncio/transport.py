@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from aiordma.asyncio.errors import as_os_error
 from aiordma.asyncio.write_buffer import WriteBuffer
 from aiordma.errors import RdmaError
-from aiordma.loop import count_scheduled
+from aiordma.loop import InlineFuture, wake
 from aiordma.memory import byte_view
 from aiordma.streams.stream_core import StreamCore
 
@@ -91,19 +91,20 @@ class StreamTransport(asyncio.Transport):
         """Return the protocol."""
         return self._protocol
 
-    # --- iterations of the event loop ---
+    # --- changes of the stream ---
 
     def _schedule(self) -> None:
-        """Read and write in the next iteration of the event loop.
+        """Read and write soon: after the completions that are processed now, if any.
 
-        Not at once: this can be called while completions are processed.
+        Otherwise in the next iteration of the event loop.
         """
         if not self._scheduled and not self._lost:
             self._scheduled = True
-            count_scheduled()
-            self._loop.call_soon(self._on_loop, context=self._context)
+            future = InlineFuture(self._loop)
+            future.add_done_callback(self._on_loop, context=self._context)
+            wake(future)
 
-    def _on_loop(self) -> None:
+    def _on_loop(self, _: object) -> None:
         self._scheduled = False
         if not self._lost:
             self._read()

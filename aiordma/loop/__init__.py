@@ -11,8 +11,8 @@ from aiordma.loop.checkpoints import (
 from aiordma.loop.current import running_loop
 from aiordma.loop.forked import is_forked_child, refuse_forked_child
 from aiordma.loop.inline_wakeup import (
+    InlineFuture,
     after_batch,
-    count_scheduled,
     future_factory,
     make_future,
     run_with_inline_wakeups,
@@ -37,6 +37,7 @@ __all__ = [
     "Checkpoint",
     "Deadline",
     "FairSemaphore",
+    "InlineFuture",
     "Interrupt",
     "Loop",
     "LoopFuture",
@@ -51,7 +52,6 @@ __all__ = [
     "checkpoint",
     "checkpoint_if_cancelled",
     "checkpoint_of",
-    "count_scheduled",
     "ensure_called",
     "future_factory",
     "is_forked_child",

@@ -38,9 +38,6 @@ scheduled_count = fast_path.scheduled_count
 It only grows. A task that polls compares it, to notice that other tasks have work to do.
 """
 
-count_scheduled = fast_path.count_scheduled
-"""Count a callback that a completion has scheduled for the loop's next iteration."""
-
 
 class _Batch(threading.local):
     """The batch of tasks that runs now; one per thread, and so one per running loop."""

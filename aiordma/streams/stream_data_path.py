@@ -114,7 +114,7 @@ class StreamDataPath:
             self.is_iwarp,
             options.mappings,
         )
-        buffer = receive_memory.view[start:]
+        self._buffer = buffer = receive_memory.view[start:]
         self.protocol = StreamProtocol(settings, receive_memory.view[:sgl_size])
         ring = fast_path.SendRing(options.send_buffer)
         self.core = fast_path.StreamDataPathCore(

@@ -405,7 +405,6 @@ int advance_stream(struct stream_data_path *self);
 
 PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *set_run_batch(PyObject *module, PyObject *function);
-PyObject *count_scheduled(PyObject *module, PyObject *unused);
 PyObject *scheduled_count(PyObject *module, PyObject *unused);
 int prepare_inline_futures(PyObject *module);
 

@@ -325,12 +325,6 @@ PyObject *set_run_batch(PyObject *module, PyObject *function)
 	Py_RETURN_NONE;
 }
 
-PyObject *count_scheduled(PyObject *module, PyObject *unused)
-{
-	scheduled++;
-	Py_RETURN_NONE;
-}
-
 PyObject *scheduled_count(PyObject *module, PyObject *unused)
 {
 	return PyLong_FromUnsignedLongLong(scheduled);

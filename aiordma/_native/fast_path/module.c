@@ -34,8 +34,6 @@ static PyMethodDef module_methods[] = {
 	  "woke." },
 	{ "set_run_batch", set_run_batch, METH_O,
 	  "set_run_batch(function): run several woken tasks by function(futures)." },
-	{ "count_scheduled", count_scheduled, METH_NOARGS,
-	  "Count a callback that a completion has scheduled for the loop's next iteration." },
 	{ "scheduled_count", scheduled_count, METH_NOARGS,
 	  "Return the number of wake-ups that this thread has left to the loop's next iteration." },
 	{ NULL, NULL, 0, NULL },
