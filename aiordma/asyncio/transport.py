@@ -54,6 +54,7 @@ class StreamTransport(asyncio.Transport):
         )
         self._core = core
         self._receiver = core.receiver
+        self._send = core.data_path.core.send
         self._loop = loop
         self._on_lost = on_lost
         self._context = contextvars.copy_context()
@@ -189,9 +190,17 @@ class StreamTransport(asyncio.Transport):
         """
         if self._eof_wanted:
             raise RuntimeError("Cannot call write() after write_eof()")
+        if self._lost or self._closing or self._cannot_send:
+            return  # as asyncio transports, a closed transport ignores writes
+        if not self._buffer.size:
+            posted = self._send(data)
+            if posted > 0:
+                data = memoryview(cast("bytes", data))[posted:]
+                if not data:
+                    return
         with memoryview(data) as view, byte_view(view) as memory:
-            if self._lost or self._closing or self._cannot_send or not memory.nbytes:
-                return  # as asyncio transports, a closed transport ignores writes
+            if not memory.nbytes:
+                return
             taken = 0
             if not self._buffer.size:
                 try:
