@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from aiordma.asyncio.errors import as_os_error
+from aiordma.asyncio.polling import TransportPolling
 from aiordma.asyncio.write_buffer import WriteBuffer
 from aiordma.errors import RdmaError
 from aiordma.loop import InlineFuture, wake
@@ -55,6 +56,7 @@ class StreamTransport(asyncio.Transport):
         self._core = core
         self._receiver = core.receiver
         self._send = core.data_path.core.send
+        self._polling = TransportPolling(core, loop, self.is_reading)
         self._loop = loop
         self._on_lost = on_lost
         self._context = contextvars.copy_context()
@@ -135,7 +137,7 @@ class StreamTransport(asyncio.Transport):
         self._schedule()
 
     def _read(self) -> None:
-        if not self.is_reading() or not self._receiver.is_readable:
+        if not self.is_reading() or not self._receiver.is_readable():
             return
         try:
             protocol = self._protocol
@@ -151,8 +153,11 @@ class StreamTransport(asyncio.Transport):
             return
         if not count:
             self._end_reading()
-        elif self._receiver.is_readable:
+        elif self._receiver.is_readable():
             self._schedule()
+        else:
+            self._polling.data_received()
+            self._polling.wait()
 
     def _read_for(self, protocol: asyncio.BaseProtocol) -> int:
         data = self._receiver.read(MAX_READ)
@@ -195,9 +200,8 @@ class StreamTransport(asyncio.Transport):
         if not self._buffer.size:
             posted = self._send(data)
             if posted > 0:
+                self._polling.wait()
                 data = memoryview(cast("bytes", data))[posted:]
-                if not data:
-                    return
         with memoryview(data) as view, byte_view(view) as memory:
             if not memory.nbytes:
                 return
@@ -265,7 +269,7 @@ class StreamTransport(asyncio.Transport):
         """
         self._cannot_send = True
         self._buffer.clear()
-        if self.is_reading() and self._receiver.is_readable:
+        if self.is_reading() and self._receiver.is_readable():
             self._schedule()
         else:
             self._lose(error)

@@ -31,9 +31,8 @@ class StreamReceiver:
         self._change = change
         self._checkpoint = checkpoint
 
-    @property
     def is_readable(self) -> bool:
-        """True if read() would return or raise something at once."""
+        """Return True if read() would return or raise something at once."""
         endpoint, protocol = self._endpoint, self._data_path.protocol
         return bool(
             protocol.inbound.available
@@ -80,14 +79,14 @@ class StreamReceiver:
         core = self._data_path.core
         if core.has_reader:
             raise BusyError("another task is receiving on this stream")
-        if self.is_readable and self._checkpoint is None:
+        if self.is_readable() and self._checkpoint is None:
             return
         core.has_reader = True
         try:
             if self._checkpoint is not None:
                 await self._checkpoint()
             await self._poll_readable(has_polled)
-            while not self.is_readable:
+            while not self.is_readable():
                 core.notify_readable = True
                 began = time.monotonic_ns()
                 await self._change.wait()
@@ -98,8 +97,8 @@ class StreamReceiver:
     async def _poll_readable(self, has_polled: bool) -> None:
         """Poll until is_readable if that pays, as Receiver does."""
         core, busy = self._data_path.core, self._data_path.busy
-        if core.poll_budget <= 0 or (has_polled and not core.preempted) or self.is_readable:
+        if core.poll_budget <= 0 or (has_polled and not core.preempted) or self.is_readable():
             return
-        await busy.until(lambda: self.is_readable, core.poll_budget, preemptible=not busy.is_on)
-        if not self.is_readable:
+        await busy.until(self.is_readable, core.poll_budget, preemptible=not busy.is_on)
+        if not self.is_readable():
             core.missed_polls += 1

@@ -31,7 +31,7 @@ async def test_cancelled_receive_loses_no_byte(
     async with streaming(address) as pair:
         await cancel(lambda: receive(pair.server))
         await pair.client.send(b"kept")
-        await loops.until(lambda: pair.server._core.receiver.is_readable, "the bytes to arrive")
+        await loops.until(pair.server._core.receiver.is_readable, "the bytes to arrive")
         assert await cancelled(lambda: receive(pair.server), begun=False)
         assert await receive(pair.server) == b"kept"
 
