@@ -11,6 +11,8 @@ from aiordma.bench.suite import Case, Results
 BUSY_POLLING = ("aiordma asyncio busy_poll", "aiordma uvloop busy_poll", "aiordma trio busy_poll")
 DEFAULT = ("aiordma asyncio", "aiordma uvloop", "aiordma trio")
 ANY = (*BUSY_POLLING, *DEFAULT)
+STREAM = ("aiordma ByteStream",)
+WRITER = ("aiordma reader, writer",)
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,25 @@ _RULES = (
     _Rule("latency/64", DEFAULT, "pyverbs", 1.0, at_most=True, strictly=True),
     _Rule("latency/64", ("aiordma asyncio",), "TCP asyncio", 1.0, at_most=True, strictly=True),
     _Rule("latency/64", DEFAULT, "ib_send_lat -e", 2.5, at_most=True),
+    _Rule("latency/64", ("aiordma asyncio parked",), "pyverbs", 1.25, at_most=True),
+    _Rule("latency/64", ("aiordma uvloop parked",), "pyverbs", 1.0, at_most=True, strictly=True),
+    _Rule("latency/64", STREAM, "rstream", 4.0, at_most=True),
+    _Rule("latency/64", STREAM, "TCP uvloop", 0.25, at_most=True),
+    _Rule("latency/64", WRITER, "TCP uvloop", 0.5, at_most=True),
+    _Rule("latency/64", ("aiordma trio stream",), "TCP trio", 1.0, at_most=True, strictly=True),
     _Rule("rate/64", ANY, "ib_send_bw", 0.5),
     *(
         _Rule(f"bandwidth/{operation}/{size}", ANY, f"ib_{operation}_bw", limit)
         for operation, limit in (("send", 0.9), ("write", 0.95), ("read", 0.95))
         for size in (65536, 1048576)
     ),
+    *(
+        _Rule(f"bandwidth/send/{size}", ours, other, limit)
+        for size in (65536, 1048576)
+        for ours in (STREAM, WRITER)
+        for other, limit in (("rstream", 0.9), ("ib_send_bw", 0.85))
+    ),
+    *(_Rule(f"http/{count}", ("aiordma aiohttp",), "TCP aiohttp", 2.0) for count in (1, 50)),
     _Rule("connections", DEFAULT, "cmtime", 0.5),
 )
 

@@ -76,13 +76,14 @@ def _workers(name: str, kind: str, tests: Tests, loop: str, polling: str = "") -
 
     `polling` is "" for the default (adaptive polling), "busy_poll", or "parked": no polling.
     """
+    needed = "aiohttp" if kind.startswith("http") else loop
     return Implementation(
         f"{name} {polling}".rstrip(),
-        "tcp" if kind == "tcp" else "aiordma",
+        "tcp" if kind.endswith("tcp") else "aiordma",
         tests,
         partial(_run_workers, kind, loop, polling),
-        f"{loop} from PyPI",
-        partial(_has_module, loop),
+        f"{needed} from PyPI",
+        partial(_has_module, needed),
         loop,
     )
 
@@ -162,6 +163,7 @@ _LATENCY: Tests = {"latency": ("send",)}
 _RATES: Tests = {"rate": ("send",), "bandwidth": ("send",)}
 _CONNECTIONS: Tests = {"connections": ("send",)}
 _IDLE: Tests = {"idle": ("send",)}
+_HTTP: Tests = {"http": ("send",)}
 
 IMPLEMENTATIONS = (
     _workers("aiordma asyncio", "messages", _MESSAGES, "asyncio"),
@@ -178,8 +180,12 @@ IMPLEMENTATIONS = (
     _workers("aiordma asyncio", "idle", _IDLE, "asyncio"),
     _workers("aiordma ByteStream", "streams", _STREAM, "asyncio"),
     _workers("aiordma reader, writer", "writers", _STREAM, "asyncio"),
+    _workers("aiordma trio stream", "trio", _STREAM, "trio"),
+    _workers("aiordma aiohttp", "http", _HTTP, "asyncio"),
     _workers("TCP asyncio", "tcp", {**_STREAM, **_RATES}, "asyncio"),
     _workers("TCP uvloop", "tcp", {**_STREAM, **_RATES}, "uvloop"),
+    _workers("TCP trio", "trio tcp", _STREAM, "trio"),
+    _workers("TCP aiohttp", "http tcp", _HTTP, "asyncio"),
     _pyverbs("blocking"),
     _pyverbs("polling"),
     *(
@@ -201,8 +207,8 @@ IMPLEMENTATIONS = (
 
 def reference(work: Work) -> str:
     """Return the implementation that the others are compared with in the table; "" for none."""
-    if work.test == "connections":
-        return "cmtime"
+    if work.test in ("connections", "http"):
+        return "cmtime" if work.test == "connections" else "TCP aiohttp"
     return "" if work.test == "idle" else perftest.program(work)
 
 

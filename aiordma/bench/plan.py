@@ -25,6 +25,7 @@ TESTS = {
     "latency": Test("us", lower_is_better=True),  # of a round trip
     "rate": Test("messages/s", lower_is_better=False),  # in one direction, one after another
     "bandwidth": Test("MB/s", lower_is_better=False),  # of many operations in flight
+    "http": Test("requests/s", lower_is_better=False),  # of 1 KiB, answered with 1 KiB
     "connections": Test("connections/s", lower_is_better=False),  # set up and torn down
     "idle": Test("KiB/connection", lower_is_better=True),  # memory of the server's process
 }
@@ -45,7 +46,7 @@ class Work:
     depth: int = 64
     """The number of operations in flight, in `bandwidth`."""
     concurrency: int = 32
-    """The number of connections that are set up concurrently."""
+    """The number of connections that are set up concurrently, or that send requests of HTTP."""
     idle: int = 2000
     """The number of idle connections, in `idle`."""
     loop: str = "asyncio"
@@ -59,6 +60,7 @@ class Work:
             "latency": [str(self.size)],
             "rate": [str(self.size)],
             "bandwidth": [self.operation, str(self.size)],
+            "http": [str(self.concurrency)],
         }
         return "/".join([self.test, *parts.get(self.test, [])])
 
@@ -69,6 +71,7 @@ class Work:
             "latency": f"round trips of {self.size} bytes",
             "rate": f"messages of {self.size} bytes",
             "bandwidth": f"{self.operation} of {self.size} bytes",
+            "http": f"requests, connections: {self.concurrency}",
             "connections": f"{self.count}, {self.concurrency} at once",
             "idle": f"{self.idle} connections",
         }
@@ -90,6 +93,7 @@ class Work:
 LATENCY_SIZES = (64, 4096)
 BANDWIDTH_SIZES = (4096, 65536, 1048576)
 RATE_SIZE = 64
+HTTP_CONNECTIONS = (1, 50)
 BANDWIDTH_BYTES = 32 << 20
 MIN_BANDWIDTH_OPERATIONS = 64
 
@@ -147,6 +151,10 @@ class Plan:
                 count = max(MIN_BANDWIDTH_OPERATIONS, BANDWIDTH_BYTES // size)
                 work = self._work("bandwidth", count, 16, 16)
                 yield replace(work, size=size, operation=operation)
+
+    def _http(self) -> Iterator[Work]:
+        for connections in HTTP_CONNECTIONS[:1] if self.quick else HTTP_CONNECTIONS:
+            yield replace(self._work("http", 1000, 20, 100), concurrency=connections)
 
     def _connections(self) -> Iterator[Work]:
         yield self._work("connections", 200, 20, 20)

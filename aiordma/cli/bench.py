@@ -20,7 +20,7 @@ Exits with 0 if every implementation that is installed has finished, with 1 if o
 nothing could be run, with 130 if it was interrupted. docs/benchmarks.md describes what is measured,
 and how.
 """
-_TESTS = ("latency", "rate", "bandwidth", "connections", "idle")
+_TESTS = ("latency", "rate", "bandwidth", "http", "connections", "idle")
 _OPERATIONS = ("send", "write", "read")
 _LOOPS = ("asyncio", "uvloop", "trio")
 _PEERS = ("tcp", "pyverbs", "perftest", "rstream", "cmtime")

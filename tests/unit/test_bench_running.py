@@ -261,7 +261,7 @@ def test_list_prints_implementations_and_their_tests(capsys: pytest.CaptureFixtu
     assert main(["bench", "--list", "--peers", "tcp", "--loops", "asyncio"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "aiordma asyncio\tlatency, rate, bandwidth, connections, idle"
-    assert lines[-1].startswith("TCP asyncio\t")
+    assert lines[-1] == "TCP aiohttp\thttp"
 
 
 # --- progress ---

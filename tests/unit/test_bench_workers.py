@@ -12,12 +12,12 @@ from aiordma import Connection
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers import connections, messages
-from aiordma.bench.workers.__main__ import KINDS
+from aiordma.bench.workers.__main__ import kind_functions
 
 
 async def run_both(simulation: Simulation, kind: str, work: Work) -> Sample:
     """Run server and client until both have ended; return the sample."""
-    serve, measure = KINDS[kind]
+    serve, measure = kind_functions(kind)
     ports: list[int] = []
     serving = loops.create_task(serve(simulation.far.host, ports.append, work))
     await loops.until(lambda: ports, "the server to listen")
@@ -56,6 +56,18 @@ async def test_all_messages_of_a_work_are_timed(
 @pytest.mark.parametrize("work", [LATENCY, RATE[1], BANDWIDTH[0]], ids=lambda work: work.key)
 async def test_streams_do_the_work(simulation: Simulation, kind: str, work: Work) -> None:
     check(await run_both(simulation, kind, work), work)
+
+
+@pytest.mark.loops("trio")
+@pytest.mark.parametrize("work", [LATENCY, BANDWIDTH[0]], ids=lambda work: work.key)
+async def test_streams_of_trio_do_the_work(simulation: Simulation, work: Work) -> None:
+    check(await run_both(simulation, "trio", work), work)
+
+
+@pytest.mark.loops("asyncio")
+async def test_requests_of_http_are_answered(simulation: Simulation) -> None:
+    work = Work("http", count=11, warmup=2, concurrency=3)
+    check(await run_both(simulation, "http", work), work)
 
 
 def check(sample: Sample, work: Work) -> None:

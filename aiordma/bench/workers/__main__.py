@@ -26,8 +26,20 @@ KINDS: dict[str, tuple[Serve, Measure]] = {
     "streams": (streams.serve, streams.measure),
     "writers": (streams.RDMA_WRITERS.serve, streams.RDMA_WRITERS.measure),
     "tcp": (streams.TCP_WRITERS.serve, streams.TCP_WRITERS.measure),
+    "trio": (streams.serve_trio, streams.measure_trio),
+    "trio tcp": (streams.serve_trio_tcp, streams.measure_trio_tcp),
 }
 """The coroutine functions of server and client, by kind."""
+
+
+def kind_functions(kind: str) -> tuple[Serve, Measure]:
+    """Return the functions of a kind. The module of the kinds of HTTP needs aiohttp."""
+    if kind.startswith("http"):
+        http = importlib.import_module("aiordma.bench.workers.http")
+        return (
+            (http.serve_tcp, http.measure_tcp) if kind == "http tcp" else (http.serve, http.measure)
+        )
+    return KINDS[kind]
 
 
 def run(loop: str, main: Callable[[], Coroutine[object, None, T]]) -> T:
@@ -53,7 +65,7 @@ def print_port(port: int) -> None:
 
 def main(role: str, kind: str, host: str, port: str, word: str) -> None:
     """Run the server or the client of this kind, until it has finished."""
-    serve, measure = KINDS[kind]
+    serve, measure = kind_functions(kind)
     work = Work.unpack(word)
     if role == "client":
         print_line(run(work.loop, partial(measure, host, int(port), work)).to_json())

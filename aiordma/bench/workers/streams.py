@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -147,6 +148,52 @@ async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
 async def measure(host: str, port: int, work: Work) -> Sample:
     """Connect a ByteStream and do the work on it."""
     return await measure_stream(ByteStreamAdapter(await aiordma.connect_stream(host, port)), work)
+
+
+# --- streams of trio ---
+
+
+class TrioAdapter:
+    """A Stream that is a stream of trio, over RDMA or TCP."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.send = stream.send_all
+        self.aclose = stream.aclose
+
+    async def receive(self, nbytes: int) -> None:
+        """See Stream."""
+        await _receive(self._stream.receive_some, nbytes)
+
+
+async def serve_trio(host: str, announce: Callable[[int], None], work: Work) -> None:
+    """Serve one client on a stream of aiordma.trio."""
+    rdma = importlib.import_module("aiordma.trio")
+    listener = await rdma.listen_stream(host, 0)
+    announce(listener.local_address[1])
+    await serve_stream(TrioAdapter(await listener.accept()), work)
+    await listener.aclose()
+
+
+async def measure_trio(host: str, port: int, work: Work) -> Sample:
+    """Connect a stream of aiordma.trio and do the work on it."""
+    stream = await importlib.import_module("aiordma.trio").connect_stream(host, port)
+    return await measure_stream(TrioAdapter(stream), work)
+
+
+async def serve_trio_tcp(host: str, announce: Callable[[int], None], work: Work) -> None:
+    """Serve one client on a TCP stream of trio."""
+    trio = importlib.import_module("trio")
+    (listener,) = await trio.open_tcp_listeners(0, host=host)
+    announce(listener.socket.getsockname()[1])
+    await serve_stream(TrioAdapter(await listener.accept()), work)
+    await listener.aclose()
+
+
+async def measure_trio_tcp(host: str, port: int, work: Work) -> Sample:
+    """Connect a TCP stream of trio and do the work on it."""
+    stream = await importlib.import_module("trio").open_tcp_stream(host, port)
+    return await measure_stream(TrioAdapter(stream), work)
 
 
 # --- asyncio's reader and writer ---
