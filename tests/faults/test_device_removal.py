@@ -106,6 +106,7 @@ async def test_removal_ends_both_ends_of_a_stream(
         device.start_removing()
         errors = set(await loops.gather(*tasks))
         assert errors <= {DeviceRemoved, PeerClosed}
+        await loops.until(lambda: pair.client.closed and pair.server.closed, "both ends to end")
         for end in (pair.client, pair.server):
             assert await error_of(end.send(b"x")) in (DeviceRemoved, PeerClosed)
     await device.wait_removed()
