@@ -97,6 +97,8 @@ def test_rejected_has_the_status_and_the_private_data_of_the_peer() -> None:
 NEWER = {"rdma_resolve_addrinfo", "rdma_query_addrinfo", "rdma_write_cm_event"}
 HINTED = [
     ("RLIMIT_MEMLOCK", errno.ENOMEM, ["ibv_reg_mr", "rdma_create_qp", "ibv_create_cq"]),
+    ("ulimit -n", errno.EMFILE, ["rdma_create_event_channel", "ibv_create_comp_channel"]),
+    ("rdma.max", errno.EAGAIN, ["rdma_create_qp", "ibv_create_cq", "ibv_reg_mr"]),
     ("max_inline", errno.EINVAL, ["rdma_create_qp"]),
     ("aiordma lab", errno.ENODEV, ["rdma_create_event_channel", "rdma_get_devices"]),
     ("aiordma lab", errno.ENODEV, ["rdma_create_id", "rdma_getaddrinfo"]),
