@@ -121,14 +121,20 @@ async def stream_to(peer: Peer, address: DeviceAddress, **options: Any) -> ByteS
 
 async def held_connection_to(peer: Peer, address: DeviceAddress, **options: Any) -> Connection:
     """Connect to a connection of the peer that only commands use. Both have the same options."""
-    port = await peer.command("hold_connections", peer.host(address), **options)
-    return await aiordma.connect(peer.host(address), port, options=ConnectionOptions(**options))
+    host, options_here = peer.host(address), ConnectionOptions(**options)
+    port = await peer.command("hold_connections", host, **options)
+    connection = await aiordma.connect(host, port, options=options_here)
+    await peer.command("until_held")
+    return connection
 
 
 async def held_stream_to(peer: Peer, address: DeviceAddress, **options: Any) -> ByteStream:
     """Connect to a byte stream of the peer that only commands use. Both have the same options."""
-    port = await peer.command("hold_streams", peer.host(address), **options)
-    return await aiordma.connect_stream(peer.host(address), port, options=StreamOptions(**options))
+    host, options_here = peer.host(address), StreamOptions(**options)
+    port = await peer.command("hold_streams", host, **options)
+    stream = await aiordma.connect_stream(host, port, options=options_here)
+    await peer.command("until_held")
+    return stream
 
 
 @contextlib.asynccontextmanager

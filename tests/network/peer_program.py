@@ -44,6 +44,7 @@ _listeners: list[Any] = []
 _may_read = asyncio.Event()
 _held: list[Any] = []
 """The connections, streams, readers and endpoints that only the commands use."""
+_is_held = asyncio.Event()
 _may_close = asyncio.Event()
 _log: list[str] = []
 
@@ -85,12 +86,14 @@ async def listener_stats() -> dict[str, int]:
 
 async def hold_connections(host: str, **options: Any) -> int:
     """Serve connections that only the commands `receive()` and `close()` use. Return the port."""
+    _is_held.clear()
     listener = await aiordma.listen(host, 0, options=ConnectionOptions(**options))
     return _started(listener, _serve(listener, _hold))
 
 
 async def hold_streams(host: str, **options: Any) -> int:
     """Serve byte streams that only the commands below use. Return the port."""
+    _is_held.clear()
     listener = await aiordma.listen_stream(host, 0, options=StreamOptions(**options))
     return _started(listener, _serve(listener, _hold))
 
@@ -99,8 +102,8 @@ async def hold_readers(host: str) -> int:
     """Serve asyncio streams that only the command `receive()` uses. Return the port."""
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        _held.append(reader)
         writers.append(writer)
+        _store(reader)
 
     async def serve() -> None:
         async with server:
@@ -109,6 +112,7 @@ async def hold_readers(host: str) -> int:
             finally:
                 server.abort_clients()
 
+    _is_held.clear()
     writers: list[asyncio.StreamWriter] = []  # a reader alone would lose its transport
     server = await start_server(hold, host, 0)
     _keep(serve())
@@ -123,6 +127,11 @@ async def hold_datagrams(host: str, **options: Any) -> int:
     _held.append(endpoint)
     _keep(_answer_requests(endpoint))
     return endpoint.local_address[1]
+
+
+async def until_held() -> None:
+    """Wait until the listener that was made last has a connection that the commands can use."""
+    await _is_held.wait()
 
 
 async def receive(count: int) -> str:
@@ -293,8 +302,14 @@ async def _serve(listener: Any, handler: Callable[[Any], Awaitable[None]]) -> No
 
 
 async def _hold(connection: Connection | ByteStream) -> None:
-    _held.append(connection)
+    _store(connection)
     await _may_close.wait()
+
+
+def _store(held: object) -> None:
+    """Let the commands use an object."""
+    _held.append(held)
+    _is_held.set()
 
 
 async def _answer_requests(endpoint: aiordma.DatagramEndpoint) -> None:
@@ -337,7 +352,7 @@ COMMANDS: dict[str, Callable[..., Awaitable[object]]] = {
     for function in (
         *(serve_messages, serve_streams, serve_datagrams, listen_only, serve_late),
         *(hold_connections, hold_streams, hold_readers, hold_datagrams),
-        *(receive, receive_datagrams, unread, send_eof, close, read, stall, stop),
+        *(until_held, receive, receive_datagrams, unread, send_eof, close, read, stall, stop),
         *(connect_to, use_once, attempt, listener_stats, logged, lowest_free_descriptor),
     )
 }

@@ -13,7 +13,8 @@ from network_peer import Peer
 from aiordma import ByteStream, Connection, PeerClosed, PeerTimeout
 from aiordma.rdmacm import DeviceAddress
 
-pytestmark = pytest.mark.campaign
+# Two tests, two loops: each test boots the peer's machine anew.
+pytestmark = [pytest.mark.campaign, pytest.mark.loops("asyncio", "trio")]
 
 CLOSE_SECONDS = 60.0
 """The time in which aclose() must return: `close_timeout`, and much for a slow machine."""

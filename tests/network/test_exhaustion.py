@@ -57,17 +57,20 @@ async def check_refused(peer: Peer, address: DeviceAddress, port: int, advice: s
     assert advice in texts[0]
 
 
-async def test_the_locked_memory_of_the_peer_is_used_up(peer: Peer, address: DeviceAddress) -> None:
+@pytest.mark.parametrize(("limit", "code"), [(0, errno.EPERM), (4096, errno.ENOMEM)])
+async def test_the_locked_memory_of_the_peer_is_used_up(
+    peer: Peer, address: DeviceAddress, limit: int, code: int
+) -> None:
     port = await peer.command("serve_messages", peer.host(address))
     async with (
         loops.timeout(2 * TIME_LIMIT),
         serving(address) as listener,
         lasting(peer, address) as connection,
     ):
-        await loops.to_thread(peer.limit_locked_memory, 0)
+        await loops.to_thread(peer.limit_locked_memory, limit)
         await exchange_messages(connection, 2)
         failed = await failure(peer, "use_once", *listener.local_address)
-        assert failed[:2] == ("VerbsError", errno.ENOMEM)
+        assert failed[:2] == ("VerbsError", code)
         assert "ulimit -l" in failed[2]
         await check_refused(peer, address, port, "ulimit -l")
         await loops.to_thread(peer.lift_limits)

@@ -92,6 +92,7 @@ async def test_a_writer_of_asyncio_waits_for_the_reader(peer: Peer, address: Dev
     written = 0
     async with loops.timeout(2 * TIME_LIMIT):
         _, writer = await open_connection(peer.host(address), port)
+        await peer.command("until_held")
         _, high = writer.transport.get_write_buffer_limits()
 
         async def write() -> None:
