@@ -22,13 +22,14 @@ def draw(name: str, content: dict[str, Any]) -> Path:
     seconds = [one["seconds"] for one in samples]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     memory, counts = figure.subplots(2, 1, sharex=True)
-    memory.plot(seconds, [one["memory"] / 2**20 for one in samples], color="C0")
+    mebibytes = [one["memory"] / 2**20 for one in samples]
+    memory.plot(seconds, mebibytes, color="C0")
     memory.set_ylabel("memory in MiB")
-    memory.set_ylim(bottom=0)
+    memory.set_ylim(0, 1.2 * max(mebibytes))
     memory.set_title(f"{samples[-1]['done']:,} {content['unit']}")
     counts.plot(seconds, [one["files"] for one in samples], color="C1", label="descriptors")
     counts.plot(seconds, [one["objects"] for one in samples], color="C2", label="RDMA objects")
-    counts.set_ylim(bottom=0)
+    counts.set_ylim(0, 1.2 * max(max(one["files"], one["objects"]) for one in samples))
     counts.set_xlabel("seconds")
     counts.legend()
     for axes in (memory, counts):

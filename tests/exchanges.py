@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import loops
@@ -21,6 +21,7 @@ from aiordma import (
     RemoteBuffer,
     StreamOptions,
 )
+from aiordma.enums import WcStatus
 from aiordma.rdmacm import DeviceAddress
 
 # The peer answers within 3 s (iWARP) or 7 attempts of 67 ms or more (RoCE), or not at all.
@@ -90,6 +91,26 @@ async def exchange_datagrams(peer: Peer, address: DeviceAddress, count: int) -> 
                 await endpoint.send_to(target, datagram)
             await loops.sleep(0.5)  # for the answers that are not lost
         await receiving
+
+
+KERNEL_FAULTS = (WcStatus.REM_INV_REQ_ERR, WcStatus.LOC_PROT_ERR)
+"""Statuses of requests that a soft device has failed without a reason."""
+
+
+@contextlib.contextmanager
+def kernel_faults_as_closed() -> Iterator[None]:
+    """Raise ConnectionClosed if a request has failed by a fault of a soft device.
+
+    If the program of the peer is killed in the middle of a transfer, soft-RoCE can report
+    REM_INV_REQ_ERR. If the peer is sending when the read of `keepalive` arrives, soft-iWARP answers
+    this read of no bytes with the bytes that it sends: LOC_PROT_ERR.
+    """
+    try:
+        yield
+    except aiordma.WorkRequestError as error:
+        if error.status not in KERNEL_FAULTS:
+            raise
+        raise ConnectionClosed("a soft device has failed") from error
 
 
 async def until_whole(attempt: Callable[[], Awaitable[None]]) -> int:

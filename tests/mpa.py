@@ -46,14 +46,6 @@ def request(reads: int = 16, flags: int = 0) -> bytes:
     return REQUEST + struct.pack("!HHHH", ENHANCED | REVISION, 4, reads | flags, reads | flags)
 
 
-def without_peer_to_peer(data: bytes) -> bytes:
-    """Return `data` without PEER_TO_PEER, if it begins like a request."""
-    control = len(REQUEST) + 4
-    if not data.startswith(REQUEST) or len(data) <= control:
-        return data
-    return data[:control] + bytes([data[control] & 0x7F]) + data[control + 1 :]
-
-
 def with_wrong_version(frame: bytes) -> bytes:
     """Return an FPDU with a version of DDP that does not exist."""
     return frame[:2] + bytes([frame[2] | 0x03]) + frame[3:]

@@ -61,12 +61,20 @@ static int post(struct ibv_qp **cell, struct ibv_send_wr *wr, int64_t imm)
 	return aiordma_post_all(cell, wr);
 }
 
-/* Send, write or read the memory in `segments`: see aiordma_request(). */
+/*
+ * Send, write or read the memory in `segments`: see aiordma_request().
+ *
+ * A read of nothing has a segment of no bytes. Without one, siw takes the segment of an older
+ * request, and reads as many bytes.
+ */
 int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
 		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey)
 {
+	struct ibv_sge nothing = { .length = 0 };
+	int is_empty = opcode == IBV_WR_RDMA_READ && !count;
 	struct ibv_send_wr wr =
-		aiordma_request(wr_id, opcode, segments, count, flags, imm, remote_addr, rkey);
+		aiordma_request(wr_id, opcode, is_empty ? &nothing : segments, is_empty ? 1 : count,
+				flags, imm, remote_addr, rkey);
 
 	return aiordma_post_all(cell, &wr);
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from aiordma.asyncio.errors import as_os_error
 from aiordma.asyncio.write_buffer import WriteBuffer
 from aiordma.errors import RdmaError
+from aiordma.loop import count_scheduled
 from aiordma.memory import byte_view
 from aiordma.streams.stream_core import StreamCore
 
@@ -98,6 +99,7 @@ class StreamTransport(asyncio.Transport):
         """
         if not self._scheduled and not self._lost:
             self._scheduled = True
+            count_scheduled()
             self._loop.call_soon(self._on_loop, context=self._context)
 
     def _on_loop(self) -> None:

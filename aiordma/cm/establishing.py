@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -38,7 +39,16 @@ async def establish(
     source_of = {own.family: own for own in reversed(sources)}
 
     async def attempt(address: SocketAddress) -> T:
-        return await finish(await _resolve(address, source_of.get(address.family), options))
+        source = source_of.get(address.family)
+        retries = 0 if source is not None and source.port else PORT_ATTEMPTS - 1
+        for _ in range(retries):
+            try:
+                return await finish(await _resolve(address, source, options))
+            except VerbsError as error:
+                # On iWARP, rdma_cm has chosen a port that a TCP socket uses.
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        return await finish(await _resolve(address, source, options))
 
     return await try_addresses(
         [address for address in found if not sources or address.family in source_of],

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiordma.dispatch.loop_device import LoopDevice, SharedCompletionQueue
+    from aiordma.dispatch.loop_device import LoopDevice
+    from aiordma.dispatch.shared_completion_queue import SharedCompletionQueue
 
 # The longest single poll in C. A signal, such as Ctrl-C, is handled only after it.
 MAX_POLL_NS = 1_000_000

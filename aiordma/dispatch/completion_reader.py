@@ -62,7 +62,8 @@ class CompletionReader:
         Raises:
             VerbsError: the queue failed (it overflowed, or the device was removed).
         """
-        return _checked(self.dispatcher.poll(cq.address))
+        count = self.dispatcher.poll(cq.address)
+        return count if count >= 0 else _checked(count)
 
     def poll_for(self, cq: CompletionQueue, nanoseconds: int) -> int:
         """Call poll() until there is a completion, or for `nanoseconds`. Blocks its thread.

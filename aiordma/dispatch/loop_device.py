@@ -9,6 +9,7 @@ import errno
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -18,12 +19,20 @@ from aiordma._native import fast_path
 from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionReader
 from aiordma.dispatch.device_events import DeviceSubscription
 from aiordma.dispatch.queue_pair_events import QueuePairEvents
+from aiordma.dispatch.shared_completion_queue import SharedCompletionQueue
 from aiordma.enums import AsyncEventType
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, LoopTimeBudget, call_threadsafe, run_with_inline_wakeups, worker_pool
+from aiordma.loop import (
+    Loop,
+    LoopTimeBudget,
+    call_threadsafe,
+    run_with_inline_wakeups,
+    scheduled_count,
+    worker_pool,
+)
 from aiordma.memory import BufferPool
 from aiordma.rdmacm import device_contexts
-from aiordma.verbs import AsyncEvent, CompletionChannel, CompletionQueue, Device, ProtectionDomain
+from aiordma.verbs import AsyncEvent, CompletionChannel, Device, ProtectionDomain
 from aiordma.verbs.offset_guard import offset_guards
 
 if TYPE_CHECKING:
@@ -49,29 +58,6 @@ class CompletionHandler(Protocol):
 
     def device_failed(self, error: VerbsError) -> None:
         """Fail all requests: the device was removed or failed, and completes nothing any more."""
-
-
-class SharedCompletionQueue:
-    """A completion queue that queue pairs share, and the number of its free entries.
-
-    Each queue pair reserves entries. The queue never has more reserved entries than its capacity,
-    so it cannot overflow, which would break all queue pairs.
-    """
-
-    def __init__(self, channel: CompletionChannel, entries: int) -> None:
-        self.cq = CompletionQueue(channel, entries)
-        self.free = self.cq.capacity
-        """The number of entries that are not reserved."""
-        self.is_armed = False
-        """True if the next completion raises an event."""
-        self.pollers = 0
-        """The number of tasks that poll the queue. They need no event."""
-        self.is_arming_scheduled = False
-        """True if the loop will call _arm_again() in its next iteration."""
-
-    def close(self) -> None:
-        """Destroy the queue."""
-        self.cq.close()
 
 
 class LoopDevice:
@@ -346,14 +332,18 @@ class LoopDevice:
     def poll_for(self, queue: SharedCompletionQueue, nanoseconds: int) -> None:
         """Poll until there is a completion, or for `nanoseconds`. Blocks the thread.
 
+        If that wakes tasks, the loop's budget for polling ends: these tasks need the loop to run.
         Must not be called from complete() of a handler.
         """
         if self._failed:
             return
+        scheduled = scheduled_count()
         try:
             self._reader.poll_for(queue.cq, nanoseconds)
         except VerbsError as error:
             self._fail(error)
+        if scheduled_count() != scheduled:
+            self.dispatcher.notified_at = time.monotonic_ns()
 
     def _dispatch_pending(self) -> None:
         """Dispatch the completions and the pending work of a batch. Called while polling."""

@@ -12,9 +12,11 @@ from aiordma.loop.current import running_loop
 from aiordma.loop.forked import is_forked_child, refuse_forked_child
 from aiordma.loop.inline_wakeup import (
     after_batch,
+    count_scheduled,
     future_factory,
     make_future,
     run_with_inline_wakeups,
+    scheduled_count,
 )
 from aiordma.loop.interrupt import Interrupt
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
@@ -49,6 +51,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_if_cancelled",
     "checkpoint_of",
+    "count_scheduled",
     "ensure_called",
     "future_factory",
     "is_forked_child",
@@ -59,6 +62,7 @@ __all__ = [
     "run_in_worker",
     "run_with_inline_wakeups",
     "running_loop",
+    "scheduled_count",
     "task_group",
     "wake",
     "worker_pool",

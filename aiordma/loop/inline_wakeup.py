@@ -12,87 +12,44 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable
-from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVarTuple
+from typing import TYPE_CHECKING
+
+from aiordma._native import fast_path
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop, LoopFuture
 
 
-Ts = TypeVarTuple("Ts")
+InlineFuture = fast_path.InlineFuture
+"""A future that wakes one task of an asyncio loop, inline where possible."""
+
+run_with_inline_wakeups = fast_path.run_with_inline_wakeups
+"""Call a callback with arguments, then run the tasks that it woke.
+
+Use it only where the loop itself is the caller, never inside a task. It raises what the callback
+raises, or else what a task raises that ends the loop with it, such as KeyboardInterrupt.
+"""
+
+scheduled_count = fast_path.scheduled_count
+"""Return the number of wake-ups that this thread has left to the loop's next iteration.
+
+It only grows. A task that polls compares it, to notice that other tasks have work to do.
+"""
+
+count_scheduled = fast_path.count_scheduled
+"""Count a callback that a completion has scheduled for the loop's next iteration."""
 
 
-class _InlineBatch(threading.local):
-    """The batch of tasks woken by one callback; one per thread, and so one per running loop."""
+class _Batch(threading.local):
+    """The batch of tasks that runs now; one per thread, and so one per running loop."""
 
-    futures: deque[InlineFuture] | None = None
-    """Futures that the callback has set so far, or None while no such callback is running."""
     callbacks: dict[Callable[[], None], None] | None = None
     """Functions called after the batch, or None if fewer than two tasks run in it."""
 
 
-_batch = _InlineBatch()
-
-
-class InlineFuture(asyncio.Future[None]):
-    """A future that wakes one task of an asyncio loop, inline where possible."""
-
-    __slots__ = ("_context_of_waiter", "_waiter")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self._waiter: Callable[[InlineFuture], object] | None = None
-        self._context_of_waiter: Context | None = None
-
-    def add_done_callback(
-        self, fn: Callable[[InlineFuture], object], /, *, context: Context | None = None
-    ) -> None:
-        """Add a callback. The first one with a context resumes the task that awaits the future."""
-        if self._waiter is None and context is not None and not self.done():
-            self._waiter, self._context_of_waiter = fn, context
-        else:
-            super().add_done_callback(fn, context=context)
-
-    def remove_done_callback(self, fn: Callable[[InlineFuture], object], /) -> int:
-        """Remove a callback. The waiting task does so if something else resumes it."""
-        if self._waiter == fn:
-            self._waiter = None
-            return 1
-        return super().remove_done_callback(fn)
-
-    def set_result(self, result: None, /) -> None:
-        """Wake the task: at the end of run_with_inline_wakeups(), or else in the next iteration."""
-        super().set_result(None)
-        if self._waiter is not None:
-            futures = _batch.futures
-            if futures is None:
-                self.wake_later()
-            else:
-                futures.append(self)
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the future. The task is resumed in the next iteration of the loop."""
-        if not super().cancel(msg):
-            return False
-        self.wake_later()
-        return True
-
-    def wake_now(self) -> None:
-        """Run the task's next step in its context, as the loop would."""
-        waiter, context = self._waiter, self._context_of_waiter
-        self._waiter = self._context_of_waiter = None
-        if waiter is not None and context is not None:
-            context.run(waiter, self)
-
-    def wake_later(self) -> None:
-        """Have the loop run the task's next step in its next iteration."""
-        waiter, context = self._waiter, self._context_of_waiter
-        self._waiter = self._context_of_waiter = None
-        if waiter is not None:
-            self.get_loop().call_soon(waiter, self, context=context)
+_batch = _Batch()
 
 
 def make_future(loop: Loop) -> LoopFuture:
@@ -109,28 +66,6 @@ def future_factory(loop: Loop) -> Callable[[], LoopFuture]:
     return loop.create_future
 
 
-def run_with_inline_wakeups(callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
-    """Call `callback`, then run the tasks that it woke.
-
-    Use it only where the loop itself is the caller, never inside a task.
-
-    Raises:
-        BaseException: raised by `callback`, or by a task and ending the loop with it, such as
-            KeyboardInterrupt.
-    """
-    if _batch.futures is not None:
-        callback(*arguments)
-        return
-    futures: deque[InlineFuture] = deque()
-    _batch.futures = futures
-    try:
-        callback(*arguments)
-    finally:
-        _batch.futures = None
-        if futures:
-            _run_batch(futures)
-
-
 def after_batch(callback: Callable[[], None]) -> bool:
     """Have `callback` called once, after all tasks that were woken in the same batch have run.
 
@@ -142,18 +77,17 @@ def after_batch(callback: Callable[[], None]) -> bool:
     return True
 
 
-def _run_batch(futures: deque[InlineFuture]) -> None:
-    if len(futures) == 1:
-        futures.popleft().wake_now()
-        return
+def _run_batch(futures: list[fast_path.InlineFuture]) -> None:
+    """Run several tasks that were woken in the same batch. C runs a single one."""
     callbacks: dict[Callable[[], None], None] = {}
     _batch.callbacks = callbacks
+    remaining = iter(futures)
     try:
-        while futures:
-            futures.popleft().wake_now()
+        for future in remaining:
+            future.wake_now()
     finally:
         _batch.callbacks = None
-        for future in futures:  # a task has ended the loop: if it runs again, it runs the others
+        for future in remaining:  # a task has ended the loop: if it runs again, it runs the others
             future.wake_later()
         _call_all(callbacks)
 
@@ -166,3 +100,6 @@ def _call_all(callbacks: dict[Callable[[], None], None]) -> None:
     finally:
         if callbacks:
             _call_all(callbacks)
+
+
+fast_path.set_run_batch(_run_batch)

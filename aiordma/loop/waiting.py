@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,11 +27,13 @@ class WaitQueue:
     A wake-up carries no data, so nothing is lost if a task is cancelled after it was woken.
     """
 
-    __slots__ = ("_futures", "_loop")
+    __slots__ = ("_futures", "_loop", "woken_at")
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._futures: list[LoopFuture] = []
+        self.woken_at = 0
+        """time.monotonic_ns() when a task was woken last."""
 
     def __len__(self) -> int:
         """Return the number of waiting tasks, without those whose wait was cancelled."""
@@ -49,6 +52,8 @@ class WaitQueue:
     def wake_all(self) -> None:
         """Wake every task that waits now."""
         futures, self._futures = self._futures, []
+        if futures:
+            self.woken_at = time.monotonic_ns()
         for future in futures:
             if not future.done():
                 wake(future)

@@ -130,8 +130,8 @@ class MessageDataPath:
         self._busy_sending.open(resources.send_cq)
         self._busy_receiving.open(resources.recv_cq)
         dispatcher, busy_poll = resources.loop_device.dispatcher, self._busy_receiving.nanoseconds
-        recv_cq = resources.recv_cq.cq
-        self.receiver.polling.open(dispatcher, recv_cq, busy_poll, self._adaptive_poll)
+        self.receiver.queue.set_polling(dispatcher, resources.recv_cq.cq.address, busy_poll)
+        self.receiver.polling.open(dispatcher, busy_poll, self._adaptive_poll)
         core = self.sends.core
         core.set_polling(dispatcher, resources.send_cq.cq.address, busy_poll)
         self.sends.post_list = PostList(qp, core, dispatcher, self._on_post_error)
@@ -297,6 +297,7 @@ class MessageDataPath:
         self.sends.abandon()
         self.sends.core.set_polling(None, 0, -1)
         self.receiver.polling.close()
+        self.receiver.queue.set_polling(None, 0, -1)
         shared_receives = self._shared_receives
         if shared_receives is not None:
             if self._qp is not None:

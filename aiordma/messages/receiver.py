@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from aiordma._native import fast_path
-from aiordma.dispatch.adaptive_polling import AdaptivePolling
+from aiordma.dispatch import AdaptivePolling
 from aiordma.enums import WcOpcode
 from aiordma.errors import BusyError, ReceiveOverrun, VerbsError
 from aiordma.loop import (

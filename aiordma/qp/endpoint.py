@@ -256,8 +256,11 @@ class Endpoint(Generic[D_co]):
             peer = format_address(self.peer_address)
             failure = PeerTimeout(f"{peer} does not answer any more: {failure}")
         # The cause of a flush is reported soon. The kernel of iWARP flushes before it reports the
-        # disconnect. librdmacm flushes while it reads the event of a late rejection.
-        if wc.status == WcStatus.WR_FLUSH_ERR:
+        # disconnect. librdmacm flushes while it reads the event of a late rejection. The request
+        # that siw was sending when the TCP connection ended is not flushed: it has failed.
+        if wc.status == WcStatus.WR_FLUSH_ERR or (
+            wc.status == WcStatus.LOC_QP_OP_ERR and self.device.is_iwarp
+        ):
             self._fail_soon(failure)
         else:
             self.fail(failure)

@@ -46,6 +46,10 @@ class StreamOptions:
     """The time that a wait polls the completion queue before it parks on the loop, as in
     ConnectionOptions."""
 
+    adaptive_poll: bool = True
+    """Without `busy_poll`: allow a wait to poll the completion queue if the wait before it was
+    short, as in ConnectionOptions."""
+
     resolve_timeout: float = 5.0
     """The time limit for resolving the address, and then again for resolving the route."""
 
@@ -89,6 +93,7 @@ class StreamOptions:
             max_inline=self.max_inline,
             max_sge=1,
             busy_poll=self.busy_poll,
+            adaptive_poll=self.adaptive_poll,
             # On iWARP one RDMA READ is made while connecting.
             responder_resources=1,
             initiator_depth=1,

@@ -13,6 +13,7 @@ from typing import Self
 
 from aiordma.cm import AsyncCmId
 from aiordma.cm.establishing import establish
+from aiordma.dispatch import AdaptiveWait
 from aiordma.enums import AccessFlags
 from aiordma.errors import BusyError, LocalClosed, PeerClosed
 from aiordma.loop import Deadline, WaitQueue, checkpoint_of, refuse_forked_child
@@ -47,6 +48,12 @@ class StreamCore:
         self._is_receiving = False
         self._is_sending = False
         self._checkpoint = checkpoint_of(cm.loop)
+        adaptive = options.adaptive_poll and self._checkpoint is None
+        busy, dispatcher = self.data_path.busy, self.data_path.dispatcher
+        self._reading = AdaptiveWait(self._change, busy)
+        self._reading.open(dispatcher, adaptive=adaptive)
+        self._writing = AdaptiveWait(self._change, busy)
+        self._writing.open(dispatcher, adaptive=adaptive)
 
     @classmethod
     async def connect(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
@@ -142,15 +149,9 @@ class StreamCore:
         try:
             if self._checkpoint is not None:
                 await self._checkpoint()
-            await self._until(lambda: self.is_readable)
+            await self._reading.until(lambda: self.is_readable)
         finally:
             self._is_receiving = False
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        if self.data_path.busy.is_on and not condition():
-            await self.data_path.busy.until(condition, self.data_path.busy.nanoseconds)
-        while not condition():
-            await self._change.wait()
 
     # --- sending ---
 
@@ -183,7 +184,7 @@ class StreamCore:
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()
-            await self._until(self._may_write)
+            await self._writing.until(self._may_write)
             self.check_sending()
 
     async def send(self, data: memoryview) -> None:
@@ -193,7 +194,7 @@ class StreamCore:
                 await self._checkpoint()
             taken = self.write(data)
             while taken < len(data):
-                await self._until(self._may_write)
+                await self._writing.until(self._may_write)
                 taken += self.write(data[taken:])
 
     async def send_registered(self, part: MemorySlice) -> None:
@@ -210,8 +211,10 @@ class StreamCore:
                     data_path.sender.write_registered(part[:room], references)
                     part = part[room:]
                 else:
-                    await self._until(lambda: bool(data_path.sender.room) or self._is_finished())
-            await self._until(lambda: not references.count or self.endpoint.closed)
+                    await self._writing.until(
+                        lambda: bool(data_path.sender.room) or self._is_finished()
+                    )
+            await self._writing.until(lambda: not references.count or self.endpoint.closed)
             if references.count:
                 raise self.endpoint.end_reason()
 
@@ -238,7 +241,7 @@ class StreamCore:
                 raise ValueError(
                     f"the peer takes {limit} mappings: its RDMA_IOMAPSIZE, or `mappings`"
                 )
-            await self._until(lambda: data_path.sender.may_announce or self._is_finished())
+            await self._writing.until(lambda: data_path.sender.may_announce or self._is_finished())
             self.check_sending()
             region.acquire(data_path.pd)
             self.endpoint.cm.handle.add_released_callback(region.release)
@@ -261,7 +264,7 @@ class StreamCore:
                 self.check_sending()
                 taken += data_path.sender.write_mapped(data[taken:], target.after(taken))
                 if taken < len(data):
-                    await self._until(
+                    await self._writing.until(
                         lambda: data_path.sender.may_write_mapped or self._is_finished()
                     )
 

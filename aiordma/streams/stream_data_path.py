@@ -68,6 +68,7 @@ class StreamDataPath:
             own_domain=options.own_protection_domain,
         )
         self.busy = BusyPoll(self._resources.loop_device, options.busy_poll)
+        self.dispatcher = self._resources.loop_device.dispatcher
         self.sends = SendQueue(cm.loop, options.send_depth, selective=not device.is_iwarp)
         self.counts_flushes = not device.is_iwarp
         self.may_read = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ class Setup:
 
     connection: Connection
     device: CountedDevice
+    event: int
+    """An eventfd."""
 
 
 Run = Callable[[int], Awaitable[None]]
@@ -116,6 +119,32 @@ async def _arrive_on_wait(setup: Setup, count: int) -> None:
     setup.device.arrive_on_wait(count, SMALL)
 
 
+# --- the control: a wait with nothing of aiordma ---
+
+
+async def _wait_for_eventfd(setup: Setup) -> Run:
+    loop, event = asyncio.get_running_loop(), setup.event
+    waiters: list[asyncio.Future[None]] = []
+
+    def on_readable() -> None:
+        os.eventfd_read(event)
+        waiters.pop().set_result(None)
+
+    loop.add_reader(event, on_readable)
+
+    async def run(count: int) -> None:
+        for _ in range(count):
+            waiter = loop.create_future()
+            waiters.append(waiter)
+            await waiter
+
+    return run
+
+
+async def _signal_on_wait(setup: Setup, count: int) -> None:
+    setup.device.signal_on_wait(count, setup.event)
+
+
 def _deep(count: int) -> ConnectionOptions:
     """Return options with receive buffers for `count` messages that have arrived."""
     return ConnectionOptions(recv_depth=count, max_message_size=SMALL)
@@ -129,6 +158,9 @@ CASES = {
     "send": Case("send of 64 bytes", _send, count=MANY),
     "recv": Case("recv() of 64 bytes that have arrived", _recv, _arrive_now, _deep, MANY),
     "recv-wait": Case("recv() of 64 bytes that the loop waits for", _recv, _arrive_on_wait),
+    "control": Case(
+        "eventfd, add_reader, future and task, without aiordma", _wait_for_eventfd, _signal_on_wait
+    ),
     "send-registered": Case(
         "send of 64 KiB of registered memory", _send_registered, None, _large_messages
     ),

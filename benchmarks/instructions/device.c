@@ -58,6 +58,7 @@ static unsigned int posted, filled;
 static struct ibv_cq *queue;
 static int is_armed;
 static unsigned int arrivals, arrival_length; /* at the next calls of epoll_wait() */
+static int signaled = -1;		      /* an eventfd that they signal instead, or -1 */
 static int is_counted;
 static struct timespec counted_time;
 
@@ -386,13 +387,26 @@ void device_arrive_on_wait(unsigned int count, unsigned int length)
 {
 	arrivals = count;
 	arrival_length = length;
+	signaled = -1;
+}
+
+/* Signal an eventfd at each of the next `count` calls of epoll_wait() that can block. */
+void device_signal_on_wait(unsigned int count, int fd)
+{
+	arrivals = count;
+	signaled = fd;
+}
+
+static int bring_event(void)
+{
+	return signaled < 0 ? device_arrive(arrival_length) : eventfd_write(signaled, 1);
 }
 
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
 	if (arrivals && timeout) {
 		arrivals--;
-		if (device_arrive(arrival_length))
+		if (bring_event())
 			abort();
 	}
 	return epoll_pwait(epfd, events, maxevents, timeout, NULL);

@@ -16,6 +16,7 @@ _SOURCE = Path(__file__).with_name("device.c")
 _DECLARATIONS = """
 int device_arrive(unsigned int length);
 void device_arrive_on_wait(unsigned int count, unsigned int length);
+void device_signal_on_wait(unsigned int count, int fd);
 void device_start_counting(void);
 void device_stop_counting(const char *name);
 """
@@ -73,6 +74,10 @@ class CountedDevice:
     def arrive_on_wait(self, count: int, length: int) -> None:
         """Let a message arrive each of the next `count` times that the loop waits for events."""
         self._lib.device_arrive_on_wait(count, length)
+
+    def signal_on_wait(self, count: int, fd: int) -> None:
+        """Signal an eventfd each of the next `count` times that the loop waits for events."""
+        self._lib.device_signal_on_wait(count, fd)
 
     def start_counting(self) -> None:
         """Let callgrind count the instructions from here on."""

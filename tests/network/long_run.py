@@ -25,6 +25,7 @@ import contextlib
 import gc
 import json
 import random
+import secrets
 import sys
 import time
 from collections import Counter
@@ -34,7 +35,13 @@ from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from exchanges import QUICK, exchange_memory, exchange_messages, exchange_stream
+from exchanges import (
+    QUICK,
+    exchange_memory,
+    exchange_messages,
+    exchange_stream,
+    kernel_faults_as_closed,
+)
 from helpers import ROOT, ResourceSnapshot, wait_for_snapshot
 from network_peer import Peer
 
@@ -47,6 +54,9 @@ SAMPLES = 120
 ALLOWED_GROWTH = 4 << 20
 """Bytes by which the memory may be larger at the end than after the first tenth."""
 AT_ONCE = 16
+OPERATIONS_UNREAD = 20
+"""Cancelled operations of a connection before it reads what came. On iWARP, a peer that sends more
+than `recv_depth` messages ends the connection."""
 CONNECT_SECONDS, WORK_SECONDS = 20.0, 200.0
 """Time limits. An exchange that takes longer is a hang, and ends the run."""
 IMPAIRMENTS = (
@@ -159,7 +169,8 @@ async def traffic(peer: Peer, arguments: argparse.Namespace, recorder: Recorder)
         for target in targets(peer):
             for work in (message_work, memory_work, stream_work):
                 own = random.Random(chance.random())
-                tasks.create_task(repeat(partial(work, target, own), end, recorder))
+                name = f"{work.__name__} to {target.host}"
+                tasks.create_task(repeat(name, partial(work, target, own), end, recorder))
         tasks.create_task(sample_until(end, arguments.seconds / SAMPLES, recorder))
         await faults(peer, chance, end)
 
@@ -173,17 +184,25 @@ async def warm_up(peer: Peer) -> None:
     await peer.command("stop")
 
 
-async def repeat(work: Callable[[], Awaitable[None]], end: float, recorder: Recorder) -> None:
+async def repeat(
+    name: str, work: Callable[[], Awaitable[None]], end: float, recorder: Recorder
+) -> None:
     """Do the work again and again. Errors of the peer and the network are counted."""
     while time.monotonic() < end:
         try:
             async with asyncio.timeout(CONNECT_SECONDS + WORK_SECONDS):
-                await work()
+                with kernel_faults_as_closed():
+                    await work()
         except (aiordma.ConnectError, aiordma.ConnectionClosed) as error:
-            recorder.errors[type(error).__name__] += 1
+            cause = error.__cause__
+            named = cause if isinstance(cause, aiordma.WorkRequestError) else error
+            recorder.errors[type(named).__name__] += 1
             await asyncio.sleep(0.2)
         except ConnectTimeout as error:
             recorder.errors[type(error).__name__] += 1
+        except Exception:
+            print(f"{name} has failed")
+            raise
         else:
             recorder.done += 1
 
@@ -283,10 +302,12 @@ async def cancels(peer: Peer, arguments: argparse.Namespace, recorder: Recorder)
 
     async def work(number: int) -> None:
         connection, target = lasting[number % len(found)], found[number % len(found)]
+        if number // len(found) % OPERATIONS_UNREAD == 0:
+            await read_all(connection)
         task: asyncio.Task[object]
         if number % 500 < len(found):  # few, because a handshake is slow
             task = asyncio.create_task(connect(target))
-        elif number % 2:
+        elif chance.random() < 0.5:
             task = asyncio.create_task(connection.recv())
         else:
             task = asyncio.create_task(connection.send(b"x" * chance.randrange(100)))
@@ -302,6 +323,14 @@ async def cancels(peer: Peer, arguments: argparse.Namespace, recorder: Recorder)
     for connection in lasting:
         connection.abort()
         await connection.aclose()
+
+
+async def read_all(connection: Connection) -> None:
+    """Receive the messages that cancelled sends have left, up to one that is sent now."""
+    last = secrets.token_bytes(16)
+    await connection.send(last)
+    while await connection.recv() != last:
+        pass
 
 
 async def in_turns(

@@ -262,6 +262,8 @@ class Network:
             if request.opcode in _WITH_IMM:
                 self._receive(peer, None, request, len(data))
         elif request.opcode == lib.IBV_WR_RDMA_READ:
+            if qp.device.is_iwarp and not request.segments:
+                self.world.violate("a read without a segment: siw takes that of an older request")
             if not request.length:
                 return b""
             address = self._remote(peer, request, request.length, lib.IBV_ACCESS_REMOTE_READ)

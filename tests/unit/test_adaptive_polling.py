@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import loops
 import pytest
 
 from aiordma._native import fast_path
 from aiordma.dispatch import adaptive_polling
-from aiordma.dispatch.adaptive_polling import MAX_MISSES, MAX_WAKEUP_NS, AdaptivePolling
+from aiordma.dispatch.adaptive_polling import (
+    MAX_MISSES,
+    MAX_WAKEUP_NS,
+    AdaptivePolling,
+    AdaptiveWait,
+)
+from aiordma.loop import WaitQueue
 
 WAKEUP = 10_000
 FACTOR = adaptive_polling.SHORT_WAIT_FACTOR * adaptive_polling.PARKING_FACTOR
@@ -30,8 +39,7 @@ class Rig:
         self.queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 64))
         self.dispatcher = fast_path.CompletionDispatcher(lambda: None)
         self.polling = AdaptivePolling(self.queue)
-        cq: Any = SimpleNamespace(address=1)  # no test polls it
-        self.polling.open(self.dispatcher, cq, busy, adaptive)
+        self.polling.open(self.dispatcher, busy, adaptive)
 
     def wait(self, nanoseconds: int, wakeup: int = WAKEUP) -> int:
         """Park for `nanoseconds`, and go on `wakeup` later. Return the next poll budget."""
@@ -119,5 +127,72 @@ def test_after_close_a_wait_does_not_poll(rig: Rig) -> None:
     rig.now += 1_000_000
     rig.wait(1000)
     assert rig.dispatcher.budget_start == began
-    assert released == 2  # the references of the AdaptivePolling and of the ReceiveQueue
+    assert released == 1  # the reference of the AdaptivePolling
     rig.polling.close()
+
+
+class WaitRig:
+    """An AdaptiveWait with a fake clock, whose polls a test counts, and that it can end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, busy: int = 0) -> None:
+        self.now = 1_000_000_000
+        clock = SimpleNamespace(monotonic_ns=lambda: self.now)
+        monkeypatch.setattr(adaptive_polling, "time", clock)
+        self.is_over = False
+        self.polls: list[tuple[int, bool]] = []
+        """The nanoseconds of each poll, and whether it was preemptible."""
+        self.on_poll: Callable[[], object] = lambda: None
+        self.nanoseconds, self.is_on = busy, busy > 0
+        self.change = WaitQueue(asyncio.get_running_loop())
+        poller: Any = self
+        self.wait = AdaptiveWait(self.change, poller)
+        self.wait.open(fast_path.CompletionDispatcher(lambda: None), adaptive=True)
+
+    async def until(
+        self, condition: Callable[[], bool], nanoseconds: int, *, preemptible: bool
+    ) -> None:
+        """Poll, in place of BusyPoll."""
+        self.polls.append((nanoseconds, preemptible))
+        self.on_poll()
+
+    async def parked(self, nanoseconds: int) -> None:
+        """Wait, and park for this time."""
+        self.is_over = False
+        waiting = await loops.start(self.wait.until(lambda: self.is_over))
+        self.change.wake_all()  # something else has changed: the wait goes on
+        await loops.settle()
+        assert not waiting.done()
+        self.is_over, self.now = True, self.now + nanoseconds
+        self.change.wake_all()
+        self.change.woken_at = self.now
+        self.now += WAKEUP
+        await waiting
+
+    def end(self) -> None:
+        self.is_over = True
+
+
+@pytest.mark.asyncio
+async def test_an_adaptive_wait_polls_after_a_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = WaitRig(monkeypatch)
+    await rig.parked(50_000)
+    assert rig.polls == []  # the first wait parks
+    rig.is_over, rig.on_poll = False, rig.end
+    await rig.wait.until(lambda: rig.is_over)
+    await rig.wait.until(lambda: rig.is_over)  # it is over already
+    assert (rig.polls, rig.wait.missed_polls) == ([(75_000, True)], 0)
+    rig.on_poll = lambda: None
+    await rig.parked(50_000)
+    assert (len(rig.polls), rig.wait.missed_polls) == (2, 1)
+    await rig.parked(50_000)  # after a miss, one short wait is not enough
+    assert len(rig.polls) == 2
+
+
+@pytest.mark.asyncio
+async def test_an_adaptive_wait_with_busy_poll_always_polls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = WaitRig(monkeypatch, busy=7000)
+    for wait in (1000, 100 * LONGEST):
+        await rig.parked(wait)
+    assert rig.polls == [(7000, False)] * 2

@@ -21,7 +21,7 @@ REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 @asynccontextmanager
 async def connected(simulation: Simulation) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
     """Connect two ends, each of which takes two mappings. Abort both after the block."""
-    options = StreamOptions(mappings=2)
+    options = StreamOptions(mappings=2, adaptive_poll=False)  # polling reads the real clock
     address: Any = simulation.far
     async with streaming(address, options, options) as pair:
         near, far = pair.client, pair.server

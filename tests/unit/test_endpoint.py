@@ -13,6 +13,7 @@ import pytest
 from simulator import Simulation, ids
 from simulator.cm import Id
 from simulator.ids import PORT, resolved
+from simulator.network import RequestFailed
 from simulator.pairs import connected
 from simulator.world import Failure, lib
 from stream_sides import Script, settings
@@ -245,6 +246,27 @@ async def test_a_flushed_read_waits_for_the_reason(simulation: Simulation) -> No
         simulation.cm.release()
         with pytest.raises(PeerClosed):
             await reading
+
+
+@pytest.mark.transport("IWARP")
+async def test_a_send_that_ended_with_tcp_waits_for_the_reason(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that siw sends when the TCP connection ends fails before the disconnect."""
+    simulation.cm.hold(CmEventType.DISCONNECTED)
+    async with helpers.connected(simulation.far) as pair:
+        failed = mock.Mock(side_effect=RequestFailed(lib.IBV_WC_LOC_QP_OP_ERR))
+        monkeypatch.setattr(simulation.world.network, "_execute", failed)
+        receiving = loops.create_task(pair.client.recv())
+        await pair.client.send(b"not sent")
+        await loops.sleep(0.001)
+        pair.server.abort()
+        await loops.sleep(0.001)
+        assert failed.called
+        assert not receiving.done()
+        simulation.cm.release()
+        with pytest.raises(PeerClosed):
+            await receiving
 
 
 @pytest.mark.transport("IB")

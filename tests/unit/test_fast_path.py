@@ -325,11 +325,9 @@ def test_poll_for_ends_in_time(verbs: Queues, rig: Rig) -> None:
     polls = verbs.polls
     assert rig.dispatcher.poll_for(verbs.cq, 0) == 0
     verbs.sent(9, 1)
-    rig.poll()  # the loop calls it, and runs the woken tasks afterwards
-    assert rig.dispatcher.notified_at == 0
-    verbs.sent(9, 1)
     assert rig.dispatcher.poll_for(verbs.cq, 15 * S) == 1
-    assert (verbs.polls, rig.dispatcher.notified_at > 0) == (polls + 3, True)
+    # It calls Python for the completion. Only Python knows if that wakes a task.
+    assert (verbs.polls, rig.dispatcher.notified_at) == (polls + 2, 0)
 
 
 def test_take_bytes_polls_for_the_poll_budget(verbs: Queues) -> None:

@@ -76,19 +76,46 @@ async def waiters(count: int = 1, on_resume: Callable[[int], object] = lambda _:
 
 async def test_tasks_woken_by_a_callback_run_at_its_end() -> None:
     two = await waiters(2)
-    calls: list[str] = []
-    never: Callable[[object], None] = lambda _: calls.append("never")  # noqa: E731
-    two.futures[0].add_done_callback(lambda _: calls.append("called"))
-    two.futures[0].add_done_callback(never)
-    assert two.futures[0].remove_done_callback(never) == 1
     log = await two.called_inline(lambda: two.wake(1, 0))
     assert log == ["woke 1", "woke 0", "1 in task 1", "0 in task 0", "called"]
     await two.tasks[0]
     await two.tasks[1]
-    assert (variable.get(), calls) == ("outside", ["called"])
+    assert variable.get() == "outside"
     task = weakref.ref(two.tasks.pop())
     gc.collect()
     assert (task(), two.futures[0].done()) == (None, True)  # a future has no reference to its task
+
+
+async def test_the_methods_that_tasks_call() -> None:
+    loop, context = running_loop(), contextvars.copy_context()
+    seen: list[object] = []
+    future: Any = InlineFuture(loop)
+    assert (future.done(), future.cancelled(), future.get_loop()) == (False, False, loop)
+    with pytest.raises(RuntimeError, match="is not done"):
+        future.result()
+    future.add_done_callback(seen.append, context=context)
+    with pytest.raises(RuntimeError, match="another task"):
+        future.add_done_callback(seen.append, context=context)
+    assert [future.remove_done_callback(seen.append) for _ in range(2)] == [1, 0]
+    future.add_done_callback(seen.append, context=context)
+    future.set_result(None)
+    assert (future.result(), future.done(), future.cancel(), seen) == (None, True, False, [])
+    with pytest.raises(RuntimeError, match="done already"):
+        future.set_result(None)
+    await asyncio.sleep(0)
+    future.add_done_callback(seen.append, context=context)  # it is done: called soon
+    await asyncio.sleep(0)
+    assert seen == [future, future]
+    for arguments in ((), ("why",)):
+        cancelled = InlineFuture(loop)
+        assert (cancelled.cancel(*arguments), cancelled.cancel()) == (True, False)
+        assert (cancelled.cancelled(), cancelled.done()) == (True, True)
+        with pytest.raises(asyncio.CancelledError) as raised:
+            await cancelled
+        assert raised.value.args == arguments
+    for wrong in (lambda: InlineFuture(), lambda: future.cancel(1, 2)):  # type: ignore[call-arg]
+        with pytest.raises(TypeError):
+            wrong()
 
 
 async def test_a_task_woken_on_uvloop_runs_at_the_end_of_the_callback() -> None:

@@ -158,6 +158,26 @@ async def test_the_search_for_a_port_ends(simulation: Simulation, port: int, bin
     assert calls.counts["rdma_create_id"] == 1
 
 
+@pytest.mark.parametrize(("source", "times", "calls"), [(None, 1, 2), (None, 99, 10), (5000, 1, 1)])
+async def test_a_source_port_that_tcp_uses_is_replaced(
+    simulation: Simulation, source: int | None, times: int, calls: int
+) -> None:
+    """On iWARP, where rdma_cm does not know the ports of TCP. A port of the user is not."""
+    counted = simulation.world.calls
+    results = [*[Failure(errno.EADDRINUSE)] * times, None, None]
+    counted.hooks["rdma_connect"] = mock.Mock(side_effect=results)
+    local_address = None if source is None else (NEAR, source)
+    async with aiordma.listen(FAR, PORT) as listener, serving(listener):
+        connecting = aiordma.connect(FAR, PORT, local_address=local_address)
+        if times == calls - 1:
+            async with connecting:
+                pass
+        else:
+            with pytest.raises(VerbsError, match="Address already in use"):
+                await connecting
+    assert counted.counts["rdma_connect"] == calls
+
+
 @pytest.mark.parametrize("after", [0, 1])
 async def test_another_exception_leaves_no_id_behind(simulation: Simulation, after: int) -> None:
     results = [*[None] * after, ZeroDivisionError]

@@ -196,7 +196,7 @@ async def test_a_probe_is_a_read_or_a_write_of_no_bytes(simulation: Simulation) 
             assert data_path.probe()
         posts = a.near.posts
         assert [post.opcode for post in posts] == ([READ] if is_iwarp else [WRITE, WRITE])
-        assert {(post.num_sge, post.remote) for post in posts} == {(0, (0, 0))}
+        assert {(post.num_sge, post.remote) for post in posts} == {(int(is_iwarp), (0, 0))}
         await a.near.complete()
         assert a.near.free == (16, 1)
         assert data_path.reads_completed == is_iwarp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from functools import partial
 from typing import Any
 
@@ -61,7 +62,8 @@ async def test_waking_a_task_of_a_closed_loop_does_nothing() -> None:
     queue, semaphore = WaitQueue(other), FairSemaphore(other, 0)
     waiting: list[Any] = [queue.wait(), queue.wait(), semaphore.acquire()]
     for coroutine in waiting:  # run it up to its future
-        coroutine.send(None).add_done_callback(lambda future: None)
+        future = coroutine.send(None)
+        future.add_done_callback(lambda _: None, context=contextvars.copy_context())
     other.close()
     queue.wake_all()
     semaphore.release()

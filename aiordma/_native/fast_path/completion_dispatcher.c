@@ -232,17 +232,14 @@ static PyObject *completion_dispatcher_poll_for(PyObject *self, PyObject *args)
 {
 	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
 	unsigned long long address, nanoseconds;
-	int count, notified;
 
 	if (!PyArg_ParseTuple(args, "KK", &address, &nanoseconds))
 		return NULL;
 	if (!address)
 		return PyLong_FromLong(0);
-	count = poll_until(dispatcher, (struct ibv_cq *)(uintptr_t)address, now_ns() + nanoseconds);
-	notified = take_batch(dispatcher, count);
-	if (notified > 0)
-		dispatcher->notified_at = now_ns();
-	return notified < 0 ? NULL : PyLong_FromLong(count);
+	return count_or_error(dispatcher,
+			      poll_until(dispatcher, (struct ibv_cq *)(uintptr_t)address,
+					 now_ns() + nanoseconds));
 }
 
 /* Read one event: its queue raises no other event until it is armed again. */

@@ -15,6 +15,7 @@
  *	CompletionDispatcher	aiordma.dispatch.completion_reader.CompletionReader
  *	ReferenceCount		aiordma.memory.MemoryRegion
  *	Transfer		(used by aiordma.qp.Operations)
+ *	InlineFuture		(made by aiordma.loop.make_future())
  *
  * A queue pair is named by a cell: the memory where its QueuePair stores the C pointer. The cell
  * becomes NULL when the queue pair is destroyed. Nothing is posted after that.
@@ -53,7 +54,7 @@ extern int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *wr);
 extern int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 
 extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
-	completion_dispatcher_spec, reference_count_spec, transfer_spec;
+	completion_dispatcher_spec, reference_count_spec, transfer_spec, inline_future_spec;
 extern PyTypeObject *reference_count_type, *transfer_type;
 
 /* --- polling.c --- */
@@ -255,6 +256,14 @@ struct receive_queue {
 };
 
 int append_received(struct receive_queue *self, const struct received *message);
+
+/* --- inline_future.c --- */
+
+PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *set_run_batch(PyObject *module, PyObject *function);
+PyObject *count_scheduled(PyObject *module, PyObject *unused);
+PyObject *scheduled_count(PyObject *module, PyObject *unused);
+int prepare_inline_futures(PyObject *module);
 
 /* --- completion_dispatcher.c --- */
 

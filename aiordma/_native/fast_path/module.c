@@ -28,6 +28,16 @@ static PyMethodDef module_methods[] = {
 	{ "set_functions", set_functions, METH_VARARGS,
 	  "set_functions(post_all, comp_event): use the functions aiordma_post_all() and "
 	  "aiordma_comp_event() at these addresses." },
+	{ "run_with_inline_wakeups", (PyCFunction)(void (*)(void))run_with_inline_wakeups,
+	  METH_FASTCALL,
+	  "run_with_inline_wakeups(callback, *arguments): call it, then run the tasks that it "
+	  "woke." },
+	{ "set_run_batch", set_run_batch, METH_O,
+	  "set_run_batch(function): run several woken tasks by function(futures)." },
+	{ "count_scheduled", count_scheduled, METH_NOARGS,
+	  "Count a callback that a completion has scheduled for the loop's next iteration." },
+	{ "scheduled_count", scheduled_count, METH_NOARGS,
+	  "Return the number of wake-ups that this thread has left to the loop's next iteration." },
 	{ NULL, NULL, 0, NULL },
 };
 
@@ -58,10 +68,10 @@ static int add_types(PyObject *module)
 {
 	PyType_Spec *specs[] = { &send_queue_core_spec, &receive_ring_spec,
 				 &receive_queue_spec,	&completion_dispatcher_spec,
-				 &reference_count_spec, &transfer_spec };
-	PyTypeObject **globals[] = {
-		NULL, NULL, NULL, NULL, &reference_count_type, &transfer_type
-	};
+				 &reference_count_spec, &transfer_spec,
+				 &inline_future_spec };
+	PyTypeObject **globals[] = { NULL,	     NULL, NULL, NULL, &reference_count_type,
+				     &transfer_type, NULL };
 	size_t index;
 
 	for (index = 0; index < sizeof(specs) / sizeof(*specs); index++) {
@@ -82,6 +92,7 @@ static PyModuleDef_Slot module_slots[] = {
 	{ Py_mod_exec, add_numbers },
 	{ Py_mod_exec, prepare_transfers },
 	{ Py_mod_exec, prepare_starting },
+	{ Py_mod_exec, prepare_inline_futures },
 	{ 0, NULL },
 };
 

@@ -1,0 +1,348 @@
+/*
+ * InlineFuture: a future that wakes one task of an asyncio loop, in the callback that sets it.
+ *
+ * The methods are those that asyncio's tasks call. aiordma.loop.inline_wakeup describes the
+ * wake-up.
+ */
+#include "fast_path.h"
+
+enum { PENDING, IS_SET, CANCELLED };
+
+struct inline_future {
+	PyObject_HEAD PyObject *loop;
+	PyObject *waiter;  /* resumes the task that awaits the future, or NULL */
+	PyObject *context; /* of the task */
+	PyObject *message; /* of the cancellation, or NULL */
+	char state;
+	char blocking; /* set while a task takes the future from the await */
+};
+
+/*
+ * The tasks that one callback has woken so far: one list for each thread. With another model, the
+ * module would be linked with the dynamic loader.
+ */
+#define PER_THREAD static _Thread_local __attribute__((tls_model("initial-exec")))
+PER_THREAD PyObject *batch;
+PER_THREAD unsigned long long scheduled;
+
+static PyObject *cancelled_error;
+static PyObject *run_batch; /* called with a list of several woken futures */
+
+static PyObject *inline_future_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	PyObject *loop, *self;
+
+	if (!PyArg_ParseTuple(args, "O", &loop))
+		return NULL;
+	self = allocate(type, 0);
+	if (self)
+		((struct inline_future *)self)->loop = Py_NewRef(loop);
+	return self;
+}
+
+static int inline_future_traverse(PyObject *self, visitproc visit, void *arg)
+{
+	struct inline_future *future = (struct inline_future *)self;
+
+	Py_VISIT(Py_TYPE(self));
+	Py_VISIT(future->loop);
+	Py_VISIT(future->waiter);
+	Py_VISIT(future->context);
+	Py_VISIT(future->message);
+	return 0;
+}
+
+static int inline_future_clear(PyObject *self)
+{
+	struct inline_future *future = (struct inline_future *)self;
+
+	Py_CLEAR(future->loop);
+	Py_CLEAR(future->waiter);
+	Py_CLEAR(future->context);
+	Py_CLEAR(future->message);
+	return 0;
+}
+
+static void inline_future_dealloc(PyObject *self)
+{
+	PyObject_GC_UnTrack(self);
+	inline_future_clear(self);
+	simple_dealloc(self);
+}
+
+/* Call the waiter now if `now`, or else in the loop's next iteration. It is called once. */
+static PyObject *resume(struct inline_future *future, int now)
+{
+	PyObject *waiter = future->waiter, *context = future->context, *result = NULL;
+	PyObject *call_soon, *arguments, *names;
+
+	future->waiter = future->context = NULL;
+	if (!waiter)
+		Py_RETURN_NONE;
+	if (now) {
+		result = PyObject_CallMethod(context, "run", "OO", waiter, (PyObject *)future);
+	} else {
+		scheduled++;
+		call_soon = PyObject_GetAttrString(future->loop, "call_soon");
+		arguments = Py_BuildValue("(OO)", waiter, (PyObject *)future);
+		names = Py_BuildValue("{sO}", "context", context);
+		if (call_soon && arguments && names)
+			result = PyObject_Call(call_soon, arguments, names);
+		Py_XDECREF(call_soon);
+		Py_XDECREF(arguments);
+		Py_XDECREF(names);
+	}
+	Py_DECREF(waiter);
+	Py_DECREF(context);
+	if (!result)
+		return NULL;
+	Py_DECREF(result);
+	Py_RETURN_NONE;
+}
+
+static PyObject *inline_future_wake_now(PyObject *self, PyObject *unused)
+{
+	return resume((struct inline_future *)self, 1);
+}
+
+static PyObject *inline_future_wake_later(PyObject *self, PyObject *unused)
+{
+	return resume((struct inline_future *)self, 0);
+}
+
+static PyObject *inline_future_set_result(PyObject *self, PyObject *result)
+{
+	struct inline_future *future = (struct inline_future *)self;
+
+	if (future->state != PENDING) {
+		PyErr_SetString(PyExc_RuntimeError, "the future is done already");
+		return NULL;
+	}
+	future->state = IS_SET;
+	if (!future->waiter)
+		Py_RETURN_NONE;
+	if (!batch)
+		return resume(future, 0);
+	if (PyList_Append(batch, self))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *inline_future_cancel(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = { "msg", NULL };
+	struct inline_future *future = (struct inline_future *)self;
+	PyObject *message = NULL, *result;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O", names, &message))
+		return NULL;
+	if (future->state != PENDING)
+		Py_RETURN_FALSE;
+	future->state = CANCELLED;
+	if (message && message != Py_None)
+		replace(&future->message, message);
+	result = resume(future, 0);
+	if (!result)
+		return NULL;
+	Py_DECREF(result);
+	Py_RETURN_TRUE;
+}
+
+static PyObject *inline_future_add_done_callback(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = { "", "context", NULL };
+	struct inline_future *future = (struct inline_future *)self;
+	PyObject *callback, *context;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$O", names, &callback, &context))
+		return NULL;
+	if (future->waiter) {
+		PyErr_SetString(PyExc_RuntimeError, "another task awaits the future");
+		return NULL;
+	}
+	future->waiter = Py_NewRef(callback);
+	future->context = Py_NewRef(context);
+	return future->state == PENDING ? Py_NewRef(Py_None) : resume(future, 0);
+}
+
+static PyObject *inline_future_remove_done_callback(PyObject *self, PyObject *callback)
+{
+	struct inline_future *future = (struct inline_future *)self;
+	int equal = future->waiter ? PyObject_RichCompareBool(future->waiter, callback, Py_EQ) : 0;
+
+	if (equal < 0)
+		return NULL;
+	if (equal) {
+		Py_CLEAR(future->waiter);
+		Py_CLEAR(future->context);
+	}
+	return PyLong_FromLong(equal);
+}
+
+static PyObject *inline_future_done(PyObject *self, PyObject *unused)
+{
+	return PyBool_FromLong(((struct inline_future *)self)->state != PENDING);
+}
+
+static PyObject *inline_future_cancelled(PyObject *self, PyObject *unused)
+{
+	return PyBool_FromLong(((struct inline_future *)self)->state == CANCELLED);
+}
+
+static PyObject *inline_future_get_loop(PyObject *self, PyObject *unused)
+{
+	return Py_NewRef(((struct inline_future *)self)->loop);
+}
+
+static PyObject *inline_future_result(PyObject *self, PyObject *unused)
+{
+	struct inline_future *future = (struct inline_future *)self;
+
+	if (future->state == IS_SET)
+		Py_RETURN_NONE;
+	if (future->state == PENDING)
+		PyErr_SetString(PyExc_RuntimeError, "the future is not done");
+	else if (future->message)
+		PyErr_SetObject(cancelled_error, future->message);
+	else
+		PyErr_SetNone(cancelled_error);
+	return NULL;
+}
+
+/* The first step of an await gives the future to the task, and the second one ends it. */
+static PyObject *inline_future_next(PyObject *self)
+{
+	struct inline_future *future = (struct inline_future *)self;
+
+	if (future->state == PENDING) {
+		future->blocking = 1;
+		return Py_NewRef(self);
+	}
+	Py_XDECREF(inline_future_result(self, NULL));
+	return NULL;
+}
+
+static PyMemberDef inline_future_members[] = {
+	{ "_asyncio_future_blocking", T_BOOL, offsetof(struct inline_future, blocking), 0,
+	  "True while a task takes the future from the await." },
+	{ NULL, 0, 0, 0, NULL },
+};
+
+static PyMethodDef inline_future_methods[] = {
+	{ "set_result", inline_future_set_result, METH_O,
+	  "set_result(None): wake the task, in the batch of this thread or in the loop's next "
+	  "iteration." },
+	{ "cancel", (PyCFunction)(void (*)(void))inline_future_cancel, METH_VARARGS | METH_KEYWORDS,
+	  "cancel(msg=None): cancel the await. Return False if the future is done." },
+	{ "add_done_callback", (PyCFunction)(void (*)(void))inline_future_add_done_callback,
+	  METH_VARARGS | METH_KEYWORDS,
+	  "add_done_callback(callback, *, context): resume a task by this callback. One task can "
+	  "await the future." },
+	{ "remove_done_callback", inline_future_remove_done_callback, METH_O,
+	  "remove_done_callback(callback): resume the task no more. Return 1 if it was to be." },
+	{ "wake_now", inline_future_wake_now, METH_NOARGS, "Run the task's next step." },
+	{ "wake_later", inline_future_wake_later, METH_NOARGS,
+	  "Have the loop run the task's next step in its next iteration." },
+	{ "done", inline_future_done, METH_NOARGS, "Return True if it is set or cancelled." },
+	{ "cancelled", inline_future_cancelled, METH_NOARGS, "Return True if it is cancelled." },
+	{ "get_loop", inline_future_get_loop, METH_NOARGS, "Return the event loop." },
+	{ "result", inline_future_result, METH_NOARGS,
+	  "Return None if the future is set. Raise CancelledError if it is cancelled." },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot inline_future_slots[] = {
+	{ Py_tp_doc, (void *)"InlineFuture(loop): a future that wakes one task." },
+	{ Py_tp_new, inline_future_new },
+	{ Py_tp_traverse, inline_future_traverse },
+	{ Py_tp_clear, inline_future_clear },
+	{ Py_tp_dealloc, inline_future_dealloc },
+	{ Py_tp_members, inline_future_members },
+	{ Py_tp_methods, inline_future_methods },
+	{ Py_am_await, PyObject_SelfIter },
+	{ Py_tp_iter, PyObject_SelfIter },
+	{ Py_tp_iternext, inline_future_next },
+	{ 0, NULL },
+};
+
+PyType_Spec inline_future_spec = {
+	.name = "aiordma._native._fast_path.InlineFuture",
+	.basicsize = sizeof(struct inline_future),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+	.slots = inline_future_slots,
+};
+
+/* --- the batch of a thread --- */
+
+static PyObject *call(PyObject *const *args, Py_ssize_t count)
+{
+	PyObject *arguments, *result;
+	Py_ssize_t index;
+
+	if (count == 1)
+		return PyObject_CallNoArgs(args[0]);
+	arguments = PyTuple_New(count - 1);
+	if (!arguments)
+		return NULL;
+	for (index = 1; index < count; index++)
+		PyTuple_SetItem(arguments, index - 1, Py_NewRef(args[index]));
+	result = PyObject_CallObject(args[0], arguments);
+	Py_DECREF(arguments);
+	return result;
+}
+
+PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+	struct failure failure = { NULL, NULL, NULL };
+	PyObject *futures;
+
+	if (count < 1) {
+		PyErr_SetString(PyExc_TypeError, "a callback expected");
+		return NULL;
+	}
+	if (batch)
+		return call(args, count);
+	batch = PyList_New(0);
+	if (!batch)
+		return NULL;
+	Py_XDECREF(call(args, count));
+	note_failure(&failure);
+	futures = batch;
+	batch = NULL;
+	if (PyList_Size(futures) == 1)
+		Py_XDECREF(resume((struct inline_future *)PyList_GetItem(futures, 0), 1));
+	else if (PyList_Size(futures) > 1)
+		Py_XDECREF(PyObject_CallFunctionObjArgs(run_batch, futures, NULL));
+	note_failure(&failure);
+	Py_DECREF(futures);
+	return restore_failure(&failure) ? NULL : Py_NewRef(Py_None);
+}
+
+PyObject *set_run_batch(PyObject *module, PyObject *function)
+{
+	replace(&run_batch, function);
+	Py_RETURN_NONE;
+}
+
+PyObject *count_scheduled(PyObject *module, PyObject *unused)
+{
+	scheduled++;
+	Py_RETURN_NONE;
+}
+
+PyObject *scheduled_count(PyObject *module, PyObject *unused)
+{
+	return PyLong_FromUnsignedLongLong(scheduled);
+}
+
+int prepare_inline_futures(PyObject *module)
+{
+	PyObject *asyncio = PyImport_ImportModule("asyncio");
+
+	if (!asyncio)
+		return -1;
+	cancelled_error = PyObject_GetAttrString(asyncio, "CancelledError");
+	Py_DECREF(asyncio);
+	return cancelled_error ? 0 : -1;
+}
