@@ -93,7 +93,7 @@ async def exchange_datagrams(peer: Peer, address: DeviceAddress, count: int) -> 
         await receiving
 
 
-KERNEL_FAULTS = (WcStatus.REM_INV_REQ_ERR, WcStatus.LOC_PROT_ERR)
+KERNEL_FAULTS = (WcStatus.REM_INV_REQ_ERR, WcStatus.LOC_PROT_ERR, WcStatus.GENERAL_ERR)
 """Statuses of requests that a soft device has failed without a reason."""
 
 
@@ -103,7 +103,7 @@ def kernel_faults_as_closed() -> Iterator[None]:
 
     If the program of the peer is killed in the middle of a transfer, soft-RoCE can report
     REM_INV_REQ_ERR. If the peer is sending when the read of `keepalive` arrives, soft-iWARP answers
-    this read of no bytes with the bytes that it sends: LOC_PROT_ERR.
+    this read of no bytes with the bytes that it sends: LOC_PROT_ERR or GENERAL_ERR.
     """
     try:
         yield

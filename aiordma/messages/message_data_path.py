@@ -20,7 +20,7 @@ from aiordma.qp.data_path import EndpointCallbacks
 from aiordma.qp.last_receive import LastReceive
 from aiordma.qp.operation import WC_OPCODE_OF, Operation, Operations
 from aiordma.qp.post_list import PostList
-from aiordma.qp.probe import probe_by_write
+from aiordma.qp.probe import Probe, probe_by_write
 from aiordma.qp.receive_ring import ReceiveRing
 from aiordma.qp.resources import RECEIVE, QueuePairResources
 from aiordma.qp.scatter_gather import ScatterGatherBuilder
@@ -196,6 +196,8 @@ class MessageDataPath:
         opcode = WcOpcode.SEND
         if isinstance(completed, Operation):
             completed.succeeded = wc.status == SUCCESS
+            opcode = completed.opcode
+        elif isinstance(completed, Probe):
             opcode = completed.opcode
         elif isinstance(completed, fast_path.Transfer):
             opcode = WC_OPCODE_OF[WrOpcode(completed.opcode)]

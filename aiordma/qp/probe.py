@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiordma.enums import WrOpcode
+from aiordma.enums import WcOpcode, WrOpcode
 from aiordma.errors import VerbsError
 from aiordma.qp.send_queue import SendQueue, write_nothing
 from aiordma.verbs import QueuePair
@@ -19,7 +19,7 @@ def probe_by_write(sends: SendQueue) -> bool:
     if not sends.try_reserve():
         return False
     try:
-        sends.post(write_nothing, None)
+        sends.post(write_nothing, Probe(WcOpcode.RDMA_WRITE))
     except VerbsError:
         sends.unreserve()
         raise
@@ -36,7 +36,7 @@ def probe_by_read(sends: SendQueue, on_end: Callable[[], None]) -> bool:
     """
     if not sends.try_reserve():
         return False
-    request = _Probe(on_end)
+    request = Probe(WcOpcode.RDMA_READ, on_end)
     try:
         sends.post(_read_nothing, request, is_read=True)
     except VerbsError:
@@ -46,16 +46,19 @@ def probe_by_read(sends: SendQueue, on_end: Callable[[], None]) -> bool:
     return True
 
 
-class _Probe:
+class Probe:
     """A request without memory that is in flight."""
 
-    __slots__ = ("_on_end",)
+    __slots__ = ("_on_end", "opcode")
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
+    def __init__(self, opcode: WcOpcode, on_end: Callable[[], None] | None = None) -> None:
+        self.opcode = opcode
         self._on_end = on_end
 
     def release(self) -> None:
-        self._on_end()
+        """Note that the request has ended."""
+        if self._on_end is not None:
+            self._on_end()
 
 
 def _read_nothing(qp: QueuePair, wr_id: int, flags: int) -> None:

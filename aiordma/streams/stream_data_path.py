@@ -20,7 +20,7 @@ from aiordma.qp import (
     ReceiveRing,
     SendQueue,
 )
-from aiordma.qp.probe import probe_by_read, probe_by_write
+from aiordma.qp.probe import Probe, probe_by_read, probe_by_write
 from aiordma.streams.options import MESSAGE_SIZE, StreamOptions
 from aiordma.streams.protocol import Settings, StreamProtocol, target_sgl_size
 from aiordma.streams.stream_sender import StreamSender
@@ -184,9 +184,12 @@ class StreamDataPath:
             self._receives.completed()
             self._received(number & NUMBER_MASK, wc)
         else:
-            self.sends.completed(number)
+            completed = self.sends.completed(number)
             if wc.status != SUCCESS:
-                self._callbacks.request_failed(WcOpcode.RDMA_WRITE, wc)
+                opcode = WcOpcode.RDMA_WRITE
+                if isinstance(completed, Probe):
+                    opcode = completed.opcode
+                self._callbacks.request_failed(opcode, wc)
             self._callbacks.request_completed()
         self.sender.post_controls()
         self._on_change()

@@ -14,7 +14,7 @@ import loops
 import pytest
 from helpers import SHARED
 from simulator import Simulation
-from simulator.network import RETRY_SECONDS
+from simulator.network import RETRY_SECONDS, RequestFailed
 from simulator.verbs import QueuePair
 from simulator.world import Failure, lib
 from streaming import streaming
@@ -27,8 +27,10 @@ from aiordma import (
     PeerTimeout,
     StreamOptions,
     VerbsError,
+    WorkRequestError,
 )
 from aiordma.asyncio.errors import as_os_error
+from aiordma.enums import WcOpcode
 from aiordma.qp.keepalive import SLOWEST_RATE
 from aiordma.qp.retries import RXE_MAX_RETRIES
 from aiordma.verbs.device import RXE_VENDOR_ID, SIW_VENDOR_ID
@@ -60,6 +62,16 @@ async def connected(
         for end in (near, far):
             end.abort()
             await end.aclose()
+
+
+@asynccontextmanager
+async def connected_streams(
+    simulation: Simulation, options: StreamOptions
+) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
+    """Connect two ends of a stream. Only the first one has the options."""
+    async with streaming(simulation.far, options) as pair:
+        await check_echo(pair.client, pair.server)
+        yield pair.client, pair.server
 
 
 def switch_off(simulation: Simulation) -> None:
@@ -366,6 +378,23 @@ async def test_keepalive_of_a_stream_whose_peer_allows_no_reads(
         await loops.sleep(20 * KEEPALIVE)
         assert far._core.data_path.sends.posted - posted in (9, 10)
         await check_echo(near, far)
+
+
+@pytest.mark.parametrize("kind", [ByteStream, Connection])
+async def test_the_error_of_a_probe_names_its_operation(
+    simulation: Simulation, kind: type[ByteStream | Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux's siw can give a wrong answer to the read of no bytes."""
+    watched = StreamOptions(keepalive=KEEPALIVE)
+    messages, streams = connected(simulation, WATCHED), connected_streams(simulation, watched)
+    async with messages if kind is Connection else streams as (near, _):
+        failed = mock.Mock(side_effect=RequestFailed(lib.IBV_WC_GENERAL_ERR))
+        monkeypatch.setattr(simulation.network, "_execute", failed)
+        with pytest.raises(WorkRequestError, match="GENERAL_ERR") as caught:
+            await (near.recv() if isinstance(near, Connection) else near.receive())
+        assert failed.call_count == 1
+        is_iwarp = simulation.near.is_iwarp
+        assert caught.value.opcode is (WcOpcode.RDMA_READ if is_iwarp else WcOpcode.RDMA_WRITE)
 
 
 @pytest.mark.transport("IWARP")
