@@ -43,6 +43,15 @@ MEMLOCK = (
     "registered memory counts against the locked-memory limit (RLIMIT_MEMLOCK); see `ulimit -l`, "
     f"and {RAISE_MEMLOCK}"
 )
+DESCRIPTORS = (
+    "the process can open no more files (RLIMIT_NOFILE); see `ulimit -n`, and raise it in "
+    "/etc/security/limits.conf, with LimitNOFILE= in a systemd unit, or with --ulimit nofile=N "
+    "for a container"
+)
+CONTROL_GROUP = (
+    "the rdma control group of the process allows no more objects on this device: raise hca_object "
+    "in the file rdma.max of the group"
+)
 ADDRESS_IN_USE = "the port is in use by another RDMA id, or this machine does not have the address"
 NO_SUCH_RDMA_ADDRESS = (
     "no RDMA device has this address (127.0.0.1 and ::1 are never RDMA addresses); "
@@ -87,12 +96,15 @@ _HINTS: dict[tuple[str, int], str] = {
     ("rdma_resolve_addr", errno.EINVAL): NO_SUCH_RDMA_ADDRESS,
     ("rdma_resolve_route", errno.ENODEV): NO_SUCH_RDMA_ADDRESS,
     ("ibv_reg_mr", errno.ENOMEM): MEMLOCK,
+    ("ibv_reg_mr", errno.EPERM): MEMLOCK,  # the limit is 0
     ("ibv_reg_mr", errno.EFAULT): UNPINNABLE,
     ("ibv_reg_dmabuf_mr", errno.EOPNOTSUPP): NO_DMABUF,
     ("rdma_create_qp", errno.ENOMEM): MEMLOCK,
+    ("rdma_create_qp", errno.EPERM): MEMLOCK,
     ("rdma_create_qp", errno.EINVAL): BEYOND_DEVICE,
     ("rdma_create_qp", errno.EOPNOTSUPP): NO_SUCH_QP,
     ("ibv_create_cq", errno.ENOMEM): MEMLOCK,
+    ("ibv_create_cq", errno.EPERM): MEMLOCK,
     ("rdma_join_multicast", ENOTSUPP): NO_SUCH_GROUPS,
     ("rdma_join_multicast_ex", ENOTSUPP): NO_SUCH_GROUPS,
     ("rdma_getaddrinfo", errno.ENODEV): NO_DEVICE,
@@ -102,6 +114,34 @@ _HINTS: dict[tuple[str, int], str] = {
     ("rdma_resolve_addrinfo", errno.EINVAL): NEEDS_LINUX_6_18,
     ("rdma_write_cm_event", errno.EINVAL): NEEDS_LINUX_6_18,
 }
+
+_HINTS.update(
+    ((function, errno.EMFILE), DESCRIPTORS)
+    for function in (
+        "rdma_create_event_channel",
+        "rdma_create_id",
+        "rdma_create_ep",
+        "rdma_create_qp",
+        "rdma_get_devices",
+        "ibv_create_comp_channel",
+        "ibv_create_cq",
+    )
+)
+_HINTS.update(
+    ((function, errno.EAGAIN), CONTROL_GROUP)
+    for function in (
+        "rdma_create_ep",
+        "rdma_create_qp",
+        "ibv_alloc_pd",
+        "ibv_create_comp_channel",
+        "ibv_create_cq",
+        "ibv_create_qp",
+        "ibv_create_srq",
+        "ibv_reg_mr",
+        "ibv_alloc_mw",
+        "ibv_create_ah",
+    )
+)
 
 
 def reason(function: str, code: int) -> str:

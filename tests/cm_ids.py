@@ -12,10 +12,20 @@ from helpers import Host
 
 from aiordma import AsyncCmId, PortSpace, SyncCmId
 from aiordma.cm import CmState
+from aiordma.enums import AccessFlags, QpState, QpType, WcStatus
 from aiordma.rdmacm import parse_address
-from aiordma.verbs import ProtectionDomain, QueuePairCaps, QueuePairInit
+from aiordma.verbs import (
+    CompletionChannel,
+    CompletionQueue,
+    ProtectionDomain,
+    QueuePair,
+    QueuePairCaps,
+    QueuePairInit,
+    Registration,
+)
 
-CAPS = QueuePairCaps(max_send_wr=4, max_recv_wr=4)
+MESSAGE_SIZE = 16
+CAPS = QueuePairCaps(max_send_wr=4, max_recv_wr=4, max_inline_data=MESSAGE_SIZE)
 SMALL = QueuePairInit(CAPS, sq_sig_all=True)
 
 CmId = AsyncCmId | SyncCmId
@@ -72,6 +82,45 @@ async def connected(
         await connect(client, listener, init) as server,
     ):
         yield client, server
+
+
+class OwnQueuePair:
+    """A queue pair that belongs to no id. The user moves it to its states."""
+
+    def __init__(self, cm: CmId) -> None:
+        """Make it on the device of an id."""
+        self._pd = ProtectionDomain(cm.device())
+        self._channel = CompletionChannel(cm.device())
+        self._cq = CompletionQueue(self._channel, 16)
+        init = QueuePairInit(CAPS, self._cq, self._cq, qp_type=QpType.RC)
+        self.qp = QueuePair.create(self._pd, init)
+        self._inbox = bytearray(MESSAGE_SIZE)
+        self._memory = Registration(self._pd, self._inbox, AccessFlags.LOCAL_WRITE)
+
+    def modify(self, cm: CmId, *states: QpState) -> None:
+        """Move the queue pair to these states, with the attributes of the id."""
+        for state in states:
+            self.qp.modify(cm.init_qp_attr(state))
+
+    async def ask(self, message: bytes) -> bytes:
+        """Send a message, and return the answer of the peer, which is as long."""
+        self.qp.post_recv(1, self._memory.address, MESSAGE_SIZE, self._memory.lkey)
+        self.qp.post_send_inline(2, message)
+        statuses: list[int] = []
+
+        def are_completed() -> bool:
+            statuses.extend(wc.status for wc in self._cq.poll())
+            return len(statuses) == 2
+
+        await loops.until(are_completed, "the message and its answer to arrive")
+        assert statuses == [WcStatus.SUCCESS, WcStatus.SUCCESS]
+        return bytes(self._inbox[: len(message)])
+
+    def destroy(self) -> None:
+        """Destroy the queue pair and what it uses."""
+        self.qp.destroy()
+        for thing in (self._memory, self._cq, self._channel, self._pd):
+            thing.close()
 
 
 async def exchange(client: CmId, server: CmId) -> None:

@@ -26,6 +26,8 @@ from aiordma.rdmacm import DeviceAddress
 
 # The peer answers within 3 s (iWARP) or 7 attempts of 67 ms or more (RoCE), or not at all.
 QUICK = {"keepalive": 1.0, "peer_timeout": 3.0, "ack_timeout": 14}
+# Long enough for a machine that runs slowly beside others.
+PATIENT = {"keepalive": 1.0, "peer_timeout": 6.0, "ack_timeout": 17}
 # Lost packets are sent again after 67 ms. On RoCE the device gives up after 7 attempts.
 LOSSY = {"ack_timeout": 14}
 CONNECTIONS = 40
@@ -138,6 +140,24 @@ async def stream_to(peer: Peer, address: DeviceAddress, **options: Any) -> ByteS
     return await aiordma.connect_stream(peer.host(address), port, options=StreamOptions(**options))
 
 
+async def held_connection_to(peer: Peer, address: DeviceAddress, **options: Any) -> Connection:
+    """Connect to a connection of the peer that only commands use. Both have the same options."""
+    host, options_here = peer.host(address), ConnectionOptions(**options)
+    port = await peer.command("hold_connections", host, **options)
+    connection = await aiordma.connect(host, port, options=options_here)
+    await peer.command("until_held")
+    return connection
+
+
+async def held_stream_to(peer: Peer, address: DeviceAddress, **options: Any) -> ByteStream:
+    """Connect to a byte stream of the peer that only commands use. Both have the same options."""
+    host, options_here = peer.host(address), StreamOptions(**options)
+    port = await peer.command("hold_streams", host, **options)
+    stream = await aiordma.connect_stream(host, port, options=options_here)
+    await peer.command("until_held")
+    return stream
+
+
 @contextlib.asynccontextmanager
 async def both_to(
     peer: Peer, address: DeviceAddress, **options: Any
@@ -148,6 +168,26 @@ async def both_to(
         await stream_to(peer, address, **options) as stream,
     ):
         yield connection, stream
+
+
+async def listener_stats(peer: Peer) -> dict[str, int]:
+    """Return the counters of the listener that the peer made last."""
+    stats: dict[str, int] = await peer.command("listener_stats")
+    return stats
+
+
+async def until_counted(peer: Peer, counter: str, count: int = 1) -> None:
+    """Wait until a counter of the peer's last listener has reached `count`."""
+
+    async def has_counted() -> bool:
+        return (await listener_stats(peer))[counter] >= count
+
+    await loops.until(has_counted, f"the listener of the peer to have {counter} {count}")
+
+
+async def until_requested(peer: Peer, count: int = 1) -> None:
+    """Wait until `count` requests wait at the peer's last listener."""
+    await until_counted(peer, "requests_waiting", count)
 
 
 async def check_service(peer: Peer, address: DeviceAddress) -> None:

@@ -17,8 +17,24 @@ from aiordma.lab.remote import RemoteCommand
 from aiordma.rdmacm import DeviceAddress
 
 PROGRAM = Path(__file__).with_name("network") / "peer_program.py"
+# Without this capability, the limit of locked memory applies to the program, as to any user's.
+WITHOUT_IPC_LOCK = ("setpriv", "--bounding-set", "-ipc_lock")
+DESCRIPTORS, MUCH = 1024, 1 << 40
 ANSWER_SECONDS = 150.0
 HERE = Node("node1")
+# $1: the process; $2: a line for rdma.max.
+_LIMIT_OBJECTS = """
+groups=/run/peer-groups
+if [ ! -d $groups ]; then
+    mkdir $groups
+    mount -t cgroup2 none $groups
+    echo +rdma >$groups/cgroup.subtree_control
+    mkdir $groups/limited
+fi
+echo "$2" >$groups/limited/rdma.max
+echo "$1" >$groups/limited/cgroup.procs
+"""
+_LEAVE_GROUP = '[ ! -d /run/peer-groups ] || echo "$1" >/run/peer-groups/cgroup.procs'
 
 
 class Peer:
@@ -30,6 +46,7 @@ class Peer:
         self._is_off = False
         self._is_impaired = False
         self._is_suspended = False
+        self._is_limited = False
 
     @property
     def program(self) -> RemoteCommand:
@@ -47,7 +64,7 @@ class Peer:
         if self._program is not None:
             self._program.close()
             self._program = None
-            self._is_suspended = False
+            self._is_suspended = self._is_limited = False
 
     # --- what fails ---
 
@@ -110,7 +127,39 @@ class Peer:
             HERE.unblock(self.node.name)
             self.node.unblock(HERE.name)
 
+    # --- what is used up ---
+
+    def limit_locked_memory(self, nbytes: int) -> None:
+        """Limit the memory that the program may register."""
+        with blocking.allowed():
+            self._is_limited = True
+            self.node.limit_locked_memory(self.program.pid, nbytes)
+
+    def limit_descriptors(self, count: int) -> None:
+        """Let the program open no descriptor with the number `count` or above."""
+        with blocking.allowed():
+            self._is_limited = True
+            self.node.limit_descriptors(self.program.pid, count)
+
+    def limit_objects(self, device: str, count: int | str) -> None:
+        """Limit the RDMA objects of a device that the program may make from now on.
+
+        The limit is that of an rdma control group. Objects that exist do not count.
+        """
+        with blocking.allowed():
+            self._is_limited = True
+            limit = f"{device} hca_object={count}"
+            self.node.run("sh", "-ec", _LIMIT_OBJECTS, "limit", str(self.program.pid), limit)
+
     # --- and works again ---
+
+    def lift_limits(self) -> None:
+        """Undo the limits of the program."""
+        with blocking.allowed():
+            self._is_limited = False
+            self.node.limit_locked_memory(self.program.pid, MUCH)
+            self.node.limit_descriptors(self.program.pid, DESCRIPTORS)
+            self.node.run("sh", "-ec", _LEAVE_GROUP, "leave", str(self.program.pid))
 
     def mend(self) -> None:
         """Undo all faults. Boot the node if its power is off, and start the program."""
@@ -124,8 +173,10 @@ class Peer:
             self.plug_cable()
             if self._is_suspended:
                 self.resume()
+            if self._is_limited:
+                self.lift_limits()
             if self._program is None:
-                self._program = self.node.start(sys.executable, str(PROGRAM))
+                self._program = self.node.start(*WITHOUT_IPC_LOCK, sys.executable, str(PROGRAM))
                 self._read_answer()
 
     def stop(self) -> dict[str, int]:

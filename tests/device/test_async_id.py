@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import loops
 import pytest
-from cm_ids import CAPS, SMALL, close, connect, exchange, listening, resolved
+from cm_ids import CAPS, SMALL, OwnQueuePair, close, connect, exchange, listening, resolved
 
 from aiordma import (
     AddressError,
@@ -21,13 +19,12 @@ from aiordma import (
     VerbsError,
 )
 from aiordma.cm import CmState
-from aiordma.enums import AccessFlags, IdOption, QpState, QpType, SrqType
+from aiordma.enums import AccessFlags, IdOption, QpState, SrqType
 from aiordma.rdmacm import ConnectionParameters, DeviceAddress, Ece, pack_path_data, parse_address
 from aiordma.verbs import (
     CompletionChannel,
     CompletionQueue,
     ProtectionDomain,
-    QueuePair,
     QueuePairInit,
     Registration,
     SharedReceiveQueueCaps,
@@ -84,51 +81,33 @@ async def test_queue_pairs_that_the_user_modifies_are_connected(address: DeviceA
     """The ids own no queue pairs. Each side creates one and modifies its state."""
     async with await listening(address, AsyncCmId) as listener:
         client = await resolved(listener.local_address, AsyncCmId, init=None)
-        near, destroy_near = make_queue_pair(client)
-        near.modify(client.init_qp_attr(QpState.INIT))
+        near = OwnQueuePair(client)
+        near.modify(client, QpState.INIT)
         parameters = ConnectionParameters(
-            b"", 1, 1, retry_count=7, rnr_retry_count=7, qp_num=near.number
+            b"", 1, 1, retry_count=7, rnr_retry_count=7, qp_num=near.qp.number
         )
         connecting = loops.create_task(client.connect(parameters))
         server = await listener.get_request()
         assert server.event is not None
-        assert server.event.qp_num == near.number
-        far, destroy_far = make_queue_pair(server)
-        for state in (QpState.INIT, QpState.RTR, QpState.RTS):
-            far.modify(server.init_qp_attr(state))
+        assert server.event.qp_num == near.qp.number
+        far = OwnQueuePair(server)
+        far.modify(server, QpState.INIT, QpState.RTR, QpState.RTS)
         accepting = loops.create_task(
-            server.accept(ConnectionParameters(b"", 1, 1, rnr_retry_count=7, qp_num=far.number))
+            server.accept(ConnectionParameters(b"", 1, 1, rnr_retry_count=7, qp_num=far.qp.number))
         )
         await connecting
         assert state_of(client) is CmState.RESPONDED
         assert client.established is not None
         assert client.established.type is CmEventType.CONNECT_RESPONSE
-        for state in (QpState.RTR, QpState.RTS):
-            near.modify(client.init_qp_attr(state))
+        near.modify(client, QpState.RTR, QpState.RTS)
         client.establish()
         await accepting
         assert client.state is server.state is CmState.CONNECTED
         with pytest.raises(RdmaError):
             client.establish()
-        destroy_near()
-        destroy_far()
+        near.destroy()
+        far.destroy()
         await close(client, server)
-
-
-def make_queue_pair(cm: AsyncCmId) -> tuple[QueuePair, Callable[[], None]]:
-    """Return a queue pair, and a function that destroys it and what it uses."""
-    pd = ProtectionDomain(cm.device())
-    channel = CompletionChannel(cm.device())
-    cq = CompletionQueue(channel, 16)
-    qp = QueuePair.create(pd, QueuePairInit(CAPS, cq, cq, qp_type=QpType.RC))
-
-    def destroy() -> None:
-        qp.destroy()
-        cq.close()
-        channel.close()
-        pd.close()
-
-    return qp, destroy
 
 
 @pytest.mark.transport("IB")

@@ -8,7 +8,16 @@ from typing import Any
 
 import loops
 import pytest
-from exchanges import QUICK, both_to, check_service, connection_to, exchange_messages, stream_to
+from exchanges import (
+    PATIENT,
+    QUICK,
+    both_to,
+    check_service,
+    connection_to,
+    exchange_messages,
+    stream_to,
+    until_requested,
+)
 from helpers import TIME_LIMIT
 from network_peer import Peer
 
@@ -26,10 +35,6 @@ async def send_bytes(stream: ByteStream) -> None:
     while True:
         await stream.send(bytes(10_000))
         await stream.receive()
-
-
-# Long enough for a machine that runs slowly beside others.
-PATIENT = {"keepalive": 1.0, "peer_timeout": 6.0, "ack_timeout": 17}
 
 
 @pytest.mark.parametrize(
@@ -81,8 +86,7 @@ async def test_connecting_ends(
     async with loops.timeout(2 * TIME_LIMIT):
         connecting = loops.create_task(aiordma.connect(peer.host(address), port))
         if reached:
-            while not await peer.command("requests_waiting"):
-                await loops.sleep(0.1)
+            await until_requested(peer)
         await loops.to_thread(end, peer)
         began = loops.now()
         with pytest.raises(ConnectError):

@@ -97,6 +97,9 @@ def test_rejected_has_the_status_and_the_private_data_of_the_peer() -> None:
 NEWER = {"rdma_resolve_addrinfo", "rdma_query_addrinfo", "rdma_write_cm_event"}
 HINTED = [
     ("RLIMIT_MEMLOCK", errno.ENOMEM, ["ibv_reg_mr", "rdma_create_qp", "ibv_create_cq"]),
+    ("RLIMIT_MEMLOCK", errno.EPERM, ["ibv_reg_mr", "rdma_create_qp", "ibv_create_cq"]),
+    ("ulimit -n", errno.EMFILE, ["rdma_create_event_channel", "ibv_create_comp_channel"]),
+    ("rdma.max", errno.EAGAIN, ["rdma_create_qp", "ibv_create_cq", "ibv_reg_mr"]),
     ("max_inline", errno.EINVAL, ["rdma_create_qp"]),
     ("aiordma lab", errno.ENODEV, ["rdma_create_event_channel", "rdma_get_devices"]),
     ("aiordma lab", errno.ENODEV, ["rdma_create_id", "rdma_getaddrinfo"]),
@@ -115,7 +118,7 @@ def test_an_error_comes_with_advice(advice: str, code: int, functions: list[str]
         text = str(errors.VerbsError(code, function))
         assert text.startswith(f"[Errno {code}] {function}: {os.strerror(code)} (")
         assert advice in text
-        assert errors.reason(function, errno.EPERM) == os.strerror(errno.EPERM)
+        assert errors.reason(function, errno.EBUSY) == os.strerror(errno.EBUSY)
 
 
 def test_every_hint_is_for_an_existing_function() -> None:
