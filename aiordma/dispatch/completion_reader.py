@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from aiordma._native import fast_path, ffi
 from aiordma.errors import VerbsError
-from aiordma.verbs import CompletionChannel, CompletionQueue
+from aiordma.verbs import CompletionQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from aiordma._native._lib import IbvWc
+    from aiordma.dispatch.shared_completion_queue import SharedCompletionQueue
 
 POLL_BATCH = fast_path.BATCH
 """The largest number of completions in a batch. Fewer mean that the queue is empty now."""
@@ -21,40 +22,23 @@ class CompletionReader:
     """A reader that takes completions in batches. C code handles most of them: see fast_path/.
 
     `on_pending` is called when a batch contains completions for Python, or when a queue pair has
-    pending work.
+    pending work. `on_failure` is called with an errno and a function of libibverbs if the handling
+    of an event fails, `on_full` if a queue might have more completions than a batch.
     """
 
-    def __init__(self, on_pending: Callable[[], None]) -> None:
-        self.dispatcher = fast_path.CompletionDispatcher(on_pending)
+    def __init__(
+        self,
+        on_pending: Callable[[], None],
+        on_failure: Callable[[int, str], None],
+        on_full: Callable[[SharedCompletionQueue], None],
+    ) -> None:
+        self.dispatcher = fast_path.CompletionDispatcher(on_pending, on_failure, on_full)
         """The C half of this object. C code polls it, too."""
         self._batch = ffi.cast("struct ibv_wc *", self.dispatcher.batch)
         self.attach = self.dispatcher.attach
         """attach(key, sends, receives): these queues get most completions with this key."""
         self.detach = self.dispatcher.detach
         """detach(key): undo attach()."""
-
-    def event(self, channel: CompletionChannel) -> int:
-        """Read and acknowledge one event of the channel. Return the address of its queue, or 0.
-
-        The caller arms the queue and then polls it until it is empty. Does not block.
-
-        Raises:
-            VerbsError: EIO after the device was removed; the fd then stays readable for ever.
-        """
-        address = self.dispatcher.event(channel.address)
-        if address < 0:
-            raise VerbsError(-address, "ibv_get_cq_event")
-        return address
-
-    def arm(self, cq: CompletionQueue) -> None:
-        """Arm the queue: its next completion raises an event. Older completions raise none.
-
-        Raises:
-            VerbsError: the device was removed.
-        """
-        error = self.dispatcher.arm(cq.address)
-        if error:
-            raise VerbsError(error, "ibv_req_notify_cq")
 
     def poll(self, cq: CompletionQueue) -> int:
         """Take up to POLL_BATCH completions. Return their number. Does not block.

@@ -81,11 +81,11 @@ class LoopDevice:
         self._has_context = False
         self._has_guard = False
         self._channel: CompletionChannel | None = None
-        self._reader = CompletionReader(self._dispatch_pending)
+        self._reader = CompletionReader(self._dispatch_pending, self._on_failure, self.drain)
         self.dispatcher = self._reader.dispatcher
         """The C object that connections poll directly."""
         self.budget = LoopTimeBudget(loop, self.dispatcher)
-        self._queues: dict[int, SharedCompletionQueue] = {}
+        self._queues: dict[int, SharedCompletionQueue] = self.dispatcher.queues
         self._handlers: dict[int, CompletionHandler] = {}
         self._on_notified: dict[int, Callable[[], None]] = {}
         self._keys = itertools.count(1)
@@ -219,7 +219,8 @@ class LoopDevice:
         """Have the loop watch the completion channel. Call it after the first reserve()."""
         if not self._reading and self._channel is not None:
             self._reading = True
-            self._loop.add_reader(self._channel.fd, self._on_readable)
+            self.dispatcher.watch(self._channel.address)
+            self._loop.add_reader(self._channel.fd, self.dispatcher.handle_event)
             self._events.start()
 
     def detach(self, key: int) -> None:
@@ -258,23 +259,9 @@ class LoopDevice:
     def _stop_reading(self) -> None:
         if self._reading and self._channel is not None:
             self._reading = False
+            self.dispatcher.watch(0)
             with suppress(RuntimeError):  # a closed loop watches no fd any more
                 self._loop.remove_reader(self._channel.fd)
-
-    def _on_readable(self) -> None:
-        assert self._channel is not None
-        try:
-            # One event in each iteration: while there are more, the descriptor stays readable.
-            address = self._reader.event(self._channel)
-        except VerbsError as error:
-            self._fail(error)
-            return
-        queue = self._queues.get(address)
-        if queue is not None:
-            queue.is_armed = False
-            # First the completions and the tasks that wait for them. Arming is less urgent.
-            run_with_inline_wakeups(self._poll_batch, queue)
-            run_with_inline_wakeups(self._arm_again, queue)
 
     def stop_polling(self, queue: SharedCompletionQueue) -> None:
         """Note that a task has stopped polling. After the last one, the loop arms the queue soon.
@@ -285,26 +272,16 @@ class LoopDevice:
         if not (queue.pollers or queue.is_armed or queue.is_arming_scheduled):
             queue.is_arming_scheduled = True
             with suppress(RuntimeError):  # on a closed loop no task waits for an event
-                self._loop.call_soon(lambda: run_with_inline_wakeups(self._arm_again, queue))
+                self._loop.call_soon(lambda: self._arm_again(queue))
 
     def _arm_again(self, queue: SharedCompletionQueue) -> None:
-        """Arm the queue and poll it until it is empty.
+        """Arm the queue, which is not armed while a task polls: see stop_polling().
 
-        It is armed before it is polled, so that a completion between the two raises an event. It is
-        not armed while a task polls: each message would cost a system call to read the event, and
-        one to arm the queue again. See stop_polling().
+        Otherwise each message would cost a system call to read the event, and one to arm the queue
+        again.
         """
         queue.is_arming_scheduled = False
-        if not self._reading or queue.pollers or queue.is_armed:
-            return
-        try:
-            self._reader.arm(queue.cq)
-        except VerbsError as error:
-            self._fail(error)
-            return
-        queue.is_armed = True
-        if self._poll_batch(queue) >= POLL_BATCH:
-            self.drain(queue)
+        self.dispatcher.arm_again(queue)
 
     def drain(self, queue: SharedCompletionQueue, then: Callable[[], None] = lambda: None) -> None:
         """Poll until the queue is empty, then call `then`.
@@ -369,6 +346,9 @@ class LoopDevice:
             self.queue_pairs.dispatch(event)
         elif not self._failed:
             self._fail(VerbsError(errno.ENODEV, "ibv_get_async_event"))
+
+    def _on_failure(self, error: int, function: str) -> None:
+        self._fail(VerbsError(error, function))
 
     def _fail(self, error: VerbsError) -> None:
         """Fail all handlers and stop reading: the fd of a failed device stays readable for ever."""

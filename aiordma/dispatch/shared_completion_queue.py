@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from aiordma._native import fast_path
 from aiordma.verbs import CompletionChannel, CompletionQueue
 
 
-class SharedCompletionQueue:
+class SharedCompletionQueue(fast_path.PolledQueue):
     """A completion queue that queue pairs share, and the number of its free entries.
 
     Each queue pair reserves entries. The queue never has more reserved entries than its capacity,
@@ -13,16 +14,15 @@ class SharedCompletionQueue:
     """
 
     def __init__(self, channel: CompletionChannel, entries: int) -> None:
+        super().__init__()
         self.cq = CompletionQueue(channel, entries)
         self.free = self.cq.capacity
         """The number of entries that are not reserved."""
-        self.is_armed = False
-        """True if the next completion raises an event."""
-        self.pollers = 0
-        """The number of tasks that poll the queue. They need no event."""
         self.is_arming_scheduled = False
-        """True if the loop will call _arm_again() in its next iteration."""
+        """True if the loop will arm the queue in its next iteration."""
+        self._open(self.cq.address)
 
     def close(self) -> None:
         """Destroy the queue."""
+        self._open(0)
         self.cq.close()

@@ -24,7 +24,6 @@ from aiordma.loop import (
     checkpoint_of,
     make_future,
     refuse_forked_child,
-    wake,
 )
 from aiordma.messages.message import Message
 from aiordma.qp.data_path import EndpointCallbacks
@@ -35,7 +34,6 @@ from aiordma.verbs.completion import immediate_of, invalidated_of
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
     from aiordma.dispatch import BusyPoll
-    from aiordma.loop.protocol import LoopFuture
 
 WRITE_WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 BACKLOG_EXCEEDED = (
@@ -67,8 +65,6 @@ class Receiver:
         self._stats = stats
         self._busy = busy
         self.queue = queue = fast_path.ReceiveQueue(ring)
-        self._waiter: LoopFuture | None = None
-        self._woken = 0
         self.polling = AdaptivePolling(queue)
         """The policy for the time that take() polls before the slow path, recv(), parks."""
         self._checkpoint = checkpoint_of(loop)
@@ -112,10 +108,7 @@ class Receiver:
 
     def wake(self) -> None:
         """Wake the waiting task, so that it checks the state again."""
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            self._woken = time.monotonic_ns()
-            wake(waiter)
+        self.queue.wake()
 
     def stop(self) -> None:
         """Wake the waiting task: the connection has ended. After a local close, refuse messages."""
@@ -208,14 +201,13 @@ class Receiver:
                 if not self._is_ready():
                     queue.missed_polls += 1
             while not self._is_ready():
-                queue.notify = True
-                self._waiter = waiter = make_future(self._loop)
+                queue.waiter = waiter = make_future(self._loop)
                 began = time.monotonic_ns()
                 await waiter
-                self.polling.parked(began, self._woken)
+                self.polling.parked(began, queue.woken_at)
         finally:
             queue.has_waiter = False
-            self._waiter = None
+            queue.waiter = None
 
     async def _pass_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.queue.has_waiter = True  # no other task can take the message meanwhile

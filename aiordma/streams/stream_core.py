@@ -49,7 +49,7 @@ class StreamCore:
         self._checkpoint = checkpoint_of(cm.loop)
         self.has_checkpoints = self._checkpoint is not None
         """True if each await must pass a checkpoint of the loop, as on trio."""
-        self.receiver = StreamReceiver(self.endpoint, self._change, self._checkpoint)
+        self.receiver = StreamReceiver(self.endpoint, self._checkpoint)
         busy = self.data_path.busy
         self._writing = AdaptiveWait(self._change, busy, self._notify_sendable)
 
@@ -99,6 +99,7 @@ class StreamCore:
             return
         if self.endpoint.closed:
             self.data_path.protocol.connection_lost()
+        self.data_path.core.wake()
         self._change.wake_all()
         self.on_change()
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from aiordma.errors import BusyError
-from aiordma.loop import Checkpoint, WaitQueue, refuse_forked_child
+from aiordma.loop import Checkpoint, make_future, refuse_forked_child
 
 if TYPE_CHECKING:
     from aiordma.qp.endpoint import Endpoint
@@ -22,13 +22,12 @@ class StreamReceiver:
     def __init__(
         self,
         endpoint: Endpoint[StreamDataPath],
-        change: WaitQueue,
         checkpoint: Checkpoint | None,
     ) -> None:
-        """Wait for `change`. Each wait passes `checkpoint`, if the loop needs one."""
+        """Each wait passes `checkpoint`, if the loop needs one."""
         self._endpoint = endpoint
+        self._loop = endpoint.loop
         self._data_path = endpoint.data_path
-        self._change = change
         self._checkpoint = checkpoint
 
     def is_readable(self) -> bool:
@@ -87,12 +86,13 @@ class StreamReceiver:
                 await self._checkpoint()
             await self._poll_readable(has_polled)
             while not self.is_readable():
-                core.notify_readable = True
+                core.waiter = waiter = make_future(self._loop)
                 began = time.monotonic_ns()
-                await self._change.wait()
-                self._data_path.polling.parked(began, self._change.woken_at)
+                await waiter
+                self._data_path.polling.parked(began, core.woken_at)
         finally:
             core.has_reader = False
+            core.waiter = None
 
     async def _poll_readable(self, has_polled: bool) -> None:
         """Poll until is_readable if that pays, as Receiver does."""

@@ -35,10 +35,9 @@ class Mistake(NamedTuple):
 MISTAKES = [
     Mistake(
         "a completion event is lost: the queue is not polled after it was armed",
-        "aiordma/dispatch/loop_device.py",
-        "        queue.is_armed = True\n        if self._poll_batch(queue) >= POLL_BATCH:",
-        "        queue.is_armed = True\n        return\n"
-        "        if self._poll_batch(queue) >= POLL_BATCH:",
+        "aiordma/_native/fast_path/completion_events.c",
+        "\tqueue->is_armed = 1;\n\treturn take_and_wake(self, queue, 1);\n",
+        "\tqueue->is_armed = 1;\n\treturn 0;\n",
     ),
     Mistake(
         "memory is released when its request was posted, not when it has completed",

@@ -78,7 +78,7 @@ def test_the_measured_wakeup_is_limited(rig: Rig) -> None:
 
 
 def test_the_wakeup_is_measured_from_the_event_on(rig: Rig) -> None:
-    rig.dispatcher.event(0)
+    rig.dispatcher.handle_event()
     arrived = rig.dispatcher.last_event_at
     rig.now = arrived + WAKEUP
     rig.polling.parked(arrived - 1000, rig.now)

@@ -152,7 +152,7 @@ async def test_completions_are_dispatched_to_their_handlers(simulation: Simulati
         rig.complete(1, 1, 3)
         rig.loop_device.poll_for(rig.queues[1], 1000)
         for _ in range(3):  # more often than there are events
-            rig.loop_device._on_readable()
+            rig.loop_device.dispatcher.handle_event()
         assert rig.numbers[1] == [7, 2, 3]
         with pytest.raises(ValueError, match="sim0 allows a send_depth and recv_depth of 65536"):
             rig.loop_device.reserve((1 << 16) + 1)

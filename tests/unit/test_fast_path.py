@@ -38,7 +38,11 @@ class Rig:
 
     def __init__(self, verbs: Queues, poll_budget: int = 15 * S) -> None:
         self.verbs = verbs
-        self.reader = CompletionReader(self.take_pending)
+        self.failures: list[tuple[int, str]] = []
+        self.full: list[object] = []
+        self.reader = CompletionReader(
+            self.take_pending, lambda *failure: self.failures.append(failure), self.full.append
+        )
         self.dispatcher = self.reader.dispatcher
         self.for_python: list[int] = []
         """The wr_ids of the completions for Python."""
@@ -68,6 +72,13 @@ class Rig:
             self.fields.append(fields)
         self.notified += self.reader.notified()
         self.on_take()
+
+    def watch(self) -> fast_path.PolledQueue:
+        """Read events from now on. Return the queue that they are of."""
+        queue = self.dispatcher.queues[self.verbs.cq] = fast_path.PolledQueue()
+        queue._open(self.verbs.cq)
+        self.dispatcher.watch(self.verbs.channel)
+        return queue
 
     def poll(self) -> int:
         return self.dispatcher.poll(self.verbs.cq)
@@ -211,29 +222,55 @@ def test_completions_for_python_come_in_batches_and_unchanged(verbs: Queues, rig
     assert (rig.notified, rig.receives.notify) == ([KEY], False)  # once
 
 
-def test_failures_of_the_queue_and_of_the_channel_raise(verbs: Queues, rig: Rig) -> None:
-    reader: Any = rig.reader
-    cq: Any = SimpleNamespace(address=verbs.cq)
-    channel: Any = SimpleNamespace(address=verbs.channel)
-    reader.arm(cq)
+def test_the_queue_of_an_event_is_polled_and_armed_again(verbs: Queues, rig: Rig) -> None:
+    queue = rig.watch()
     for _ in range(2):
         verbs.raise_event()
-    assert [reader.event(channel) for _ in range(3)] == [verbs.cq, verbs.cq, 0]
-    assert (verbs.acknowledged, verbs.polls, verbs.arms) == (2, 0, 1)
-    calls: list[tuple[Callable[[], object], str]] = [
-        (lambda: reader.poll(cq), "ibv_poll_cq"),
-        (lambda: reader.poll_for(cq, S), "ibv_poll_cq"),
-        (lambda: reader.arm(cq), "ibv_req_notify_cq"),
-        (lambda: reader.event(channel), "ibv_get_cq_event"),
-    ]
+    for _ in range(3):  # more often than there are events
+        rig.dispatcher.handle_event()
+    assert (verbs.acknowledged, verbs.polls, verbs.arms, queue.is_armed) == (2, 4, 2, True)
+    queue.pollers = 1
+    verbs.raise_event()
+    rig.dispatcher.handle_event()
+    assert (verbs.acknowledged, verbs.polls, verbs.arms, queue.is_armed) == (3, 5, 2, False)
+    queue.pollers = 0
+    rig.dispatcher.arm_again(queue)
+    assert (verbs.polls, verbs.arms, rig.full) == (6, 3, [])
+    rig.dispatcher.queues.clear()  # the queue of this event is not known any more
+    verbs.raise_event()
+    rig.dispatcher.handle_event()
+    assert (verbs.acknowledged, verbs.polls) == (4, 6)
+    rig.dispatcher.watch(0)
+    verbs.raise_event()
+    rig.dispatcher.handle_event()
+    assert (verbs.acknowledged, rig.failures) == (4, [])
+
+
+def test_failures_of_the_queue_and_of_the_channel_are_reported(verbs: Queues, rig: Rig) -> None:
+    reader: Any = rig.reader
+    cq: Any = SimpleNamespace(address=verbs.cq)
+    queue = rig.watch()
     verbs.break_channel()
     for failure in (-errno.EIO, errno.EIO):
         verbs.break_queue(poll=-errno.EIO, arm=failure)
-        for call, function in calls:
-            with pytest.raises(VerbsError, match=function) as caught:
+        polls: list[Callable[[], object]] = [
+            lambda: reader.poll(cq),
+            lambda: reader.poll_for(cq, S),
+        ]
+        for call in polls:
+            with pytest.raises(VerbsError, match="ibv_poll_cq") as caught:
                 call()
             assert caught.value.errno == errno.EIO
-    assert rig.receives.take_bytes() is None  # a task that polls ignores the failure
+        rig.dispatcher.handle_event()
+        rig.dispatcher.arm_again(queue)
+        assert rig.failures == [
+            (errno.EIO, "ibv_get_cq_event"),
+            (errno.EIO, "ibv_req_notify_cq"),
+        ]
+        rig.failures.clear()
+    verbs.break_queue(poll=-errno.EIO, arm=0)
+    rig.dispatcher.arm_again(queue)
+    assert rig.failures == [(errno.EIO, "ibv_poll_cq")]
 
 
 def test_exceptions_are_raised_and_the_next_batch_is_handled(verbs: Queues, rig: Rig) -> None:

@@ -164,7 +164,8 @@ static int take_receive(struct completion_dispatcher *self, struct dispatch_entr
 		return 0;
 	Py_INCREF((PyObject *)receives);
 	receives->ring->posted--;
-	result = append_received(receives, &message);
+	result = append_received(receives, &message) ||
+		 collect_waiter(&receives->waiter, &receives->woken_at, self->woken);
 	if (!result && receives->notify) {
 		receives->notify = 0;
 		result = notify(self, key);
@@ -179,12 +180,15 @@ static int take_of_stream(struct completion_dispatcher *self, struct dispatch_en
 {
 	struct stream_data_path *stream = entry->stream;
 	uint32_t key = entry->key;
+	int advanced = 0;
 	int done =
 		wc->wr_id & RECEIVE ? take_stream_receive(stream, wc) : take_send(self, entry, wc);
 
-	if (done > 0 && advance_stream(stream) && notify(self, key))
-		return -1;
-	return done;
+	if (done > 0)
+		advanced = advance_stream(stream, self->woken);
+	if (advanced > 0)
+		advanced = notify(self, key);
+	return advanced ? -1 : done;
 }
 
 /* Handle a batch. Move the completions that are for Python to its beginning. */
@@ -211,6 +215,26 @@ static int handle_batch(struct completion_dispatcher *self, int count)
 	return 0;
 }
 
+/* Wake the tasks that wait for what the batch contained. */
+static void wake_all(struct completion_dispatcher *self)
+{
+	struct failure failure = { NULL, NULL, NULL };
+	Py_ssize_t count = PyList_Size(self->woken), index;
+	PyObject *futures;
+
+	if (count <= 0)
+		return;
+	futures = PyList_GetSlice(self->woken, 0, count);
+	if (!futures || PyList_SetSlice(self->woken, 0, count, NULL))
+		note_failure(&failure);
+	for (index = 0; futures && index < count; index++) {
+		wake(PyList_GetItem(futures, index));
+		note_failure(&failure);
+	}
+	Py_XDECREF(futures);
+	restore_failure(&failure);
+}
+
 /*
  * Handle a batch of `count` completions, and call on_pending if there is work for Python. Returns 1
  * if a task has work to do now, 0 if none has, or -1 with an exception.
@@ -222,8 +246,10 @@ int take_batch(struct completion_dispatcher *self, int count)
 
 	if (count > 0 && handle_batch(self, count))
 		return -1;
-	notified = self->ended.first != NULL;
+	notified = self->ended.first != NULL || PyList_Size(self->woken) > 0;
 	end_transfers(&self->ended);
+	note_failure(&failure);
+	wake_all(self);
 	note_failure(&failure);
 	if (self->pending || PyList_Size(self->notified)) {
 		notified = 1;
@@ -270,50 +296,21 @@ static PyObject *completion_dispatcher_poll_for(PyObject *self, PyObject *args)
 					 now_ns() + nanoseconds));
 }
 
-/* Read one event: its queue raises no other event until it is armed again. */
-static PyObject *completion_dispatcher_event(PyObject *self, PyObject *address)
-{
-	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
-	struct ibv_comp_channel *channel =
-		(struct ibv_comp_channel *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
-	struct ibv_cq *cq;
-	int error;
-
-	if (PyErr_Occurred())
-		return NULL;
-	dispatcher->last_event_at = now_ns();
-	if (!channel)
-		return PyLong_FromLong(0);
-	do
-		error = comp_event(channel, &cq);
-	while (error == EINTR);
-	if (error)
-		return PyLong_FromLong(error == EAGAIN || error == EWOULDBLOCK ? 0 : -error);
-	return PyLong_FromUnsignedLongLong((uintptr_t)cq);
-}
-
-static PyObject *completion_dispatcher_arm(PyObject *self, PyObject *address)
-{
-	struct ibv_cq *cq = cq_of(address);
-
-	if (PyErr_Occurred())
-		return NULL;
-	if (!cq)
-		return PyLong_FromLong(0);
-	return PyLong_FromLong(abs(ibv_req_notify_cq(cq, 0)));
-}
-
 static int completion_dispatcher_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
-	PyObject *on_pending;
+	PyObject *on_pending, *on_failure = NULL, *on_full = NULL;
 
-	if (!PyArg_ParseTuple(args, "O", &on_pending))
+	if (!PyArg_ParseTuple(args, "O|OO", &on_pending, &on_failure, &on_full))
 		return -1;
 	dispatcher->budget = LOOP_BUDGET_NS;
 	dispatcher->on_pending = Py_NewRef(on_pending);
+	dispatcher->on_failure = Py_XNewRef(on_failure);
+	dispatcher->on_full = Py_XNewRef(on_full);
 	dispatcher->notified = PyList_New(0);
-	return dispatcher->notified ? 0 : -1;
+	dispatcher->woken = PyList_New(0);
+	dispatcher->queues = PyDict_New();
+	return dispatcher->notified && dispatcher->woken && dispatcher->queues ? 0 : -1;
 }
 
 static int completion_dispatcher_traverse(PyObject *self, visitproc visit, void *arg)
@@ -325,6 +322,10 @@ static int completion_dispatcher_traverse(PyObject *self, visitproc visit, void 
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(dispatcher->on_pending);
 	Py_VISIT(dispatcher->notified);
+	Py_VISIT(dispatcher->woken);
+	Py_VISIT(dispatcher->queues);
+	Py_VISIT(dispatcher->on_failure);
+	Py_VISIT(dispatcher->on_full);
 	if ((visited = visit_transfers(&dispatcher->ended, visit, arg)))
 		return visited;
 	for (index = 0; index < dispatcher->capacity; index++) {
@@ -348,6 +349,8 @@ static int completion_dispatcher_clear(PyObject *self)
 	PyMem_Free(entries);
 	clear_transfers(&dispatcher->ended);
 	Py_CLEAR(dispatcher->on_pending);
+	Py_CLEAR(dispatcher->on_failure);
+	Py_CLEAR(dispatcher->on_full);
 	return 0;
 }
 
@@ -356,6 +359,8 @@ static void completion_dispatcher_dealloc(PyObject *self)
 	PyObject_GC_UnTrack(self);
 	completion_dispatcher_clear(self);
 	Py_CLEAR(((struct completion_dispatcher *)self)->notified);
+	Py_CLEAR(((struct completion_dispatcher *)self)->woken);
+	Py_CLEAR(((struct completion_dispatcher *)self)->queues);
 	simple_dealloc(self);
 }
 
@@ -377,7 +382,11 @@ static PyMemberDef completion_dispatcher_members[] = {
 	{ "notified_at", T_LONGLONG, offsetof(struct completion_dispatcher, notified_at), 0,
 	  "time.monotonic_ns() when polling last produced work for other tasks." },
 	{ "last_event_at", T_LONGLONG, offsetof(struct completion_dispatcher, last_event_at),
-	  READONLY, "time.monotonic_ns() of the last call of event()." },
+	  READONLY, "time.monotonic_ns() of the last call of handle_event()." },
+	{ "queues", T_OBJECT, offsetof(struct completion_dispatcher, queues), READONLY,
+	  "A dict: the PolledQueues by the address of their queue." },
+	{ "is_reading", T_BOOL, offsetof(struct completion_dispatcher, is_reading), READONLY,
+	  "True if watch() was called." },
 	{ "open_post_lists", T_INT, offsetof(struct completion_dispatcher, open_post_lists), 0,
 	  "The number of queue pairs with an open post list. Tasks do not poll while there are "
 	  "any." },
@@ -396,12 +405,14 @@ static PyMethodDef completion_dispatcher_methods[] = {
 	  "`receives` is a ReceiveQueue, or the StreamDataPathCore of a stream." },
 	{ "detach", completion_dispatcher_detach, METH_O,
 	  "detach(key): handle no more completions with this key." },
-	{ "event", completion_dispatcher_event, METH_O,
-	  "event(channel): read and acknowledge an event. Return the address of its queue, 0 (no "
-	  "event), or a negative errno." },
-	{ "arm", completion_dispatcher_arm, METH_O,
-	  "arm(cq): request an event for the next completion of the queue at this address. Return "
-	  "0 or an errno." },
+	{ "watch", completion_dispatcher_watch, METH_O,
+	  "watch(channel): read the events of the channel at this address. 0: read no more." },
+	{ "handle_event", completion_dispatcher_handle_event, METH_NOARGS,
+	  "Read and acknowledge one event of the channel. Take a batch of its queue, run the tasks "
+	  "that wait for it, and arm the queue again." },
+	{ "arm_again", completion_dispatcher_arm_again, METH_O,
+	  "arm_again(queue): arm a PolledQueue, unless it is armed or polled. Then take a batch, "
+	  "so that a completion between the two raises an event." },
 	{ "poll", completion_dispatcher_poll, METH_O,
 	  "poll(cq): handle a batch from the queue at this address. Return its size; negative on "
 	  "failure." },
@@ -411,8 +422,11 @@ static PyMethodDef completion_dispatcher_methods[] = {
 };
 
 static PyType_Slot completion_dispatcher_slots[] = {
-	{ Py_tp_doc, (void *)"CompletionDispatcher(on_pending): dispatches the completions of a "
-			     "device's queues to their queue pairs." },
+	{ Py_tp_doc,
+	  (void *)"CompletionDispatcher(on_pending, on_failure, on_full): dispatches the "
+		  "completions of a device's queues to their queue pairs. handle_event() calls "
+		  "on_failure(errno, function), and on_full(queue) if a queue might have more "
+		  "completions." },
 	{ Py_tp_new, PyType_GenericNew },
 	{ Py_tp_init, completion_dispatcher_init },
 	{ Py_tp_traverse, completion_dispatcher_traverse },

@@ -12,7 +12,8 @@
  *	SendQueueCore		aiordma.qp.SendQueue
  *	ReceiveRingCore		aiordma.qp.ReceiveRing
  *	ReceiveQueue		aiordma.messages.receiver.Receiver
- *	CompletionDispatcher	aiordma.dispatch.completion_reader.CompletionReader
+ *	CompletionDispatcher	aiordma.dispatch.LoopDevice
+ *	PolledQueue		aiordma.dispatch.SharedCompletionQueue
  *	ReferenceCount		aiordma.memory.MemoryRegion
  *	Transfer		(used by aiordma.qp.Operations)
  *	InlineFuture		(made by aiordma.loop.make_future())
@@ -60,8 +61,8 @@ extern int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 
 extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
 	completion_dispatcher_spec, reference_count_spec, transfer_spec, inline_future_spec,
-	inbound_spec, outbound_spec, send_ring_spec, stream_data_path_spec;
-extern PyTypeObject *reference_count_type, *transfer_type;
+	inbound_spec, outbound_spec, send_ring_spec, stream_data_path_spec, polled_queue_spec;
+extern PyTypeObject *reference_count_type, *transfer_type, *polled_queue_type;
 
 /* --- polling.c --- */
 
@@ -91,15 +92,28 @@ struct completion_dispatcher {
 	uint32_t capacity;			      /* a power of two, or 0 */
 	uint32_t used;
 	struct ibv_wc batch[BATCH];
-	unsigned int pending;	 /* completions for Python, at the beginning of the batch */
-	PyObject *notified;	 /* a list: keys of queue pairs with pending work */
-	PyObject *on_pending;	 /* called if there are pending completions or notified keys */
+	unsigned int pending; /* completions for Python, at the beginning of the batch */
+	PyObject *notified;   /* a list: keys of queue pairs with pending work */
+	PyObject *woken;      /* a list: futures of tasks that wait for what the batch contains */
+	PyObject *on_pending; /* called if there are pending completions or notified keys */
+	PyObject *queues;     /* a dict: PolledQueues by the address of their queue */
+	PyObject *on_failure; /* called with an errno and the name of the function that failed */
+	PyObject *on_full;    /* called with a PolledQueue that might have more than a batch */
+	struct ibv_comp_channel *channel; /* valid while `is_reading` */
+	char is_reading;
 	struct transfers ended;	 /* transfers whose waiters are not woken yet */
 	long long budget_start;	 /* time when a polling task last resumed from the event loop */
 	long long budget;	 /* nanoseconds of polling per loop iteration */
 	long long notified_at;	 /* time when polling last produced work for other tasks */
 	long long last_event_at; /* time when the last channel event was read */
 	int open_post_lists; /* queue pairs with an open post list: do not poll if there are any */
+};
+
+/* A completion queue whose events the loop handles. */
+struct polled_queue {
+	PyObject_HEAD struct ibv_cq *cq; /* NULL: it does not exist */
+	int pollers;			 /* tasks that poll it: they need no event */
+	char is_armed;			 /* the next completion raises an event */
 };
 
 /* The completion queue that a task polls before it takes the slow path. */
@@ -215,6 +229,9 @@ struct transfer *unlink_transfer(struct transfers *list, struct transfer *transf
 struct transfer *find_transfer(const struct transfers *list, unsigned int number);
 int visit_transfers(const struct transfers *list, visitproc visit, void *arg);
 void clear_transfers(struct transfers *list);
+void wake(PyObject *future);
+int collect_waiter(PyObject **waiter, long long *woken_at, PyObject *woken);
+void wake_waiter(PyObject **waiter, long long *woken_at);
 int stop_waiting(struct transfer *transfer);
 int release_transfer(struct transfer *transfer);
 int release_transfers(struct transfers *list);
@@ -262,8 +279,10 @@ struct receive_queue {
 	unsigned int capacity; /* a power of two */
 	unsigned int first;
 	unsigned int count;
-	int backlog; /* -1: messages are never copied out */
-	int error;   /* errno of a slot that could not be posted again */
+	int backlog;	    /* -1: messages are never copied out */
+	int error;	    /* errno of a slot that could not be posted again */
+	PyObject *waiter;   /* the future of the task that waits for a message, or NULL */
+	long long woken_at; /* time when that task was woken last */
 	char notify;
 	char has_waiter;
 	char closed;
@@ -393,16 +412,20 @@ struct stream_data_path {
 	char notify_readable;
 	char notify_sendable;
 	char is_notified;
+	PyObject *waiter;   /* the future of the task that waits to read, or NULL */
+	long long woken_at; /* time when that task was woken last */
 	struct polling polling;
 	unsigned int missed_polls; /* consecutive polls that found no bytes */
 };
 
 void complete_stream_sends(struct stream_data_path *self, unsigned int number);
 int take_stream_receive(struct stream_data_path *self, const struct ibv_wc *wc);
-int advance_stream(struct stream_data_path *self);
+int advance_stream(struct stream_data_path *self, PyObject *woken);
 
 /* --- inline_future.c --- */
 
+int begin_wakeups(void);
+int run_wakeups(void);
 PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *set_run_batch(PyObject *module, PyObject *function);
 PyObject *scheduled_count(PyObject *module, PyObject *unused);
@@ -411,6 +434,12 @@ int prepare_inline_futures(PyObject *module);
 /* --- completion_dispatcher.c --- */
 
 int take_batch(struct completion_dispatcher *self, int count);
+
+/* --- completion_events.c --- */
+
+PyObject *completion_dispatcher_watch(PyObject *self, PyObject *address);
+PyObject *completion_dispatcher_handle_event(PyObject *self, PyObject *unused);
+PyObject *completion_dispatcher_arm_again(PyObject *self, PyObject *queue);
 
 /* --- module.c --- */
 

@@ -292,23 +292,22 @@ static PyObject *call(PyObject *const *args, Py_ssize_t count)
 	return result;
 }
 
-PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count)
+/* Begin to collect the woken tasks. Returns 1, or 0 if they are collected already, or -1. */
+int begin_wakeups(void)
+{
+	if (batch)
+		return 0;
+	batch = PyList_New(0);
+	return batch ? 1 : -1;
+}
+
+/* Run the tasks that were collected. Returns 0, or -1 with an exception. */
+int run_wakeups(void)
 {
 	struct failure failure = { NULL, NULL, NULL };
-	PyObject *futures;
+	PyObject *futures = batch;
 
-	if (count < 1) {
-		PyErr_SetString(PyExc_TypeError, "a callback expected");
-		return NULL;
-	}
-	if (batch)
-		return call(args, count);
-	batch = PyList_New(0);
-	if (!batch)
-		return NULL;
-	Py_XDECREF(call(args, count));
 	note_failure(&failure);
-	futures = batch;
 	batch = NULL;
 	if (PyList_Size(futures) == 1)
 		Py_XDECREF(resume((struct inline_future *)PyList_GetItem(futures, 0), 1));
@@ -316,7 +315,22 @@ PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ss
 		Py_XDECREF(PyObject_CallFunctionObjArgs(run_batch, futures, NULL));
 	note_failure(&failure);
 	Py_DECREF(futures);
-	return restore_failure(&failure) ? NULL : Py_NewRef(Py_None);
+	return restore_failure(&failure);
+}
+
+PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+	int started;
+
+	if (count < 1) {
+		PyErr_SetString(PyExc_TypeError, "a callback expected");
+		return NULL;
+	}
+	started = begin_wakeups();
+	if (started <= 0)
+		return started ? NULL : call(args, count);
+	Py_XDECREF(call(args, count));
+	return run_wakeups() ? NULL : Py_NewRef(Py_None);
 }
 
 PyObject *set_run_batch(PyObject *module, PyObject *function)

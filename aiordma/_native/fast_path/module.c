@@ -81,6 +81,7 @@ static int add_types(PyObject *module)
 		{ &outbound_spec, NULL },
 		{ &send_ring_spec, NULL },
 		{ &stream_data_path_spec, NULL },
+		{ &polled_queue_spec, &polled_queue_type },
 	};
 	size_t index;
 

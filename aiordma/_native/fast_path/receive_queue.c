@@ -25,12 +25,14 @@ static int receive_queue_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(((struct receive_queue *)self)->ring);
 	Py_VISIT(((struct receive_queue *)self)->polling.dispatcher);
+	Py_VISIT(((struct receive_queue *)self)->waiter);
 	return 0;
 }
 
 static int receive_queue_clear(PyObject *self)
 {
 	Py_CLEAR(((struct receive_queue *)self)->polling.dispatcher);
+	Py_CLEAR(((struct receive_queue *)self)->waiter);
 	return 0;
 }
 
@@ -229,6 +231,14 @@ static PyObject *receive_queue_drop_oldest(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+static PyObject *receive_queue_wake(PyObject *self, PyObject *unused)
+{
+	struct receive_queue *queue = (struct receive_queue *)self;
+
+	wake_waiter(&queue->waiter, &queue->woken_at);
+	return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 static Py_ssize_t receive_queue_length(PyObject *self)
 {
 	return ((struct receive_queue *)self)->count;
@@ -242,6 +252,10 @@ static PyMemberDef receive_queue_members[] = {
 	  "The errno of a slot that could not be posted again, or 0." },
 	{ "notify", T_BOOL, offsetof(struct receive_queue, notify), 0,
 	  "True if the owner is notified of the next message." },
+	{ "waiter", T_OBJECT, offsetof(struct receive_queue, waiter), 0,
+	  "The future of the task that waits for a message. The next message sets it." },
+	{ "woken_at", T_LONGLONG, offsetof(struct receive_queue, woken_at), READONLY,
+	  "time.monotonic_ns() when the waiter was woken last." },
 	{ "has_waiter", T_BOOL, offsetof(struct receive_queue, has_waiter), 0,
 	  "True if a task waits for a message." },
 	{ "closed", T_BOOL, offsetof(struct receive_queue, closed), 0,
@@ -275,6 +289,7 @@ static PyMethodDef receive_queue_methods[] = {
 	{ "peek", receive_queue_peek, METH_NOARGS,
 	  "Return (slot, length, flags, imm_data, copy) of the oldest message, or None. "
 	  "slot is -1 if the message was copied." },
+	{ "wake", receive_queue_wake, METH_NOARGS, "Wake the waiter, if there is one." },
 	{ "drop_oldest", receive_queue_drop_oldest, METH_NOARGS,
 	  "Remove the oldest message. The caller posts its slot." },
 	{ NULL, NULL, 0, NULL },

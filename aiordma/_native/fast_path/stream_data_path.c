@@ -59,12 +59,14 @@ static int stream_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(path->sends);
 	Py_VISIT(path->polling.dispatcher);
+	Py_VISIT(path->waiter);
 	return 0;
 }
 
 static int stream_clear(PyObject *self)
 {
 	Py_CLEAR(((struct stream_data_path *)self)->polling.dispatcher);
+	Py_CLEAR(((struct stream_data_path *)self)->waiter);
 	return 0;
 }
 
@@ -294,17 +296,20 @@ int take_stream_receive(struct stream_data_path *self, const struct ibv_wc *wc)
 }
 
 /*
- * Post credit updates after a completion. Returns 1 if Python must be notified: there is an error,
- * or a task waits for a change of this kind.
+ * Post credit updates after a completion, and move the task that waits to read to the list `woken`
+ * if there are bytes. Returns 1 if Python must be notified: there is an error, or the owner waits
+ * for a change of this kind. Returns -1 with an exception.
  */
-int advance_stream(struct stream_data_path *self)
+int advance_stream(struct stream_data_path *self, PyObject *woken)
 {
-	int is_wanted;
+	int has_bytes = self->inbound->available > 0, is_wanted;
 
 	post_updates(self);
+	if (has_bytes && collect_waiter(&self->waiter, &self->woken_at, woken))
+		return -1;
 	is_wanted = (self->notify && self->messages_received) || self->error ||
 		    self->receive_error || self->notify_sendable ||
-		    (self->notify_readable && self->inbound->available);
+		    (self->notify_readable && has_bytes);
 	if (!is_wanted || self->is_notified)
 		return 0;
 	self->is_notified = 1;
@@ -439,6 +444,14 @@ static PyObject *stream_take_notification(PyObject *self, PyObject *unused)
 	return errors;
 }
 
+static PyObject *stream_wake(PyObject *self, PyObject *unused)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+
+	wake_waiter(&path->waiter, &path->woken_at);
+	return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 static PyObject *stream_set_polling(PyObject *self, PyObject *args)
 {
 	return set_polling(self, &((struct stream_data_path *)self)->polling, args);
@@ -462,6 +475,10 @@ static PyMemberDef stream_members[] = {
 	  "True if the messages of the peer have the other byte order." },
 	{ "closed", T_BOOL, offsetof(struct stream_data_path, closed), 0,
 	  "True if read() and read_into() return None." },
+	{ "waiter", T_OBJECT, offsetof(struct stream_data_path, waiter), 0,
+	  "The future of the task that waits to read. The next bytes set it." },
+	{ "woken_at", T_LONGLONG, offsetof(struct stream_data_path, woken_at), READONLY,
+	  "time.monotonic_ns() when the waiter was woken last." },
 	{ "has_reader", T_BOOL, offsetof(struct stream_data_path, has_reader), 0,
 	  "True if a task waits to read: read() and read_into() return None to other tasks." },
 	{ "has_writer", T_BOOL, offsetof(struct stream_data_path, has_writer), 0,
@@ -507,6 +524,7 @@ static PyMethodDef stream_methods[] = {
 	{ "take_notification", stream_take_notification, METH_NOARGS,
 	  "Return the errno of a credit update and of a receive that could not be posted, or 0. "
 	  "The next notification needs notify_readable or notify_sendable." },
+	{ "wake", stream_wake, METH_NOARGS, "Wake the waiter, if there is one." },
 	{ "set_polling", stream_set_polling, METH_VARARGS,
 	  "set_polling(dispatcher, cq, budget): poll this queue for up to `budget` nanoseconds if "
 	  "there are no bytes to read. dispatcher None: do not poll." },

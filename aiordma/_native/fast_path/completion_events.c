@@ -1,0 +1,169 @@
+/* Completion events: reading them, and arming the queues again. */
+#include "fast_path.h"
+
+PyTypeObject *polled_queue_type;
+
+/* Report that a function has failed. Returns 0, or -1 with an exception. */
+static int report(struct completion_dispatcher *self, int error, const char *function)
+{
+	PyObject *result;
+
+	if (!self->on_failure)
+		return 0;
+	result = PyObject_CallFunction(self->on_failure, "is", error, function);
+	Py_XDECREF(result);
+	return result ? 0 : -1;
+}
+
+/*
+ * Take a batch of completions. If `is_last`, have on_full() take more if there might be more. Then
+ * run the tasks that were woken. Returns 0, or -1 with an exception.
+ */
+static int take_and_wake(struct completion_dispatcher *self, struct polled_queue *queue,
+			 int is_last)
+{
+	struct failure failure = { NULL, NULL, NULL };
+	int started = begin_wakeups(), count = 0;
+
+	if (started < 0)
+		return -1;
+	if (self->is_reading && queue->cq)
+		count = ibv_poll_cq(queue->cq, BATCH, self->batch);
+	take_batch(self, count);
+	note_failure(&failure);
+	if (count < 0)
+		report(self, -count, "ibv_poll_cq");
+	else if (count == BATCH && is_last && self->on_full)
+		Py_XDECREF(PyObject_CallFunctionObjArgs(self->on_full, (PyObject *)queue, NULL));
+	note_failure(&failure);
+	if (started)
+		run_wakeups();
+	note_failure(&failure);
+	return restore_failure(&failure);
+}
+
+static int arm_again(struct completion_dispatcher *self, struct polled_queue *queue)
+{
+	int error;
+
+	if (!self->is_reading || queue->pollers || queue->is_armed || !queue->cq)
+		return 0;
+	error = abs(ibv_req_notify_cq(queue->cq, 0));
+	if (error)
+		return report(self, error, "ibv_req_notify_cq");
+	queue->is_armed = 1;
+	return take_and_wake(self, queue, 1);
+}
+
+static PyObject *none_unless(int failed)
+{
+	return failed ? NULL : Py_NewRef(Py_None);
+}
+
+PyObject *completion_dispatcher_watch(PyObject *self, PyObject *address)
+{
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
+
+	dispatcher->channel =
+		(struct ibv_comp_channel *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
+	dispatcher->is_reading = dispatcher->channel && !PyErr_Occurred();
+	return none_unless(PyErr_Occurred() != NULL);
+}
+
+/* Return a new reference to the queue of an event, or NULL. */
+static struct polled_queue *find_queue(struct completion_dispatcher *self, struct ibv_cq *cq)
+{
+	PyObject *address = PyLong_FromUnsignedLongLong((uintptr_t)cq), *found = NULL;
+
+	if (address)
+		found = PyDict_GetItemWithError(self->queues, address);
+	Py_XDECREF(address);
+	if (!found || !PyObject_TypeCheck(found, polled_queue_type))
+		return NULL;
+	return (struct polled_queue *)Py_NewRef(found);
+}
+
+/*
+ * The queue of an event raises no other event until it is armed again. First come the completions
+ * and the tasks that wait for them: arming is less urgent.
+ */
+PyObject *completion_dispatcher_handle_event(PyObject *self, PyObject *unused)
+{
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
+	struct polled_queue *queue;
+	struct ibv_cq *cq;
+	int error, failed;
+
+	dispatcher->last_event_at = now_ns();
+	if (!dispatcher->is_reading)
+		Py_RETURN_NONE;
+	do
+		error = comp_event(dispatcher->channel, &cq);
+	while (error == EINTR);
+	if (error == EAGAIN || error == EWOULDBLOCK)
+		Py_RETURN_NONE;
+	if (error)
+		return none_unless(report(dispatcher, error, "ibv_get_cq_event"));
+	queue = find_queue(dispatcher, cq);
+	if (!queue)
+		return none_unless(PyErr_Occurred() != NULL);
+	queue->is_armed = 0;
+	Py_INCREF(self);
+	failed = take_and_wake(dispatcher, queue, 0) || arm_again(dispatcher, queue);
+	Py_DECREF(self);
+	Py_DECREF((PyObject *)queue);
+	return none_unless(failed);
+}
+
+PyObject *completion_dispatcher_arm_again(PyObject *self, PyObject *queue)
+{
+	if (!is_instance(self, "PolledQueue", queue))
+		return NULL;
+	return none_unless(
+		arm_again((struct completion_dispatcher *)self, (struct polled_queue *)queue));
+}
+
+/* --- PolledQueue --- */
+
+static int polled_queue_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	return PyArg_ParseTuple(args, "") ? 0 : -1;
+}
+
+static PyObject *polled_queue_open(PyObject *self, PyObject *address)
+{
+	((struct polled_queue *)self)->cq =
+		(struct ibv_cq *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
+	return none_unless(PyErr_Occurred() != NULL);
+}
+
+static PyMemberDef polled_queue_members[] = {
+	{ "pollers", T_INT, offsetof(struct polled_queue, pollers), 0,
+	  "The number of tasks that poll the queue. They need no event." },
+	{ "is_armed", T_BOOL, offsetof(struct polled_queue, is_armed), 0,
+	  "True if the next completion raises an event." },
+	{ NULL, 0, 0, 0, NULL },
+};
+
+static PyMethodDef polled_queue_methods[] = {
+	{ "_open", polled_queue_open, METH_O,
+	  "_open(address): use the completion queue at this address. 0: it is destroyed." },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot polled_queue_slots[] = {
+	{ Py_tp_doc, (void *)"PolledQueue(): a completion queue whose events the loop handles." },
+	{ Py_tp_new, PyType_GenericNew },
+	{ Py_tp_init, polled_queue_init },
+	{ Py_tp_dealloc, simple_dealloc },
+	{ Py_tp_members, polled_queue_members },
+	{ Py_tp_methods, polled_queue_methods },
+	{ 0, NULL },
+};
+
+PyType_Spec polled_queue_spec = {
+	.name = "aiordma._native._fast_path.PolledQueue",
+	.basicsize = sizeof(struct polled_queue),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+	.slots = polled_queue_slots,
+};
