@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextvars import Context
-from typing import Any, Final, TypeVarTuple
+from typing import Any, Final, Protocol, TypeVarTuple
 
 from typing_extensions import Buffer
 
@@ -16,6 +16,10 @@ NUMBER_MASK: Final[int]
 BATCH: Final[int]
 LOOP_BUDGET_NS: Final[int]
 STREAM_TARGETS: Final[int]
+PARKING_FACTOR: Final[int]
+SHORT_WAIT_FACTOR: Final[int]
+MAX_WAKEUP_NS: Final[int]
+MAX_MISSES: Final[int]
 STREAM_CONTROLS: Final[int]
 
 class SendQueueCore:
@@ -269,6 +273,16 @@ class CompletionDispatcher:
     def arm_again(self, queue: PolledQueue, /) -> None: ...
     def poll(self, cq: int, /) -> int: ...
     def poll_for(self, cq: int, nanoseconds: int, /) -> int: ...
+
+class _PollState(Protocol):
+    poll_budget: int
+    missed_polls: int
+
+class AdaptivePolling:
+    def __init__(self, state: _PollState, /) -> None: ...
+    def open(self, dispatcher: CompletionDispatcher, busy_poll: int, adaptive: bool, /) -> None: ...
+    def close(self) -> None: ...
+    def parked(self, began: int, woken: int, now: int = 0, /) -> None: ...
 
 class PolledQueue:
     pollers: int

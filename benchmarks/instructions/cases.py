@@ -119,7 +119,28 @@ async def _arrive_on_wait(setup: Setup, count: int) -> None:
     setup.device.arrive_on_wait(count, SMALL)
 
 
-# --- the control: a wait with nothing of aiordma ---
+# --- the controls: a coroutine, and a wait, with nothing of aiordma ---
+
+
+class _Returner:
+    """An object whose method does what recv() of a message that has arrived must do at least."""
+
+    def __init__(self) -> None:
+        self._take = bytes
+
+    async def recv(self) -> bytes:
+        take = self._take
+        return take()
+
+
+async def _await_coroutine(setup: Setup) -> Run:
+    recv = _Returner().recv
+
+    async def run(count: int) -> None:
+        for _ in range(count):
+            await recv()
+
+    return run
 
 
 async def _wait_for_eventfd(setup: Setup) -> Run:
@@ -158,6 +179,9 @@ CASES = {
     "send": Case("send of 64 bytes", _send, count=MANY),
     "recv": Case("recv() of 64 bytes that have arrived", _recv, _arrive_now, _deep, MANY),
     "recv-wait": Case("recv() of 64 bytes that the loop waits for", _recv, _arrive_on_wait),
+    "coroutine": Case(
+        "await of a coroutine that returns at once, without aiordma", _await_coroutine, count=MANY
+    ),
     "control": Case(
         "eventfd, add_reader, future and task, without aiordma", _wait_for_eventfd, _signal_on_wait
     ),

@@ -14,29 +14,21 @@ import pytest
 
 from aiordma._native import fast_path
 from aiordma.dispatch import adaptive_polling
-from aiordma.dispatch.adaptive_polling import (
-    MAX_MISSES,
-    MAX_WAKEUP_NS,
-    AdaptivePolling,
-    AdaptiveWait,
-)
+from aiordma.dispatch.adaptive_polling import AdaptivePolling, AdaptiveWait
 from aiordma.loop import WaitQueue
 
 WAKEUP = 10_000
-FACTOR = adaptive_polling.SHORT_WAIT_FACTOR * adaptive_polling.PARKING_FACTOR
+MAX_MISSES, MAX_WAKEUP_NS = fast_path.MAX_MISSES, fast_path.MAX_WAKEUP_NS
+FACTOR = fast_path.SHORT_WAIT_FACTOR * fast_path.PARKING_FACTOR
 LONGEST = FACTOR * WAKEUP
 """The limit of a short wait, in nanoseconds, if the measured part of a wake-up takes WAKEUP."""
 
 
 class Rig:
-    """An AdaptivePolling with a fake clock, and a ReceiveQueue that receives nothing."""
+    """An AdaptivePolling with a time of its own, and a ReceiveQueue that receives nothing."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, busy: int = 0, adaptive: bool = True
-    ) -> None:
+    def __init__(self, *, busy: int = 0, adaptive: bool = True) -> None:
         self.now = 1_000_000_000
-        clock = SimpleNamespace(monotonic_ns=lambda: self.now)
-        monkeypatch.setattr(adaptive_polling, "time", clock)
         self.queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(4, 64))
         self.dispatcher = fast_path.CompletionDispatcher(lambda: None)
         self.polling = AdaptivePolling(self.queue)
@@ -47,13 +39,13 @@ class Rig:
         began = self.now
         woken = began + nanoseconds
         self.now = woken + wakeup
-        self.polling.parked(began, woken)
+        self.polling.parked(began, woken, self.now)
         return self.queue.poll_budget
 
 
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
-    return Rig(monkeypatch)
+def rig() -> Rig:
+    return Rig()
 
 
 def test_after_a_short_wait_the_next_polls_and_a_long_wait_stops_that(rig: Rig) -> None:
@@ -81,10 +73,10 @@ def test_the_wakeup_is_measured_from_the_event_on(rig: Rig) -> None:
     rig.dispatcher.handle_event()
     arrived = rig.dispatcher.last_event_at
     rig.now = arrived + WAKEUP
-    rig.polling.parked(arrived - 1000, rig.now)
+    rig.polling.parked(arrived - 1000, rig.now, rig.now)
     assert rig.queue.poll_budget == 1500
     rig.now += 100 * WAKEUP  # this time other tasks have polled: the event is an old one
-    rig.polling.parked(rig.now - 2000, rig.now - 1000)
+    rig.polling.parked(rig.now - 2000, rig.now - 1000, rig.now)
     assert rig.queue.poll_budget == 1500
 
 
@@ -108,8 +100,8 @@ def test_each_miss_doubles_the_short_waits_that_polling_needs(rig: Rig, misses: 
 
 
 @pytest.mark.parametrize("options", [{}, {"adaptive": False}, {"busy": 7000}])
-def test_a_constant_poll_budget(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    rig = Rig(monkeypatch, **options)
+def test_a_constant_poll_budget(options: dict[str, Any]) -> None:
+    rig = Rig(**options)
     busy = options.get("busy", 0)
     for wait in (1000, LONGEST, 1000, 1000):
         budget = rig.wait(wait)

@@ -16,6 +16,7 @@
  *	PolledQueue		aiordma.dispatch.SharedCompletionQueue
  *	ReferenceCount		aiordma.memory.MemoryRegion
  *	Transfer		(used by aiordma.qp.Operations)
+ *	AdaptivePolling		(used by the receivers, and aiordma.dispatch.AdaptiveWait)
  *	InlineFuture		(made by aiordma.loop.make_future())
  *	InboundCore		aiordma.streams.inbound.Inbound
  *	OutboundCore		aiordma.streams.outbound.Outbound
@@ -61,7 +62,8 @@ extern int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 
 extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
 	completion_dispatcher_spec, reference_count_spec, transfer_spec, inline_future_spec,
-	inbound_spec, outbound_spec, send_ring_spec, stream_data_path_spec, polled_queue_spec;
+	inbound_spec, outbound_spec, send_ring_spec, stream_data_path_spec, polled_queue_spec,
+	adaptive_polling_spec;
 extern PyTypeObject *reference_count_type, *transfer_type, *polled_queue_type;
 
 /* --- polling.c --- */
@@ -129,6 +131,10 @@ int poll_until(struct completion_dispatcher *self, struct ibv_cq *cq, uint64_t e
 int poll_within_budget(struct polling *polling, int (*is_ready)(const void *), const void *subject);
 void start_budget(struct polling *polling);
 PyObject *set_polling(PyObject *self, struct polling *polling, PyObject *args);
+
+/* --- adaptive_polling.c --- */
+
+int prepare_adaptive_polling(PyObject *module);
 
 /* --- send_queue_core.c --- */
 

@@ -82,6 +82,7 @@ static int add_types(PyObject *module)
 		{ &send_ring_spec, NULL },
 		{ &stream_data_path_spec, NULL },
 		{ &polled_queue_spec, &polled_queue_type },
+		{ &adaptive_polling_spec, NULL },
 	};
 	size_t index;
 
@@ -104,6 +105,7 @@ static PyModuleDef_Slot module_slots[] = {
 	{ Py_mod_exec, prepare_transfers },
 	{ Py_mod_exec, prepare_starting },
 	{ Py_mod_exec, prepare_inline_futures },
+	{ Py_mod_exec, prepare_adaptive_polling },
 	{ 0, NULL },
 };
 

@@ -1,0 +1,194 @@
+/*
+ * AdaptivePolling: the policy that decides how long the next wait of a task polls.
+ *
+ * A parked wait needs an event, system calls and iterations of the event loop until its task goes
+ * on. That takes tens of microseconds; a message takes a few. If the last wait was not much longer
+ * than that, polling a little longer than the last wait took saves nearly all of this time,
+ * provided that the next message arrives in time. It does when the peer waits for answers, too. So
+ * a wait polls only when that pays: after short waits, and the less often, the more often polling
+ * found no message.
+ */
+#include "fast_path.h"
+
+/*
+ * The measured part of a wake-up is the time from reading the event until the task goes on. Before
+ * that the kernel raises the event and wakes the loop's thread. The whole cost of parking is
+ * assumed to be the measured part times this factor.
+ */
+#define PARKING_FACTOR 4
+#define MAX_WAKEUP_NS 500000
+/*
+ * A wait is short if it takes less than the cost of parking times this factor. A peer that parks
+ * too needs that long to answer, as long as one of the two sides parks.
+ */
+#define SHORT_WAIT_FACTOR 4
+/* Each missed poll makes polling less frequent, up to this number of misses. */
+#define MAX_MISSES 6
+
+struct adaptive_polling {
+	PyObject_HEAD PyObject *state;
+	struct completion_dispatcher *dispatcher;
+	long long wakeup; /* the average measured part of a wake-up, in nanoseconds */
+	long long short_waits;
+	long known_misses;
+	char is_adaptive;
+};
+
+static PyObject *name_poll_budget, *name_missed_polls;
+
+static int adaptive_polling_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	PyObject *state;
+
+	if (!PyArg_ParseTuple(args, "O", &state))
+		return -1;
+	replace(&((struct adaptive_polling *)self)->state, state);
+	return 0;
+}
+
+static int adaptive_polling_traverse(PyObject *self, visitproc visit, void *arg)
+{
+	Py_VISIT(Py_TYPE(self));
+	Py_VISIT(((struct adaptive_polling *)self)->state);
+	Py_VISIT(((struct adaptive_polling *)self)->dispatcher);
+	return 0;
+}
+
+static int adaptive_polling_clear(PyObject *self)
+{
+	Py_CLEAR(((struct adaptive_polling *)self)->state);
+	Py_CLEAR(((struct adaptive_polling *)self)->dispatcher);
+	return 0;
+}
+
+static void adaptive_polling_dealloc(PyObject *self)
+{
+	PyObject_GC_UnTrack(self);
+	adaptive_polling_clear(self);
+	simple_dealloc(self);
+}
+
+static PyObject *set_budget(const struct adaptive_polling *self, long long nanoseconds)
+{
+	PyObject *value = PyLong_FromLongLong(nanoseconds);
+	int failed = !value || PyObject_SetAttr(self->state, name_poll_budget, value);
+
+	Py_XDECREF(value);
+	return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *adaptive_polling_open(PyObject *self, PyObject *args)
+{
+	struct adaptive_polling *polling = (struct adaptive_polling *)self;
+	long long busy_poll;
+	PyObject *dispatcher;
+	int adaptive;
+
+	if (!PyArg_ParseTuple(args, "OLp", &dispatcher, &busy_poll, &adaptive) ||
+	    !is_instance(self, "CompletionDispatcher", dispatcher))
+		return NULL;
+	replace((PyObject **)&polling->dispatcher, dispatcher);
+	polling->is_adaptive = adaptive && !busy_poll;
+	return set_budget(polling, busy_poll);
+}
+
+static PyObject *adaptive_polling_close(PyObject *self, PyObject *unused)
+{
+	Py_CLEAR(((struct adaptive_polling *)self)->dispatcher);
+	return set_budget((struct adaptive_polling *)self, -1);
+}
+
+static int get_misses(const struct adaptive_polling *self, long *misses)
+{
+	PyObject *value = PyObject_GetAttr(self->state, name_missed_polls);
+
+	if (!value)
+		return -1;
+	*misses = PyLong_AsLong(value);
+	Py_DECREF(value);
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *adaptive_polling_parked(PyObject *self, PyObject *args)
+{
+	struct adaptive_polling *polling = (struct adaptive_polling *)self;
+	long long began, woken, now = 0, arrived, wait, wakeup, longest;
+	int needed;
+	long misses;
+
+	if (!PyArg_ParseTuple(args, "LL|L", &began, &woken, &now))
+		return NULL;
+	if (!now)
+		now = now_ns();
+	if (polling->dispatcher)
+		polling->dispatcher->budget_start = now;
+	if (!polling->is_adaptive)
+		Py_RETURN_NONE;
+	if (get_misses(polling, &misses))
+		return NULL;
+	arrived = woken; /* without an event if another task polled it */
+	if (polling->dispatcher && polling->dispatcher->last_event_at >= began)
+		arrived = polling->dispatcher->last_event_at;
+	wait = arrived - began;
+	wakeup = now - arrived < MAX_WAKEUP_NS ? now - arrived : MAX_WAKEUP_NS;
+	polling->wakeup = polling->wakeup ? (3 * polling->wakeup + wakeup) / 4 : wakeup;
+	if (polling->known_misses != misses) {
+		polling->known_misses = misses;
+		polling->short_waits = 0;
+	}
+	longest = SHORT_WAIT_FACTOR * PARKING_FACTOR * polling->wakeup;
+	polling->short_waits = wait < longest ? polling->short_waits + 1 : 0;
+	needed = 1 << (misses < MAX_MISSES ? misses : MAX_MISSES);
+	/* After a miss it does not poll even once: the completions might be those of other tasks.
+	 */
+	if (polling->short_waits < needed)
+		return set_budget(polling, misses ? -1 : 0);
+	return set_budget(polling, wait + wait / 2 < longest ? wait + wait / 2 : longest);
+}
+
+static PyMethodDef adaptive_polling_methods[] = {
+	{ "open", adaptive_polling_open, METH_VARARGS,
+	  "open(dispatcher, busy_poll, adaptive): begin. Each wait polls for `busy_poll` "
+	  "nanoseconds. If that is 0 and `adaptive` is true, it polls when that pays." },
+	{ "close", adaptive_polling_close, METH_NOARGS,
+	  "Stop polling. Called before the completion queue is destroyed. Idempotent." },
+	{ "parked", adaptive_polling_parked, METH_VARARGS,
+	  "parked(began, woken, now): note that a wait parked at `began`, was woken at `woken`, "
+	  "and goes on `now`, all by time.monotonic_ns(). Without `now`: at this moment." },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot adaptive_polling_slots[] = {
+	{ Py_tp_doc,
+	  (void *)"AdaptivePolling(state): the polling policy of the waits of one task at a time. "
+		  "It reads state.missed_polls, the number of consecutive polls that found "
+		  "nothing. It sets state.poll_budget, the nanoseconds that the next wait polls: 0 "
+		  "polls once, -1 does not poll." },
+	{ Py_tp_new, PyType_GenericNew },
+	{ Py_tp_init, adaptive_polling_init },
+	{ Py_tp_traverse, adaptive_polling_traverse },
+	{ Py_tp_clear, adaptive_polling_clear },
+	{ Py_tp_dealloc, adaptive_polling_dealloc },
+	{ Py_tp_methods, adaptive_polling_methods },
+	{ 0, NULL },
+};
+
+PyType_Spec adaptive_polling_spec = {
+	.name = "aiordma._native._fast_path.AdaptivePolling",
+	.basicsize = sizeof(struct adaptive_polling),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+	.slots = adaptive_polling_slots,
+};
+
+int prepare_adaptive_polling(PyObject *module)
+{
+	name_poll_budget = PyUnicode_InternFromString("poll_budget");
+	name_missed_polls = PyUnicode_InternFromString("missed_polls");
+	return !name_poll_budget || !name_missed_polls ||
+			       PyModule_AddIntMacro(module, PARKING_FACTOR) ||
+			       PyModule_AddIntMacro(module, SHORT_WAIT_FACTOR) ||
+			       PyModule_AddIntMacro(module, MAX_WAKEUP_NS) ||
+			       PyModule_AddIntMacro(module, MAX_MISSES) ?
+		       -1 :
+		       0;
+}
