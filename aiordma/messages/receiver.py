@@ -22,7 +22,7 @@ from aiordma.loop import (
     Loop,
     call_threadsafe,
     checkpoint_of,
-    make_future,
+    future_factory,
     refuse_forked_child,
 )
 from aiordma.messages.message import Message
@@ -60,6 +60,7 @@ class Receiver:
         busy: BusyPoll,
     ) -> None:
         self._loop = loop
+        self._make_future = future_factory(loop)
         self._ring = ring
         self._callbacks = callbacks
         self._stats = stats
@@ -130,10 +131,11 @@ class Receiver:
         """Wait for the next message and return it: see Connection.recv(). Call `take` before."""
         if (wait := self._wait_if_needed(has_polled=True)) is not None:
             await wait
-        self._check_available()
-        message = self.queue.take_bytes()
-        assert message is not None
-        if self.queue.error:
+        queue = self.queue
+        message = queue.take_bytes() if queue else None
+        if message is None:
+            raise self._callbacks.end_reason()
+        if queue.error:
             self.check_queue()
         return message
 
@@ -184,8 +186,9 @@ class Receiver:
         return slot, message, immediate_of(flags, imm_data), invalidated_of(flags, imm_data)
 
     async def _wait(self, has_polled: bool) -> None:
+        """Wait until _is_ready(). The caller has found that it is not."""
         self._stats.recv_waits += 1
-        queue = self.queue
+        queue, is_ready = self.queue, False
         queue.has_waiter = True
         try:
             if self._checkpoint is not None:
@@ -193,18 +196,21 @@ class Receiver:
                     # If polling finds a message, there is no other checkpoint.
                     await self._checkpoint()
                     await self._busy.until(self._is_ready, self._busy.nanoseconds)
+                    is_ready = self._is_ready()
             elif queue.poll_budget > 0 and (queue.preempted or not has_polled):
                 is_preemptible = not self._busy.is_on
                 await self._busy.until(
                     self._is_ready, queue.poll_budget, preemptible=is_preemptible
                 )
-                if not self._is_ready():
+                is_ready = self._is_ready()
+                if not is_ready:
                     queue.missed_polls += 1
-            while not self._is_ready():
-                queue.waiter = waiter = make_future(self._loop)
+            while not is_ready:
+                queue.waiter = waiter = self._make_future()
                 began = time.monotonic_ns()
                 await waiter
                 self.polling.parked(began, queue.woken_at)
+                is_ready = self._is_ready()
         finally:
             queue.has_waiter = False
             queue.waiter = None
