@@ -38,12 +38,12 @@ class DatagramSendQueue(SendQueue):
         """
         target = (datagram_send.handle_reference.handle, *destination)
         buffer = datagram_send.buffer
-        wr_id = self._enqueue(datagram_send)
+        wr_id, _ = self._commit(datagram_send)
         try:
             if buffer is None:
                 self._qp.post_ud_send_inline(wr_id, data, imm, target)
             else:
                 self._qp.post_ud_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, target)
         except Exception:
-            self._roll_back(0)
+            self.core.roll_back()
             raise

@@ -101,12 +101,19 @@ class FairSemaphore:
     def release(self, count: int = 1) -> None:
         """Release `count` units, and grant them to waiting tasks."""
         self.free += count
-        while self.free > 0 and self._waiting:
-            future = self._waiting.popleft()
+        self.grant()
+
+    def grant(self) -> None:
+        """Grant the free units to waiting tasks."""
+        waiting = self._waiting
+        while waiting:
+            future = waiting[0]
             if not future.done():
-                self.free -= 1
+                if not self.try_acquire():
+                    return
                 self._granted.add(future)
                 wake(future)
+            waiting.popleft()
 
 
 class Deadline:

@@ -84,7 +84,7 @@ class MessageDataPath:
             selective=not device.is_iwarp,
             max_inline=min(options.max_inline, options.max_message_size),
         )
-        self.sends.core.max_message_size = self._max_message_size = options.max_message_size
+        self._max_message_size = options.max_message_size
         operations = Operations(loop, self.sends, callbacks, self._busy_sending)
         self.start_transfer = self.sends.core.start_transfer
         """Start an operation on one piece of registered memory on the fast path. Return None if the
@@ -126,7 +126,8 @@ class MessageDataPath:
             shared_receives.add(qp.number, self)
             self._wait_for_last_receive(qp)
         self._qp = qp
-        self._builder.pd = self.windows.pd = self.sends.core.pd = resources.domain.pd
+        self._builder.pd = self.windows.pd = pd = resources.domain.pd
+        self.sends.core.use_memory(pd, self._max_message_size)
         self._busy_sending.open(resources.send_cq)
         self._busy_receiving.open(resources.recv_cq)
         dispatcher, busy_poll = resources.loop_device.dispatcher, self._busy_receiving.nanoseconds

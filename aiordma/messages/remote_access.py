@@ -39,31 +39,25 @@ class _RdAtomicCredits(FairSemaphore):
     __slots__ = ("_core",)
 
     def __init__(self, loop: Loop, core: SendQueueCore) -> None:
-        self._core = core
         super().__init__(loop, 0)
-        core.on_rd_atomic_credit = partial(super().release, 0)
+        self._core = core
+        core.call_on_rd_atomic_credit(self.grant)
 
-    @property
-    def free(self) -> int:
-        """The number of free credits."""
-        return self._core.rd_atomic_credits
-
-    @free.setter
-    def free(self, value: int) -> None:
-        self._core.rd_atomic_credits = value
+    def try_acquire(self) -> bool:
+        """Take a credit if one is free."""
+        return self._core.try_acquire_rd_atomic()
 
     async def acquire(self) -> None:
         """Wait for a credit and take it. Cancelling takes none."""
-        self._core.rd_atomic_waiters += 1
+        self._core.add_rd_atomic_waiter()
         try:
             await super().acquire()
         finally:
-            self._core.rd_atomic_waiters -= 1
+            self._core.remove_rd_atomic_waiter()
 
     def release(self, count: int = 1) -> None:
         """Return `count` credits, to tasks that wait here or to reads queued in the core."""
-        self._core.rd_atomic_credits += count
-        self._core.grant_rd_atomic_credits()
+        self._core.release_rd_atomic(count)
 
 
 class RemoteAccess:
@@ -98,7 +92,7 @@ class RemoteAccess:
         """Allow `initiator_depth` reads and atomics in flight."""
         self.initiator_depth = initiator_depth
         if initiator_depth:
-            self._sends.core.read_access = self.read_access
+            self._sends.core.allow_reads(self.read_access)
             self._rd_atomic_credits.release(initiator_depth)
 
     def stop(self) -> None:

@@ -111,7 +111,7 @@ class Operations:
         """Makes the future that the waiter of an operation awaits: see future_factory()."""
         # A loop such as trio needs a checkpoint in each operation. A transfer has none.
         if self._cancel_checkpoint is None:
-            sends.core.make_future = self.make_future
+            sends.core.allow_transfers(self.make_future)
 
     async def perform(
         self, opcode: WcOpcode, post: Post, release_memory: Callable[[], None]

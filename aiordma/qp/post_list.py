@@ -79,7 +79,7 @@ class PostList:
         self._waiters: list[Waiter] = []
         self._is_open = False
         self._error: VerbsError | None = None
-        core.should_batch = self.is_open
+        core.call_should_batch(self.is_open)
 
     def is_open(self) -> bool:
         """Return True if requests can be added now: other tasks run before the loop goes on."""
@@ -88,7 +88,7 @@ class PostList:
         if not self._is_open:
             self._is_open = True
             self._dispatcher.open_post_lists += 1
-            self._core.batching = True  # small messages must not overtake the batched requests
+            self._core.start_batching()  # small messages must not overtake the batched requests
         return True
 
     def make_room(self) -> None:
@@ -106,7 +106,7 @@ class PostList:
     def add(self, request: MemoryRequest, wr_id: int, flags: int, waiter: Waiter) -> None:
         """Add a request, after make_room(). Its memory must be in one piece."""
         self._waiters.append(waiter)
-        self._core.has_unposted = True
+        self._core.batched()
         self._chain.add(
             wr_id, request.opcode, request.segments[0], request.remote, flags, request.imm
         )
@@ -133,7 +133,7 @@ class PostList:
                 self._fail(error, count)
                 raise
         self._waiters = []
-        self._core.has_unposted = False
+        self._core.flushed()
 
     def _fail(self, error: VerbsError, count: int) -> None:
         self._error = error
@@ -145,7 +145,7 @@ class PostList:
     def _close(self) -> None:
         self._is_open = False
         self._dispatcher.open_post_lists -= 1
-        self._core.batching = False
+        self._core.stop_batching()
         with suppress(VerbsError):  # flush() has woken the waiters
             self.flush()
         self._core.grant_rd_atomic_credits()  # to reads that were queued meanwhile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -13,7 +12,7 @@ from aiordma.memory import BufferPool, PooledBuffer
 from aiordma.qp.post_list import MemoryRequest, PostList, Waiter
 from aiordma.qp.stats import ConnectionStats
 from aiordma.verbs import QueuePair
-from aiordma.verbs.queue_pair import FENCE, NO_IMMEDIATE, SIGNALED, UNSIGNALED
+from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -39,35 +38,22 @@ class AwaitedRequest(InFlightMemory, Waiter, Protocol):
 
 
 class _SendCredits(FairSemaphore):
-    """The credits of a send queue. They are counted in its SendQueueCore, which takes some, too."""
+    """The credits of a send queue. Its SendQueueCore counts them, and takes some itself."""
 
     __slots__ = ("_core",)
 
     def __init__(self, loop: Loop, core: fast_path.SendQueueCore) -> None:
+        super().__init__(loop, 0)
         self._core = core
-        super().__init__(loop, core.credits)
-
-    @property
-    def free(self) -> int:
-        """The number of credits that are not used."""
-        return self._core.credits
-
-    @free.setter
-    def free(self, value: int) -> None:
-        self._core.credits = value
 
     def try_acquire(self) -> bool:
-        """Take a credit if one is free: FairSemaphore.try_acquire() with fewer Python frames."""
-        core = self._core
-        free = core.credits
-        if free <= 0:
-            return False
-        core.credits = free - 1
-        return True
+        """Take a credit if one is free."""
+        return self._core.try_reserve()
 
     def release(self, count: int = 1) -> None:
         """Release credits. Those that no task waits for here go to the core's queued reads."""
-        super().release(count)
+        self._core.unreserve(count)
+        self.grant()
         if self._core.queued_reads:
             self._core.grant_rd_atomic_credits()
 
@@ -91,20 +77,15 @@ class SendQueue:
         self._depth = depth
         # So a full queue always contains a signaled request, whose completion frees credits.
         self._interval = max(1, depth // 4) if selective else 1
-        self._is_selective = selective
-        self.core = fast_path.SendQueueCore(depth, self._interval, max_inline)
+        self.core = fast_path.SendQueueCore(depth, self._interval, max_inline, selective)
         self._credits = _SendCredits(loop, self.core)
-        self._in_flight: deque[tuple[int, InFlightMemory]] = deque()
         self._kept: list[InFlightMemory] = []
-        self._first_wr_id = 0
         self._qp: QueuePair
         self._pool: BufferPool
-        self._paused_credits = 0
-        self._abandoned_reads = 0
         self.stats = ConnectionStats()
         self.post_list: PostList | None = None
         """The batched requests. None: requests are never batched."""
-        self.try_reserve = self._credits.try_acquire
+        self.try_reserve = self.core.try_reserve
         """Take a send credit if one is free. Returns True if it was taken."""
 
     def __len__(self) -> int:
@@ -113,30 +94,28 @@ class SendQueue:
 
     def open(self, qp: QueuePair, pool: BufferPool, first_wr_id: int) -> None:
         """Start to use a queue pair. A wr_id is `first_wr_id` plus a number of 31 bits."""
-        self._qp, self._pool, self._first_wr_id = qp, pool, first_wr_id
+        self._qp, self._pool = qp, pool
         self.core.open(qp, qp.cells[0], first_wr_id)
 
     def stop(self) -> None:
         """Stop posting on the fast path. From now on every completion is reported to the owner."""
-        self.core.is_open = False
-        self.core.waiters += 1
-        self.core.drop_queued_reads()
+        self.core.close()
 
     # --- credits ---
 
     @property
     def credits(self) -> int:
         """The number of free send credits."""
-        return self._credits.free
+        return self.core.credits
 
     async def reserve(self) -> None:
         """Wait for a send credit, and take it. If cancelled, no credit is taken."""
         self.stats.send_waits += 1
-        self.core.waiters += 1
+        self.core.add_waiter()
         try:
             await self._credits.acquire()
         finally:
-            self.core.waiters -= 1
+            self.core.remove_waiter()
             self.core.resumed()
 
     def unreserve(self) -> None:
@@ -145,12 +124,12 @@ class SendQueue:
 
     def pause(self) -> None:
         """Withhold all credits until resume(). Called before anything is posted."""
-        self._paused_credits, self._credits.free = self._credits.free, 0
+        self.core.pause()
 
     def resume(self) -> None:
         """End a pause(). Idempotent."""
-        withheld, self._paused_credits = self._paused_credits, 0
-        self._credits.release(withheld)
+        self.core.resume()
+        self._credits.release(0)
 
     # --- requests ---
 
@@ -160,14 +139,11 @@ class SendQueue:
         Raises:
             VerbsError: the device refused it; the caller still has the credit.
         """
-        before = self.core.unsignaled
-        is_signaled = before + 1 >= self._interval
-        flags = self.core.fence_flags | SIGNALED if is_signaled else self.core.fence_flags
-        wr_id = self._enqueue(None, 0 if is_signaled else before + 1)
+        wr_id, flags = self._commit(None)
         try:
             self._qp.post_send_inline(wr_id, data, imm, flags)
         except Exception:
-            self._roll_back(before)
+            self.core.roll_back()
             raise
 
     def post_without_memory(self, post: Post) -> None:
@@ -176,14 +152,11 @@ class SendQueue:
         Raises:
             VerbsError: the device refused it; the caller still has the credit.
         """
-        before = self.core.unsignaled
-        is_signaled = before + 1 >= self._interval
-        flags = self.core.fence_flags | SIGNALED if is_signaled else self.core.fence_flags
-        wr_id = self._enqueue(None, 0 if is_signaled else before + 1)
+        wr_id, flags = self._commit(None)
         try:
             post(self._qp, wr_id, flags)
         except Exception:
-            self._roll_back(before)
+            self.core.roll_back()
             raise
 
     def try_buffer(self, nbytes: int) -> PooledBuffer | None:
@@ -202,12 +175,11 @@ class SendQueue:
         Raises:
             VerbsError: the device refused it; the caller still has the credit and the buffer.
         """
-        before, flags = self.core.unsignaled, self.core.fence_flags | SIGNALED
-        wr_id = self._enqueue(buffer)
+        wr_id, flags = self._commit(buffer)
         try:
             self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, flags)
         except Exception:
-            self._roll_back(before)
+            self.core.roll_back()
             raise
 
     def post(self, post: Post, memory: InFlightMemory | None, *, is_read: bool = False) -> None:
@@ -218,12 +190,11 @@ class SendQueue:
         Raises:
             VerbsError: the device refused it; the caller still has the credit and `memory`.
         """
-        before, order = self.core.unsignaled, UNSIGNALED if is_read else self.core.fence_flags
-        wr_id = self._enqueue(memory)
+        wr_id, flags = self._commit(memory, is_read=is_read)
         try:
-            post(self._qp, wr_id, order | SIGNALED)
+            post(self._qp, wr_id, flags)
         except Exception:
-            self._roll_back(before)
+            self.core.roll_back()
             raise
 
     def post_batched(
@@ -239,9 +210,8 @@ class SendQueue:
             self.post(request, operation, is_read=is_read)
             return
         post_list.make_room()
-        order = UNSIGNALED if is_read else self.core.fence_flags
-        wr_id = self._enqueue(operation, is_batched=True)
-        post_list.add(request, wr_id, order | SIGNALED, operation)
+        wr_id, flags = self.core.commit(operation, is_read)
+        post_list.add(request, wr_id, flags, operation)
 
     @property
     def posted(self) -> int:
@@ -260,12 +230,10 @@ class SendQueue:
         if self.core.unsignaled and len(self) < self._depth:
             self.post(write_nothing, None)
 
-    def _enqueue(
-        self, memory: InFlightMemory | None, unsignaled: int = 0, *, is_batched: bool = False
-    ) -> int:
-        """Record a request and its memory before it is posted. Return its wr_id.
+    def _commit(self, memory: InFlightMemory | None, *, is_read: bool = False) -> tuple[int, int]:
+        """Record a request and its memory before it is posted. Return its wr_id and its flags.
 
-        Batched requests are posted first, unless the request is batched, too.
+        Batched requests are posted first.
 
         The record is made before the posting: if a Ctrl-C comes in between, memory that the device
         uses must not be without a reference. At worst, a request that was not posted stays
@@ -275,39 +243,18 @@ class SendQueue:
             VerbsError: the device refused the batched requests.
         """
         core = self.core
-        if core.has_unposted and not is_batched and self.post_list is not None:
+        if core.has_unposted and self.post_list is not None:
             self.post_list.flush()
-        number = core.next_number
-        if memory is not None:
-            self._in_flight.append((number, memory))
-            core.in_flight += 1
-        core.next_number = (number + 1) & NUMBER_MASK
-        core.unsignaled = unsignaled
-        return self._first_wr_id + number
-
-    def _roll_back(self, unsignaled: int) -> None:
-        """Remove the record of the last request: it was not posted."""
-        core = self.core
-        core.next_number = number = (core.next_number - 1) & NUMBER_MASK
-        core.unsignaled = unsignaled
-        if self._in_flight and self._in_flight[-1][0] == number:
-            self._in_flight.pop()
-            core.in_flight -= 1
+        return core.commit(memory, is_read)
 
     def is_in_flight(self, memory: InFlightMemory) -> bool:
         """Return True if `memory` is recorded as in flight."""
-        return any(other is memory for _, other in self._in_flight)
+        return any(other is memory for other in self.core.in_flight())
 
     def fence(self) -> Callable[[], None]:
         """Fence requests: they wait for the reads before them. Return a function that ends this."""
-        self._abandoned_reads += 1
-        self.core.fence_flags = FENCE
-        return self._unfence
-
-    def _unfence(self) -> None:
-        self._abandoned_reads -= 1
-        if not self._abandoned_reads:
-            self.core.fence_flags = UNSIGNALED
+        self.core.begin_fence()
+        return self.core.end_fence
 
     # --- completions ---
 
@@ -323,48 +270,35 @@ class SendQueue:
         If signaling is selective, the requests before it have ended, too. If not, each one is
         reported, because on Linux's siw a read can end after requests that were posted later.
         """
-        core = self.core
-        core.completed(number)
-        memory = self._release_up_to(number) if self._is_selective else self._release_one(number)
+        core, exact = self.core, None
+        ended = core.completed(number)
+        if ended:
+            exact = self._release(ended)
         transfer = core.take_failed(number) if failed else None
         if core.waiters or core.queued_reads:
             self._credits.release(0)
-        return transfer or memory
+        return transfer or exact
 
-    def _release_up_to(self, number: int) -> InFlightMemory | None:
-        core, in_flight = self.core, self._in_flight
-        memory = None
-        while in_flight and (number - in_flight[0][0]) & NUMBER_MASK <= NUMBER_MASK >> 1:
-            oldest, ended = in_flight.popleft()
-            core.in_flight -= 1
-            ended.release()
-            if oldest == number:
-                memory = ended
-        return memory
-
-    def _release_one(self, number: int) -> InFlightMemory | None:
-        for index, (other, memory) in enumerate(self._in_flight):
-            if other == number:
-                del self._in_flight[index]
-                self.core.in_flight -= 1
+    def _release(self, ended: list[InFlightMemory]) -> InFlightMemory:
+        """Release memory, and return the last one. If one raises, the others are kept."""
+        remaining = iter(ended)
+        try:
+            for memory in remaining:
                 memory.release()
-                return memory
-        return None
+        finally:
+            self._kept.extend(remaining)
+        return ended[-1]
 
     def abandon(self) -> None:
         """Release all memory and wake all waiters: the queue pair is destroyed."""
-        self._kept += [memory for _, memory in self._in_flight]
-        self._in_flight.clear()
-        self.core.in_flight, self.core.oldest_pending = 0, self.core.next_number
+        self._kept += self.core.abandon()
         while self._kept:
             self._kept.pop().release()
-        self.core.make_future = self.core.should_batch = self.core.on_rd_atomic_credit = None
-        self.core.abandon()
         self.wake_senders()
 
     def stop_waiting(self) -> None:
         """Wake all tasks that wait for a completion: no completion will come any more."""
-        for _, memory in self._in_flight:
+        for memory in self.core.in_flight():
             if isinstance(memory, AwaitedRequest):
                 memory.stop_waiting()
         self.core.stop_waiting(NUMBER_MASK)

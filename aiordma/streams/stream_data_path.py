@@ -280,7 +280,7 @@ class StreamDataPath:
     def stop(self) -> None:
         """Stop receiving. From now on each completion is handled here."""
         self._receives.stop()
-        self.sends.core.waiters += 1
+        self.sends.core.add_waiter()
         if hasattr(self, "core"):
             self.core.closed = self._callbacks.closed_here
 

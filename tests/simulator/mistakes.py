@@ -96,8 +96,8 @@ MISTAKES = [
     Mistake(
         "no request of a burst is signaled, so a full queue waits for ever",
         "aiordma/_native/fast_path/send_queue_core.c",
-        "\tint is_signaled = core->unsignaled + 1 >= core->signal_interval;\n",
-        "\tint is_signaled = 0;\n",
+        "\t*is_signaled = needs_completion || core->unsignaled + 1 >= core->signal_interval;\n",
+        "\t*is_signaled = needs_completion;\n",
     ),
     Mistake(
         "a stream does not announce a buffer that was read",

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import loops
 import pytest
@@ -63,8 +63,10 @@ class Posting:
         references = fast_path.ReferenceCount(None, AccessFlags.LOCAL_WRITE)
         self._region = SimpleNamespace(references=references, segment=MEMORY)
         self.core = core = fast_path.SendQueueCore(1 << 30, 4, 64)
-        core.make_future, core.read_access = cast(Any, Future), AccessFlags.LOCAL_WRITE
-        core.rd_atomic_credits, core.pd = 1 << 30, None
+        core.allow_transfers(Future)
+        core.allow_reads(AccessFlags.LOCAL_WRITE)
+        core.release_rd_atomic(1 << 30)
+        core.use_memory(None, 1 << 30)
         core.open(self.qp, self.qp.cells[0], 0)
         self.ring, self.shared_ring = self._ring_of(self.qp), self._ring_of(self.srq)
 
@@ -199,8 +201,8 @@ def test_a_thread_can_attach_queues_while_another_polls(verbs: Queues) -> None:
     poller.start()
     cores = []
     for key in range(1, ROUNDS + 1):
-        cores.append(fast_path.SendQueueCore(1, 1, 64))
-        cores[-1].credits, cores[-1].next_number = 0, 1
+        cores.append(core := fast_path.SendQueueCore(1, 1, 64))
+        assert (core.try_reserve(), core.commit(None)[0]) == (True, 0)
         dispatcher.attach(key, cores[-1], fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 64)))
         verbs.sent(key, 0)
         loops.block_until(lambda: cores[-1].credits == 1, "the other thread to poll")

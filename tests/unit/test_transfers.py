@@ -22,11 +22,12 @@ from aiordma import AccessFlags, ConnectionOptions, MemoryRegion, PeerClosed, Re
 from aiordma._native import fast_path
 from aiordma.enums import SendFlags, WrOpcode
 from aiordma.errors import VerbsError
+from aiordma.loop import future_factory, running_loop
 from aiordma.messages.message_data_path import MessageDataPath
 from aiordma.qp import post_list as post_list_module
 from aiordma.qp.post_list import MAX_LENGTH
 from aiordma.verbs import QueuePair, RequestChain
-from aiordma.verbs.queue_pair import SIGNALED, UNSIGNALED
+from aiordma.verbs.queue_pair import SIGNALED
 
 # A loop with checkpoints has no transfers, and its tasks are not woken together.
 pytestmark = pytest.mark.loops("asyncio")
@@ -231,10 +232,9 @@ async def test_an_error_stops_no_other_transfer(simulation: Simulation, dispatch
         raise RuntimeError("Event loop is closed")
 
     async with transfers(simulation) as t:
-        make_future = t.core.make_future
-        t.core.make_future = lambda: SimpleNamespace(done=lambda: False, set_result=closed)
+        t.core.allow_transfers(lambda: SimpleNamespace(done=lambda: False, set_result=closed))
         started = [t.start(WRITE)]
-        t.core.make_future = make_future
+        t.core.allow_transfers(future_factory(running_loop()))
         started += [t.start(opcode) for opcode in (READ, READ, READ, WRITE)]
         started[2].on_abandoned_end = started[3].on_abandoned_end = interrupted
         t.near.execute()
@@ -270,7 +270,8 @@ def test_a_waiter_can_remove_the_transfers_that_are_being_woken(
 
     core: Any = fast_path.SendQueueCore(8, 4, 16)
     core.open(verbs, verbs.qp_cell, 5 << 32)
-    core.make_future, core.pd = Future, pd
+    core.allow_transfers(Future)
+    core.use_memory(pd, SIZE)
     references = fast_path.ReferenceCount(pd, int(LOCAL))
     for _ in range(4):
         assert core.start_transfer(WRITE, Memory(), RemoteBuffer(0, 1, SIZE)) is not None
@@ -300,7 +301,8 @@ def test_waking_a_waiter_holds_a_reference_to_its_transfer(verbs: Queues) -> Non
 
     core: Any = fast_path.SendQueueCore(8, 4, 16)
     core.open(verbs, verbs.qp_cell, 5 << 32)
-    core.make_future, core.pd = Future, pd
+    core.allow_transfers(Future)
+    core.use_memory(pd, SIZE)
     memory: Any = SimpleNamespace(
         references=fast_path.ReferenceCount(pd, int(LOCAL)), segment=(0x10000, SIZE, 7)
     )
@@ -316,7 +318,10 @@ def test_a_dropped_core_and_its_transfers_are_collected(verbs: Queues) -> None:
     pd = object()
     core: Any = fast_path.SendQueueCore(8, 4, 16)
     core.open(verbs, verbs.qp_cell, 5 << 32)
-    core.make_future, core.pd, core.rd_atomic_credits, core.read_access = Future, pd, 1, int(LOCAL)
+    core.allow_transfers(Future)
+    core.use_memory(pd, SIZE)
+    core.allow_reads(int(LOCAL))
+    core.release_rd_atomic(1)
     references = fast_path.ReferenceCount(pd, int(LOCAL))
     memory: Any = SimpleNamespace(references=references, segment=(0x10000, SIZE, 7))
     started = [core.start_transfer(READ, memory, RemoteBuffer(0, 1, SIZE)) for _ in range(2)]
@@ -340,16 +345,17 @@ async def test_reads_beyond_the_rd_atomic_credits_are_queued(simulation: Simulat
         assert [task.done() for task in tasks] == [True, True] + [False] * 4 + [True]
         await t.finish(*tasks)
         assert all(post.flags & SendFlags.SIGNALED for post in t.near.posts if post.length > 1)
-        assert (t.connection.stats.reads, t.near.free[1], t.core.fence_flags) == (6, 2, UNSIGNALED)
+        assert (t.connection.stats.reads, t.near.free[1], t.core.abandoned_reads) == (6, 2, 0)
 
 
 async def test_many_queued_reads_are_posted_in_several_calls(simulation: Simulation) -> None:
     async with transfers(simulation, depth=64) as t:
-        t.core.rd_atomic_credits = 0
+        while t.core.try_acquire_rd_atomic():
+            pass
         started = [t.start(READ) for _ in range(40)]
         assert (t.near.posts, t.core.queued_reads) == ([], 40)
-        t.core.rd_atomic_credits, calls = 40, t.near.calls
-        t.core.grant_rd_atomic_credits()
+        calls = t.near.calls
+        t.core.release_rd_atomic(40)
         assert (t.near.calls - calls, t.core.queued_reads, t.near.free) == (3, 0, (24, 0))
         await t.finish()
         assert all(one.succeeded for one in started)
@@ -360,7 +366,7 @@ async def test_a_queued_read_waits_for_a_send_credit_too(simulation: Simulation)
     async with transfers(simulation, credits=1, depth=2) as t:
         first, second = t.start(READ), t.start(READ)
         assert t.near.sends.try_reserve()
-        t.core.credits = -1  # as if the credit of the read were in use again: possible on iWARP
+        t.core.unreserve(-1)  # as if the credit of the read were in use again: possible on iWARP
         await t.near.complete()
         assert (first.is_over(), second.is_over(), t.near.free) == (True, False, (0, 1))
         assert (len(t.lengths), t.core.queued_reads) == (1, 1)

@@ -138,7 +138,7 @@ static int take_send(struct completion_dispatcher *self, struct dispatch_entry *
 				unlink_transfer(&sends->transfers_in_flight, transfer));
 		Py_DECREF((PyObject *)transfer);
 	}
-	return !sends->in_flight && !sends->waiters &&
+	return !sends->count_in_flight && !sends->waiters &&
 	       !(sends->queued_reads.first && sends->rd_atomic_credits > 0);
 }
 

@@ -138,6 +138,23 @@ int prepare_adaptive_polling(PyObject *module);
 
 /* --- send_queue_core.c --- */
 
+/* The state of a send queue before requests were committed. */
+struct send_queue_mark {
+	unsigned int next_number;
+	int unsignaled;
+	long long credits;
+};
+
+/* A request with memory that the device uses until the request has ended. */
+struct request_in_flight {
+	unsigned int number;
+	PyObject *memory;
+};
+
+/*
+ * The state of one send queue. Only the functions of send_queue_core.c and start_transfer.c change
+ * it.
+ */
 struct send_queue_core {
 	PyObject_HEAD struct ibv_qp **qp;
 	PyObject *keeper; /* owns the cell */
@@ -148,10 +165,16 @@ struct send_queue_core {
 	int unsignaled;		     /* requests since the last signaled one */
 	int signal_interval;	     /* one request in this many is signaled */
 	int max_inline;
-	int fence_flags; /* added to the send flags of every request */
-	int in_flight;	 /* requests of Python with memory in flight */
-	int waiters;	 /* tasks that need to be notified of every completion */
-	char is_open;	 /* send() and start_transfer() can post */
+	int abandoned_reads; /* reads whose tasks were cancelled: later requests are fenced */
+	int waiters;	     /* tasks that need to be notified of every completion */
+	char is_open;	     /* send() and start_transfer() can post */
+	char is_selective;   /* a completion reports the requests before it, too */
+	long long withheld;  /* credits that pause() has taken */
+	struct send_queue_mark mark;	     /* before the last commit() of Python */
+	struct request_in_flight *in_flight; /* Python's requests, a ring of `capacity` entries */
+	unsigned int capacity;
+	unsigned int first_in_flight;
+	unsigned int count_in_flight;
 	unsigned long long messages;
 	unsigned long long nbytes;
 	struct polling polling;
@@ -173,13 +196,6 @@ struct send_queue_core {
 	char has_unposted; /* batched requests wait to be posted: post nothing else before them */
 	unsigned long long reads, bytes_read, writes, bytes_written, rd_atomic_waits;
 	unsigned long long reads_completed; /* by this core and by Python */
-};
-
-/* The state of a send queue before requests were committed. */
-struct send_queue_mark {
-	unsigned int next_number;
-	int unsignaled;
-	long long credits;
 };
 
 struct send_queue_mark mark_send_queue(const struct send_queue_core *core);

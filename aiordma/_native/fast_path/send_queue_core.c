@@ -4,16 +4,25 @@
 static int send_queue_core_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
+	int is_selective = 1;
 
-	return PyArg_ParseTuple(args, "Lii", &core->credits, &core->signal_interval,
-				&core->max_inline) ?
-		       0 :
-		       -1;
+	if (!PyArg_ParseTuple(args, "Lii|pI", &core->credits, &core->signal_interval,
+			      &core->max_inline, &is_selective, &core->next_number))
+		return -1;
+	core->is_selective = (char)is_selective;
+	core->oldest_pending = core->next_number;
+	return 0;
+}
+
+static struct request_in_flight *in_flight_at(struct send_queue_core *core, unsigned int index)
+{
+	return &core->in_flight[(core->first_in_flight + index) % core->capacity];
 }
 
 static int send_queue_core_traverse(PyObject *self, visitproc visit, void *arg)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
+	unsigned int index;
 	int result;
 
 	Py_VISIT(Py_TYPE(self));
@@ -24,6 +33,8 @@ static int send_queue_core_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(core->should_batch);
 	Py_VISIT(core->on_rd_atomic_credit);
 	Py_VISIT(core->chain_keeper);
+	for (index = 0; index < core->count_in_flight; index++)
+		Py_VISIT(in_flight_at(core, index)->memory);
 	result = visit_transfers(&core->transfers_in_flight, visit, arg);
 	return result ? result : visit_transfers(&core->queued_reads, visit, arg);
 }
@@ -43,6 +54,11 @@ static int send_queue_core_clear(PyObject *self)
 	Py_CLEAR(core->keeper);
 	clear_transfers(&core->transfers_in_flight);
 	clear_transfers(&core->queued_reads);
+	while (core->count_in_flight) {
+		PyObject *memory = in_flight_at(core, --core->count_in_flight)->memory;
+
+		Py_DECREF(memory);
+	}
 	return 0;
 }
 
@@ -50,6 +66,7 @@ static void send_queue_core_dealloc(PyObject *self)
 {
 	PyObject_GC_UnTrack(self);
 	send_queue_core_clear(self);
+	PyMem_Free(((struct send_queue_core *)self)->in_flight);
 	simple_dealloc(self);
 }
 
@@ -89,18 +106,35 @@ struct send_queue_mark mark_send_queue(const struct send_queue_core *core)
 	return (struct send_queue_mark){ core->next_number, core->unsignaled, core->credits };
 }
 
+/* Return the number for the next request. It is signaled if `needs_completion`, or if it is time.
+ */
+static uint64_t commit(struct send_queue_core *core, int needs_completion, int *is_signaled)
+{
+	uint64_t wr_id = core->first_wr_id + core->next_number;
+
+	*is_signaled = needs_completion || core->unsignaled + 1 >= core->signal_interval;
+	core->next_number = (core->next_number + 1) & NUMBER_MASK;
+	core->unsignaled = *is_signaled ? 0 : core->unsignaled + 1;
+	return wr_id;
+}
+
+static int fence_flags(const struct send_queue_core *core)
+{
+	return core->abandoned_reads ? IBV_SEND_FENCE : 0;
+}
+
 /*
- * Give a request the next number, and take a credit for it. It is signaled if its completion is
- * needed, or if the requests before it were not.
+ * Give a request the next number, and take a credit for it. A read needs no fence: reads are done
+ * in order, and iWARP allows no fence on them.
  */
 void commit_request(struct send_queue_core *core, struct ibv_send_wr *wr, int needs_completion)
 {
-	int is_signaled = needs_completion || core->unsignaled + 1 >= core->signal_interval;
+	int is_signaled;
 
-	wr->wr_id = core->first_wr_id + core->next_number;
-	wr->send_flags |= core->fence_flags | (is_signaled ? IBV_SEND_SIGNALED : 0);
-	core->next_number = (core->next_number + 1) & NUMBER_MASK;
-	core->unsignaled = is_signaled ? 0 : core->unsignaled + 1;
+	wr->wr_id = commit(core, needs_completion, &is_signaled);
+	wr->send_flags |= is_signaled ? IBV_SEND_SIGNALED : 0;
+	if (wr->opcode != IBV_WR_RDMA_READ)
+		wr->send_flags |= fence_flags(core);
 	core->credits--;
 }
 
@@ -113,15 +147,21 @@ void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mar
 }
 
 /*
- * Post requests that are linked by `next`. If they are large, another thread can run Python code
- * meanwhile: a soft device might do all of its work in this call. Returns 0 or an errno.
+ * Post requests that are linked by `next`. All requests of the fast path are posted here.
+ *
+ * A thread that destroys a queue pair sets its cell to NULL with the interpreter's lock held. Small
+ * requests are posted with that lock. For large ones it is released, because a soft device might do
+ * all of its work in this call; post_all() has a lock of its own. Returns 0 or an errno.
  */
 int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int is_large)
 {
+	struct ibv_send_wr *bad;
 	int error;
 
-	if (!is_large)
-		return post_all(core->qp, first);
+	if (!is_large) {
+		errno = 0;
+		return *core->qp ? positive(ibv_post_send(*core->qp, first, &bad)) : EINVAL;
+	}
 	Py_BEGIN_ALLOW_THREADS
 	error = post_all(core->qp, first);
 	Py_END_ALLOW_THREADS
@@ -130,25 +170,22 @@ int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int i
 
 static int post_inline(struct send_queue_core *core, char *data, Py_ssize_t length)
 {
-	int is_signaled = core->unsignaled + 1 >= core->signal_interval;
+	struct send_queue_mark mark = mark_send_queue(core);
 	struct ibv_sge sge = { .addr = (uintptr_t)data, .length = (uint32_t)length };
-	struct ibv_send_wr *bad, wr = {
-		.wr_id = core->first_wr_id + core->next_number,
+	struct ibv_send_wr wr = {
 		.sg_list = &sge,
 		.num_sge = length ? 1 : 0,
 		.opcode = IBV_WR_SEND,
-		.send_flags =
-			core->fence_flags | IBV_SEND_INLINE | (is_signaled ? IBV_SEND_SIGNALED : 0),
+		.send_flags = IBV_SEND_INLINE,
 	};
 	int error;
 
-	errno = 0;
-	error = positive(ibv_post_send(*core->qp, &wr, &bad));
-	if (error)
+	commit_request(core, &wr, 0);
+	error = post_requests(core, &wr, 0);
+	if (error) {
+		roll_back_requests(core, mark);
 		return error;
-	core->next_number = (core->next_number + 1) & NUMBER_MASK;
-	core->unsignaled = is_signaled ? 0 : core->unsignaled + 1;
-	core->credits--;
+	}
 	core->messages++;
 	core->nbytes += length;
 	return 0;
@@ -189,13 +226,308 @@ void complete_sends(struct send_queue_core *core, unsigned int number)
 	}
 }
 
-static PyObject *send_queue_core_completed(PyObject *self, PyObject *number)
+/* --- Python's requests, and their memory --- */
+
+/* Make room for one more request with memory. Returns 0, or -1 with an exception. */
+static int make_room(struct send_queue_core *core)
 {
-	unsigned long value = PyLong_AsUnsignedLong(number);
+	unsigned int capacity = core->capacity ? 2 * core->capacity : 8, index;
+	struct request_in_flight *larger;
+
+	if (core->count_in_flight < core->capacity)
+		return 0;
+	larger = PyMem_Malloc(capacity * sizeof(*larger));
+	if (!larger) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (index = 0; index < core->count_in_flight; index++)
+		larger[index] = *in_flight_at(core, index);
+	PyMem_Free(core->in_flight);
+	core->in_flight = larger;
+	core->capacity = capacity;
+	core->first_in_flight = 0;
+	return 0;
+}
+
+static PyObject *send_queue_core_commit(PyObject *self, PyObject *args)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+	int is_read = 0, is_signaled, flags;
+	unsigned long long wr_id;
+	PyObject *memory;
+
+	if (!PyArg_ParseTuple(args, "O|p", &memory, &is_read) || make_room(core))
+		return NULL;
+	core->mark = mark_send_queue(core);
+	if (memory != Py_None) {
+		struct request_in_flight *request = in_flight_at(core, core->count_in_flight++);
+
+		request->number = core->next_number;
+		request->memory = Py_NewRef(memory);
+	}
+	wr_id = commit(core, memory != Py_None, &is_signaled);
+	flags = (is_signaled ? IBV_SEND_SIGNALED : 0) | (is_read ? 0 : fence_flags(core));
+	return Py_BuildValue("Ki", wr_id, flags);
+}
+
+static PyObject *send_queue_core_roll_back(PyObject *self, PyObject *unused)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+	PyObject *memory = NULL;
+
+	core->next_number = core->mark.next_number;
+	core->unsignaled = core->mark.unsignaled;
+	if (core->count_in_flight &&
+	    in_flight_at(core, core->count_in_flight - 1)->number == core->next_number)
+		memory = in_flight_at(core, --core->count_in_flight)->memory;
+	Py_XDECREF(memory);
+	Py_RETURN_NONE;
+}
+
+/* Return 1 if the request `number` or one before it has this number. */
+static int is_up_to(unsigned int other, unsigned int number)
+{
+	return ((number - other) & NUMBER_MASK) <= NUMBER_MASK >> 1;
+}
+
+/* Move the memory at this index to the list. Returns 0, or -1 with an exception. */
+static int end_request(struct send_queue_core *core, unsigned int index, PyObject *ended)
+{
+	PyObject *memory = in_flight_at(core, index)->memory;
+	int result = PyList_Append(ended, memory);
+
+	for (; index > 0; index--)
+		*in_flight_at(core, index) = *in_flight_at(core, index - 1);
+	core->first_in_flight = (core->first_in_flight + 1) % core->capacity;
+	core->count_in_flight--;
+	Py_DECREF(memory);
+	return result;
+}
+
+/*
+ * If signaling is selective, the requests before the completed one have ended, too. If not, each
+ * one is reported, because on Linux's siw a read can end after requests that were posted later.
+ */
+static PyObject *send_queue_core_completed(PyObject *self, PyObject *argument)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+	unsigned long number = PyLong_AsUnsignedLong(argument);
+	unsigned int index = 0;
+	PyObject *ended;
 
 	if (PyErr_Occurred())
 		return NULL;
-	complete_sends((struct send_queue_core *)self, value);
+	complete_sends(core, number);
+	ended = PyList_New(0);
+	while (ended && index < core->count_in_flight) {
+		unsigned int other = in_flight_at(core, index)->number;
+
+		if (core->is_selective && !is_up_to(other, number))
+			break;
+		if (!core->is_selective && other != number)
+			index++;
+		else if (end_request(core, index, ended))
+			Py_CLEAR(ended);
+		else if (other == number)
+			break;
+	}
+	return ended;
+}
+
+static PyObject *send_queue_core_in_flight(PyObject *self, PyObject *unused)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+	PyObject *memories = PyList_New(0);
+	unsigned int index;
+
+	for (index = 0; memories && index < core->count_in_flight; index++)
+		if (PyList_Append(memories, in_flight_at(core, index)->memory))
+			Py_CLEAR(memories);
+	return memories;
+}
+
+/* --- credits, and who waits for them --- */
+
+int reserve_credit(struct send_queue_core *core)
+{
+	if (core->credits <= 0)
+		return 0;
+	core->credits--;
+	return 1;
+}
+
+static PyObject *send_queue_core_try_reserve(PyObject *self, PyObject *unused)
+{
+	return PyBool_FromLong(reserve_credit((struct send_queue_core *)self));
+}
+
+static PyObject *send_queue_core_unreserve(PyObject *self, PyObject *argument)
+{
+	long long count = PyLong_AsLongLong(argument);
+
+	if (PyErr_Occurred())
+		return NULL;
+	((struct send_queue_core *)self)->credits += count;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_pause(PyObject *self, PyObject *unused)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+
+	core->withheld += core->credits;
+	core->credits = 0;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_resume(PyObject *self, PyObject *unused)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+
+	core->credits += core->withheld;
+	core->withheld = 0;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_add_waiter(PyObject *self, PyObject *unused)
+{
+	((struct send_queue_core *)self)->waiters++;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_remove_waiter(PyObject *self, PyObject *unused)
+{
+	((struct send_queue_core *)self)->waiters--;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_close(PyObject *self, PyObject *unused)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+
+	core->is_open = 0;
+	core->waiters++;
+	return release_transfers(&core->queued_reads) ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *send_queue_core_begin_fence(PyObject *self, PyObject *unused)
+{
+	((struct send_queue_core *)self)->abandoned_reads++;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_end_fence(PyObject *self, PyObject *unused)
+{
+	((struct send_queue_core *)self)->abandoned_reads--;
+	Py_RETURN_NONE;
+}
+
+/* --- transfers, and the reads that wait for an RD/atomic credit --- */
+
+/* Store a function. Returns None, or NULL with TypeError. */
+static PyObject *store_function(PyObject **where, PyObject *function)
+{
+	if (!PyCallable_Check(function)) {
+		PyErr_SetString(PyExc_TypeError, "a function expected");
+		return NULL;
+	}
+	replace(where, function);
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_allow_transfers(PyObject *self, PyObject *make_future)
+{
+	return store_function(&((struct send_queue_core *)self)->make_future, make_future);
+}
+
+static PyObject *send_queue_core_use_memory(PyObject *self, PyObject *args)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+	PyObject *pd;
+
+	if (!PyArg_ParseTuple(args, "OI", &pd, &core->max_message_size))
+		return NULL;
+	replace(&core->pd, pd);
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_allow_reads(PyObject *self, PyObject *access)
+{
+	int value = (int)PyLong_AsLong(access);
+
+	if (PyErr_Occurred())
+		return NULL;
+	((struct send_queue_core *)self)->read_access = value;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_call_on_rd_atomic_credit(PyObject *self, PyObject *function)
+{
+	return store_function(&((struct send_queue_core *)self)->on_rd_atomic_credit, function);
+}
+
+static PyObject *send_queue_core_try_acquire_rd_atomic(PyObject *self, PyObject *unused)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+
+	if (core->rd_atomic_credits <= 0)
+		Py_RETURN_FALSE;
+	core->rd_atomic_credits--;
+	Py_RETURN_TRUE;
+}
+
+static PyObject *send_queue_core_release_rd_atomic(PyObject *self, PyObject *argument)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+	long long count = PyLong_AsLongLong(argument);
+
+	if (PyErr_Occurred())
+		return NULL;
+	core->rd_atomic_credits += count;
+	return grant_rd_atomic_credits(core) ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *send_queue_core_add_rd_atomic_waiter(PyObject *self, PyObject *unused)
+{
+	((struct send_queue_core *)self)->rd_atomic_waiters++;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_remove_rd_atomic_waiter(PyObject *self, PyObject *unused)
+{
+	((struct send_queue_core *)self)->rd_atomic_waiters--;
+	Py_RETURN_NONE;
+}
+
+/* --- batched requests --- */
+
+static PyObject *send_queue_core_call_should_batch(PyObject *self, PyObject *function)
+{
+	return store_function(&((struct send_queue_core *)self)->should_batch, function);
+}
+
+static PyObject *send_queue_core_start_batching(PyObject *self, PyObject *unused)
+{
+	((struct send_queue_core *)self)->batching = 1;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_stop_batching(PyObject *self, PyObject *unused)
+{
+	((struct send_queue_core *)self)->batching = 0;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_batched(PyObject *self, PyObject *unused)
+{
+	((struct send_queue_core *)self)->has_unposted = 1;
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_flushed(PyObject *self, PyObject *unused)
+{
+	((struct send_queue_core *)self)->has_unposted = 0;
 	Py_RETURN_NONE;
 }
 
@@ -251,42 +583,50 @@ static PyObject *send_queue_core_grant_rd_atomic_credits(PyObject *self, PyObjec
 	return none_unless(grant_rd_atomic_credits((struct send_queue_core *)self));
 }
 
-static PyObject *send_queue_core_drop_queued_reads(PyObject *self, PyObject *unused)
-{
-	return none_unless(release_transfers(&((struct send_queue_core *)self)->queued_reads));
-}
-
+/* Release all transfers, and return the memory of Python's requests: the queue pair is destroyed.
+ */
 static PyObject *send_queue_core_abandon(PyObject *self, PyObject *unused)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
 	struct failure failure = { NULL, NULL, NULL };
+	PyObject *memories = send_queue_core_in_flight(self, NULL);
 
+	note_failure(&failure);
+	while (memories && core->count_in_flight) {
+		PyObject *memory = in_flight_at(core, --core->count_in_flight)->memory;
+
+		Py_DECREF(memory);
+	}
+	core->oldest_pending = core->next_number;
+	Py_CLEAR(core->make_future);
+	Py_CLEAR(core->should_batch);
+	Py_CLEAR(core->on_rd_atomic_credit);
 	release_transfers(&core->queued_reads);
 	note_failure(&failure);
 	release_transfers(&core->transfers_in_flight);
 	note_failure(&failure);
-	return none_unless(restore_failure(&failure));
+	if (restore_failure(&failure))
+		Py_CLEAR(memories);
+	return memories;
 }
 
 static PyMemberDef send_queue_core_members[] = {
-	{ "next_number", T_UINT, offsetof(struct send_queue_core, next_number), 0,
+	{ "next_number", T_UINT, offsetof(struct send_queue_core, next_number), READONLY,
 	  "The number of the next request." },
-	{ "oldest_pending", T_UINT, offsetof(struct send_queue_core, oldest_pending), 0,
+	{ "oldest_pending", T_UINT, offsetof(struct send_queue_core, oldest_pending), READONLY,
 	  "The number of the oldest request that has not completed." },
-	{ "credits", T_LONGLONG, offsetof(struct send_queue_core, credits), 0,
+	{ "credits", T_LONGLONG, offsetof(struct send_queue_core, credits), READONLY,
 	  "The number of free entries in the send queue." },
-	{ "unsignaled", T_INT, offsetof(struct send_queue_core, unsignaled), 0,
+	{ "unsignaled", T_INT, offsetof(struct send_queue_core, unsignaled), READONLY,
 	  "The number of requests since the last signaled one." },
 	{ "signal_interval", T_INT, offsetof(struct send_queue_core, signal_interval), READONLY,
 	  "One request in this many is signaled." },
-	{ "fence_flags", T_INT, offsetof(struct send_queue_core, fence_flags), 0,
-	  "Send flags that are added to every request: 0 or a fence." },
-	{ "in_flight", T_INT, offsetof(struct send_queue_core, in_flight), 0,
-	  "The number of Python's requests with memory in flight." },
-	{ "waiters", T_INT, offsetof(struct send_queue_core, waiters), 0,
+	{ "waiters", T_INT, offsetof(struct send_queue_core, waiters), READONLY,
 	  "The number of tasks that need to be notified of every completion." },
-	{ "is_open", T_BOOL, offsetof(struct send_queue_core, is_open), 0,
-	  "True if send() and start_transfer() can post." },
+	{ "count_in_flight", T_UINT, offsetof(struct send_queue_core, count_in_flight), READONLY,
+	  "The number of Python's requests with memory in flight." },
+	{ "abandoned_reads", T_INT, offsetof(struct send_queue_core, abandoned_reads), READONLY,
+	  "The number of reads that later requests wait for: they are fenced." },
 	{ "messages", T_ULONGLONG, offsetof(struct send_queue_core, messages), READONLY,
 	  "The number of messages sent by send() and start_transfer()." },
 	{ "nbytes", T_ULONGLONG, offsetof(struct send_queue_core, nbytes), READONLY,
@@ -296,25 +636,11 @@ static PyMemberDef send_queue_core_members[] = {
 	  "The number of transfers that are posted and not completed." },
 	{ "queued_reads", T_UINT, offsetof(struct send_queue_core, queued_reads.count), READONLY,
 	  "The number of reads that wait for an RD/atomic credit." },
-	{ "make_future", T_OBJECT, offsetof(struct send_queue_core, make_future), 0,
-	  "A function that makes the future that a task awaits. None: there are no transfers." },
-	{ "pd", T_OBJECT, offsetof(struct send_queue_core, pd), 0,
-	  "The protection domain of usable memory." },
-	{ "should_batch", T_OBJECT, offsetof(struct send_queue_core, should_batch), 0,
-	  "A function that returns True if requests are batched now. None: never." },
-	{ "on_rd_atomic_credit", T_OBJECT, offsetof(struct send_queue_core, on_rd_atomic_credit), 0,
-	  "A function that is called when RD/atomic credits are free and tasks wait for one." },
-	{ "rd_atomic_credits", T_LONGLONG, offsetof(struct send_queue_core, rd_atomic_credits), 0,
-	  "The number of reads and atomics that can start." },
-	{ "rd_atomic_waiters", T_INT, offsetof(struct send_queue_core, rd_atomic_waiters), 0,
-	  "The number of tasks that wait for an RD/atomic credit." },
-	{ "read_access", T_INT, offsetof(struct send_queue_core, read_access), 0,
-	  "AccessFlags that the target of a read needs. 0: reads are not possible." },
-	{ "max_message_size", T_UINT, offsetof(struct send_queue_core, max_message_size), 0,
-	  "The largest message, in bytes." },
-	{ "batching", T_BOOL, offsetof(struct send_queue_core, batching), 0,
+	{ "rd_atomic_credits", T_LONGLONG, offsetof(struct send_queue_core, rd_atomic_credits),
+	  READONLY, "The number of reads and atomics that can start." },
+	{ "batching", T_BOOL, offsetof(struct send_queue_core, batching), READONLY,
 	  "True if requests are batched now." },
-	{ "has_unposted", T_BOOL, offsetof(struct send_queue_core, has_unposted), 0,
+	{ "has_unposted", T_BOOL, offsetof(struct send_queue_core, has_unposted), READONLY,
 	  "True if batched requests are not posted yet. Nothing else can be posted before them." },
 	{ "reads", T_ULONGLONG, offsetof(struct send_queue_core, reads), READONLY,
 	  "The number of reads by start_transfer()." },
@@ -344,8 +670,59 @@ static PyMethodDef send_queue_core_methods[] = {
 	  "Start a new polling budget: a task that waited for a credit has resumed from the event "
 	  "loop." },
 	{ "completed", send_queue_core_completed, METH_O,
-	  "completed(number): count the request with this number as completed, and all before "
-	  "it." },
+	  "completed(number): count the request with this number as completed, and all before it. "
+	  "Return a list: the memory of the requests that have ended with it, the own one last." },
+	{ "commit", send_queue_core_commit, METH_VARARGS,
+	  "commit(memory, is_read=False): give a request the next number, before it is posted. "
+	  "Return its wr_id and its send flags. Its memory is in flight from now on. Without "
+	  "memory (None) it is signaled only in each interval." },
+	{ "roll_back", send_queue_core_roll_back, METH_NOARGS,
+	  "Undo the last commit(): the device has refused the request." },
+	{ "in_flight", send_queue_core_in_flight, METH_NOARGS,
+	  "Return a list: the memory of Python's requests that have not ended." },
+	{ "try_reserve", send_queue_core_try_reserve, METH_NOARGS,
+	  "Take a send credit if one is free. Return True if it was taken." },
+	{ "unreserve", send_queue_core_unreserve, METH_O,
+	  "unreserve(count): return send credits that were not used." },
+	{ "pause", send_queue_core_pause, METH_NOARGS, "Withhold all credits until resume()." },
+	{ "resume", send_queue_core_resume, METH_NOARGS, "End pause(). Idempotent." },
+	{ "add_waiter", send_queue_core_add_waiter, METH_NOARGS,
+	  "Have every completion reported, for one more task." },
+	{ "remove_waiter", send_queue_core_remove_waiter, METH_NOARGS, "Undo add_waiter()." },
+	{ "close", send_queue_core_close, METH_NOARGS,
+	  "Post nothing more, drop the queued reads, and have every completion reported." },
+	{ "begin_fence", send_queue_core_begin_fence, METH_NOARGS,
+	  "Have later requests wait for the reads before them: one of these was abandoned." },
+	{ "end_fence", send_queue_core_end_fence, METH_NOARGS, "Undo begin_fence()." },
+	{ "allow_transfers", send_queue_core_allow_transfers, METH_O,
+	  "allow_transfers(make_future): start_transfer() can post from now on. It has "
+	  "make_future() make the future that a task awaits." },
+	{ "use_memory", send_queue_core_use_memory, METH_VARARGS,
+	  "use_memory(pd, max_message_size): transfer memory of this protection domain. A send "
+	  "has at most this many bytes." },
+	{ "allow_reads", send_queue_core_allow_reads, METH_O,
+	  "allow_reads(access): the target of a read needs these AccessFlags." },
+	{ "call_on_rd_atomic_credit", send_queue_core_call_on_rd_atomic_credit, METH_O,
+	  "call_on_rd_atomic_credit(function): call it when RD/atomic credits are free and tasks "
+	  "wait for one." },
+	{ "try_acquire_rd_atomic", send_queue_core_try_acquire_rd_atomic, METH_NOARGS,
+	  "Take an RD/atomic credit if one is free. Return True if it was taken." },
+	{ "release_rd_atomic", send_queue_core_release_rd_atomic, METH_O,
+	  "release_rd_atomic(count): return RD/atomic credits, to queued reads and to tasks that "
+	  "wait." },
+	{ "add_rd_atomic_waiter", send_queue_core_add_rd_atomic_waiter, METH_NOARGS,
+	  "Count a task that waits for an RD/atomic credit." },
+	{ "remove_rd_atomic_waiter", send_queue_core_remove_rd_atomic_waiter, METH_NOARGS,
+	  "Undo add_rd_atomic_waiter()." },
+	{ "call_should_batch", send_queue_core_call_should_batch, METH_O,
+	  "call_should_batch(function): it returns True if requests are batched now." },
+	{ "start_batching", send_queue_core_start_batching, METH_NOARGS,
+	  "Batch requests until stop_batching(). Small messages must not overtake them." },
+	{ "stop_batching", send_queue_core_stop_batching, METH_NOARGS, "Undo start_batching()." },
+	{ "batched", send_queue_core_batched, METH_NOARGS,
+	  "Note that a request was batched. Nothing else can be posted before flushed()." },
+	{ "flushed", send_queue_core_flushed, METH_NOARGS,
+	  "Note that the batched requests were posted." },
 	{ "start_transfer", (PyCFunction)(void (*)(void))send_queue_core_start_transfer,
 	  METH_FASTCALL,
 	  "start_transfer(opcode, memory, remote): send, write or read registered memory in one "
@@ -359,16 +736,17 @@ static PyMethodDef send_queue_core_methods[] = {
 	  "stop_waiting(count): wake the waiters of the newest `count` requests." },
 	{ "grant_rd_atomic_credits", send_queue_core_grant_rd_atomic_credits, METH_NOARGS,
 	  "Start reads and wake tasks that wait for RD/atomic credits." },
-	{ "drop_queued_reads", send_queue_core_drop_queued_reads, METH_NOARGS,
-	  "Drop the reads that are not posted." },
 	{ "abandon", send_queue_core_abandon, METH_NOARGS,
-	  "Release all transfers. The queue pair is destroyed." },
+	  "Release all transfers, and return the memory of Python's requests as a list. The queue "
+	  "pair is destroyed." },
 	{ NULL, NULL, 0, NULL },
 };
 
 static PyType_Slot send_queue_core_slots[] = {
-	{ Py_tp_doc, (void *)"SendQueueCore(depth, signal_interval, max_inline): the state of one "
-			     "send queue." },
+	{ Py_tp_doc,
+	  (void *)"SendQueueCore(depth, signal_interval, max_inline, is_selective=True, "
+		  "first_number=0): the state of one send queue. If signaling is selective, a "
+		  "completion reports the requests before it, too." },
 	{ Py_tp_new, PyType_GenericNew },
 	{ Py_tp_init, send_queue_core_init },
 	{ Py_tp_traverse, send_queue_core_traverse },

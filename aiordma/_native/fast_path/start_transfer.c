@@ -120,16 +120,6 @@ static struct transfer *make(struct send_queue_core *core, int opcode, PyObject 
 
 /* --- posting --- */
 
-static void enqueue(struct send_queue_core *core, struct transfer *transfer)
-{
-	core->credits--;
-	core->rd_atomic_credits -= transfer->is_read;
-	transfer->number = core->next_number;
-	core->next_number = (core->next_number + 1) & NUMBER_MASK;
-	core->unsignaled = 0;
-	append_transfer(&core->transfers_in_flight, transfer);
-}
-
 static void count(struct send_queue_core *core, const struct transfer *transfer)
 {
 	if (transfer->opcode == IBV_WR_SEND) {
@@ -144,29 +134,28 @@ static void count(struct send_queue_core *core, const struct transfer *transfer)
 	}
 }
 
-static void add_to(struct aiordma_chain *chain, const struct send_queue_core *core,
-		   const struct transfer *transfer)
+/* Append a request for the transfer to the chain, and commit it. */
+static void add_to(struct aiordma_chain *chain, struct send_queue_core *core,
+		   struct transfer *transfer)
 {
+	struct ibv_send_wr *wr = &chain->links[chain->count].wr;
 	struct ibv_sge segment = {
 		.addr = transfer->address,
 		.length = transfer->length,
 		.lkey = transfer->lkey,
 	};
-	uint32_t flags = transfer->is_read ? 0 : core->fence_flags;
 
-	aiordma_append(chain, core->first_wr_id + transfer->number, transfer->opcode, segment,
-		       flags | IBV_SEND_SIGNALED, -1, transfer->remote, transfer->rkey);
+	transfer->number = core->next_number;
+	aiordma_append(chain, 0, transfer->opcode, segment, 0, -1, transfer->remote,
+		       transfer->rkey);
+	commit_request(core, wr, 1);
+	core->rd_atomic_credits -= transfer->is_read;
+	append_transfer(&core->transfers_in_flight, transfer);
 }
 
-/* Post without the interpreter's lock: a soft device might do all of its work in this call. */
 static int post_chain(struct send_queue_core *core, struct aiordma_chain *chain)
 {
-	int error;
-
-	Py_BEGIN_ALLOW_THREADS
-	error = post_all(core->qp, &chain->links->wr);
-	Py_END_ALLOW_THREADS
-	return error;
+	return post_requests(core, &chain->links->wr, 1);
 }
 
 static int is_usable(const struct send_queue_core *core)
@@ -187,19 +176,16 @@ static int post_alone(struct send_queue_core *core, struct transfer *transfer)
 {
 	struct aiordma_link link;
 	struct aiordma_chain chain = { .links = &link };
-	int unsignaled = core->unsignaled;
+	struct send_queue_mark mark = mark_send_queue(core);
 
-	enqueue(core, transfer);
 	add_to(&chain, core, transfer);
 	transfer->error = post_chain(core, &chain);
 	if (!transfer->error) {
 		count(core, transfer);
 		return 0;
 	}
-	core->unsignaled = unsignaled;
-	core->next_number = transfer->number;
+	roll_back_requests(core, mark);
 	transfer->number = NO_NUMBER;
-	core->credits++;
 	return stop_waiting(transfer);
 }
 
@@ -259,7 +245,6 @@ static int post_queued(struct send_queue_core *core)
 			struct transfer *transfer =
 				unlink_transfer(&core->queued_reads, core->queued_reads.first);
 
-			enqueue(core, transfer);
 			add_to(&chain, core, transfer);
 			count(core, transfer);
 			Py_DECREF((PyObject *)transfer); /* the other list has a reference */
@@ -346,7 +331,6 @@ static int start(struct send_queue_core *core, struct transfer *transfer)
 		transfer->references->count++;
 		return post_alone(core, transfer) ? -1 : 1;
 	} else if (core->chain && core->chain->count < core->chain->capacity) {
-		enqueue(core, transfer);
 		add_to(core->chain, core, transfer);
 		count(core, transfer);
 		core->has_unposted = 1;
