@@ -139,7 +139,7 @@ class SendQueue:
         Raises:
             VerbsError: the device refused it; the caller still has the credit.
         """
-        wr_id, flags = self._commit(None)
+        wr_id, flags = self._commit(None, needs_completion=False)
         try:
             self._qp.post_send_inline(wr_id, data, imm, flags)
         except Exception:
@@ -152,7 +152,7 @@ class SendQueue:
         Raises:
             VerbsError: the device refused it; the caller still has the credit.
         """
-        wr_id, flags = self._commit(None)
+        wr_id, flags = self._commit(None, needs_completion=False)
         try:
             post(self._qp, wr_id, flags)
         except Exception:
@@ -210,7 +210,7 @@ class SendQueue:
             self.post(request, operation, is_read=is_read)
             return
         post_list.make_room()
-        wr_id, flags = self.core.commit(operation, is_read)
+        wr_id, flags = self.core.commit(operation, True, is_read)
         post_list.add(request, wr_id, flags, operation)
 
     @property
@@ -230,7 +230,13 @@ class SendQueue:
         if self.core.unsignaled and len(self) < self._depth:
             self.post(write_nothing, None)
 
-    def _commit(self, memory: InFlightMemory | None, *, is_read: bool = False) -> tuple[int, int]:
+    def _commit(
+        self,
+        memory: InFlightMemory | None,
+        *,
+        needs_completion: bool = True,
+        is_read: bool = False,
+    ) -> tuple[int, int]:
         """Record a request and its memory before it is posted. Return its wr_id and its flags.
 
         Batched requests are posted first.
@@ -245,7 +251,7 @@ class SendQueue:
         core = self.core
         if core.has_unposted and self.post_list is not None:
             self.post_list.flush()
-        return core.commit(memory, is_read)
+        return core.commit(memory, needs_completion, is_read)
 
     def is_in_flight(self, memory: InFlightMemory) -> bool:
         """Return True if `memory` is recorded as in flight."""

@@ -33,6 +33,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from exchanges import (
@@ -154,18 +155,18 @@ def targets(peer: Peer) -> list[Target]:
     return [Target(one, peer.host(one)) for one in found]
 
 
-async def start_servers(peer: Peer) -> None:
+async def start_servers(peer: Peer, **options: Any) -> None:
     """Start the servers of the peer, on ports that stay the same."""
     for target in targets(peer):
-        await peer.command("serve_messages", target.host, MESSAGE_PORT, **QUICK)
-        await peer.command("serve_streams", target.host, STREAM_PORT, **QUICK)
+        await peer.command("serve_messages", target.host, MESSAGE_PORT, **options)
+        await peer.command("serve_streams", target.host, STREAM_PORT, **options)
 
 
 async def traffic(peer: Peer, arguments: argparse.Namespace, recorder: Recorder) -> None:
     """Exchange data while faults come and go."""
     end = time.monotonic() + arguments.seconds
     chance = random.Random(arguments.seed)
-    await start_servers(peer)
+    await start_servers(peer, **QUICK)
     async with asyncio.TaskGroup() as tasks:
         for target in targets(peer):
             for work in (message_work, memory_work, stream_work):
@@ -178,7 +179,7 @@ async def traffic(peer: Peer, arguments: argparse.Namespace, recorder: Recorder)
 
 async def warm_up(peer: Peer) -> None:
     """Exchange data once over each device, so that what a process keeps for all time exists."""
-    await start_servers(peer)
+    await start_servers(peer, **QUICK)
     for target in targets(peer):
         for work in (message_work, memory_work, stream_work):
             await work(target, random.Random(0))
@@ -257,7 +258,7 @@ async def faults(peer: Peer, chance: random.Random, end: float) -> None:
         was_running = peer.is_running
         await asyncio.to_thread(peer.mend)
         if not was_running:
-            await start_servers(peer)
+            await start_servers(peer, **QUICK)
 
 
 FAULTS: dict[str, tuple[int, Callable[[Peer], None]]] = {

@@ -322,7 +322,7 @@ def test_keys_are_attached_and_detached_in_any_order(verbs: Queues, seed: int) -
         for key in keys:
             number = 0
             if key in model:
-                number = model[key].commit(None)[0]
+                number = model[key].commit(None, False)[0]
                 assert model[key].try_reserve()
             verbs.sent(key, number)
         while rig.poll():
@@ -426,7 +426,7 @@ def test_no_task_polls_beyond_the_budget_of_the_loop(verbs: Queues, rig: Rig) ->
 def test_work_for_another_task_ends_polling(verbs: Queues, rig: Rig, key: int) -> None:
     """No task polls until the other task has run."""
     rig.send(1)
-    rig.core.commit(object())  # a request of Python: it handles each completion
+    rig.core.commit(object(), True)  # a request of Python: it handles each completion
     verbs.sent(key, 0)
     assert rig.receives.take_bytes() is None
     assert (rig.for_python, rig.receives.missed_polls) == ([key << 32], 0)

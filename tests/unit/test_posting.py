@@ -202,7 +202,7 @@ def test_a_thread_can_attach_queues_while_another_polls(verbs: Queues) -> None:
     cores = []
     for key in range(1, ROUNDS + 1):
         cores.append(core := fast_path.SendQueueCore(1, 1, 64))
-        assert (core.try_reserve(), core.commit(None)[0]) == (True, 0)
+        assert (core.try_reserve(), core.commit(None, False)[0]) == (True, 0)
         dispatcher.attach(key, cores[-1], fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 64)))
         verbs.sent(key, 0)
         loops.block_until(lambda: cores[-1].credits == 1, "the other thread to poll")

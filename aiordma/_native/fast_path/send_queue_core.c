@@ -253,11 +253,12 @@ static int make_room(struct send_queue_core *core)
 static PyObject *send_queue_core_commit(PyObject *self, PyObject *args)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
-	int is_read = 0, is_signaled, flags;
+	int needs_completion, is_read = 0, is_signaled, flags;
 	unsigned long long wr_id;
 	PyObject *memory;
 
-	if (!PyArg_ParseTuple(args, "O|p", &memory, &is_read) || make_room(core))
+	if (!PyArg_ParseTuple(args, "Op|p", &memory, &needs_completion, &is_read) ||
+	    make_room(core))
 		return NULL;
 	core->mark = mark_send_queue(core);
 	if (memory != Py_None) {
@@ -266,7 +267,7 @@ static PyObject *send_queue_core_commit(PyObject *self, PyObject *args)
 		request->number = core->next_number;
 		request->memory = Py_NewRef(memory);
 	}
-	wr_id = commit(core, memory != Py_None, &is_signaled);
+	wr_id = commit(core, needs_completion, &is_signaled);
 	flags = (is_signaled ? IBV_SEND_SIGNALED : 0) | (is_read ? 0 : fence_flags(core));
 	return Py_BuildValue("Ki", wr_id, flags);
 }
@@ -673,9 +674,10 @@ static PyMethodDef send_queue_core_methods[] = {
 	  "completed(number): count the request with this number as completed, and all before it. "
 	  "Return a list: the memory of the requests that have ended with it, the own one last." },
 	{ "commit", send_queue_core_commit, METH_VARARGS,
-	  "commit(memory, is_read=False): give a request the next number, before it is posted. "
-	  "Return its wr_id and its send flags. Its memory is in flight from now on. Without "
-	  "memory (None) it is signaled only in each interval." },
+	  "commit(memory, needs_completion, is_read=False): give a request the next number, before "
+	  "it is posted. Return its wr_id and its send flags. Its memory (None: it has none) is in "
+	  "flight from now on. It is signaled if its completion is needed, or once in an "
+	  "interval." },
 	{ "roll_back", send_queue_core_roll_back, METH_NOARGS,
 	  "Undo the last commit(): the device has refused the request." },
 	{ "in_flight", send_queue_core_in_flight, METH_NOARGS,
