@@ -1,4 +1,4 @@
-"""The C halves of a stream refuse numbers that do not fit: nobody writes beyond a buffer."""
+"""The C halves of a stream refuse numbers that would lead beyond a buffer."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ def outbound() -> Outbound:
 
 
 def data_path(received: int = 64, copied: int = 64, depth: int = 8) -> None:
-    parts: Any = (
+    kind: Any = fast_path.StreamDataPathCore
+    parts = (
         fast_path.SendQueueCore(8, 1, 16),
         fast_path.ReceiveRingCore(4, 4),
         inbound(),
         outbound(),
         fast_path.SendRing(64),
     )
-    fast_path.StreamDataPathCore(
-        *parts, bytearray(received), bytearray(copied), 0x20000, 7, 16, depth, False
-    )
+    kind(*parts, bytearray(received), bytearray(copied), 0x20000, 7, 16, depth, False)
 
 
 @pytest.mark.parametrize(
