@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from ssl import SSLContext
 from typing import TypeVar
 
+from aiordma.asyncio.reader import StreamReader
 from aiordma.asyncio.server import StreamServer
 from aiordma.asyncio.tls import check_tls, start_tls
 from aiordma.asyncio.transport import create_transport
@@ -102,7 +103,7 @@ async def open_connection(
     Cancelling leaves nothing behind. Raises: as create_connection().
     """
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=limit, loop=loop)
+    reader = StreamReader(limit=limit, loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     transport, _ = await create_connection(
         lambda: protocol,
@@ -137,7 +138,7 @@ async def start_server(
     loop = asyncio.get_running_loop()
 
     def factory() -> asyncio.StreamReaderProtocol:
-        reader = asyncio.StreamReader(limit=limit, loop=loop)
+        reader = StreamReader(limit=limit, loop=loop)
         return asyncio.StreamReaderProtocol(reader, client_connected_cb, loop=loop)
 
     return await create_server(

@@ -26,11 +26,13 @@ class TransportPolling:
         core: StreamCore,
         loop: asyncio.AbstractEventLoop,
         is_reading: Callable[[], bool],
+        on_change: Callable[[], None],
     ) -> None:
-        """Poll only while `is_reading()`."""
+        """Poll only while `is_reading()`. Call `on_change` if there are bytes to read."""
         self._core = core
         self._loop = loop
         self._is_reading = is_reading
+        self._on_change = on_change
         self._began = time.monotonic_ns()
         self._is_polling = False
         self._found = False
@@ -63,3 +65,5 @@ class TransportPolling:
     def _poll_once(self) -> None:
         if self._is_reading() and not self._core.endpoint.closed:
             self._found = self._core.data_path.core.poll_readable()
+            if self._found:
+                self._on_change()

@@ -56,7 +56,8 @@ class StreamTransport(asyncio.Transport):
         self._core = core
         self._receiver = core.receiver
         self._send = core.data_path.core.send
-        self._polling = TransportPolling(core, loop, self.is_reading)
+        self._fast_read = core.data_path.core.read
+        self._polling = TransportPolling(core, loop, self.is_reading, self._schedule)
         self._loop = loop
         self._on_lost = on_lost
         self._context = contextvars.copy_context()
@@ -135,6 +136,13 @@ class StreamTransport(asyncio.Transport):
         """Pass data to the protocol again after pause_reading(). Idempotent."""
         self._paused = False
         self._schedule()
+
+    def take(self, limit: int) -> bytes | None:
+        """Return received bytes, at most `limit`, in place of passing them to the protocol.
+
+        Poll for them if that pays. None: there are none, or the transport does not read now.
+        """
+        return self._fast_read(limit) if self.is_reading() else None
 
     def _read(self) -> None:
         if not self.is_reading() or not self._receiver.is_readable():

@@ -323,13 +323,22 @@ static int has_bytes(const void *self)
 	return ((const struct stream_data_path *)self)->inbound->available > 0;
 }
 
-/* Poll for bytes if there are none. Returns 1 if there are some, 0 if not, or -1. */
+/*
+ * Poll for bytes if there are none. The caller takes them itself: the owner is not notified of
+ * them. Returns 1 if there are some, 0 if not, or -1 with an exception.
+ */
 static int poll_bytes(struct stream_data_path *self)
 {
+	char notify = self->notify_readable;
+	int failed;
+
 	if (self->has_reader || self->closed || is_forked_child)
 		return 0;
 	if (!self->inbound->available && self->inbound->takes_data) {
-		if (poll_within_budget(&self->polling, has_bytes, self))
+		self->notify_readable = 0;
+		failed = poll_within_budget(&self->polling, has_bytes, self);
+		self->notify_readable |= notify;
+		if (failed)
 			return -1;
 		if (self->inbound->available)
 			self->missed_polls = 0;

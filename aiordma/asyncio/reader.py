@@ -1,0 +1,65 @@
+"""StreamReader: asyncio's reader, which takes received bytes before it waits for the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiordma.asyncio.transport import StreamTransport
+
+
+class StreamReader(asyncio.StreamReader):
+    """An asyncio.StreamReader for a StreamTransport.
+
+    A read first takes the bytes that have arrived, and polls for them if that pays, as
+    ByteStream.receive() does. Only if there are none it waits for the transport to pass data.
+    """
+
+    # Attributes of asyncio.StreamReader that its type stubs do not have.
+    _transport: Any
+    _buffer: bytearray
+    _eof: bool
+    _paused: bool
+    _waiter: asyncio.Future[None] | None
+    _exception: BaseException | None
+    _limit: int
+
+    def _take(self, limit: int) -> bytes | None:
+        """Return received bytes, at most `limit`, if no others come before them. Else None."""
+        transport = self._transport
+        if (
+            type(transport) is not StreamTransport  # with TLS it is another one
+            or self._buffer
+            or self._waiter is not None
+            or self._eof
+            or self._exception is not None
+        ):
+            return None
+        return transport.take(limit)
+
+    async def read(self, n: int = -1) -> bytes:
+        """Read up to `n` bytes: see asyncio.StreamReader.read()."""
+        data = self._take(n) if n > 0 else None
+        return await super().read(n) if data is None else data
+
+    async def readexactly(self, n: int) -> bytes:
+        """Read exactly `n` bytes: see asyncio.StreamReader.readexactly()."""
+        data = self._take(n) if n > 0 else None
+        if data is not None:
+            if len(data) == n:
+                return data
+            self._buffer.extend(data)
+        return await super().readexactly(n)
+
+    async def _wait_for_data(self, func_name: str) -> None:
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        data = None
+        transport = self._transport
+        if type(transport) is StreamTransport and self._waiter is None:
+            data = transport.take(2 * self._limit)
+        if data is None:
+            await super()._wait_for_data(func_name)  # type: ignore[misc]
+        else:
+            self.feed_data(data)
