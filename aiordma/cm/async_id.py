@@ -230,3 +230,4 @@ def _call(step: Step) -> None:
         if failure is error:
             raise
         raise failure from error
+    step.finish()

@@ -71,6 +71,10 @@ _CONNECTED = (
 )
 
 
+def _do_nothing() -> None:
+    """Do nothing before or after a call."""
+
+
 class BaseCmId(AsyncContextManagerMixin, ABC):
     """A communication identifier with awaitable operations, asynchronous or synchronous.
 
@@ -260,16 +264,24 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         )
         await self._perform_to(step, peer, CmState.ADDR_RESOLVED)
 
-    async def resolve_route(self, *, timeout: float = RESOLVE_TIMEOUT) -> None:
+    async def resolve_route(
+        self,
+        *,
+        timeout: float = RESOLVE_TIMEOUT,
+        prepare: Callable[[], None] = _do_nothing,
+    ) -> None:
         """Resolve the route to the resolved address: rdma_resolve_route(3), in a worker thread.
 
-        Fails after `timeout` seconds. After a failure it can be called again.
+        Fails after `timeout` seconds. After a failure it can be called again. `prepare`: see
+        connect().
 
         Raises:
             RouteError: there is no route.
         """
         await self._resolve_route(
-            lambda: self.cm_id.resolve_route(_milliseconds(timeout)), Executor.BLOCKING_POOL
+            lambda: self.cm_id.resolve_route(_milliseconds(timeout)),
+            Executor.BLOCKING_POOL,
+            prepare,
         )
 
     async def set_path(self, path: bytes) -> None:
@@ -282,13 +294,19 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """
         await self._resolve_route(lambda: self.cm_id.set_option(IbOption.PATH, path), Executor.LOOP)
 
-    async def _resolve_route(self, start: Callable[[], None], executor: Executor) -> None:
+    async def _resolve_route(
+        self,
+        start: Callable[[], None],
+        executor: Executor,
+        prepare: Callable[[], None] = _do_nothing,
+    ) -> None:
         peer = self.peer_address[0]
         step = Step(
             CmCall.RESOLVE_ROUTE,
             start,
             executor,
-            translate=lambda error: _query_error(CmEventType.ROUTE_ERROR, error, peer),
+            prepare,
+            lambda error: _query_error(CmEventType.ROUTE_ERROR, error, peer),
         )
         await self._perform_to(step, peer, CmState.ROUTE_RESOLVED)
 
@@ -297,11 +315,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     async def connect(
         self,
         parameters: ConnectionParameters | None = None,
-        prepare: Callable[[], None] = lambda: None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        """Connect along the resolved route: rdma_connect(3), in a worker thread.
+        """Connect along the resolved route: rdma_connect(3).
 
-        `prepare` is called first, in the same thread. It can make the queue pair and post the first
+        On iWARP the call is made in a worker thread, because it can block. If `prepare` is given,
+        it is called before, in a worker thread, too. It can make the queue pair and post the first
         receives. Without `parameters`, all of them are the maximum of the device.
 
         An id without a queue pair stops when the peer has answered. Then move your queue pair with
@@ -317,11 +336,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._state.check_allowed(CmCall.CONNECT)
         peer = format_address(self.peer_address)
         self.handle.is_slow_to_destroy = iwarp = self.device().is_iwarp
+        executor = Executor.LOOP if prepare is None else Executor.WORKER_POOL
         step = Step(
             CmCall.CONNECT,
             lambda: self.cm_id.connect(parameters),
-            Executor.BLOCKING_POOL if iwarp else Executor.WORKER_POOL,
-            prepare,
+            Executor.BLOCKING_POOL if iwarp else executor,
+            prepare or _do_nothing,
             lambda error: error_for_iwarp_connect(error, peer) if iwarp else error,
         )
         await self._perform_to(step, peer, *_CONNECTED)
@@ -350,9 +370,13 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     async def accept(
         self,
         parameters: ConnectionParameters | None = None,
-        prepare: Callable[[], None] = lambda: None,
+        prepare: Callable[[], None] = _do_nothing,
+        finish: Callable[[], None] = _do_nothing,
     ) -> None:
-        """Accept the request: rdma_accept(3), in a worker thread. `prepare`: see connect().
+        """Accept the request: rdma_accept(3), in a worker thread.
+
+        `prepare` is called before, and `finish` after the call, in the same thread. `prepare` can
+        make the queue pair and post the first receives.
 
         Returns after the peer has confirmed; for datagrams, at once. After this call the request
         can no longer be rejected. Without `parameters` (which needs a queue pair), the parameters
@@ -369,6 +393,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             Executor.WORKER_POOL,
             lambda: self._prepare_answer(prepare, peer),
             lambda error: ConnectError(f"{peer} could not be accepted: {error}"),
+            finish,
         )
         if is_datagram:
             await self._perform(step, lambda: True)

@@ -35,3 +35,5 @@ class Step:
     """Called before `start`, in the same thread. Its errors are not translated."""
     translate: Callable[[VerbsError], Exception] = lambda error: error
     """Return the exception to raise for an error of `start`."""
+    finish: Callable[[], None] = lambda: None
+    """Called after `start`, in the same thread. Its errors are not translated."""

@@ -151,6 +151,7 @@ class SyncCmId(BaseCmId):
             step.start()
         except VerbsError as error:
             raise step.translate(error) from error
+        step.finish()
 
     def _wait_until(self, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         while not is_done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiordma.cm import AsyncCmId
 from aiordma.cm.establishing import create_listening_ids, establish
 from aiordma.loop.context_managers import AwaitableContextManager
-from aiordma.messages.connection import Connection
+from aiordma.messages.connection import Connection, connect_id
 from aiordma.messages.listener import Listener
 from aiordma.options import DEFAULT_LIMITS, DEFAULT_OPTIONS, ConnectionOptions, ListenerLimits
 
@@ -58,7 +58,7 @@ async def _connect(
         raise ValueError("shared_recv_depth is for listen(), not for a single connection")
 
     async def finish(cm: AsyncCmId) -> Connection:
-        return await Connection.from_id(cm, private_data=private_data, options=options)
+        return await connect_id(cm, private_data, options)
 
     return await establish(host, port, local_address, options, finish)
 

@@ -109,15 +109,25 @@ class Endpoint(Generic[D_co]):
     # --- the beginning ---
 
     async def connect(self, private_data: bytes) -> None:
-        """Make the queue pair, connect along the id's route, and wait until the peer has accepted.
+        """Make the queue pair, connect, and wait until the peer has accepted.
 
-        Raises: see AsyncCmId.connect. After that the caller can only abort() the endpoint.
+        If the id has no route yet, it is resolved in the same call of a worker thread.
+
+        Raises: see AsyncCmId.connect and resolve_route. After that the caller can only abort() the
+        endpoint.
         """
         check_private_data(private_data, PrivateDataLimits.of(self.device).connect)
         limits, options = self.device.attributes, self.options
         resources = min(options.responder_resources, limits.max_qp_rd_atom)
         depth = min(options.initiator_depth, limits.max_qp_init_rd_atom)
-        await self.cm.connect(self._parameters(private_data, resources, depth), self._prepare)
+        parameters = self._parameters(private_data, resources, depth)
+        if self.cm.state is CmState.ADDR_RESOLVED:
+            await self.cm.resolve_route(timeout=options.resolve_timeout, prepare=self._prepare)
+            await self.cm.connect(parameters)
+        else:
+            await self.cm.connect(parameters, self._prepare)
+        # rdma_get_cm_event() has made two such calls, when it moved the queue pair.
+        self._set_timer()
         reply = self.cm.established
         if reply is not None:
             self.peer_private_data = reply.private_data
@@ -144,8 +154,13 @@ class Endpoint(Generic[D_co]):
             resources = min(resources, options.responder_resources)
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
         self._first_message.hold_sends()
-        await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
-        await limit_retries(self.cm, request.retry_count)
+
+        def finish() -> None:
+            limit_retries(self.cm, request.retry_count)
+            self._set_timer()
+
+        parameters = self._parameters(private_data, resources, depth)
+        await self.cm.accept(parameters, self._prepare, finish)
         self._first_message.start_timer()
         self._begin(depth)
 
@@ -166,14 +181,20 @@ class Endpoint(Generic[D_co]):
         self.cm.cm_id.destroy_qp()  # one that rdma_create_ep() made
         self.data_path.prepare()
 
+    def _set_timer(self) -> None:
+        """Set the time that the peer waits for a receive: it would be 655 ms. Not on iWARP."""
+        qp = self.cm.handle.qp
+        if qp is not None and not self.device.is_iwarp:
+            try:
+                qp.set_min_rnr_timer(MIN_RNR_TIMER)
+            except VerbsError as error:
+                logger.debug("ignored: %s", error)  # the peer has disconnected already
+
     def _begin(self, initiator_depth: int) -> None:
         """Start to use the connection: both sides have agreed."""
         logger.debug("connected to %s", format_address(self.peer_address))
         self._has_begun = True
         self.data_path.negotiated(initiator_depth)
-        qp = self.cm.handle.qp
-        if qp is not None and not self.device.is_iwarp:
-            self.cm.handle.submit(lambda: qp.set_min_rnr_timer(MIN_RNR_TIMER))
         self._keepalive.start(is_iwarp=self.device.is_iwarp)
 
     # --- the middle ---
@@ -312,9 +333,10 @@ class Endpoint(Generic[D_co]):
         if self._end is None:
             logger.debug("connection ended: %r", cause)
             self._end = cause
-            self.cm.start_disconnect()
-            self.data_path.stop()
-            self._flush_timer = Deadline(self.cm.loop, FLUSH_SECONDS, self._expect_no_completions)
+            if not self.closed_here:  # else aclose() does the rest
+                self.cm.start_disconnect()
+                self.data_path.stop()
+                self._flush_timer = Deadline(self.loop, FLUSH_SECONDS, self._expect_no_completions)
         self.data_path.wake()
         self._changed.wake_all()
 
@@ -356,22 +378,27 @@ class Endpoint(Generic[D_co]):
         """
         if not self.closed_here:
             self._start_closing()
-            deadline = deadline or Deadline(self.cm.loop, self.options.close_timeout, self.wake)
-            try:
-                await self._close_gracefully(deadline)
-            finally:
-                deadline.cancel()
+            if self.cm.state in (CmState.CONNECTED, CmState.DISCONNECTING):
+                deadline = deadline or Deadline(self.loop, self.options.close_timeout, self.wake)
+                try:
+                    await self._close_gracefully(deadline)
+                finally:
+                    deadline.cancel()
+                    self.abort()
+            else:
                 self.abort()
         await self.cm.handle.wait_destroyed()
 
     def _start_closing(self) -> None:
-        self.closed_here = True
-        self.data_path.stop()
-        self._changed.wake_all()
+        if not self.closed_here:
+            self.closed_here = True
+            self.data_path.stop()
+            self._changed.wake_all()
 
     async def _close_gracefully(self, deadline: Deadline) -> None:
         await self._finish_sending(deadline)
-        self.cm.start_disconnect()
+        if self.cm.state is CmState.CONNECTED:
+            self.cm.start_disconnect()
         is_silent = isinstance(self._end, PeerTimeout)
         while self.cm.state is CmState.DISCONNECTING and not (deadline.expired or is_silent):
             await self._changed.wait()
