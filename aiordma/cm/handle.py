@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -154,7 +154,9 @@ class IdHandle:
 
     # --- calls ---
 
-    async def call(self, function: Callable[[], T], *, blocking: bool = False) -> T:
+    def call(
+        self, function: Callable[[], T], *, blocking: bool = False
+    ) -> Coroutine[object, None, T]:
         """Await a call on the id in a worker thread. Set `blocking` if it can take minutes.
 
         Cancelling returns at once. A call under way continues, and destruction waits for it.
@@ -165,7 +167,7 @@ class IdHandle:
         if self._is_destroying:
             raise LocalClosed("closed on this side")
         pool = blocking_pool if blocking else worker_pool
-        return await run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
+        return run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
 
     async def make(
         self,

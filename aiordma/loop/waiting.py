@@ -101,7 +101,7 @@ class FairSemaphore:
     def release(self, count: int = 1) -> None:
         """Release `count` units, and grant them to waiting tasks."""
         self.free += count
-        while self.free > 0 and self._waiting:
+        while self._waiting and self.free > 0:
             future = self._waiting.popleft()
             if not future.done():
                 self.free -= 1

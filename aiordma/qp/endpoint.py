@@ -88,10 +88,12 @@ class Endpoint(Generic[D_co]):
         self.device = cm.device()
         options.check_device(self.device, cm.port_num)
         self.cm = cm
+        self.loop: Loop = cm.loop
+        """The event loop that the connection belongs to."""
         self.options = options
-        self.local_address, self.peer_address = cm.local_address, cm.peer_address
+        self.local_address, self.peer_address = cm.addresses
         self.peer_private_data = b""
-        self._changed = WaitQueue(cm.loop)
+        self._changed = WaitQueue(self.loop)
         self._end: RdmaError | None = None
         self.closed_here = False
         """True if this side has closed the connection."""
@@ -101,8 +103,8 @@ class Endpoint(Generic[D_co]):
         self._failure_timer: Deadline | None = None
         self._drain_timer: Deadline | None = None
         self.data_path = make_data_path(self)
-        self._first_message = FirstMessage(cm.loop, self.device, self.data_path, self)
-        self._keepalive = Keepalive(cm.loop, options, self.data_path, self)
+        self._first_message = FirstMessage(self.loop, self.device, self.data_path, self)
+        self._keepalive = Keepalive(self.loop, options, self.data_path, self)
         cm.on_change = self._on_cm_change
         cm.handle.add_released_callback(self._release)
 
@@ -198,11 +200,6 @@ class Endpoint(Generic[D_co]):
         self._keepalive.start(is_iwarp=self.device.is_iwarp)
 
     # --- the middle ---
-
-    @property
-    def loop(self) -> Loop:
-        """The event loop that the connection belongs to."""
-        return self.cm.loop
 
     def acquire_domain(self) -> MemoryDomain:
         """Add a user to the protection domain of the connection, and return the domain."""
@@ -303,7 +300,7 @@ class Endpoint(Generic[D_co]):
         """Fail after CAUSE_SECONDS, unless a completion or a disconnect gives a better cause."""
         if self._failure_timer is None:
             give_up = partial(self.fail, failure)
-            self._failure_timer = Deadline(self.cm.loop, CAUSE_SECONDS, give_up)
+            self._failure_timer = Deadline(self.loop, CAUSE_SECONDS, give_up)
 
     async def wait_ended(self) -> None:
         """Wait until the reason for a failed request is known, which takes a short time."""
@@ -346,7 +343,7 @@ class Endpoint(Generic[D_co]):
             ran_out = isinstance(self._end, PeerClosed) and self.data_path.ran_out_of_receives
             if ran_out and self._drain_timer is None:
                 drain_again = partial(self.data_path.drain, self._all_received)
-                self._drain_timer = Deadline(self.cm.loop, LATE_FLUSH_SECONDS, drain_again)
+                self._drain_timer = Deadline(self.loop, LATE_FLUSH_SECONDS, drain_again)
                 return
             if ran_out:
                 # No receive was left: it was this side's device that ended the connection.

@@ -48,9 +48,10 @@ class QueuePairResources:
 
         `own_domain`: True for a protection domain of its own.
         """
-        self.loop_device = LoopDevice.of(cm.loop, cm.device())
+        loop, device = cm.loop, cm.device()
+        self.loop_device = LoopDevice.of(loop, device)
         self.domain: MemoryDomain = (
-            OwnDomain(cm.loop, cm.device()) if own_domain else self.loop_device.acquire()
+            OwnDomain(loop, device) if own_domain else self.loop_device.acquire()
         )
         """The protection domain of the queue pair and of its memory."""
         cm.handle.add_released_callback(self._release)
