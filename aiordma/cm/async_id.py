@@ -98,11 +98,6 @@ class AsyncCmId(BaseCmId):
         if len(self._changed):
             raise BusyError("another task is waiting for this id")
 
-    def handle_event(self, event: CmEvent) -> None:
-        """Process an event of this id. Called by the dispatcher."""
-        super().handle_event(event)
-        self._notify()
-
     def _notify(self) -> None:
         self._changed.wake_all()
         if self.on_change is not None:

@@ -197,6 +197,10 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._state.on_event(event)
         if self._completions is not None:
             self._completions.on_event()
+        self._notify()
+
+    def _notify(self) -> None:
+        """Notify the tasks that wait for a change. Those of a SyncCmId wait in worker threads."""
 
     @abstractmethod
     async def _perform(self, step: Step, is_done: Callable[[], bool]) -> None:

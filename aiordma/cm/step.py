@@ -21,7 +21,7 @@ class Executor(Enum):
     """A thread of the blocking pool, for a call that can take minutes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """An operation of an id: the C call that starts it, and how it changes the state."""
 

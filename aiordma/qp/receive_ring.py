@@ -54,8 +54,9 @@ class ReceiveRing(fast_path.ReceiveRingCore):
             VerbsError: the device refused one.
         """
         self._open(queue, queue.cells, first_wr_id)
-        for slot in range(self.slots):
-            self.post(slot)
+        error = self._post_all()
+        if error:
+            raise VerbsError(error, "ibv_post_recv")
 
     def view(self, slot: int, length: int) -> memoryview:
         """Return the first `length` bytes of a slot, which must not be posted."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from aiordma._native._lib import CmEventCopy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make each event several times slower to create
 class CmEvent:
     """`struct rdma_cm_event` as a value. See rdma_get_cm_event(3).
 
