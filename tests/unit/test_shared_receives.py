@@ -20,8 +20,8 @@ from simulator.world import lib
 import aiordma
 from aiordma import Connection, ConnectionOptions, VerbsError
 from aiordma.qp import ReceiveRing, SharedReceives
-from aiordma.qp.receive_ring import ReceivePoster
 from aiordma.qp.last_receive import LAST_RECEIVE_SECONDS, LastReceive
+from aiordma.qp.receive_ring import ReceivePoster
 from aiordma.verbs.device import RXE_VENDOR_ID, SIW_VENDOR_ID
 
 SLOTS, SIZE = 8, 64
