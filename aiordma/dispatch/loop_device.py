@@ -90,7 +90,8 @@ class LoopDevice:
         self._on_notified: dict[int, Callable[[], None]] = {}
         self._keys = itertools.count(1)
         self._users = 0
-        self._reading = False
+        self.is_reading = False
+        """True if the loop watches the completion channel."""
         self._failed = False
 
     @classmethod
@@ -217,8 +218,8 @@ class LoopDevice:
 
     def start_reading(self) -> None:
         """Have the loop watch the completion channel. Call it after the first reserve()."""
-        if not self._reading and self._channel is not None:
-            self._reading = True
+        if not self.is_reading and self._channel is not None:
+            self.is_reading = True
             self._loop.add_reader(self._channel.fd, self._on_readable)
             self._events.start()
 
@@ -256,8 +257,8 @@ class LoopDevice:
         worker_pool.submit(self._close)
 
     def _stop_reading(self) -> None:
-        if self._reading and self._channel is not None:
-            self._reading = False
+        if self.is_reading and self._channel is not None:
+            self.is_reading = False
             with suppress(RuntimeError):  # a closed loop watches no fd any more
                 self._loop.remove_reader(self._channel.fd)
 
@@ -295,7 +296,7 @@ class LoopDevice:
         one to arm the queue again. See stop_polling().
         """
         queue.is_arming_scheduled = False
-        if not self._reading or queue.pollers or queue.is_armed:
+        if not self.is_reading or queue.pollers or queue.is_armed:
             return
         try:
             self._reader.arm(queue.cq)
@@ -359,7 +360,7 @@ class LoopDevice:
                 on_notified()
 
     def _drain_on(self, queue: SharedCompletionQueue, then: Callable[[], None]) -> None:
-        if self._reading:
+        if self.is_reading:
             self.drain(queue, then)
         else:
             then()

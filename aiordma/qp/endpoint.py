@@ -128,8 +128,6 @@ class Endpoint(Generic[D_co]):
             await self.cm.connect(parameters)
         else:
             await self.cm.connect(parameters, self._prepare)
-        # rdma_get_cm_event() has made two such calls, when it moved the queue pair.
-        self._set_timer()
         reply = self.cm.established
         if reply is not None:
             self.peer_private_data = reply.private_data
@@ -156,13 +154,9 @@ class Endpoint(Generic[D_co]):
             resources = min(resources, options.responder_resources)
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
         self._first_message.hold_sends()
-
-        def finish() -> None:
-            limit_retries(self.cm, request.retry_count)
-            self._set_timer()
-
         parameters = self._parameters(private_data, resources, depth)
-        await self.cm.accept(parameters, self._prepare, finish)
+        limit = partial(limit_retries, self.cm, request.retry_count)
+        await self.cm.accept(parameters, self._prepare, limit)
         self._first_message.start_timer()
         self._begin(depth)
 
@@ -184,7 +178,10 @@ class Endpoint(Generic[D_co]):
         self.data_path.prepare()
 
     def _set_timer(self) -> None:
-        """Set the time that the peer waits for a receive: it would be 655 ms. Not on iWARP."""
+        """Set the time that the peer waits for a receive: it would be 655 ms. Not on iWARP.
+
+        It takes as long as each of the two calls by which rdma_get_cm_event() moves a queue pair.
+        """
         qp = self.cm.handle.qp
         if qp is not None and not self.device.is_iwarp:
             try:
@@ -196,6 +193,7 @@ class Endpoint(Generic[D_co]):
         """Start to use the connection: both sides have agreed."""
         logger.debug("connected to %s", format_address(self.peer_address))
         self._has_begun = True
+        self._set_timer()
         self.data_path.negotiated(initiator_depth)
         self._keepalive.start(is_iwarp=self.device.is_iwarp)
 
