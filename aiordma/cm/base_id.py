@@ -11,6 +11,7 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ _CONNECTED = (
 
 
 def _do_nothing() -> None:
-    """Do nothing before or after a call."""
+    """Do nothing: the default of `prepare` and `finish`."""
 
 
 class BaseCmId(AsyncContextManagerMixin, ABC):
@@ -788,16 +789,18 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         else:
             await self.handle.wait_destroyed()
 
-    def closed_on_failure(self, *, unless: tuple[type[Exception], ...] = ()) -> ClosedOnFailure:
-        """Close the id if the block fails with an exception of another type than `unless`.
+    def closed_on_failure(
+        self, *, unless: tuple[type[Exception], ...] = ()
+    ) -> AbstractAsyncContextManager[None]:
+        """Return a context manager that closes the id if its block fails.
 
-        The error is raised after everything is destroyed. If the block is cancelled, the id is
-        destroyed in the background.
+        An exception of a type in `unless` does not close it. The error is raised after everything
+        is destroyed. If the block is cancelled, the id is destroyed in the background.
 
         Raises:
             DeviceRemoved: in place of a VerbsError that a removed device causes.
         """
-        return ClosedOnFailure(self, unless)
+        return _ClosedOnFailure(self, unless)
 
     def __del__(self) -> None:
         if not hasattr(self, "_is_moved") or self._state.current is CmState.CLOSED:
@@ -810,7 +813,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         return f"<{type(self).__name__} {self._state.current.name} at {id(self):#x}>"
 
 
-class ClosedOnFailure:
+class _ClosedOnFailure:
     """The context manager of BaseCmId.closed_on_failure()."""
 
     __slots__ = ("_cm", "_unless")
