@@ -35,7 +35,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"prometheus_client\..*"),
     (
         "py:.*",
-        r"(typing|typing_extensions|collections|enum|asyncio|trio|anyio|ssl|socket)\..*",
+        r"(typing|typing_extensions|collections|contextlib|enum|asyncio|trio|anyio|ssl|socket)\..*",
     ),
     ("py:.*", r"(bytes|bytearray|memoryview|str|int|float|bool|None|object|slice|tuple|list|dict)"),
     ("py:.*", r"(set|frozenset|type|[A-Z]\w*(Error|Warning)|StopAsyncIteration)"),

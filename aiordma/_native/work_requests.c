@@ -39,6 +39,20 @@ void aiordma_await_posts(void)
 	pthread_rwlock_unlock(&posting);
 }
 
+/*
+ * Destroy the queue pair of a cell, if there is one, when no thread posts to it any more. The cell
+ * is then NULL. Returns 0 or an errno.
+ */
+int aiordma_destroy_qp(struct ibv_qp **cell)
+{
+	struct ibv_qp *qp = __atomic_exchange_n(cell, NULL, __ATOMIC_ACQ_REL);
+
+	if (!qp)
+		return 0;
+	aiordma_await_posts();
+	return ibv_destroy_qp(qp);
+}
+
 /* Post a request and the requests linked to it. The fast path posts transfers with it, too. */
 int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr)
 {

@@ -6,8 +6,8 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from aiordma.cm import AsyncCmId
@@ -15,7 +15,7 @@ from aiordma.cm.handshakes import PEER_ERRORS, Failure, Handshakes, ListenerStat
 from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.errors import BusyError, ConnectError, LocalClosed, RdmaError
 from aiordma.loop import Deadline, WaitQueue, checkpoint, task_group, yield_of
-from aiordma.loop.context_managers import AsyncContextManagerMixin, Closable, closing
+from aiordma.loop.context_managers import AsyncContextManagerMixin, Closable
 from aiordma.options import ListenerLimits, PrivateDataLimits, check_private_data
 from aiordma.rdmacm.address import format_address
 
@@ -44,8 +44,7 @@ class BaseRequest:
         self._cm = cm
         self._handshake_timeout = handshake_timeout
         self._is_accepted = False
-        self._local_address = cm.local_address
-        self._peer_address = cm.peer_address
+        self._local_address, self._peer_address = cm.addresses
 
     @property
     def local_address(self) -> tuple[str, int]:
@@ -77,24 +76,18 @@ class BaseRequest:
         self._cm.reject(private_data)
         await self._cm.aclose()
 
-    @asynccontextmanager
-    async def _handshake(self) -> AsyncIterator[None]:
-        """Accept the request in the block. Its id is closed if that takes too long.
+    def _handshake(self) -> Handshake:
+        """Return a context manager in whose block the request is accepted.
+
+        The id is closed if that takes too long.
 
         Raises:
             ConnectError: the peer did not confirm in time.
         """
-        seconds = self._handshake_timeout
-        deadline = Deadline(self._cm.loop, seconds, self._cm.abort)
-        try:
-            yield
-        except LocalClosed as error:
-            if not deadline.expired:
-                raise
-            peer = format_address(self._peer_address)
-            raise ConnectError(f"{peer} did not confirm within {seconds:g} s") from error
-        finally:
-            deadline.cancel()
+        return Handshake(self, self._cm, self._handshake_timeout)
+
+    def confirmed(self) -> None:
+        """Note that the handshake is over: abort() does nothing any more."""
         self._is_accepted = True
 
     def abort(self) -> None:
@@ -108,6 +101,31 @@ class BaseRequest:
     def __repr__(self) -> str:
         host, port = self._peer_address
         return f"<{type(self).__name__} from {host} port {port}>"
+
+
+class Handshake:
+    """The context manager of a request's handshake, which limits its time."""
+
+    def __init__(self, request: BaseRequest, cm: AsyncCmId, seconds: float) -> None:
+        self._request = request
+        self._seconds = seconds
+        self._deadline = Deadline(cm.loop, seconds, cm.abort)
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._deadline.cancel()
+        if exc is None:
+            self._request.confirmed()
+        elif isinstance(exc, LocalClosed) and self._deadline.expired:
+            peer = format_address(self._request.peer_address)
+            raise ConnectError(f"{peer} did not confirm within {self._seconds:g} s") from exc
 
 
 R = TypeVar("R", bound=BaseRequest)
@@ -256,8 +274,14 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
 
     async def _serve_one(self, connection: C, handler: Callable[[C], Awaitable[object]]) -> None:
         try:
-            async with closing(connection):
+            try:
                 await handler(connection)
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    connection.abort()
+                raise
+            finally:
+                await connection.aclose()
         except Exception as error:
             self._log_failure(connection, error)
 

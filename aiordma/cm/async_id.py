@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiordma.cm.base_id import BaseCmId
@@ -13,7 +14,7 @@ from aiordma.cm.step import Executor, Step
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, VerbsError
-from aiordma.loop import WaitQueue, checkpoint, checkpoint_if_cancelled, running_loop
+from aiordma.loop import WaitQueue, cancellation_of, checkpoint, running_loop
 from aiordma.rdmacm import CmEvent, OwnChannel
 
 if TYPE_CHECKING:
@@ -59,21 +60,30 @@ class AsyncCmId(BaseCmId):
         loop = running_loop()
         await checkpoint()
         dispatcher = await CmDispatcher.of(loop)
-        with dispatcher.referenced():
+        dispatcher.acquire()
+        try:
             handle = IdHandle(loop, dispatcher.create_id(port_space))
             return cls(handle, dispatcher, CmState.IDLE, None)
+        finally:
+            dispatcher.release()
 
     # --- waiting ---
 
     async def _perform(self, step: Step, is_done: Callable[[], bool]) -> None:
-        await checkpoint_if_cancelled()
+        raise_if_cancelled = cancellation_of(self.handle.loop)
+        if raise_if_cancelled is not None:
+            await raise_if_cancelled()
         if step.call is None:
             self._check_idle()
         else:
             before = self._state.enter(step.call)
-        expected = self.state
+        expected = self._state.current
         try:
-            await self._make_call(step)
+            if step.executor is Executor.LOOP:
+                _call(step)
+            else:
+                blocking = step.executor is Executor.BLOCKING_POOL
+                await self.handle.call(partial(_call, step), blocking=blocking)
         except Exception:
             if step.call is not None:
                 self._state.call_failed(step.call, before, expected)
@@ -87,19 +97,6 @@ class AsyncCmId(BaseCmId):
     def _check_idle(self) -> None:
         if len(self._changed):
             raise BusyError("another task is waiting for this id")
-
-    async def _make_call(self, step: Step) -> None:
-        if step.executor is Executor.LOOP:
-            _call(step)
-        else:
-            await self.handle.call(
-                lambda: _call(step), blocking=step.executor is Executor.BLOCKING_POOL
-            )
-
-    def handle_event(self, event: CmEvent) -> None:
-        """Process an event of this id. Called by the dispatcher."""
-        super().handle_event(event)
-        self._notify()
 
     def _notify(self) -> None:
         self._changed.wake_all()
@@ -115,7 +112,7 @@ class AsyncCmId(BaseCmId):
 
     def _watch(self, channel: OwnChannel) -> None:
         """Make the loop read the channel, too, until the id is destroyed or migrates."""
-        self._stop_watching = self._dispatcher.watch(self.cm_id, channel)
+        self._stop_watching = self._dispatcher.watch(self.handle.cm_id, channel)
         self.handle.add_released_callback(self._stop_watching)
 
     async def get_request(self) -> AsyncCmId:
@@ -145,7 +142,7 @@ class AsyncCmId(BaseCmId):
         while self._requests:
             request = self._requests.pop()
             try:
-                request.handle.move_to(self.loop)
+                request.handle.move_to(self.handle.loop)
                 request.handle.move_to_loop(self._dispatcher)
             except VerbsError as error:
                 logger.info("a connection request was dropped with its device: %s", error)
@@ -189,7 +186,7 @@ class AsyncCmId(BaseCmId):
         self._check_idle()
         self._state.check_open()
         self._leave_loop()
-        successor = SyncCmId(self.handle, self.state, self.event)
+        successor = SyncCmId(self.handle, self._state.current, self.event)
         self._transfer_to(successor)
         return successor
 
@@ -201,7 +198,7 @@ class AsyncCmId(BaseCmId):
             handle.remove_released_callback(self._stop_watching)
             self._stop_watching()
         handle.remove_released_callback(self._dispatcher.release)
-        self._dispatcher.forget(self.cm_id)
+        self._dispatcher.forget(self.handle.cm_id)
         self._dispatcher.release()
 
     # --- the end ---
@@ -211,13 +208,13 @@ class AsyncCmId(BaseCmId):
 
         Requests that no task has taken are rejected. Idempotent. See rdma_destroy_id(3).
         """
-        if self.state is CmState.CLOSED:
+        if self._state.current is CmState.CLOSED:
             return
         super().abort()
         self._notify()
 
     def _leave(self) -> None:
-        self._dispatcher.forget(self.cm_id)
+        self._dispatcher.forget(self.handle.cm_id)
         super()._leave()
 
 
@@ -230,3 +227,4 @@ def _call(step: Step) -> None:
         if failure is error:
             raise
         raise failure from error
+    step.finish()

@@ -10,8 +10,9 @@ import itertools
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from aiordma.cm.failures import (
@@ -60,6 +61,9 @@ RESOLVE_TIMEOUT = 5.0
 # join_multicast() passes a token to the kernel. The event of that call contains the same token.
 _tokens = itertools.count(1)
 
+# In these states the addresses of an id can still change.
+_CHANGES_ADDRESS = frozenset({CmState.IDLE, CmState.ADDR_BOUND, CmState.ADDR_QUERY})
+
 # connect() and accept() end in one of these. Before the task runs, the peer might have left, or a
 # malformed message might have ended the connection here. In RESPONDED the id has no queue pair,
 # and the user moves one.
@@ -69,6 +73,10 @@ _CONNECTED = (
     CmState.DISCONNECTED,
     CmState.RESPONDED,
 )
+
+
+def _do_nothing() -> None:
+    """Do nothing: the default of `prepare` and `finish`."""
 
 
 class BaseCmId(AsyncContextManagerMixin, ABC):
@@ -83,11 +91,13 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self.context: object = None
         """Any object of the user."""
         self._state = IdState(state, event)
-        self._completions = OwnCompletions(handle, self._state)
+        self._completions: OwnCompletions | None = None
         self._requests = PendingRequests()
         self._has_listened = state is CmState.LISTENING
         self._joining: dict[int, CmEvent | None] = {}
-        self._last_addresses = (("", 0), ("", 0))
+        self._device: Device | None = None
+        self._addresses: tuple[tuple[str, int], tuple[str, int]] | None = None
+        """The addresses, once they do not change any more."""
         self._is_moved = False
 
     # --- properties ---
@@ -126,18 +136,24 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     @property
     def local_address(self) -> tuple[str, int]:
         """`(host, port)` of this side; `("", 0)` before the id is bound to an address."""
-        if self.state is CmState.CLOSED:
-            return self._last_addresses[0]
-        address = self.cm_id.local_address
-        return address.pair if address is not None else ("", 0)
+        return self.addresses[0]
 
     @property
     def peer_address(self) -> tuple[str, int]:
         """`(host, port)` of the peer; `("", 0)` before it is known."""
-        if self.state is CmState.CLOSED:
-            return self._last_addresses[1]
-        address = self.cm_id.peer_address
-        return address.pair if address is not None else ("", 0)
+        return self.addresses[1]
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Both addresses: `local_address` and `peer_address`."""
+        if self._addresses is None:
+            cm_id = self.handle.cm_id
+            local, peer = cm_id.local_address, cm_id.peer_address
+            found = local.pair if local else ("", 0), peer.pair if peer else ("", 0)
+            if self._state.current in _CHANGES_ADDRESS:
+                return found
+            self._addresses = found
+        return self._addresses
 
     @property
     def route(self) -> Route:
@@ -147,7 +163,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             LocalClosed: the id is closed.
         """
         self._state.check_open()
-        return self.cm_id.route
+        return self.handle.cm_id.route
 
     def device(self) -> Device:
         """Return the device that the id is bound to.
@@ -156,41 +172,57 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             ValueError: the id is not bound to a device yet.
             LocalClosed: the id is closed.
         """
-        self._state.check_open()
-        return self.cm_id.device()
+        if self._device is None or self._state.current is CmState.CLOSED:
+            self._state.check_open()
+            self._device = self.handle.cm_id.device()
+        return self._device
 
     @property
     def port_num(self) -> int:
         """The port of the device, from 1; 0 before the id is bound to a device."""
-        return 0 if self.state is CmState.CLOSED else self.cm_id.port_num
+        return 0 if self._state.current is CmState.CLOSED else self.handle.cm_id.port_num
 
     # --- events and steps ---
 
     def handle_event(self, event: CmEvent) -> None:
         """Process an rdma_cm event, which can change the state."""
         if event.type is CmEventType.CONNECT_REQUEST:
-            self._requests.add(self.handle, event, is_listening=self.state is CmState.LISTENING)
+            self._requests.add(
+                self.handle, event, is_listening=self._state.current is CmState.LISTENING
+            )
             self._drop_requests_if_closed()
         if event.context in self._joining:
             self._joining[event.context] = event
         if event.type is CmEventType.DEVICE_REMOVAL:
             device_contexts.check_soon()
         self._state.on_event(event)
-        self._completions.on_event()
+        if self._completions is not None:
+            self._completions.on_event()
+        self._notify()
+
+    def _notify(self) -> None:
+        """Notify the tasks that wait for a change. Those of a SyncCmId wait in worker threads."""
 
     @abstractmethod
     async def _perform(self, step: Step, is_done: Callable[[], bool]) -> None:
         """Make the call of `step`, and wait for events until `is_done()`."""
 
-    async def _perform_to(self, step: Step, peer: str, *expected: CmState) -> None:
+    async def _perform_to(self, step: Step, *expected: CmState, peer: str | None = None) -> None:
         """Make the call of `step`, and wait until the operation has ended.
 
         Raises:
-            RdmaError: the id is then in none of the states `expected`.
+            RdmaError: the id is then in none of the states `expected`. It names `peer`, or the
+                address of the peer.
         """
-        await self._perform(step, lambda: self.state not in WAITING)
-        if self.state not in expected:
-            raise self._state.error(peer, expected[0])
+        await self._perform(step, self._is_idle)
+        if self._state.current not in expected:
+            raise self._state.error(peer or self._peer_name(), expected[0])
+
+    def _is_idle(self) -> bool:
+        return self._state.current not in WAITING
+
+    def _peer_name(self) -> str:
+        return format_address(self.peer_address)
 
     def failure(self, peer: str) -> RdmaError | None:
         """Return the reason why the id, or its last query, failed; None if neither did."""
@@ -205,7 +237,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             VerbsError: EINVAL (too late, or not allowed on this kind of id), ENOSYS.
         """
         self._state.check_open()
-        self.cm_id.set_option(option, value)
+        self.handle.cm_id.set_option(option, value)
 
     def set_local_ece(self, ece: Ece) -> None:
         """Offer ECE options to the peer, before create_qp(): rdma_set_local_ece(3).
@@ -214,7 +246,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             VerbsError: EINVAL (the id has a queue pair).
         """
         self._state.check_open()
-        self.cm_id.set_local_ece(ece)
+        self.handle.cm_id.set_local_ece(ece)
 
     def remote_ece(self) -> Ece:
         """Return the ECE options that the peer offered: rdma_get_remote_ece(3).
@@ -225,7 +257,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             VerbsError: EINVAL (the id has a queue pair).
         """
         self._state.check_open()
-        return self.cm_id.remote_ece()
+        return self.handle.cm_id.remote_ece()
 
     # --- resolving ---
 
@@ -235,7 +267,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             VerbsError: EADDRINUSE or EADDRNOTAVAIL (in use, or not of this machine), EACCES.
         """
-        self._state.call(CmCall.BIND_ADDR, lambda: self.cm_id.bind_addr(address))
+        self._state.call(CmCall.BIND_ADDR, lambda: self.handle.cm_id.bind_addr(address))
 
     async def resolve_addr(
         self,
@@ -254,22 +286,30 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         peer = destination.pair[0]
         step = Step(
             CmCall.RESOLVE_ADDR,
-            lambda: self.cm_id.resolve_addr(source, destination, _milliseconds(timeout)),
+            lambda: self.handle.cm_id.resolve_addr(source, destination, _milliseconds(timeout)),
             Executor.LOOP,
             translate=lambda error: _query_error(CmEventType.ADDR_ERROR, error, peer),
         )
-        await self._perform_to(step, peer, CmState.ADDR_RESOLVED)
+        await self._perform_to(step, CmState.ADDR_RESOLVED, peer=peer)
 
-    async def resolve_route(self, *, timeout: float = RESOLVE_TIMEOUT) -> None:
+    async def resolve_route(
+        self,
+        *,
+        timeout: float = RESOLVE_TIMEOUT,
+        prepare: Callable[[], None] = _do_nothing,
+    ) -> None:
         """Resolve the route to the resolved address: rdma_resolve_route(3), in a worker thread.
 
-        Fails after `timeout` seconds. After a failure it can be called again.
+        Fails after `timeout` seconds. After a failure it can be called again. `prepare`: see
+        connect().
 
         Raises:
             RouteError: there is no route.
         """
         await self._resolve_route(
-            lambda: self.cm_id.resolve_route(_milliseconds(timeout)), Executor.BLOCKING_POOL
+            lambda: self.handle.cm_id.resolve_route(_milliseconds(timeout)),
+            Executor.BLOCKING_POOL,
+            prepare,
         )
 
     async def set_path(self, path: bytes) -> None:
@@ -280,28 +320,38 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             RouteError: it is not accepted (EINVAL: no such path, or neither InfiniBand nor RoCE).
         """
-        await self._resolve_route(lambda: self.cm_id.set_option(IbOption.PATH, path), Executor.LOOP)
+        await self._resolve_route(
+            lambda: self.handle.cm_id.set_option(IbOption.PATH, path), Executor.LOOP
+        )
 
-    async def _resolve_route(self, start: Callable[[], None], executor: Executor) -> None:
-        peer = self.peer_address[0]
+    async def _resolve_route(
+        self,
+        start: Callable[[], None],
+        executor: Executor,
+        prepare: Callable[[], None] = _do_nothing,
+    ) -> None:
         step = Step(
             CmCall.RESOLVE_ROUTE,
             start,
             executor,
-            translate=lambda error: _query_error(CmEventType.ROUTE_ERROR, error, peer),
+            prepare,
+            lambda error: _query_error(CmEventType.ROUTE_ERROR, error, self.peer_address[0]),
         )
-        await self._perform_to(step, peer, CmState.ROUTE_RESOLVED)
+        await self._perform(step, self._is_idle)
+        if self._state.current is not CmState.ROUTE_RESOLVED:
+            raise self._state.error(self.peer_address[0], CmState.ROUTE_RESOLVED)
 
     # --- connecting ---
 
     async def connect(
         self,
         parameters: ConnectionParameters | None = None,
-        prepare: Callable[[], None] = lambda: None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        """Connect along the resolved route: rdma_connect(3), in a worker thread.
+        """Connect along the resolved route: rdma_connect(3).
 
-        `prepare` is called first, in the same thread. It can make the queue pair and post the first
+        On iWARP the call is made in a worker thread, because it can block. If `prepare` is given,
+        it is called before, in a worker thread, too. It can make the queue pair and post the first
         receives. Without `parameters`, all of them are the maximum of the device.
 
         An id without a queue pair stops when the peer has answered. Then move your queue pair with
@@ -315,16 +365,16 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             VerbsError: a parameter is over a limit of the device.
         """
         self._state.check_allowed(CmCall.CONNECT)
-        peer = format_address(self.peer_address)
         self.handle.is_slow_to_destroy = iwarp = self.device().is_iwarp
+        executor = Executor.LOOP if prepare is None else Executor.WORKER_POOL
         step = Step(
             CmCall.CONNECT,
-            lambda: self.cm_id.connect(parameters),
-            Executor.BLOCKING_POOL if iwarp else Executor.WORKER_POOL,
-            prepare,
-            lambda error: error_for_iwarp_connect(error, peer) if iwarp else error,
+            lambda: self.handle.cm_id.connect(parameters),
+            Executor.BLOCKING_POOL if iwarp else executor,
+            prepare or _do_nothing,
+            lambda error: error_for_iwarp_connect(error, self._peer_name()) if iwarp else error,
         )
-        await self._perform_to(step, peer, *_CONNECTED)
+        await self._perform_to(step, *_CONNECTED)
 
     def establish(self) -> None:
         """Confirm the connection of a queue pair that the caller itself moved: rdma_establish(3).
@@ -333,7 +383,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             VerbsError: EINVAL.
             RdmaError: the peer has not answered.
         """
-        self._state.call(CmCall.ESTABLISH, self.cm_id.establish)
+        self._state.call(CmCall.ESTABLISH, self.handle.cm_id.establish)
 
     def notify_established(self) -> None:
         """Notify the CM that data arrived before the peer's confirmation: rdma_notify(3).
@@ -341,7 +391,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         The connection is then established without the confirmation.
         """
         try:
-            self.cm_id.notify()
+            self.handle.cm_id.notify()
         except VerbsError as error:  # EISCONN: the confirmation was faster
             logger.debug("ignored: %s", error)
 
@@ -350,9 +400,13 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     async def accept(
         self,
         parameters: ConnectionParameters | None = None,
-        prepare: Callable[[], None] = lambda: None,
+        prepare: Callable[[], None] = _do_nothing,
+        finish: Callable[[], None] = _do_nothing,
     ) -> None:
-        """Accept the request: rdma_accept(3), in a worker thread. `prepare`: see connect().
+        """Accept the request: rdma_accept(3), in a worker thread.
+
+        `prepare` is called before, and `finish` after the call, in the same thread. `prepare` can
+        make the queue pair and post the first receives.
 
         Returns after the peer has confirmed; for datagrams, at once. After this call the request
         can no longer be rejected. Without `parameters` (which needs a queue pair), the parameters
@@ -361,32 +415,33 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             ConnectError: the peer has disconnected, or did not confirm.
         """
-        peer = format_address(self.peer_address)
-        is_datagram = self.state is CmState.REQUESTED and self.cm_id.is_datagram
+        is_datagram = self._state.current is CmState.REQUESTED and self.handle.cm_id.is_datagram
         step = Step(
             CmCall.ACCEPT,
-            lambda: self.cm_id.accept(parameters),
+            lambda: self.handle.cm_id.accept(parameters),
             Executor.WORKER_POOL,
-            lambda: self._prepare_answer(prepare, peer),
-            lambda error: ConnectError(f"{peer} could not be accepted: {error}"),
+            lambda: self._prepare_answer(prepare),
+            lambda error: ConnectError(f"{self._peer_name()} could not be accepted: {error}"),
+            finish,
         )
         if is_datagram:
             await self._perform(step, lambda: True)
-            if self.state is not CmState.ACCEPTING:
-                raise self._state.error(peer, CmState.CONNECTED)
-            self._state.current = CmState.CONNECTED  # datagrams have no ESTABLISHED event here
+            if self._state.current is not CmState.ACCEPTING:
+                raise self._state.error(self._peer_name(), CmState.CONNECTED)
+            self._state.move(CmState.CONNECTED)  # datagrams have no ESTABLISHED event here
         else:
-            await self._perform_to(step, peer, *_CONNECTED)
+            await self._perform_to(step, *_CONNECTED)
 
-    def _prepare_answer(self, prepare: Callable[[], None], peer: str) -> None:
+    def _prepare_answer(self, prepare: Callable[[], None]) -> None:
         """Call `prepare`. Its failure is the only sign that the peer gave up meanwhile."""
         try:
             prepare()
         except VerbsError as error:
             try:
-                self.cm_id.reject()
+                self.handle.cm_id.reject()
             except VerbsError:
-                raise ConnectError(f"{peer} gave up before it was accepted") from error
+                text = f"{self._peer_name()} gave up before it was accepted"
+                raise ConnectError(text) from error
             raise
 
     def reject(self, private_data: bytes = b"", *, ece: bool = False) -> None:
@@ -399,10 +454,10 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             LocalClosed: the request was answered already.
         """
         try:
-            self._state.call(CmCall.REJECT, lambda: self.cm_id.reject(private_data, ece=ece))
+            self._state.call(CmCall.REJECT, lambda: self.handle.cm_id.reject(private_data, ece=ece))
         except VerbsError as error:
             logger.debug("the peer has disconnected: %s", error)
-            self._state.current = CmState.REFUSED
+            self._state.move(CmState.REFUSED)
 
     def check_unanswered(self) -> None:
         """Check that this request was neither accepted nor rejected.
@@ -411,11 +466,11 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             LocalClosed: the request was answered already.
             ConnectError: the peer gave up, or the device was removed. The id is then closed.
         """
-        if self.state is CmState.REQUESTED:
+        if self._state.current is CmState.REQUESTED:
             return
-        peer = format_address(self.peer_address)
+        peer = self._peer_name()
         failure = self.failure(peer)
-        if self.state not in FINAL or failure is None:
+        if self._state.current not in FINAL or failure is None:
             raise LocalClosed("the request was answered already")
         self.abort()
         if isinstance(failure, ConnectError):
@@ -439,7 +494,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._requests.backlog = backlog if 0 < backlog < MAX_BACKLOG else MAX_BACKLOG
 
     def _listen(self, backlog: int) -> None:
-        self.cm_id.listen(backlog)
+        self.handle.cm_id.listen(backlog)
 
     @property
     def requests_waiting(self) -> int:
@@ -456,12 +511,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._requests.room = room
 
     def _check_listening(self) -> None:
-        if self.state is not CmState.LISTENING:
+        if self._state.current is not CmState.LISTENING:
             raise self._state.error("the listener", CmState.LISTENING)
 
     def _drop_requests_if_closed(self) -> None:
         """Drop a request that arrived while another thread closed the id."""
-        if self.state is CmState.CLOSED:
+        if self._state.current is CmState.CLOSED:
             self._requests.drop_all()
 
     # --- the queue pair ---
@@ -490,7 +545,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         if pd is None:
             self.handle.acquire_context()
         with self.handle.channel_lock:
-            return self.cm_id.create_qp(init, pd)
+            return self.handle.cm_id.create_qp(init, pd)
 
     def init_qp_attr(self, state: QpState) -> QueuePairAttributes:
         """Return the attributes that move a queue pair to `state`: rdma_init_qp_attr(3).
@@ -501,7 +556,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             VerbsError: EINVAL (too early in the state of the id).
         """
         self._state.check_open()
-        return self.cm_id.init_qp_attr(state)
+        return self.handle.cm_id.init_qp_attr(state)
 
     async def create_srq(
         self,
@@ -525,8 +580,8 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             if pd is None:
                 self.handle.acquire_context()
             if srq_type is SrqType.BASIC:
-                return self.cm_id.create_srq(pd, caps)
-            return self.cm_id.create_srq_ex(pd, caps, srq_type)
+                return self.handle.cm_id.create_srq(pd, caps)
+            return self.handle.cm_id.create_srq_ex(pd, caps, srq_type)
 
         return await self.handle.call(create)
 
@@ -544,15 +599,15 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             ValueError: the id is not bound to a device yet.
             BufferError: the buffer is not contiguous.
         """
-        return await self._register(lambda: self.cm_id.reg_msgs(buffer))
+        return await self._register(lambda: self.handle.cm_id.reg_msgs(buffer))
 
     async def reg_read(self, buffer: Buffer) -> Registration:
         """Register memory that the peer can read: rdma_reg_read(3). Raises: as reg_msgs."""
-        return await self._register(lambda: self.cm_id.reg_read(buffer))
+        return await self._register(lambda: self.handle.cm_id.reg_read(buffer))
 
     async def reg_write(self, buffer: Buffer) -> Registration:
         """Register memory that the peer can write: rdma_reg_write(3). Raises: as reg_msgs."""
-        return await self._register(lambda: self.cm_id.reg_write(buffer))
+        return await self._register(lambda: self.handle.cm_id.reg_write(buffer))
 
     async def _register(self, register: Callable[[], Registration]) -> Registration:
         self._state.check_open()
@@ -582,7 +637,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             VerbsError: the queue is broken.
         """
         self._state.check_open()
-        return await self._completions.next_sent(self.cm_id.send_queue(), self)
+        return await self._own_completions().next_sent(self.handle.cm_id.send_queue(), self)
 
     async def get_recv_comp(self) -> Completion:
         """Wait for the next completion of the id's receive queue: rdma_get_recv_comp(3).
@@ -590,7 +645,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Otherwise as get_send_comp().
         """
         self._state.check_open()
-        return await self._completions.next_received(self.cm_id.recv_queue(), self)
+        return await self._own_completions().next_received(self.handle.cm_id.recv_queue(), self)
+
+    def _own_completions(self) -> OwnCompletions:
+        if self._completions is None:
+            self._completions = OwnCompletions(self.handle, self._state)
+        return self._completions
 
     def event_fds(self) -> list[int]:
         """Return the descriptors of event channels that no loop reads."""
@@ -621,7 +681,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         step = Step(None, lambda: self._join(group, token, flags), Executor.LOOP)
         try:
             await self._perform(
-                step, lambda: self._joining[token] is not None or self.state in FINAL
+                step, lambda: self._joining[token] is not None or self._state.current in FINAL
             )
             event = self._joining[token]
         finally:
@@ -633,7 +693,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         return event
 
     def _join(self, group: SocketAddress, token: int, flags: JoinFlags) -> None:
-        cm_id = self.cm_id
+        cm_id = self.handle.cm_id
         # A queue pair that is attached to a group cannot be destroyed, and librdmacm stores a
         # record of each group until it is left. The lambda must not refer to this object.
         self.handle.add_pre_destroy_hook(group, lambda: cm_id.leave_multicast(group))
@@ -650,7 +710,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
         def leave() -> None:
             with self.handle.channel_lock:
-                self.cm_id.leave_multicast(group)
+                self.handle.cm_id.leave_multicast(group)
 
         await self.handle.call(leave)
 
@@ -666,28 +726,28 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             RdmaError: there is no connection, or the id is for datagrams.
         """
-        if self.state is not CmState.CLOSED and self.cm_id.is_datagram:
+        if self._state.current is not CmState.CLOSED and self.handle.cm_id.is_datagram:
             raise RdmaError("datagrams have no connection to end")
-        if self.state is CmState.DISCONNECTED:
+        if self._state.current is CmState.DISCONNECTED:
             self.start_disconnect()
             await checkpoint()
             return
         step = Step(CmCall.DISCONNECT, self._disconnect, Executor.WORKER_POOL)
-        await self._perform(step, lambda: self.state is not CmState.DISCONNECTING)
+        await self._perform(step, lambda: self._state.current is not CmState.DISCONNECTING)
 
     def _disconnect(self) -> None:
         try:
             with self.handle.channel_lock:
-                self.cm_id.disconnect()
+                self.handle.cm_id.disconnect()
         except VerbsError as error:
             # On iWARP the peer can disconnect first. Its DISCONNECTED event then arrives soon.
             logger.debug("ignored: %s", error)
 
     def start_disconnect(self) -> None:
         """Disconnect in the background. Do nothing if there is no connection."""
-        state = after_call(self.state, CmCall.DISCONNECT)
-        if state is not None and not self.cm_id.is_datagram:
-            self._state.current = state
+        state = after_call(self._state.current, CmCall.DISCONNECT)
+        if state is not None and not self.handle.cm_id.is_datagram:
+            self._state.move(state)
             self.handle.submit(self._disconnect)
 
     def abort(self) -> None:
@@ -699,14 +759,14 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def abandon(self) -> None:
         """Close at once without waking waiters. Callable from any thread. Idempotent."""
-        if self.state is not CmState.CLOSED:
+        if self._state.current is not CmState.CLOSED:
             self._leave()
             self.handle.destroy()
         self._requests.drop_all()
 
     def _leave(self) -> None:
         """Stop using the C id, which is destroyed or moved to another object next."""
-        self._last_addresses = self.local_address, self.peer_address
+        self._addresses = self.addresses
         self._state.close()
 
     def _transfer_to(self, successor: BaseCmId) -> None:
@@ -729,44 +789,59 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         else:
             await self.handle.wait_destroyed()
 
-    @asynccontextmanager
-    async def closed_on_failure(
+    def closed_on_failure(
         self, *, unless: tuple[type[Exception], ...] = ()
-    ) -> AsyncIterator[None]:
-        """Close the id if the block fails with an exception of another type than `unless`.
+    ) -> AbstractAsyncContextManager[None]:
+        """Return a context manager that closes the id if its block fails.
 
-        The error is raised after everything is destroyed. If the block is cancelled, the id is
-        destroyed in the background.
+        An exception of a type in `unless` does not close it. The error is raised after everything
+        is destroyed. If the block is cancelled, the id is destroyed in the background.
 
         Raises:
             DeviceRemoved: in place of a VerbsError that a removed device causes.
         """
-        try:
-            yield
-        except unless:
-            raise
-        except VerbsError as error:
-            failure = translate_removal(error) if self.port_num else error
-            await self.aclose()
-            if failure is error:
-                raise
-            raise failure from error
-        except Exception:
-            await self.aclose()
-            raise
-        except BaseException:
-            self.abort()
-            raise
+        return _ClosedOnFailure(self, unless)
 
     def __del__(self) -> None:
-        if not hasattr(self, "_is_moved") or self.state is CmState.CLOSED:
+        if not hasattr(self, "_is_moved") or self._state.current is CmState.CLOSED:
             return
         name = repr(self)
         self.abandon()
         warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.state.name} at {id(self):#x}>"
+        return f"<{type(self).__name__} {self._state.current.name} at {id(self):#x}>"
+
+
+class _ClosedOnFailure:
+    """The context manager of BaseCmId.closed_on_failure()."""
+
+    __slots__ = ("_cm", "_unless")
+
+    def __init__(self, cm: BaseCmId, unless: tuple[type[Exception], ...]) -> None:
+        self._cm = cm
+        self._unless = unless
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is None or isinstance(exc, self._unless):
+            return
+        if not isinstance(exc, Exception):
+            self._cm.abort()
+            return
+        failure: Exception = exc
+        if isinstance(exc, VerbsError) and self._cm.port_num:
+            failure = translate_removal(exc)
+        await self._cm.aclose()
+        if failure is not exc:
+            raise failure from exc
 
 
 def _query_error(kind: CmEventType, error: VerbsError, peer: str) -> Exception:

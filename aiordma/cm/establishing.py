@@ -1,4 +1,4 @@
-"""Establishing: ids with a route to a peer, and listening ids, for connections and streams."""
+"""Establishing: ids with the address of a peer, and listening ids, for connections and streams."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ async def establish(
     options: ConnectionOptions,
     finish: Callable[[AsyncCmId], Awaitable[T]],
 ) -> T:
-    """Resolve an address and a route, and return the result of `finish` for the new id.
+    """Resolve an address, and return the result of `finish` for the new id.
 
     The addresses of `host` are tried in order, until `finish` succeeds for one of them. `finish`
-    connects, and owns the id from then on. Raises: as aiordma.connect().
+    resolves the route, connects, and owns the id from then on. Raises: as aiordma.connect().
     """
     loop = running_loop()
     sources = [] if local_address is None else await resolve_host(loop, *local_address)
@@ -66,7 +66,6 @@ async def _resolve(
         if source is not None:
             cm.bind_addr(source)
         await cm.resolve_addr(destination, timeout=options.resolve_timeout)
-        await cm.resolve_route(timeout=options.resolve_timeout)
     return cm
 
 

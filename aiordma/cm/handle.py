@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Hashable
 from typing import TypeVar
 
 from aiordma.cm.occasional_log import OccasionalLog
@@ -119,7 +118,8 @@ class IdHandle:
             VerbsError: EMFILE; ENXIO (the device was removed).
             BusyError: a call on the id is under way.
         """
-        with self._changing_channel():
+        self._lock_channel()
+        try:
             channel = OwnChannel()
             try:
                 self.cm_id.migrate(channel)
@@ -128,33 +128,35 @@ class IdHandle:
                 raise
             self._change_channel(channel)
             return channel
+        finally:
+            self.channel_lock.release()
 
     def move_to_loop(self, dispatcher: CmDispatcher) -> None:
         """Move the id to the channel that the ids of a loop share: rdma_migrate_id(3).
 
         Otherwise as move_to_own_channel(), but without a new descriptor.
         """
-        with self._changing_channel():
+        self._lock_channel()
+        try:
             dispatcher.migrate_id(self.cm_id)
             self._change_channel(None)
+        finally:
+            self.channel_lock.release()
 
     def _change_channel(self, channel: OwnChannel | None) -> None:
         old, self.channel = self.channel, channel
         if old is not None:
             old.release()
 
-    @contextmanager
-    def _changing_channel(self) -> Iterator[None]:
+    def _lock_channel(self) -> None:
         if not self.channel_lock.acquire(blocking=False):
             raise BusyError("a call on this id is under way")
-        try:
-            yield
-        finally:
-            self.channel_lock.release()
 
     # --- calls ---
 
-    async def call(self, function: Callable[[], T], *, blocking: bool = False) -> T:
+    def call(
+        self, function: Callable[[], T], *, blocking: bool = False
+    ) -> Coroutine[object, None, T]:
         """Await a call on the id in a worker thread. Set `blocking` if it can take minutes.
 
         Cancelling returns at once. A call under way continues, and destruction waits for it.
@@ -165,7 +167,7 @@ class IdHandle:
         if self._is_destroying:
             raise LocalClosed("closed on this side")
         pool = blocking_pool if blocking else worker_pool
-        return await run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
+        return run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
 
     async def make(
         self,

@@ -21,10 +21,11 @@ class IdState:
     function has returned then finds the state that it belongs to.
     """
 
-    __slots__ = ("_failure", "_is_closed", "_state", "established", "event", "request")
+    __slots__ = ("_failure", "_is_closed", "current", "established", "event", "request")
 
     def __init__(self, state: CmState, event: CmEvent | None) -> None:
-        self._state = state
+        self.current = state
+        """The state. CLOSED is final, so change it by move()."""
         self._is_closed = False
         self.event = event
         """The last event. It holds the peer's private data until the next event arrives."""
@@ -34,30 +35,25 @@ class IdState:
         """The event that reported the connection. It holds the peer's answer to connect()."""
         self._failure: CmEvent | None = None
 
-    @property
-    def current(self) -> CmState:
-        """The state. CLOSED is final."""
-        return CmState.CLOSED if self._is_closed else self._state
-
-    @current.setter
-    def current(self, state: CmState) -> None:
-        # A worker thread can move the state just after the loop has closed the id.
-        self._state = state
-        self._is_closed |= state is CmState.CLOSED
+    def move(self, state: CmState) -> None:
+        """Move to `state`, unless the id is closed."""
+        self.current = state
+        if self._is_closed:  # perhaps just now, by another thread
+            self.current = CmState.CLOSED
 
     def on_event(self, event: CmEvent) -> None:
         """Move to the state that `event` leads to, and store the event."""
-        before, self.current = self.current, after_event(self.current, event.type)
+        before = self.current
+        self.move(after_event(before, event.type))
         self.event = event
         if event.type in _ANSWERS:
             self.established = event
-        if self._is_failure(event, before):
-            self._failure = event
-
-    def _is_failure(self, event: CmEvent, before: CmState) -> bool:
         if self.current in FINAL:
-            return before not in FINAL
-        return self.current is CmState.DISCONNECTED or event.type in _QUERY_FAILURES
+            is_failure = before not in FINAL
+        else:
+            is_failure = self.current is CmState.DISCONNECTED or event.type in _QUERY_FAILURES
+        if is_failure:
+            self._failure = event
 
     # --- calls ---
 
@@ -77,7 +73,8 @@ class IdState:
 
         Raises: as check_allowed().
         """
-        before, self.current = self.current, self.check_allowed(call)
+        before = self.current
+        self.move(self.check_allowed(call))
         return before
 
     def call(self, call: CmCall, function: Callable[[], None]) -> None:
@@ -86,13 +83,13 @@ class IdState:
         try:
             function()
         except BaseException:
-            self.current = before
+            self.move(before)
             raise
 
     def call_failed(self, call: CmCall, before: CmState, expected: CmState) -> None:
         """Move back to `before` after a failed C call, unless an event has moved the id since."""
         if self.current is expected:
-            self.current = CmState.FAILED if call is CmCall.ACCEPT else before
+            self.move(CmState.FAILED if call is CmCall.ACCEPT else before)
 
     # --- errors ---
 
@@ -128,6 +125,7 @@ class IdState:
 
     def close(self) -> None:
         """Move to CLOSED, and drop the failure."""
+        self._is_closed = True
         self.current = CmState.CLOSED
         self._failure = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 from aiordma import rdmacm
@@ -36,17 +36,27 @@ async def resolve_host(loop: Loop, host: str | None, port: int) -> list[SocketAd
     return await run_in_worker(loop, lambda: _look_up(host, port), blocking_pool.submit)
 
 
-async def try_addresses(
+def try_addresses(
     candidates: list[SocketAddress],
-    attempt: Callable[[SocketAddress], Awaitable[T]],
+    attempt: Callable[[SocketAddress], Coroutine[object, None, T]],
     destination: tuple[str, int],
-) -> T:
-    """Call `attempt` with the addresses of `destination` until it succeeds. Return its result.
+) -> Coroutine[object, None, T]:
+    """Await `attempt` with the addresses of `destination` until it succeeds. Return its result.
 
     Raises:
         ConnectError: the error of the last attempt, with a note for each earlier one; or there is
             no candidate.
     """
+    if len(candidates) == 1:
+        return attempt(candidates[0])
+    return _try_in_order(candidates, attempt, destination)
+
+
+async def _try_in_order(
+    candidates: list[SocketAddress],
+    attempt: Callable[[SocketAddress], Coroutine[object, None, T]],
+    destination: tuple[str, int],
+) -> T:
     failures: list[ConnectError] = []
     for address in candidates:
         try:

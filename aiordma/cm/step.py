@@ -21,7 +21,7 @@ class Executor(Enum):
     """A thread of the blocking pool, for a call that can take minutes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """An operation of an id: the C call that starts it, and how it changes the state."""
 
@@ -35,3 +35,5 @@ class Step:
     """Called before `start`, in the same thread. Its errors are not translated."""
     translate: Callable[[VerbsError], Exception] = lambda error: error
     """Return the exception to raise for an error of `start`."""
+    finish: Callable[[], None] = lambda: None
+    """Called after `start`, in the same thread. Its errors are not translated."""

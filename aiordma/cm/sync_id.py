@@ -136,7 +136,7 @@ class SyncCmId(BaseCmId):
     def _run_locked(self, step: Step, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         if step.call is not None:
             before = self._state.enter(step.call)
-        expected = self.state
+        expected = self._state.current
         try:
             self._start(step)
         except Exception:
@@ -151,6 +151,7 @@ class SyncCmId(BaseCmId):
             step.start()
         except VerbsError as error:
             raise step.translate(error) from error
+        step.finish()
 
     def _wait_until(self, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         while not is_done():
@@ -202,7 +203,8 @@ class SyncCmId(BaseCmId):
     def _wait_for_request(self, interrupt: Interrupt) -> None:
         with self._read_lock:
             self._wait_until(
-                lambda: bool(self._requests) or self.state is not CmState.LISTENING, interrupt
+                lambda: bool(self._requests) or self._state.current is not CmState.LISTENING,
+                interrupt,
             )
             self._prepare_request()
 
@@ -226,8 +228,8 @@ class SyncCmId(BaseCmId):
     def _prepare(self, handle: IdHandle) -> None:
         if handle.channel is self._channel:
             handle.move_to_own_channel()
-        if self.cm_id.request_qp_arguments is not None and not handle.cm_id.has_qp:
-            pd, init = self.cm_id.request_qp_arguments
+        if self.handle.cm_id.request_qp_arguments is not None and not handle.cm_id.has_qp:
+            pd, init = self.handle.cm_id.request_qp_arguments
             if pd is None:
                 handle.acquire_context()
             handle.cm_id.create_qp(init, pd)
@@ -271,7 +273,7 @@ class SyncCmId(BaseCmId):
         if not self._has_listened:
             self.handle.move_to_loop(dispatcher)
         self._channel = None
-        successor = AsyncCmId(self.handle, dispatcher, self.state, self.event)
+        successor = AsyncCmId(self.handle, dispatcher, self._state.current, self.event)
         self._transfer_to(successor)
         if not successor._has_listened:
             # The kernel moves events without waking the pollers of the new channel.
@@ -285,6 +287,6 @@ class SyncCmId(BaseCmId):
 
         Cancelling stops the wait only.
         """
-        if self.state is not CmState.CLOSED:
+        if self._state.current is not CmState.CLOSED:
             self.handle.move_to(running_loop())
         await super().aclose()

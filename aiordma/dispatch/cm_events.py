@@ -58,7 +58,7 @@ class CmDispatcher:
 
     def register(self, cm_id: CmId, handler: CmEventHandler) -> None:
         """Dispatch the id's events to `handler` from now on. Adds a reference, see release()."""
-        self._users += 1
+        self.acquire()
         self._handlers[cm_id.address] = handler
 
     def forget(self, cm_id: CmId) -> None:
@@ -67,6 +67,10 @@ class CmDispatcher:
         Another id can have the same address as soon as the id is destroyed.
         """
         self._handlers.pop(cm_id.address, None)
+
+    def acquire(self) -> None:
+        """Add a reference, see release()."""
+        self._users += 1
 
     def release(self) -> None:
         """Drop one reference, when its id is destroyed or has left the loop."""
@@ -77,7 +81,7 @@ class CmDispatcher:
     @contextmanager
     def referenced(self) -> Iterator[None]:
         """Return a context manager that has a reference in its block."""
-        self._users += 1
+        self.acquire()
         try:
             yield
         finally:
@@ -115,7 +119,8 @@ class CmDispatcher:
         self._reader.read_all()
 
     def _dispatch(self, event: CmEvent) -> None:
-        _log_event(event)
+        if logger.isEnabledFor(logging.DEBUG):
+            _log_event(event)
         handler = self._handlers.get(event.id)
         if handler is not None:
             handler.handle_event(event)
@@ -158,7 +163,7 @@ class CmDispatcher:
 
 
 def _log_event(event: CmEvent) -> None:
-    logger.debug("%s (status %d) for id %#x", event.type.name, event.status, event.id)
+    logger.debug("%s (status %d) for id %#x", event, event.status, event.id)
 
 
 def _removal(address: int, error: VerbsError) -> CmEvent:

@@ -90,7 +90,8 @@ class LoopDevice:
         self._on_notified: dict[int, Callable[[], None]] = {}
         self._keys = itertools.count(1)
         self._users = 0
-        self._reading = False
+        self.is_reading = False
+        """True if the loop watches the completion channel."""
         self._failed = False
 
     @classmethod
@@ -217,8 +218,8 @@ class LoopDevice:
 
     def start_reading(self) -> None:
         """Have the loop watch the completion channel. Call it after the first reserve()."""
-        if not self._reading and self._channel is not None:
-            self._reading = True
+        if not self.is_reading and self._channel is not None:
+            self.is_reading = True
             self.dispatcher.watch(self._channel.address)
             self._loop.add_reader(self._channel.fd, self.dispatcher.handle_event)
             self._events.start()
@@ -257,8 +258,8 @@ class LoopDevice:
         worker_pool.submit(self._close)
 
     def _stop_reading(self) -> None:
-        if self._reading and self._channel is not None:
-            self._reading = False
+        if self.is_reading and self._channel is not None:
+            self.is_reading = False
             self.dispatcher.watch(0)
             with suppress(RuntimeError):  # a closed loop watches no fd any more
                 self._loop.remove_reader(self._channel.fd)
@@ -336,7 +337,7 @@ class LoopDevice:
                 on_notified()
 
     def _drain_on(self, queue: SharedCompletionQueue, then: Callable[[], None]) -> None:
-        if self._reading:
+        if self.is_reading:
             self.drain(queue, then)
         else:
             then()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -91,19 +90,6 @@ class Closable(Protocol):
 
 
 C = TypeVar("C", bound=Closable)
-
-
-@asynccontextmanager
-async def closing(opened: C) -> AsyncIterator[C]:
-    """Close the object at the end of the block. If the block is cancelled, abort it first."""
-    try:
-        yield opened
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            opened.abort()
-        raise
-    finally:
-        await opened.aclose()
 
 
 class AwaitableContextManager(Coroutine[object, None, C]):

@@ -108,12 +108,13 @@ class FairSemaphore:
         waiting = self._waiting
         while waiting:
             future = waiting[0]
-            if not future.done():
-                if not self.try_acquire():
-                    return
+            is_waiting = not future.done()
+            if is_waiting and not self.try_acquire():
+                return
+            waiting.popleft()
+            if is_waiting:
                 self._granted.add(future)
                 wake(future)
-            waiting.popleft()
 
 
 class Deadline:

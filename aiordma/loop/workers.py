@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aiordma.loop.checkpoints import cancellation_of
@@ -50,7 +49,8 @@ class WorkerPool:
         self._idle_seconds = idle_seconds
         self._stall_seconds = stall_seconds
         self._jobs: deque[Callable[[], None]] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._threads = 0
         self._idle = 0
         self._busy = 0
@@ -72,7 +72,7 @@ class WorkerPool:
         if sys.is_finalizing() or is_forked_child():
             return
         note_use()
-        with self._changed:
+        with self._lock:
             self._jobs.append(job)
             needs_thread = self._needs_thread()
         if needs_thread:
@@ -106,7 +106,7 @@ class WorkerPool:
 
         Called if the system allows no new thread.
         """
-        with self._changed:
+        with self._lock:
             self._threads -= 1
             self._starting_until = 0.0
             if self._threads:
@@ -116,7 +116,7 @@ class WorkerPool:
             _run_job(job)
 
     def _work(self) -> None:
-        with self._changed:
+        with self._lock:
             self._idle += 1
             self._starting_until = 0.0
         while (job := self._first_job()) is not None:
@@ -130,7 +130,7 @@ class WorkerPool:
 
         Return None if the thread was idle for the whole idle time. The thread then ends.
         """
-        with self._changed:
+        with self._lock:
             end_at = time.monotonic() + self._idle_seconds
             while (wait := self._seconds_to_wait(end_at)) > 0:
                 self._changed.wait(wait)
@@ -161,7 +161,7 @@ class WorkerPool:
 
     def _next_job(self) -> Callable[[], None] | None:
         """Return the next job for a busy thread, or None and count the thread as idle."""
-        with self._changed:
+        with self._lock:
             if self._jobs:
                 return self._take()
             self._busy -= 1
@@ -221,8 +221,10 @@ class SerialJobs:
 
 def call_threadsafe(loop: Loop, callback: Callable[[], None]) -> None:
     """Have the loop call `callback` soon. Do nothing if the loop is closed."""
-    with suppress(RuntimeError):
+    try:  # noqa: SIM105 - for each call in a worker thread
         loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        pass
 
 
 class _Call(Generic[T]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -15,6 +16,9 @@ from aiordma.verbs import ProtectionDomain, Registration
 
 SMALLEST_BUFFER = 1 << 10
 SLAB_SIZE = 1 << 18
+# The pool keeps this number of regions, up to this size, for the next connections.
+KEPT_REGIONS = 64
+LARGEST_KEPT_REGION = 1 << 16
 
 
 class AllocatedRegion:
@@ -76,6 +80,9 @@ class BufferPool:
 
     Acquire and release buffers on the loop's thread; neither blocks it. Call grow(), which
     registers new pages, in a worker thread. Buffers belong to the pool until it is closed.
+
+    Beside the buffers it keeps some small regions that it was given back: take_region() returns
+    them again, because registering memory takes as long as making a queue pair.
     """
 
     def __init__(self, loop: Loop, pd: ProtectionDomain, slab_size: int = SLAB_SIZE) -> None:
@@ -85,6 +92,8 @@ class BufferPool:
         self._grown = WaitQueue(loop)
         self._slabs: list[AllocatedRegion] = []
         self._free: dict[int, deque[PooledBuffer]] = {}
+        self._kept: list[AllocatedRegion] = []
+        self._kept_lock = threading.Lock()
 
     def try_acquire(self, nbytes: int) -> PooledBuffer | None:
         """Return a buffer of at least `nbytes` bytes, or None if the pool must grow first."""
@@ -134,9 +143,35 @@ class BufferPool:
             view = slab.view[start : start + size]
             free.append(PooledBuffer(free, slab.address + start, slab.lkey, view))
 
+    def take_region(self, nbytes: int) -> AllocatedRegion:
+        """Return a region of `nbytes` bytes that belongs to the caller. Its contents are undefined.
+
+        Blocks: call it in a worker thread.
+
+        Raises:
+            VerbsError: ENOMEM when the locked-memory limit is reached.
+        """
+        with self._kept_lock:
+            for region in self._kept:
+                if len(region.view) == nbytes:
+                    self._kept.remove(region)
+                    return region
+        return AllocatedRegion(self._pd, nbytes, AccessFlags.LOCAL_WRITE)
+
+    def give_back(self, region: AllocatedRegion) -> None:
+        """Take back a region of take_region() that nothing uses any more. Blocks, as that does."""
+        if len(region.view) <= LARGEST_KEPT_REGION:
+            with self._kept_lock:
+                if len(self._kept) < KEPT_REGIONS:
+                    self._kept.append(region)
+                    return
+        region.free()
+
     def close(self) -> None:
         """Unregister all buffers. The device must not use any of them any more."""
         self._free.clear()
+        while self._kept:
+            self._kept.pop().free()
         while self._slabs:
             self._slabs.pop().free()
 

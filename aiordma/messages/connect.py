@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from aiordma.cm import AsyncCmId
 from aiordma.cm.establishing import create_listening_ids, establish
 from aiordma.loop.context_managers import AwaitableContextManager
-from aiordma.messages.connection import Connection
+from aiordma.messages.connection import Connection, connect_id
 from aiordma.messages.listener import Listener
 from aiordma.options import DEFAULT_LIMITS, DEFAULT_OPTIONS, ConnectionOptions, ListenerLimits
 
@@ -44,23 +46,13 @@ def connect(
             is too low.
         ValueError: the private data is too long, or the device does not allow an option.
     """
-    return AwaitableContextManager(_connect(host, port, local_address, private_data, options))
-
-
-async def _connect(
-    host: str,
-    port: int,
-    local_address: tuple[str, int] | None,
-    private_data: bytes,
-    options: ConnectionOptions,
-) -> Connection:
     if options.shared_recv_depth:
         raise ValueError("shared_recv_depth is for listen(), not for a single connection")
 
-    async def finish(cm: AsyncCmId) -> Connection:
-        return await Connection.from_id(cm, private_data=private_data, options=options)
+    def finish(cm: AsyncCmId) -> Awaitable[Connection]:
+        return connect_id(cm, private_data, options)
 
-    return await establish(host, port, local_address, options, finish)
+    return AwaitableContextManager(establish(host, port, local_address, options, finish))
 
 
 def listen(

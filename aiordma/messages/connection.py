@@ -45,6 +45,17 @@ def message_endpoint(
     )
 
 
+async def connect_id(cm: AsyncCmId, private_data: bytes, options: ConnectionOptions) -> Connection:
+    """Connect an id whose address or route is resolved. It is closed if this fails.
+
+    Raises: as connect().
+    """
+    async with cm.closed_on_failure():
+        endpoint = message_endpoint(cm, options)
+        await endpoint.connect(private_data)
+    return Connection(endpoint)
+
+
 def checked_imm(device: Device, imm: int | None) -> int:
     """Return the immediate data of a request: `imm`, or NO_IMMEDIATE if it is None.
 
@@ -121,10 +132,12 @@ class Connection(Registrar, AbortingContextManagerMixin):
             raise ValueError("shared_recv_depth is for listen(), not for a single connection")
         async_cm = await cm.migrate() if isinstance(cm, SyncCmId) else cm
         is_request = async_cm.state is CmState.REQUESTED
-        async with async_cm.closed_on_failure():
-            endpoint = message_endpoint(async_cm, options)
-            await (endpoint.accept if is_request else endpoint.connect)(private_data)
-        return cls(endpoint)
+        if is_request:
+            async with async_cm.closed_on_failure():
+                endpoint = message_endpoint(async_cm, options)
+                await endpoint.accept(private_data)
+            return cls(endpoint)
+        return await connect_id(async_cm, private_data, options)
 
     @property
     def local_address(self) -> tuple[str, int]:

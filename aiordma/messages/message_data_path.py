@@ -119,8 +119,10 @@ class MessageDataPath:
         resources, shared_receives = self._resources, self._shared_receives
         resources.attach_fast_path(self.sends.core, self.receiver.queue, self._on_notified)
         if shared_receives is None:
-            self._handle.add_destroyed_callback(self._free_ring)
-            qp = resources.make_qp(self._ring, self.sends)
+            try:
+                qp = resources.make_qp(self._ring, self.sends)
+            finally:  # after make_qp(), to be called before what make_qp() has added
+                self._handle.add_destroyed_callback(self._free_ring)
         else:
             qp = resources.make_srq_qp(shared_receives, self.sends)
             shared_receives.add(qp.number, self)
@@ -140,9 +142,12 @@ class MessageDataPath:
         return qp
 
     def _free_ring(self) -> None:
-        """Free the receive buffers, unless the user can still take a message or holds one."""
+        """Give back the receive buffers, unless the user can still take a message or holds one.
+
+        In that case, they are only unregistered: make_qp() has seen to that.
+        """
         if not self._callbacks.may_be_read and not self.sends.stats.messages_held:
-            self._ring.free()
+            self._ring.give_back(self._resources.domain)
 
     def _wait_for_last_receive(self, qp: QueuePair) -> None:
         """Take all completions of the shared receives before `qp` is destroyed."""

@@ -88,10 +88,12 @@ class Endpoint(Generic[D_co]):
         self.device = cm.device()
         options.check_device(self.device, cm.port_num)
         self.cm = cm
+        self.loop: Loop = cm.loop
+        """The event loop that the connection belongs to."""
         self.options = options
-        self.local_address, self.peer_address = cm.local_address, cm.peer_address
+        self.local_address, self.peer_address = cm.addresses
         self.peer_private_data = b""
-        self._changed = WaitQueue(cm.loop)
+        self._changed = WaitQueue(self.loop)
         self._end: RdmaError | None = None
         self.closed_here = False
         """True if this side has closed the connection."""
@@ -101,23 +103,31 @@ class Endpoint(Generic[D_co]):
         self._failure_timer: Deadline | None = None
         self._drain_timer: Deadline | None = None
         self.data_path = make_data_path(self)
-        self._first_message = FirstMessage(cm.loop, self.device, self.data_path, self)
-        self._keepalive = Keepalive(cm.loop, options, self.data_path, self)
+        self._first_message = FirstMessage(self.loop, self.device, self.data_path, self)
+        self._keepalive = Keepalive(self.loop, options, self.data_path, self)
         cm.on_change = self._on_cm_change
         cm.handle.add_released_callback(self._release)
 
     # --- the beginning ---
 
     async def connect(self, private_data: bytes) -> None:
-        """Make the queue pair, connect along the id's route, and wait until the peer has accepted.
+        """Make the queue pair, connect, and wait until the peer has accepted.
 
-        Raises: see AsyncCmId.connect. After that the caller can only abort() the endpoint.
+        If the id has no route yet, it is resolved in the same call of a worker thread.
+
+        Raises: see AsyncCmId.connect and resolve_route. After that the caller can only abort() the
+        endpoint.
         """
         check_private_data(private_data, PrivateDataLimits.of(self.device).connect)
         limits, options = self.device.attributes, self.options
         resources = min(options.responder_resources, limits.max_qp_rd_atom)
         depth = min(options.initiator_depth, limits.max_qp_init_rd_atom)
-        await self.cm.connect(self._parameters(private_data, resources, depth), self._prepare)
+        parameters = self._parameters(private_data, resources, depth)
+        if self.cm.state is CmState.ADDR_RESOLVED:
+            await self.cm.resolve_route(timeout=options.resolve_timeout, prepare=self._prepare)
+            await self.cm.connect(parameters)
+        else:
+            await self.cm.connect(parameters, self._prepare)
         reply = self.cm.established
         if reply is not None:
             self.peer_private_data = reply.private_data
@@ -144,8 +154,9 @@ class Endpoint(Generic[D_co]):
             resources = min(resources, options.responder_resources)
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
         self._first_message.hold_sends()
-        await self.cm.accept(self._parameters(private_data, resources, depth), self._prepare)
-        await limit_retries(self.cm, request.retry_count)
+        parameters = self._parameters(private_data, resources, depth)
+        limit = partial(limit_retries, self.cm, request.retry_count)
+        await self.cm.accept(parameters, self._prepare, limit)
         self._first_message.start_timer()
         self._begin(depth)
 
@@ -166,22 +177,27 @@ class Endpoint(Generic[D_co]):
         self.cm.cm_id.destroy_qp()  # one that rdma_create_ep() made
         self.data_path.prepare()
 
+    def _set_timer(self) -> None:
+        """Set the time that the peer waits for a receive: it would be 655 ms. Not on iWARP.
+
+        It takes as long as each of the two calls by which rdma_get_cm_event() moves a queue pair.
+        """
+        qp = self.cm.handle.qp
+        if qp is not None and not self.device.is_iwarp:
+            try:
+                qp.set_min_rnr_timer(MIN_RNR_TIMER)
+            except VerbsError as error:
+                logger.debug("ignored: %s", error)  # the peer has disconnected already
+
     def _begin(self, initiator_depth: int) -> None:
         """Start to use the connection: both sides have agreed."""
         logger.debug("connected to %s", format_address(self.peer_address))
         self._has_begun = True
+        self._set_timer()
         self.data_path.negotiated(initiator_depth)
-        qp = self.cm.handle.qp
-        if qp is not None and not self.device.is_iwarp:
-            self.cm.handle.submit(lambda: qp.set_min_rnr_timer(MIN_RNR_TIMER))
         self._keepalive.start(is_iwarp=self.device.is_iwarp)
 
     # --- the middle ---
-
-    @property
-    def loop(self) -> Loop:
-        """The event loop that the connection belongs to."""
-        return self.cm.loop
 
     def acquire_domain(self) -> MemoryDomain:
         """Add a user to the protection domain of the connection, and return the domain."""
@@ -282,7 +298,7 @@ class Endpoint(Generic[D_co]):
         """Fail after CAUSE_SECONDS, unless a completion or a disconnect gives a better cause."""
         if self._failure_timer is None:
             give_up = partial(self.fail, failure)
-            self._failure_timer = Deadline(self.cm.loop, CAUSE_SECONDS, give_up)
+            self._failure_timer = Deadline(self.loop, CAUSE_SECONDS, give_up)
 
     async def wait_ended(self) -> None:
         """Wait until the reason for a failed request is known, which takes a short time."""
@@ -312,9 +328,10 @@ class Endpoint(Generic[D_co]):
         if self._end is None:
             logger.debug("connection ended: %r", cause)
             self._end = cause
-            self.cm.start_disconnect()
-            self.data_path.stop()
-            self._flush_timer = Deadline(self.cm.loop, FLUSH_SECONDS, self._expect_no_completions)
+            if not self.closed_here:  # else aclose() does the rest
+                self.cm.start_disconnect()
+                self.data_path.stop()
+                self._flush_timer = Deadline(self.loop, FLUSH_SECONDS, self._expect_no_completions)
         self.data_path.wake()
         self._changed.wake_all()
 
@@ -324,7 +341,7 @@ class Endpoint(Generic[D_co]):
             ran_out = isinstance(self._end, PeerClosed) and self.data_path.ran_out_of_receives
             if ran_out and self._drain_timer is None:
                 drain_again = partial(self.data_path.drain, self._all_received)
-                self._drain_timer = Deadline(self.cm.loop, LATE_FLUSH_SECONDS, drain_again)
+                self._drain_timer = Deadline(self.loop, LATE_FLUSH_SECONDS, drain_again)
                 return
             if ran_out:
                 # No receive was left: it was this side's device that ended the connection.
@@ -356,22 +373,27 @@ class Endpoint(Generic[D_co]):
         """
         if not self.closed_here:
             self._start_closing()
-            deadline = deadline or Deadline(self.cm.loop, self.options.close_timeout, self.wake)
-            try:
-                await self._close_gracefully(deadline)
-            finally:
-                deadline.cancel()
+            if self.cm.state in (CmState.CONNECTED, CmState.DISCONNECTING):
+                deadline = deadline or Deadline(self.loop, self.options.close_timeout, self.wake)
+                try:
+                    await self._close_gracefully(deadline)
+                finally:
+                    deadline.cancel()
+                    self.abort()
+            else:
                 self.abort()
         await self.cm.handle.wait_destroyed()
 
     def _start_closing(self) -> None:
-        self.closed_here = True
-        self.data_path.stop()
-        self._changed.wake_all()
+        if not self.closed_here:
+            self.closed_here = True
+            self.data_path.stop()
+            self._changed.wake_all()
 
     async def _close_gracefully(self, deadline: Deadline) -> None:
         await self._finish_sending(deadline)
-        self.cm.start_disconnect()
+        if self.cm.state is CmState.CONNECTED:
+            self.cm.start_disconnect()
         is_silent = isinstance(self._end, PeerTimeout)
         while self.cm.state is CmState.DISCONNECTING and not (deadline.expired or is_silent):
             await self._changed.wait()

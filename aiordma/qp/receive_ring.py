@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from aiordma._native import fast_path
+from aiordma.dispatch import MemoryDomain
 from aiordma.enums import AccessFlags
 from aiordma.errors import VerbsError
 from aiordma.memory import AllocatedRegion
@@ -54,8 +55,9 @@ class ReceiveRing(fast_path.ReceiveRingCore):
             VerbsError: the device refused one.
         """
         self._open(queue, queue.cells, first_wr_id)
-        for slot in range(self.slots):
-            self.post(slot)
+        error = self._post_all()
+        if error:
+            raise VerbsError(error, "ibv_post_recv")
 
     def view(self, slot: int, length: int) -> memoryview:
         """Return the first `length` bytes of a slot, which must not be posted."""
@@ -85,6 +87,17 @@ class ReceiveRing(fast_path.ReceiveRingCore):
         self.stop()
         if hasattr(self, "_region"):
             self._region.close()
+
+    def take_from(self, domain: MemoryDomain) -> None:
+        """Take memory from a domain. Otherwise as allocate()."""
+        self.use_region(domain.pool.take_region(self.slots * self.slot_size))
+
+    def give_back(self, domain: MemoryDomain) -> None:
+        """Give the memory of take_from() back, if there is any. Nothing may use it any more."""
+        if hasattr(self, "_region"):
+            region = self._region
+            del self._region
+            domain.pool.give_back(region)
 
     def free(self) -> None:
         """Free the memory, if there is any. Messages in it read as zeros afterwards."""

@@ -48,9 +48,10 @@ class QueuePairResources:
 
         `own_domain`: True for a protection domain of its own.
         """
-        self.loop_device = LoopDevice.of(cm.loop, cm.device())
+        loop, device = cm.loop, cm.device()
+        self.loop_device = LoopDevice.of(loop, device)
         self.domain: MemoryDomain = (
-            OwnDomain(cm.loop, cm.device()) if own_domain else self.loop_device.acquire()
+            OwnDomain(loop, device) if own_domain else self.loop_device.acquire()
         )
         """The protection domain of the queue pair and of its memory."""
         cm.handle.add_released_callback(self._release)
@@ -84,7 +85,7 @@ class QueuePairResources:
         Raises:
             VerbsError: the device or the locked-memory limit does not allow it.
         """
-        ring.allocate(self.open().pd)
+        ring.take_from(self.open())
         self._cm.handle.add_destroyed_callback(ring.close)
         cq = self.send_cq.cq
         qp = self._make(QueuePairInit(self._caps, cq, cq), sends)
@@ -102,7 +103,8 @@ class QueuePairResources:
         sends.open(qp, self.domain.pool, self._key << KEY_SHIFT)
         # Read completions from now on: data can arrive before the peer's confirmation, or instead
         # of a lost one.
-        call_threadsafe(self._cm.loop, self.loop_device.start_reading)
+        if not self.loop_device.is_reading:
+            call_threadsafe(self._cm.loop, self.loop_device.start_reading)
         return qp
 
     def attach_fast_path(

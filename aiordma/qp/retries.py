@@ -23,24 +23,20 @@ def finite_retries(device: Device, count: int) -> int:
     return min(count, RXE_MAX_RETRIES) if device.attributes.is_rxe else count
 
 
-async def limit_retries(cm: AsyncCmId, count: int) -> None:
+def limit_retries(cm: AsyncCmId, count: int) -> None:
     """Limit the retries of an accepted connection whose peer has chosen `count`.
 
-    Call it before anything is sent.
+    Blocks: call it in a worker thread, before anything is sent.
 
     Raises:
         VerbsError: the device has stopped the send queue, and does not let it go on.
     """
-    qp, finite = cm.handle.qp, finite_retries(cm.device(), count)
+    qp, finite = cm.handle.qp, finite_retries(cm.cm_id.device(), count)
     if qp is None or finite == count:
         return
-
-    def limit() -> None:
-        try:
-            qp.set_retry_count(finite)
-        except VerbsError as error:
-            if qp.query_state() is QpState.SQD:
-                raise
-            logger.debug("ignored: %s", error)  # the peer has disconnected already
-
-    await cm.handle.call(limit)
+    try:
+        qp.set_retry_count(finite)
+    except VerbsError as error:
+        if qp.query_state() is QpState.SQD:
+            raise
+        logger.debug("ignored: %s", error)  # the peer has disconnected already

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import struct
 from dataclasses import dataclass
@@ -30,15 +29,13 @@ class SocketAddress:
     @property
     def pair(self) -> tuple[str, int]:
         """`(host, port)`. A link-local host includes its interface, as in `fe80::1%eth0`."""
-        return f"{self.host}{self._scope()}", self.port
-
-    def _scope(self) -> str:
         if not self.scope_id:
-            return ""
+            return self.host, self.port
         try:
-            return f"%{socket.if_indextoname(self.scope_id)}"
+            scope = socket.if_indextoname(self.scope_id)
         except OSError:  # the interface was removed
-            return f"%{self.scope_id}"
+            scope = str(self.scope_id)
+        return f"{self.host}%{scope}", self.port
 
     def pack(self) -> bytes:
         """Return the bytes of a `struct sockaddr_in` or `struct sockaddr_in6`."""
@@ -88,10 +85,13 @@ def parse_address(host: str, port: int = 0) -> SocketAddress:
     if not 0 <= port <= 65535:
         raise ValueError(f"port {port} is not between 0 and 65535")
     bare, percent, scope = host.partition("%")
-    address = ipaddress.ip_address(bare)
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    bare = socket.inet_ntop(family, address.packed)  # one spelling for each address
-    if address.version == 4:
+    family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+    try:
+        packed = socket.inet_pton(family, bare)
+    except OSError as error:
+        raise ValueError(f"{host!r} does not appear to be an IPv4 or IPv6 address") from error
+    bare = socket.inet_ntop(family, packed)  # one spelling for each address
+    if family == socket.AF_INET:
         if percent:
             raise ValueError(f"{host!r}: only an IPv6 address has a scope")
         return SocketAddress(bare, port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from aiordma._native import ffi, lib
 from aiordma.enums import (
@@ -75,10 +75,11 @@ class CmId:
     given to create_qp().
     """
 
-    __slots__ = ("_ep_arguments", "_is_passive_ep", "_pointer", "context", "qp", "srq")
+    __slots__ = ("_ep_arguments", "_is_passive_ep", "context", "pointer", "qp", "srq")
 
     def __init__(self, pointer: CmIdPtr) -> None:
-        self._pointer: CmIdPtr | None = pointer
+        self.pointer = pointer
+        """The C id. Once it is destroyed, this raises ValueError."""
         self.context: object = None
         """Any object of the user. The `context` field of the C struct is not used."""
         self.qp: QueuePair | None = None
@@ -145,16 +146,11 @@ class CmId:
 
     # --- the fields of struct rdma_cm_id ---
 
-    @property
-    def pointer(self) -> CmIdPtr:
-        """The C id.
-
-        Raises:
-            ValueError: the id is destroyed.
-        """
-        if self._pointer is None:
+    # Called for attributes that are not set: destroy() deletes the pointer.
+    def __getattr__(self, name: str) -> NoReturn:
+        if name == "pointer":
             raise ValueError("the id is destroyed")
-        return self._pointer
+        raise AttributeError(f"CmId has no attribute {name!r}")
 
     @property
     def address(self) -> int:
@@ -932,7 +928,7 @@ class CmId:
             ValueError: the id is destroyed already.
         """
         pointer = self.pointer
-        self._pointer = None
+        del self.pointer
         if self._is_passive_ep:
             pointer.srq = ffi.NULL  # OwnObjects destroys it
             lib.rdma_destroy_ep(pointer)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from aiordma._native._lib import CmEventCopy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make each event several times slower to create
 class CmEvent:
     """`struct rdma_cm_event` as a value. See rdma_get_cm_event(3).
 
@@ -58,13 +58,15 @@ class CmEvent:
         return ffi.string(lib.rdma_event_str(self.type)).decode()
 
 
+_TYPES = {int(kind): kind for kind in CmEventType}  # faster than CmEventType()
 # The events that contain a destination for datagrams.
 _ADDRESSED = frozenset({CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN})
 
 
 def read_event(copy: CmEventCopy) -> CmEvent:
     """Return the value of one event that the C helper copied."""
-    kind = CmEventType(copy.event)
+    number = copy.event
+    kind = _TYPES[number] if number in _TYPES else CmEventType(number)
     is_addressed = kind in _ADDRESSED and copy.ah_attr.port_num
     return CmEvent(
         type=kind,

@@ -83,6 +83,8 @@ class Device:
         self.context = context
         self.name = ffi.string(lib.ibv_get_device_name(context.device)).decode()
         self.transport = TransportType(context.device.transport_type)
+        self.is_iwarp = self.transport is TransportType.IWARP
+        """True for an iWARP device: no immediate data, no atomics, no receiver-not-ready."""
         self._max_message_sizes: dict[int, int] = {}
 
     @cached_property
@@ -175,11 +177,6 @@ class Device:
     def release(self) -> None:
         """Drop the reference of one acquire()."""
         context_references.release(self.context)
-
-    @property
-    def is_iwarp(self) -> bool:
-        """True for an iWARP device: no immediate data, no atomics, no receiver-not-ready."""
-        return self.transport is TransportType.IWARP
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and other.context == self.context

@@ -430,5 +430,4 @@ class QueuePair:
         Raises:
             VerbsError: EBUSY while the queue pair is attached to a multicast group.
         """
-        if (pointer := self.forget()) != ffi.NULL:
-            check_errno(lib.ibv_destroy_qp(pointer), "ibv_destroy_qp")
+        check_errno(lib.aiordma_destroy_qp(self._cell), "ibv_destroy_qp")

@@ -114,8 +114,8 @@ MISTAKES = [
     Mistake(
         "a cancelled connect() leaves its id behind",
         "aiordma/cm/base_id.py",
-        "        except BaseException:\n            self.abort()\n            raise\n\n    def __del__",
-        "        except BaseException:\n            raise\n\n    def __del__",
+        "        if not isinstance(exc, Exception):\n            self._cm.abort()\n",
+        "        if not isinstance(exc, Exception):\n",
     ),
     Mistake(
         "an abort does not wake the tasks that wait for a stream",

@@ -79,10 +79,11 @@ def test_options_are_values() -> None:
 
 @pytest.mark.parametrize(("iwarp", "limits"), [(False, INFINIBAND), (True, IWARP)])
 def test_private_data_has_the_limits_of_the_transport(
-    iwarp: bool, limits: PrivateDataLimits, monkeypatch: pytest.MonkeyPatch
+    iwarp: bool, limits: PrivateDataLimits
 ) -> None:
-    monkeypatch.setattr(Device, "is_iwarp", iwarp)
-    assert PrivateDataLimits.of(object.__new__(Device)) == limits
+    device = object.__new__(Device)
+    device.is_iwarp = iwarp
+    assert PrivateDataLimits.of(device) == limits
 
 
 @pytest.mark.parametrize("limit", [0, 56, 251])

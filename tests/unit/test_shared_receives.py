@@ -21,6 +21,7 @@ import aiordma
 from aiordma import Connection, ConnectionOptions, VerbsError
 from aiordma.qp import ReceiveRing, SharedReceives
 from aiordma.qp.last_receive import LAST_RECEIVE_SECONDS, LastReceive
+from aiordma.qp.receive_ring import ReceivePoster
 from aiordma.verbs.device import RXE_VENDOR_ID, SIW_VENDOR_ID
 
 SLOTS, SIZE = 8, 64
@@ -250,14 +251,18 @@ async def test_a_queue_that_cannot_be_made_releases_everything(
                 after = int(call == "ibv_create_comp_channel")  # that of the client
                 simulation.world.calls.fail(call, errno.ENOMEM, after=after)
             else:
-                post = ReceiveRing.post
+                post_all = ReceiveRing.post_all
 
-                def post_two(ring: ReceiveRing, slot: int) -> None:
-                    if ring.slots == SLOTS and slot == 2:
-                        raise VerbsError(errno.ENOMEM, call)
-                    post(ring, slot)
+                def post_two(ring: ReceiveRing, queue: ReceivePoster, first_wr_id: int) -> None:
+                    if ring.slots != SLOTS:
+                        post_all(ring, queue, first_wr_id)
+                        return
+                    ring._open(queue, queue.cells, first_wr_id)
+                    ring.post(0)
+                    ring.post(1)
+                    raise VerbsError(errno.ENOMEM, call)
 
-                patch.setattr(ReceiveRing, "post", post_two)
+                patch.setattr(ReceiveRing, "post_all", post_two)
             accepting: Any = loops.create_task(server.listener.accept())
             connecting = loops.create_task(aiordma.connect(simulation.far.host, PORT))
             with pytest.raises(VerbsError, match=call):

@@ -102,6 +102,17 @@ static PyObject *receive_ring_post_slot(PyObject *self, PyObject *number)
 		post_slot((struct receive_ring *)self, slot == (int)slot ? (int)slot : -1));
 }
 
+static PyObject *receive_ring_post_all(PyObject *self, PyObject *unused)
+{
+	struct receive_ring *ring = (struct receive_ring *)self;
+	int slot, error = 0;
+
+	(void)unused;
+	for (slot = 0; slot < ring->slots && !error; slot++)
+		error = post_slot(ring, slot);
+	return PyLong_FromLong(error);
+}
+
 static PyMemberDef receive_ring_members[] = {
 	{ "slots", T_INT, offsetof(struct receive_ring, slots), READONLY, "The number of slots." },
 	{ "slot_size", T_INT, offsetof(struct receive_ring, slot_size), READONLY,
@@ -121,6 +132,8 @@ static PyMethodDef receive_ring_methods[] = {
 	  "other one is 0." },
 	{ "_post", receive_ring_post_slot, METH_O,
 	  "_post(slot): post a slot, unless posting is stopped. Return 0 or an errno." },
+	{ "_post_all", receive_ring_post_all, METH_NOARGS,
+	  "_post_all(): post every slot, until one is refused. Return 0 or an errno." },
 	{ NULL, NULL, 0, NULL },
 };
 
