@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from aiordma.asyncio.transport import StreamTransport
@@ -55,11 +56,12 @@ class StreamReader(asyncio.StreamReader):
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
-        data = None
-        transport = self._transport
-        if type(transport) is StreamTransport and self._waiter is None:
-            data = transport.take(2 * self._limit)
-        if data is None:
-            await super()._wait_for_data(func_name)  # type: ignore[misc]
-        else:
+        transport, began = self._transport, time.monotonic_ns()
+        polls = type(transport) is StreamTransport and self._waiter is None
+        data = transport.take(2 * self._limit) if polls else None
+        if data is not None:
             self.feed_data(data)
+            return
+        await super()._wait_for_data(func_name)  # type: ignore[misc]
+        if polls:
+            transport.parked(began)

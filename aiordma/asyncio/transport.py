@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from aiordma.asyncio.errors import as_os_error
-from aiordma.asyncio.polling import TransportPolling
 from aiordma.asyncio.write_buffer import WriteBuffer
 from aiordma.errors import RdmaError
 from aiordma.loop import InlineFuture, wake
@@ -57,7 +57,6 @@ class StreamTransport(asyncio.Transport):
         self._receiver = core.receiver
         self._send = core.data_path.core.send
         self._fast_read = core.data_path.core.read
-        self._polling = TransportPolling(core, loop, self.is_reading, self._schedule)
         self._loop = loop
         self._on_lost = on_lost
         self._context = contextvars.copy_context()
@@ -144,6 +143,10 @@ class StreamTransport(asyncio.Transport):
         """
         return self._fast_read(limit) if self.is_reading() else None
 
+    def parked(self, began: int) -> None:
+        """Note that the protocol has waited for data since `began`, by time.monotonic_ns()."""
+        self._core.data_path.polling.parked(began, time.monotonic_ns())
+
     def _read(self) -> None:
         if not self.is_reading() or not self._receiver.is_readable():
             return
@@ -163,9 +166,6 @@ class StreamTransport(asyncio.Transport):
             self._end_reading()
         elif self._receiver.is_readable():
             self._schedule()
-        else:
-            self._polling.data_received()
-            self._polling.wait()
 
     def _read_for(self, protocol: asyncio.BaseProtocol) -> int:
         data = self._receiver.read(MAX_READ)
@@ -208,7 +208,6 @@ class StreamTransport(asyncio.Transport):
         if not self._buffer.size:
             posted = self._send(data)
             if posted > 0:
-                self._polling.wait()
                 data = memoryview(cast("bytes", data))[posted:]
         with memoryview(data) as view, byte_view(view) as memory:
             if not memory.nbytes:

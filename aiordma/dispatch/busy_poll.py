@@ -34,22 +34,6 @@ class BusyPoll:
         """Poll `queue` from now on."""
         self._queue = queue
 
-    def start(self) -> bool:
-        """Begin to poll the queue between iterations of the loop. The loop arms it no more.
-
-        Return False, and do not begin, if the queue is polled already.
-        """
-        queue = self._queue
-        if queue is None or queue.pollers:
-            return False
-        queue.pollers += 1
-        return True
-
-    def stop(self) -> None:
-        """End start(): the loop arms the queue soon."""
-        if self._queue is not None:
-            self._loop_device.stop_polling(self._queue)
-
     async def until(
         self, is_over: Callable[[], bool], nanoseconds: int, *, preemptible: bool = False
     ) -> None:

@@ -348,19 +348,6 @@ static int poll_bytes(struct stream_data_path *self)
 	return self->inbound->available && !self->closed;
 }
 
-static PyObject *stream_poll_readable(PyObject *self, PyObject *unused)
-{
-	struct stream_data_path *path = (struct stream_data_path *)self;
-	int found;
-
-	start_budget(&path->polling);
-	path->polling.preempted = 0;
-	found = poll_bytes(path);
-	if (found < 0)
-		return NULL;
-	return PyBool_FromLong(found || (path->polling.preempted && path->inbound->takes_data));
-}
-
 /* Copy received bytes to `where`, and count them as read. */
 static void take_bytes(struct stream_data_path *self, char *where, uint64_t nbytes)
 {
@@ -518,10 +505,6 @@ static PyMethodDef stream_methods[] = {
 	{ "read_into", stream_read_into, METH_O,
 	  "read_into(buffer): copy received bytes to the buffer, and return their number. None: "
 	  "the caller takes the slow path." },
-	{ "poll_readable", stream_poll_readable, METH_NOARGS,
-	  "Poll as read() does, in an iteration of the event loop that has just begun, but read "
-	  "nothing. Return True if there are bytes, or if the loop or another task has work to "
-	  "do." },
 	{ "write", stream_write, METH_O,
 	  "write(data): post the part of the data that may be posted now. Return its length in "
 	  "bytes, or a negative errno of ibv_post_send(3)." },
