@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from aiordma.asyncio.transport import StreamTransport
@@ -24,6 +23,7 @@ class StreamReader(asyncio.StreamReader):
     _waiter: asyncio.Future[None] | None
     _exception: BaseException | None
     _limit: int
+    _loop: asyncio.AbstractEventLoop
 
     def _take(self, limit: int) -> bytes | None:
         """Return received bytes, at most `limit`, if no others come before them. Else None."""
@@ -53,15 +53,19 @@ class StreamReader(asyncio.StreamReader):
         return await super().readexactly(n)
 
     async def _wait_for_data(self, func_name: str) -> None:
+        transport = self._transport
+        if type(transport) is not StreamTransport or self._waiter is not None:
+            await super()._wait_for_data(func_name)  # type: ignore[misc]
+            return
         if self._paused:
             self._paused = False
-            self._transport.resume_reading()
-        transport, began = self._transport, time.monotonic_ns()
-        polls = type(transport) is StreamTransport and self._waiter is None
-        data = transport.take(2 * self._limit) if polls else None
+            transport.resume_reading()
+        # read() and readexactly() have polled just before, if the reader has no bytes.
+        has_polled = not self._buffer and func_name in ("read", "readexactly")
+        self._waiter = waiter = self._loop.create_future()
+        try:
+            data = await transport.wait_for_data(waiter, 2 * self._limit, has_polled)
+        finally:
+            self._waiter = None
         if data is not None:
             self.feed_data(data)
-            return
-        await super()._wait_for_data(func_name)  # type: ignore[misc]
-        if polls:
-            transport.parked(began)

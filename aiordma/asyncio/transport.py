@@ -143,9 +143,25 @@ class StreamTransport(asyncio.Transport):
         """
         return self._fast_read(limit) if self.is_reading() else None
 
-    def parked(self, began: int) -> None:
-        """Note that the protocol has waited for data since `began`, by time.monotonic_ns()."""
+    async def wait_for_data(
+        self, waiter: asyncio.Future[None], limit: int, has_polled: bool
+    ) -> bytes | None:
+        """Wait until `waiter` is done, or until there are bytes that take() returns.
+
+        Return these, at most `limit`, or None if `waiter` is done: the protocol has the bytes, or
+        it has ended. `has_polled`: True if take() has just returned None.
+
+        Raises: the exception of `waiter`.
+        """
+        if not has_polled and (data := self.take(limit)) is not None:
+            return data
+        await self._receiver.poll_readable(has_polled=True)
+        if not waiter.done() and self._receiver.has_bytes and (data := self.take(limit)):
+            return data
+        began = time.monotonic_ns()
+        await waiter
         self._core.data_path.polling.parked(began, time.monotonic_ns())
+        return None
 
     def _read(self) -> None:
         if not self.is_reading() or not self._receiver.is_readable():

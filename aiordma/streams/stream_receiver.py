@@ -84,7 +84,7 @@ class StreamReceiver:
         try:
             if self._checkpoint is not None:
                 await self._checkpoint()
-            await self._poll_readable(has_polled)
+            await self.poll_readable(has_polled=has_polled)
             while not self.is_readable():
                 core.waiter = waiter = make_future(self._loop)
                 began = time.monotonic_ns()
@@ -94,8 +94,16 @@ class StreamReceiver:
             core.has_reader = False
             core.waiter = None
 
-    async def _poll_readable(self, has_polled: bool) -> None:
-        """Poll until is_readable if that pays, as Receiver does."""
+    @property
+    def has_bytes(self) -> bool:
+        """True if bytes have been received and not read."""
+        return self._data_path.protocol.inbound.available > 0
+
+    async def poll_readable(self, *, has_polled: bool) -> None:
+        """Poll until is_readable if that pays, as Receiver does.
+
+        `has_polled`: True if read() of the core has just returned None.
+        """
         core, busy = self._data_path.core, self._data_path.busy
         if core.poll_budget <= 0 or (has_polled and not core.preempted) or self.is_readable():
             return
