@@ -129,7 +129,9 @@ async def _bandwidth(connection: Connection, work: Work) -> Sample:
     remote = RemoteBuffer(0, 0, 0)
     if work.operation != "send":
         remote = RemoteBuffer.unpack(await connection.recv())
-    async with await connection.allocate(work.size) as region:
+    reads = work.operation == "read"
+    access = connection.read_access if reads else AccessFlags.LOCAL_WRITE
+    async with await connection.allocate(work.size, access) as region:
 
         async def operate(count: int) -> None:
             for _ in range(count):
