@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from aiordma.asyncio.transport import StreamTransport
@@ -64,8 +65,30 @@ class StreamReader(asyncio.StreamReader):
         has_polled = not self._buffer and func_name in ("read", "readexactly")
         self._waiter = waiter = self._loop.create_future()
         try:
-            data = await transport.wait_for_data(waiter, 2 * self._limit, has_polled)
+            data = await _wait_for_data(transport, waiter, 2 * self._limit, has_polled)
         finally:
             self._waiter = None
         if data is not None:
             self.feed_data(data)
+
+
+async def _wait_for_data(
+    transport: StreamTransport, waiter: asyncio.Future[None], limit: int, has_polled: bool
+) -> bytes | None:
+    """Wait until `waiter` is done, or until there are bytes that take() returns.
+
+    Return these, at most `limit`, or None if `waiter` is done: the transport has passed bytes or
+    the end. `has_polled`: True if take() has just returned None.
+
+    Raises: the exception of `waiter`.
+    """
+    if not has_polled and (data := transport.take(limit)) is not None:
+        return data
+    receiver = transport.core.receiver
+    await receiver.poll_readable(has_polled=True)
+    if not waiter.done() and receiver.has_bytes and (data := transport.take(limit)):
+        return data
+    began = time.monotonic_ns()
+    await waiter
+    transport.core.data_path.polling.parked(began, time.monotonic_ns())
+    return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -53,7 +52,8 @@ class StreamTransport(asyncio.Transport):
                 "rdma_device": core.endpoint.device.name,
             }
         )
-        self._core = core
+        self.core = self._core = core
+        """The stream."""
         self._receiver = core.receiver
         self._send = core.data_path.core.send
         self._fast_read = core.data_path.core.read
@@ -142,26 +142,6 @@ class StreamTransport(asyncio.Transport):
         Poll for them if that pays. None: there are none, or the transport does not read now.
         """
         return self._fast_read(limit) if self.is_reading() else None
-
-    async def wait_for_data(
-        self, waiter: asyncio.Future[None], limit: int, has_polled: bool
-    ) -> bytes | None:
-        """Wait until `waiter` is done, or until there are bytes that take() returns.
-
-        Return these, at most `limit`, or None if `waiter` is done: the protocol has the bytes, or
-        it has ended. `has_polled`: True if take() has just returned None.
-
-        Raises: the exception of `waiter`.
-        """
-        if not has_polled and (data := self.take(limit)) is not None:
-            return data
-        await self._receiver.poll_readable(has_polled=True)
-        if not waiter.done() and self._receiver.has_bytes and (data := self.take(limit)):
-            return data
-        began = time.monotonic_ns()
-        await waiter
-        self._core.data_path.polling.parked(began, time.monotonic_ns())
-        return None
 
     def _read(self) -> None:
         if not self.is_reading() or not self._receiver.is_readable():
