@@ -84,11 +84,16 @@ async def _wait_for_data(
     """
     if not has_polled and (data := transport.take(limit)) is not None:
         return data
-    receiver = transport.core.receiver
-    await receiver.poll_readable(has_polled=True)
+    core, receiver = transport.core, transport.core.receiver
+    # The bytes are for this task. Otherwise the polling would end for the transport to read them.
+    core.data_path.core.notify_readable = False
+    try:
+        await receiver.poll_readable(has_polled=True)
+    finally:
+        core.notify(readable=transport.is_reading())
     if not waiter.done() and receiver.has_bytes and (data := transport.take(limit)):
         return data
     began = time.monotonic_ns()
     await waiter
-    transport.core.data_path.polling.parked(began, time.monotonic_ns())
+    core.data_path.polling.parked(began, time.monotonic_ns())
     return None
