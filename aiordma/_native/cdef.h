@@ -693,7 +693,7 @@ int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv
 int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
 		       const char *grh, struct ibv_ah_attr *attr);
 void aiordma_await_posts(void);
-int aiordma_destroy_qp(struct ibv_qp **cell);
+int aiordma_destroy_qp(struct ibv_qp *qp);
 struct ibv_send_wr { ...; };
 struct aiordma_link { ...; };
 int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr);

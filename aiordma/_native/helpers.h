@@ -71,7 +71,7 @@ int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv
 int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
 		       const char *grh, struct ibv_ah_attr *attr);
 void aiordma_await_posts(void);
-int aiordma_destroy_qp(struct ibv_qp **cell);
+int aiordma_destroy_qp(struct ibv_qp *qp);
 int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr);
 int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
 		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);

@@ -40,15 +40,12 @@ void aiordma_await_posts(void)
 }
 
 /*
- * Destroy the queue pair of a cell, if there is one, when no thread posts to it any more. The cell
- * is then NULL. Returns 0 or an errno.
+ * Destroy a queue pair when no thread posts to it any more. The caller has set its cell to NULL,
+ * with the interpreter's lock held: the fast path posts small requests with that lock only. Returns
+ * 0 or an errno.
  */
-int aiordma_destroy_qp(struct ibv_qp **cell)
+int aiordma_destroy_qp(struct ibv_qp *qp)
 {
-	struct ibv_qp *qp = __atomic_exchange_n(cell, NULL, __ATOMIC_ACQ_REL);
-
-	if (!qp)
-		return 0;
 	aiordma_await_posts();
 	return ibv_destroy_qp(qp);
 }

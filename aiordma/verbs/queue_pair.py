@@ -430,4 +430,6 @@ class QueuePair:
         Raises:
             VerbsError: EBUSY while the queue pair is attached to a multicast group.
         """
-        check_errno(lib.aiordma_destroy_qp(self._cell), "ibv_destroy_qp")
+        pointer, self._cell[0] = self._cell[0], ffi.NULL
+        if pointer != ffi.NULL:
+            check_errno(lib.aiordma_destroy_qp(pointer), "ibv_destroy_qp")
