@@ -124,8 +124,8 @@ def test_exec_relays_streams_files_and_the_exit_code(lab: str, tmp_path: Path, n
 
 
 def test_a_command_is_killed_when_its_caller_is_gone(node2: Node) -> None:
-    with node2.start("sh", "-c", "sleep 3600 & echo; sleep 3600") as command:
-        command.read_line()
+    with node2.start("sh", "-c", "sleep 3600 & sleep 3600 & echo; wait") as command:
+        command.read_line()  # the processes exist
         assert len(processes(node2, command.pid)) == 3
     wait_until(lambda: not processes(node2, command.pid))
 
