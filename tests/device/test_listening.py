@@ -17,7 +17,7 @@ from helpers import ResourceSnapshot, has_pending_event, has_waiter
 
 from aiordma import AsyncCmId, RdmaError, Rejected, SyncCmId, VerbsError
 from aiordma.cm import CmState
-from aiordma.enums import IdOption, PortSpace
+from aiordma.enums import IdOption, PortSpace, TransportType
 from aiordma.rdmacm import ConnectionParameters, DeviceAddress, parse_address
 
 
@@ -155,10 +155,15 @@ async def test_a_request_without_a_free_descriptor_is_rejected(address: DeviceAd
 async def test_a_listener_dropped_by_another_thread_rejects_its_requests(
     address: DeviceAddress, kind: Kind
 ) -> None:
-    """The loop stops watching the listener's channel before the channel is closed."""
+    """The loop stops watching the listener's channel before the channel is closed.
+
+    iWARP's connection manager (iwcm.c) never answers a request that arrives while its listener is
+    destroyed: IWCM_F_DROP_EVENTS. There, the only request has arrived before.
+    """
+    count = 1 if address.transport is TransportType.IWARP else 3
     for _ in range(5):
         box = [await listening(address, kind)]
-        clients = [await connecting_to(box[0]) for _ in range(3)]
+        clients = [await connecting_to(box[0]) for _ in range(count)]
         await loops.until(partial(has_pending_event, box[0]), "a request to arrive")
 
         def drop(box: list[CmId] = box) -> None:
