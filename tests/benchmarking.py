@@ -41,4 +41,6 @@ def run_quickly(plan: Plan, address: DeviceAddress, directory: Path) -> None:
     }
     for case in found["cases"]:
         assert case["failures"] == {}
-        assert all(one["median"] > 0 for one in case["implementations"] if case["key"] != "idle")
+        assert all(
+            one["median"] > 0 for one in case["implementations"] if "idle" not in case["key"]
+        )

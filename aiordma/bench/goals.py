@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -84,8 +84,11 @@ _RULES = (
     _Rule("connections", DEFAULT, "cmtime", 0.5),
 )
 
-_IDLE_KIB = 40.0
-_IDLE_RATIO = 1.2
+_KIB_EACH = {"idle": 40.0, "idle/streams": 64.0}
+"""The limit of the memory of a connection, and of a stream, in KiB."""
+_RATIO_TO_ALONE = 1.2
+_RECONNECT_RATIO = 1.5
+"""The limit of the time until all are served again: x the time that `connections` needs."""
 
 
 def goals(results: Results) -> list[Goal]:
@@ -97,7 +100,7 @@ def goals(results: Results) -> list[Goal]:
         if rule.key in cases
         if (goal := _ratio_goal(rule, cases[rule.key])) is not None
     ]
-    return [*found, *(_idle_goals(cases["idle"]) if "idle" in cases else ())]
+    return [*found, *_memory_goals(cases), *_latency_goals(cases), *_reconnect_goals(cases)]
 
 
 def _ratio_goal(rule: _Rule, case: Case) -> Goal | None:
@@ -117,9 +120,31 @@ def _ratio_goal(rule: _Rule, case: Case) -> Goal | None:
     )
 
 
-def _idle_goals(case: Case) -> Iterator[Goal]:
-    for name, samples in case.samples.items():
-        memory = median(sample.value for sample in samples.values())
-        yield Goal(case.work.title, name, memory, _IDLE_KIB, "KiB each", True)
-        slower = median(sample.details["latency_ratio"] for sample in samples.values())
-        yield Goal(case.work.title, name, slower, _IDLE_RATIO, "x latency alone", True)
+def _memory_goals(cases: Mapping[str, Case]) -> Iterator[Goal]:
+    for key, limit in _KIB_EACH.items():
+        if key in cases:
+            case = cases[key]
+            for name in case.samples:
+                yield Goal(case.work.title, name, case.value(name) or 0.0, limit, "KiB each", True)
+
+
+def _latency_goals(cases: Mapping[str, Case]) -> Iterator[Goal]:
+    for key in (*_KIB_EACH, "answering"):
+        if key in cases:
+            case = cases[key]
+            for name, samples in case.samples.items():
+                slower = median(sample.details["latency_ratio"] for sample in samples.values())
+                limit = _RATIO_TO_ALONE
+                yield Goal(case.work.title, name, slower, limit, "x latency alone", True)
+
+
+def _reconnect_goals(cases: Mapping[str, Case]) -> Iterator[Goal]:
+    """The time is compared with that of the same number of connections of `connections`."""
+    if "reconnect" in cases and "connections" in cases:
+        case, ordinary = cases["reconnect"], cases["connections"]
+        for name in case.samples.keys() & ordinary.samples.keys():
+            rates = ordinary.value(name) or 0.0, case.value(name) or 1.0
+            reached = rates[0] / rates[1]
+            yield Goal(
+                case.work.title, name, reached, _RECONNECT_RATIO, "x time of connections", True
+            )

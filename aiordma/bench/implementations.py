@@ -63,7 +63,8 @@ def _run_workers(
     )
     sample, output = run_pair(pair, environment.client_timeout)
     cpu = float(json.loads(output.splitlines()[-1])["cpu"])
-    operations = work.idle if work.test == "idle" else work.count + work.warmup
+    many = work.test in ("idle", "answering", "reconnect")
+    operations = work.idle if many else work.count + work.warmup
     return replace(sample, server_cpu=cpu / operations * 1e6)
 
 
@@ -163,6 +164,9 @@ _LATENCY: Tests = {"latency": ("send",)}
 _RATES: Tests = {"rate": ("send",), "bandwidth": ("send",)}
 _CONNECTIONS: Tests = {"connections": ("send",)}
 _IDLE: Tests = {"idle": ("send",)}
+_IDLE_STREAMS: Tests = {"idle": ("streams",)}
+_ANSWERING: Tests = {"answering": ("send",)}
+_RECONNECT: Tests = {"reconnect": ("send",)}
 _HTTP: Tests = {"http": ("send",)}
 
 IMPLEMENTATIONS = (
@@ -178,6 +182,9 @@ IMPLEMENTATIONS = (
     _workers("aiordma uvloop", "connections", _CONNECTIONS, "uvloop"),
     _workers("aiordma trio", "connections", _CONNECTIONS, "trio"),
     _workers("aiordma asyncio", "idle", _IDLE, "asyncio"),
+    _workers("aiordma asyncio", "answering", _ANSWERING, "asyncio"),
+    _workers("aiordma asyncio", "reconnect", _RECONNECT, "asyncio"),
+    _workers("aiordma ByteStream", "idle streams", _IDLE_STREAMS, "asyncio"),
     _workers("aiordma ByteStream", "streams", _STREAM, "asyncio"),
     _workers("aiordma reader, writer", "writers", _STREAM, "asyncio"),
     _workers("aiordma trio stream", "trio", _STREAM, "trio"),
@@ -209,7 +216,8 @@ def reference(work: Work) -> str:
     """Return the implementation that the others are compared with in the table; "" for none."""
     if work.test in ("connections", "http"):
         return "cmtime" if work.test == "connections" else "TCP aiohttp"
-    return "" if work.test == "idle" else perftest.program(work)
+    alone = work.test in ("idle", "answering", "reconnect")
+    return "" if alone else perftest.program(work)
 
 
 def select(loops: tuple[str, ...], peers: tuple[str, ...]) -> list[Implementation]:

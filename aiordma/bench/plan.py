@@ -28,6 +28,8 @@ TESTS = {
     "http": Test("requests/s", lower_is_better=False),  # of 1 KiB, answered with 1 KiB
     "connections": Test("connections/s", lower_is_better=False),  # set up and torn down
     "idle": Test("KiB/connection", lower_is_better=True),  # memory of the server's process
+    "answering": Test("us", lower_is_better=True),  # of a round trip, among many others
+    "reconnect": Test("connections/s", lower_is_better=False),  # after the death of the server
 }
 """The tests by name, in the order in which they run. A megabyte is 10^6 bytes, a KiB 1024."""
 
@@ -48,7 +50,9 @@ class Work:
     concurrency: int = 32
     """The number of connections that are set up concurrently, or that send requests of HTTP."""
     idle: int = 2000
-    """The number of idle connections, in `idle`."""
+    """The number of connections in `idle` (beside the active one), `answering` and `reconnect`."""
+    interval: float = 30.0
+    """The time in which each connection has one round trip, in `answering`."""
     loop: str = "asyncio"
     busy_poll: float = 0.0
     adaptive_poll: bool = True
@@ -61,6 +65,7 @@ class Work:
             "rate": [str(self.size)],
             "bandwidth": [self.operation, str(self.size)],
             "http": [str(self.concurrency)],
+            "idle": ["streams"] if self.operation == "streams" else [],
         }
         return "/".join([self.test, *parts.get(self.test, [])])
 
@@ -73,7 +78,9 @@ class Work:
             "bandwidth": f"{self.operation} of {self.size} bytes",
             "http": f"requests, connections: {self.concurrency}",
             "connections": f"{self.count}, {self.concurrency} at once",
-            "idle": f"{self.idle} connections",
+            "idle": f"{self.idle} {'streams' if self.operation == 'streams' else 'connections'}",
+            "answering": f"{self.idle} connections, one round trip each in {self.interval:g} s",
+            "reconnect": f"{self.idle} clients at once, after the server was killed",
         }
         return f"{self.test}: {parts[self.test]}"
 
@@ -160,5 +167,17 @@ class Plan:
         yield self._work("connections", 200, 20, 20)
 
     def _idle(self) -> Iterator[Work]:
-        idle = min(self.idle, 20) if self.quick else self.idle
-        yield replace(self._work("idle", 1000, 50, 100), idle=idle)
+        for operation in ("send", "streams"):
+            work = self._work("idle", 1000, 50, 100)
+            yield replace(work, idle=self._many(), operation=operation)
+
+    def _answering(self) -> Iterator[Work]:
+        work = self._work("answering", 1000, 50, 100)
+        interval = 1.0 if self.quick else work.interval
+        yield replace(work, idle=self._many(), interval=interval)
+
+    def _reconnect(self) -> Iterator[Work]:
+        yield replace(self._work("reconnect", 1, 1, 0), idle=self._many())
+
+    def _many(self) -> int:
+        return min(self.idle, 20) if self.quick else self.idle

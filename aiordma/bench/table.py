@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
 
 from aiordma.bench.goals import goals
@@ -31,7 +32,7 @@ def _block(case: Case) -> list[str]:
     rows = [head, *(_row(case, name, other in case.samples) for name in case.samples)]
     notes = [f"  {name}: failed: {_indented(error)}" for name, error in case.failures.items()]
     table = aligned(rows) if case.samples else []
-    return [case.work.title, *table, *_idle_lines(case), *notes]
+    return [case.work.title, *table, *_detail_lines(case), *notes]
 
 
 def _row(case: Case, name: str, with_ratio: bool) -> list[str]:
@@ -46,19 +47,25 @@ def _row(case: Case, name: str, with_ratio: bool) -> list[str]:
     return row
 
 
-def _idle_lines(case: Case) -> Iterator[str]:
-    """Yield the latency of the active connection, alone and with the idle ones."""
-    if case.work.test != "idle":
-        return
+def _detail_lines(case: Case) -> Iterator[str]:
+    """Yield the latency of the active connection, alone and with the others, or the failures."""
     for name, samples in case.samples.items():
-        alone, with_idle, slower = (
-            median(sample.details[key] for sample in samples.values())
-            for key in ("latency_alone", "latency_among", "latency_ratio")
-        )
-        yield (
-            f"  {name}: a round trip takes {alone:.1f} us alone, "
-            f"{with_idle:.1f} us with the idle connections: x {slower:.2f}"
-        )
+        known = partial(_detail, list(samples.values()))
+        if case.work.test in ("idle", "answering"):
+            yield (
+                f"  {name}: a round trip takes {known('latency_alone'):.1f} us alone, "
+                f"{known('latency_among'):.1f} us with the others: x {known('latency_ratio'):.2f}"
+            )
+        elif case.work.test == "reconnect":
+            yield (
+                f"  {name}: served again after {known('first'):.1f} s (the first), "
+                f"{known('median'):.1f} s (the median), {known('seconds'):.1f} s (the last); "
+                f"{known('failures'):.0f} attempts failed before"
+            )
+
+
+def _detail(samples: list[Sample], key: str) -> float:
+    return median(sample.details[key] for sample in samples)
 
 
 def _goals(results: Results) -> list[str]:

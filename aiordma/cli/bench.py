@@ -20,7 +20,16 @@ Exits with 0 if every implementation that is installed has finished, with 1 if o
 nothing could be run, with 130 if it was interrupted. docs/benchmarks.md describes what is measured,
 and how.
 """
-_TESTS = ("latency", "rate", "bandwidth", "http", "connections", "idle")
+_TESTS = (
+    "latency",
+    "rate",
+    "bandwidth",
+    "http",
+    "connections",
+    "idle",
+    "answering",
+    "reconnect",
+)
 _OPERATIONS = ("send", "write", "read")
 _LOOPS = ("asyncio", "uvloop", "trio")
 _PEERS = ("tcp", "pyverbs", "perftest", "rstream", "cmtime")
@@ -128,7 +137,7 @@ def _add_numbers(bench: argparse.ArgumentParser) -> None:
         ("count", None, "operations of each run (default: depends on the test)"),
         ("depth", 64, "operations in flight, for bandwidth (default: 64)"),
         ("concurrency", 32, "connections that are set up concurrently (default: 32)"),
-        ("idle", 2000, "idle connections (default: 2000)"),
+        ("idle", 2000, "connections of idle, answering and reconnect (default: 2000)"),
     ):
         bench.add_argument(f"--{name}", type=_positive, default=default, metavar="N", help=text)
     bench.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,22 @@ BEST_LOOP = {
         ([Case(Work("idle"), {"aiordma asyncio": {1: IDLE}})], [36.0, 1.3], [True, False]),
         (
             [
+                Case(Work("idle", "streams"), {"aiordma ByteStream": {1: replace(IDLE, value=66)}}),
+                Case(Work("answering"), {"aiordma asyncio": {1: IDLE}}),
+            ],
+            [66.0, 1.3, 1.3],
+            [False, False, False],
+        ),
+        (
+            [
+                case(Work("connections"), {"aiordma asyncio": 120.0}),
+                case(Work("reconnect"), {"aiordma asyncio": 80.0}),
+            ],
+            [1.5],
+            [True],
+        ),
+        (
+            [
                 case(work, {"aiordma asyncio": value, other: 100.0})
                 for work, other, value in [
                     (Work("rate"), "ib_send_bw", 50.0),
@@ -143,7 +160,7 @@ latency: round trips of 64 bytes
 idle: 20 connections
                    KiB/connection  client us  server us
   aiordma asyncio            36.0          -          -
-  aiordma asyncio: a round trip takes 20.0 us alone, 26.0 us with the idle connections: x 1.30
+  aiordma asyncio: a round trip takes 20.0 us alone, 26.0 us with the others: x 1.30
 
 goals
                                     by               reached    goal                    met
@@ -233,7 +250,7 @@ def test_from_prints_the_table_and_draws_the_diagrams(
     assert [drawn.name for drawn in plots.iterdir()] == ["latency-64.png"]
 
 
-def test_each_test_but_idle_has_a_diagram(tmp_path: Path) -> None:
+def test_tests_of_many_connections_have_no_diagram_of_their_own(tmp_path: Path) -> None:
     ours = {1: latency_sample([3000, 4000, 5000])}
     both = {"aiordma asyncio": 1500.0, "ib_send_bw": 1000.0}
     cases = [
@@ -274,11 +291,11 @@ def test_select_filters_by_loops_and_peers() -> None:
 def test_plan_yields_the_work_of_its_choices() -> None:
     keys = [work.key for work in Plan().works()]
     assert keys[:3] == ["latency/64", "latency/4096", "rate/64"]
-    assert len(keys) == 2 + 1 + 9 + 2 + 1 + 1
+    assert len(keys) == 2 + 1 + 9 + 2 + 1 + 2 + 1 + 1
     (chosen,) = Plan(("bandwidth",), (7,), ("read",)).works()
     assert chosen.key == "bandwidth/read/7"
     assert all(work.count == 9 and work.warmup <= 9 for work in Plan(count=9).works())
-    assert {work.count for work in Plan(quick=True).works()} <= {16, 20, 50, 200}
+    assert {work.count for work in Plan(quick=True).works()} <= {1, 16, 20, 50, 200}
     assert all(work.idle <= 2000 for work in Plan(quick=True).works())
 
 

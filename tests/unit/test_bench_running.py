@@ -260,7 +260,9 @@ def test_device_is_the_one_with_the_address(monkeypatch: pytest.MonkeyPatch) -> 
 def test_list_prints_implementations_and_their_tests(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list", "--peers", "tcp", "--loops", "asyncio"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "aiordma asyncio\tlatency, rate, bandwidth, connections, idle"
+    assert lines[0] == (
+        "aiordma asyncio\tlatency, rate, bandwidth, connections, idle, answering, reconnect"
+    )
     assert lines[-1] == "TCP aiohttp\thttp"
 
 

@@ -11,7 +11,7 @@ from simulator import Simulation
 from aiordma import Connection
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.workers import connections, messages
+from aiordma.bench.workers import idle, messages
 from aiordma.bench.workers.__main__ import kind_functions
 
 
@@ -84,17 +84,45 @@ async def test_connections_are_made_for_the_warmup_and_the_count(simulation: Sim
     assert simulation.world.calls.counts["rdma_accept"] == 1 + 3 + 10
 
 
+@pytest.mark.loops("asyncio")
+@pytest.mark.parametrize("kind", ["idle", "idle streams"])
 async def test_idle_memory_is_the_difference_for_each_connection(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+    simulation: Simulation, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert connections.memory() > 1 << 20
+    assert idle.memory() > 1 << 20
     pages = iter([1 << 20, (1 << 20) + 10 * 2048])
-    monkeypatch.setattr(connections, "memory", lambda: next(pages))
+    monkeypatch.setattr(idle, "memory", lambda: next(pages))
     work = Work("idle", idle=10, count=3, warmup=1, concurrency=4)
-    sample = await run_both(simulation, "idle", work)
+    sample = await run_both(simulation, kind, work)
     assert (sample.value, sample.details["connections"]) == (2.0, 10)
     assert simulation.world.calls.counts["rdma_accept"] == 11
     assert sample.details["latency_ratio"] > 0
+
+
+@pytest.mark.loops("asyncio")
+async def test_all_connections_answer_while_one_is_timed(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The active connection is timed until each of the others has had a round trip."""
+    begun: list[idle.Asking] = []
+
+    def ask(peer: idle.Peer, interval: float) -> idle.Asking:
+        begun.append(asking(peer, interval))
+        return begun[-1]
+
+    asking = idle.Asking
+    monkeypatch.setattr(idle, "Asking", ask)
+
+    async def exchange_until_all_have(exchange: Any, seconds: float, warmup: int) -> Sample:
+        await exchange()
+        await loops.until(lambda: all(one.answers for one in begun), "all answers")
+        return Sample(10.0 + len(begun))
+
+    monkeypatch.setattr(idle, "time_round_trips_for", exchange_until_all_have)
+    work = Work("answering", idle=10, interval=0.01, concurrency=4)
+    sample = await run_both(simulation, "answering", work)
+    assert (sample.value, sample.details["latency_ratio"]) == (20.0, 2.0)
+    assert sample.details["answers"] >= 10
 
 
 def test_options_depend_on_the_work() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TypeVar
 
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.workers import connections, messages, streams
+from aiordma.bench.workers import connections, idle, messages, reconnect, streams
 
 T = TypeVar("T")
 Serve = Callable[[str, Callable[[int], None], Work], Coroutine[object, None, None]]
@@ -22,7 +22,10 @@ Measure = Callable[[str, int, Work], Coroutine[object, None, Sample]]
 KINDS: dict[str, tuple[Serve, Measure]] = {
     "messages": (messages.serve, messages.measure),
     "connections": (connections.serve_connections, connections.measure_connections),
-    "idle": (connections.serve_idle, connections.measure_idle),
+    "idle": (idle.CONNECTIONS.serve, idle.CONNECTIONS.measure_memory),
+    "idle streams": (idle.STREAMS.serve, idle.STREAMS.measure_memory),
+    "answering": (idle.CONNECTIONS.serve, idle.CONNECTIONS.measure_answering),
+    "reconnect": (reconnect.serve, reconnect.measure),
     "streams": (streams.serve, streams.measure),
     "writers": (streams.RDMA_WRITERS.serve, streams.RDMA_WRITERS.measure),
     "tcp": (streams.TCP_WRITERS.serve, streams.TCP_WRITERS.measure),
@@ -63,6 +66,11 @@ def print_port(port: int) -> None:
     print_line(json.dumps({"port": port}))
 
 
+def processor_time() -> float:
+    """Return the processor time of this process and of its children that have ended, in seconds."""
+    return sum(os.times()[:4])
+
+
 def main(role: str, kind: str, host: str, port: str, word: str) -> None:
     """Run the server or the client of this kind, until it has finished."""
     serve, measure = kind_functions(kind)
@@ -70,9 +78,9 @@ def main(role: str, kind: str, host: str, port: str, word: str) -> None:
     if role == "client":
         print_line(run(work.loop, partial(measure, host, int(port), work)).to_json())
         return
-    begin = time.process_time()
+    begin = processor_time()
     run(work.loop, partial(serve, host, print_port, work))
-    print_line(json.dumps({"cpu": time.process_time() - begin}))
+    print_line(json.dumps({"cpu": processor_time() - begin}))
 
 
 if __name__ == "__main__":

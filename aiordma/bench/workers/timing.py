@@ -10,7 +10,7 @@ from aiordma.bench.sample import Sample, latency_sample
 
 
 async def time_round_trips(
-    exchange: Callable[[], Awaitable[None]], count: int, warmup: int
+    exchange: Callable[[], Awaitable[object]], count: int, warmup: int
 ) -> Sample:
     """Await `exchange()` `warmup` times without timing, then time each of `count` times."""
     for _ in range(warmup):
@@ -21,6 +21,23 @@ async def time_round_trips(
         begin = time.perf_counter_ns()
         await exchange()
         times[number] = time.perf_counter_ns() - begin
+    return latency_sample(times, time.process_time() - cpu)
+
+
+async def time_round_trips_for(
+    exchange: Callable[[], Awaitable[object]], seconds: float, warmup: int
+) -> Sample:
+    """Await `exchange()` `warmup` times without timing, then time each for `seconds`."""
+    for _ in range(warmup):
+        await exchange()
+    times = array("q")
+    cpu, begin = time.process_time(), time.perf_counter_ns()
+    end = begin + round(seconds * 1e9)
+    while begin < end:
+        await exchange()
+        now = time.perf_counter_ns()
+        times.append(now - begin)
+        begin = now
     return latency_sample(times, time.process_time() - cpu)
 
 

@@ -1,0 +1,141 @@
+"""Reconnecting: a server is killed and started again, and all clients connect again at once."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection as Pipe
+
+import aiordma
+from aiordma import Connection
+from aiordma.bench.plan import Work
+from aiordma.bench.sample import Sample
+from aiordma.bench.workers.connections import repeat
+from aiordma.bench.workers.idle import CLIENT, MESSAGE_SIZE, SERVER, close_all
+
+DIE = b"die".ljust(MESSAGE_SIZE)
+STOP = b"stop".ljust(MESSAGE_SIZE)
+FIRST_BACKOFF, LARGEST_BACKOFF = 0.1, 5.0
+"""Seconds. A client waits a random part of the back-off, which doubles with each failure."""
+PORT_TIMEOUT = 30.0
+"""Seconds within which the port of a killed server must be free."""
+
+
+async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
+    """Run a server in a child process, and start it again at the same port if it is killed."""
+    spawn = multiprocessing.get_context("spawn")
+    port = 0
+    while True:
+        near, far = spawn.Pipe(duplex=False)
+        child = spawn.Process(target=_serve_in_child, args=(host, port, far), daemon=True)
+        child.start()
+        far.close()
+        listening = await asyncio.to_thread(near.recv)
+        if not port:
+            port = listening
+            announce(port)
+        await asyncio.to_thread(child.join)
+        if child.exitcode != -signal.SIGKILL:
+            break
+    if child.exitcode:
+        raise RuntimeError(f"the server ended with exit code {child.exitcode}")
+
+
+def _serve_in_child(host: str, port: int, pipe: Pipe) -> None:
+    asyncio.run(_listen_and_answer(host, port, pipe))
+
+
+async def _listen_and_answer(host: str, port: int, pipe: Pipe) -> None:
+    deadline = time.monotonic() + PORT_TIMEOUT
+    while True:
+        try:
+            listener = await aiordma.listen(host, port, options=SERVER)
+        except aiordma.VerbsError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+        else:
+            break
+    async with listener:
+        pipe.send(listener.local_address[1])
+
+        async def answer(connection: Connection) -> None:
+            async for message in connection:
+                if message == DIE:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                elif message == STOP:
+                    listener.abort()
+                await connection.send(message)
+
+        await listener.serve(answer)
+
+
+async def measure(host: str, port: int, work: Work) -> Sample:
+    """Connect all clients, kill the server, and time until each client is served again."""
+    clients = [_Client(host, port) for _ in range(work.idle)]
+    waiting = iter(clients)
+    await repeat(work.idle, work.concurrency, lambda: next(waiting).connect())
+    killing = clients[0]
+    cpu, begin = time.process_time(), time.perf_counter()
+    tasks = [asyncio.create_task(client.reconnect()) for client in clients]
+    await killing.send(DIE)
+    await asyncio.gather(*tasks)
+    seconds = time.perf_counter() - begin
+    each = (time.process_time() - cpu) / work.idle * 1e6
+    served = sorted(client.served - begin for client in clients)
+    details = {
+        "seconds": seconds,
+        "first": served[0],
+        "median": served[len(served) // 2],
+        "failures": float(sum(client.failures for client in clients)),
+        "connections": work.idle,
+    }
+    await killing.send(STOP)
+    await close_all([client.connection for client in clients])
+    return Sample(work.idle / seconds, client_cpu=each, details=details)
+
+
+class _Client:
+    """A client that connects again if the connection has ended."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._connect = functools.partial(aiordma.connect, host, port, options=CLIENT)
+        self.connection: Connection
+        self.served = 0.0
+        """The time at which it was served last."""
+        self.failures = 0
+        """The number of attempts to connect that failed."""
+
+    async def connect(self) -> None:
+        """Connect, and have one round trip."""
+        self.connection = await self._connect()
+        await self.send(bytes(MESSAGE_SIZE))
+        await self.connection.recv()
+        self.served = time.perf_counter()
+
+    async def send(self, message: bytes) -> None:
+        """Send a message."""
+        await self.connection.send(message)
+
+    async def reconnect(self) -> None:
+        """Wait for the end of the connection, and connect again until the server answers."""
+        async for _ in self.connection:
+            pass
+        backoff = FIRST_BACKOFF
+        while True:
+            await self.connection.aclose()
+            try:
+                await self.connect()
+            except aiordma.RdmaError:
+                self.failures += 1
+                await asyncio.sleep(random.uniform(0, backoff))
+                backoff = min(2 * backoff, LARGEST_BACKOFF)
+            else:
+                return
