@@ -183,7 +183,7 @@ def has_waiter(cm: BaseCmId) -> bool:
     the wait.
     """
     on_loop = isinstance(cm, AsyncCmId) and len(cm._changed) > 0
-    return on_loop or any(not interrupt.is_set for interrupt in list(cm.handle._waits))
+    return on_loop or any(not interrupt.is_set for interrupt in cm.handle.interrupts)
 
 
 def is_accepting(listener: BaseListener[Any, Any]) -> bool:

@@ -35,6 +35,15 @@ SLOW_DESTRUCTION_SECONDS = 30.0
 T = TypeVar("T")
 
 
+class _Waits:
+    """The interrupts of the waits of an id that are under way in worker threads."""
+
+    def __init__(self) -> None:
+        self.interrupts: set[Interrupt] = set()
+        self.changed = threading.Condition()
+        """Notified when a wait has ended."""
+
+
 class IdHandle:
     """An id, its own channel, its queue pair, and the memory of the queue pair's requests.
 
@@ -52,8 +61,8 @@ class IdHandle:
         self.is_slow_to_destroy = False
         """True if destroying can take seconds, as on iWARP."""
         self._jobs = SerialJobs()
-        self._waits: set[Interrupt] = set()
-        self._wait_ended = threading.Condition()
+        self._waits: _Waits | None = None
+        """The calls of wait() under way. None: there was none yet, as for most ids."""
         self._device: Device | None = None
         self._pre_destroy_hooks: dict[Hashable, Callable[[], None]] = {}
         self._destroyed_callbacks: list[Callable[[], None]] = []
@@ -195,18 +204,21 @@ class IdHandle:
             LocalClosed: destruction has begun.
         """
         interrupt = Interrupt()
+        if self._waits is None:
+            self._waits = _Waits()
+        waits = self._waits
 
         def run() -> T:
-            with self._wait_ended:
+            with waits.changed:
                 if self._is_destroying:
                     raise LocalClosed("closed on this side")
-                self._waits.add(interrupt)
+                waits.interrupts.add(interrupt)
             try:
                 return function(interrupt)
             finally:
-                with self._wait_ended:
-                    self._waits.discard(interrupt)
-                    self._wait_ended.notify_all()
+                with waits.changed:
+                    waits.interrupts.discard(interrupt)
+                    waits.changed.notify_all()
 
         try:
             if serialized:
@@ -216,11 +228,18 @@ class IdHandle:
             interrupt.set()
             raise
 
+    @property
+    def interrupts(self) -> list[Interrupt]:
+        """The interrupts of the calls of wait() under way."""
+        return [] if self._waits is None else list(self._waits.interrupts)
+
     def interrupt_waits(self) -> None:
         """Make every wait() return. Its caller can call it again. Callable from any thread."""
-        with self._wait_ended:
-            for interrupt in self._waits:
-                interrupt.set()
+        waits = self._waits
+        if waits is not None:
+            with waits.changed:
+                for interrupt in waits.interrupts:
+                    interrupt.set()
 
     def submit(self, function: Callable[[], None]) -> None:
         """Make a call on the id in a worker thread, without waiting for it. Errors are only logged.
@@ -267,8 +286,10 @@ class IdHandle:
             timer.cancel()
 
     def _destroy(self) -> None:
-        with self._wait_ended:
-            self._wait_ended.wait_for(lambda: not self._waits)
+        waits = self._waits  # a wait that begins later finds that destruction has begun
+        if waits is not None:
+            with waits.changed:
+                waits.changed.wait_for(lambda: not waits.interrupts)
         try:
             self._destroy_objects()
         finally:  # tasks wait for it

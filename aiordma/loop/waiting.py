@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -71,8 +70,9 @@ class FairSemaphore:
     def __init__(self, loop: Loop, free: int) -> None:
         self._loop = loop
         self.free = free
-        self._waiting: deque[LoopFuture] = deque()
-        self._granted: set[LoopFuture] = set()
+        # Lists, because each connection has two semaphores: a deque and a set take a kilobyte.
+        self._waiting: list[LoopFuture] = []
+        self._granted: list[LoopFuture] = []
 
     def try_acquire(self) -> bool:
         """Acquire a unit if one is free. None is free while tasks wait. Return True if acquired."""
@@ -96,7 +96,8 @@ class FairSemaphore:
                 self.release()
             raise
         finally:
-            self._granted.discard(future)
+            if future in self._granted:
+                self._granted.remove(future)
 
     def release(self, count: int = 1) -> None:
         """Release `count` units, and grant them to waiting tasks."""
@@ -111,9 +112,9 @@ class FairSemaphore:
             is_waiting = not future.done()
             if is_waiting and not self.try_acquire():
                 return
-            waiting.popleft()
+            del waiting[0]
             if is_waiting:
-                self._granted.add(future)
+                self._granted.append(future)
                 wake(future)
 
 

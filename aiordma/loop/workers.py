@@ -194,7 +194,7 @@ class SerialJobs:
     """
 
     def __init__(self) -> None:
-        self._jobs: deque[tuple[WorkerPool, Callable[[], None]]] = deque()
+        self._jobs: list[tuple[WorkerPool, Callable[[], None]]] = []
         self._lock = threading.Lock()
         self._busy = False
 
@@ -208,7 +208,7 @@ class SerialJobs:
         pool.submit(self._run)
 
     def _run(self) -> None:
-        _, job = self._jobs.popleft()
+        _, job = self._jobs.pop(0)
         _run_job(job)
         del job
         with self._lock:

@@ -32,7 +32,14 @@ class ReceiveRing(fast_path.ReceiveRingCore):
 
     def __init__(self, slots: int, slot_size: int) -> None:
         super().__init__(slots, slot_size)
+        self._memory: memoryview
         self._region: AllocatedRegion
+        """The region that belongs to the ring, if one does."""
+
+    @property
+    def has_memory(self) -> bool:
+        """True if the slots are in registered memory."""
+        return hasattr(self, "_memory")
 
     def allocate(self, pd: ProtectionDomain) -> None:
         """Allocate and register the memory. Blocks: call it in a worker thread.
@@ -46,7 +53,15 @@ class ReceiveRing(fast_path.ReceiveRingCore):
     def use_region(self, region: AllocatedRegion) -> None:
         """Put the slots into `region`, from its beginning."""
         self._region = region
-        self._use(region.view, region.address, region.lkey)
+        self.use_part(region, 0)
+
+    def use_part(self, region: AllocatedRegion, start: int) -> None:
+        """Put the slots into `region`, from byte `start`. The region does not belong to the ring.
+
+        The caller keeps it registered as long as receives are posted.
+        """
+        self._memory = region.view[start : start + self.slots * self.slot_size]
+        self._use(self._memory, region.address + start, region.lkey)
 
     def post_all(self, queue: ReceivePoster, first_wr_id: int) -> None:
         """Post every slot to `queue`. Slot n has the wr_id `first_wr_id` + n.
@@ -62,7 +77,7 @@ class ReceiveRing(fast_path.ReceiveRingCore):
     def view(self, slot: int, length: int) -> memoryview:
         """Return the first `length` bytes of a slot, which must not be posted."""
         start = slot * self.slot_size
-        return self._region.view[start : start + length]
+        return self._memory[start : start + length]
 
     def completed(self) -> None:
         """Note that a posted slot was completed or flushed."""

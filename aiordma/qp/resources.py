@@ -80,12 +80,15 @@ class QueuePairResources:
     def make_qp(self, ring: ReceiveRing, sends: SendQueue) -> QueuePair:
         """Make the queue pair and post all receives. Blocks: call it in a worker thread.
 
-        The lower half of a wr_id is a number of `sends`, or RECEIVE and a slot of `ring`.
+        The lower half of a wr_id is a number of `sends`, or RECEIVE and a slot of `ring`. If the
+        ring has no memory yet, it gets some from the protection domain's pool.
 
         Raises:
             VerbsError: the device or the locked-memory limit does not allow it.
         """
-        ring.take_from(self.open())
+        domain = self.open()
+        if not ring.has_memory:
+            ring.take_from(domain)
         self._cm.handle.add_destroyed_callback(ring.close)
         cq = self.send_cq.cq
         qp = self._make(QueuePairInit(self._caps, cq, cq), sends)

@@ -11,7 +11,6 @@ and the messages of Op.CONTROL.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
 from aiordma.errors import ProtocolError
@@ -90,7 +89,7 @@ class StreamProtocol:
         """True if the peer has announced that it sends no more data."""
         self.peer_left = False
         """True if the peer has announced that it neither sends nor receives any more."""
-        self._queued_controls: deque[Control] = deque()
+        self._queued_controls: list[Control] = []
         self._peer: ConnectionData | None = None
         # Messages that were received before the peer's connection data.
         self._early: list[int] = []
@@ -254,7 +253,7 @@ class StreamProtocol:
         if has_update:
             message, payload, target = inbound.take_update()
             return OutgoingMessage(message, payload, Segment(*target))
-        return OutgoingMessage(pack_message(_CONTROL, self._queued_controls.popleft()))
+        return OutgoingMessage(pack_message(_CONTROL, self._queued_controls.pop(0)))
 
     @property
     def has_queued_controls(self) -> bool:

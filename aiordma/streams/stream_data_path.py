@@ -36,6 +36,10 @@ SUCCESS = int(WcStatus.SUCCESS)
 CACHE_LINE = 64
 
 
+def _next_cache_line(offset: int) -> int:
+    return -(-offset // CACHE_LINE) * CACHE_LINE
+
+
 class StreamDataPath:
     """The memory and the queues of one stream.
 
@@ -99,11 +103,14 @@ class StreamDataPath:
         options, handle = self._options, self._cm.handle
         pd = self._resources.open().pd
         sgl_size = target_sgl_size(options.mappings)
-        # Both parts begin at a cache line: a device then writes each target at once.
-        start = -(-sgl_size // CACHE_LINE) * CACHE_LINE
+        # The peer can write to all of this memory, also to the slots of its own messages: it gains
+        # nothing. Each part begins at a cache line: a device then writes each target at once.
+        slots = _next_cache_line(sgl_size)
+        start = _next_cache_line(slots + options.recv_depth * MESSAGE_SIZE)
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
         receive_memory = AllocatedRegion(pd, start + options.recv_buffer, access)
         handle.add_destroyed_callback(partial(self._release_memory, receive_memory))
+        self._receives.use_part(receive_memory, slots)
         send_memory = AllocatedRegion(pd, options.send_buffer, AccessFlags.LOCAL_WRITE)
         handle.add_destroyed_callback(send_memory.free)
         settings = Settings(
@@ -149,13 +156,8 @@ class StreamDataPath:
         else:
             memory.free()
 
-    def _free_receives(self) -> None:
-        if not self._callbacks.may_be_read:
-            self._receives.free()
-
     def prepare(self) -> QueuePair:
         """Create the queue pair and post the receives."""
-        self._cm.handle.add_destroyed_callback(self._free_receives)
         resources = self._resources
         resources.attach_fast_path(self.sends.core, self.core, self._on_notified)
         qp = resources.make_qp(self._receives, self.sends)

@@ -148,7 +148,7 @@ async def main():
     listener.bind_addr(parse_address(host))
     listener.listen()
     task = loops.create_task(listener.get_request())
-    await loops.until(lambda: listener.handle._waits, "a thread to wait for a request")
+    await loops.until(lambda: listener.handle.interrupts, "a thread to wait for a request")
     print("waiting", flush=True)
     raise SystemExit(7)
 

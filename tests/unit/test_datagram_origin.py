@@ -114,7 +114,7 @@ def receive(ring: DatagramReceiveRing, header: bytes, **fields: int) -> tuple[Da
     defaults = {"byte_len": 40, "src_qp": 17, "slid": 0, "sl": 0, "dlid_path_bits": 0}
     defaults |= {"status": 0, "imm_data": 0, "wc_flags": WcFlags.GRH}
     wc: Any = SimpleNamespace(**(defaults | fields))
-    ring._region = SimpleNamespace(view=memoryview(header))  # type: ignore[assignment]
+    ring._memory = memoryview(header)
     ring.append(0, wc)
     _, datagram = ring.take_datagram()
     is_own = header[32:37] == bytes([10, 7, 1, 1, 239])

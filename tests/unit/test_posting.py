@@ -216,7 +216,7 @@ def test_closing_an_id_ends_the_wait_of_a_thread_for_completions(devices: Simula
         cm_id.bind_addr(parse_address(devices.near.host))
         await cm_id.create_qp(SMALL)
         waiting = asyncio.ensure_future(cm_id.get_recv_comp())
-        while not cm_id.handle._waits:
+        while not cm_id.handle.interrupts:
             await asyncio.sleep(0)
         await cm_id.aclose()
         with pytest.raises(LocalClosed):
