@@ -30,7 +30,7 @@ from aiordma.loop import (
     scheduled_count,
     worker_pool,
 )
-from aiordma.memory import BufferPool
+from aiordma.memory import BufferPool, PartPool
 from aiordma.rdmacm import device_contexts
 from aiordma.verbs import AsyncEvent, CompletionChannel, Device, ProtectionDomain
 from aiordma.verbs.offset_guard import offset_guards
@@ -71,6 +71,7 @@ class LoopDevice:
         self.device = device
         self.pd: ProtectionDomain
         self.pool: BufferPool
+        self.parts: PartPool
         self.largest_region = 0
         """The length in bytes of the largest region that was ever registered here."""
         self._loop = loop
@@ -157,6 +158,7 @@ class LoopDevice:
         if not hasattr(self, "pd"):
             self.pd = ProtectionDomain(self.device)
             self.pool = BufferPool(self._loop, self.pd)
+            self.parts = PartPool(self.pd)
         self._channel = CompletionChannel(self.device)
 
     def _add_queue(self, entries: int) -> SharedCompletionQueue:
@@ -177,7 +179,7 @@ class LoopDevice:
             if self._channel is not None:
                 steps.append(self._channel.close)
             if hasattr(self, "pd"):
-                steps += [self.pool.close, self.pd.close]
+                steps += [self.parts.close, self.pool.close, self.pd.close]
             if self._has_guard:
                 steps.append(lambda: offset_guards.release(self.device))
             for step in steps:

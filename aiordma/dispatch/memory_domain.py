@@ -7,7 +7,7 @@ from typing import Protocol
 
 from aiordma.dispatch.loop_device import LoopDevice
 from aiordma.loop import Loop, ensure_called, worker_pool
-from aiordma.memory import BufferPool
+from aiordma.memory import BufferPool, PartPool
 from aiordma.verbs import Device, ProtectionDomain
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,8 @@ class MemoryDomain(Protocol):
 
     pd: ProtectionDomain
     pool: BufferPool
+    parts: PartPool
+    """Memory for connections, cut from larger regions."""
     largest_region: int
     """The length in bytes of the largest region that was ever registered in it."""
 
@@ -45,6 +47,7 @@ class OwnDomain:
         """Create it without C objects: open() makes them."""
         self.pd: ProtectionDomain
         self.pool: BufferPool
+        self.parts: PartPool
         self.largest_region = 0
         self._loop = loop
         self._loop_device = LoopDevice.of(loop, device)
@@ -61,6 +64,7 @@ class OwnDomain:
         if not hasattr(self, "pd"):
             self.pd = ProtectionDomain(self._loop_device.device)
             self.pool = BufferPool(self._loop, self.pd, SLAB_SIZE)
+            self.parts = PartPool(self.pd)
 
     def acquire(self) -> MemoryDomain:
         """Add a user, and return self."""
@@ -75,7 +79,7 @@ class OwnDomain:
 
     def _close(self) -> None:
         if hasattr(self, "pd"):
-            for close in (self.pool.close, self.pd.close):
+            for close in (self.parts.close, self.pool.close, self.pd.close):
                 try:
                     close()
                 except Exception:  # the other steps must be done, too

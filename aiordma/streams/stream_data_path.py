@@ -101,18 +101,18 @@ class StreamDataPath:
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
         options, handle = self._options, self._cm.handle
-        pd = self._resources.open().pd
+        domain = self._resources.open()
         sgl_size = target_sgl_size(options.mappings)
         # The peer can write to all of this memory, also to the slots of its own messages: it gains
         # nothing. Each part begins at a cache line: a device then writes each target at once.
         slots = _next_cache_line(sgl_size)
         start = _next_cache_line(slots + options.recv_depth * MESSAGE_SIZE)
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
-        receive_memory = AllocatedRegion(pd, start + options.recv_buffer, access)
+        receive_memory = AllocatedRegion(domain.pd, start + options.recv_buffer, access)
         handle.add_destroyed_callback(partial(self._release_memory, receive_memory))
         self._receives.use_part(receive_memory, slots)
-        send_memory = AllocatedRegion(pd, options.send_buffer, AccessFlags.LOCAL_WRITE)
-        handle.add_destroyed_callback(send_memory.free)
+        send_memory = domain.parts.take(options.send_buffer)
+        handle.add_destroyed_callback(partial(domain.parts.give_back, send_memory))
         settings = Settings(
             options.recv_depth,
             Segment(receive_memory.address, receive_memory.rkey, sgl_size),

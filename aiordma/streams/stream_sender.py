@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiordma.enums import WrOpcode
 from aiordma.errors import RdmaError, VerbsError
-from aiordma.memory import AllocatedRegion, MemorySlice
+from aiordma.memory import MemoryPart, MemorySlice
 from aiordma.qp import EndpointCallbacks, SendQueue
 from aiordma.qp.send_queue import InFlightMemory
 from aiordma.streams.options import MESSAGE_SIZE
@@ -38,7 +38,7 @@ class StreamSender:
         core: fast_path.StreamDataPathCore,
         sends: SendQueue,
         callbacks: EndpointCallbacks,
-        memory: AllocatedRegion,
+        memory: MemoryPart,
         ring: fast_path.SendRing,
         *,
         is_iwarp: bool,

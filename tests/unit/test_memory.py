@@ -8,6 +8,7 @@ import errno
 import mmap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -29,7 +30,8 @@ from aiordma import (
     RemoteBuffer,
     VerbsError,
 )
-from aiordma.memory import SLAB_SIZE, BufferPool, PooledBuffer
+from aiordma.memory import SLAB_SIZE, BufferPool, MemoryPart, PartPool, PooledBuffer
+from aiordma.memory.part_pool import LARGEST_PART, LARGEST_SLAB
 
 LARGE = SLAB_SIZE  # one buffer in each slab
 LOCAL = AccessFlags.LOCAL_WRITE
@@ -47,13 +49,21 @@ class Pool:
     def __init__(self, simulation: Simulation, connection: Connection) -> None:
         endpoint = connection._endpoint
         self._world = simulation.world
-        self._call = endpoint.cm.handle.call
+        self.call = endpoint.cm.handle.call
         self.pd = endpoint.data_path._resources.loop_device.pd
         self.pool = BufferPool(endpoint.loop, self.pd)
+        self.parts = PartPool(self.pd)
         self._before = len(simulation.world.all(Region))
 
     async def acquire(self, nbytes: int) -> PooledBuffer:
-        return await self.pool.acquire(nbytes, self._call)
+        return await self.pool.acquire(nbytes, self.call)
+
+    async def take(self, nbytes: int) -> MemoryPart:
+        return await self.call(lambda: self.parts.take(nbytes))
+
+    async def give_back(self, *parts: MemoryPart) -> None:
+        for part in parts:
+            await self.call(partial(self.parts.give_back, part))
 
     @property
     def slabs(self) -> list[int]:
@@ -68,6 +78,7 @@ async def pool_of(simulation: Simulation) -> AsyncIterator[Pool]:
         yield made
         for _ in range(2):
             made.pool.close()
+            made.parts.close()
         assert made.slabs == []
         assert made.pool.try_acquire(100) is None
 
@@ -92,6 +103,63 @@ async def test_a_buffer_is_a_power_of_four_and_part_of_a_slab(simulation: Simula
         buffers[0].release()
         assert await p.acquire(1) is buffers[0]
         assert len(p.slabs) == len(sizes)
+
+
+async def test_parts_share_regions_that_become_larger(simulation: Simulation) -> None:
+    async with pool_of(simulation) as p:
+        parts = [await p.take(1000) for _ in range(7)]
+        assert p.slabs == [1024, 2048, 4096]
+        for number, part in enumerate(parts):
+            part.view[:] = bytes([number]) * 1000
+        assert [bytes(part.view) for part in parts] == [bytes([n]) * 1000 for n in range(7)]
+        assert len({part.address for part in parts}) == 7
+        assert len({part.lkey for part in parts}) == 3
+        assert not any(part.address % 64 for part in parts)
+        large = [await p.take(LARGEST_PART + 1) for _ in range(2)]
+        assert p.slabs == [1024, 2048, 4096, *[LARGEST_PART + 64] * 2]
+        await p.give_back(*large)
+        assert p.slabs == [1024, 2048, 4096]
+        await p.give_back(parts[1])
+        assert (await p.take(1000)).address == parts[1].address
+
+
+async def test_a_region_is_freed_when_all_its_parts_are_free(simulation: Simulation) -> None:
+    async with pool_of(simulation) as p:
+        parts = [await p.take(64) for _ in range(7)]
+        await p.give_back(*parts[3:6])
+        assert p.slabs == [64, 128, 256]
+        await p.give_back(*parts[1:3])  # the last region still has a part in use
+        assert p.slabs == [64, 256]
+        await p.give_back(parts[6])  # the only region with free parts is kept
+        assert p.slabs == [64, 256]
+        await p.give_back(parts[0])
+        assert p.slabs == [256]
+        again = [await p.take(64) for _ in range(4)]
+        assert p.slabs == [256]
+        assert {part.address for part in again} == {part.address for part in parts[3:]}
+
+
+async def test_regions_of_parts_have_a_limit(simulation: Simulation) -> None:
+    async with pool_of(simulation) as p:
+        for _ in range(16):
+            await p.take(LARGEST_PART // 2)
+        assert p.slabs == [
+            LARGEST_PART // 2,
+            LARGEST_PART,
+            LARGEST_PART * 2,
+            LARGEST_SLAB,
+            LARGEST_SLAB,
+        ]
+
+
+async def test_memory_that_cannot_be_registered_leaves_no_part(simulation: Simulation) -> None:
+    async with pool_of(simulation) as p:
+        simulation.world.calls.fail("ibv_reg_mr_iova2", errno.ENOMEM)
+        with pytest.raises(VerbsError, match="RLIMIT_MEMLOCK"):
+            await p.take(64)
+        assert p.slabs == []
+        await p.take(64)
+        assert p.slabs == [64]
 
 
 @pytest.mark.parametrize(("nbytes", "failures"), [(100, 5), (LARGE, 2)])
