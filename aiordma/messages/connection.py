@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING
 
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
 from aiordma.enums import AccessFlags, WrOpcode
-from aiordma.errors import PeerClosed, RdmaError
+from aiordma.errors import RdmaError
 from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer, byte_view
 from aiordma.memory.registrar import Registrar
 from aiordma.messages.memory_windows import MemoryWindow
 from aiordma.messages.message import Message
 from aiordma.messages.message_data_path import MessageDataPath
+from aiordma.messages.sender import checked_imm
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
-from aiordma.qp import ConnectionStats, SharedReceives, is_registered, join_buffers
+from aiordma.qp import ConnectionStats, SharedReceives
 from aiordma.qp.endpoint import Endpoint
-from aiordma.verbs import Device
-from aiordma.verbs.queue_pair import NO_IMMEDIATE, checked_immediate
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 MessageEndpoint = Endpoint[MessageDataPath]
 # Plain integers: the C functions take no enumeration members.
-SEND = int(WrOpcode.SEND)
 READ = int(WrOpcode.RDMA_READ)
 WRITE = int(WrOpcode.RDMA_WRITE)
 
@@ -56,20 +54,6 @@ async def connect_id(cm: AsyncCmId, private_data: bytes, options: ConnectionOpti
     return Connection(endpoint)
 
 
-def checked_imm(device: Device, imm: int | None) -> int:
-    """Return the immediate data of a request: `imm`, or NO_IMMEDIATE if it is None.
-
-    Raises:
-        ValueError: `imm` is not a number of 32 bits, or the device is iWARP.
-    """
-    if imm is None:
-        return NO_IMMEDIATE
-    number = checked_immediate(imm)
-    if device.is_iwarp:
-        raise ValueError("iWARP carries no immediate data")
-    return number
-
-
 class Connection(Registrar, AbortingContextManagerMixin):
     """A reliable connection that carries whole messages, in order (an RC queue pair).
 
@@ -89,9 +73,9 @@ class Connection(Registrar, AbortingContextManagerMixin):
         self._local_address = endpoint.local_address
         self._peer_address = endpoint.peer_address
         # Looked up once, because most messages need only these.
-        self._post_now = endpoint.data_path.sender.post_now
-        self._take_message = endpoint.data_path.receiver.take
-        self._recv = endpoint.data_path.receiver.recv
+        self._send = endpoint.data_path.sends.core.send
+        queue = endpoint.data_path.receiver.queue
+        self._recv, self._next = queue.recv, queue.next
         self._start_transfer = endpoint.data_path.start_transfer
         self._finish = endpoint.data_path.finish
 
@@ -182,13 +166,13 @@ class Connection(Registrar, AbortingContextManagerMixin):
 
     # --- sending ---
 
-    async def send(
+    def send(
         self,
         data: Source,
-        *,
+        # Not keyword-only: Python needs much longer for a call that leaves out such arguments.
         imm: int | None = None,
         invalidate: RemoteBuffer | None = None,
-    ) -> None:
+    ) -> Coroutine[object, None, None]:
         """Send one message. See ibv_post_send(3).
 
         `data` without registered memory is copied, and send() returns when the message is posted.
@@ -222,31 +206,18 @@ class Connection(Registrar, AbortingContextManagerMixin):
         """
         if imm is None and invalidate is None:
             # A local name first: Python would otherwise look for a method.
-            post_now = self._post_now
-            error = post_now(data)
-            if not error:
-                return
-            if error > 0:
-                raise self._endpoint.data_path.sender.post_error(error)
-            transfer = self._start_transfer(SEND, data, None)
-            if transfer is not None:
-                await self._finish(transfer)
-                return
-        number = checked_imm(self._endpoint.device, imm)
-        sender = self._endpoint.data_path.sender
-        if type(data) is bytes and invalidate is None:
-            await sender.send_copy(data, len(data), number)
-        elif invalidate is not None or is_registered(data):
-            if invalidate is not None and imm is not None:
-                raise ValueError("a message carries immediate data or invalidates a key, not both")
-            await sender.send_registered(data, number, invalidate)
-        else:
-            with join_buffers(data) as view:  # keeps the buffer from being resized meanwhile
-                await sender.send_copy(view, len(view), number)
+            send = self._send
+            return send(self, data)
+        return self._send_with(data, imm, invalidate)
+
+    async def _send_with(
+        self, data: Source, imm: int | None, invalidate: RemoteBuffer | None
+    ) -> None:
+        await self._endpoint.data_path.sender.send_with(data, imm, invalidate)
 
     # --- receiving ---
 
-    async def recv(self) -> bytes:
+    def recv(self) -> Coroutine[object, None, bytes]:
         """Wait for the next message and return its bytes. A message can be empty.
 
         Messages that arrived before the peer disconnected, or before the connection failed, are
@@ -263,9 +234,8 @@ class Connection(Registrar, AbortingContextManagerMixin):
                 receive queue.
             BusyError: another task is receiving.
         """
-        take = self._take_message  # a local name first: see send()
-        message = take()
-        return await self._recv() if message is None else message
+        recv = self._recv  # a local name first: see send()
+        return recv(self)
 
     async def recv_into(self, buffer: Buffer | MemorySlice) -> int:
         """Wait for the next message, copy it to the beginning of `buffer`, and return its length.
@@ -303,15 +273,9 @@ class Connection(Registrar, AbortingContextManagerMixin):
         """Iterate over messages until the peer disconnects. Other ends raise, as from recv()."""
         return self
 
-    async def __anext__(self) -> bytes:
-        take = self._take_message  # a local name first: see send()
-        message = take()
-        if message is not None:
-            return message
-        try:
-            return await self._recv()
-        except PeerClosed:
-            raise StopAsyncIteration from None
+    def __anext__(self) -> Coroutine[object, None, bytes]:
+        receive_next = self._next  # a local name first: see send()
+        return receive_next(self)
 
     # --- memory ---
 

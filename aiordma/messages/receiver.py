@@ -10,13 +10,13 @@ those are full. If more than `recv_backlog` messages wait, the connection ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from aiordma._native import fast_path
 from aiordma.dispatch import AdaptivePolling
 from aiordma.enums import WcOpcode
-from aiordma.errors import BusyError, ReceiveOverrun, VerbsError
+from aiordma.errors import BusyError, PeerClosed, ReceiveOverrun, VerbsError
 from aiordma.loop import (
     Checkpoint,
     Loop,
@@ -48,7 +48,8 @@ class Receiver:
     """Returns the messages that the device has received, in order. One task can wait at a time.
 
     The queue of messages is in C (fast_path.ReceiveQueue). Most completions reach it without a
-    Python frame, and `take` returns a message without one if the task does not need to wait.
+    Python frame. Its awaitables take a message without one if the task does not need to wait.
+    Otherwise they await recv() or next().
     """
 
     def __init__(
@@ -70,11 +71,8 @@ class Receiver:
         """The policy for the time that take() polls before the slow path, recv(), parks."""
         self._checkpoint = checkpoint_of(loop)
         # On a loop with checkpoints (trio), each await must pass one, also when a message is there.
-        self.take: Callable[[], bytes | None] = (
-            queue.take_bytes if self._checkpoint is None else _take_nothing
-        )
-        """Return the next message on the fast path. Return None if only recv() can decide: the task
-        must wait, or the connection has ended."""
+        queue.needs_checkpoints = self._checkpoint is not None
+        queue.set_slow(self.recv, self.next)
 
     def set_backlog(self, backlog: int) -> None:
         """Copy messages out of their slots when those run short, up to `backlog` messages."""
@@ -128,7 +126,7 @@ class Receiver:
     # --- to the user ---
 
     async def recv(self) -> bytes:
-        """Wait for the next message and return it: see Connection.recv(). Call `take` before."""
+        """Wait for the next message and return it: see Connection.recv(). The core has none."""
         if (wait := self._wait_if_needed(has_polled=True)) is not None:
             await wait
         queue = self.queue
@@ -138,6 +136,13 @@ class Receiver:
         if queue.error:
             self.check_queue()
         return message
+
+    async def next(self) -> bytes:
+        """Wait for the next message and return it: see Connection.__aiter__()."""
+        try:
+            return await self.recv()
+        except PeerClosed:
+            raise StopAsyncIteration from None
 
     async def recv_into(self, memory: memoryview) -> int:
         """Wait for a message and copy it: see Connection.recv_into(). `memory` has format "B"."""
@@ -250,10 +255,6 @@ class Receiver:
     def release_threadsafe(self, buffer: _ReceivedBuffer) -> None:
         """Release a buffer on the loop's thread. Callable from any thread."""
         call_threadsafe(self._loop, buffer.release)
-
-
-def _take_nothing() -> None:
-    return None
 
 
 class _ReceivedBuffer:

@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from aiordma.enums import WcOpcode, WrOpcode
-from aiordma.errors import RdmaError, VerbsError
+from aiordma.errors import VerbsError
 from aiordma.loop import checkpoint_of
 from aiordma.memory import RemoteBuffer
 from aiordma.options import ConnectionOptions
 from aiordma.qp.operation import Operations
 from aiordma.qp.post_list import MemoryRequest
-from aiordma.qp.scatter_gather import ScatterGatherBuilder, is_region
-from aiordma.verbs.queue_pair import NO_IMMEDIATE
+from aiordma.qp.scatter_gather import (
+    ScatterGatherBuilder,
+    is_region,
+    is_registered,
+    join_buffers,
+)
+from aiordma.verbs import Device
+from aiordma.verbs.queue_pair import NO_IMMEDIATE, checked_immediate
 
 if TYPE_CHECKING:
     from aiordma.qp.scatter_gather import Source
+
+
+# A plain integer: the C functions take no enumeration members.
+SEND = int(WrOpcode.SEND)
+
+
+def checked_imm(device: Device, imm: int | None) -> int:
+    """Return the immediate data of a request: `imm`, or NO_IMMEDIATE if it is None.
+
+    Raises:
+        ValueError: `imm` is not a number of 32 bits, or the device is iWARP.
+    """
+    if imm is None:
+        return NO_IMMEDIATE
+    number = checked_immediate(imm)
+    if device.is_iwarp:
+        raise ValueError("iWARP carries no immediate data")
+    return number
 
 
 class Sender:
     """Sends messages. Any number of tasks can send; the messages of each task stay in order."""
 
     def __init__(
-        self, operations: Operations, builder: ScatterGatherBuilder, options: ConnectionOptions
+        self,
+        operations: Operations,
+        builder: ScatterGatherBuilder,
+        options: ConnectionOptions,
+        device: Device,
     ) -> None:
         self._sends = operations.sends
         self._callbacks = operations.callbacks
@@ -32,18 +59,43 @@ class Sender:
         self._builder = builder
         self._max_inline = options.max_inline
         self._max_size = options.max_message_size
+        self._device = device
         self._checkpoint = checkpoint_of(operations.loop)
-        core = self._sends.core
-        # On a loop with checkpoints (trio), each await must pass one, also when a send can be
-        # posted immediately.
-        self.post_now: Callable[[object], int] = (
-            core.send if self._checkpoint is None else _post_nothing
-        )
-        """Post a small message on the fast path. Return 0, an errno of ibv_post_send(3), or -1 if
-        the message was not posted and needs send_copy() or send_registered()."""
+        self._sends.core.set_slow(self.send)
 
-    async def send_copy(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
-        """Copy and post one message: see Connection.send()."""
+    async def send(self, data: Source, error: int = 0) -> None:
+        """Send one message that the core has not posted: see Connection.send().
+
+        `error`: the errno of ibv_post_send(3) if the core has tried to post it.
+        """
+        if error:
+            raise self._callbacks.post_failed(VerbsError(error, "ibv_post_send"))
+        transfer = self._sends.core.start_transfer(SEND, data, None)
+        if transfer is not None:
+            await self._operations.finish(transfer)
+        else:
+            await self._send_slowly(data, NO_IMMEDIATE, None)
+
+    async def send_with(
+        self, data: Source, imm: int | None, invalidate: RemoteBuffer | None
+    ) -> None:
+        """Send one message with immediate data, or invalidate a key: see Connection.send()."""
+        number = checked_imm(self._device, imm)
+        if imm is not None and invalidate is not None:
+            raise ValueError("a message carries immediate data or invalidates a key, not both")
+        await self._send_slowly(data, number, invalidate)
+
+    async def _send_slowly(self, data: Source, imm: int, invalidate: RemoteBuffer | None) -> None:
+        if type(data) is bytes and invalidate is None:
+            await self._send_copy(data, len(data), imm)
+        elif invalidate is not None or is_registered(data):
+            await self._send_registered(data, imm, invalidate)
+        else:
+            with join_buffers(data) as view:  # keeps the buffer from being resized meanwhile
+                await self._send_copy(view, len(view), imm)
+
+    async def _send_copy(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
+        """Copy and post one message."""
         self._callbacks.check_open()
         if nbytes > self._max_size:
             raise ValueError(f"a message of {nbytes} bytes; max_message_size is {self._max_size}")
@@ -85,7 +137,7 @@ class Sender:
             buffer.release()
             raise
 
-    async def send_registered(
+    async def _send_registered(
         self, data: Source, imm: int, invalidate: RemoteBuffer | None
     ) -> None:
         """Send registered memory without a copy, and wait until it can be reused."""
@@ -103,15 +155,7 @@ class Sender:
         request = MemoryRequest(opcode, sgl.segments, remote, count, imm)
         await self._operations.perform(WcOpcode.SEND, request, sgl.release)
 
-    def post_error(self, error: int) -> RdmaError:
-        """End the connection for an errno of post_now(), and return the exception to raise."""
-        return self._callbacks.post_failed(VerbsError(error, "ibv_post_send"))
-
     def _count(self, nbytes: int) -> None:
         stats = self._sends.stats
         stats.messages_sent += 1
         stats.bytes_sent += nbytes
-
-
-def _post_nothing(_: object) -> int:
-    return -1

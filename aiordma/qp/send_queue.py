@@ -73,7 +73,7 @@ class SendQueue:
     def __init__(
         self, loop: Loop, depth: int, *, selective: bool = True, max_inline: int = 0
     ) -> None:
-        """`max_inline`: the most bytes in a message that the core posts inline."""
+        """`max_inline`: the most bytes in a message that the core posts. -1: it posts none."""
         self._depth = depth
         # So a full queue always contains a signaled request, whose completion frees credits.
         self._interval = max(1, depth // 4) if selective else 1

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Callable
-from operator import index
-from typing import TYPE_CHECKING, cast
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING
 
 from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
 from aiordma.memory import MemoryRegion, MemorySlice, byte_view
@@ -36,13 +35,8 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         self._endpoint = core.endpoint
         self._core = core
         self._receiver = core.receiver
-        # On a loop with checkpoints (trio), each await must pass one.
-        has_checkpoints = core.has_checkpoints
-        fast_path = core.data_path.core
-        self._read: Callable[[int], bytes | None] = (
-            _read_nothing if has_checkpoints else fast_path.read
-        )
-        self._send: Callable[[object], int] = _send_nothing if has_checkpoints else fast_path.send
+        self._receive = core.data_path.core.start_receive
+        self._send = core.data_path.core.start_send
         self._local_address = core.endpoint.local_address
         self._peer_address = core.endpoint.peer_address
 
@@ -74,7 +68,7 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         """The number of mappings that the peer takes: its RDMA_IOMAPSIZE or `mappings`."""
         return self._core.peer_mappings
 
-    async def receive(self, max_bytes: int = DEFAULT_READ) -> bytes:
+    def receive(self, max_bytes: int = DEFAULT_READ) -> Coroutine[object, None, bytes]:
         """Wait for at least one byte, and return at most `max_bytes` bytes; b"" at the end.
 
         The end is reached when the peer has finished sending, or has closed the stream. `async for`
@@ -92,14 +86,8 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
             ValueError: `max_bytes` is less than 1.
             TypeError: `max_bytes` is not an integer.
         """
-        read = self._read  # a local name first: see Connection.send()
-        data = read(max_bytes)
-        if data is not None:
-            return data
-        if index(max_bytes) < 1:
-            raise ValueError(f"max_bytes is {max_bytes}, not at least 1")
-        await self._receiver.wait_readable(has_polled=True)
-        return self._receiver.read(max_bytes)
+        receive = self._receive  # a local name first: see Connection.send()
+        return receive(self, max_bytes)
 
     async def receive_into(self, buffer: Buffer | MemorySlice) -> int:
         """Wait for at least one byte, copy bytes to `buffer`, and return their number.
@@ -121,7 +109,7 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
                 await self._receiver.wait_readable()
                 return self._receiver.read_into(memory)
 
-    async def send(self, data: Buffer | MemorySlice | MemoryRegion) -> None:
+    def send(self, data: Buffer | MemorySlice | MemoryRegion) -> Coroutine[object, None, None]:
         """Send all of `data`: any bytes-like object, or registered memory.
 
         Bytes are copied: send() returns when all of them are posted. It waits while the receive
@@ -139,18 +127,7 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
             ValueError: the memory is closed, or not registered for this stream's device.
         """
         send = self._send
-        posted = send(data)
-        if posted > 0:
-            data = memoryview(cast("bytes", data))[posted:]
-            if not data:
-                return
-        elif posted < 0:
-            raise self._core.post_error(posted)
-        if isinstance(data, (MemorySlice, MemoryRegion)):
-            await self._core.send_registered(data[:])
-        else:
-            with memoryview(data) as view, byte_view(view) as memory:
-                await self._core.send(memory)
+        return send(self, data)
 
     async def wait_sendable(self) -> None:
         """Wait until send() can post some bytes at once. Cancelling only stops the wait.
@@ -243,14 +220,6 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         host, port = self._peer_address
         state = "closed" if self.closed else "open"
         return f"<ByteStream to {host} port {port}, {state}>"
-
-
-def _read_nothing(_: int) -> None:
-    return None
-
-
-def _send_nothing(_: object) -> int:
-    return 0
 
 
 def connect_stream(

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import index
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aiordma.cm import AsyncCmId
 from aiordma.cm.establishing import establish
 from aiordma.dispatch import AdaptiveWait
 from aiordma.enums import AccessFlags
-from aiordma.errors import BusyError, LocalClosed, PeerClosed, RdmaError
+from aiordma.errors import BusyError, LocalClosed, PeerClosed
 from aiordma.loop import Deadline, WaitQueue, checkpoint_of
-from aiordma.memory import MemoryRegion, MemorySlice
+from aiordma.memory import MemoryRegion, MemorySlice, byte_view
 from aiordma.qp.endpoint import Endpoint
 from aiordma.rdmacm.address import format_address
 from aiordma.streams.options import StreamOptions
@@ -25,6 +25,9 @@ from aiordma.streams.stream_data_path import StreamDataPath
 from aiordma.streams.stream_receiver import StreamReceiver
 from aiordma.streams.wire import MAX_OFFSET, ConnectionData, Mapping, Segment
 from aiordma.verbs import ProtectionDomain
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class StreamCore:
@@ -47,8 +50,6 @@ class StreamCore:
         self._is_open = False
         self._mapped = 0
         self._checkpoint = checkpoint_of(cm.loop)
-        self.has_checkpoints = self._checkpoint is not None
-        """True if each await must pass a checkpoint of the loop, as on trio."""
         self.receiver = StreamReceiver(self.endpoint, self._checkpoint)
         busy = self.data_path.busy
         self._writing = AdaptiveWait(self._change, busy, self._notify_sendable)
@@ -88,6 +89,8 @@ class StreamCore:
         data_path, dispatcher = self.data_path, self.data_path.dispatcher
         data_path.protocol.start(peer_data)
         data_path.core.swaps = data_path.protocol.swaps
+        data_path.core.needs_checkpoints = self._checkpoint is not None
+        data_path.core.set_slow(self.receiver.receive, self.send_rest)
         self._is_open = True
         adaptive = self.options.adaptive_poll and self._checkpoint is None
         data_path.polling.open(dispatcher, data_path.busy.nanoseconds, adaptive)
@@ -130,10 +133,6 @@ class StreamCore:
         if not protocol.state.may_send:
             raise LocalClosed("the sending side of the stream was ended")
 
-    def post_error(self, posted: int) -> RdmaError:
-        """Return the exception to raise for a negative errno that the core has returned."""
-        return self.data_path.sender.post_error(posted)
-
     def write(self, data: memoryview) -> int:
         """Post the part of `data` that may be posted now, and return its length in bytes.
 
@@ -150,8 +149,21 @@ class StreamCore:
             await self._writing.until(self._may_write)
             self.check_sending()
 
+    async def send_rest(self, data: Buffer | MemorySlice | MemoryRegion, posted: int = 0) -> None:
+        """Send what the core has not posted: see ByteStream.send().
+
+        `posted`: the number of bytes that it has posted, or a negative errno.
+        """
+        if posted < 0:
+            raise self.data_path.sender.post_error(posted)
+        if isinstance(data, (MemorySlice, MemoryRegion)):
+            await self.send_registered(data[:])
+        else:
+            with memoryview(data) as view, byte_view(view) as memory:
+                await self.send(memory[posted:])
+
     async def send(self, data: memoryview) -> None:
-        """Send as ByteStream.send() of bytes."""
+        """Send bytes as ByteStream.send()."""
         with self._sending():
             if self._checkpoint is not None:
                 await self._checkpoint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from operator import index
 from typing import TYPE_CHECKING
 
 from aiordma.errors import BusyError
@@ -39,6 +40,13 @@ class StreamReceiver:
             or endpoint.closed_here
             or endpoint.is_drained
         )
+
+    async def receive(self, limit: int) -> bytes:
+        """Wait for bytes and return them: see ByteStream.receive(). The core has none."""
+        if index(limit) < 1:
+            raise ValueError(f"max_bytes is {limit}, not at least 1")
+        await self.wait_readable(has_polled=True)
+        return self.read(limit)
 
     def read(self, limit: int) -> bytes:
         """Return received bytes, at most `limit`; b"" at the end. Call it only if is_readable.

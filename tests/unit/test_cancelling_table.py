@@ -34,7 +34,9 @@ def is_await(name: str, function: Callable[..., object]) -> bool:
     if name.startswith("_") and name not in ("__aenter__", "__aexit__", "__anext__"):
         return False
     returns = str(getattr(function, "__annotations__", {}).get("return", ""))
-    return inspect.iscoroutinefunction(function) or returns.startswith("AwaitableContextManager")
+    return inspect.iscoroutinefunction(function) or returns.startswith(
+        ("AwaitableContextManager", "Coroutine[")
+    )
 
 
 def awaits_in_table() -> set[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import loops
 import pytest
+from attempts import send_now
 from simulator import Simulation
 from simulator import world as worlds
 from simulator.ids import SMALL
@@ -98,7 +99,7 @@ WITHOUT_GIL: list[Post] = [
     Posting.post_read,
 ]
 WITH_GIL: list[Post] = [
-    lambda posting: posting.core.send(b"hello"),
+    lambda posting: send_now(posting.core, b"hello"),
     lambda posting: posting.ring._post(0),
 ]
 SHARED_WITHOUT_GIL: list[Post] = [lambda posting: posting.srq.post_recv(0, *MEMORY)]

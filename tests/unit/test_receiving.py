@@ -61,7 +61,7 @@ async def test_a_task_waits_for_a_message(simulation: Simulation) -> None:
         for _ in range(3):  # without a message
             far.data_path.wake()
             await loops.sleep(0.001)
-        assert (far.connection._take_message(), task.done()) == (None, False)
+        assert (far.data_path.receiver.queue.take_bytes(), task.done()) == (None, False)
         await pair.near.connection.send(b"hello")
         simulation.world.settle(0.01)
         with pytest.raises(aiordma.BusyError):  # the message is for the task that waits
@@ -82,7 +82,7 @@ async def test_a_message_that_does_not_fit_stays(simulation: Simulation, is_spil
         assert (memory, await far.recv()) == (bytearray(b"----"), b"hello")
         assert await far.recv_into(bytearray()) == 0
         far.abort()
-        assert far._take_message() is None
+        assert pair.far.data_path.receiver.queue.take_bytes() is None
         for call in (far.recv, far.recv_message):
             with pytest.raises(aiordma.LocalClosed):
                 await call()

@@ -18,6 +18,7 @@
  *	Transfer		(used by aiordma.qp.Operations)
  *	AdaptivePolling		(used by the receivers, and aiordma.dispatch.AdaptiveWait)
  *	InlineFuture		(made by aiordma.loop.make_future())
+ *	Attempt			(returned by the methods that are awaited for each message)
  *	InboundCore		aiordma.streams.inbound.Inbound
  *	OutboundCore		aiordma.streams.outbound.Outbound
  *	SendRing		(used by aiordma.streams.StreamDataPath)
@@ -63,8 +64,8 @@ extern int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
 	completion_dispatcher_spec, reference_count_spec, transfer_spec, inline_future_spec,
 	inbound_spec, outbound_spec, send_ring_spec, stream_data_path_spec, polled_queue_spec,
-	adaptive_polling_spec;
-extern PyTypeObject *reference_count_type, *transfer_type, *polled_queue_type;
+	adaptive_polling_spec, attempt_spec;
+extern PyTypeObject *reference_count_type, *transfer_type, *polled_queue_type, *attempt_type;
 
 /* --- polling.c --- */
 
@@ -192,8 +193,9 @@ struct send_queue_core {
 	char waiters_first;    /* those tasks got credits before `queued_reads` the last time */
 	int read_access;       /* access flags that the target of a read needs */
 	unsigned int max_message_size;
-	char batching;	   /* requests are batched now */
-	char has_unposted; /* batched requests wait to be posted: post nothing else before them */
+	char batching;	     /* requests are batched now */
+	char has_unposted;   /* batched requests wait to be posted: post nothing else before them */
+	PyObject *slow_send; /* makes the coroutine that sends what send() cannot, or NULL */
 	unsigned long long reads, bytes_read, writes, bytes_written, rd_atomic_waits;
 	unsigned long long reads_completed; /* by this core and by Python */
 };
@@ -307,6 +309,9 @@ struct receive_queue {
 	long long woken_at; /* time when that task was woken last */
 	char notify;
 	char has_waiter;
+	char needs_checkpoints; /* the awaits of this loop never finish at once */
+	PyObject *slow_recv;	/* makes the coroutine that waits for a message, or NULL */
+	PyObject *slow_next;	/* the same for an iterator */
 	char closed;
 	unsigned long long messages;
 	unsigned long long nbytes;
@@ -434,8 +439,11 @@ struct stream_data_path {
 	char notify_readable;
 	char notify_sendable;
 	char is_notified;
-	PyObject *waiter;   /* the future of the task that waits to read, or NULL */
-	long long woken_at; /* time when that task was woken last */
+	char needs_checkpoints; /* the awaits of this loop never finish at once */
+	PyObject *slow_receive; /* makes the coroutine that waits for bytes, or NULL */
+	PyObject *slow_send;	/* makes the coroutine that sends what is not posted, or NULL */
+	PyObject *waiter;	/* the future of the task that waits to read, or NULL */
+	long long woken_at;	/* time when that task was woken last */
 	struct polling polling;
 	unsigned int missed_polls; /* consecutive polls that found no bytes */
 };
@@ -462,6 +470,23 @@ int take_batch(struct completion_dispatcher *self, int count);
 PyObject *completion_dispatcher_watch(PyObject *self, PyObject *address);
 PyObject *completion_dispatcher_handle_event(PyObject *self, PyObject *unused);
 PyObject *completion_dispatcher_arm_again(PyObject *self, PyObject *queue);
+
+/* --- attempt.c --- */
+
+/*
+ * Try to finish at once. Returns 1 with a result, 0 if the coroutine of Python must do it (it gets
+ * `error`, if that is not 0), or -1 with an exception.
+ */
+typedef int (*attempt_function)(PyObject *target, PyObject *argument, PyObject **result,
+				int *error);
+
+/*
+ * Return an awaitable that calls function(target, argument) and, if that cannot finish, awaits
+ * slow(argument), or slow() if the argument is NULL. `slow` is NULL if it was not set, which is an
+ * error. The awaitable keeps `owner` alive. `name` is static.
+ */
+PyObject *make_attempt(const char *name, attempt_function function, PyObject *target,
+		       PyObject *argument, PyObject *owner, PyObject *slow);
 
 /* --- module.c --- */
 

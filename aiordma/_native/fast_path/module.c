@@ -83,6 +83,7 @@ static int add_types(PyObject *module)
 		{ &stream_data_path_spec, NULL },
 		{ &polled_queue_spec, &polled_queue_type },
 		{ &adaptive_polling_spec, NULL },
+		{ &attempt_spec, &attempt_type },
 	};
 	size_t index;
 

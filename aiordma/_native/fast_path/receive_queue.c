@@ -26,6 +26,8 @@ static int receive_queue_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(((struct receive_queue *)self)->ring);
 	Py_VISIT(((struct receive_queue *)self)->polling.dispatcher);
 	Py_VISIT(((struct receive_queue *)self)->waiter);
+	Py_VISIT(((struct receive_queue *)self)->slow_recv);
+	Py_VISIT(((struct receive_queue *)self)->slow_next);
 	return 0;
 }
 
@@ -33,6 +35,8 @@ static int receive_queue_clear(PyObject *self)
 {
 	Py_CLEAR(((struct receive_queue *)self)->polling.dispatcher);
 	Py_CLEAR(((struct receive_queue *)self)->waiter);
+	Py_CLEAR(((struct receive_queue *)self)->slow_recv);
+	Py_CLEAR(((struct receive_queue *)self)->slow_next);
 	return 0;
 }
 
@@ -207,6 +211,41 @@ static PyObject *receive_queue_take_bytes(PyObject *self, PyObject *unused)
 	return message;
 }
 
+static int try_take(PyObject *self, PyObject *unused, PyObject **result, int *error)
+{
+	if (((struct receive_queue *)self)->needs_checkpoints)
+		return 0;
+	*result = receive_queue_take_bytes(self, NULL);
+	if (*result != Py_None)
+		return *result ? 1 : -1;
+	Py_CLEAR(*result);
+	return 0;
+}
+
+static PyObject *receive_queue_recv(PyObject *self, PyObject *owner)
+{
+	return make_attempt("Connection.recv", try_take, self, NULL, owner,
+			    ((struct receive_queue *)self)->slow_recv);
+}
+
+static PyObject *receive_queue_next(PyObject *self, PyObject *owner)
+{
+	return make_attempt("Connection.__anext__", try_take, self, NULL, owner,
+			    ((struct receive_queue *)self)->slow_next);
+}
+
+static PyObject *receive_queue_set_slow(PyObject *self, PyObject *args)
+{
+	struct receive_queue *queue = (struct receive_queue *)self;
+	PyObject *recv, *next;
+
+	if (!PyArg_ParseTuple(args, "OO", &recv, &next))
+		return NULL;
+	replace(&queue->slow_recv, recv);
+	replace(&queue->slow_next, next);
+	Py_RETURN_NONE;
+}
+
 static PyObject *receive_queue_peek(PyObject *self, PyObject *unused)
 {
 	struct receive_queue *queue = (struct receive_queue *)self;
@@ -258,6 +297,9 @@ static PyMemberDef receive_queue_members[] = {
 	  "time.monotonic_ns() when the waiter was woken last." },
 	{ "has_waiter", T_BOOL, offsetof(struct receive_queue, has_waiter), 0,
 	  "True if a task waits for a message." },
+	{ "needs_checkpoints", T_BOOL, offsetof(struct receive_queue, needs_checkpoints), 0,
+	  "True if each await must pass a checkpoint of the loop: recv() and next() take nothing "
+	  "at once." },
 	{ "closed", T_BOOL, offsetof(struct receive_queue, closed), 0,
 	  "True if take_bytes() returns None." },
 	{ "poll_budget", T_LONGLONG, offsetof(struct receive_queue, polling.budget), 0,
@@ -283,6 +325,16 @@ static PyMethodDef receive_queue_methods[] = {
 	{ "take_bytes", receive_queue_take_bytes, METH_NOARGS,
 	  "Return the oldest message as bytes, and post its slot again. None: the caller takes the "
 	  "slow path." },
+	{ "recv", receive_queue_recv, METH_O,
+	  "recv(owner): return an awaitable that takes the oldest message, or awaits the `recv()` "
+	  "of "
+	  "set_slow(). It keeps `owner` alive." },
+	{ "next", receive_queue_next, METH_O,
+	  "next(owner): return an awaitable like recv(), which awaits the `next()` of "
+	  "set_slow()." },
+	{ "set_slow", receive_queue_set_slow, METH_VARARGS,
+	  "set_slow(recv, next): have the awaitables of recv() and next() await these if they "
+	  "cannot take a message at once." },
 	{ "set_polling", receive_queue_set_polling, METH_VARARGS,
 	  "set_polling(dispatcher, cq, budget): poll this queue for up to `budget` nanoseconds if "
 	  "there is no message. dispatcher None: do not poll." },

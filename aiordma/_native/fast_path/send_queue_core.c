@@ -29,6 +29,7 @@ static int send_queue_core_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(core->keeper);
 	Py_VISIT(core->polling.dispatcher);
 	Py_VISIT(core->make_future);
+	Py_VISIT(core->slow_send);
 	Py_VISIT(core->pd);
 	Py_VISIT(core->should_batch);
 	Py_VISIT(core->on_rd_atomic_credit);
@@ -45,6 +46,7 @@ static int send_queue_core_clear(PyObject *self)
 
 	Py_CLEAR(core->polling.dispatcher);
 	Py_CLEAR(core->make_future);
+	Py_CLEAR(core->slow_send);
 	Py_CLEAR(core->pd);
 	Py_CLEAR(core->should_batch);
 	Py_CLEAR(core->on_rd_atomic_credit);
@@ -191,25 +193,46 @@ static int post_inline(struct send_queue_core *core, char *data, Py_ssize_t leng
 	return 0;
 }
 
-static PyObject *send_queue_core_send(PyObject *self, PyObject *data)
+/*
+ * Post a small message now. Returns 1 if it was posted, or 0 if the caller must take the slow path;
+ * `error` is then the errno if posting has failed. Returns -1 with an exception.
+ */
+static int try_send(PyObject *self, PyObject *data, PyObject **result, int *error)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
 	Py_ssize_t length;
-	int error;
 
 	if (!PyBytes_CheckExact(data) || !core->is_open || is_forked_child)
-		return PyLong_FromLong(-1);
+		return 0;
 	length = PyBytes_Size(data);
 	if (length > core->max_inline || core->waiters || core->batching || core->has_unposted)
-		return PyLong_FromLong(-1);
+		return 0;
 	if (core->credits <= 0 && poll_within_budget(&core->polling, has_credit, core))
-		return NULL;
+		return -1;
 	/* Polling runs callbacks, which might have closed or destroyed the queue. */
 	if (core->credits <= 0 || !core->is_open || !core->qp || !*core->qp)
-		return PyLong_FromLong(-1);
-	error = post_inline(core, PyBytes_AsString(data), length);
-	/* False equals 0, and Python tests it faster than an int. */
-	return error ? PyLong_FromLong(error) : Py_NewRef(Py_False);
+		return 0;
+	*error = post_inline(core, PyBytes_AsString(data), length);
+	if (*error)
+		return 0;
+	*result = Py_NewRef(Py_None);
+	return 1;
+}
+
+static PyObject *send_queue_core_send(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	PyObject *slow = ((struct send_queue_core *)self)->slow_send;
+
+	if (count == 2)
+		return make_attempt("Connection.send", try_send, self, args[1], args[0], slow);
+	PyErr_SetString(PyExc_TypeError, "send(owner, data)");
+	return NULL;
+}
+
+static PyObject *send_queue_core_set_slow(PyObject *self, PyObject *slow)
+{
+	replace(&((struct send_queue_core *)self)->slow_send, slow);
+	Py_RETURN_NONE;
 }
 
 /*
@@ -661,9 +684,12 @@ static PyMemberDef send_queue_core_members[] = {
 static PyMethodDef send_queue_core_methods[] = {
 	{ "open", send_queue_core_open, METH_VARARGS,
 	  "open(keeper, cell, first_wr_id): use the queue pair in this cell, which keeper owns." },
-	{ "send", send_queue_core_send, METH_O,
-	  "send(data): post a small message now. Return 0 or an errno. -1: the caller takes the "
-	  "slow path." },
+	{ "send", (PyCFunction)(void (*)(void))send_queue_core_send, METH_FASTCALL,
+	  "send(owner, data): return an awaitable that posts a small message, or awaits the "
+	  "`send(data)` of set_slow(); `send(data, errno)` if posting has failed. It keeps `owner` "
+	  "alive." },
+	{ "set_slow", send_queue_core_set_slow, METH_O,
+	  "set_slow(send): have the awaitables of send() await this if they cannot post at once." },
 	{ "set_polling", send_queue_core_set_polling, METH_VARARGS,
 	  "set_polling(dispatcher, cq, budget): poll this queue for up to `budget` nanoseconds if "
 	  "there is no credit. dispatcher None: do not poll." },

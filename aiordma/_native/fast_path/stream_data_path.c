@@ -60,6 +60,8 @@ static int stream_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(path->sends);
 	Py_VISIT(path->polling.dispatcher);
 	Py_VISIT(path->waiter);
+	Py_VISIT(path->slow_receive);
+	Py_VISIT(path->slow_send);
 	return 0;
 }
 
@@ -67,6 +69,8 @@ static int stream_clear(PyObject *self)
 {
 	Py_CLEAR(((struct stream_data_path *)self)->polling.dispatcher);
 	Py_CLEAR(((struct stream_data_path *)self)->waiter);
+	Py_CLEAR(((struct stream_data_path *)self)->slow_receive);
+	Py_CLEAR(((struct stream_data_path *)self)->slow_send);
 	return 0;
 }
 
@@ -405,21 +409,29 @@ static PyObject *stream_read_into(PyObject *self, PyObject *memory)
 	return PyLong_FromUnsignedLongLong(nbytes);
 }
 
+/* Post the part of the data that may be posted now. Returns its length, or a negative errno. */
+static Py_ssize_t write_parts(struct stream_data_path *path, const char *data, Py_ssize_t nbytes)
+{
+	Py_ssize_t posted = 0, part = 1;
+
+	while (posted < nbytes && part > 0) {
+		part = write_part(path, data + posted, nbytes - posted);
+		if (part > 0)
+			posted += part;
+	}
+	return part < 0 ? part : posted;
+}
+
 static PyObject *stream_write(PyObject *self, PyObject *data)
 {
-	struct stream_data_path *path = (struct stream_data_path *)self;
-	Py_ssize_t posted = 0, part = 1;
+	Py_ssize_t posted;
 	Py_buffer view;
 
 	if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE))
 		return NULL;
-	while (posted < view.len && part > 0) {
-		part = write_part(path, (const char *)view.buf + posted, view.len - posted);
-		if (part > 0)
-			posted += part;
-	}
+	posted = write_parts((struct stream_data_path *)self, view.buf, view.len);
 	PyBuffer_Release(&view);
-	return PyLong_FromSsize_t(part < 0 ? part : posted);
+	return PyLong_FromSsize_t(posted);
 }
 
 static PyObject *stream_send(PyObject *self, PyObject *data)
@@ -427,6 +439,72 @@ static PyObject *stream_send(PyObject *self, PyObject *data)
 	if (((struct stream_data_path *)self)->has_writer || !PyBytes_CheckExact(data))
 		return PyLong_FromLong(0);
 	return stream_write(self, data);
+}
+
+/* --- the awaitables of ByteStream --- */
+
+static int try_receive(PyObject *self, PyObject *limit, PyObject **result, int *error)
+{
+	if (((struct stream_data_path *)self)->needs_checkpoints)
+		return 0;
+	*result = stream_read(self, limit);
+	if (*result != Py_None)
+		return *result ? 1 : -1;
+	Py_CLEAR(*result);
+	return 0;
+}
+
+/* `posted` becomes the length of the part that was posted if not all was, or a negative errno. */
+static int try_send(PyObject *self, PyObject *data, PyObject **result, int *posted)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+	Py_ssize_t length, part;
+
+	if (path->has_writer || path->needs_checkpoints || !PyBytes_CheckExact(data))
+		return 0;
+	length = PyBytes_Size(data);
+	if (!length || length > INT_MAX)
+		return 0;
+	part = write_parts(path, PyBytes_AsString(data), length);
+	if (part != length) {
+		*posted = (int)part;
+		return 0;
+	}
+	*result = Py_NewRef(Py_None);
+	return 1;
+}
+
+static PyObject *stream_start_receive(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	PyObject *slow = ((struct stream_data_path *)self)->slow_receive;
+
+	if (count == 2)
+		return make_attempt("ByteStream.receive", try_receive, self, args[1], args[0],
+				    slow);
+	PyErr_SetString(PyExc_TypeError, "start_receive(owner, limit)");
+	return NULL;
+}
+
+static PyObject *stream_start_send(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	PyObject *slow = ((struct stream_data_path *)self)->slow_send;
+
+	if (count == 2)
+		return make_attempt("ByteStream.send", try_send, self, args[1], args[0], slow);
+	PyErr_SetString(PyExc_TypeError, "start_send(owner, data)");
+	return NULL;
+}
+
+static PyObject *stream_set_slow(PyObject *self, PyObject *args)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+	PyObject *receive, *send;
+
+	if (!PyArg_ParseTuple(args, "OO", &receive, &send))
+		return NULL;
+	replace(&path->slow_receive, receive);
+	replace(&path->slow_send, send);
+	Py_RETURN_NONE;
 }
 
 static PyObject *stream_take_notification(PyObject *self, PyObject *unused)
@@ -469,6 +547,8 @@ static PyMemberDef stream_members[] = {
 	  READONLY, "The number of messages that were received here." },
 	{ "swaps", T_BOOL, offsetof(struct stream_data_path, swaps), 0,
 	  "True if the messages of the peer have the other byte order." },
+	{ "needs_checkpoints", T_BOOL, offsetof(struct stream_data_path, needs_checkpoints), 0,
+	  "True if each await must pass a checkpoint of the loop: none finishes at once." },
 	{ "closed", T_BOOL, offsetof(struct stream_data_path, closed), 0,
 	  "True if read() and read_into() return None." },
 	{ "waiter", T_OBJECT, offsetof(struct stream_data_path, waiter), 0,
@@ -511,6 +591,17 @@ static PyMethodDef stream_methods[] = {
 	{ "send", stream_send, METH_O,
 	  "send(data): write(data), but post nothing if the data is not of type bytes, or if "
 	  "has_writer is set." },
+	{ "start_receive", (PyCFunction)(void (*)(void))stream_start_receive, METH_FASTCALL,
+	  "start_receive(owner, limit): return an awaitable that returns received bytes, or awaits "
+	  "the `receive(limit)` of set_slow(). It keeps `owner` alive." },
+	{ "start_send", (PyCFunction)(void (*)(void))stream_start_send, METH_FASTCALL,
+	  "start_send(owner, data): return an awaitable that posts the data, or awaits the "
+	  "`send(data)` of set_slow(); `send(data, posted)` if a part of these bytes was posted, "
+	  "or "
+	  "if posting has failed (a negative errno). It keeps `owner` alive." },
+	{ "set_slow", stream_set_slow, METH_VARARGS,
+	  "set_slow(receive, send): have the awaitables await these if they cannot finish at "
+	  "once." },
 	{ "post_updates", stream_post_credit_updates, METH_NOARGS,
 	  "Post the credit updates that the peer needs, as far as credits allow." },
 	{ "take_notification", stream_take_notification, METH_NOARGS,

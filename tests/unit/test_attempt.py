@@ -1,0 +1,185 @@
+"""Attempt: the awaitables of Connection.send(), recv() and iteration behave as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
+import loops
+import pytest
+from attempts import refuse, send_now
+from simulator import Simulation
+from simulator.pairs import connected
+
+from aiordma import PeerClosed
+from aiordma._native import fast_path
+
+
+class Pause:
+    """An awaitable that waits until it is resumed."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+async def wait_forever() -> Any:
+    await Pause()
+
+
+def waiting() -> Any:
+    """Return an awaitable that cannot finish at once."""
+    queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 1))
+    queue.set_slow(wait_forever, wait_forever)
+    return queue.recv(None)
+
+
+async def test_nothing_is_taken_or_sent_before_the_await(simulation: Simulation) -> None:
+    async with connected(simulation) as pair:
+        near, far = pair.near.connection, pair.far.connection
+        sending = near.send(b"first")
+        assert near.stats.messages_sent == 0
+        await sending
+        await loops.until(lambda: far.stats.messages_unread, "the message to arrive")
+        tasks = [loops.create_task(far.recv()), loops.create_task(near.send(b"never"))]
+        for task in tasks:
+            task.cancel()
+        await loops.wait(tasks)
+        receiving = far.recv()
+        assert far.stats.messages_unread == 1
+        assert await receiving == b"first"
+        assert near.stats.messages_sent == 1
+
+
+async def test_tasks_await_them(simulation: Simulation) -> None:
+    async with connected(simulation) as pair:
+        near, far = pair.near.connection, pair.far.connection
+        receiving = [loops.create_task(far.recv()), loops.create_task(near.recv())]
+        await loops.gather(loops.create_task(near.send(b"one")), loops.create_task(far.send(b"2")))
+        assert await loops.gather(*receiving) == [b"one", b"2"]
+        await near.send(b"three")
+        await near.aclose()
+        assert [message async for message in far] == [b"three"]
+        with pytest.raises(PeerClosed):
+            await far.recv()
+
+
+@pytest.mark.loops("asyncio")
+async def test_they_name_themselves_and_what_they_wait_for(simulation: Simulation) -> None:
+    async with connected(simulation) as pair:
+        far = pair.far.connection
+        receiving: Any = far.recv()
+        inner: Any = receiving  # asyncio's checks narrow the type of the other one
+        assert (receiving.cr_await, receiving.cr_frame) == (None, None)
+        assert inspect.isawaitable(receiving)
+        assert asyncio.iscoroutine(receiving)
+        task: Any = asyncio.create_task(receiving)
+        await loops.until(lambda: far._endpoint.data_path.receiver.is_waited_for, "recv() to wait")
+        assert "Connection.recv" in repr(task)
+        assert inner.cr_await.__qualname__ == "Receiver.recv"
+        assert [frame.f_code.co_name for frame in task.get_stack()] == ["recv"]
+        others: list[Any] = [far.send(b""), far.__anext__()]
+        assert [one.__name__ for one in others] == ["Connection.send", "Connection.__anext__"]
+        for one in others:
+            one.close()
+        task.cancel()
+        await loops.wait([task])
+        assert inner.cr_await is None
+
+
+def test_one_that_was_never_awaited_warns() -> None:
+    with pytest.warns(RuntimeWarning, match=r"coroutine 'Connection\.recv' was never awaited"):
+        waiting()
+    ends: list[Callable[[Any], object]] = [lambda one: one.close(), lambda one: one.send(None)]
+    for end in ends:
+        end(waiting())  # which warns of nothing
+
+
+def test_it_can_be_awaited_once() -> None:
+    for is_begun in (False, True):
+        one = waiting()
+        if is_begun:
+            one.send(None)
+        one.close()
+        for resume, value in ((one.send, None), (one.throw, KeyError())):
+            with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+                resume(value)
+        one.close()
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_exception_ends_it(is_begun: bool) -> None:
+    one = waiting()
+    if is_begun:
+        one.send(None)
+    with pytest.raises(KeyError, match="reason"):
+        one.throw(KeyError("reason"))
+    with pytest.raises(RuntimeError, match="cannot reuse"):
+        one.send(None)
+
+
+async def _resumed_by_an_exception() -> str:
+    try:
+        await Pause()
+    except KeyError:
+        return "handled"
+    return "never"
+
+
+def test_an_exception_can_be_handled() -> None:
+    queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 1))
+    queue.set_slow(_resumed_by_an_exception, _resumed_by_an_exception)  # type: ignore[arg-type]
+    one = queue.next(None)
+    one.send(None)
+    with pytest.raises(StopIteration) as stop:
+        one.throw(KeyError())
+    assert stop.value.value == "handled"
+
+
+def test_the_owner_lives_until_the_end() -> None:
+    class Owner:
+        pass
+
+    owner = Owner()
+    gone = weakref.ref(owner)
+    queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 1))
+    queue.set_slow(wait_forever, wait_forever)
+    one = queue.recv(owner)
+    del owner
+    one.send(None)
+    assert gone() is not None
+    one.close()
+    assert gone() is None
+
+
+def test_one_in_a_reference_cycle_is_collected() -> None:
+    class Owner:
+        one: Any
+
+    owner = Owner()
+    gone = weakref.ref(owner)
+    queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 1))
+    queue.set_slow(wait_forever, wait_forever)
+    owner.one = queue.recv(owner)
+    owner.one.send(None)
+    del owner, queue
+    gc.collect()
+    assert gone() is None
+
+
+def test_slow_functions_must_be_set() -> None:
+    queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 1))
+    core = fast_path.SendQueueCore(1, 1, 1, True)
+    calls: list[Callable[[], object]] = [
+        lambda: queue.recv(None),
+        lambda: queue.next(None),
+        lambda: core.send(None, b""),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="set_slow"):
+            call()
+    core.set_slow(refuse)
+    assert send_now(core, b"") == -1  # the queue is not open
