@@ -6,6 +6,7 @@ from aiordma.loop.checkpoints import (
     checkpoint,
     checkpoint_if_cancelled,
     checkpoint_of,
+    schedule_point_of,
     yield_of,
 )
 from aiordma.loop.current import running_loop
@@ -62,6 +63,7 @@ __all__ = [
     "run_in_worker",
     "run_with_inline_wakeups",
     "running_loop",
+    "schedule_point_of",
     "scheduled_count",
     "task_group",
     "wake",

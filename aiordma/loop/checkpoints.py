@@ -3,6 +3,10 @@
 On trio every await lets other tasks run and can be cancelled, even if everything is ready. An await
 that always waits does both anyway. An await that might not have to wait executes a checkpoint
 before it takes or posts anything. So it has no effect if it is entered in a cancelled scope.
+
+The awaits for each message execute the halves of a checkpoint: first the one that raises if the
+task is cancelled, and, after they have taken or posted, the one that lets other tasks run. So the
+peer works on a message while other tasks run here.
 """
 
 from __future__ import annotations
@@ -31,6 +35,16 @@ def cancellation_of(loop: Loop) -> Checkpoint | None:
     This half of a checkpoint is for an await that waits later on, which lets other tasks run.
     """
     function: Checkpoint | None = getattr(loop, "checkpoint_if_cancelled", None)
+    return function
+
+
+def schedule_point_of(loop: Loop) -> Checkpoint | None:
+    """Return the function that lets other tasks run, or None if `loop` requires none.
+
+    It cannot be cancelled. This half of a checkpoint is for an await that has taken or posted
+    something.
+    """
+    function: Checkpoint | None = getattr(loop, "schedule_point", None)
     return function
 
 

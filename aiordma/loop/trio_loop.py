@@ -162,6 +162,10 @@ class TrioLoop:
         """Raise if the task is cancelled."""
         await trio.lowlevel.checkpoint_if_cancelled()
 
+    async def schedule_point(self) -> None:
+        """Let other tasks run. It cannot be cancelled."""
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
     def task_group(self) -> TrioTaskGroup:
         """Return a new task group."""
         return TrioTaskGroup()

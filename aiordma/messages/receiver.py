@@ -21,9 +21,11 @@ from aiordma.loop import (
     Checkpoint,
     Loop,
     call_threadsafe,
+    cancellation_of,
     checkpoint_of,
     future_factory,
     refuse_forked_child,
+    schedule_point_of,
 )
 from aiordma.messages.message import Message
 from aiordma.qp.data_path import EndpointCallbacks
@@ -70,6 +72,8 @@ class Receiver:
         self.polling = AdaptivePolling(queue)
         """The policy for the time that take() polls before the slow path, recv(), parks."""
         self._checkpoint = checkpoint_of(loop)
+        self._raise_if_cancelled = cancellation_of(loop)
+        self._schedule_point = schedule_point_of(loop)
         # On a loop with checkpoints (trio), each await must pass one, also when a message is there.
         queue.needs_checkpoints = self._checkpoint is not None
         queue.set_slow(self.recv, self.next)
@@ -126,7 +130,14 @@ class Receiver:
     # --- to the user ---
 
     async def recv(self) -> bytes:
-        """Wait for the next message and return it: see Connection.recv(). The core has none."""
+        """Wait for the next message and return it: see Connection.recv().
+
+        The core has none, or the loop needs checkpoints.
+        """
+        if self._schedule_point is not None:
+            message = await self._take(self._schedule_point)
+            if message is not None:
+                return message
         if (wait := self._wait_if_needed(has_polled=True)) is not None:
             await wait
         queue = self.queue
@@ -135,6 +146,15 @@ class Receiver:
             raise self._callbacks.end_reason()
         if queue.error:
             self.check_queue()
+        return message
+
+    async def _take(self, schedule_point: Checkpoint) -> bytes | None:
+        """Return the next message if there is one, after a checkpoint. Otherwise return None."""
+        assert self._raise_if_cancelled is not None
+        await self._raise_if_cancelled()
+        message = self.queue.take_bytes()
+        if message is not None:
+            await schedule_point()
         return message
 
     async def next(self) -> bytes:
@@ -196,13 +216,9 @@ class Receiver:
         queue, is_ready = self.queue, False
         queue.has_waiter = True
         try:
-            if self._checkpoint is not None:
-                if self._busy.is_on:
-                    # If polling finds a message, there is no other checkpoint.
-                    await self._checkpoint()
-                    await self._busy.until(self._is_ready, self._busy.nanoseconds)
-                    is_ready = self._is_ready()
-            elif queue.poll_budget > 0 and (queue.preempted or not has_polled):
+            if self._raise_if_cancelled is not None:
+                await self._raise_if_cancelled()
+            if queue.poll_budget > 0 and (queue.preempted or not has_polled):
                 is_preemptible = not self._busy.is_on
                 await self._busy.until(
                     self._is_ready, queue.poll_budget, preemptible=is_preemptible
@@ -210,6 +226,8 @@ class Receiver:
                 is_ready = self._is_ready()
                 if not is_ready:
                     queue.missed_polls += 1
+                elif self._schedule_point is not None:
+                    await self._schedule_point()
             while not is_ready:
                 queue.waiter = waiter = self._make_future()
                 began = time.monotonic_ns()

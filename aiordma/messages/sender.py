@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiordma.enums import WcOpcode, WrOpcode
 from aiordma.errors import VerbsError
-from aiordma.loop import checkpoint_of
+from aiordma.loop import cancellation_of, schedule_point_of
 from aiordma.memory import RemoteBuffer
 from aiordma.options import ConnectionOptions
 from aiordma.qp.operation import Operations
@@ -60,7 +60,8 @@ class Sender:
         self._max_inline = options.max_inline
         self._max_size = options.max_message_size
         self._device = device
-        self._checkpoint = checkpoint_of(operations.loop)
+        self._raise_if_cancelled = cancellation_of(operations.loop)
+        self._schedule_point = schedule_point_of(operations.loop)
         self._sends.core.set_slow(self.send)
 
     async def send(self, data: Source, error: int = 0) -> None:
@@ -99,9 +100,8 @@ class Sender:
         self._callbacks.check_open()
         if nbytes > self._max_size:
             raise ValueError(f"a message of {nbytes} bytes; max_message_size is {self._max_size}")
-        if self._checkpoint is not None:
-            await self._checkpoint()
-            self._callbacks.check_open()
+        if self._raise_if_cancelled is not None:
+            await self._raise_if_cancelled()
         sends = self._sends
         has_waited = not sends.try_reserve()
         if has_waited:
@@ -120,6 +120,8 @@ class Sender:
             sends.unreserve()
             raise
         self._count(nbytes)
+        if self._schedule_point is not None:
+            await self._schedule_point()
 
     async def _copy_to_buffer(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         buffer = self._sends.try_buffer(nbytes)

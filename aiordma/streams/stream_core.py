@@ -16,7 +16,13 @@ from aiordma.cm.establishing import establish
 from aiordma.dispatch import AdaptiveWait
 from aiordma.enums import AccessFlags
 from aiordma.errors import BusyError, LocalClosed, PeerClosed
-from aiordma.loop import Deadline, WaitQueue, checkpoint_of
+from aiordma.loop import (
+    Deadline,
+    WaitQueue,
+    cancellation_of,
+    checkpoint_of,
+    schedule_point_of,
+)
 from aiordma.memory import MemoryRegion, MemorySlice, byte_view
 from aiordma.qp.endpoint import Endpoint
 from aiordma.rdmacm.address import format_address
@@ -50,7 +56,9 @@ class StreamCore:
         self._is_open = False
         self._mapped = 0
         self._checkpoint = checkpoint_of(cm.loop)
-        self.receiver = StreamReceiver(self.endpoint, self._checkpoint)
+        self._raise_if_cancelled = cancellation_of(cm.loop)
+        self._schedule_point = schedule_point_of(cm.loop)
+        self.receiver = StreamReceiver(self.endpoint)
         busy = self.data_path.busy
         self._writing = AdaptiveWait(self._change, busy, self._notify_sendable)
 
@@ -92,7 +100,7 @@ class StreamCore:
         data_path.core.needs_checkpoints = self._checkpoint is not None
         data_path.core.set_slow(self.receiver.receive, self.send_rest)
         self._is_open = True
-        adaptive = self.options.adaptive_poll and self._checkpoint is None
+        adaptive = self.options.adaptive_poll
         data_path.polling.open(dispatcher, data_path.busy.nanoseconds, adaptive)
         self._writing.open(dispatcher, adaptive=adaptive)
         data_path.sender.post_controls()
@@ -144,10 +152,12 @@ class StreamCore:
     async def wait_writable(self) -> None:
         """Wait as ByteStream.wait_sendable()."""
         with self._sending():
-            if self._checkpoint is not None:
-                await self._checkpoint()
+            if self._raise_if_cancelled is not None:
+                await self._raise_if_cancelled()
             await self._writing.until(self._may_write)
             self.check_sending()
+            if self._schedule_point is not None:
+                await self._schedule_point()
 
     async def send_rest(self, data: Buffer | MemorySlice | MemoryRegion, posted: int = 0) -> None:
         """Send what the core has not posted: see ByteStream.send().
@@ -165,12 +175,14 @@ class StreamCore:
     async def send(self, data: memoryview) -> None:
         """Send bytes as ByteStream.send()."""
         with self._sending():
-            if self._checkpoint is not None:
-                await self._checkpoint()
+            if self._raise_if_cancelled is not None:
+                await self._raise_if_cancelled()
             taken = self.write(data)
             while taken < len(data):
                 await self._writing.until(self._may_write)
                 taken += self.write(data[taken:])
+            if self._schedule_point is not None:
+                await self._schedule_point()
 
     async def send_registered(self, part: MemorySlice) -> None:
         """Send registered memory without a copy, and wait until it may be reused."""

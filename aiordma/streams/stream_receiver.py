@@ -7,7 +7,13 @@ from operator import index
 from typing import TYPE_CHECKING
 
 from aiordma.errors import BusyError
-from aiordma.loop import Checkpoint, make_future, refuse_forked_child
+from aiordma.loop import (
+    Checkpoint,
+    cancellation_of,
+    make_future,
+    refuse_forked_child,
+    schedule_point_of,
+)
 
 if TYPE_CHECKING:
     from aiordma.qp.endpoint import Endpoint
@@ -23,13 +29,12 @@ class StreamReceiver:
     def __init__(
         self,
         endpoint: Endpoint[StreamDataPath],
-        checkpoint: Checkpoint | None,
     ) -> None:
-        """Each wait passes `checkpoint`, if the loop needs one."""
         self._endpoint = endpoint
         self._loop = endpoint.loop
         self._data_path = endpoint.data_path
-        self._checkpoint = checkpoint
+        self._raise_if_cancelled = cancellation_of(endpoint.loop)
+        self._schedule_point = schedule_point_of(endpoint.loop)
 
     def is_readable(self) -> bool:
         """Return True if read() would return or raise something at once."""
@@ -42,11 +47,27 @@ class StreamReceiver:
         )
 
     async def receive(self, limit: int) -> bytes:
-        """Wait for bytes and return them: see ByteStream.receive(). The core has none."""
+        """Wait for bytes and return them: see ByteStream.receive().
+
+        The core has none, or the loop needs checkpoints.
+        """
         if index(limit) < 1:
             raise ValueError(f"max_bytes is {limit}, not at least 1")
+        if self._schedule_point is not None:
+            data = await self._take(limit, self._schedule_point)
+            if data is not None:
+                return data
         await self.wait_readable(has_polled=True)
         return self.read(limit)
+
+    async def _take(self, limit: int, schedule_point: Checkpoint) -> bytes | None:
+        """Return received bytes if there are some, after a checkpoint. Otherwise return None."""
+        assert self._raise_if_cancelled is not None
+        await self._raise_if_cancelled()
+        data = self._data_path.core.read(limit)
+        if data is not None:
+            await schedule_point()
+        return data
 
     def read(self, limit: int) -> bytes:
         """Return received bytes, at most `limit`; b"" at the end. Call it only if is_readable.
@@ -86,13 +107,15 @@ class StreamReceiver:
         core = self._data_path.core
         if core.has_reader:
             raise BusyError("another task is receiving on this stream")
-        if self.is_readable() and self._checkpoint is None:
+        if self.is_readable() and self._schedule_point is None:
             return
         core.has_reader = True
         try:
-            if self._checkpoint is not None:
-                await self._checkpoint()
+            if self._raise_if_cancelled is not None:
+                await self._raise_if_cancelled()
             await self.poll_readable(has_polled=has_polled)
+            if self._schedule_point is not None and self.is_readable():
+                await self._schedule_point()
             while not self.is_readable():
                 core.waiter = waiter = make_future(self._loop)
                 began = time.monotonic_ns()
