@@ -31,7 +31,9 @@ MEMORY_REQUEST = b"memory".ljust(MESSAGE_SIZE)
 NUMBER = struct.Struct("!Q")
 SERVER = ConnectionOptions(send_depth=4, recv_depth=1, max_message_size=64, shared_recv_depth=256)
 CLIENT = replace(SERVER, shared_recv_depth=0)
-SMALL_STREAM = StreamOptions(send_buffer=8192, recv_buffer=8192, send_depth=16, recv_depth=16)
+SMALL_STREAM = StreamOptions(
+    send_buffer=8192, recv_buffer=8192, send_depth=16, recv_depth=16, max_inline=32
+)
 
 
 def memory() -> int:
