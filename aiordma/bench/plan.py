@@ -52,7 +52,8 @@ class Work:
     idle: int = 2000
     """The number of connections in `idle` (beside the active one), `answering` and `reconnect`."""
     interval: float = 30.0
-    """The time in which each connection has one round trip, in `answering`."""
+    """The time in which each connection has one round trip, in `answering`. In `idle`, the active
+    connection is timed for a tenth of it."""
     loop: str = "asyncio"
     busy_poll: float = 0.0
     adaptive_poll: bool = True
@@ -168,16 +169,16 @@ class Plan:
 
     def _idle(self) -> Iterator[Work]:
         for operation in ("send", "streams"):
-            work = self._work("idle", 1000, 50, 100)
-            yield replace(work, idle=self._many(), operation=operation)
+            yield replace(self._many_work("idle"), operation=operation)
 
     def _answering(self) -> Iterator[Work]:
-        work = self._work("answering", 1000, 50, 100)
-        interval = 1.0 if self.quick else work.interval
-        yield replace(work, idle=self._many(), interval=interval)
+        yield self._many_work("answering")
 
     def _reconnect(self) -> Iterator[Work]:
-        yield replace(self._work("reconnect", 1, 1, 0), idle=self._many())
+        yield self._many_work("reconnect")
 
-    def _many(self) -> int:
-        return min(self.idle, 20) if self.quick else self.idle
+    def _many_work(self, test: str) -> Work:
+        work = self._work(test, 1, 1, 100)
+        if self.quick:
+            return replace(work, idle=min(self.idle, 20), interval=1.0)
+        return replace(work, idle=self.idle)

@@ -92,7 +92,7 @@ async def test_idle_memory_is_the_difference_for_each_connection(
     assert idle.memory() > 1 << 20
     pages = iter([1 << 20, (1 << 20) + 10 * 2048])
     monkeypatch.setattr(idle, "memory", lambda: next(pages))
-    work = Work("idle", idle=10, count=3, warmup=1, concurrency=4)
+    work = Work("idle", idle=10, warmup=1, interval=0.1, concurrency=4)
     sample = await run_both(simulation, kind, work)
     assert (sample.value, sample.details["connections"]) == (2.0, 10)
     assert simulation.world.calls.counts["rdma_accept"] == 11

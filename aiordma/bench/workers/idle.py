@@ -22,7 +22,7 @@ from aiordma import ByteStream, Connection, ConnectionOptions, StreamOptions
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers.connections import AnyListener, repeat, serve_while
-from aiordma.bench.workers.timing import time_round_trips, time_round_trips_for
+from aiordma.bench.workers.timing import time_round_trips_for
 
 Peer = Connection | ByteStream
 
@@ -105,8 +105,8 @@ class Transport:
         async with await self.connect(host, port) as active:
 
             async def time_active() -> Sample:
-                return await time_round_trips(
-                    lambda: exchange(active, message), work.count, work.warmup
+                return await time_round_trips_for(
+                    lambda: exchange(active, message), work.interval / 10, work.warmup
                 )
 
             alone = await time_active()
