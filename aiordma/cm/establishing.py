@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from aiordma.cm import AsyncCmId
 from aiordma.cm.resolving import is_loopback, resolve_host, try_addresses
+from aiordma.dispatch import CmDispatcher
 from aiordma.enums import IdOption
 from aiordma.errors import AddressError, VerbsError
 from aiordma.loop import running_loop
@@ -39,6 +40,15 @@ async def establish(
     source_of = {own.family: own for own in reversed(sources)}
 
     async def attempt(address: SocketAddress) -> T:
+        dispatcher = await CmDispatcher.of(loop)
+        with dispatcher.referenced():
+            turn = await dispatcher.connect_turns.begin()
+            try:
+                return await attempt_in_turn(address)
+            finally:
+                turn.end()
+
+    async def attempt_in_turn(address: SocketAddress) -> T:
         source = source_of.get(address.family)
         retries = 0 if source is not None and source.port else PORT_ATTEMPTS - 1
         for _ in range(retries):

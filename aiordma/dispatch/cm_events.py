@@ -10,6 +10,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from aiordma.dispatch.channel_reader import ChannelReader
+from aiordma.dispatch.connect_turns import ConnectTurns
 from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import VerbsError
 from aiordma.loop import Loop, refuse_forked_child, run_in_worker, worker_pool
@@ -38,6 +39,8 @@ class CmDispatcher:
         self._channel = EventChannel()
         self._handlers: WeakValueDictionary[int, CmEventHandler] = WeakValueDictionary()
         self._users = 0
+        self.connect_turns = ConnectTurns(loop)
+        """The turns of the tasks that connect."""
         self._reader = ChannelReader(loop, self._channel, self._dispatch, self._fail)
 
     @classmethod

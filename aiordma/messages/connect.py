@@ -24,6 +24,9 @@ def connect(
 
     See rdma_resolve_addr(3), rdma_resolve_route(3), rdma_connect(3).
 
+    Any number of tasks can connect together. 32 of them have a turn at a time. A task gives up its
+    turn when it has waited for its peer for 2 s.
+
     Cancelling leaves nothing behind on this side: everything is destroyed in the background. A
     listener can still see the request of a peer that gave up.
 

@@ -1,0 +1,81 @@
+"""Thousands of tasks can connect at once: CONNECTS_AT_ONCE of them have a turn."""
+
+from __future__ import annotations
+
+import loops
+import pytest
+from simulator import Simulation
+from simulator.pairs import PORT
+
+import aiordma
+from aiordma import Connection
+from aiordma.dispatch.connect_turns import CONNECTS_AT_ONCE, TURN_SECONDS, ConnectTurns
+from aiordma.loop import running_loop
+
+MORE = 10
+
+
+def begun(simulation: Simulation) -> int:
+    """Return the number of connects that have begun: each resolves an address once."""
+    return simulation.world.calls.counts["rdma_resolve_addr"]
+
+
+async def test_a_connect_begins_when_another_has_ended(simulation: Simulation) -> None:
+    host = simulation.far.host
+    async with aiordma.listen(host, PORT) as listener:
+        tasks = [
+            loops.create_task(aiordma.connect(host, PORT)) for _ in range(CONNECTS_AT_ONCE + MORE)
+        ]
+        await loops.until(lambda: begun(simulation) >= CONNECTS_AT_ONCE, "the turns to be taken")
+        await loops.settle()
+        assert begun(simulation) == CONNECTS_AT_ONCE
+        accepted = [await listener.accept() for _ in range(MORE)]
+        await loops.until(lambda: begun(simulation) == len(tasks), "the others to begin")
+        accepted += [await listener.accept() for _ in range(CONNECTS_AT_ONCE)]
+        for connection in [*accepted, *await loops.gather(*tasks)]:
+            assert isinstance(connection, Connection)
+            connection.abort()
+
+
+async def test_a_silent_peer_keeps_no_turn(simulation: Simulation) -> None:
+    """No task accepts: no connect ends."""
+    host = simulation.far.host
+    async with aiordma.listen(host, PORT):
+        tasks = [loops.create_task(aiordma.connect(host, PORT)) for _ in range(CONNECTS_AT_ONCE)]
+        await loops.until(lambda: begun(simulation) >= CONNECTS_AT_ONCE, "the turns to be taken")
+        tasks.append(loops.create_task(aiordma.connect(host, PORT)))
+        await loops.sleep(TURN_SECONDS / 2)
+        assert begun(simulation) == CONNECTS_AT_ONCE
+        await loops.sleep(TURN_SECONDS)
+        assert begun(simulation) == len(tasks)
+        await loops.cancel(*tasks)
+
+
+async def test_cancelled_and_failed_connects_keep_no_turn(simulation: Simulation) -> None:
+    host = simulation.far.host
+    for _ in range(CONNECTS_AT_ONCE + MORE):
+        with pytest.raises(aiordma.Rejected):
+            await aiordma.connect(host, PORT)
+    async with aiordma.listen(host, PORT) as listener:
+        tasks = [loops.create_task(aiordma.connect(host, PORT)) for _ in range(CONNECTS_AT_ONCE)]
+        waiting = await loops.start(aiordma.connect(host, PORT))
+        await loops.until(lambda: begun(simulation) >= 2 * CONNECTS_AT_ONCE + MORE, "all turns")
+        await loops.cancel(waiting, *tasks)
+        connecting = loops.create_task(aiordma.connect(host, PORT))
+        async with await listener.accept(), await connecting:
+            pass
+
+
+async def test_a_turn_ends_once(simulation: Simulation) -> None:
+    turns = ConnectTurns(running_loop())
+    taken = [await turns.begin() for _ in range(CONNECTS_AT_ONCE)]
+    await loops.sleep(TURN_SECONDS * 2)  # all have ended by themselves
+    for turn in taken * 2:
+        turn.end()
+    again = [await turns.begin() for _ in range(CONNECTS_AT_ONCE)]
+    waiting = await loops.start(turns.begin())
+    assert not waiting.done()
+    again[0].end()
+    again.append(await waiting)
+    for turn in again:
+        turn.end()
