@@ -52,7 +52,7 @@ class StreamTransport(asyncio.Transport):
                 "rdma_device": core.endpoint.device.name,
             }
         )
-        self.core = self._core = core
+        self.core = core
         """The stream."""
         self._receiver = core.receiver
         self._send = core.data_path.core.send
@@ -77,7 +77,7 @@ class StreamTransport(asyncio.Transport):
     def begin(self) -> None:
         """Call the protocol's connection_made(), and start reading."""
         self._reading = True
-        self._core.on_change = self._schedule
+        self.core.on_change = self._schedule
         try:
             self._protocol.connection_made(self)
         except Exception as error:
@@ -113,7 +113,7 @@ class StreamTransport(asyncio.Transport):
             self._read()
         if not self._lost:
             self._flush()
-        self._core.notify(readable=self.is_reading(), sendable=self._is_waiting_to_send())
+        self.core.notify(readable=self.is_reading(), sendable=self._is_waiting_to_send())
 
     def _is_waiting_to_send(self) -> bool:
         return bool(self._buffer.size) and not self._cannot_send
@@ -211,13 +211,13 @@ class StreamTransport(asyncio.Transport):
             taken = 0
             if not self._buffer.size:
                 try:
-                    taken = self._core.write(memory)
+                    taken = self.core.write(memory)
                 except RdmaError as error:
                     self._stop_sending(error)
                     return
             if taken < len(memory):
                 self._buffer.add(memory[taken:], self._protocol)
-                self._core.notify(sendable=True)
+                self.core.notify(sendable=True)
 
     def writelines(self, list_of_data: Iterable[Buffer]) -> None:
         """Call write() with all items joined."""
@@ -253,10 +253,10 @@ class StreamTransport(asyncio.Transport):
     def _flush(self) -> None:
         try:
             if self._buffer.size:
-                self._buffer.drain(self._core.write)
+                self._buffer.drain(self.core.write)
             if not self._buffer.size and self._eof_wanted and not self._eof_sent:
                 self._eof_sent = True
-                self._core.finish()
+                self.core.finish()
         except RdmaError as error:
             self._stop_sending(error)
             return
@@ -300,7 +300,7 @@ class StreamTransport(asyncio.Transport):
 
     async def _close_core(self) -> None:
         try:
-            await self._core.aclose()
+            await self.core.aclose()
         finally:
             self._end(None)
 
@@ -330,7 +330,7 @@ class StreamTransport(asyncio.Transport):
         self._loop.call_exception_handler(context)
 
     def _end_soon(self, error: Exception | None) -> None:
-        self._core.abort()
+        self.core.abort()
         if not self._lost:
             self._loop.call_soon(self._end, error)
         self._lost = True
@@ -339,7 +339,7 @@ class StreamTransport(asyncio.Transport):
         if self._ended:
             return
         self._ended = self._lost = True
-        self._core.on_change = _ignore_change
+        self.core.on_change = _ignore_change
         self._buffer.clear()
         try:
             self._protocol.connection_lost(error)
@@ -354,7 +354,7 @@ class StreamTransport(asyncio.Transport):
             core.endpoint.abandon()
 
     def __repr__(self) -> str:
-        host, port = self._core.endpoint.peer_address
+        host, port = self.core.endpoint.peer_address
         state = "closed" if self._lost else "closing" if self._closing else "open"
         return f"<StreamTransport to {host} port {port}, {state}>"
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from aiordma.bench import perftest, pyverbs, rdmacm_utils
 from aiordma.bench.environment import Environment
-from aiordma.bench.plan import OPERATIONS, Work
+from aiordma.bench.plan import MANY, OPERATIONS, Work
 from aiordma.bench.processes import Pair, run_pair
 from aiordma.bench.sample import Sample
 
@@ -63,8 +63,7 @@ def _run_workers(
     )
     sample, output = run_pair(pair, environment.client_timeout)
     cpu = float(json.loads(output.splitlines()[-1])["cpu"])
-    many = work.test in ("idle", "answering", "reconnect")
-    operations = work.idle if many else work.count + work.warmup
+    operations = work.idle if work.test in MANY else work.count + work.warmup
     return replace(sample, server_cpu=cpu / operations * 1e6)
 
 
@@ -216,8 +215,7 @@ def reference(work: Work) -> str:
     """Return the implementation that the others are compared with in the table; "" for none."""
     if work.test in ("connections", "http"):
         return "cmtime" if work.test == "connections" else "TCP aiohttp"
-    alone = work.test in ("idle", "answering", "reconnect")
-    return "" if alone else perftest.program(work)
+    return "" if work.test in MANY else perftest.program(work)
 
 
 def select(loops: tuple[str, ...], peers: tuple[str, ...]) -> list[Implementation]:

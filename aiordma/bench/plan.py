@@ -34,6 +34,10 @@ TESTS = {
 """The tests by name, in the order in which they run. A megabyte is 10^6 bytes, a KiB 1024."""
 
 
+MANY = ("idle", "answering", "reconnect")
+"""The tests of `Work.idle` connections. Only aiordma does them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """The work of a server and its client in one run. Sizes are in bytes, times in seconds."""

@@ -70,7 +70,7 @@ class Receiver:
         self._busy = busy
         self.queue = queue = fast_path.ReceiveQueue(ring)
         self.polling = AdaptivePolling(queue)
-        """The policy for the time that take() polls before the slow path, recv(), parks."""
+        """The policy for the time that take_bytes() polls before the slow path, recv(), parks."""
         self._checkpoint = checkpoint_of(loop)
         self._raise_if_cancelled = cancellation_of(loop)
         self._schedule_point = schedule_point_of(loop)

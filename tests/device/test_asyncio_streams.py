@@ -103,7 +103,7 @@ async def test_a_megabyte_through_a_writer_arrives(address: DeviceAddress) -> No
 
 def is_held_back(server: StreamTransport) -> bool:
     """Return True if a transport does not read, and its peer can send it no more data."""
-    return not server.is_reading() and is_full(server._core)
+    return not server.is_reading() and is_full(server.core)
 
 
 async def test_drain_waits_at_the_high_water_mark(address: DeviceAddress) -> None:
@@ -259,7 +259,7 @@ async def test_data_can_be_read_after_the_peer_disconnected(address: DeviceAddre
         server.transport.write(b"answer")
         server.transport.close()
         await server.lost
-        endpoint = client.transport._core.endpoint
+        endpoint = client.transport.core.endpoint
         await loops.until(lambda: endpoint.is_drained, "the disconnect to arrive")
         client.transport.resume_reading()
         assert await client.lost is None

@@ -488,6 +488,17 @@ typedef int (*attempt_function)(PyObject *target, PyObject *argument, PyObject *
 PyObject *make_attempt(const char *name, attempt_function function, PyObject *target,
 		       PyObject *argument, PyObject *owner, PyObject *slow);
 
+/* Return what an attempt_function returns, for a result that is None if it cannot finish. */
+static inline int unless_none(PyObject *found, PyObject **result)
+{
+	if (found == Py_None) {
+		Py_DECREF(found);
+		return 0;
+	}
+	*result = found;
+	return found ? 1 : -1;
+}
+
 /* --- module.c --- */
 
 int is_instance(PyObject *self, const char *type, PyObject *object);

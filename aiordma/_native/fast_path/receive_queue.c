@@ -215,11 +215,7 @@ static int try_take(PyObject *self, PyObject *unused, PyObject **result, int *er
 {
 	if (((struct receive_queue *)self)->needs_checkpoints)
 		return 0;
-	*result = receive_queue_take_bytes(self, NULL);
-	if (*result != Py_None)
-		return *result ? 1 : -1;
-	Py_CLEAR(*result);
-	return 0;
+	return unless_none(receive_queue_take_bytes(self, NULL), result);
 }
 
 static PyObject *receive_queue_recv(PyObject *self, PyObject *owner)
@@ -326,8 +322,7 @@ static PyMethodDef receive_queue_methods[] = {
 	  "Return the oldest message as bytes, and post its slot again. None: the caller takes the "
 	  "slow path." },
 	{ "recv", receive_queue_recv, METH_O,
-	  "recv(owner): return an awaitable that takes the oldest message, or awaits the `recv()` "
-	  "of "
+	  "recv(owner): return an awaitable that takes the oldest message, or awaits recv() of "
 	  "set_slow(). It keeps `owner` alive." },
 	{ "next", receive_queue_next, METH_O,
 	  "next(owner): return an awaitable like recv(), which awaits the `next()` of "

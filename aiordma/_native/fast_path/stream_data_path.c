@@ -447,11 +447,7 @@ static int try_receive(PyObject *self, PyObject *limit, PyObject **result, int *
 {
 	if (((struct stream_data_path *)self)->needs_checkpoints)
 		return 0;
-	*result = stream_read(self, limit);
-	if (*result != Py_None)
-		return *result ? 1 : -1;
-	Py_CLEAR(*result);
-	return 0;
+	return unless_none(stream_read(self, limit), result);
 }
 
 /* `posted` becomes the length of the part that was posted if not all was, or a negative errno. */
@@ -596,8 +592,7 @@ static PyMethodDef stream_methods[] = {
 	  "the `receive(limit)` of set_slow(). It keeps `owner` alive." },
 	{ "start_send", (PyCFunction)(void (*)(void))stream_start_send, METH_FASTCALL,
 	  "start_send(owner, data): return an awaitable that posts the data, or awaits the "
-	  "`send(data)` of set_slow(); `send(data, posted)` if a part of these bytes was posted, "
-	  "or "
+	  "send(data) of set_slow(); send(data, posted) if a part of these bytes was posted, or "
 	  "if posting has failed (a negative errno). It keeps `owner` alive." },
 	{ "set_slow", stream_set_slow, METH_VARARGS,
 	  "set_slow(receive, send): have the awaitables await these if they cannot finish at "

@@ -86,6 +86,12 @@ async def server_memory(active: Peer) -> int:
     return int(found)
 
 
+async def time_active(active: Peer, seconds: float, work: Work) -> Sample:
+    """Time the round trips of the active peer for `seconds`."""
+    message = bytes(MESSAGE_SIZE)
+    return await time_round_trips_for(lambda: exchange(active, message), seconds, work.warmup)
+
+
 @dataclass(frozen=True)
 class Transport:
     """The functions that listen and connect."""
@@ -101,19 +107,12 @@ class Transport:
 
     async def measure_memory(self, host: str, port: int, work: Work) -> Sample:
         """Return the server's memory for each connection, and the round trips among them."""
-        message = bytes(MESSAGE_SIZE)
         async with await self.connect(host, port) as active:
-
-            async def time_active() -> Sample:
-                return await time_round_trips_for(
-                    lambda: exchange(active, message), work.interval / 10, work.warmup
-                )
-
-            alone = await time_active()
+            alone = await time_active(active, work.interval / 10, work)
             before = await server_memory(active)
             idle = await self.connect_all(host, port, work)
             after = await server_memory(active)
-            among = await time_active()
+            among = await time_active(active, work.interval / 10, work)
             await close_all(idle)
         each = (after - before) / len(idle) / 1024
         return Sample(each, details=_latencies(alone, among, len(idle)))
@@ -124,19 +123,12 @@ class Transport:
         The rounds of the others are spread over the interval. So the time among them is one
         interval.
         """
-        message = bytes(MESSAGE_SIZE)
         async with await self.connect(host, port) as active:
-
-            async def time_active() -> Sample:
-                return await time_round_trips_for(
-                    lambda: exchange(active, message), work.interval, work.warmup
-                )
-
-            alone = await time_active()
+            alone = await time_active(active, work.interval, work)
             others = await self.connect_all(host, port, work)
             asking = [Asking(peer, work.interval) for peer in others]
             tasks = [asyncio.create_task(one.run()) for one in asking]
-            among = await time_active()
+            among = await time_active(active, work.interval, work)
             answers = sum(one.answers for one in asking)
             for task in tasks:
                 task.cancel()

@@ -85,7 +85,7 @@ async def measure(host: str, port: int, work: Work) -> Sample:
     killing = clients[0]
     cpu, begin = time.process_time(), time.perf_counter()
     tasks = [asyncio.create_task(client.reconnect()) for client in clients]
-    await killing.send(DIE)
+    await killing.connection.send(DIE)
     await asyncio.gather(*tasks)
     seconds = time.perf_counter() - begin
     each = (time.process_time() - cpu) / work.idle * 1e6
@@ -97,7 +97,7 @@ async def measure(host: str, port: int, work: Work) -> Sample:
         "failures": float(sum(client.failures for client in clients)),
         "connections": work.idle,
     }
-    await killing.send(STOP)
+    await killing.connection.send(STOP)
     await close_all([client.connection for client in clients])
     return Sample(work.idle / seconds, client_cpu=each, details=details)
 
@@ -116,13 +116,9 @@ class _Client:
     async def connect(self) -> None:
         """Connect, and have one round trip."""
         self.connection = await self._connect()
-        await self.send(bytes(MESSAGE_SIZE))
+        await self.connection.send(bytes(MESSAGE_SIZE))
         await self.connection.recv()
         self.served = time.perf_counter()
-
-    async def send(self, message: bytes) -> None:
-        """Send a message."""
-        await self.connection.send(message)
 
     async def reconnect(self) -> None:
         """Wait for the end of the connection, and connect again until the server answers."""
