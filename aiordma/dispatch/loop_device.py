@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from aiordma._native import fast_path
 from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionReader
+from aiordma.dispatch.deferred_arming import DeferredArming
 from aiordma.dispatch.device_events import DeviceSubscription
 from aiordma.dispatch.queue_pair_events import QueuePairEvents
 from aiordma.dispatch.shared_completion_queue import SharedCompletionQueue
@@ -86,6 +87,7 @@ class LoopDevice:
         self.dispatcher = self._reader.dispatcher
         """The C object that connections poll directly."""
         self.budget = LoopTimeBudget(loop, self.dispatcher)
+        self._deferred_arming = DeferredArming(loop, self.dispatcher)
         self._queues: dict[int, SharedCompletionQueue] = self.dispatcher.queues
         self._handlers: dict[int, CompletionHandler] = {}
         self._on_notified: dict[int, Callable[[], None]] = {}
@@ -225,6 +227,7 @@ class LoopDevice:
             self.dispatcher.watch(self._channel.address)
             self._loop.add_reader(self._channel.fd, self.dispatcher.handle_event)
             self._events.start()
+            self._deferred_arming.start()
 
     def detach(self, key: int) -> None:
         """Remove the handler with this key. Call it when its queue pair is destroyed."""
@@ -263,6 +266,8 @@ class LoopDevice:
         if self.is_reading and self._channel is not None:
             self.is_reading = False
             self.dispatcher.watch(0)
+            if not self._loop.is_closed():
+                self._deferred_arming.stop()
             with suppress(RuntimeError):  # a closed loop watches no fd any more
                 self._loop.remove_reader(self._channel.fd)
 
@@ -272,7 +277,9 @@ class LoopDevice:
         The caller has increased `queue.pollers` before it polled.
         """
         queue.pollers -= 1
-        if not (queue.pollers or queue.is_armed or queue.is_arming_scheduled):
+        if self._deferred_arming.is_on:
+            self._deferred_arming.request()
+        elif not (queue.pollers or queue.is_armed or queue.is_arming_scheduled):
             queue.is_arming_scheduled = True
             with suppress(RuntimeError):  # on a closed loop no task waits for an event
                 self._loop.call_soon(lambda: self._arm_again(queue))

@@ -11,13 +11,13 @@ peer works on a message while other tasks run here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 
 from aiordma.loop.current import running_loop
 from aiordma.loop.forked import is_forked_child
 from aiordma.loop.protocol import Loop
 
-Checkpoint = Callable[[], Awaitable[None]]
+Checkpoint = Callable[[], Coroutine[object, None, None]]
 
 
 def checkpoint_of(loop: Loop) -> Checkpoint | None:
@@ -46,6 +46,15 @@ def schedule_point_of(loop: Loop) -> Checkpoint | None:
     """
     function: Checkpoint | None = getattr(loop, "schedule_point", None)
     return function
+
+
+def checkpoint_halves_of(loop: Loop) -> tuple[Checkpoint, Checkpoint] | None:
+    """Return cancellation_of() and schedule_point_of(), or None if `loop` requires none.
+
+    The awaits of the fast path execute them: see _native/fast_path/attempt.c.
+    """
+    first, second = cancellation_of(loop), schedule_point_of(loop)
+    return (first, second) if first and second else None
 
 
 async def checkpoint() -> None:

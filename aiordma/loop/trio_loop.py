@@ -103,6 +103,20 @@ class _EndOfRun(trio.abc.Instrument):
         self.is_over = True
 
 
+class _BeforeWait(trio.abc.Instrument):
+    """An instrument that calls a function before trio waits. It is cheap: trio calls it directly.
+
+    It is active until cancel().
+    """
+
+    def __init__(self, callback: Callable[[float], None]) -> None:
+        self.before_io_wait = callback  # type: ignore[method-assign, assignment]
+        trio.lowlevel.add_instrument(self)
+
+    def cancel(self) -> None:
+        trio.lowlevel.remove_instrument(self)
+
+
 class TrioLoop:
     """One run of trio, as a loop. Callbacks run in system tasks.
 
@@ -142,6 +156,27 @@ class TrioLoop:
 
     call_soon = call_soon_threadsafe
 
+    checkpoint = staticmethod(trio.lowlevel.checkpoint)
+    """Let other tasks run, and raise if the task is cancelled."""
+
+    checkpoint_if_cancelled = staticmethod(trio.lowlevel.checkpoint_if_cancelled)
+    """Raise if the task is cancelled."""
+
+    schedule_point = staticmethod(trio.lowlevel.cancel_shielded_checkpoint)
+    """Let other tasks run. It cannot be cancelled."""
+
+    def call_before_wait(self, callback: Callable[[float], None], /) -> _BeforeWait:
+        """Call `callback` in each iteration, before the loop waits for descriptors.
+
+        Its argument is the time in seconds that the loop waits at most. It calls end_wait() if it
+        has woken a task.
+        """
+        return _BeforeWait(callback)
+
+    def end_wait(self) -> None:
+        """Have the wait that the loop is about to begin end at once."""
+        self._token.run_sync_soon(_do_nothing, idempotent=True)
+
     def is_closed(self) -> bool:
         """Return True if the run is over."""
         return self._end.is_over
@@ -153,18 +188,6 @@ class TrioLoop:
     def create_task(self, coro: Coroutine[object, None, None], /) -> trio.lowlevel.Task:
         """Run `coro` in a new system task. It must not raise an exception."""
         return trio.lowlevel.spawn_system_task(_await, coro, name=coro)
-
-    async def checkpoint(self) -> None:
-        """Let other tasks run, and raise if the task is cancelled."""
-        await trio.lowlevel.checkpoint()
-
-    async def checkpoint_if_cancelled(self) -> None:
-        """Raise if the task is cancelled."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-
-    async def schedule_point(self) -> None:
-        """Let other tasks run. It cannot be cancelled."""
-        await trio.lowlevel.cancel_shielded_checkpoint()
 
     def task_group(self) -> TrioTaskGroup:
         """Return a new task group."""
@@ -183,6 +206,10 @@ async def _watch(scope: trio.CancelScope, fd: int, callback: Callable[[], None])
 
 async def _await(coro: Coroutine[object, None, None]) -> None:
     await coro
+
+
+def _do_nothing() -> None:
+    """Do nothing: the call itself is what ends a wait."""
 
 
 def _call(callback: Callable[[], None]) -> None:

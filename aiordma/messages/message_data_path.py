@@ -11,7 +11,6 @@ from aiordma.cm import AsyncCmId
 from aiordma.dispatch import BusyPoll, MemoryDomain
 from aiordma.enums import AsyncEventType, WcOpcode, WcStatus, WrOpcode
 from aiordma.errors import VerbsError
-from aiordma.loop import checkpoint_of
 from aiordma.messages.memory_windows import MemoryWindows
 from aiordma.messages.receiver import Receiver
 from aiordma.messages.remote_access import RemoteAccess
@@ -83,10 +82,7 @@ class MessageDataPath:
             loop,
             options.send_depth,
             selective=not device.is_iwarp,
-            # On a loop with checkpoints (trio) the core posts none: each await must pass one.
-            max_inline=-1
-            if checkpoint_of(loop)
-            else min(options.max_inline, options.max_message_size),
+            max_inline=min(options.max_inline, options.max_message_size),
         )
         self._max_message_size = options.max_message_size
         operations = Operations(loop, self.sends, callbacks, self._busy_sending)

@@ -22,6 +22,7 @@ from aiordma.loop import (
     Loop,
     call_threadsafe,
     cancellation_of,
+    checkpoint_halves_of,
     checkpoint_of,
     future_factory,
     refuse_forked_child,
@@ -75,7 +76,7 @@ class Receiver:
         self._raise_if_cancelled = cancellation_of(loop)
         self._schedule_point = schedule_point_of(loop)
         # On a loop with checkpoints (trio), each await must pass one, also when a message is there.
-        queue.needs_checkpoints = self._checkpoint is not None
+        queue.checkpoints = checkpoint_halves_of(loop)
         queue.set_slow(self.recv, self.next)
 
     def set_backlog(self, backlog: int) -> None:
@@ -134,10 +135,6 @@ class Receiver:
 
         The core has none, or the loop needs checkpoints.
         """
-        if self._schedule_point is not None:
-            message = await self._take(self._schedule_point)
-            if message is not None:
-                return message
         if (wait := self._wait_if_needed(has_polled=True)) is not None:
             await wait
         queue = self.queue
@@ -146,15 +143,6 @@ class Receiver:
             raise self._callbacks.end_reason()
         if queue.error:
             self.check_queue()
-        return message
-
-    async def _take(self, schedule_point: Checkpoint) -> bytes | None:
-        """Return the next message if there is one, after a checkpoint. Otherwise return None."""
-        assert self._raise_if_cancelled is not None
-        await self._raise_if_cancelled()
-        message = self.queue.take_bytes()
-        if message is not None:
-            await schedule_point()
         return message
 
     async def next(self) -> bytes:

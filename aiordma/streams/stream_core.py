@@ -20,6 +20,7 @@ from aiordma.loop import (
     Deadline,
     WaitQueue,
     cancellation_of,
+    checkpoint_halves_of,
     checkpoint_of,
     schedule_point_of,
 )
@@ -97,7 +98,7 @@ class StreamCore:
         data_path, dispatcher = self.data_path, self.data_path.dispatcher
         data_path.protocol.start(peer_data)
         data_path.core.swaps = data_path.protocol.swaps
-        data_path.core.needs_checkpoints = self._checkpoint is not None
+        data_path.core.checkpoints = checkpoint_halves_of(self.loop)
         data_path.core.set_slow(self.receiver.receive, self.send_rest)
         self._is_open = True
         adaptive = self.options.adaptive_poll

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from aiordma.errors import BusyError
 from aiordma.loop import (
-    Checkpoint,
     cancellation_of,
     make_future,
     refuse_forked_child,
@@ -53,21 +52,8 @@ class StreamReceiver:
         """
         if index(limit) < 1:
             raise ValueError(f"max_bytes is {limit}, not at least 1")
-        if self._schedule_point is not None:
-            data = await self._take(limit, self._schedule_point)
-            if data is not None:
-                return data
         await self.wait_readable(has_polled=True)
         return self.read(limit)
-
-    async def _take(self, limit: int, schedule_point: Checkpoint) -> bytes | None:
-        """Return received bytes if there are some, after a checkpoint. Otherwise return None."""
-        assert self._raise_if_cancelled is not None
-        await self._raise_if_cancelled()
-        data = self._data_path.core.read(limit)
-        if data is not None:
-            await schedule_point()
-        return data
 
     def read(self, limit: int) -> bytes:
         """Return received bytes, at most `limit`; b"" at the end. Call it only if is_readable.

@@ -139,6 +139,80 @@ def test_an_exception_can_be_handled() -> None:
     assert stop.value.value == "handled"
 
 
+def with_checkpoints(steps: list[str], *, is_cancelled: bool = False) -> Any:
+    """Return a queue whose awaitables note their steps. Both halves of the checkpoint wait."""
+
+    async def raise_if_cancelled() -> None:
+        steps.append("may raise")
+        await Pause()
+        if is_cancelled:
+            raise KeyError("cancelled")
+
+    async def schedule_point() -> None:
+        steps.append("lets others run")
+        await Pause()
+
+    async def wait() -> bytes:
+        steps.append("waits")
+        return b"waited for"
+
+    queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 8))
+    queue.checkpoints = (raise_if_cancelled, schedule_point)
+    queue.set_slow(wait, wait)
+    return queue
+
+
+def test_it_waits_after_the_first_half_of_a_checkpoint() -> None:
+    steps: list[str] = []
+    one = with_checkpoints(steps).recv(None)
+    assert steps == []
+    one.send(None)
+    assert steps == ["may raise"]
+    with pytest.raises(StopIteration) as stop:
+        one.send(None)
+    assert (stop.value.value, steps) == (b"waited for", ["may raise", "waits"])
+
+
+def test_one_that_is_cancelled_tries_nothing() -> None:
+    steps: list[str] = []
+    one = with_checkpoints(steps, is_cancelled=True).recv(None)
+    one.send(None)
+    with pytest.raises(KeyError, match="cancelled"):
+        one.send(None)
+    assert steps == ["may raise"]
+
+
+async def _goes_on_after_an_exception() -> None:
+    try:
+        await Pause()
+    except KeyError:
+        return
+
+
+@pytest.mark.parametrize("halves", ["first", "second"])
+async def test_an_exception_that_a_half_handles(simulation: Simulation, halves: str) -> None:
+    async def nothing() -> None:
+        pass
+
+    async with connected(simulation) as pair:
+        near, far = pair.near.connection, pair.far.connection
+        await near.send(b"one")
+        await loops.until(lambda: far.stats.messages_unread, "the message to arrive")
+        queue = far._endpoint.data_path.receiver.queue
+        is_first = halves == "first"
+        queue.checkpoints = (
+            (_goes_on_after_an_exception, nothing)
+            if is_first
+            else (nothing, _goes_on_after_an_exception)
+        )
+        one: Any = far.recv()
+        one.send(None)
+        assert far.stats.messages_unread == is_first
+        with pytest.raises(StopIteration) as stop:
+            one.throw(KeyError())
+        assert (stop.value.value, far.stats.messages_unread) == (b"one", 0)
+
+
 def test_the_owner_lives_until_the_end() -> None:
     class Owner:
         pass

@@ -15,13 +15,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 from attempts import send_now
 from simulator.queues import NUMBER_MASK, RECEIVE, Queues
 
 from aiordma import VerbsError
 from aiordma._native import fast_path
 from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionReader
+from aiordma.dispatch.deferred_arming import DeferredArming
 from aiordma.enums import WcOpcode, WcStatus
+from aiordma.loop import running_loop
 
 KEY = 5
 FIRST = KEY << 32
@@ -252,6 +255,80 @@ def test_the_queue_of_an_event_is_polled_and_armed_again(verbs: Queues, rig: Rig
     verbs.raise_event()
     rig.dispatcher.handle_event()
     assert (verbs.acknowledged, rig.failures) == (4, [])
+
+
+def test_a_loop_that_waits_or_finds_no_completions_arms_its_queues(verbs: Queues, rig: Rig) -> None:
+    queue, dispatcher = rig.watch(), rig.dispatcher
+    calls: list[bool] = []
+    dispatcher.on_wait = lambda: calls.append(dispatcher.arm_again(queue))
+    dispatcher.before_wait(1.0)
+    assert calls == []  # nothing was left unarmed
+    verbs.raise_event()
+    rig.dispatcher.handle_event()
+    assert (verbs.arms, dispatcher.has_unarmed) == (0, True)
+    for _ in range(8):  # the loop does not wait, and each iteration finds a message by polling
+        rig.complete()
+        rig.receives.take_bytes()
+        dispatcher.before_wait(0.0)
+    assert (calls, verbs.arms) == ([], 0)
+    iterations = 0
+    while not calls:
+        dispatcher.before_wait(0.0)
+        iterations += 1
+    assert (iterations, calls, verbs.arms, queue.is_armed) == (3, [False], 1, True)
+    verbs.raise_event()
+    rig.dispatcher.handle_event()
+    rig.complete()
+    dispatcher.before_wait(0.001)
+    assert (calls, verbs.arms, dispatcher.has_unarmed) == ([False, True], 2, False)
+    dispatcher.on_wait = None
+    dispatcher.has_unarmed = True
+    dispatcher.before_wait(1.0)
+    assert (len(calls), dispatcher.has_unarmed) == (2, False)
+    verbs.raise_event()
+    rig.dispatcher.handle_event()
+    assert verbs.arms == 3  # at once
+    with pytest.raises(TypeError):
+        dispatcher.before_wait("soon")  # type: ignore[arg-type]
+
+
+class CompletesBeforeTheWait(trio.abc.Instrument):
+    """A message arrives when trio has decided to wait, and before the queue is armed."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self.is_done = False
+
+    def before_io_wait(self, timeout: float) -> None:
+        if timeout and not self.is_done:
+            self.is_done = True
+            self._rig.complete()
+
+
+@pytest.mark.usefixtures("time_limit")
+def test_a_completion_just_before_trio_waits_ends_the_wait(verbs: Queues, rig: Rig) -> None:
+    queue = rig.watch()
+
+    async def main() -> None:
+        trio.lowlevel.add_instrument(CompletesBeforeTheWait(rig))
+        arming = DeferredArming(running_loop(), rig.dispatcher)
+        states = [arming.is_on]
+        arming.start()
+        states.append(arming.is_on)
+        assert states == [False, True]
+        verbs.raise_event()
+        rig.dispatcher.handle_event()
+        assert not queue.is_armed
+        rig.receives.waiter = running_loop().create_future()
+        await rig.receives.waiter
+        assert (rig.receives.take_bytes(), queue.is_armed) == (b"hello", True)
+        arming.stop()
+        arming.stop()
+        verbs.raise_event()
+        rig.dispatcher.handle_event()
+        assert queue.is_armed
+
+    trio.run(main)
 
 
 def test_failures_of_the_queue_and_of_the_channel_are_reported(verbs: Queues, rig: Rig) -> None:

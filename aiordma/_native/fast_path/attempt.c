@@ -1,6 +1,7 @@
 /*
  * Attempt: a coroutine that first tries to finish at once, in C, and otherwise runs a coroutine of
- * Python. An await that need not wait then costs no Python frame.
+ * Python. An await that need not wait then costs no Python frame. On a loop that needs checkpoints
+ * (trio), it executes one half of a checkpoint before it tries, and the other one afterwards.
  *
  * It does nothing before it is first resumed. So a task that is cancelled before it runs has sent
  * and received nothing, as with any coroutine.
@@ -9,14 +10,18 @@
 
 PyTypeObject *attempt_type;
 
+enum step { TRYING, RAISING_IF_CANCELLED, WAITING, LETTING_OTHERS_RUN };
+
 struct attempt {
-	PyObject_HEAD attempt_function function;
-	const char *name;
-	PyObject *owner;    /* kept alive until the end */
-	PyObject *target;   /* the first argument of `function` */
-	PyObject *argument; /* its second argument, or NULL */
-	PyObject *slow;	    /* makes the coroutine of Python */
-	PyObject *coroutine;
+	PyObject_HEAD const struct attempt_kind *kind;
+	PyObject *owner;       /* kept alive until the end */
+	PyObject *target;      /* the first argument of the function */
+	PyObject *argument;    /* its second argument, or NULL */
+	PyObject *slow;	       /* makes the coroutine of Python */
+	PyObject *checkpoints; /* a tuple of functions, or NULL */
+	PyObject *coroutine;   /* of the current step */
+	PyObject *result;
+	enum step step;
 	char is_started;
 	char is_over;
 	char is_tracked; /* by the garbage collector */
@@ -28,8 +33,8 @@ struct attempt {
 static struct attempt *unused[UNUSED_ATTEMPTS];
 static int unused_count;
 
-PyObject *make_attempt(const char *name, attempt_function function, PyObject *target,
-		       PyObject *argument, PyObject *owner, PyObject *slow)
+PyObject *make_attempt(const struct attempt_kind *kind, PyObject *target, PyObject *argument,
+		       PyObject *owner, PyObject *slow, PyObject *checkpoints)
 {
 	struct attempt *attempt;
 
@@ -44,13 +49,14 @@ PyObject *make_attempt(const char *name, attempt_function function, PyObject *ta
 		attempt = PyObject_GC_New(struct attempt, attempt_type);
 	if (!attempt)
 		return NULL;
-	attempt->function = function;
-	attempt->name = name;
+	attempt->kind = kind;
 	attempt->owner = Py_NewRef(owner);
 	attempt->target = Py_NewRef(target);
 	attempt->argument = Py_XNewRef(argument);
 	attempt->slow = Py_NewRef(slow);
-	attempt->coroutine = NULL;
+	attempt->checkpoints = checkpoints == Py_None ? NULL : Py_XNewRef(checkpoints);
+	attempt->coroutine = attempt->result = NULL;
+	attempt->step = TRYING;
 	attempt->is_started = attempt->is_over = attempt->is_tracked = 0;
 	return (PyObject *)attempt;
 }
@@ -64,7 +70,9 @@ static int attempt_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(attempt->target);
 	Py_VISIT(attempt->argument);
 	Py_VISIT(attempt->slow);
+	Py_VISIT(attempt->checkpoints);
 	Py_VISIT(attempt->coroutine);
+	Py_VISIT(attempt->result);
 	return 0;
 }
 
@@ -75,7 +83,9 @@ static int attempt_clear(PyObject *self)
 	Py_CLEAR(attempt->target);
 	Py_CLEAR(attempt->argument);
 	Py_CLEAR(attempt->slow);
+	Py_CLEAR(attempt->checkpoints);
 	Py_CLEAR(attempt->coroutine);
+	Py_CLEAR(attempt->result);
 	Py_CLEAR(attempt->owner);
 	return 0;
 }
@@ -98,7 +108,7 @@ static void attempt_dealloc(PyObject *self)
 	if (attempt->is_tracked)
 		PyObject_GC_UnTrack(self);
 	if (!attempt->is_started)
-		warn_never_awaited(attempt->name);
+		warn_never_awaited(attempt->kind->name);
 	if (!attempt->is_over)
 		attempt_clear(self);
 	if (unused_count < UNUSED_ATTEMPTS) {
@@ -114,30 +124,87 @@ static void end(struct attempt *attempt)
 	attempt_clear((PyObject *)attempt);
 }
 
+/* Await this coroutine, a new reference, in this step. NULL is an error. Returns 0 or -1. */
+static int await_in(struct attempt *attempt, enum step step, PyObject *coroutine)
+{
+	attempt->step = step;
+	attempt->coroutine = coroutine;
+	if (!attempt->is_tracked) /* only the coroutine can be part of a reference cycle */
+		PyObject_GC_Track((PyObject *)attempt);
+	attempt->is_tracked = 1;
+	return coroutine ? 0 : -1;
+}
+
+static int await_half(struct attempt *attempt, enum step step, Py_ssize_t index)
+{
+	PyObject *half = PyTuple_GetItem(attempt->checkpoints, index);
+
+	return half ? await_in(attempt, step, PyObject_CallNoArgs(half)) : -1;
+}
+
 /* Make the coroutine of Python. Its maker gets the argument, and the error if there is one. */
 static int go_slow(struct attempt *attempt, int error)
 {
-	PyObject *argument = attempt->argument;
+	PyObject *argument = attempt->argument, *coroutine;
 
 	if (error)
-		attempt->coroutine = PyObject_CallFunction(attempt->slow, "Oi", argument, error);
+		coroutine = PyObject_CallFunction(attempt->slow, "Oi", argument, error);
 	else if (argument)
-		attempt->coroutine = PyObject_CallFunctionObjArgs(attempt->slow, argument, NULL);
+		coroutine = PyObject_CallFunctionObjArgs(attempt->slow, argument, NULL);
 	else
-		attempt->coroutine = PyObject_CallNoArgs(attempt->slow);
+		coroutine = PyObject_CallNoArgs(attempt->slow);
 	Py_CLEAR(attempt->argument);
-	/* Only the coroutine can be part of a reference cycle. */
-	PyObject_GC_Track((PyObject *)attempt);
-	attempt->is_tracked = 1;
-	return attempt->coroutine ? 0 : -1;
+	return await_in(attempt, WAITING, coroutine);
+}
+
+/* Take the step that follows the current one. It ends with a coroutine to await, or the result. */
+static int next_step(struct attempt *attempt)
+{
+	int error = 0, done;
+
+	if (attempt->step == LETTING_OTHERS_RUN || attempt->step == WAITING)
+		return 0;
+	done = attempt->kind->function(attempt->target, attempt->argument, &attempt->result,
+				       &error);
+	if (done > 0)
+		return attempt->checkpoints ? await_half(attempt, LETTING_OTHERS_RUN, 1) : 0;
+	return done ? -1 : go_slow(attempt, error);
+}
+
+/* Note that the coroutine of the current step has returned `value`, a new reference. */
+static int has_returned(struct attempt *attempt, PyObject *value)
+{
+	Py_CLEAR(attempt->coroutine);
+	if (attempt->step == WAITING)
+		attempt->result = value;
+	else
+		Py_DECREF(value);
+	return next_step(attempt);
+}
+
+/* Run coroutines until one of them waits, or the end. Returns as PyIter_Send() does. */
+static PySendResult run(struct attempt *attempt, int failed, PyObject *value, PyObject **result)
+{
+	while (!failed && attempt->coroutine) {
+		PySendResult sent = PyIter_Send(attempt->coroutine, value, result);
+
+		if (sent == PYGEN_NEXT)
+			return sent;
+		failed = sent == PYGEN_ERROR || has_returned(attempt, *result);
+		value = Py_None;
+	}
+	*result = failed ? NULL : attempt->result;
+	if (!failed)
+		attempt->result = NULL;
+	end(attempt);
+	return failed ? PYGEN_ERROR : PYGEN_RETURN;
 }
 
 /* Resume it. Returns as PyIter_Send() does. */
 static PySendResult attempt_resume(PyObject *self, PyObject *value, PyObject **result)
 {
 	struct attempt *attempt = (struct attempt *)self;
-	PySendResult sent;
-	int error = 0, done;
+	int failed = 0;
 
 	*result = NULL;
 	if (attempt->is_over) {
@@ -146,22 +213,14 @@ static PySendResult attempt_resume(PyObject *self, PyObject *value, PyObject **r
 	}
 	if (!attempt->is_started) {
 		attempt->is_started = 1;
-		done = attempt->function(attempt->target, attempt->argument, result, &error);
-		if (!done && !go_slow(attempt, error))
-			value = Py_None;
-		else {
-			end(attempt);
-			return done > 0 ? PYGEN_RETURN : PYGEN_ERROR;
-		}
-	}
-	if (!attempt->coroutine) {
+		value = Py_None;
+		failed = attempt->checkpoints ? await_half(attempt, RAISING_IF_CANCELLED, 0) :
+						next_step(attempt);
+	} else if (!attempt->coroutine) {
 		PyErr_SetString(PyExc_ValueError, "coroutine already executing");
 		return PYGEN_ERROR;
 	}
-	sent = PyIter_Send(attempt->coroutine, value, result);
-	if (sent != PYGEN_NEXT)
-		end(attempt);
-	return sent;
+	return run(attempt, failed, value, result);
 }
 
 /* Return a result as a method does: a return of the coroutine raises StopIteration. */
@@ -199,11 +258,28 @@ static PyObject *attempt_send(PyObject *self, PyObject *value)
 	return as_method(sent, result);
 }
 
+/* Return what a coroutine has returned that raised StopIteration; NULL for any other exception. */
+static PyObject *take_return_value(void)
+{
+	PyObject *type, *exception, *traceback, *value;
+
+	if (!PyErr_ExceptionMatches(PyExc_StopIteration))
+		return NULL;
+	PyErr_Fetch(&type, &exception, &traceback);
+	PyErr_NormalizeException(&type, &exception, &traceback);
+	value = PyObject_GetAttrString(exception, "value");
+	Py_XDECREF(type);
+	Py_XDECREF(exception);
+	Py_XDECREF(traceback);
+	return value;
+}
+
 /* An attempt that has not begun tries nothing any more: the new coroutine raises at once. */
 static PyObject *attempt_throw(PyObject *self, PyObject *args)
 {
 	struct attempt *attempt = (struct attempt *)self;
-	PyObject *method, *result = NULL;
+	PyObject *method, *value, *result = NULL;
+	PySendResult sent;
 
 	if (!attempt->is_over && !attempt->is_started) {
 		attempt->is_started = 1;
@@ -220,9 +296,11 @@ static PyObject *attempt_throw(PyObject *self, PyObject *args)
 	if (method)
 		result = PyObject_CallObject(method, args);
 	Py_XDECREF(method);
-	if (!result)
-		end(attempt);
-	return result;
+	if (result)
+		return result;
+	value = take_return_value();
+	sent = run(attempt, !value || has_returned(attempt, value), Py_None, &result);
+	return as_method(sent, result);
 }
 
 static PyObject *attempt_close(PyObject *self, PyObject *unused)
@@ -239,7 +317,7 @@ static PyObject *attempt_close(PyObject *self, PyObject *unused)
 
 static PyObject *attempt_name(PyObject *self, void *unused)
 {
-	return PyUnicode_FromString(((struct attempt *)self)->name);
+	return PyUnicode_FromString(((struct attempt *)self)->kind->name);
 }
 
 static PyObject *attempt_awaited(PyObject *self, void *unused)

@@ -244,8 +244,12 @@ int take_batch(struct completion_dispatcher *self, int count)
 	struct failure failure = { NULL, NULL, NULL };
 	int notified;
 
-	if (count > 0 && handle_batch(self, count))
-		return -1;
+	if (count > 0) {
+		self->took_some = 1;
+		self->unarmed_iterations = 0;
+		if (handle_batch(self, count))
+			return -1;
+	}
 	notified = self->ended.first != NULL || PyList_Size(self->woken) > 0;
 	end_transfers(&self->ended);
 	note_failure(&failure);
@@ -326,6 +330,7 @@ static int completion_dispatcher_traverse(PyObject *self, visitproc visit, void 
 	Py_VISIT(dispatcher->queues);
 	Py_VISIT(dispatcher->on_failure);
 	Py_VISIT(dispatcher->on_full);
+	Py_VISIT(dispatcher->on_wait);
 	if ((visited = visit_transfers(&dispatcher->ended, visit, arg)))
 		return visited;
 	for (index = 0; index < dispatcher->capacity; index++) {
@@ -351,6 +356,7 @@ static int completion_dispatcher_clear(PyObject *self)
 	Py_CLEAR(dispatcher->on_pending);
 	Py_CLEAR(dispatcher->on_failure);
 	Py_CLEAR(dispatcher->on_full);
+	Py_CLEAR(dispatcher->on_wait);
 	return 0;
 }
 
@@ -385,6 +391,10 @@ static PyMemberDef completion_dispatcher_members[] = {
 	  READONLY, "time.monotonic_ns() of the last call of handle_event()." },
 	{ "queues", T_OBJECT, offsetof(struct completion_dispatcher, queues), READONLY,
 	  "A dict: the PolledQueues by the address of their queue." },
+	{ "on_wait", T_OBJECT, offsetof(struct completion_dispatcher, on_wait), 0,
+	  "Called before the loop waits if a queue is not armed. None: handle_event() arms it." },
+	{ "has_unarmed", T_BOOL, offsetof(struct completion_dispatcher, has_unarmed), 0,
+	  "True if a queue is left unarmed until the loop waits." },
 	{ "is_reading", T_BOOL, offsetof(struct completion_dispatcher, is_reading), READONLY,
 	  "True if watch() was called." },
 	{ "open_post_lists", T_INT, offsetof(struct completion_dispatcher, open_post_lists), 0,
@@ -409,10 +419,13 @@ static PyMethodDef completion_dispatcher_methods[] = {
 	  "watch(channel): read the events of the channel at this address. 0: read no more." },
 	{ "handle_event", completion_dispatcher_handle_event, METH_NOARGS,
 	  "Read and acknowledge one event of the channel. Take a batch of its queue, run the tasks "
-	  "that wait for it, and arm the queue again." },
+	  "that wait for it, and arm the queue again, now or before the loop waits." },
+	{ "before_wait", completion_dispatcher_before_wait, METH_O,
+	  "before_wait(timeout): call on_wait() if a queue is not armed, and the loop waits now or "
+	  "has taken no completion for some iterations." },
 	{ "arm_again", completion_dispatcher_arm_again, METH_O,
 	  "arm_again(queue): arm a PolledQueue, unless it is armed or polled. Then take a batch, "
-	  "so that a completion between the two raises an event." },
+	  "so that a completion between the two is not missed. Return True if there was one." },
 	{ "poll", completion_dispatcher_poll, METH_O,
 	  "poll(cq): handle a batch from the queue at this address. Return its size; negative on "
 	  "failure." },

@@ -1,6 +1,9 @@
 /* Completion events: reading them, and arming the queues again. */
 #include "fast_path.h"
 
+/* The iterations of a loop that does not wait before its queues are armed. */
+#define MAX_UNARMED_ITERATIONS 4
+
 PyTypeObject *polled_queue_type;
 
 /* Report that a function has failed. Returns 0, or -1 with an exception. */
@@ -46,6 +49,7 @@ static int arm_again(struct completion_dispatcher *self, struct polled_queue *qu
 {
 	int error;
 
+	self->took_some = 0;
 	if (!self->is_reading || queue->pollers || queue->is_armed || !queue->cq)
 		return 0;
 	error = abs(ibv_req_notify_cq(queue->cq, 0));
@@ -53,6 +57,19 @@ static int arm_again(struct completion_dispatcher *self, struct polled_queue *qu
 		return report(self, error, "ibv_req_notify_cq");
 	queue->is_armed = 1;
 	return take_and_wake(self, queue, 1);
+}
+
+/*
+ * Arm the queue before the loop waits, or now. A loop that runs an iteration for each message, as
+ * trio does, would otherwise handle an event for each message that polling has found.
+ */
+static int arm_soon(struct completion_dispatcher *self, struct polled_queue *queue)
+{
+	if (!self->on_wait || self->on_wait == Py_None)
+		return arm_again(self, queue);
+	self->has_unarmed = 1;
+	self->unarmed_iterations = 0;
+	return 0;
 }
 
 static PyObject *none_unless(int failed)
@@ -109,7 +126,7 @@ PyObject *completion_dispatcher_handle_event(PyObject *self, PyObject *unused)
 		return none_unless(PyErr_Occurred() != NULL);
 	queue->is_armed = 0;
 	Py_INCREF(self);
-	failed = take_and_wake(dispatcher, queue, 0) || arm_again(dispatcher, queue);
+	failed = take_and_wake(dispatcher, queue, 0) || arm_soon(dispatcher, queue);
 	Py_DECREF(self);
 	Py_DECREF((PyObject *)queue);
 	return none_unless(failed);
@@ -119,8 +136,28 @@ PyObject *completion_dispatcher_arm_again(PyObject *self, PyObject *queue)
 {
 	if (!is_instance(self, "PolledQueue", queue))
 		return NULL;
-	return none_unless(
-		arm_again((struct completion_dispatcher *)self, (struct polled_queue *)queue));
+	if (arm_again((struct completion_dispatcher *)self, (struct polled_queue *)queue))
+		return NULL;
+	return PyBool_FromLong(((struct completion_dispatcher *)self)->took_some);
+}
+
+/* A loop that is never idle must get its events, too: after some iterations without a completion.
+ */
+PyObject *completion_dispatcher_before_wait(PyObject *self, PyObject *timeout)
+{
+	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
+	double seconds = PyFloat_AsDouble(timeout);
+
+	if (seconds < 0 && PyErr_Occurred())
+		return NULL;
+	if (!dispatcher->has_unarmed)
+		Py_RETURN_NONE;
+	if (seconds <= 0 && ++dispatcher->unarmed_iterations < MAX_UNARMED_ITERATIONS)
+		Py_RETURN_NONE;
+	dispatcher->has_unarmed = 0;
+	if (!dispatcher->on_wait || dispatcher->on_wait == Py_None)
+		Py_RETURN_NONE;
+	return PyObject_CallNoArgs(dispatcher->on_wait);
 }
 
 /* --- PolledQueue --- */

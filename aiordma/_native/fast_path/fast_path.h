@@ -103,6 +103,10 @@ struct completion_dispatcher {
 	PyObject *on_failure; /* called with an errno and the name of the function that failed */
 	PyObject *on_full;    /* called with a PolledQueue that might have more than a batch */
 	struct ibv_comp_channel *channel; /* valid while `is_reading` */
+	PyObject *on_wait; /* called to arm queues before the loop waits; NULL, None: see below */
+	char has_unarmed;  /* a queue was left unarmed until the loop waits */
+	char took_some;	   /* the last batch had completions */
+	int unarmed_iterations; /* iterations of the loop since the last completion */
 	char is_reading;
 	struct transfers ended;	 /* transfers whose waiters are not woken yet */
 	long long budget_start;	 /* time when a polling task last resumed from the event loop */
@@ -196,6 +200,7 @@ struct send_queue_core {
 	char batching;	     /* requests are batched now */
 	char has_unposted;   /* batched requests wait to be posted: post nothing else before them */
 	PyObject *slow_send; /* makes the coroutine that sends what send() cannot, or NULL */
+	PyObject *checkpoints; /* see make_attempt() */
 	unsigned long long reads, bytes_read, writes, bytes_written, rd_atomic_waits;
 	unsigned long long reads_completed; /* by this core and by Python */
 };
@@ -309,9 +314,9 @@ struct receive_queue {
 	long long woken_at; /* time when that task was woken last */
 	char notify;
 	char has_waiter;
-	char needs_checkpoints; /* the awaits of this loop never finish at once */
-	PyObject *slow_recv;	/* makes the coroutine that waits for a message, or NULL */
-	PyObject *slow_next;	/* the same for an iterator */
+	PyObject *slow_recv;   /* makes the coroutine that waits for a message, or NULL */
+	PyObject *slow_next;   /* the same for an iterator */
+	PyObject *checkpoints; /* see make_attempt() */
 	char closed;
 	unsigned long long messages;
 	unsigned long long nbytes;
@@ -439,7 +444,7 @@ struct stream_data_path {
 	char notify_readable;
 	char notify_sendable;
 	char is_notified;
-	char needs_checkpoints; /* the awaits of this loop never finish at once */
+	PyObject *checkpoints;	/* see make_attempt() */
 	PyObject *slow_receive; /* makes the coroutine that waits for bytes, or NULL */
 	PyObject *slow_send;	/* makes the coroutine that sends what is not posted, or NULL */
 	PyObject *waiter;	/* the future of the task that waits to read, or NULL */
@@ -470,6 +475,7 @@ int take_batch(struct completion_dispatcher *self, int count);
 PyObject *completion_dispatcher_watch(PyObject *self, PyObject *address);
 PyObject *completion_dispatcher_handle_event(PyObject *self, PyObject *unused);
 PyObject *completion_dispatcher_arm_again(PyObject *self, PyObject *queue);
+PyObject *completion_dispatcher_before_wait(PyObject *self, PyObject *timeout);
 
 /* --- attempt.c --- */
 
@@ -480,13 +486,23 @@ PyObject *completion_dispatcher_arm_again(PyObject *self, PyObject *queue);
 typedef int (*attempt_function)(PyObject *target, PyObject *argument, PyObject **result,
 				int *error);
 
+/* A method of Python code that returns an attempt. */
+struct attempt_kind {
+	const char *name;
+	attempt_function function;
+};
+
 /*
- * Return an awaitable that calls function(target, argument) and, if that cannot finish, awaits
- * slow(argument), or slow() if the argument is NULL. `slow` is NULL if it was not set, which is an
- * error. The awaitable keeps `owner` alive. `name` is static.
+ * Return an awaitable that calls the function with the target and the argument and, if that cannot
+ * finish, awaits slow(argument), or slow() if the argument is NULL. `slow` is NULL if it was not
+ * set, which is an error. The awaitable keeps `owner` alive.
+ *
+ * `checkpoints` is NULL or None, or a tuple of the two halves of a checkpoint. Then the awaitable
+ * first awaits the half that raises if the task is cancelled, and, if the function has finished,
+ * the half that lets other tasks run.
  */
-PyObject *make_attempt(const char *name, attempt_function function, PyObject *target,
-		       PyObject *argument, PyObject *owner, PyObject *slow);
+PyObject *make_attempt(const struct attempt_kind *kind, PyObject *target, PyObject *argument,
+		       PyObject *owner, PyObject *slow, PyObject *checkpoints);
 
 /* Return what an attempt_function returns, for a result that is None if it cannot finish. */
 static inline int unless_none(PyObject *found, PyObject **result)

@@ -28,6 +28,7 @@ static int receive_queue_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(((struct receive_queue *)self)->waiter);
 	Py_VISIT(((struct receive_queue *)self)->slow_recv);
 	Py_VISIT(((struct receive_queue *)self)->slow_next);
+	Py_VISIT(((struct receive_queue *)self)->checkpoints);
 	return 0;
 }
 
@@ -37,6 +38,7 @@ static int receive_queue_clear(PyObject *self)
 	Py_CLEAR(((struct receive_queue *)self)->waiter);
 	Py_CLEAR(((struct receive_queue *)self)->slow_recv);
 	Py_CLEAR(((struct receive_queue *)self)->slow_next);
+	Py_CLEAR(((struct receive_queue *)self)->checkpoints);
 	return 0;
 }
 
@@ -213,21 +215,23 @@ static PyObject *receive_queue_take_bytes(PyObject *self, PyObject *unused)
 
 static int try_take(PyObject *self, PyObject *unused, PyObject **result, int *error)
 {
-	if (((struct receive_queue *)self)->needs_checkpoints)
-		return 0;
 	return unless_none(receive_queue_take_bytes(self, NULL), result);
 }
 
 static PyObject *receive_queue_recv(PyObject *self, PyObject *owner)
 {
-	return make_attempt("Connection.recv", try_take, self, NULL, owner,
-			    ((struct receive_queue *)self)->slow_recv);
+	static const struct attempt_kind kind = { "Connection.recv", try_take };
+	struct receive_queue *queue = (struct receive_queue *)self;
+
+	return make_attempt(&kind, self, NULL, owner, queue->slow_recv, queue->checkpoints);
 }
 
 static PyObject *receive_queue_next(PyObject *self, PyObject *owner)
 {
-	return make_attempt("Connection.__anext__", try_take, self, NULL, owner,
-			    ((struct receive_queue *)self)->slow_next);
+	static const struct attempt_kind kind = { "Connection.__anext__", try_take };
+	struct receive_queue *queue = (struct receive_queue *)self;
+
+	return make_attempt(&kind, self, NULL, owner, queue->slow_next, queue->checkpoints);
 }
 
 static PyObject *receive_queue_set_slow(PyObject *self, PyObject *args)
@@ -293,9 +297,8 @@ static PyMemberDef receive_queue_members[] = {
 	  "time.monotonic_ns() when the waiter was woken last." },
 	{ "has_waiter", T_BOOL, offsetof(struct receive_queue, has_waiter), 0,
 	  "True if a task waits for a message." },
-	{ "needs_checkpoints", T_BOOL, offsetof(struct receive_queue, needs_checkpoints), 0,
-	  "True if each await must pass a checkpoint of the loop: recv() and next() take nothing "
-	  "at once." },
+	{ "checkpoints", T_OBJECT, offsetof(struct receive_queue, checkpoints), 0,
+	  "The two halves of a checkpoint that recv() and next() execute, or None." },
 	{ "closed", T_BOOL, offsetof(struct receive_queue, closed), 0,
 	  "True if take_bytes() returns None." },
 	{ "poll_budget", T_LONGLONG, offsetof(struct receive_queue, polling.budget), 0,

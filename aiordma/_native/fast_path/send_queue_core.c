@@ -30,6 +30,7 @@ static int send_queue_core_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(core->polling.dispatcher);
 	Py_VISIT(core->make_future);
 	Py_VISIT(core->slow_send);
+	Py_VISIT(core->checkpoints);
 	Py_VISIT(core->pd);
 	Py_VISIT(core->should_batch);
 	Py_VISIT(core->on_rd_atomic_credit);
@@ -47,6 +48,7 @@ static int send_queue_core_clear(PyObject *self)
 	Py_CLEAR(core->polling.dispatcher);
 	Py_CLEAR(core->make_future);
 	Py_CLEAR(core->slow_send);
+	Py_CLEAR(core->checkpoints);
 	Py_CLEAR(core->pd);
 	Py_CLEAR(core->should_batch);
 	Py_CLEAR(core->on_rd_atomic_credit);
@@ -221,10 +223,12 @@ static int try_send(PyObject *self, PyObject *data, PyObject **result, int *erro
 
 static PyObject *send_queue_core_send(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-	PyObject *slow = ((struct send_queue_core *)self)->slow_send;
+	static const struct attempt_kind kind = { "Connection.send", try_send };
+	struct send_queue_core *core = (struct send_queue_core *)self;
 
 	if (count == 2)
-		return make_attempt("Connection.send", try_send, self, args[1], args[0], slow);
+		return make_attempt(&kind, self, args[1], args[0], core->slow_send,
+				    core->checkpoints);
 	PyErr_SetString(PyExc_TypeError, "send(owner, data)");
 	return NULL;
 }
@@ -635,6 +639,8 @@ static PyObject *send_queue_core_abandon(PyObject *self, PyObject *unused)
 }
 
 static PyMemberDef send_queue_core_members[] = {
+	{ "checkpoints", T_OBJECT, offsetof(struct send_queue_core, checkpoints), 0,
+	  "The two halves of a checkpoint that send() executes, or None." },
 	{ "next_number", T_UINT, offsetof(struct send_queue_core, next_number), READONLY,
 	  "The number of the next request." },
 	{ "oldest_pending", T_UINT, offsetof(struct send_queue_core, oldest_pending), READONLY,

@@ -62,6 +62,7 @@ static int stream_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(path->waiter);
 	Py_VISIT(path->slow_receive);
 	Py_VISIT(path->slow_send);
+	Py_VISIT(path->checkpoints);
 	return 0;
 }
 
@@ -71,6 +72,7 @@ static int stream_clear(PyObject *self)
 	Py_CLEAR(((struct stream_data_path *)self)->waiter);
 	Py_CLEAR(((struct stream_data_path *)self)->slow_receive);
 	Py_CLEAR(((struct stream_data_path *)self)->slow_send);
+	Py_CLEAR(((struct stream_data_path *)self)->checkpoints);
 	return 0;
 }
 
@@ -445,8 +447,6 @@ static PyObject *stream_send(PyObject *self, PyObject *data)
 
 static int try_receive(PyObject *self, PyObject *limit, PyObject **result, int *error)
 {
-	if (((struct stream_data_path *)self)->needs_checkpoints)
-		return 0;
 	return unless_none(stream_read(self, limit), result);
 }
 
@@ -456,7 +456,7 @@ static int try_send(PyObject *self, PyObject *data, PyObject **result, int *post
 	struct stream_data_path *path = (struct stream_data_path *)self;
 	Py_ssize_t length, part;
 
-	if (path->has_writer || path->needs_checkpoints || !PyBytes_CheckExact(data))
+	if (path->has_writer || !PyBytes_CheckExact(data))
 		return 0;
 	length = PyBytes_Size(data);
 	if (!length || length > INT_MAX)
@@ -472,21 +472,24 @@ static int try_send(PyObject *self, PyObject *data, PyObject **result, int *post
 
 static PyObject *stream_start_receive(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-	PyObject *slow = ((struct stream_data_path *)self)->slow_receive;
+	static const struct attempt_kind kind = { "ByteStream.receive", try_receive };
+	struct stream_data_path *path = (struct stream_data_path *)self;
 
 	if (count == 2)
-		return make_attempt("ByteStream.receive", try_receive, self, args[1], args[0],
-				    slow);
+		return make_attempt(&kind, self, args[1], args[0], path->slow_receive,
+				    path->checkpoints);
 	PyErr_SetString(PyExc_TypeError, "start_receive(owner, limit)");
 	return NULL;
 }
 
 static PyObject *stream_start_send(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-	PyObject *slow = ((struct stream_data_path *)self)->slow_send;
+	static const struct attempt_kind kind = { "ByteStream.send", try_send };
+	struct stream_data_path *path = (struct stream_data_path *)self;
 
 	if (count == 2)
-		return make_attempt("ByteStream.send", try_send, self, args[1], args[0], slow);
+		return make_attempt(&kind, self, args[1], args[0], path->slow_send,
+				    path->checkpoints);
 	PyErr_SetString(PyExc_TypeError, "start_send(owner, data)");
 	return NULL;
 }
@@ -543,8 +546,9 @@ static PyMemberDef stream_members[] = {
 	  READONLY, "The number of messages that were received here." },
 	{ "swaps", T_BOOL, offsetof(struct stream_data_path, swaps), 0,
 	  "True if the messages of the peer have the other byte order." },
-	{ "needs_checkpoints", T_BOOL, offsetof(struct stream_data_path, needs_checkpoints), 0,
-	  "True if each await must pass a checkpoint of the loop: none finishes at once." },
+	{ "checkpoints", T_OBJECT, offsetof(struct stream_data_path, checkpoints), 0,
+	  "The two halves of a checkpoint that start_receive() and start_send() execute, or "
+	  "None." },
 	{ "closed", T_BOOL, offsetof(struct stream_data_path, closed), 0,
 	  "True if read() and read_into() return None." },
 	{ "waiter", T_OBJECT, offsetof(struct stream_data_path, waiter), 0,
