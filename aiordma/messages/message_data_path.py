@@ -184,6 +184,7 @@ class MessageDataPath:
             bytes_written=stats.bytes_written + core.bytes_written,
             messages_received=queue.messages,
             bytes_received=queue.nbytes,
+            recv_waits=stats.recv_waits + queue.waits,
             spilled=queue.spilled,
             sends_posted=len(self.sends),
             receives_posted=self._ring.posted,
@@ -239,6 +240,7 @@ class MessageDataPath:
 
     def negotiated(self, initiator_depth: int) -> None:
         """Allow `initiator_depth` reads and atomics in flight: the connection is established."""
+        self.receiver.start()
         self.remote.negotiated(initiator_depth)
 
     def resume(self) -> None:
@@ -306,6 +308,7 @@ class MessageDataPath:
         self.sends.core.set_polling(None, 0, -1)
         self.receiver.polling.close()
         self.receiver.queue.set_polling(None, 0, -1)
+        self.receiver.queue.set_parking(None, None)
         shared_receives = self._shared_receives
         if shared_receives is not None:
             if self._qp is not None:

@@ -78,6 +78,11 @@ class Receiver:
         # On a loop with checkpoints (trio), each await must pass one, also when a message is there.
         queue.checkpoints = checkpoint_halves_of(loop)
         queue.set_slow(self.recv, self.next)
+        queue.set_parking(self._make_future, self.polling)
+
+    def start(self) -> None:
+        """Let recv() and next() of the core wait for messages: the connection is established."""
+        self.queue.may_park = not self._callbacks.closed
 
     def set_backlog(self, backlog: int) -> None:
         """Copy messages out of their slots when those run short, up to `backlog` messages."""
@@ -116,6 +121,7 @@ class Receiver:
 
     def stop(self) -> None:
         """Wake the waiting task: the connection has ended. After a local close, refuse messages."""
+        self.queue.may_park = False
         self.queue.closed = self._callbacks.closed_here
         self.wake()
 

@@ -22,6 +22,7 @@ from aiordma.loop import (
     cancellation_of,
     checkpoint_halves_of,
     checkpoint_of,
+    future_factory,
     schedule_point_of,
 )
 from aiordma.memory import MemoryRegion, MemorySlice, byte_view
@@ -100,6 +101,8 @@ class StreamCore:
         data_path.core.swaps = data_path.protocol.swaps
         data_path.core.checkpoints = checkpoint_halves_of(self.loop)
         data_path.core.set_slow(self.receiver.receive, self.send_rest)
+        data_path.core.set_parking(future_factory(self.loop), data_path.polling)
+        data_path.core.may_park = not self.endpoint.closed
         self._is_open = True
         adaptive = self.options.adaptive_poll
         data_path.polling.open(dispatcher, data_path.busy.nanoseconds, adaptive)

@@ -284,11 +284,13 @@ class StreamDataPath:
         self._receives.stop()
         self.sends.core.add_waiter()
         if hasattr(self, "core"):
+            self.core.may_park = False
             self.core.closed = self._callbacks.closed_here
 
     def release(self) -> None:
         """Release the shared resources. Called when the queue pair has been destroyed."""
         if hasattr(self, "core"):
             self.core.set_polling(None, 0, -1)
+            self.core.set_parking(None, None)
             self.polling.close()
         self.sends.abandon()

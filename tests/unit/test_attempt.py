@@ -17,6 +17,7 @@ from simulator.pairs import connected
 
 from aiordma import PeerClosed
 from aiordma._native import fast_path
+from aiordma.loop.inline_wakeup import InlineFuture
 
 
 class Pause:
@@ -79,6 +80,11 @@ async def test_they_name_themselves_and_what_they_wait_for(simulation: Simulatio
         task: Any = asyncio.create_task(receiving)
         await loops.until(lambda: far._endpoint.data_path.receiver.is_waited_for, "recv() to wait")
         assert "Connection.recv" in repr(task)
+        assert isinstance(inner.cr_await, InlineFuture)
+        assert (inner.cr_frame, task.get_stack()) == (None, [])
+        far._endpoint.data_path.receiver.queue.may_park = False
+        far._endpoint.data_path.wake()
+        await loops.until(lambda: inner.cr_frame is not None, "recv() to wait in Python")
         assert inner.cr_await.__qualname__ == "Receiver.recv"
         assert [frame.f_code.co_name for frame in task.get_stack()] == ["recv"]
         others: list[Any] = [far.send(b""), far.__anext__()]

@@ -68,12 +68,17 @@ static void adaptive_polling_dealloc(PyObject *self)
 	simple_dealloc(self);
 }
 
-static PyObject *set_budget(const struct adaptive_polling *self, long long nanoseconds)
+static int set_budget(const struct adaptive_polling *self, long long nanoseconds)
 {
 	PyObject *value = PyLong_FromLongLong(nanoseconds);
 	int failed = !value || PyObject_SetAttr(self->state, name_poll_budget, value);
 
 	Py_XDECREF(value);
+	return failed ? -1 : 0;
+}
+
+static PyObject *none_unless(int failed)
+{
 	return failed ? NULL : Py_NewRef(Py_None);
 }
 
@@ -89,13 +94,13 @@ static PyObject *adaptive_polling_open(PyObject *self, PyObject *args)
 		return NULL;
 	replace((PyObject **)&polling->dispatcher, dispatcher);
 	polling->is_adaptive = adaptive && !busy_poll;
-	return set_budget(polling, busy_poll);
+	return none_unless(set_budget(polling, busy_poll));
 }
 
 static PyObject *adaptive_polling_close(PyObject *self, PyObject *unused)
 {
 	Py_CLEAR(((struct adaptive_polling *)self)->dispatcher);
-	return set_budget((struct adaptive_polling *)self, -1);
+	return none_unless(set_budget((struct adaptive_polling *)self, -1));
 }
 
 static int get_misses(const struct adaptive_polling *self, long *misses)
@@ -109,23 +114,19 @@ static int get_misses(const struct adaptive_polling *self, long *misses)
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-static PyObject *adaptive_polling_parked(PyObject *self, PyObject *args)
+/* Note a wait. Returns 0, or -1 with an exception. See AdaptivePolling.parked(). */
+int note_wait(struct adaptive_polling *polling, long long began, long long woken, long long now)
 {
-	struct adaptive_polling *polling = (struct adaptive_polling *)self;
-	long long began, woken, now = 0, arrived, wait, wakeup, longest;
+	long long arrived, wait, wakeup, longest;
 	int needed;
 	long misses;
 
-	if (!PyArg_ParseTuple(args, "LL|L", &began, &woken, &now))
-		return NULL;
-	if (!now)
-		now = now_ns();
 	if (polling->dispatcher)
 		polling->dispatcher->budget_start = now;
 	if (!polling->is_adaptive)
-		Py_RETURN_NONE;
+		return 0;
 	if (get_misses(polling, &misses))
-		return NULL;
+		return -1;
 	arrived = woken; /* without an event if another task polled it */
 	if (polling->dispatcher && polling->dispatcher->last_event_at >= began)
 		arrived = polling->dispatcher->last_event_at;
@@ -144,6 +145,16 @@ static PyObject *adaptive_polling_parked(PyObject *self, PyObject *args)
 	if (polling->short_waits < needed)
 		return set_budget(polling, misses ? -1 : 0);
 	return set_budget(polling, wait + wait / 2 < longest ? wait + wait / 2 : longest);
+}
+
+static PyObject *adaptive_polling_parked(PyObject *self, PyObject *args)
+{
+	long long began, woken, now = 0;
+
+	if (!PyArg_ParseTuple(args, "LL|L", &began, &woken, &now))
+		return NULL;
+	return none_unless(note_wait((struct adaptive_polling *)self, began, woken,
+				     now ? now : (long long)now_ns()));
 }
 
 static PyMethodDef adaptive_polling_methods[] = {

@@ -10,7 +10,7 @@
 
 PyTypeObject *attempt_type;
 
-enum step { TRYING, RAISING_IF_CANCELLED, WAITING, LETTING_OTHERS_RUN };
+enum step { TRYING, RAISING_IF_CANCELLED, PARKED, WAITING, LETTING_OTHERS_RUN };
 
 struct attempt {
 	PyObject_HEAD const struct attempt_kind *kind;
@@ -19,8 +19,9 @@ struct attempt {
 	PyObject *argument;    /* its second argument, or NULL */
 	PyObject *slow;	       /* makes the coroutine of Python */
 	PyObject *checkpoints; /* a tuple of functions, or NULL */
-	PyObject *coroutine;   /* of the current step */
+	PyObject *coroutine;   /* of the current step, or the iterator of a future */
 	PyObject *result;
+	struct parking *parking; /* a part of the target, while the task waits there */
 	enum step step;
 	char is_started;
 	char is_over;
@@ -56,7 +57,8 @@ PyObject *make_attempt(const struct attempt_kind *kind, PyObject *target, PyObje
 	attempt->slow = Py_NewRef(slow);
 	attempt->checkpoints = checkpoints == Py_None ? NULL : Py_XNewRef(checkpoints);
 	attempt->coroutine = attempt->result = NULL;
-	attempt->step = TRYING;
+	attempt->parking = NULL;
+	attempt->step = attempt->checkpoints ? RAISING_IF_CANCELLED : TRYING;
 	attempt->is_started = attempt->is_over = attempt->is_tracked = 0;
 	return (PyObject *)attempt;
 }
@@ -80,12 +82,17 @@ static int attempt_clear(PyObject *self)
 {
 	struct attempt *attempt = (struct attempt *)self;
 
+	if (attempt->parking)
+		unpark(attempt->parking);
+	attempt->parking = NULL;
 	Py_CLEAR(attempt->target);
 	Py_CLEAR(attempt->argument);
 	Py_CLEAR(attempt->slow);
-	Py_CLEAR(attempt->checkpoints);
-	Py_CLEAR(attempt->coroutine);
-	Py_CLEAR(attempt->result);
+	if (attempt->step != TRYING) {
+		Py_CLEAR(attempt->checkpoints);
+		Py_CLEAR(attempt->coroutine);
+		Py_CLEAR(attempt->result);
+	}
 	Py_CLEAR(attempt->owner);
 	return 0;
 }
@@ -157,6 +164,25 @@ static int go_slow(struct attempt *attempt, int error)
 	return await_in(attempt, WAITING, coroutine);
 }
 
+/* Wait in the target, if it can, or in Python. */
+static int wait(struct attempt *attempt, int error)
+{
+	const struct attempt_kind *kind = attempt->kind;
+	struct parking *parking = NULL;
+	PyObject *iterator;
+
+	if (kind->find_parking && !error)
+		parking = kind->find_parking(attempt->target, attempt->argument);
+	if (!parking)
+		return go_slow(attempt, error);
+	iterator = park(parking);
+	if (iterator) {
+		parking->count += attempt->step != PARKED; /* or it was woken for nothing */
+		attempt->parking = parking;
+	}
+	return await_in(attempt, PARKED, iterator);
+}
+
 /* Take the step that follows the current one. It ends with a coroutine to await, or the result. */
 static int next_step(struct attempt *attempt)
 {
@@ -166,9 +192,20 @@ static int next_step(struct attempt *attempt)
 		return 0;
 	done = attempt->kind->function(attempt->target, attempt->argument, &attempt->result,
 				       &error);
-	if (done > 0)
-		return attempt->checkpoints ? await_half(attempt, LETTING_OTHERS_RUN, 1) : 0;
-	return done ? -1 : go_slow(attempt, error);
+	if (done > 0) /* other tasks have run while this one was parked */
+		return attempt->checkpoints && attempt->step != PARKED ?
+			       await_half(attempt, LETTING_OTHERS_RUN, 1) :
+			       0;
+	return done ? -1 : wait(attempt, error);
+}
+
+static int end_parking(struct attempt *attempt)
+{
+	struct parking *parking = attempt->parking;
+
+	attempt->parking = NULL;
+	unpark(parking);
+	return note_parked(parking);
 }
 
 /* Note that the coroutine of the current step has returned `value`, a new reference. */
@@ -179,6 +216,8 @@ static int has_returned(struct attempt *attempt, PyObject *value)
 		attempt->result = value;
 	else
 		Py_DECREF(value);
+	if (attempt->parking && end_parking(attempt))
+		return -1;
 	return next_step(attempt);
 }
 
@@ -204,7 +243,7 @@ static PySendResult run(struct attempt *attempt, int failed, PyObject *value, Py
 static PySendResult attempt_resume(PyObject *self, PyObject *value, PyObject **result)
 {
 	struct attempt *attempt = (struct attempt *)self;
-	int failed = 0;
+	int failed = 0, error = 0, done;
 
 	*result = NULL;
 	if (attempt->is_over) {
@@ -214,8 +253,17 @@ static PySendResult attempt_resume(PyObject *self, PyObject *value, PyObject **r
 	if (!attempt->is_started) {
 		attempt->is_started = 1;
 		value = Py_None;
-		failed = attempt->checkpoints ? await_half(attempt, RAISING_IF_CANCELLED, 0) :
-						next_step(attempt);
+		if (attempt->checkpoints) {
+			failed = await_half(attempt, RAISING_IF_CANCELLED, 0);
+		} else {
+			done = attempt->kind->function(attempt->target, attempt->argument, result,
+						       &error);
+			if (done > 0) { /* the fast path */
+				end(attempt);
+				return PYGEN_RETURN;
+			}
+			failed = done || wait(attempt, error);
+		}
 	} else if (!attempt->coroutine) {
 		PyErr_SetString(PyExc_ValueError, "coroutine already executing");
 		return PYGEN_ERROR;
@@ -258,6 +306,33 @@ static PyObject *attempt_send(PyObject *self, PyObject *value)
 	return as_method(sent, result);
 }
 
+/* Return an attribute, or NULL: without an exception if there is none. A future has few of them. */
+static PyObject *get_optional(PyObject *owner, const char *name)
+{
+	PyObject *method = PyObject_GetAttrString(owner, name);
+
+	if (!method && PyErr_ExceptionMatches(PyExc_AttributeError))
+		PyErr_Clear();
+	return method;
+}
+
+/* Raise the exception that the arguments of throw() describe. */
+static void raise_error(PyObject *args)
+{
+	PyObject *type, *value = NULL, *traceback = NULL;
+
+	if (!PyArg_ParseTuple(args, "O|OO", &type, &value, &traceback))
+		return;
+	if (PyExceptionInstance_Check(type)) {
+		value = type;
+		type = (PyObject *)Py_TYPE(value);
+	}
+	if (PyExceptionClass_Check(type))
+		PyErr_SetObject(type, value);
+	else
+		PyErr_SetString(PyExc_TypeError, "throw() takes an exception");
+}
+
 /* Return what a coroutine has returned that raised StopIteration; NULL for any other exception. */
 static PyObject *take_return_value(void)
 {
@@ -292,9 +367,11 @@ static PyObject *attempt_throw(PyObject *self, PyObject *args)
 		PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
 		return NULL;
 	}
-	method = PyObject_GetAttrString(attempt->coroutine, "throw");
+	method = get_optional(attempt->coroutine, "throw");
 	if (method)
 		result = PyObject_CallObject(method, args);
+	else if (!PyErr_Occurred())
+		raise_error(args);
 	Py_XDECREF(method);
 	if (result)
 		return result;
@@ -306,11 +383,16 @@ static PyObject *attempt_throw(PyObject *self, PyObject *args)
 static PyObject *attempt_close(PyObject *self, PyObject *unused)
 {
 	struct attempt *attempt = (struct attempt *)self;
-	PyObject *result = attempt->coroutine ?
-				   PyObject_CallMethod(attempt->coroutine, "close", NULL) :
-				   Py_NewRef(Py_None);
+	PyObject *method = NULL, *result = NULL;
 
 	attempt->is_started = 1;
+	if (attempt->coroutine)
+		method = get_optional(attempt->coroutine, "close");
+	if (method)
+		result = PyObject_CallNoArgs(method);
+	else if (!PyErr_Occurred())
+		result = Py_NewRef(Py_None);
+	Py_XDECREF(method);
 	end(attempt);
 	return result;
 }
@@ -327,19 +409,21 @@ static PyObject *attempt_awaited(PyObject *self, void *unused)
 	return Py_NewRef(coroutine ? coroutine : Py_None);
 }
 
-/* Return an attribute of the coroutine of Python; None if there is none yet, or none any more. */
-static PyObject *attempt_delegate(PyObject *self, void *name)
+/* Return the frame of the coroutine of Python; None if there is none yet, or none any more. */
+static PyObject *attempt_frame(PyObject *self, void *unused)
 {
-	PyObject *coroutine = ((struct attempt *)self)->coroutine;
+	PyObject *coroutine = ((struct attempt *)self)->coroutine, *frame = NULL;
 
-	return coroutine ? PyObject_GetAttrString(coroutine, name) : Py_NewRef(Py_None);
+	if (coroutine)
+		frame = get_optional(coroutine, "cr_frame");
+	return frame || PyErr_Occurred() ? frame : Py_NewRef(Py_None);
 }
 
 static PyGetSetDef attempt_getset[] = {
 	{ "__name__", attempt_name, NULL, "The name of the method that made it.", NULL },
 	{ "__qualname__", attempt_name, NULL, "The name of the method that made it.", NULL },
 	{ "cr_await", attempt_awaited, NULL, "The coroutine that it waits for, or None.", NULL },
-	{ "cr_frame", attempt_delegate, NULL, "The frame of that coroutine.", "cr_frame" },
+	{ "cr_frame", attempt_frame, NULL, "The frame of that coroutine.", NULL },
 	{ NULL, NULL, NULL, NULL, NULL },
 };
 

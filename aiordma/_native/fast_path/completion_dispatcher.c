@@ -165,7 +165,7 @@ static int take_receive(struct completion_dispatcher *self, struct dispatch_entr
 	Py_INCREF((PyObject *)receives);
 	receives->ring->posted--;
 	result = append_received(receives, &message) ||
-		 collect_waiter(&receives->waiter, &receives->woken_at, self->woken);
+		 collect_waiter(&receives->parking, self->woken);
 	if (!result && receives->notify) {
 		receives->notify = 0;
 		result = notify(self, key);

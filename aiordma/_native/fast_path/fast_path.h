@@ -139,7 +139,34 @@ PyObject *set_polling(PyObject *self, struct polling *polling, PyObject *args);
 
 /* --- adaptive_polling.c --- */
 
+struct adaptive_polling;
+
+int note_wait(struct adaptive_polling *polling, long long began, long long woken, long long now);
 int prepare_adaptive_polling(PyObject *module);
+
+/* --- parking.c --- */
+
+/* The task that waits for what arrives on a connection or a stream. */
+struct parking {
+	PyObject *make_future;		 /* NULL: tasks wait in Python */
+	struct adaptive_polling *policy; /* notes how long they wait, or NULL */
+	PyObject *waiter;		 /* the future of the waiting task, or NULL */
+	long long parked_at;
+	long long woken_at;
+	unsigned long long count; /* waits */
+	char is_allowed;	  /* the connection is open */
+	char has_waiter;	  /* a task waits, here or in Python */
+};
+
+PyObject *park(struct parking *parking);
+void unpark(struct parking *parking);
+int collect_waiter(struct parking *parking, PyObject *woken);
+void wake_waiter(struct parking *parking);
+int note_parked(struct parking *parking);
+int may_park(const struct parking *parking, const struct polling *polling);
+PyObject *set_parking(PyObject *self, struct parking *parking, PyObject *args);
+int visit_parking(struct parking *parking, visitproc visit, void *arg);
+void clear_parking(struct parking *parking);
 
 /* --- send_queue_core.c --- */
 
@@ -259,8 +286,6 @@ struct transfer *find_transfer(const struct transfers *list, unsigned int number
 int visit_transfers(const struct transfers *list, visitproc visit, void *arg);
 void clear_transfers(struct transfers *list);
 void wake(PyObject *future);
-int collect_waiter(PyObject **waiter, long long *woken_at, PyObject *woken);
-void wake_waiter(PyObject **waiter, long long *woken_at);
 int stop_waiting(struct transfer *transfer);
 int release_transfer(struct transfer *transfer);
 int release_transfers(struct transfers *list);
@@ -308,12 +333,10 @@ struct receive_queue {
 	unsigned int capacity; /* a power of two */
 	unsigned int first;
 	unsigned int count;
-	int backlog;	    /* -1: messages are never copied out */
-	int error;	    /* errno of a slot that could not be posted again */
-	PyObject *waiter;   /* the future of the task that waits for a message, or NULL */
-	long long woken_at; /* time when that task was woken last */
+	int backlog; /* -1: messages are never copied out */
+	int error;   /* errno of a slot that could not be posted again */
+	struct parking parking;
 	char notify;
-	char has_waiter;
 	PyObject *slow_recv;   /* makes the coroutine that waits for a message, or NULL */
 	PyObject *slow_next;   /* the same for an iterator */
 	PyObject *checkpoints; /* see make_attempt() */
@@ -438,7 +461,6 @@ struct stream_data_path {
 	char is_iwarp;
 	char swaps; /* the peer's messages have the other byte order */
 	char closed;
-	char has_reader;
 	char has_writer;
 	char notify; /* the owner is notified of the first message */
 	char notify_readable;
@@ -447,8 +469,7 @@ struct stream_data_path {
 	PyObject *checkpoints;	/* see make_attempt() */
 	PyObject *slow_receive; /* makes the coroutine that waits for bytes, or NULL */
 	PyObject *slow_send;	/* makes the coroutine that sends what is not posted, or NULL */
-	PyObject *waiter;	/* the future of the task that waits to read, or NULL */
-	long long woken_at;	/* time when that task was woken last */
+	struct parking parking; /* of the task that waits to read */
 	struct polling polling;
 	unsigned int missed_polls; /* consecutive polls that found no bytes */
 };
@@ -490,12 +511,16 @@ typedef int (*attempt_function)(PyObject *target, PyObject *argument, PyObject *
 struct attempt_kind {
 	const char *name;
 	attempt_function function;
+	/* Returns NULL if the task must wait in Python. It is called when the function has
+	   returned 0 without an error. NULL: all tasks wait in Python. */
+	struct parking *(*find_parking)(PyObject *target, PyObject *argument);
 };
 
 /*
- * Return an awaitable that calls the function with the target and the argument and, if that cannot
- * finish, awaits slow(argument), or slow() if the argument is NULL. `slow` is NULL if it was not
- * set, which is an error. The awaitable keeps `owner` alive.
+ * Return an awaitable that calls the function with the target and the argument. If that cannot
+ * finish, it parks and tries again; if it may not park, it awaits slow(argument), or slow() if the
+ * argument is NULL. `slow` is NULL if it was not set, which is an error. The awaitable keeps
+ * `owner` alive.
  *
  * `checkpoints` is NULL or None, or a tuple of the two halves of a checkpoint. Then the awaitable
  * first awaits the half that raises if the task is cancelled, and, if the function has finished,

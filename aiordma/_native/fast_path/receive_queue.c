@@ -25,17 +25,16 @@ static int receive_queue_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(((struct receive_queue *)self)->ring);
 	Py_VISIT(((struct receive_queue *)self)->polling.dispatcher);
-	Py_VISIT(((struct receive_queue *)self)->waiter);
 	Py_VISIT(((struct receive_queue *)self)->slow_recv);
 	Py_VISIT(((struct receive_queue *)self)->slow_next);
 	Py_VISIT(((struct receive_queue *)self)->checkpoints);
-	return 0;
+	return visit_parking(&((struct receive_queue *)self)->parking, visit, arg);
 }
 
 static int receive_queue_clear(PyObject *self)
 {
 	Py_CLEAR(((struct receive_queue *)self)->polling.dispatcher);
-	Py_CLEAR(((struct receive_queue *)self)->waiter);
+	clear_parking(&((struct receive_queue *)self)->parking);
 	Py_CLEAR(((struct receive_queue *)self)->slow_recv);
 	Py_CLEAR(((struct receive_queue *)self)->slow_next);
 	Py_CLEAR(((struct receive_queue *)self)->checkpoints);
@@ -192,7 +191,7 @@ static PyObject *receive_queue_take_bytes(PyObject *self, PyObject *unused)
 	struct received oldest;
 	PyObject *message;
 
-	if (queue->has_waiter || queue->closed || is_forked_child)
+	if (queue->parking.has_waiter || queue->closed || is_forked_child)
 		Py_RETURN_NONE;
 	if (!queue->count) {
 		if (poll_within_budget(&queue->polling, has_message, queue))
@@ -218,9 +217,21 @@ static int try_take(PyObject *self, PyObject *unused, PyObject **result, int *er
 	return unless_none(receive_queue_take_bytes(self, NULL), result);
 }
 
+static struct parking *find_parking(PyObject *self, PyObject *unused)
+{
+	struct receive_queue *queue = (struct receive_queue *)self;
+
+	return !queue->error && may_park(&queue->parking, &queue->polling) ? &queue->parking : NULL;
+}
+
+static PyObject *receive_queue_set_parking(PyObject *self, PyObject *args)
+{
+	return set_parking(self, &((struct receive_queue *)self)->parking, args);
+}
+
 static PyObject *receive_queue_recv(PyObject *self, PyObject *owner)
 {
-	static const struct attempt_kind kind = { "Connection.recv", try_take };
+	static const struct attempt_kind kind = { "Connection.recv", try_take, find_parking };
 	struct receive_queue *queue = (struct receive_queue *)self;
 
 	return make_attempt(&kind, self, NULL, owner, queue->slow_recv, queue->checkpoints);
@@ -228,7 +239,7 @@ static PyObject *receive_queue_recv(PyObject *self, PyObject *owner)
 
 static PyObject *receive_queue_next(PyObject *self, PyObject *owner)
 {
-	static const struct attempt_kind kind = { "Connection.__anext__", try_take };
+	static const struct attempt_kind kind = { "Connection.__anext__", try_take, find_parking };
 	struct receive_queue *queue = (struct receive_queue *)self;
 
 	return make_attempt(&kind, self, NULL, owner, queue->slow_next, queue->checkpoints);
@@ -274,7 +285,7 @@ static PyObject *receive_queue_wake(PyObject *self, PyObject *unused)
 {
 	struct receive_queue *queue = (struct receive_queue *)self;
 
-	wake_waiter(&queue->waiter, &queue->woken_at);
+	wake_waiter(&queue->parking);
 	return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
@@ -291,12 +302,16 @@ static PyMemberDef receive_queue_members[] = {
 	  "The errno of a slot that could not be posted again, or 0." },
 	{ "notify", T_BOOL, offsetof(struct receive_queue, notify), 0,
 	  "True if the owner is notified of the next message." },
-	{ "waiter", T_OBJECT, offsetof(struct receive_queue, waiter), 0,
+	{ "waiter", T_OBJECT, offsetof(struct receive_queue, parking.waiter), 0,
 	  "The future of the task that waits for a message. The next message sets it." },
-	{ "woken_at", T_LONGLONG, offsetof(struct receive_queue, woken_at), READONLY,
+	{ "woken_at", T_LONGLONG, offsetof(struct receive_queue, parking.woken_at), READONLY,
 	  "time.monotonic_ns() when the waiter was woken last." },
-	{ "has_waiter", T_BOOL, offsetof(struct receive_queue, has_waiter), 0,
+	{ "has_waiter", T_BOOL, offsetof(struct receive_queue, parking.has_waiter), 0,
 	  "True if a task waits for a message." },
+	{ "may_park", T_BOOL, offsetof(struct receive_queue, parking.is_allowed), 0,
+	  "True if recv() and next() can wait for a message themselves: the connection is open." },
+	{ "waits", T_ULONGLONG, offsetof(struct receive_queue, parking.count), READONLY,
+	  "The number of waits of recv() and next() themselves." },
 	{ "checkpoints", T_OBJECT, offsetof(struct receive_queue, checkpoints), 0,
 	  "The two halves of a checkpoint that recv() and next() execute, or None." },
 	{ "closed", T_BOOL, offsetof(struct receive_queue, closed), 0,
@@ -333,6 +348,9 @@ static PyMethodDef receive_queue_methods[] = {
 	{ "set_slow", receive_queue_set_slow, METH_VARARGS,
 	  "set_slow(recv, next): have the awaitables of recv() and next() await these if they "
 	  "cannot take a message at once." },
+	{ "set_parking", receive_queue_set_parking, METH_VARARGS,
+	  "set_parking(make_future, policy): have recv() and next() await a future themselves if "
+	  "may_park. The AdaptivePolling `policy` notes how long. None: they do not." },
 	{ "set_polling", receive_queue_set_polling, METH_VARARGS,
 	  "set_polling(dispatcher, cq, budget): poll this queue for up to `budget` nanoseconds if "
 	  "there is no message. dispatcher None: do not poll." },

@@ -55,11 +55,14 @@ static int stream_init(PyObject *self, PyObject *args, PyObject *kwargs)
 static int stream_traverse(PyObject *self, visitproc visit, void *arg)
 {
 	struct stream_data_path *path = (struct stream_data_path *)self;
+	int visited;
 
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(path->sends);
 	Py_VISIT(path->polling.dispatcher);
-	Py_VISIT(path->waiter);
+	visited = visit_parking(&path->parking, visit, arg);
+	if (visited)
+		return visited;
 	Py_VISIT(path->slow_receive);
 	Py_VISIT(path->slow_send);
 	Py_VISIT(path->checkpoints);
@@ -69,7 +72,7 @@ static int stream_traverse(PyObject *self, visitproc visit, void *arg)
 static int stream_clear(PyObject *self)
 {
 	Py_CLEAR(((struct stream_data_path *)self)->polling.dispatcher);
-	Py_CLEAR(((struct stream_data_path *)self)->waiter);
+	clear_parking(&((struct stream_data_path *)self)->parking);
 	Py_CLEAR(((struct stream_data_path *)self)->slow_receive);
 	Py_CLEAR(((struct stream_data_path *)self)->slow_send);
 	Py_CLEAR(((struct stream_data_path *)self)->checkpoints);
@@ -311,7 +314,7 @@ int advance_stream(struct stream_data_path *self, PyObject *woken)
 	int has_bytes = self->inbound->available > 0, is_wanted;
 
 	post_updates(self);
-	if (has_bytes && collect_waiter(&self->waiter, &self->woken_at, woken))
+	if (has_bytes && collect_waiter(&self->parking, woken))
 		return -1;
 	is_wanted = (self->notify && self->messages_received) || self->error ||
 		    self->receive_error || self->notify_sendable ||
@@ -338,7 +341,7 @@ static int poll_bytes(struct stream_data_path *self)
 	char notify = self->notify_readable;
 	int failed;
 
-	if (self->has_reader || self->closed || is_forked_child)
+	if (self->parking.has_waiter || self->closed || is_forked_child)
 		return 0;
 	if (!self->inbound->available && self->inbound->takes_data) {
 		self->notify_readable = 0;
@@ -450,6 +453,22 @@ static int try_receive(PyObject *self, PyObject *limit, PyObject **result, int *
 	return unless_none(stream_read(self, limit), result);
 }
 
+static struct parking *find_parking(PyObject *self, PyObject *limit)
+{
+	struct stream_data_path *path = (struct stream_data_path *)self;
+	int may = path->inbound->takes_data && !path->inbound->available;
+
+	if (!may || !may_park(&path->parking, &path->polling))
+		return NULL;
+	/* The slow path refuses a bad limit. */
+	return PyLong_CheckExact(limit) && PyLong_AsLong(limit) > 0 ? &path->parking : NULL;
+}
+
+static PyObject *stream_set_parking(PyObject *self, PyObject *args)
+{
+	return set_parking(self, &((struct stream_data_path *)self)->parking, args);
+}
+
 /* `posted` becomes the length of the part that was posted if not all was, or a negative errno. */
 static int try_send(PyObject *self, PyObject *data, PyObject **result, int *posted)
 {
@@ -472,7 +491,7 @@ static int try_send(PyObject *self, PyObject *data, PyObject **result, int *post
 
 static PyObject *stream_start_receive(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-	static const struct attempt_kind kind = { "ByteStream.receive", try_receive };
+	static const struct attempt_kind kind = { "ByteStream.receive", try_receive, find_parking };
 	struct stream_data_path *path = (struct stream_data_path *)self;
 
 	if (count == 2)
@@ -521,7 +540,7 @@ static PyObject *stream_wake(PyObject *self, PyObject *unused)
 {
 	struct stream_data_path *path = (struct stream_data_path *)self;
 
-	wake_waiter(&path->waiter, &path->woken_at);
+	wake_waiter(&path->parking);
 	return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
@@ -551,12 +570,14 @@ static PyMemberDef stream_members[] = {
 	  "None." },
 	{ "closed", T_BOOL, offsetof(struct stream_data_path, closed), 0,
 	  "True if read() and read_into() return None." },
-	{ "waiter", T_OBJECT, offsetof(struct stream_data_path, waiter), 0,
+	{ "waiter", T_OBJECT, offsetof(struct stream_data_path, parking.waiter), 0,
 	  "The future of the task that waits to read. The next bytes set it." },
-	{ "woken_at", T_LONGLONG, offsetof(struct stream_data_path, woken_at), READONLY,
+	{ "woken_at", T_LONGLONG, offsetof(struct stream_data_path, parking.woken_at), READONLY,
 	  "time.monotonic_ns() when the waiter was woken last." },
-	{ "has_reader", T_BOOL, offsetof(struct stream_data_path, has_reader), 0,
+	{ "has_reader", T_BOOL, offsetof(struct stream_data_path, parking.has_waiter), 0,
 	  "True if a task waits to read: read() and read_into() return None to other tasks." },
+	{ "may_park", T_BOOL, offsetof(struct stream_data_path, parking.is_allowed), 0,
+	  "True if start_receive() can wait for bytes itself: the stream is open." },
 	{ "has_writer", T_BOOL, offsetof(struct stream_data_path, has_writer), 0,
 	  "True if a task is in the middle of sending: send() posts nothing for other tasks." },
 	{ "notify_readable", T_BOOL, offsetof(struct stream_data_path, notify_readable), 0,
@@ -598,6 +619,9 @@ static PyMethodDef stream_methods[] = {
 	  "start_send(owner, data): return an awaitable that posts the data, or awaits the "
 	  "send(data) of set_slow(); send(data, posted) if a part of these bytes was posted, or "
 	  "if posting has failed (a negative errno). It keeps `owner` alive." },
+	{ "set_parking", stream_set_parking, METH_VARARGS,
+	  "set_parking(make_future, policy): have start_receive() await a future itself if "
+	  "may_park. The AdaptivePolling `policy` notes how long. None: it does not." },
 	{ "set_slow", stream_set_slow, METH_VARARGS,
 	  "set_slow(receive, send): have the awaitables await these if they cannot finish at "
 	  "once." },

@@ -100,31 +100,6 @@ void wake(PyObject *future)
 	Py_XDECREF(result);
 }
 
-/* Move the waiter of a queue, if there is one, to the list `woken`. Returns 0, or -1. */
-int collect_waiter(PyObject **waiter, long long *woken_at, PyObject *woken)
-{
-	if (!*waiter || *waiter == Py_None)
-		return 0;
-	if (PyList_Append(woken, *waiter))
-		return -1;
-	*woken_at = now_ns();
-	Py_CLEAR(*waiter);
-	return 0;
-}
-
-/* Wake the waiter of a queue, if there is one. */
-void wake_waiter(PyObject **waiter, long long *woken_at)
-{
-	PyObject *future = *waiter;
-
-	if (!future || future == Py_None)
-		return;
-	*waiter = NULL;
-	*woken_at = now_ns();
-	wake(future);
-	Py_DECREF(future);
-}
-
 /* Wake the waiter. Returns 0, or -1 with an exception. */
 int stop_waiting(struct transfer *transfer)
 {
