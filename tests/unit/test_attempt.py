@@ -85,7 +85,8 @@ async def test_they_name_themselves_and_what_they_wait_for(simulation: Simulatio
         far._endpoint.data_path.receiver.queue.may_park = False
         far._endpoint.data_path.wake()
         await loops.until(lambda: inner.cr_frame is not None, "recv() to wait in Python")
-        assert inner.cr_await.__qualname__ == "Receiver.recv"
+        awaited: Any = inner.cr_await
+        assert awaited.__qualname__ == "Receiver.recv"
         assert [frame.f_code.co_name for frame in task.get_stack()] == ["recv"]
         others: list[Any] = [far.send(b""), far.__anext__()]
         assert [one.__name__ for one in others] == ["Connection.send", "Connection.__anext__"]

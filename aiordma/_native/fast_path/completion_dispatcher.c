@@ -224,6 +224,13 @@ static void wake_all(struct completion_dispatcher *self)
 
 	if (count <= 0)
 		return;
+	if (count == 1) {
+		futures = Py_NewRef(PyList_GetItem(self->woken, 0));
+		if (!PyList_SetSlice(self->woken, 0, 1, NULL))
+			wake(futures);
+		Py_DECREF(futures);
+		return;
+	}
 	futures = PyList_GetSlice(self->woken, 0, count);
 	if (!futures || PyList_SetSlice(self->woken, 0, count, NULL))
 		note_failure(&failure);

@@ -480,6 +480,9 @@ int advance_stream(struct stream_data_path *self, PyObject *woken);
 
 /* --- inline_future.c --- */
 
+extern PyTypeObject *inline_future_type;
+
+void wake_inline_future(PyObject *self);
 int begin_wakeups(void);
 int run_wakeups(void);
 PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count);

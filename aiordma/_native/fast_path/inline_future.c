@@ -25,7 +25,9 @@ struct inline_future {
 PER_THREAD PyObject *batch;
 PER_THREAD unsigned long long scheduled;
 
-static PyObject *cancelled_error;
+PyTypeObject *inline_future_type;
+
+static PyObject *cancelled_error, *name_run;
 static PyObject *run_batch; /* called with a list of several woken futures */
 
 static PyObject *inline_future_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -81,7 +83,8 @@ static PyObject *resume(struct inline_future *future, int now)
 	if (!waiter)
 		Py_RETURN_NONE;
 	if (now) {
-		result = PyObject_CallMethod(context, "run", "OO", waiter, (PyObject *)future);
+		result = PyObject_CallMethodObjArgs(context, name_run, waiter, (PyObject *)future,
+						    NULL);
 	} else {
 		scheduled++;
 		call_soon = PyObject_GetAttrString(future->loop, "call_soon");
@@ -111,6 +114,31 @@ static PyObject *inline_future_wake_later(PyObject *self, PyObject *unused)
 	return resume((struct inline_future *)self, 0);
 }
 
+/* Set a future that is not done. Returns 0, or -1 with an exception. */
+static int set_pending(struct inline_future *future)
+{
+	PyObject *result;
+
+	future->state = IS_SET;
+	if (!future->waiter)
+		return 0;
+	if (batch)
+		return PyList_Append(batch, (PyObject *)future);
+	result = resume(future, 0);
+	Py_XDECREF(result);
+	return result ? 0 : -1;
+}
+
+/* Set a future unless it is done. An exception means that the loop is closed, or is left set. */
+void wake_inline_future(PyObject *self)
+{
+	struct inline_future *future = (struct inline_future *)self;
+
+	if (future->state == PENDING && set_pending(future) &&
+	    PyErr_ExceptionMatches(PyExc_RuntimeError))
+		PyErr_Clear();
+}
+
 static PyObject *inline_future_set_result(PyObject *self, PyObject *result)
 {
 	struct inline_future *future = (struct inline_future *)self;
@@ -119,14 +147,7 @@ static PyObject *inline_future_set_result(PyObject *self, PyObject *result)
 		PyErr_SetString(PyExc_RuntimeError, "the future is done already");
 		return NULL;
 	}
-	future->state = IS_SET;
-	if (!future->waiter)
-		Py_RETURN_NONE;
-	if (!batch)
-		return resume(future, 0);
-	if (PyList_Append(batch, self))
-		return NULL;
-	Py_RETURN_NONE;
+	return set_pending(future) ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *inline_future_cancel(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -149,20 +170,23 @@ static PyObject *inline_future_cancel(PyObject *self, PyObject *args, PyObject *
 	Py_RETURN_TRUE;
 }
 
-static PyObject *inline_future_add_done_callback(PyObject *self, PyObject *args, PyObject *kwargs)
+/* Its only keyword argument is `context`. The tasks of asyncio always have one. */
+static PyObject *inline_future_add_done_callback(PyObject *self, PyObject *const *args,
+						 Py_ssize_t count, PyObject *keywords)
 {
-	static char *names[] = { "", "context", NULL };
 	struct inline_future *future = (struct inline_future *)self;
-	PyObject *callback, *context;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$O", names, &callback, &context))
+	if (count != 1 || !keywords || PyTuple_Size(keywords) != 1 ||
+	    PyUnicode_CompareWithASCIIString(PyTuple_GetItem(keywords, 0), "context")) {
+		PyErr_SetString(PyExc_TypeError, "add_done_callback(callback, *, context)");
 		return NULL;
+	}
 	if (future->waiter) {
 		PyErr_SetString(PyExc_RuntimeError, "another task awaits the future");
 		return NULL;
 	}
-	future->waiter = Py_NewRef(callback);
-	future->context = Py_NewRef(context);
+	future->waiter = Py_NewRef(args[0]);
+	future->context = Py_NewRef(args[1]);
 	return future->state == PENDING ? Py_NewRef(Py_None) : resume(future, 0);
 }
 
@@ -236,7 +260,7 @@ static PyMethodDef inline_future_methods[] = {
 	{ "cancel", (PyCFunction)(void (*)(void))inline_future_cancel, METH_VARARGS | METH_KEYWORDS,
 	  "cancel(msg=None): cancel the await. Return False if the future is done." },
 	{ "add_done_callback", (PyCFunction)(void (*)(void))inline_future_add_done_callback,
-	  METH_VARARGS | METH_KEYWORDS,
+	  METH_FASTCALL | METH_KEYWORDS,
 	  "add_done_callback(callback, *, context): resume a task by this callback. One task can "
 	  "await the future." },
 	{ "remove_done_callback", inline_future_remove_done_callback, METH_O,
@@ -352,5 +376,6 @@ int prepare_inline_futures(PyObject *module)
 		return -1;
 	cancelled_error = PyObject_GetAttrString(asyncio, "CancelledError");
 	Py_DECREF(asyncio);
-	return cancelled_error ? 0 : -1;
+	name_run = PyUnicode_InternFromString("run");
+	return cancelled_error && name_run ? 0 : -1;
 }

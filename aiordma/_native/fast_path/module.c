@@ -76,7 +76,7 @@ static int add_types(PyObject *module)
 		{ &completion_dispatcher_spec, NULL },
 		{ &reference_count_spec, &reference_count_type },
 		{ &transfer_spec, &transfer_type },
-		{ &inline_future_spec, NULL },
+		{ &inline_future_spec, &inline_future_type },
 		{ &inbound_spec, NULL },
 		{ &outbound_spec, NULL },
 		{ &send_ring_spec, NULL },

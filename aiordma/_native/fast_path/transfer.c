@@ -88,9 +88,13 @@ int restore_failure(struct failure *failure)
 /* Do what aiordma.loop.wake() does. RuntimeError: the loop is closed and there is no waiter. */
 void wake(PyObject *future)
 {
-	PyObject *done = PyObject_CallMethodObjArgs(future, name_done, NULL);
-	PyObject *result = NULL;
+	PyObject *done, *result = NULL;
 
+	if (Py_TYPE(future) == inline_future_type) {
+		wake_inline_future(future);
+		return;
+	}
+	done = PyObject_CallMethodObjArgs(future, name_done, NULL);
 	if (done == Py_False) {
 		result = PyObject_CallMethodObjArgs(future, name_set_result, Py_None, NULL);
 		if (!result && PyErr_ExceptionMatches(PyExc_RuntimeError))
