@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from aiordma._native import fast_path
@@ -59,7 +58,7 @@ def make_future(loop: Loop) -> LoopFuture:
 def future_factory(loop: Loop) -> Callable[[], LoopFuture]:
     """Return a function that does make_future(loop), for callers that make many futures."""
     if isinstance(loop, asyncio.AbstractEventLoop):
-        return partial(InlineFuture, loop)
+        return fast_path.InlineFutureFactory(loop)
     return loop.create_future
 
 

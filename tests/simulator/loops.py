@@ -94,6 +94,9 @@ class _Clock(trio.abc.Clock, trio.abc.Instrument):
         self._has_polled = not self._has_polled
         if not self._has_polled:
             limit = None if deadline == float("inf") else deadline
+            self._announce_wait(runner)
+            if runner.runq:
+                return 0.0
             if self._world.threads.wait_readable(runner.io_manager._epoll.fileno(), limit):
                 return 0.0
             happened = self._world.step(limit) or self._seen != self._world.steps
@@ -103,6 +106,12 @@ class _Clock(trio.abc.Clock, trio.abc.Instrument):
             elif limit is None:
                 raise self._world.stuck("every task")
         return 0.0
+
+    def _announce_wait(self, runner: Any) -> None:
+        """Tell the other instruments that trio waits. It will tell them a timeout of 0 only."""
+        for instrument in list(runner.instruments["before_io_wait"]):
+            if instrument is not self:
+                instrument.before_io_wait(1.0)
 
 
 def run(world: World, kind: str, body: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -18,6 +18,12 @@ static int report(struct completion_dispatcher *self, int error, const char *fun
 	return result ? 0 : -1;
 }
 
+static int has_work(const struct completion_dispatcher *self)
+{
+	return self->ended.first || self->pending || PyList_Size(self->woken) > 0 ||
+	       PyList_Size(self->notified) > 0;
+}
+
 /*
  * Take a batch of completions. If `is_last`, have on_full() take more if there might be more. Then
  * run the tasks that were woken. Returns 0, or -1 with an exception.
@@ -26,12 +32,15 @@ static int take_and_wake(struct completion_dispatcher *self, struct polled_queue
 			 int is_last)
 {
 	struct failure failure = { NULL, NULL, NULL };
-	int started = begin_wakeups(), count = 0;
+	int started, count = 0;
 
-	if (started < 0)
-		return -1;
 	if (self->is_reading && queue->cq)
 		count = ibv_poll_cq(queue->cq, BATCH, self->batch);
+	if (!count && !has_work(self))
+		return 0;
+	started = begin_wakeups();
+	if (started < 0)
+		return -1;
 	take_batch(self, count);
 	note_failure(&failure);
 	if (count < 0)

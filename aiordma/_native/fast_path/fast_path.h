@@ -63,8 +63,8 @@ extern int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 
 extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
 	completion_dispatcher_spec, reference_count_spec, transfer_spec, inline_future_spec,
-	inbound_spec, outbound_spec, send_ring_spec, stream_data_path_spec, polled_queue_spec,
-	adaptive_polling_spec, attempt_spec;
+	inline_future_factory_spec, inbound_spec, outbound_spec, send_ring_spec,
+	stream_data_path_spec, polled_queue_spec, adaptive_polling_spec, attempt_spec;
 extern PyTypeObject *reference_count_type, *transfer_type, *polled_queue_type, *attempt_type;
 
 /* --- polling.c --- */
@@ -480,9 +480,10 @@ int advance_stream(struct stream_data_path *self, PyObject *woken);
 
 /* --- inline_future.c --- */
 
-extern PyTypeObject *inline_future_type;
+extern PyTypeObject *inline_future_type, *inline_future_factory_type;
 
 void wake_inline_future(PyObject *self);
+PyObject *make_future(PyObject *function);
 int begin_wakeups(void);
 int run_wakeups(void);
 PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count);

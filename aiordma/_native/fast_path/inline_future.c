@@ -30,17 +30,20 @@ PyTypeObject *inline_future_type;
 static PyObject *cancelled_error, *name_run;
 static PyObject *run_batch; /* called with a list of several woken futures */
 
-static PyObject *inline_future_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *make_inline_future(PyObject *loop)
 {
-	allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-	PyObject *loop, *self;
+	PyObject *self = PyType_GenericAlloc(inline_future_type, 0);
 
-	if (!PyArg_ParseTuple(args, "O", &loop))
-		return NULL;
-	self = allocate(type, 0);
 	if (self)
 		((struct inline_future *)self)->loop = Py_NewRef(loop);
 	return self;
+}
+
+static PyObject *inline_future_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	PyObject *loop;
+
+	return PyArg_ParseTuple(args, "O", &loop) ? make_inline_future(loop) : NULL;
 }
 
 static int inline_future_traverse(PyObject *self, visitproc visit, void *arg)
@@ -296,6 +299,75 @@ PyType_Spec inline_future_spec = {
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
 	.slots = inline_future_slots,
 };
+
+/* --- InlineFutureFactory --- */
+
+struct factory {
+	PyObject_HEAD PyObject *loop;
+};
+
+PyTypeObject *inline_future_factory_type;
+
+static PyObject *factory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	PyObject *loop, *self = NULL;
+
+	if (PyArg_ParseTuple(args, "O", &loop))
+		self = PyType_GenericAlloc(type, 0);
+	if (self)
+		((struct factory *)self)->loop = Py_NewRef(loop);
+	return self;
+}
+
+static int factory_traverse(PyObject *self, visitproc visit, void *arg)
+{
+	Py_VISIT(Py_TYPE(self));
+	Py_VISIT(((struct factory *)self)->loop);
+	return 0;
+}
+
+static int factory_clear(PyObject *self)
+{
+	Py_CLEAR(((struct factory *)self)->loop);
+	return 0;
+}
+
+static void factory_dealloc(PyObject *self)
+{
+	PyObject_GC_UnTrack(self);
+	factory_clear(self);
+	simple_dealloc(self);
+}
+
+static PyObject *factory_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	return make_inline_future(((struct factory *)self)->loop);
+}
+
+static PyType_Slot factory_slots[] = {
+	{ Py_tp_doc, (void *)"InlineFutureFactory(loop): a function that makes InlineFutures." },
+	{ Py_tp_new, factory_new },
+	{ Py_tp_traverse, factory_traverse },
+	{ Py_tp_clear, factory_clear },
+	{ Py_tp_dealloc, factory_dealloc },
+	{ Py_tp_call, factory_call },
+	{ 0, NULL },
+};
+
+PyType_Spec inline_future_factory_spec = {
+	.name = "aiordma._native._fast_path.InlineFutureFactory",
+	.basicsize = sizeof(struct factory),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+	.slots = factory_slots,
+};
+
+/* Return a new future of this factory, or of any other function. */
+PyObject *make_future(PyObject *function)
+{
+	if (Py_TYPE(function) == inline_future_factory_type)
+		return make_inline_future(((struct factory *)function)->loop);
+	return PyObject_CallNoArgs(function);
+}
 
 /* --- the batch of a thread --- */
 

@@ -77,6 +77,7 @@ static int add_types(PyObject *module)
 		{ &reference_count_spec, &reference_count_type },
 		{ &transfer_spec, &transfer_type },
 		{ &inline_future_spec, &inline_future_type },
+		{ &inline_future_factory_spec, &inline_future_factory_type },
 		{ &inbound_spec, NULL },
 		{ &outbound_spec, NULL },
 		{ &send_ring_spec, NULL },

@@ -7,7 +7,7 @@
  */
 PyObject *park(struct parking *parking)
 {
-	PyObject *future = PyObject_CallNoArgs(parking->make_future), *iterator;
+	PyObject *future = make_future(parking->make_future), *iterator;
 	unaryfunc await;
 
 	if (!future)

@@ -108,7 +108,7 @@ static struct transfer *make(struct send_queue_core *core, int opcode, PyObject 
 	if (!get_segment(transfer, memory, &nbytes) &&
 	    (opcode == IBV_WR_SEND || !get_remote(transfer, remote, &room)) &&
 	    is_plain(core, transfer, nbytes, room)) {
-		transfer->future = PyObject_CallNoArgs(core->make_future);
+		transfer->future = make_future(core->make_future);
 		if (transfer->future) {
 			transfer->core = (struct send_queue_core *)Py_NewRef((PyObject *)core);
 			return transfer;
