@@ -239,22 +239,55 @@ def test_the_queue_of_an_event_is_polled_and_armed_again(verbs: Queues, rig: Rig
         verbs.raise_event()
     for _ in range(3):  # more often than there are events
         rig.dispatcher.handle_event()
-    assert (verbs.acknowledged, verbs.polls, verbs.arms, queue.is_armed) == (2, 4, 2, True)
+    assert (verbs.acknowledged, verbs.polls, verbs.arms, queue.is_armed) == (2, 5, 2, True)
     queue.pollers = 1
     verbs.raise_event()
     rig.dispatcher.handle_event()
-    assert (verbs.acknowledged, verbs.polls, verbs.arms, queue.is_armed) == (3, 5, 2, False)
+    assert (verbs.acknowledged, verbs.polls, verbs.arms, queue.is_armed) == (3, 6, 2, False)
     queue.pollers = 0
     rig.dispatcher.arm_again(queue)
-    assert (verbs.polls, verbs.arms, rig.full) == (6, 3, [])
+    assert (verbs.polls, verbs.arms, rig.full) == (7, 3, [])
     rig.dispatcher.queues.clear()  # the queue of this event is not known any more
     verbs.raise_event()
     rig.dispatcher.handle_event()
-    assert (verbs.acknowledged, verbs.polls) == (4, 6)
+    assert (verbs.acknowledged, verbs.polls) == (4, 7)
     rig.dispatcher.watch(0)
     verbs.raise_event()
     rig.dispatcher.handle_event()
     assert (verbs.acknowledged, rig.failures) == (4, [])
+
+
+def test_of_several_queues_the_one_of_the_event_is_polled(verbs: Queues, rig: Rig) -> None:
+    queue, other = rig.watch(), fast_path.PolledQueue()
+    rig.dispatcher.queues[0] = other
+    verbs.raise_event()
+    rig.complete()
+    rig.dispatcher.handle_event()
+    assert (rig.receives.take_bytes(), verbs.acknowledged) == (b"hello", 1)
+    assert (verbs.polls, queue.is_armed, other.is_armed) == (2, True, False)
+
+
+def test_a_task_runs_before_the_event_is_read(verbs: Queues, rig: Rig) -> None:
+    """Its answer to the peer does not wait for two system calls."""
+    queue = rig.watch()
+    rig.receives.notify = True
+    seen: list[tuple[int, int]] = []
+    rig.on_take = lambda: seen.append((verbs.acknowledged, verbs.arms))
+    verbs.raise_event()
+    rig.complete()
+    rig.dispatcher.handle_event()
+    assert (seen, verbs.acknowledged, verbs.arms) == ([(0, 0)], 1, 1)
+    assert queue.is_armed
+
+
+def test_a_task_that_ends_the_reading_leaves_the_event(verbs: Queues, rig: Rig) -> None:
+    rig.watch()
+    rig.receives.notify = True
+    rig.on_take = lambda: rig.dispatcher.watch(0)
+    verbs.raise_event()
+    rig.complete()
+    rig.dispatcher.handle_event()
+    assert (verbs.acknowledged, verbs.arms, rig.failures) == (0, 0, [])
 
 
 def test_a_loop_that_waits_or_finds_no_completions_arms_its_queues(verbs: Queues, rig: Rig) -> None:
@@ -349,6 +382,7 @@ def test_failures_of_the_queue_and_of_the_channel_are_reported(verbs: Queues, ri
         rig.dispatcher.handle_event()
         rig.dispatcher.arm_again(queue)
         assert rig.failures == [
+            (errno.EIO, "ibv_poll_cq"),
             (errno.EIO, "ibv_get_cq_event"),
             (errno.EIO, "ibv_req_notify_cq"),
         ]

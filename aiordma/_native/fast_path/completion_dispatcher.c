@@ -425,8 +425,8 @@ static PyMethodDef completion_dispatcher_methods[] = {
 	{ "watch", completion_dispatcher_watch, METH_O,
 	  "watch(channel): read the events of the channel at this address. 0: read no more." },
 	{ "handle_event", completion_dispatcher_handle_event, METH_NOARGS,
-	  "Read and acknowledge one event of the channel. Take a batch of its queue, run the tasks "
-	  "that wait for it, and arm the queue again, now or before the loop waits." },
+	  "Take a batch, and run the tasks that wait for it. Read and acknowledge one event of "
+	  "the channel, and arm its queue again, now or before the loop waits." },
 	{ "before_wait", completion_dispatcher_before_wait, METH_O,
 	  "before_wait(timeout): call on_wait() if a queue is not armed, and the loop waits now or "
 	  "has taken no completion for some iterations." },

@@ -109,36 +109,73 @@ static struct polled_queue *find_queue(struct completion_dispatcher *self, struc
 	return (struct polled_queue *)Py_NewRef(found);
 }
 
+/* Return a new reference to the queue, if there is exactly one; else NULL. */
+static struct polled_queue *only_queue(struct completion_dispatcher *self)
+{
+	PyObject *key, *found;
+	Py_ssize_t position = 0;
+
+	if (PyDict_Size(self->queues) != 1 || !PyDict_Next(self->queues, &position, &key, &found) ||
+	    !PyObject_TypeCheck(found, polled_queue_type))
+		return NULL;
+	return (struct polled_queue *)Py_NewRef(found);
+}
+
+/* Read and acknowledge an event. Returns a new reference to its queue, or NULL. */
+static struct polled_queue *read_event(struct completion_dispatcher *self)
+{
+	struct polled_queue *queue;
+	struct ibv_cq *cq;
+	int error;
+
+	if (!self->is_reading)
+		return NULL;
+	do
+		error = comp_event(self->channel, &cq);
+	while (error == EINTR);
+	if (error == EAGAIN || error == EWOULDBLOCK)
+		return NULL;
+	if (error) {
+		report(self, error, "ibv_get_cq_event");
+		return NULL;
+	}
+	queue = find_queue(self, cq);
+	if (queue)
+		queue->is_armed = 0;
+	return queue;
+}
+
 /*
- * The queue of an event raises no other event until it is armed again. First come the completions
- * and the tasks that wait for them: arming is less urgent.
+ * The descriptor of the channel is readable. First come the completions and the tasks that wait for
+ * them. Reading the event and arming the queue are less urgent: the tasks might have an answer for
+ * the peer. If there are several queues, the event says which one has completions.
  */
 PyObject *completion_dispatcher_handle_event(PyObject *self, PyObject *unused)
 {
 	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;
-	struct polled_queue *queue;
-	struct ibv_cq *cq;
-	int error, failed;
+	struct polled_queue *polled, *queue;
+	struct failure failure = { NULL, NULL, NULL };
 
 	dispatcher->last_event_at = now_ns();
 	if (!dispatcher->is_reading)
 		Py_RETURN_NONE;
-	do
-		error = comp_event(dispatcher->channel, &cq);
-	while (error == EINTR);
-	if (error == EAGAIN || error == EWOULDBLOCK)
-		Py_RETURN_NONE;
-	if (error)
-		return none_unless(report(dispatcher, error, "ibv_get_cq_event"));
-	queue = find_queue(dispatcher, cq);
-	if (!queue)
-		return none_unless(PyErr_Occurred() != NULL);
-	queue->is_armed = 0;
 	Py_INCREF(self);
-	failed = take_and_wake(dispatcher, queue, 0) || arm_soon(dispatcher, queue);
+	polled = only_queue(dispatcher);
+	if (polled)
+		take_and_wake(dispatcher, polled, 0);
+	note_failure(&failure);
+	queue = read_event(dispatcher);
+	note_failure(&failure);
+	if (queue && queue != polled)
+		take_and_wake(dispatcher, queue, 0);
+	note_failure(&failure);
+	if (queue)
+		arm_soon(dispatcher, queue);
+	note_failure(&failure);
+	Py_XDECREF((PyObject *)polled);
+	Py_XDECREF((PyObject *)queue);
 	Py_DECREF(self);
-	Py_DECREF((PyObject *)queue);
-	return none_unless(failed);
+	return none_unless(restore_failure(&failure));
 }
 
 PyObject *completion_dispatcher_arm_again(PyObject *self, PyObject *queue)
