@@ -104,7 +104,6 @@ class MessageDataPath:
         self.receiver = Receiver(
             loop, self._ring, callbacks, self.sends.stats, self._busy_receiving
         )
-        self._receives_flushed = 0
         self.counts_flushes = shared_receives is None and not device.is_iwarp
         """True if no message can follow when the last posted receive has completed."""
         if shared_receives is not None or device.is_iwarp:
@@ -168,7 +167,7 @@ class MessageDataPath:
     @property
     def ran_out_of_receives(self) -> bool:
         """After the end: True if the device has flushed no receive, because none was left."""
-        return self._shared_receives is None and not self._receives_flushed
+        return self._shared_receives is None and not self._ring.failed
 
     def snapshot(self) -> ConnectionStats:
         """Return the statistics of this moment."""
@@ -223,7 +222,6 @@ class MessageDataPath:
             self.receiver.message_received(slot, wc)
             self._callbacks.message_arrived()
             return
-        self._receives_flushed += 1
         if self._shared_receives is not None:
             self._shared_receives.repost(slot)
         self._callbacks.request_failed(WcOpcode.RECV, wc)

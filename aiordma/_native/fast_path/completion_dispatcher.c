@@ -142,10 +142,7 @@ static int take_send(struct completion_dispatcher *self, struct dispatch_entry *
 	       !(sends->queued_reads.first && sends->rd_atomic_credits > 0);
 }
 
-/*
- * Handle a completion of a receive. Returns 1, or 0 if Python must handle it instead, or -1 with an
- * exception.
- */
+/* Handle a completion of a receive that has succeeded. Returns 1, or -1 with an exception. */
 static int take_receive(struct completion_dispatcher *self, struct dispatch_entry *entry,
 			const struct ibv_wc *wc)
 {
@@ -160,8 +157,6 @@ static int take_receive(struct completion_dispatcher *self, struct dispatch_entr
 		.imm_data = wc->imm_data,
 	};
 
-	if (wc->status != IBV_WC_SUCCESS)
-		return 0;
 	Py_INCREF((PyObject *)receives);
 	receives->ring->posted--;
 	result = append_received(receives, &message) ||
@@ -191,6 +186,14 @@ static int take_of_stream(struct completion_dispatcher *self, struct dispatch_en
 	return advanced ? -1 : done;
 }
 
+/* Count a receive that has failed. Returns 1, or 0 if Python must handle it, too. */
+static int take_failed_receive(const struct dispatch_entry *entry, const struct ibv_wc *wc)
+{
+	struct receive_ring *ring = entry->stream ? entry->stream->receives : entry->receives->ring;
+
+	return count_failed_receive(ring, wc->status == IBV_WC_WR_FLUSH_ERR);
+}
+
 /* Handle a batch. Move the completions that are for Python to its beginning. */
 static int handle_batch(struct completion_dispatcher *self, int count)
 {
@@ -202,7 +205,9 @@ static int handle_batch(struct completion_dispatcher *self, int count)
 		struct dispatch_entry *entry = find_entry(self, (uint32_t)(wc->wr_id >> KEY_SHIFT));
 		int done = 0;
 
-		if (entry && entry->key && entry->stream)
+		if (entry && entry->key && wc->wr_id & RECEIVE && wc->status != IBV_WC_SUCCESS)
+			done = take_failed_receive(entry, wc);
+		else if (entry && entry->key && entry->stream)
 			done = take_of_stream(self, entry, wc);
 		else if (entry && entry->key)
 			done = wc->wr_id & RECEIVE ? take_receive(self, entry, wc) :

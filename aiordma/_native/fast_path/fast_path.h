@@ -312,10 +312,12 @@ struct receive_ring {
 	int slots;
 	int slot_size;
 	int posted;
+	unsigned int failed; /* receives that have failed or were flushed */
 	char stopped;
 };
 
 int post_slot(struct receive_ring *ring, int slot);
+int count_failed_receive(struct receive_ring *ring, int is_flush);
 
 /* --- receive_queue.c --- */
 

@@ -92,6 +92,21 @@ int post_slot(struct receive_ring *ring, int slot)
 	return error;
 }
 
+/*
+ * Count a receive that has failed. Returns 1, or 0 if Python must handle it: the first one, which
+ * can have the cause of the connection's end, the last one, after which nothing can arrive, each
+ * one that was not just flushed, and each one of a shared queue, whose slot is posted again.
+ */
+int count_failed_receive(struct receive_ring *ring, int is_flush)
+{
+	int is_first = !ring->failed++;
+
+	if (is_first || !is_flush || ring->srq || ring->posted <= 1)
+		return 0;
+	ring->posted--;
+	return 1;
+}
+
 static PyObject *receive_ring_post_slot(PyObject *self, PyObject *number)
 {
 	long slot = PyLong_AsLong(number);
@@ -119,6 +134,8 @@ static PyMemberDef receive_ring_members[] = {
 	  "The number of bytes in each slot." },
 	{ "posted", T_INT, offsetof(struct receive_ring, posted), 0,
 	  "The number of receives that are posted and not completed or flushed." },
+	{ "failed", T_UINT, offsetof(struct receive_ring, failed), READONLY,
+	  "The number of receives that have failed or were flushed." },
 	{ "stopped", T_BOOL, offsetof(struct receive_ring, stopped), 0,
 	  "True if slots are not posted any more." },
 	{ NULL, 0, 0, 0, NULL },
