@@ -16,6 +16,14 @@ from aiordma.bench.workers.timing import time_all, time_round_trips
 
 DONE = b"done"
 READ_SIZE = 1 << 18
+LARGE_BUFFERS = aiordma.StreamOptions(send_buffer=1 << 20, recv_buffer=1 << 20)
+"""The buffers for bandwidth: a sender waits less often for the peer to read."""
+
+
+def options_for(work: Work) -> aiordma.StreamOptions:
+    """Return the options of aiordma's streams for this work."""
+    return LARGE_BUFFERS if work.test == "bandwidth" else aiordma.StreamOptions()
+
 
 # --- the interface that server and client use ---
 
@@ -140,14 +148,15 @@ async def measure_stream(stream: Stream, work: Work) -> Sample:
 
 async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
     """Serve one client on a ByteStream."""
-    async with aiordma.listen_stream(host, 0) as listener:
+    async with aiordma.listen_stream(host, 0, options=options_for(work)) as listener:
         announce(listener.local_address[1])
         await serve_stream(ByteStreamAdapter(await listener.accept()), work)
 
 
 async def measure(host: str, port: int, work: Work) -> Sample:
     """Connect a ByteStream and do the work on it."""
-    return await measure_stream(ByteStreamAdapter(await aiordma.connect_stream(host, port)), work)
+    stream = await aiordma.connect_stream(host, port, options=options_for(work))
+    return await measure_stream(ByteStreamAdapter(stream), work)
 
 
 # --- streams of trio ---
@@ -169,7 +178,7 @@ class TrioAdapter:
 async def serve_trio(host: str, announce: Callable[[int], None], work: Work) -> None:
     """Serve one client on a stream of aiordma.trio."""
     rdma = importlib.import_module("aiordma.trio")
-    listener = await rdma.listen_stream(host, 0)
+    listener = await rdma.listen_stream(host, 0, options=options_for(work))
     announce(listener.local_address[1])
     await serve_stream(TrioAdapter(await listener.accept()), work)
     await listener.aclose()
@@ -177,7 +186,8 @@ async def serve_trio(host: str, announce: Callable[[int], None], work: Work) -> 
 
 async def measure_trio(host: str, port: int, work: Work) -> Sample:
     """Connect a stream of aiordma.trio and do the work on it."""
-    stream = await importlib.import_module("aiordma.trio").connect_stream(host, port)
+    rdma = importlib.import_module("aiordma.trio")
+    stream = await rdma.connect_stream(host, port, options=options_for(work))
     return await measure_stream(TrioAdapter(stream), work)
 
 
@@ -220,12 +230,17 @@ class Writers:
 
     start_server: StartServer
     open_connection: OpenConnection
+    make_arguments: Callable[[Work], dict[str, object]] = lambda work: {}
+    """Returns keyword arguments for both functions."""
 
     async def serve(self, host: str, announce: Callable[[int], None], work: Work) -> None:
         """Serve one client."""
         accepted: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         server = await self.start_server(
-            lambda reader, writer: accepted.set_result(WriterAdapter(reader, writer)), host, 0
+            lambda reader, writer: accepted.set_result(WriterAdapter(reader, writer)),
+            host,
+            0,
+            **self.make_arguments(work),
         )
         announce(server.sockets[0].getsockname()[1])
         stream = await accepted
@@ -234,8 +249,13 @@ class Writers:
 
     async def measure(self, host: str, port: int, work: Work) -> Sample:
         """Connect and do the work."""
-        return await measure_stream(WriterAdapter(*await self.open_connection(host, port)), work)
+        ends = await self.open_connection(host, port, **self.make_arguments(work))
+        return await measure_stream(WriterAdapter(*ends), work)
 
 
-RDMA_WRITERS = Writers(aiordma.asyncio.start_server, aiordma.asyncio.open_connection)
+RDMA_WRITERS = Writers(
+    aiordma.asyncio.start_server,
+    aiordma.asyncio.open_connection,
+    lambda work: {"options": options_for(work)},
+)
 TCP_WRITERS = Writers(asyncio.start_server, asyncio.open_connection)
