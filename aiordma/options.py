@@ -60,7 +60,7 @@ class ConnectionOptions:
     adaptive_poll: bool = True
     """Without `busy_poll`: allow a wait for a message to poll the completion queue if the wait
     before it was short. It polls for a few times as long as parking takes, and then parks. The less
-    often polling finds a message, the less often it is tried. Not on trio."""
+    often polling finds a message, the less often it is tried."""
 
     responder_resources: int = 16
     """The number of RDMA reads and atomics that the peer can have in flight to this side. The

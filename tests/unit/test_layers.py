@@ -29,7 +29,7 @@ LAYERS = {
     2: ["loop", "memory"],
     3: ["dispatch"],
     4: ["cm", "qp"],
-    5: ["", "datagrams", "messages", "streams"],
+    5: ["", "datagrams", "messages", "message_streams", "streams"],
     6: [
         "__main__",
         "anyio",

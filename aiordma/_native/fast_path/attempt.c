@@ -1,7 +1,8 @@
 /*
- * Attempt: a coroutine that first tries to finish at once, in C, and otherwise runs a coroutine of
- * Python. An await that need not wait then costs no Python frame. On a loop that needs checkpoints
- * (trio), it executes one half of a checkpoint before it tries, and the other one afterwards.
+ * Attempt: a coroutine that first tries to finish at once, in C. If it cannot, it parks and tries
+ * again when it was woken, or it runs a coroutine of Python. So an await costs no Python frame in
+ * most cases. On a loop that needs checkpoints (trio), it executes one half of a checkpoint before
+ * it tries, and the other one afterwards.
  *
  * It does nothing before it is first resumed. So a task that is cancelled before it runs has sent
  * and received nothing, as with any coroutine.

@@ -1,0 +1,1 @@
+"""Message streams: messages of any size between two programs that use aiordma."""

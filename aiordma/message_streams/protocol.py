@@ -1,0 +1,326 @@
+"""MessageProtocol: the protocol of message streams, without I/O.
+
+It returns the wire messages that are to be posted, and turns those that have arrived into events.
+
+Credits: each wire message EAGER, ANNOUNCE and TABLE takes a credit of the receiver. The receiver
+returns the credit of EAGER when the message is taken out of its slot, and of the others at once.
+Credits travel in the header of each wire message; CREDIT is sent when half of them are free and
+nothing else was sent. An announced message takes an announcement, too, until its DONE.
+
+DONE, CREDIT and FINISH take no credits. Each side has CONTROL_SLOTS slots for them, and one for
+each message that it may announce: at most two CREDITs can be under way, since each of them stands
+for half of the window, one FINISH, and one DONE for each announced message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiordma.errors import ProtocolError
+from aiordma.message_streams.states import DirectionState, event_of, transition
+from aiordma.message_streams.wire import (
+    FRAME_SIZE,
+    HEADER_SIZE,
+    SIZE_SIZE,
+    Header,
+    Hello,
+    Kind,
+    RemoteFrame,
+    Result,
+    pack_done,
+    pack_frames,
+    pack_number,
+    pack_sizes,
+    unpack_done,
+    unpack_frames,
+    unpack_header,
+    unpack_number,
+    unpack_sizes,
+)
+
+CONTROL_SLOTS = 3
+_MAX_CREDITS = 0xFFFF
+_NUMBERS = 1 << 64
+
+
+def slots_needed(own: Hello) -> int:
+    """Return the number of slots in which all wire messages of any peer find room."""
+    return own.window + own.announcements + CONTROL_SLOTS
+
+
+@dataclass(frozen=True)
+class EagerMessage:
+    """A message that has arrived with its bytes."""
+
+    frames: tuple[memoryview, ...]
+    """Parts of the wire message. When they are not used any more, call release()."""
+
+
+@dataclass(frozen=True)
+class AnnouncedMessage:
+    """A message whose bytes are to be read from the peer's memory."""
+
+    number: int
+    frames: tuple[RemoteFrame, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all frames together."""
+        return sum(frame.nbytes for frame in self.frames)
+
+
+@dataclass(frozen=True)
+class Done:
+    """The peer does not need the memory of an announced message any more."""
+
+    number: int
+    result: Result
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The peer sends no further message."""
+
+
+Event = EagerMessage | AnnouncedMessage | Done | Finished
+
+
+class Announcement:
+    """An announced message whose wire messages are posted one by one: see next_part()."""
+
+    def __init__(self, number: int, frames: Sequence[RemoteFrame]) -> None:
+        self.number = number
+        self.frames = deque(frames)
+        """The frames that are not listed yet."""
+        self.count = len(frames)
+        self.has_begun = False
+
+    @property
+    def is_listed(self) -> bool:
+        """True if all wire messages were returned."""
+        return self.has_begun and not self.frames
+
+
+class MessageProtocol:
+    """One side of a message stream."""
+
+    def __init__(self, own: Hello, peer: Hello) -> None:
+        self._own = own
+        self._peer = peer
+        self.credits = peer.window
+        """The number of EAGER, ANNOUNCE and TABLE that may be posted."""
+        self._sending = self._receiving = DirectionState.READY
+        self._next_number = 0
+        self._announced: set[int] = set()
+        # Receiving.
+        self._held = 0  # EAGER messages that were not released
+        self._freed = 0  # credits that were not returned yet
+        self._granted = own.window  # credits that the peer has
+        self._expected_number = 0
+        self._unread: set[int] = set()
+        self._listing: list[RemoteFrame] = []
+        self._listing_nbytes = 0
+        self._listing_number = 0
+        self._listing_count = 0
+
+    # --- sending ---
+
+    @property
+    def announcements(self) -> int:
+        """The number of messages that may be announced now. Both sides limit it."""
+        return min(self._own.announcements, self._peer.announcements) - len(self._announced)
+
+    @property
+    def has_finished(self) -> bool:
+        """True if finish() was called."""
+        return self._sending is DirectionState.FINISHED
+
+    @property
+    def peer_has_finished(self) -> bool:
+        """True if the peer sends no further message."""
+        return self._receiving is DirectionState.FINISHED
+
+    def check_message(self, sizes: Sequence[int]) -> None:
+        """Raise an exception if the peer does not take a message of frames of these sizes.
+
+        Raises:
+            ValueError: it has too many frames or bytes.
+        """
+        peer = self._peer
+        if len(sizes) > peer.max_frames:
+            raise ValueError(f"a message of {len(sizes)} frames; the peer takes {peer.max_frames}")
+        if sum(sizes) > peer.max_nbytes:
+            raise ValueError(f"a message of {sum(sizes)} bytes; the peer takes {peer.max_nbytes}")
+
+    def is_eager(self, sizes: Sequence[int], threshold: int) -> bool:
+        """Return True if the message fits into EAGER and has at most `threshold` bytes."""
+        nbytes = sum(sizes)
+        needed = HEADER_SIZE + len(sizes) * SIZE_SIZE + nbytes
+        return nbytes <= threshold and needed <= self._peer.slot_size
+
+    def eager(self, sizes: Sequence[int]) -> bytes:
+        """Return the beginning of EAGER. The bytes of the frames follow it. Takes a credit."""
+        self._take_credit(Kind.EAGER, is_complete=True)
+        return self._header(Kind.EAGER, len(sizes)) + pack_sizes(sizes)
+
+    def announce(self, frames: Sequence[RemoteFrame]) -> Announcement:
+        """Begin to announce a message. All its parts are posted before another message begins.
+
+        The memory stays registered until the peer's Done with its number, or the end of the
+        connection.
+        """
+        if self.announcements <= 0:
+            raise ValueError("no message may be announced now")
+        if not frames:
+            raise ValueError("an announced message has at least one frame")
+        announcement = Announcement(self._next_number, frames)
+        self._next_number = (self._next_number + 1) % _NUMBERS
+        self._announced.add(announcement.number)
+        return announcement
+
+    def next_part(self, announcement: Announcement) -> bytes:
+        """Return the next wire message of an announcement. Takes a credit."""
+        is_first = not announcement.has_begun
+        beginning = pack_number(announcement.number) if is_first else b""
+        room = (self._peer.slot_size - HEADER_SIZE - len(beginning)) // FRAME_SIZE
+        frames = announcement.frames
+        part = [frames.popleft() for _ in range(min(room, len(frames)))]
+        kind = Kind.ANNOUNCE if is_first else Kind.TABLE
+        self._take_credit(kind, is_complete=not frames)
+        announcement.has_begun = True
+        count = announcement.count if is_first else len(part)
+        return self._header(kind, count) + beginning + pack_frames(part)
+
+    def finish(self) -> bytes:
+        """Return FINISH: this side sends no further message."""
+        self._sending = transition(self._sending, event_of(Kind.FINISH, is_complete=True))
+        return self._header(Kind.FINISH, 0)
+
+    def done(self, number: int, result: Result) -> bytes:
+        """Return DONE for an announced message of the peer."""
+        self._unread.remove(number)
+        return self._header(Kind.DONE, 0) + pack_done(number, result)
+
+    def credit_update(self) -> bytes | None:
+        """Return CREDIT if half of the window is free and the peer does not know it, else None."""
+        if 2 * self._freed < self._own.window:
+            return None
+        return self._header(Kind.CREDIT, 0)
+
+    def _take_credit(self, kind: Kind, *, is_complete: bool) -> None:
+        if self.credits <= 0:
+            raise ValueError("there is no credit")
+        self._sending = transition(self._sending, event_of(kind, is_complete=is_complete))
+        self.credits -= 1
+
+    def _header(self, kind: Kind, count: int) -> bytes:
+        returned = min(self._freed, _MAX_CREDITS)
+        self._freed -= returned
+        self._granted += returned
+        return Header(kind, returned, count).pack()
+
+    # --- receiving ---
+
+    def received(self, message: memoryview) -> Event | None:
+        """Return the event of a wire message, or None: a part of an announcement, or CREDIT.
+
+        The frames of an EagerMessage are parts of `message`.
+
+        Raises:
+            ProtocolError: the peer breaks the protocol, or exceeds a limit of this side.
+        """
+        header = unpack_header(message)
+        body = message[HEADER_SIZE:]
+        self.credits += header.credits
+        if self.credits > self._peer.window:
+            raise ProtocolError(f"{self.credits} credits; the window is {self._peer.window}")
+        if header.kind in (Kind.CREDIT, Kind.FINISH):
+            if header.number or len(body):
+                raise ProtocolError(f"{header.kind.name} with a body")
+            if header.kind is Kind.CREDIT:
+                return None
+            self._advance(Kind.FINISH, is_complete=True)
+            return Finished()
+        if header.kind is Kind.DONE:
+            return self._done(body)
+        self._granted -= 1
+        if self._granted < 0:
+            raise ProtocolError("the peer sends more messages than it has credits for")
+        if header.kind is Kind.EAGER:
+            return self._eager(header.number, body)
+        self._freed += 1
+        if header.kind is Kind.ANNOUNCE:
+            return self._announcement(header.number, body)
+        return self._list(header.number, body)
+
+    def release(self) -> None:
+        """Note that an EagerMessage is not used any more: its slot can be posted again."""
+        self._held -= 1
+        self._freed += 1
+
+    def _advance(self, kind: Kind, *, is_complete: bool) -> None:
+        self._receiving = transition(self._receiving, event_of(kind, is_complete=is_complete))
+
+    def _done(self, body: memoryview) -> Done:
+        number, result = unpack_done(body)
+        if number not in self._announced:
+            raise ProtocolError(f"DONE for message {number}, which waits for none")
+        self._announced.remove(number)
+        return Done(number, result)
+
+    def _eager(self, count: int, body: memoryview) -> EagerMessage:
+        self._check_limits(count, len(body) - count * SIZE_SIZE)
+        self._advance(Kind.EAGER, is_complete=True)
+        sizes = unpack_sizes(body, count)
+        frames, start = [], count * SIZE_SIZE
+        for size in sizes:
+            frames.append(body[start : start + size])
+            start += size
+        self._held += 1
+        return EagerMessage(tuple(frames))
+
+    def _announcement(self, count: int, body: memoryview) -> AnnouncedMessage | None:
+        number, entries = unpack_number(body)
+        if number != self._expected_number:
+            raise ProtocolError(f"message {number} was announced in place of another one")
+        if len(self._unread) >= self._own.announcements:
+            raise ProtocolError(f"more than {self._own.announcements} messages are announced")
+        self._check_limits(count, 0)
+        frames = unpack_frames(entries)
+        if not frames:
+            raise ProtocolError("ANNOUNCE lists no frame")
+        self._advance(Kind.ANNOUNCE, is_complete=len(frames) >= count)
+        self._expected_number = (number + 1) % _NUMBERS
+        self._unread.add(number)
+        self._listing_number, self._listing_count = number, count
+        self._listing, self._listing_nbytes = [], 0
+        return self._add(frames)
+
+    def _list(self, count: int, body: memoryview) -> AnnouncedMessage | None:
+        frames = unpack_frames(body)
+        if count != len(frames) or not frames:
+            raise ProtocolError(f"TABLE of {count} frames has {len(frames)}")
+        missing = self._listing_count - len(self._listing)
+        self._advance(Kind.TABLE, is_complete=len(frames) >= missing)
+        return self._add(frames)
+
+    def _add(self, frames: list[RemoteFrame]) -> AnnouncedMessage | None:
+        listing = self._listing
+        listing += frames
+        if len(listing) > self._listing_count:
+            raise ProtocolError(f"more frames are listed than {self._listing_count}")
+        self._listing_nbytes += sum(frame.nbytes for frame in frames)
+        self._check_limits(len(listing), self._listing_nbytes)
+        if len(listing) < self._listing_count:
+            return None
+        self._listing = []
+        return AnnouncedMessage(self._listing_number, tuple(listing))
+
+    def _check_limits(self, count: int, nbytes: int) -> None:
+        own = self._own
+        if count > own.max_frames:
+            raise ProtocolError(f"a message of {count} frames; the limit is {own.max_frames}")
+        if nbytes > own.max_nbytes:
+            raise ProtocolError(f"a message of {nbytes} bytes; the limit is {own.max_nbytes}")

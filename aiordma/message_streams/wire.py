@@ -1,0 +1,227 @@
+"""The wire format of message streams, version 1: docs/message_wire.md. All numbers are big-endian.
+
+When the sides connect, each sends a Hello in the private data: its version, and what it takes.
+After that each message of the connection is a wire message: a header and a body.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from aiordma.errors import ProtocolError
+
+MAGIC = b"aiMS"
+VERSION = 1
+MAX_WINDOW = 0xFFFF
+
+# magic, version, features, window, announcements, reserved, slot_size, max_frames, max_nbytes
+_HELLO = struct.Struct(">4sBBHHHIIQ")
+HELLO_SIZE = _HELLO.size
+# kind, reserved, credits, count
+_HEADER = struct.Struct(">BBHI")
+HEADER_SIZE = _HEADER.size
+_SIZE = struct.Struct(">Q")
+SIZE_SIZE = _SIZE.size
+# number of the message, result
+_DONE = struct.Struct(">QI")
+_NUMBER = struct.Struct(">Q")
+# size, address, key, reserved
+_FRAME = struct.Struct(">QQII")
+FRAME_SIZE = _FRAME.size
+MIN_SLOT_SIZE = HEADER_SIZE + _NUMBER.size + FRAME_SIZE
+
+
+class Kind(IntEnum):
+    """The kind of a wire message: the first byte of its header. Other values are refused."""
+
+    EAGER = 1
+    """A message with its bytes. `count` frames: first their sizes, then their bytes."""
+    ANNOUNCE = 2
+    """A message whose bytes the receiver reads. `count` frames in all; the body has its number and
+    the entries of the first frames."""
+    TABLE = 3
+    """`count` further entries of the announcement before."""
+    DONE = 4
+    """The receiver does not need the memory of an announced message any more."""
+    CREDIT = 5
+    """Nothing but the credits in the header."""
+    FINISH = 6
+    """The sender sends no further message."""
+
+
+class Result(IntEnum):
+    """The result of an announced message, in DONE."""
+
+    READ = 0
+    """The receiver has read all its bytes."""
+    DROPPED = 1
+    """The receiver has dropped it."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The announcement of one side when it connects. Sizes are bytes."""
+
+    window: int
+    """The number of wire messages EAGER, ANNOUNCE and TABLE that this side takes at first."""
+    announcements: int
+    """The number of announced messages that this side takes before it has sent DONE for them."""
+    slot_size: int
+    """The size of the largest wire message that this side takes."""
+    max_frames: int
+    """The largest number of frames in a message to this side."""
+    max_nbytes: int
+    """The size of the largest message to this side: all its frames together."""
+    features: int = 0
+    """Reserved: 0 is sent, and other values are ignored."""
+
+    def pack(self) -> bytes:
+        """Return the private data of this side, before those of the user."""
+        return _HELLO.pack(
+            MAGIC,
+            VERSION,
+            self.features,
+            self.window,
+            self.announcements,
+            0,
+            self.slot_size,
+            self.max_frames,
+            self.max_nbytes,
+        )
+
+    @classmethod
+    def unpack(cls, private_data: bytes) -> tuple[Hello, bytes]:
+        """Return the Hello of the peer, and the private data of its user.
+
+        Raises:
+            ProtocolError: the peer uses another protocol or version, or its numbers make no sense.
+        """
+        if len(private_data) < HELLO_SIZE or private_data[:4] != MAGIC:
+            raise ProtocolError("the peer does not use the protocol of message streams")
+        _, version, features, window, announcements, _, *limits = _HELLO.unpack_from(private_data)
+        if version != VERSION:
+            raise ProtocolError(
+                f"the peer uses version {version} of message streams; this is version {VERSION}"
+            )
+        slot_size, max_frames, max_nbytes = limits
+        hello = cls(window, announcements, slot_size, max_frames, max_nbytes, features)
+        if not window or not announcements or not hello.max_frames:
+            raise ProtocolError(f"the peer takes no messages: {hello}")
+        if hello.slot_size < MIN_SLOT_SIZE:
+            raise ProtocolError(f"the peer takes {hello.slot_size} bytes, not {MIN_SLOT_SIZE}")
+        return hello, private_data[HELLO_SIZE:]
+
+
+class RemoteFrame(NamedTuple):
+    """A frame in the peer's registered memory."""
+
+    nbytes: int
+    addr: int
+    rkey: int
+
+
+class Header(NamedTuple):
+    """The beginning of a wire message."""
+
+    kind: Kind
+    credits: int
+    """The number of credits that the sender returns."""
+    number: int
+    """The number of frames, or 0: see Kind."""
+
+    def pack(self) -> bytes:
+        """Return the header as bytes."""
+        return _HEADER.pack(self.kind, 0, self.credits, self.number)
+
+
+def unpack_header(message: memoryview) -> Header:
+    """Return the header of a wire message.
+
+    Raises:
+        ProtocolError: it is too short, or of an unknown kind.
+    """
+    if len(message) < HEADER_SIZE:
+        raise ProtocolError(f"a wire message of {len(message)} bytes has no header")
+    kind, _, credits, number = _HEADER.unpack_from(message)
+    try:
+        return Header(Kind(kind), credits, number)
+    except ValueError:
+        raise ProtocolError(f"a wire message of the unknown kind {kind}") from None
+
+
+def pack_sizes(sizes: Sequence[int]) -> bytes:
+    """Return the sizes of frames in EAGER."""
+    return struct.pack(f">{len(sizes)}Q", *sizes)
+
+
+def unpack_sizes(body: memoryview, count: int) -> tuple[int, ...]:
+    """Return the sizes of `count` frames. Their bytes are all that follows.
+
+    Raises:
+        ProtocolError: the body is shorter or longer.
+    """
+    start = count * SIZE_SIZE
+    sizes = struct.unpack_from(f">{count}Q", body) if start <= len(body) else ()
+    if start + sum(sizes) != len(body) or len(sizes) != count:
+        raise ProtocolError(f"EAGER with {count} frames does not fill its {len(body)} bytes")
+    return sizes
+
+
+def pack_number(number: int) -> bytes:
+    """Return the number of a message in ANNOUNCE."""
+    return _NUMBER.pack(number)
+
+
+def unpack_number(body: memoryview) -> tuple[int, memoryview]:
+    """Return the number of an announced message, and the rest of the body.
+
+    Raises:
+        ProtocolError: the body is too short.
+    """
+    if len(body) < _NUMBER.size:
+        raise ProtocolError("ANNOUNCE has no number")
+    return _NUMBER.unpack_from(body)[0], body[_NUMBER.size :]
+
+
+def pack_frames(frames: Sequence[RemoteFrame]) -> bytes:
+    """Return the entries of frames in ANNOUNCE and TABLE."""
+    return b"".join(_FRAME.pack(*frame, 0) for frame in frames)
+
+
+def unpack_frames(body: memoryview) -> list[RemoteFrame]:
+    """Return the frames whose entries are the body.
+
+    Raises:
+        ProtocolError: the last entry is not whole, or a frame is not in 64 bits of addresses.
+    """
+    if len(body) % FRAME_SIZE:
+        raise ProtocolError(f"{len(body)} bytes are not a number of whole frame entries")
+    frames = [RemoteFrame(*entry[:3]) for entry in _FRAME.iter_unpack(body)]
+    for frame in frames:
+        if frame.addr + frame.nbytes > 1 << 64:
+            raise ProtocolError(f"a frame ends behind the last address: {frame}")
+    return frames
+
+
+def pack_done(number: int, result: Result) -> bytes:
+    """Return the body of DONE."""
+    return _DONE.pack(number, result)
+
+
+def unpack_done(body: memoryview) -> tuple[int, Result]:
+    """Return the number of the message and the result.
+
+    Raises:
+        ProtocolError: the body has another size, or the result is unknown.
+    """
+    if len(body) != _DONE.size:
+        raise ProtocolError(f"DONE with {len(body)} bytes")
+    number, result = _DONE.unpack(body)
+    try:
+        return number, Result(result)
+    except ValueError:
+        raise ProtocolError(f"DONE with the unknown result {result}") from None
