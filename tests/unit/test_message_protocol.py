@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from helpers import ROOT
 
 from aiordma import ProtocolError
 from aiordma.message_streams.protocol import (
@@ -360,6 +361,24 @@ def test_two_sides_never_exceed_the_slots_and_never_wait_for_each_other(seed: in
 
 
 # --- the table ---
+
+
+def diagram() -> Iterator[str]:
+    """Yield the lines of a mermaid block with an arrow for each entry of the table."""
+    yield from ("```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(TRANSITIONS)).name}")
+    for state, row in TRANSITIONS.items():
+        for event, following in row.items():
+            yield f"    {state.name} --> {following.name}: {event.name}"
+        if not row:
+            yield f"    {state.name} --> [*]"
+    yield "```"
+
+
+def test_the_page_shows_the_table() -> None:
+    page, block = (ROOT / "docs/message_wire.md").read_text(), "\n".join(diagram())
+    assert f"\n{block}\n" in page, f"docs/message_wire.md does not contain:\n{block}"
+    for kind in Kind:
+        assert f"| `{kind.name}` | {kind.value} |" in page
 
 
 def test_the_table_has_all_states_and_events() -> None:
