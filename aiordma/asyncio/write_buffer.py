@@ -37,8 +37,12 @@ class WriteBuffer:
         self.high, self.low = high, low
 
     def add(self, data: memoryview, protocol: BaseProtocol) -> None:
-        """Store a copy of `data`. Above the high water mark, pause the protocol."""
-        self._waiting.append(memoryview(bytes(data)))
+        """Store `data`, or a copy unless it is of `bytes`. Pause the protocol if that is too much.
+
+        Only `bytes` cannot change until they are sent.
+        """
+        is_constant = type(data.obj) is bytes
+        self._waiting.append(data[:] if is_constant else memoryview(bytes(data)))
         self.size += len(data)
         self.pause_if_full(protocol)
 

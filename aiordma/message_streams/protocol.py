@@ -66,9 +66,14 @@ class AnnouncedMessage:
     frames: tuple[RemoteFrame, ...]
 
     @property
+    def sizes(self) -> list[int]:
+        """The sizes of the frames in bytes."""
+        return [frame.nbytes for frame in self.frames]
+
+    @property
     def nbytes(self) -> int:
         """The size of all frames together."""
-        return sum(frame.nbytes for frame in self.frames)
+        return sum(self.sizes)
 
 
 @dataclass(frozen=True)

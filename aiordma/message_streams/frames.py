@@ -1,0 +1,48 @@
+"""Frames: the pieces of a message, and the memory for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiordma.memory import MemoryRegion, MemorySlice, byte_view
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    Frame = Buffer | MemorySlice | MemoryRegion
+    """Memory of any kind."""
+
+T = TypeVar("T", memoryview, MemorySlice)
+
+
+def frames_of(message: Frame | Sequence[Frame]) -> list[memoryview | MemorySlice]:
+    """Return the frames of a message, which is one buffer or a list of frames."""
+    frames: Sequence[Any] = message if isinstance(message, (list, tuple)) else [message]
+    return [
+        frame[:] if isinstance(frame, (MemorySlice, MemoryRegion)) else byte_view(frame)
+        for frame in frames
+    ]
+
+
+def bytes_of(memory: Frame) -> memoryview:
+    """Return a view of the bytes of memory of any kind."""
+    return memory.view if isinstance(memory, MemorySlice) else byte_view(memory)
+
+
+def parts_for(buffers: Sequence[T], sizes: Sequence[int]) -> list[T]:
+    """Return the memory for frames of these sizes: a buffer for each, or one for all together.
+
+    Raises:
+        ValueError: a buffer is too small.
+    """
+    if len(buffers) == len(sizes):
+        for buffer, size in zip(buffers, sizes, strict=True):
+            if size > len(buffer):
+                raise ValueError(f"a frame of {size} bytes does not fit into {len(buffer)}")
+        return [buffer[:size] for buffer, size in zip(buffers, sizes, strict=True)]
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(buffers[0][start : start + size])
+        start += size
+    return parts

@@ -1,0 +1,90 @@
+"""Rendezvous: the sender's memory is made readable, and the receiver reads it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from aiordma.enums import AccessFlags
+from aiordma.errors import RdmaError
+from aiordma.loop import Loop
+from aiordma.loop.task_groups import task_group
+from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
+from aiordma.message_streams.outgoing import AnnouncedOutgoing
+from aiordma.message_streams.wire import RemoteFrame
+from aiordma.messages.connection import Connection
+
+# A frame is read in pieces of this size, several at a time.
+PIECE = 1 << 22
+READS_AT_ONCE = 8
+
+
+async def announce_frames(
+    connection: Connection, frames: Sequence[memoryview | MemorySlice]
+) -> AnnouncedOutgoing:
+    """Return a message whose frames the peer can read. Memory that is not registered is registered.
+
+    Cancelling leaves nothing registered.
+
+    Raises:
+        ValueError: registered memory does not allow the peer to read it.
+        Others: as Connection.register().
+    """
+    regions: list[MemoryRegion] = []
+    try:
+        remote = [await _make_readable(connection, frame, regions) for frame in frames]
+    except BaseException:
+        for region in regions:
+            region.close()
+        raise
+    return AnnouncedOutgoing(remote, regions)
+
+
+async def _make_readable(
+    connection: Connection, frame: memoryview | MemorySlice, regions: list[MemoryRegion]
+) -> RemoteFrame:
+    if not len(frame):
+        return RemoteFrame(0, 0, 0)
+    if not isinstance(frame, MemorySlice):
+        region = await connection.register(frame, AccessFlags.REMOTE_READ)
+        regions.append(region)
+        frame = region[:]
+    remote = frame.remote
+    return RemoteFrame(remote.length, remote.addr, remote.rkey)
+
+
+async def read_frames(
+    connection: Connection,
+    loop: Loop,
+    frames: Sequence[RemoteFrame],
+    parts: Sequence[MemorySlice],
+) -> None:
+    """Read each frame into a part of registered memory, several pieces at a time.
+
+    Cancelling stops the waiting: see Connection.read().
+
+    Raises: as Connection.read().
+    """
+    pieces: deque[tuple[RemoteBuffer, MemorySlice]] = deque()
+    for frame, part in zip(frames, parts, strict=True):
+        for start in range(0, frame.nbytes, PIECE):
+            nbytes = min(PIECE, frame.nbytes - start)
+            remote = RemoteBuffer(frame.addr + start, frame.rkey, nbytes)
+            pieces.append((remote, part[start : start + nbytes]))
+    failures: list[RdmaError] = []
+
+    async def read_some() -> None:
+        while pieces and not failures:
+            try:
+                await connection.read(*pieces.popleft())
+            except RdmaError as error:
+                failures.append(error)
+
+    if len(pieces) <= 1:
+        await read_some()
+    else:
+        async with task_group(loop) as tasks:
+            for _ in range(min(READS_AT_ONCE, len(pieces))):
+                tasks.create_task(read_some())
+    if failures:
+        raise failures[0]

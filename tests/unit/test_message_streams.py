@@ -1,0 +1,225 @@
+"""MessageStream on simulated devices: sizes, frames, flow control, cancelling, the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import loops
+import pytest
+from simulator import Simulation
+from simulator.pairs import PORT
+
+import aiordma
+from aiordma import BusyError, LocalClosed, PeerClosed, ProtocolError
+from aiordma.message_streams.connect import connect_messages, listen_messages
+from aiordma.message_streams.message_stream import MessageStream
+from aiordma.message_streams.options import MessageOptions
+
+pytestmark = pytest.mark.usefixtures("time_limit")
+
+LARGE = bytes(range(256)) * 4096
+OPTIONS = MessageOptions(window=4, announcements=2, slot_size=512, eager_limit=256)
+
+
+@asynccontextmanager
+async def streams(
+    simulation: Simulation, options: MessageOptions = OPTIONS
+) -> AsyncIterator[tuple[MessageStream, MessageStream]]:
+    """Yield both ends of a message stream."""
+    host = simulation.far.host
+    async with listen_messages(host, PORT, options=options) as listener:
+        accepting = loops.create_task(listener.accept())
+        async with connect_messages(host, PORT, options=options) as near, await accepting as far:
+            yield near, far
+
+
+async def test_messages_arrive_in_order_as_they_were_framed(simulation: Simulation) -> None:
+    messages: list[list[bytes]] = [
+        [b"one"],
+        [LARGE],
+        [b"", b"two"],
+        [b"a" * 200, LARGE[:9000], b""],
+    ]
+    async with streams(simulation) as (near, far):
+        received: list[list[bytes]] = []
+
+        async def receive() -> None:
+            for _ in messages:
+                with await far.recv_message() as message:
+                    received.append([bytes(frame) for frame in message.frames])
+
+        receiving = loops.create_task(receive())
+        for message in messages:
+            await near.send(message)
+        await receiving
+        assert received == messages
+
+
+@pytest.mark.parametrize("size", [3, len(LARGE)])
+async def test_each_way_to_receive(simulation: Simulation, size: int) -> None:
+    data, asked = LARGE[:size], list[Sequence[int]]()
+
+    def allocate(sizes: Sequence[int]) -> list[bytearray]:
+        asked.append(sizes)
+        return [bytearray(size) for size in sizes]
+
+    async with streams(simulation) as (near, far):
+        sending = [loops.create_task(near.send([data, data[:2]])) for _ in range(3)]
+        assert await far.recv() == data + data[:2]
+        with pytest.raises(ValueError, match=f"does not fit into {size}"):
+            await far.recv_into(bytearray(size))
+        buffer = bytearray(size + 10)
+        assert await far.recv_into(buffer) == size + 2
+        assert buffer[: size + 2] == data + data[:2]
+        with pytest.raises(ValueError, match="0 buffers for 2 frames"):
+            await far.recv_frames(lambda sizes: [])
+        with pytest.raises(ValueError, match="a frame of 2 bytes does not fit into 1"):
+            await far.recv_frames(lambda sizes: [bytearray(size), bytearray(1)])
+        frames = await far.recv_frames(allocate)
+        assert (asked, frames) == ([[size, 2]], [data, data[:2]])
+        await loops.gather(*sending)
+
+
+async def test_registered_memory_is_sent_and_received_as_it_is(simulation: Simulation) -> None:
+    async with streams(simulation) as (near, far):
+        access = aiordma.AccessFlags.LOCAL_WRITE | aiordma.AccessFlags.REMOTE_READ
+        source = await near._connection.allocate(len(LARGE), access)
+        memoryview(source)[:] = LARGE
+        target = await far._connection.allocate(len(LARGE), far._connection.read_access)
+        sending = loops.create_task(near.send(source[10:]))
+        assert await far.recv_into(target) == len(LARGE) - 10
+        await sending
+        assert bytes(memoryview(target)[:-10]) == LARGE[10:]
+        assert not source.closed
+
+
+async def test_a_slow_reader_holds_any_number_of_senders_back(simulation: Simulation) -> None:
+    """On iWARP, too, where it would end a Connection."""
+    async with streams(simulation) as (near, far):
+        sending = [loops.create_task(near.send(b"%d" % index)) for index in range(100)]
+        await loops.sleep(1)
+        assert sum(task.done() for task in sending) == OPTIONS.window
+        received = {await far.recv() for _ in sending}  # trio begins the tasks in any order
+        assert received == {b"%d" % index for index in range(100)}
+        await loops.gather(*sending)
+
+
+async def test_both_sides_send_without_receiving(simulation: Simulation) -> None:
+    async with streams(simulation) as (near, far):
+        sending = [
+            loops.create_task(side.send(data))
+            for side in (near, far)
+            for data in [b"x"] * 6 + [LARGE] * 3
+        ]
+        await loops.sleep(1)
+        for side in (far, near):
+            assert [len(await side.recv()) for _ in range(9)] == [1] * 6 + [len(LARGE)] * 3
+        await loops.gather(*sending)
+
+
+async def test_the_end_of_the_messages(simulation: Simulation) -> None:
+    async with streams(simulation) as (near, far):
+        await near.send(b"last")
+        await near.send_eof()
+        await near.send_eof()
+        assert [message async for message in far] == [b"last"]
+        with pytest.raises(PeerClosed, match="sends no further message"):
+            await far.recv()
+        with pytest.raises(LocalClosed, match="was ended"):
+            await near.send(b"more")
+        await far.send(b"the other way")
+        assert await near.recv() == b"the other way"
+        await near.aclose()
+        with pytest.raises(LocalClosed):
+            await near.send(b"")
+        await loops.until(lambda: far.closed, "the peer's end to be noticed")
+        with pytest.raises(PeerClosed):
+            await far.send(b"")
+        assert "closed" in repr(near)
+
+
+async def test_a_cancelled_receive_loses_no_message(simulation: Simulation) -> None:
+    async with streams(simulation) as (near, far):
+        receiving = loops.create_task(far.recv())
+        await loops.sleep(0.01)
+        with pytest.raises(BusyError):
+            await far.recv()
+        await loops.cancel(receiving)
+        sending = loops.create_task(near.send(LARGE))
+        await loops.sleep(1)
+        assert await far.recv() == LARGE
+        await sending
+
+
+async def test_a_cancelled_send_is_received_all_the_same_if_it_was_announced(
+    simulation: Simulation,
+) -> None:
+    async with streams(simulation) as (near, far):
+        frames = [LARGE[: 300 + index] for index in range(100)]  # announced in several parts
+        sending = loops.create_task(near.send(frames))
+        await loops.sleep(1)
+        waiting = loops.create_task(near.send(b"never"))
+        await loops.sleep(1)
+        assert not near._exchange._outbox[0].is_taken  # no credits for all parts
+        await loops.cancel(sending)
+        await loops.cancel(waiting)
+        with await far.recv_message() as message:
+            assert [bytes(frame) for frame in message.frames] == frames
+        await near.send(b"next")
+        assert await far.recv() == b"next"
+        await loops.until(lambda: not near._exchange._in_flight, "the peer to have read")
+
+
+async def test_messages_that_the_peer_does_not_take_are_refused(simulation: Simulation) -> None:
+    options = MessageOptions(max_frames=3, max_nbytes=1000)
+    async with streams(simulation, options) as (near, far):
+        with pytest.raises(ValueError, match="4 frames; the peer takes 3"):
+            await near.send([b""] * 4)
+        with pytest.raises(ValueError, match="1001 bytes; the peer takes 1000"):
+            await near.send(bytes(1001))
+        await near.send([])
+        assert await far.recv() == b""
+
+
+async def test_a_peer_of_another_protocol(simulation: Simulation) -> None:
+    host = simulation.far.host
+    async with aiordma.listen(host, PORT) as plain:
+        serving = loops.create_task(plain.accept())
+        with pytest.raises(ProtocolError, match="does not use the protocol"):
+            await connect_messages(host, PORT)
+        await (await serving).aclose()
+    async with listen_messages(host, PORT) as listener:
+        connecting = loops.create_task(aiordma.connect(host, PORT))
+        request = await listener.get_request()
+        assert request.private_data == b""
+        with pytest.raises(ProtocolError, match="does not use the protocol"):
+            await request.accept()
+        with pytest.raises(aiordma.Rejected):
+            await connecting
+
+
+async def test_private_data(simulation: Simulation) -> None:
+    host = simulation.far.host
+    async with listen_messages(host, PORT) as listener:
+        connecting = loops.create_task(connect_messages(host, PORT, private_data=b"mine"))
+        request = await listener.get_request()
+        assert request.private_data.startswith(b"mine")
+        far = await request.accept(b"yours")
+        near = await connecting
+        assert near.private_data.startswith(b"yours")
+        assert far.private_data.startswith(b"mine")
+        await near.aclose()
+        await far.aclose()
+
+
+async def test_a_peer_that_dies_ends_all_waits(simulation: Simulation) -> None:
+    async with streams(simulation) as (near, far):
+        tasks = [loops.create_task(near.send(LARGE)), loops.create_task(near.recv())]
+        await loops.sleep(0.1)
+        far.abort()
+        for task in tasks:
+            with pytest.raises(PeerClosed):
+                await task
+        with pytest.raises(LocalClosed):
+            await far.recv()
