@@ -69,7 +69,7 @@ async def test_a_slow_reader_holds_its_peer_back(address: DeviceAddress) -> None
 async def test_a_peer_that_goes_ends_a_rendezvous(address: DeviceAddress) -> None:
     async with message_streams(address) as (near, far):
         sending = loops.create_task(near.send(bytes(1 << 20)))
-        await loops.until(lambda: near._exchange._in_flight, "the message to be announced")
+        await loops.until(lambda: far._connection.stats.messages_unread, "the announcement")
         far.abort()
         with pytest.raises(PeerClosed):
             await sending

@@ -223,7 +223,7 @@ static int try_send(PyObject *self, PyObject *data, PyObject **result, int *erro
 
 static PyObject *send_queue_core_send(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-	static const struct attempt_kind kind = { "Connection.send", try_send };
+	static const struct attempt_kind kind = { "Connection.send", try_send, NULL };
 	struct send_queue_core *core = (struct send_queue_core *)self;
 
 	if (count == 2)

@@ -502,7 +502,7 @@ static PyObject *stream_start_receive(PyObject *self, PyObject *const *args, Py_
 
 static PyObject *stream_start_send(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-	static const struct attempt_kind kind = { "ByteStream.send", try_send };
+	static const struct attempt_kind kind = { "ByteStream.send", try_send, NULL };
 	struct stream_data_path *path = (struct stream_data_path *)self;
 
 	if (count == 2)
