@@ -1,7 +1,7 @@
 /* Completion events: reading them, and arming the queues again. */
 #include "fast_path.h"
 
-/* The iterations of a loop that does not wait before its queues are armed. */
+/* A loop that never waits has its queues armed after this number of iterations. */
 #define MAX_UNARMED_ITERATIONS 4
 
 PyTypeObject *polled_queue_type;

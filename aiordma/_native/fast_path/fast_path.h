@@ -103,7 +103,7 @@ struct completion_dispatcher {
 	PyObject *on_failure; /* called with an errno and the name of the function that failed */
 	PyObject *on_full;    /* called with a PolledQueue that might have more than a batch */
 	struct ibv_comp_channel *channel; /* valid while `is_reading` */
-	PyObject *on_wait; /* called to arm queues before the loop waits; NULL, None: see below */
+	PyObject *on_wait; /* called to arm queues before the loop waits; NULL, None: at once */
 	char has_unarmed;  /* a queue was left unarmed until the loop waits */
 	char took_some;	   /* the last batch had completions */
 	int unarmed_iterations; /* iterations of the loop since the last completion */
