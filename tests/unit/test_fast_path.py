@@ -233,6 +233,25 @@ def test_completions_for_python_come_in_batches_and_unchanged(verbs: Queues, rig
     assert (rig.notified, rig.receives.notify) == ([KEY], False)  # once
 
 
+def test_python_gets_the_first_and_the_last_flushed_receive(verbs: Queues, rig: Rig) -> None:
+    verbs.received(KEY, 0, status=WcStatus.WR_FLUSH_ERR)
+    rig.poll()
+    rig.ring.posted -= 1  # as Python does
+    for slot in range(1, SLOTS):
+        verbs.received(KEY, slot, status=WcStatus.WR_FLUSH_ERR)
+        rig.poll()
+    assert rig.for_python == [FIRST | RECEIVE, FIRST | RECEIVE | SLOTS - 1]
+    assert (rig.ring.failed, rig.ring.posted) == (SLOTS, 1)
+
+
+def test_python_gets_each_receive_that_failed_for_another_reason(verbs: Queues, rig: Rig) -> None:
+    for slot in range(SLOTS - 1):
+        verbs.received(KEY, slot, status=WcStatus.LOC_LEN_ERR)
+    rig.poll()
+    assert rig.for_python == [FIRST | RECEIVE | slot for slot in range(SLOTS - 1)]
+    assert rig.ring.failed == SLOTS - 1
+
+
 def test_the_queue_of_an_event_is_polled_and_armed_again(verbs: Queues, rig: Rig) -> None:
     queue = rig.watch()
     for _ in range(2):
