@@ -1,4 +1,4 @@
-"""Helpers for byte streams: two connected ends, and data in which a lost byte is found."""
+"""Helpers for byte streams and message streams: two connected ends, and data to compare."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ import trustme
 from helpers import Host
 
 from aiordma import ByteStream, StreamListener, StreamOptions, connect_stream, listen_stream
+from aiordma.message_streams.connect import connect_messages, listen_messages
+from aiordma.message_streams.message_stream import MessageStream
+from aiordma.message_streams.options import DEFAULT_OPTIONS as DEFAULT_MESSAGES
+from aiordma.message_streams.options import MessageOptions
 from aiordma.streams.stream_core import StreamCore
 
 DEFAULT = StreamOptions()
@@ -42,6 +46,18 @@ async def streaming(
             far.abort()
             await near.aclose()
             await far.aclose()
+
+
+@contextlib.asynccontextmanager
+async def message_streams(
+    address: Host, options: MessageOptions = DEFAULT_MESSAGES
+) -> AsyncIterator[tuple[MessageStream, MessageStream]]:
+    """Yield both ends of a message stream on one device."""
+    async with listen_messages(address.host, 0, options=options) as listener:
+        accepting = loops.create_task(listener.accept())
+        host, port = listener.local_address
+        async with connect_messages(host, port, options=options) as near, await accepting as far:
+            yield near, far
 
 
 def pattern(nbytes: int, seed: int = 0) -> bytes:

@@ -49,15 +49,17 @@ class Exchange:
         self._wire: tuple[bytes, Outgoing | None] | None = None
         self._is_posting = self._is_pulling = self._has_background_task = False
         self._in_flight: dict[int, AnnouncedOutgoing] = {}
+        # Messages that are posted in part or read by the peer, and whose senders were cancelled.
+        self._abandoned: set[Outgoing] = set()
         self.inbox: deque[Arrival] = deque()
         """The messages that have arrived and that no task has received."""
 
     @property
     def has_finished(self) -> bool:
         """True if the end of this side's messages is posted, or waits to be."""
-        return self.protocol.has_finished or any(
-            isinstance(outgoing, FinishOutgoing) for outgoing in self._outbox
-        )
+        if self.protocol.has_finished:
+            return True
+        return bool(self._outbox) and isinstance(self._outbox[-1], FinishOutgoing)
 
     @property
     def is_idle(self) -> bool:
@@ -85,8 +87,9 @@ class Exchange:
 
     def _withdraw(self, outgoing: Outgoing) -> None:
         """Forget a message whose sender was cancelled, unless a part of it is posted."""
-        outgoing.has_sender = False
-        if outgoing in self._outbox and not outgoing.has_begun:
+        if outgoing.has_begun:
+            self._abandoned.add(outgoing)
+        elif outgoing in self._outbox:
             self._outbox.remove(outgoing)
             outgoing.release()
         self._leave_rest()
@@ -129,7 +132,8 @@ class Exchange:
             self._wire = None
             if outgoing is not None and outgoing.is_taken:
                 self._outbox.popleft()
-                outgoing.is_over = not isinstance(outgoing, AnnouncedOutgoing)
+                if not isinstance(outgoing, AnnouncedOutgoing):
+                    self._finish(outgoing)
         except RdmaError as error:
             self.lost(error)
         finally:
@@ -174,10 +178,13 @@ class Exchange:
         if isinstance(event, AnnouncedMessage):
             self.inbox.append(event)
         elif isinstance(event, Done):
-            outgoing = self._in_flight.pop(event.number)
-            outgoing.is_over = True
-            outgoing.release()
+            self._finish(self._in_flight.pop(event.number))
         self._return_credits()
+
+    def _finish(self, outgoing: Outgoing) -> None:
+        outgoing.is_over = True
+        outgoing.release()
+        self._abandoned.discard(outgoing)
 
     def _released(self) -> None:
         """Note that a receive buffer is free again."""
@@ -198,10 +205,7 @@ class Exchange:
         run_in_background(self.loop, self._finish_rest())
 
     def _needs_background_task(self) -> bool:
-        if self._may_post():
-            return True
-        waiting = (*self._outbox, *self._in_flight.values())
-        return self.end is None and not all(outgoing.has_sender for outgoing in waiting)
+        return self._may_post() or (self.end is None and bool(self._abandoned))
 
     async def _finish_rest(self) -> None:
         try:
@@ -226,5 +230,6 @@ class Exchange:
                 outgoing.release()
             self._in_flight.clear()
             self._outbox.clear()
+            self._abandoned.clear()
             self.on_end()
         self._changed.wake_all()

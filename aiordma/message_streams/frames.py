@@ -30,6 +30,14 @@ def bytes_of(memory: Frame) -> memoryview:
     return memory.view if isinstance(memory, MemorySlice) else byte_view(memory)
 
 
+def nbytes_of(memory: Frame) -> int:
+    """Return the size in bytes of memory of any kind."""
+    if isinstance(memory, (MemorySlice, MemoryRegion)):
+        return len(memory)
+    with memoryview(memory) as view:
+        return view.nbytes
+
+
 def parts_for(buffers: Sequence[T], sizes: Sequence[int]) -> list[T]:
     """Return the memory for frames of these sizes: a buffer for each, or one for all together.
 

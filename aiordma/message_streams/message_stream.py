@@ -12,12 +12,12 @@ from aiordma.loop import Deadline, checkpoint
 from aiordma.loop.context_managers import AbortingContextManagerMixin
 from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.message_streams.exchange import Arrival, Exchange
-from aiordma.message_streams.frames import bytes_of, frames_of, parts_for
+from aiordma.message_streams.frames import bytes_of, frames_of, nbytes_of, parts_for
 from aiordma.message_streams.options import MessageOptions
 from aiordma.message_streams.outgoing import EagerOutgoing, FinishOutgoing, Outgoing
 from aiordma.message_streams.protocol import AnnouncedMessage, MessageProtocol
 from aiordma.message_streams.received import EagerArrival, LandingPool, ReceivedMessage
-from aiordma.message_streams.rendezvous import announce_frames, read_frames
+from aiordma.message_streams.rendezvous import announce_frames, read_frames, registered
 from aiordma.message_streams.wire import Hello
 from aiordma.messages.connection import Connection
 from aiordma.rdmacm.address import format_address
@@ -170,7 +170,7 @@ class MessageStream(AbortingContextManagerMixin):
             Others: as recv().
         """
         async with self._receiving() as arrival:
-            nbytes, room = sum(arrival.sizes), len(bytes_of(buffer))
+            nbytes, room = sum(arrival.sizes), nbytes_of(buffer)
             if nbytes > room:
                 raise ValueError(f"a message of {nbytes} bytes does not fit into {room}")
             await self._receive_into(arrival, [buffer])
@@ -234,30 +234,23 @@ class MessageStream(AbortingContextManagerMixin):
 
     async def _receive_into(self, arrival: Arrival, buffers: Sequence[Frame]) -> None:
         """Put the frames of a message into buffers: one for each, or one for all together."""
-        sizes = arrival.sizes
-        targets = parts_for([bytes_of(buffer) for buffer in buffers], sizes)
         if isinstance(arrival, EagerArrival):
+            targets = parts_for([bytes_of(buffer) for buffer in buffers], arrival.sizes)
             for target, frame in zip(targets, arrival.frames, strict=True):
                 target[:] = frame
             arrival.release()
             return
-        del targets  # so that the buffers can be resized after this
         regions: list[MemoryRegion] = []
         try:
             parts = [await self._make_writable(buffer, regions) for buffer in buffers]
-            await self._read(arrival, parts_for(parts, sizes))
+            await self._read(arrival, parts_for(parts, arrival.sizes))
         finally:
             for region in regions:
                 region.close()
 
     async def _make_writable(self, buffer: Frame, regions: list[MemoryRegion]) -> MemorySlice:
-        if isinstance(buffer, (MemorySlice, MemoryRegion)):
-            return buffer[:]
-        nothing = not bytes_of(buffer).nbytes
-        memory = bytearray(1) if nothing else buffer  # empty memory cannot be registered
-        region = await self._connection.register(memory, self._connection.read_access)
-        regions.append(region)
-        return region[:]
+        memory = buffer if nbytes_of(buffer) else bytearray(1)  # empty memory is refused
+        return await registered(self._connection, memory, self._connection.read_access, regions)
 
     async def _read(self, arrival: AnnouncedMessage, parts: Sequence[MemorySlice]) -> None:
         try:

@@ -13,14 +13,16 @@ from aiordma.message_streams.wire import RemoteFrame
 class Outgoing(Protocol):
     """A message, or the end of the messages, that waits to be posted."""
 
-    has_begun: bool
-    """True if next_wire() was called: the rest must follow."""
-    is_taken: bool
-    """True if next_wire() has returned the last wire message."""
     is_over: bool
     """True if its sender need not wait any more."""
-    has_sender: bool
-    """True if a task waits until it is over."""
+
+    @property
+    def has_begun(self) -> bool:
+        """True if next_wire() was called: the rest must follow."""
+
+    @property
+    def is_taken(self) -> bool:
+        """True if next_wire() has returned the last wire message."""
 
     def may_post(self, protocol: MessageProtocol) -> bool:
         """Return True if the peer takes the next wire message now."""
@@ -39,7 +41,6 @@ class EagerOutgoing:
         self._sizes = [frame.nbytes for frame in frames]
         self._data = b"".join(frames)
         self.has_begun = self.is_taken = self.is_over = False
-        self.has_sender = True
 
     def may_post(self, protocol: MessageProtocol) -> bool:
         """See Outgoing."""
@@ -59,7 +60,6 @@ class FinishOutgoing:
 
     def __init__(self) -> None:
         self.has_begun = self.is_taken = self.is_over = False
-        self.has_sender = True
 
     def may_post(self, protocol: MessageProtocol) -> bool:
         """See Outgoing. It takes no credit."""
@@ -82,8 +82,17 @@ class AnnouncedOutgoing:
         self._frames = frames
         self._regions = regions
         self._announcement: Announcement | None = None
-        self.has_begun = self.is_taken = self.is_over = False
-        self.has_sender = True
+        self.is_over = False
+
+    @property
+    def has_begun(self) -> bool:
+        """See Outgoing."""
+        return self._announcement is not None
+
+    @property
+    def is_taken(self) -> bool:
+        """See Outgoing."""
+        return self._announcement is not None and self._announcement.is_listed
 
     @property
     def number(self) -> int:
@@ -99,10 +108,7 @@ class AnnouncedOutgoing:
         """See Outgoing."""
         if self._announcement is None:
             self._announcement = protocol.announce(self._frames)
-            self.has_begun = True
-        wire = protocol.next_part(self._announcement)
-        self.is_taken = self._announcement.is_listed
-        return wire
+        return protocol.next_part(self._announcement)
 
     def release(self) -> None:
         """See Outgoing."""

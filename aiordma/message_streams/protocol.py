@@ -41,7 +41,6 @@ from aiordma.message_streams.wire import (
 )
 
 CONTROL_SLOTS = 3
-_MAX_CREDITS = 0xFFFF
 _NUMBERS = 1 << 64
 
 
@@ -120,7 +119,6 @@ class MessageProtocol:
         self._next_number = 0
         self._announced: set[int] = set()
         # Receiving.
-        self._held = 0  # EAGER messages that were not released
         self._freed = 0  # credits that were not returned yet
         self._granted = own.window  # credits that the peer has
         self._expected_number = 0
@@ -221,8 +219,7 @@ class MessageProtocol:
         self.credits -= 1
 
     def _header(self, kind: Kind, count: int) -> bytes:
-        returned = min(self._freed, _MAX_CREDITS)
-        self._freed -= returned
+        returned, self._freed = self._freed, 0  # at most the window: they fit into the header
         self._granted += returned
         return Header(kind, returned, count).pack()
 
@@ -262,7 +259,6 @@ class MessageProtocol:
 
     def release(self) -> None:
         """Note that an EagerMessage is not used any more: its slot can be posted again."""
-        self._held -= 1
         self._freed += 1
 
     def _advance(self, kind: Kind, *, is_complete: bool) -> None:
@@ -283,7 +279,6 @@ class MessageProtocol:
         for size in sizes:
             frames.append(body[start : start + size])
             start += size
-        self._held += 1
         return EagerMessage(tuple(frames))
 
     def _announcement(self, count: int, body: memoryview) -> AnnouncedMessage | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from aiordma.enums import AccessFlags
 from aiordma.errors import RdmaError
@@ -13,6 +14,9 @@ from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
 from aiordma.message_streams.outgoing import AnnouncedOutgoing
 from aiordma.message_streams.wire import RemoteFrame
 from aiordma.messages.connection import Connection
+
+if TYPE_CHECKING:
+    from aiordma.message_streams.frames import Frame
 
 # A frame is read in pieces of this size, several at a time.
 PIECE = 1 << 22
@@ -45,12 +49,23 @@ async def _make_readable(
 ) -> RemoteFrame:
     if not len(frame):
         return RemoteFrame(0, 0, 0)
-    if not isinstance(frame, MemorySlice):
-        region = await connection.register(frame, AccessFlags.REMOTE_READ)
-        regions.append(region)
-        frame = region[:]
-    remote = frame.remote
+    part = await registered(connection, frame, AccessFlags.REMOTE_READ, regions)
+    remote = part.remote
     return RemoteFrame(remote.length, remote.addr, remote.rkey)
+
+
+async def registered(
+    connection: Connection, memory: Frame, access: AccessFlags, regions: list[MemoryRegion]
+) -> MemorySlice:
+    """Return `memory`, registered. A region that is made for it is added to `regions`.
+
+    Raises: as Connection.register().
+    """
+    if isinstance(memory, (MemorySlice, MemoryRegion)):
+        return memory[:]
+    region = await connection.register(memory, access)
+    regions.append(region)
+    return region[:]
 
 
 async def read_frames(

@@ -139,7 +139,7 @@ class Receiver:
     async def recv(self) -> bytes:
         """Wait for the next message and return it: see Connection.recv().
 
-        The core has none, or the loop needs checkpoints.
+        The core has none, and cannot wait for one itself.
         """
         if (wait := self._wait_if_needed(has_polled=True)) is not None:
             await wait

@@ -48,7 +48,7 @@ class StreamReceiver:
     async def receive(self, limit: int) -> bytes:
         """Wait for bytes and return them: see ByteStream.receive().
 
-        The core has none, or the loop needs checkpoints.
+        The core has none, and cannot wait for some itself.
         """
         if index(limit) < 1:
             raise ValueError(f"max_bytes is {limit}, not at least 1")

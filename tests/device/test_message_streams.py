@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import loops
 import pytest
-from streaming import pattern
+from streaming import message_streams, pattern
 
 import aiordma
 from aiordma import PeerClosed
-from aiordma.message_streams.connect import connect_messages, listen_messages
-from aiordma.message_streams.message_stream import MessageStream
 from aiordma.message_streams.rendezvous import PIECE
 from aiordma.rdmacm import DeviceAddress
-
-
-@asynccontextmanager
-async def message_streams(
-    address: DeviceAddress,
-) -> AsyncIterator[tuple[MessageStream, MessageStream]]:
-    """Yield both ends of a message stream."""
-    async with listen_messages(address.host, 0) as listener:
-        accepting = loops.create_task(listener.accept())
-        port = listener.local_address[1]
-        async with connect_messages(address.host, port) as near, await accepting as far:
-            yield near, far
 
 
 async def test_messages_of_all_sizes_both_ways(any_address: DeviceAddress) -> None:

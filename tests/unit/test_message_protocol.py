@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from helpers import ROOT
+from state_diagram import check_diagram
 
 from aiordma import ProtocolError
 from aiordma.message_streams.protocol import (
@@ -363,20 +364,13 @@ def test_two_sides_never_exceed_the_slots_and_never_wait_for_each_other(seed: in
 # --- the table ---
 
 
-def diagram() -> Iterator[str]:
-    """Yield the lines of a mermaid block with an arrow for each entry of the table."""
-    yield from ("```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(TRANSITIONS)).name}")
-    for state, row in TRANSITIONS.items():
-        for event, following in row.items():
-            yield f"    {state.name} --> {following.name}: {event.name}"
-        if not row:
-            yield f"    {state.name} --> [*]"
-    yield "```"
-
-
 def test_the_page_shows_the_table() -> None:
-    page, block = (ROOT / "docs/message_wire.md").read_text(), "\n".join(diagram())
-    assert f"\n{block}\n" in page, f"docs/message_wire.md does not contain:\n{block}"
+    table = {
+        state: [(following, event.name) for event, following in row.items()]
+        for state, row in TRANSITIONS.items()
+    }
+    check_diagram("docs/message_wire.md", table)
+    page = (ROOT / "docs/message_wire.md").read_text()
     for kind in Kind:
         assert f"| `{kind.name}` | {kind.value} |" in page
 

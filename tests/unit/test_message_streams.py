@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import loops
 import pytest
 from simulator import Simulation
 from simulator.pairs import PORT
+from streaming import message_streams
 
 import aiordma
 from aiordma import BusyError, LocalClosed, PeerClosed, ProtocolError
 from aiordma.message_streams.connect import connect_messages, listen_messages
-from aiordma.message_streams.message_stream import MessageStream
 from aiordma.message_streams.options import MessageOptions
 
 pytestmark = pytest.mark.usefixtures("time_limit")
 
 LARGE = bytes(range(256)) * 4096
 OPTIONS = MessageOptions(window=4, announcements=2, slot_size=512, eager_limit=256)
-
-
-@asynccontextmanager
-async def streams(
-    simulation: Simulation, options: MessageOptions = OPTIONS
-) -> AsyncIterator[tuple[MessageStream, MessageStream]]:
-    """Yield both ends of a message stream."""
-    host = simulation.far.host
-    async with listen_messages(host, PORT, options=options) as listener:
-        accepting = loops.create_task(listener.accept())
-        async with connect_messages(host, PORT, options=options) as near, await accepting as far:
-            yield near, far
 
 
 async def test_messages_arrive_in_order_as_they_were_framed(simulation: Simulation) -> None:
@@ -41,7 +28,7 @@ async def test_messages_arrive_in_order_as_they_were_framed(simulation: Simulati
         [b"", b"two"],
         [b"a" * 200, LARGE[:9000], b""],
     ]
-    async with streams(simulation) as (near, far):
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
         received: list[list[bytes]] = []
 
         async def receive() -> None:
@@ -64,7 +51,7 @@ async def test_each_way_to_receive(simulation: Simulation, size: int) -> None:
         asked.append(sizes)
         return [bytearray(size) for size in sizes]
 
-    async with streams(simulation) as (near, far):
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
         sending = [loops.create_task(near.send([data, data[:2]])) for _ in range(3)]
         assert await far.recv() == data + data[:2]
         with pytest.raises(ValueError, match=f"does not fit into {size}"):
@@ -82,7 +69,7 @@ async def test_each_way_to_receive(simulation: Simulation, size: int) -> None:
 
 
 async def test_registered_memory_is_sent_and_received_as_it_is(simulation: Simulation) -> None:
-    async with streams(simulation) as (near, far):
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
         access = aiordma.AccessFlags.LOCAL_WRITE | aiordma.AccessFlags.REMOTE_READ
         source = await near._connection.allocate(len(LARGE), access)
         memoryview(source)[:] = LARGE
@@ -96,7 +83,7 @@ async def test_registered_memory_is_sent_and_received_as_it_is(simulation: Simul
 
 async def test_a_slow_reader_holds_any_number_of_senders_back(simulation: Simulation) -> None:
     """On iWARP, too, where it would end a Connection."""
-    async with streams(simulation) as (near, far):
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
         sending = [loops.create_task(near.send(b"%d" % index)) for index in range(100)]
         await loops.sleep(1)
         assert sum(task.done() for task in sending) == OPTIONS.window
@@ -106,7 +93,7 @@ async def test_a_slow_reader_holds_any_number_of_senders_back(simulation: Simula
 
 
 async def test_both_sides_send_without_receiving(simulation: Simulation) -> None:
-    async with streams(simulation) as (near, far):
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
         sending = [
             loops.create_task(side.send(data))
             for side in (near, far)
@@ -119,7 +106,7 @@ async def test_both_sides_send_without_receiving(simulation: Simulation) -> None
 
 
 async def test_the_end_of_the_messages(simulation: Simulation) -> None:
-    async with streams(simulation) as (near, far):
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
         await near.send(b"last")
         await near.send_eof()
         await near.send_eof()
@@ -140,7 +127,7 @@ async def test_the_end_of_the_messages(simulation: Simulation) -> None:
 
 
 async def test_a_cancelled_receive_loses_no_message(simulation: Simulation) -> None:
-    async with streams(simulation) as (near, far):
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
         receiving = loops.create_task(far.recv())
         await loops.sleep(0.01)
         with pytest.raises(BusyError):
@@ -155,7 +142,7 @@ async def test_a_cancelled_receive_loses_no_message(simulation: Simulation) -> N
 async def test_a_cancelled_send_is_received_all_the_same_if_it_was_announced(
     simulation: Simulation,
 ) -> None:
-    async with streams(simulation) as (near, far):
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
         frames = [LARGE[: 300 + index] for index in range(100)]  # announced in several parts
         sending = loops.create_task(near.send(frames))
         await loops.sleep(1)
@@ -173,7 +160,7 @@ async def test_a_cancelled_send_is_received_all_the_same_if_it_was_announced(
 
 async def test_messages_that_the_peer_does_not_take_are_refused(simulation: Simulation) -> None:
     options = MessageOptions(max_frames=3, max_nbytes=1000)
-    async with streams(simulation, options) as (near, far):
+    async with message_streams(simulation.far, options) as (near, far):
         with pytest.raises(ValueError, match="4 frames; the peer takes 3"):
             await near.send([b""] * 4)
         with pytest.raises(ValueError, match="1001 bytes; the peer takes 1000"):
@@ -214,7 +201,7 @@ async def test_private_data(simulation: Simulation) -> None:
 
 
 async def test_a_peer_that_dies_ends_all_waits(simulation: Simulation) -> None:
-    async with streams(simulation) as (near, far):
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
         tasks = [loops.create_task(near.send(LARGE)), loops.create_task(near.recv())]
         await loops.sleep(0.1)
         far.abort()

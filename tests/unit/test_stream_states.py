@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 from helpers import ROOT
+from state_diagram import check_diagram
 
 from aiordma.streams.states import TRANSITIONS, StreamEvent, StreamState, transition
 from aiordma.streams.wire import Control
@@ -96,19 +96,14 @@ def test_both_sides_end_together() -> None:
         assert states[1].may_send == states[0].may_receive
 
 
-def diagram() -> Iterator[str]:
-    """Yield the lines of a mermaid block with an arrow for each entry of the table."""
-    yield from ("```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(TRANSITIONS)).name}")
-    for state, row in TRANSITIONS.items():
-        for event, (following, control) in row.items():
-            sent = "" if control is None else f" / send {control.name}"
-            yield f"    {state.name} --> {following.name}: {event.name}{sent}"
-        if not row:
-            yield f"    {state.name} --> [*]"
-    yield "```"
+def arrow(event: StreamEvent, control: Control | None) -> str:
+    return event.name if control is None else f"{event.name} / send {control.name}"
 
 
 def test_the_page_shows_the_table() -> None:
-    page, block = (ROOT / "docs/streams.md").read_text(), "\n".join(diagram())
-    assert page.count("```mermaid") == 1
-    assert f"\n{block}\n" in page, f"docs/streams.md does not contain:\n{block}"
+    table = {
+        state: [(following, arrow(event, sent)) for event, (following, sent) in row.items()]
+        for state, row in TRANSITIONS.items()
+    }
+    assert (ROOT / "docs/streams.md").read_text().count("```mermaid") == 1
+    check_diagram("docs/streams.md", table)

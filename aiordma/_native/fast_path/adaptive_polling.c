@@ -77,11 +77,6 @@ static int set_budget(const struct adaptive_polling *self, long long nanoseconds
 	return failed ? -1 : 0;
 }
 
-static PyObject *none_unless(int failed)
-{
-	return failed ? NULL : Py_NewRef(Py_None);
-}
-
 static PyObject *adaptive_polling_open(PyObject *self, PyObject *args)
 {
 	struct adaptive_polling *polling = (struct adaptive_polling *)self;

@@ -81,11 +81,6 @@ static int arm_soon(struct completion_dispatcher *self, struct polled_queue *que
 	return 0;
 }
 
-static PyObject *none_unless(int failed)
-{
-	return failed ? NULL : Py_NewRef(Py_None);
-}
-
 PyObject *completion_dispatcher_watch(PyObject *self, PyObject *address)
 {
 	struct completion_dispatcher *dispatcher = (struct completion_dispatcher *)self;

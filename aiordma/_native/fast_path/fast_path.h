@@ -556,6 +556,11 @@ static inline int positive(int result)
 	return result == -1 && errno ? errno : abs(result);
 }
 
+static inline PyObject *none_unless(int failed)
+{
+	return failed ? NULL : Py_NewRef(Py_None);
+}
+
 /* Do what Py_XSETREF does, which is not in the limited API, with a new reference. */
 static inline void replace(PyObject **where, PyObject *what)
 {

@@ -592,11 +592,6 @@ static PyObject *send_queue_core_take_failed(PyObject *self, PyObject *number)
 	return (PyObject *)transfer;
 }
 
-static PyObject *none_unless(int failed)
-{
-	return failed ? NULL : Py_NewRef(Py_None);
-}
-
 static PyObject *send_queue_core_stop_waiting(PyObject *self, PyObject *count)
 {
 	unsigned long value = PyLong_AsUnsignedLong(count);
