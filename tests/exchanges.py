@@ -21,17 +21,26 @@ from aiordma import (
     RemoteBuffer,
     StreamOptions,
 )
-from aiordma.enums import WcStatus
+from aiordma.enums import TransportType, WcStatus
 from aiordma.rdmacm import DeviceAddress
 
 # The peer answers within 3 s (iWARP) or 7 attempts of 67 ms or more (RoCE), or not at all.
 QUICK = {"keepalive": 1.0, "peer_timeout": 3.0, "ack_timeout": 14}
 # Long enough for a machine that runs slowly beside others.
 PATIENT = {"keepalive": 1.0, "peer_timeout": 6.0, "ack_timeout": 17}
-# Lost packets are sent again after 67 ms. On RoCE the device gives up after 7 attempts.
-LOSSY = {"ack_timeout": 14}
 CONNECTIONS = 40
 """Connections that may end before an exchange is complete."""
+
+
+def options_for_losses(address: DeviceAddress) -> dict[str, float]:
+    """Return the options of a connection that loses packets.
+
+    On RoCE, a lost packet is sent again after 67 ms, and the device gives up after 7 attempts. Then
+    its side sends one message to disconnect, which can be lost, too: `keepalive` ends the other
+    side. (Soft-iWARP disconnects over TCP, and its keepalive can end a healthy connection.)
+    """
+    is_iwarp = address.transport is TransportType.IWARP
+    return {"ack_timeout": 14, "keepalive": 0.0 if is_iwarp else 1.0}
 
 
 async def exchange_messages(connection: Connection, count: int) -> None:

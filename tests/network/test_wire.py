@@ -8,7 +8,6 @@ from functools import partial
 import loops
 import pytest
 from exchanges import (
-    LOSSY,
     QUICK,
     both_to,
     check_service,
@@ -17,6 +16,7 @@ from exchanges import (
     exchange_memory,
     exchange_messages,
     exchange_stream,
+    options_for_losses,
     stream_to,
     until_whole,
 )
@@ -51,7 +51,7 @@ async def test_messages_and_memory_arrive_whole(
     peer: Peer, address: DeviceAddress, impairment: str
 ) -> None:
     async def attempt() -> None:
-        async with await connection_to(peer, address, **LOSSY) as connection:
+        async with await connection_to(peer, address, **options_for_losses(address)) as connection:
             await exchange_messages(connection, 10)
             await exchange_memory(connection, 20_000)
 
@@ -61,7 +61,7 @@ async def test_messages_and_memory_arrive_whole(
 @impaired
 async def test_a_stream_arrives_whole(peer: Peer, address: DeviceAddress, impairment: str) -> None:
     async def attempt() -> None:
-        async with await stream_to(peer, address, **LOSSY) as stream:
+        async with await stream_to(peer, address, **options_for_losses(address)) as stream:
             await exchange_stream(stream, 50_000)
 
     await impair(peer, impairment, attempt)
