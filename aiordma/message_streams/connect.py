@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 from aiordma.cm import AsyncCmId
 from aiordma.cm.accepting import BaseListener, BaseRequest
 from aiordma.cm.establishing import create_listening_ids, establish
+from aiordma.errors import ProtocolError
 from aiordma.loop.context_managers import AwaitableContextManager
 from aiordma.message_streams.message_stream import MessageStream
 from aiordma.message_streams.options import DEFAULT_OPTIONS, MessageOptions
 from aiordma.message_streams.wire import HELLO_SIZE, MAGIC, Hello
-from aiordma.messages.connection import Connection, connect_id, message_endpoint
+from aiordma.messages.connection import message_endpoint
 from aiordma.options import DEFAULT_LIMITS, ListenerLimits, PrivateDataLimits, check_private_data
 
 
@@ -54,7 +55,7 @@ class MessageRequest(BaseRequest):
             peer, user_data = Hello.unpack(self._private_data)
             endpoint = message_endpoint(self._cm, self._options.connection_options())
             await endpoint.accept(data)
-        return MessageStream(Connection(endpoint), peer, user_data, self._options)
+        return MessageStream(endpoint, peer, user_data, self._options)
 
     async def reject(self, private_data: bytes = b"") -> None:
         """Reject the peer, which gets Rejected. A peer that gave up already is no error.
@@ -122,13 +123,15 @@ def connect_messages(
 
     async def finish(cm: AsyncCmId) -> MessageStream:
         data = options.hello().pack() + private_data
-        connection = await connect_id(cm, data, options.connection_options())
-        try:
-            peer, user_data = Hello.unpack(connection.private_data)
-        except BaseException:
-            connection.abort()
-            raise
-        return MessageStream(connection, peer, user_data, options)
+        async with cm.closed_on_failure():
+            endpoint = message_endpoint(cm, options.connection_options())
+            await endpoint.connect(data)
+            try:
+                peer, user_data = Hello.unpack(endpoint.peer_private_data)
+            except ProtocolError:
+                endpoint.abort()
+                raise
+        return MessageStream(endpoint, peer, user_data, options)
 
     establishing = establish(host, port, local_address, options.connection_options(), finish)
     return AwaitableContextManager(establishing)

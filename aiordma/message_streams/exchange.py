@@ -1,19 +1,23 @@
 """Exchange: posts the wire messages of a stream, and takes those of the peer.
 
-There is no task in the background as long as none is needed. A task that waits to send or to
-receive makes progress for all: it posts what may be posted, and else takes the next wire message,
-if no other task does so. Only what no task waits for is left to a background task: the rest of an
-announcement whose sender was cancelled, the end of such a message, and control messages.
+Small messages need none of this as long as no other message waits: EagerPath posts and takes them
+in C. For the rest, there is no task in the background as long as none is needed. A task that waits
+to send or to receive makes progress for all: it posts what may be posted, and else takes the next
+wire message, if no other task does so. Only what no task waits for is left to a background task:
+messages of send_soon(), the rest of an announcement whose sender was cancelled, the end of such a
+message, and control messages.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from aiordma.errors import ProtocolError, RdmaError
-from aiordma.loop import WaitQueue, running_loop
+from aiordma._native import fast_path
+from aiordma.errors import LocalClosed, ProtocolError, RdmaError
+from aiordma.loop import WaitQueue, checkpoint_halves_of, running_loop
 from aiordma.loop.task_groups import run_in_background
 from aiordma.message_streams.outgoing import AnnouncedOutgoing, FinishOutgoing, Outgoing
 from aiordma.message_streams.protocol import (
@@ -23,8 +27,9 @@ from aiordma.message_streams.protocol import (
     MessageProtocol,
 )
 from aiordma.message_streams.received import EagerArrival
+from aiordma.message_streams.stats import MessageStreamStats
 from aiordma.message_streams.wire import Result
-from aiordma.messages.connection import Connection
+from aiordma.messages.connection import Connection, MessageEndpoint
 from aiordma.messages.message import Message
 
 Arrival = EagerArrival | AnnouncedMessage
@@ -33,13 +38,21 @@ Arrival = EagerArrival | AnnouncedMessage
 class Exchange:
     """The wire messages of one side of a stream: those to be posted, and those that arrive."""
 
-    def __init__(self, connection: Connection, protocol: MessageProtocol) -> None:
-        self._connection = connection
+    def __init__(self, endpoint: MessageEndpoint, protocol: MessageProtocol) -> None:
+        self.connection = Connection(endpoint)
         self.protocol = protocol
         self.loop = running_loop()
+        self.stats = MessageStreamStats()
+        """The numbers of the messages that this object has handled."""
+        data_path = endpoint.data_path
+        self._sender, self._queue = data_path.sender, data_path.receiver.queue
+        core = data_path.sends.core
+        self.eager = fast_path.EagerPath(protocol.wire_credits, core, self._queue)
+        self.eager.checkpoints = checkpoint_halves_of(self.loop)
         self._changed = WaitQueue(self.loop)
         self.end: RdmaError | None = None
         """The reason of the stream's end, or None."""
+        self._is_drained = False  # after the end: no message can be received any more
         self.on_end: Callable[[], None] = lambda: None
         """Called once when the stream ends."""
         # What is to be posted: control messages first, then messages in order. A wire message that
@@ -49,10 +62,14 @@ class Exchange:
         self._wire: tuple[bytes, Outgoing | None] | None = None
         self._is_posting = self._is_pulling = self._has_background_task = False
         self._in_flight: dict[int, AnnouncedOutgoing] = {}
-        # Messages that are posted in part or read by the peer, and whose senders were cancelled.
-        self._abandoned: set[Outgoing] = set()
+        # Messages for whose end no task waits: of send_soon(), and those that are posted in part or
+        # read by the peer, and whose senders were cancelled.
+        self._unattended: set[Outgoing] = set()
         self.inbox: deque[Arrival] = deque()
         """The messages that have arrived and that no task has received."""
+        self.is_receiving = False
+        """True if a task receives a message in Python."""
+        self._note_change()
 
     @property
     def has_finished(self) -> bool:
@@ -65,6 +82,27 @@ class Exchange:
     def is_idle(self) -> bool:
         """True if nothing is to be posted, and the peer reads no memory."""
         return not (self._outbox or self._in_flight or self._wire or self._controls)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True if a task receives, or waits to receive."""
+        return self.is_receiving or (self._queue.has_waiter and not self._is_pulling)
+
+    def snapshot(self, bytes_pooled: int) -> MessageStreamStats:
+        """Return the statistics of this moment."""
+        stats, eager = copy.copy(self.stats), self.eager
+        stats.messages_sent += eager.messages_sent
+        stats.bytes_sent += eager.bytes_sent
+        stats.messages_received += eager.messages_received
+        stats.bytes_received += eager.bytes_received
+        stats.bytes_copied += eager.bytes_sent + eager.bytes_received
+        stats.messages_queued = len(self._outbox)
+        stats.messages_announced = len(self._in_flight)
+        stats.messages_unread = len(self.inbox)
+        stats.bytes_pooled = bytes_pooled
+        return stats
+
+    # --- sending ---
 
     async def send(self, outgoing: Outgoing) -> None:
         """Post a message behind the others, and wait until it is over.
@@ -80,65 +118,150 @@ class Exchange:
             self._withdraw(outgoing)
             raise
 
-    def finish_reading(self, number: int) -> None:
-        """Have the peer told that an announced message is read."""
-        self._controls.append(self.protocol.done(number, Result.READ))
-        self._leave_rest()
+    def send_soon(self, outgoing: Outgoing) -> None:
+        """Have a message posted behind the others."""
+        self._outbox.append(outgoing)
+        self._unattended.add(outgoing)
+        self._note_change()
+
+    async def post_failed(self, error: int) -> None:
+        """End the stream: EagerPath could not post a message because of this errno.
+
+        Raises: the reason of the stream's end.
+        """
+        try:
+            await self._sender.send(b"", error)
+        except RdmaError as reason:
+            self.lost(reason, is_drained=False)
+            raise
+
+    async def drain(self) -> None:
+        """Wait until the messages that are queued now are over. Cancelling stops the waiting.
+
+        Raises: the reason of the stream's end.
+        """
+        waiting = [*self._outbox, *self._in_flight.values()]
+        await self.progress(lambda: all(outgoing.is_over for outgoing in waiting))
+
+    def finish_reading(self, number: int, result: Result) -> None:
+        """Have the peer told that an announced message is read, or dropped."""
+        self._controls.append(self.protocol.done(number, result))
+        self._note_change()
 
     def _withdraw(self, outgoing: Outgoing) -> None:
         """Forget a message whose sender was cancelled, unless a part of it is posted."""
         if outgoing.has_begun:
-            self._abandoned.add(outgoing)
+            if self.end is None and not outgoing.is_over:
+                self._unattended.add(outgoing)
         elif outgoing in self._outbox:
             self._outbox.remove(outgoing)
             outgoing.release()
-        self._leave_rest()
+        self._note_change()
+
+    # --- receiving ---
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Keep other tasks from receiving in the block."""
+        self.is_receiving = True
+        self._note_change()
+        try:
+            yield
+        finally:
+            self.is_receiving = False
+            self._note_change()
+
+    async def wait_for_arrival(self) -> None:
+        """Wait until a message is in the inbox, or the peer has finished.
+
+        After the end of the connection, messages that have arrived before are taken first.
+
+        Raises: the reason of the stream's end.
+        """
+        await self.progress(
+            lambda: bool(self.inbox) or self.protocol.peer_has_finished, drains=True
+        )
 
     # --- progress ---
 
-    async def progress(self, is_over: Callable[[], bool]) -> None:
+    async def progress(self, is_over: Callable[[], bool], *, drains: bool = False) -> None:
         """Post and take wire messages until `is_over()`.
 
         A task that takes wire messages notices only what these bring about. So it does not begin
-        while another one posts, which might post the message that this task waits for.
+        while another one posts, which might post the message that this task waits for. With
+        `drains`, it goes on after the end until no message is left.
 
         Raises: the reason of the stream's end.
         """
         try:
             while not is_over():
-                self.check_end()
+                if not drains or self._is_drained:
+                    self.check_end()
                 if self._may_post():
                     await self._post()
-                elif not (self._is_pulling or self._is_posting):
+                elif not (self._is_pulling or self._is_posting or self._queue.has_waiter):
                     await self._pull()
                 else:
-                    await self._changed.wait()
+                    await self._follow()
         finally:
-            self._changed.wake_all()  # another task must go on with what this one did for all
-            self._leave_rest()
+            self._note_change()  # another task must go on with what this one did for all
 
     def _may_post(self) -> bool:
         if self._is_posting or self.end is not None:
             return False
         if self._wire is not None or self._controls:
             return True
-        return bool(self._outbox) and self._outbox[0].may_post(self.protocol)
+        if self._outbox and not self._outbox[0].is_prepared:
+            return True
+        return self._first_may_be_posted()
 
     async def _post(self) -> None:
         self._is_posting = True
         try:
-            wire, outgoing = self._wire = self._wire or self._take_wire()
-            await self._connection.send(wire)
-            self._wire = None
-            if outgoing is not None and outgoing.is_taken:
-                self._outbox.popleft()
-                if not isinstance(outgoing, AnnouncedOutgoing):
-                    self._finish(outgoing)
+            if self._wire is None and not self._controls:
+                await self._prepare(self._outbox[0])
+            if self._wire or self._controls or self._first_may_be_posted():
+                await self._post_wire()
         except RdmaError as error:
-            self.lost(error)
+            self.lost(error, is_drained=False)
         finally:
             self._is_posting = False
-            self._changed.wake_all()
+            self._note_change()
+
+    def _first_may_be_posted(self) -> bool:
+        return bool(self._outbox) and self._outbox[0].may_post(self.protocol)
+
+    async def _prepare(self, outgoing: Outgoing) -> None:
+        """Prepare a message of send_soon(). All others are prepared before they are queued.
+
+        The stream ends if that fails: no message can be left out.
+        """
+        if outgoing.is_prepared:
+            return
+        try:
+            await outgoing.prepare()
+        except (RdmaError, ValueError) as error:
+            failure = RdmaError(f"a message of send_soon() cannot be sent: {error}")
+            failure.__cause__ = error
+            self.lost(failure)
+            self.connection.abort()
+        if self.end is not None:
+            outgoing.release()
+
+    async def _post_wire(self) -> None:
+        wire, outgoing = self._wire = self._wire or self._take_wire()
+        await self.connection.send(wire)
+        self._wire = None
+        if outgoing is None or not outgoing.is_taken or self.end is not None:
+            return
+        self._outbox.popleft()
+        stats = self.stats
+        if not isinstance(outgoing, FinishOutgoing):
+            stats.messages_sent += 1
+            stats.bytes_sent += outgoing.nbytes
+            stats.bytes_copied += outgoing.copied
+        if not isinstance(outgoing, AnnouncedOutgoing):
+            self._finish(outgoing)
 
     def _take_wire(self) -> tuple[bytes, Outgoing | None]:
         if self._controls:
@@ -152,13 +275,28 @@ class Exchange:
     async def _pull(self) -> None:
         self._is_pulling = True
         try:
-            self._received(await self._connection.recv_message())
+            self._received(await self.connection.recv_message())
         except RdmaError as error:
             self.lost(error)
-            self._connection.abort()
+            self.connection.abort()
         finally:
             self._is_pulling = False
-            self._changed.wake_all()
+            self._note_change()
+
+    async def _follow(self) -> None:
+        """Wait until another task has posted or taken something.
+
+        A task that waits to receive in C is woken, so that it goes on in Python: only there it does
+        the work of all.
+        """
+        eager = self.eager
+        eager.followers += 1
+        try:
+            if self._queue.has_waiter and not self._is_pulling:
+                self._queue.wake()
+            await self._changed.wait()
+        finally:
+            eager.followers -= 1
 
     def _received(self, message: Message) -> None:
         """Handle a wire message.
@@ -177,35 +315,44 @@ class Exchange:
         message.release()
         if isinstance(event, AnnouncedMessage):
             self.inbox.append(event)
-        elif isinstance(event, Done):
+        elif isinstance(event, Done) and event.number in self._in_flight:  # or after the end
             self._finish(self._in_flight.pop(event.number))
         self._return_credits()
 
     def _finish(self, outgoing: Outgoing) -> None:
         outgoing.is_over = True
         outgoing.release()
-        self._abandoned.discard(outgoing)
+        self._unattended.discard(outgoing)
 
     def _released(self) -> None:
         """Note that a receive buffer is free again."""
         self.protocol.release()
+        self.returned_credits()
+
+    def returned_credits(self) -> None:
+        """Return credits if enough are free. EagerPath calls this for tasks that follow."""
         self._return_credits()
-        self._leave_rest()
+        self._note_change()
 
     def _return_credits(self) -> None:
         update = self.protocol.credit_update()
         if update is not None:
             self._controls.append(update)
 
-    def _leave_rest(self) -> None:
-        """Have a background task do what must be done and no task does."""
-        if self._has_background_task or not self._needs_background_task():
-            return
-        self._has_background_task = True
-        run_in_background(self.loop, self._finish_rest())
+    def _note_change(self) -> None:
+        """Wake the tasks that follow, tell the fast path what it may do, and leave the rest to a
+        background task if no other task does it."""
+        eager, is_open = self.eager, self.end is None
+        eager.may_send = is_open and not self._outbox and not self.protocol.has_finished
+        is_free = not self.inbox and not self.is_receiving
+        eager.may_receive = is_open and is_free and self.protocol.is_between_messages
+        self._changed.wake_all()
+        if not self._has_background_task and self._needs_background_task():
+            self._has_background_task = True
+            run_in_background(self.loop, self._finish_rest())
 
     def _needs_background_task(self) -> bool:
-        return self._may_post() or (self.end is None and bool(self._abandoned))
+        return self._may_post() or (self.end is None and bool(self._unattended))
 
     async def _finish_rest(self) -> None:
         try:
@@ -222,14 +369,18 @@ class Exchange:
         if self.end is not None:
             raise copy.copy(self.end)
 
-    def lost(self, error: RdmaError) -> None:
-        """End the stream. The first reason is kept."""
+    def lost(self, error: RdmaError, *, is_drained: bool = True) -> None:
+        """End the stream. The first reason is kept.
+
+        `is_drained`: no message that has arrived before can be received any more.
+        """
+        self._is_drained |= is_drained or isinstance(error, LocalClosed)
         if self.end is None:
             self.end = error
             for outgoing in (*self._in_flight.values(), *self._outbox):
                 outgoing.release()
             self._in_flight.clear()
             self._outbox.clear()
-            self._abandoned.clear()
+            self._unattended.clear()
             self.on_end()
-        self._changed.wake_all()
+        self._note_change()

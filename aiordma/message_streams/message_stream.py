@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,12 +14,18 @@ from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.message_streams.exchange import Arrival, Exchange
 from aiordma.message_streams.frames import bytes_of, frames_of, nbytes_of, parts_for
 from aiordma.message_streams.options import MessageOptions
-from aiordma.message_streams.outgoing import EagerOutgoing, FinishOutgoing, Outgoing
+from aiordma.message_streams.outgoing import (
+    AnnouncedOutgoing,
+    EagerOutgoing,
+    FinishOutgoing,
+    Outgoing,
+)
 from aiordma.message_streams.protocol import AnnouncedMessage, MessageProtocol
 from aiordma.message_streams.received import EagerArrival, LandingPool, ReceivedMessage
-from aiordma.message_streams.rendezvous import announce_frames, read_frames, registered
-from aiordma.message_streams.wire import Hello
-from aiordma.messages.connection import Connection
+from aiordma.message_streams.rendezvous import read_frames, registered
+from aiordma.message_streams.stats import MessageStreamStats
+from aiordma.message_streams.wire import Hello, Result
+from aiordma.messages.connection import MessageEndpoint
 from aiordma.rdmacm.address import format_address
 
 if TYPE_CHECKING:
@@ -37,16 +43,23 @@ class MessageStream(AbortingContextManagerMixin):
     """
 
     def __init__(
-        self, connection: Connection, peer: Hello, private_data: bytes, options: MessageOptions
+        self, endpoint: MessageEndpoint, peer: Hello, private_data: bytes, options: MessageOptions
     ) -> None:
         """Called by connect_messages() and accept(); not for users."""
-        self._connection = connection
         self._options = options
         self._private_data = private_data
-        self._exchange = Exchange(connection, MessageProtocol(options.hello(), peer))
-        self._pool = LandingPool(connection, options.max_pooled)
-        self._exchange.on_end = self._pool.close
-        self._has_receiver = False
+        protocol = MessageProtocol(options.hello(), peer)
+        self._exchange = exchange = Exchange(endpoint, protocol)
+        self._connection = exchange.connection
+        self._pool = LandingPool(self._connection, exchange.loop, options.max_pooled)
+        exchange.on_end = self._pool.close
+        # Looked up once, because small messages need only these.
+        eager = exchange.eager
+        self._send, self._recv, self._next = eager.send, eager.recv, eager.next
+        eager.set_limits(options.eager_limit, options.max_frames, options.max_nbytes)
+        eager.set_slow(
+            self._send_slowly, self._recv_slowly, self._next_slowly, exchange.returned_credits
+        )
 
     @property
     def local_address(self) -> tuple[str, int]:
@@ -68,9 +81,14 @@ class MessageStream(AbortingContextManagerMixin):
         """True if the stream has ended, here or at the peer."""
         return self._exchange.end is not None or self._connection.closed
 
+    @property
+    def stats(self) -> MessageStreamStats:
+        """A snapshot of the stream's counters, and of what waits."""
+        return self._exchange.snapshot(self._pool.nbytes)
+
     # --- sending ---
 
-    async def send(self, message: Frame | Sequence[Frame]) -> None:
+    def send(self, message: Frame | Sequence[Frame]) -> Coroutine[object, None, None]:
         """Send a message: a buffer, or a list of frames.
 
         It returns when the memory may be reused: a small message is copied and posted, and the peer
@@ -85,19 +103,52 @@ class MessageStream(AbortingContextManagerMixin):
             LocalClosed: the stream was closed here, or send_eof() was called.
             PeerClosed, PeerTimeout, DeviceRemoved, ...: the connection has ended.
         """
-        await checkpoint()
-        await self._exchange.send(await self._prepare(frames_of(message)))
+        send = self._send  # a local name first: see Connection.send()
+        return send(self, message)
 
-    async def _prepare(self, frames: Sequence[memoryview | MemorySlice]) -> Outgoing:
+    async def _send_slowly(self, message: Frame | Sequence[Frame], error: int = 0) -> None:
+        """Send a message that the fast path has not posted. `error`: the errno of the attempt."""
         exchange = self._exchange
+        await checkpoint()
+        if error:
+            await exchange.post_failed(error)
+        outgoing = self._outgoing(message)
+        await outgoing.prepare()
+        await exchange.send(outgoing)
+
+    def send_soon(self, message: Frame | Sequence[Frame]) -> None:
+        """Queue a message to be sent, without waiting. Messages are sent in order.
+
+        The memory of a large message must not change until the peer has read it: drain() waits for
+        that. Nothing limits the number of queued messages; call drain() to limit it. If the memory
+        of a queued message cannot be registered, the stream ends.
+
+        Raises: as send().
+        """
+        exchange = self._exchange
+        if not exchange.eager.try_send(message):
+            exchange.send_soon(self._outgoing(message))
+
+    async def drain(self) -> None:
+        """Wait until the messages that are queued now are sent: their memory may be reused.
+
+        Cancelling stops only the waiting.
+
+        Raises: the reason of the stream's end.
+        """
+        await checkpoint()
+        await self._exchange.drain()
+
+    def _outgoing(self, message: Frame | Sequence[Frame]) -> Outgoing:
+        exchange, frames = self._exchange, frames_of(message)
         exchange.check_end()
         if exchange.has_finished:
             raise LocalClosed("the sending side of the stream was ended")
         sizes = [len(frame) for frame in frames]
         exchange.protocol.check_message(sizes)
         if exchange.protocol.is_eager(sizes, self._options.eager_limit):
-            return EagerOutgoing([bytes_of(frame) for frame in frames])
-        return await announce_frames(self._connection, frames)
+            return EagerOutgoing(frames)
+        return AnnouncedOutgoing(self._connection, frames)
 
     async def send_eof(self) -> None:
         """Finish sending: the peer's `async for` ends after the messages before. Idempotent.
@@ -114,7 +165,7 @@ class MessageStream(AbortingContextManagerMixin):
 
     # --- receiving ---
 
-    async def recv(self) -> bytes:
+    def recv(self) -> Coroutine[object, None, bytes]:
         """Wait for the next message and return its bytes: those of all frames, joined.
 
         Use recv_message(), recv_into() or recv_frames() to receive large messages without a copy.
@@ -125,14 +176,21 @@ class MessageStream(AbortingContextManagerMixin):
             PeerClosed: the peer sends no further message, or has closed the stream.
             Others: as send().
         """
+        recv = self._recv  # a local name first: see Connection.send()
+        return recv(self)
+
+    async def _recv_slowly(self) -> bytes:
+        """Receive a message that the fast path has not taken."""
         async with self._receiving() as arrival:
+            nbytes = sum(arrival.sizes)
             if isinstance(arrival, EagerArrival):
                 data = b"".join(arrival.frames)
                 arrival.release()
-                return data
-            region, _ = await self._land(arrival)
-            data = bytes(memoryview(region)[: arrival.nbytes])
-            self._pool.give_back(region)
+            else:
+                region, _ = await self._land(arrival)
+                data = bytes(memoryview(region)[:nbytes])
+                self._pool.give_back(region)
+            self._count(nbytes, copied=nbytes)
             return data
 
     async def recv_message(self) -> ReceivedMessage:
@@ -142,9 +200,11 @@ class MessageStream(AbortingContextManagerMixin):
         """
         async with self._receiving() as arrival:
             if isinstance(arrival, EagerArrival):
+                self._count(sum(arrival.sizes))
                 return ReceivedMessage(arrival.frames, arrival.release)
             region, parts = await self._land(arrival)
             views = tuple(part.view for part in parts)
+            self._count(arrival.nbytes)
             return ReceivedMessage(views, partial(self._pool.give_back, region))
 
     async def _land(self, arrival: AnnouncedMessage) -> tuple[MemoryRegion, list[MemorySlice]]:
@@ -201,36 +261,41 @@ class MessageStream(AbortingContextManagerMixin):
         """Iterate over messages as recv() returns them, until the peer has finished sending."""
         return self
 
-    async def __anext__(self) -> bytes:
+    def __anext__(self) -> Coroutine[object, None, bytes]:
+        receive_next = self._next  # a local name first: see Connection.send()
+        return receive_next(self)
+
+    async def _next_slowly(self) -> bytes:
         try:
-            return await self.recv()
+            return await self._recv_slowly()
         except PeerClosed:
             if self._exchange.protocol.peer_has_finished:
                 raise StopAsyncIteration from None
             raise
 
-    def _has_arrival(self) -> bool:
-        return bool(self._exchange.inbox) or self._exchange.protocol.peer_has_finished
+    def _count(self, nbytes: int, copied: int = 0) -> None:
+        stats = self._exchange.stats
+        stats.messages_received += 1
+        stats.bytes_received += nbytes
+        stats.bytes_copied += copied
 
     @asynccontextmanager
     async def _receiving(self) -> AsyncIterator[Arrival]:
         """Yield the next message. It is the next one again if the block raises."""
-        if self._has_receiver:
+        exchange = self._exchange
+        if exchange.is_waited_for:
             raise BusyError("another task is receiving on this stream")
-        self._has_receiver = True
-        try:
+        with exchange.receiving():
             await checkpoint()
-            await self._exchange.progress(self._has_arrival)
-            if not self._exchange.inbox:
+            await exchange.wait_for_arrival()
+            if not exchange.inbox:
                 raise PeerClosed(f"{format_address(self.peer_address)} sends no further message")
-            arrival = self._exchange.inbox.popleft()
+            arrival = exchange.inbox.popleft()
             try:
                 yield arrival
             except BaseException:
-                self._exchange.inbox.appendleft(arrival)
+                exchange.inbox.appendleft(arrival)
                 raise
-        finally:
-            self._has_receiver = False
 
     async def _receive_into(self, arrival: Arrival, buffers: Sequence[Frame]) -> None:
         """Put the frames of a message into buffers: one for each, or one for all together."""
@@ -239,6 +304,7 @@ class MessageStream(AbortingContextManagerMixin):
             for target, frame in zip(targets, arrival.frames, strict=True):
                 target[:] = frame
             arrival.release()
+            self._count(sum(arrival.sizes), copied=sum(arrival.sizes))
             return
         regions: list[MemoryRegion] = []
         try:
@@ -247,6 +313,7 @@ class MessageStream(AbortingContextManagerMixin):
         finally:
             for region in regions:
                 region.close()
+        self._count(arrival.nbytes)
 
     async def _make_writable(self, buffer: Frame, regions: list[MemoryRegion]) -> MemorySlice:
         memory = buffer if nbytes_of(buffer) else bytearray(1)  # empty memory is refused
@@ -258,7 +325,7 @@ class MessageStream(AbortingContextManagerMixin):
         except RdmaError as error:
             self._exchange.lost(error)
             raise
-        self._exchange.finish_reading(arrival.number)
+        self._exchange.finish_reading(arrival.number, Result.READ)
 
     # --- closing ---
 

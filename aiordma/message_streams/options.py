@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from aiordma.message_streams.protocol import slots_needed
-from aiordma.message_streams.wire import MAX_WINDOW, MIN_SLOT_SIZE, Hello
+from aiordma.message_streams.wire import EAGER_OVERHEAD, MAX_WINDOW, MIN_SLOT_SIZE, Hello
 from aiordma.options import DEFAULT_OPTIONS as DEFAULT_CONNECTION_OPTIONS
 from aiordma.options import ConnectionOptions, check_ranges
 
@@ -48,7 +48,8 @@ class MessageOptions:
 
     connection: ConnectionOptions = DEFAULT_CONNECTION_OPTIONS
     """The options of the connection below. Its `recv_depth`, `max_message_size` and `recv_backlog`
-    are replaced by the numbers that follow from these options."""
+    are replaced by the numbers that follow from these options. Its `max_inline` is the size of the
+    largest message that is sent inline."""
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
@@ -70,6 +71,7 @@ class MessageOptions:
             self.connection,
             recv_depth=slots,
             max_message_size=self.slot_size,
+            max_inline=self.connection.max_inline + EAGER_OVERHEAD,
             recv_backlog=max(slots, self.connection.recv_backlog),
         )
 

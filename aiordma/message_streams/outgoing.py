@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from aiordma.memory import MemoryRegion
+from aiordma.memory import MemoryRegion, MemorySlice
+from aiordma.message_streams.frames import bytes_of
 from aiordma.message_streams.protocol import Announcement, MessageProtocol
+from aiordma.message_streams.rendezvous import make_readable
 from aiordma.message_streams.wire import RemoteFrame
+from aiordma.messages.connection import Connection
 
 
 class Outgoing(Protocol):
     """A message, or the end of the messages, that waits to be posted."""
+
+    nbytes: int
+    """The size of the message in bytes."""
+
+    copied: int
+    """The number of bytes of it that were copied."""
 
     is_over: bool
     """True if its sender need not wait any more."""
@@ -24,6 +33,16 @@ class Outgoing(Protocol):
     def is_taken(self) -> bool:
         """True if next_wire() has returned the last wire message."""
 
+    @property
+    def is_prepared(self) -> bool:
+        """True if next_wire() can be called."""
+
+    async def prepare(self) -> None:
+        """Register the memory. Cancelling leaves nothing registered.
+
+        Raises: as Connection.register().
+        """
+
     def may_post(self, protocol: MessageProtocol) -> bool:
         """Return True if the peer takes the next wire message now."""
 
@@ -34,13 +53,30 @@ class Outgoing(Protocol):
         """Release the memory: the peer does not read it any more."""
 
 
-class EagerOutgoing:
+class _Prepared:
+    """An outgoing message of a single wire message, which needs no memory."""
+
+    is_prepared = True
+    nbytes = copied = 0
+
+    def __init__(self) -> None:
+        self.has_begun = self.is_taken = self.is_over = False
+
+    async def prepare(self) -> None:
+        """See Outgoing."""
+
+    def release(self) -> None:
+        """See Outgoing."""
+
+
+class EagerOutgoing(_Prepared):
     """A message that is sent with its bytes."""
 
-    def __init__(self, frames: Sequence[memoryview]) -> None:
-        self._sizes = [frame.nbytes for frame in frames]
-        self._data = b"".join(frames)
-        self.has_begun = self.is_taken = self.is_over = False
+    def __init__(self, frames: Sequence[memoryview | MemorySlice]) -> None:
+        super().__init__()
+        self._sizes = [len(frame) for frame in frames]
+        self._data = b"".join(map(bytes_of, frames))
+        self.nbytes = self.copied = len(self._data)
 
     def may_post(self, protocol: MessageProtocol) -> bool:
         """See Outgoing."""
@@ -51,15 +87,9 @@ class EagerOutgoing:
         self.has_begun = self.is_taken = True
         return protocol.eager(self._sizes) + self._data
 
-    def release(self) -> None:
-        """See Outgoing. The bytes are a copy."""
 
-
-class FinishOutgoing:
+class FinishOutgoing(_Prepared):
     """The end of the messages of this side."""
-
-    def __init__(self) -> None:
-        self.has_begun = self.is_taken = self.is_over = False
 
     def may_post(self, protocol: MessageProtocol) -> bool:
         """See Outgoing. It takes no credit."""
@@ -70,17 +100,18 @@ class FinishOutgoing:
         self.has_begun = self.is_taken = True
         return protocol.finish()
 
-    def release(self) -> None:
-        """See Outgoing. It has no memory."""
-
 
 class AnnouncedOutgoing:
     """A message whose memory the peer reads. It is over when the peer has read it."""
 
-    def __init__(self, frames: Sequence[RemoteFrame], regions: Sequence[MemoryRegion]) -> None:
-        """`regions` were registered for this message, and are closed at its end."""
+    copied = 0
+
+    def __init__(self, connection: Connection, frames: Sequence[memoryview | MemorySlice]) -> None:
+        self.nbytes = sum(map(len, frames))
+        self._connection = connection
         self._frames = frames
-        self._regions = regions
+        self._remote_frames: list[RemoteFrame] | None = None
+        self._regions: list[MemoryRegion] = []
         self._announcement: Announcement | None = None
         self.is_over = False
 
@@ -95,10 +126,31 @@ class AnnouncedOutgoing:
         return self._announcement is not None and self._announcement.is_listed
 
     @property
+    def is_prepared(self) -> bool:
+        """See Outgoing."""
+        return self._remote_frames is not None
+
+    @property
     def number(self) -> int:
         """The number of the announced message, after next_wire()."""
         assert self._announcement is not None
         return self._announcement.number
+
+    async def prepare(self) -> None:
+        """See Outgoing. Memory that is registered already is used as it is.
+
+        Raises:
+            ValueError: registered memory does not allow the peer to read it.
+            Others: as Connection.register().
+        """
+        connection, regions = self._connection, self._regions
+        try:
+            self._remote_frames = [
+                await make_readable(connection, frame, regions) for frame in self._frames
+            ]
+        except BaseException:
+            self.release()
+            raise
 
     def may_post(self, protocol: MessageProtocol) -> bool:
         """See Outgoing."""
@@ -107,10 +159,11 @@ class AnnouncedOutgoing:
     def next_wire(self, protocol: MessageProtocol) -> bytes:
         """See Outgoing."""
         if self._announcement is None:
-            self._announcement = protocol.announce(self._frames)
+            assert self._remote_frames is not None
+            self._announcement = protocol.announce(self._remote_frames)
         return protocol.next_part(self._announcement)
 
     def release(self) -> None:
         """See Outgoing."""
-        for region in self._regions:
-            region.close()
+        while self._regions:
+            self._regions.pop().close()

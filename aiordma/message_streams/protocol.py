@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aiordma._native import fast_path
 from aiordma.errors import ProtocolError
 from aiordma.message_streams.states import DirectionState, event_of, transition
 from aiordma.message_streams.wire import (
@@ -113,14 +114,12 @@ class MessageProtocol:
     def __init__(self, own: Hello, peer: Hello) -> None:
         self._own = own
         self._peer = peer
-        self.credits = peer.window
-        """The number of EAGER, ANNOUNCE and TABLE that may be posted."""
+        self.wire_credits = fast_path.MessageCredits(own.window, peer.window)
+        """The credits of both directions, which the fast path shares."""
         self._sending = self._receiving = DirectionState.READY
         self._next_number = 0
         self._announced: set[int] = set()
         # Receiving.
-        self._freed = 0  # credits that were not returned yet
-        self._granted = own.window  # credits that the peer has
         self._expected_number = 0
         self._unread: set[int] = set()
         self._listing: list[RemoteFrame] = []
@@ -131,9 +130,19 @@ class MessageProtocol:
     # --- sending ---
 
     @property
+    def credits(self) -> int:
+        """The number of EAGER, ANNOUNCE and TABLE that may be posted."""
+        return self.wire_credits.credits
+
+    @property
     def announcements(self) -> int:
         """The number of messages that may be announced now. Both sides limit it."""
         return min(self._own.announcements, self._peer.announcements) - len(self._announced)
+
+    @property
+    def is_between_messages(self) -> bool:
+        """True if the peer's next wire message can begin a message."""
+        return self._receiving is DirectionState.READY
 
     @property
     def has_finished(self) -> bool:
@@ -208,19 +217,15 @@ class MessageProtocol:
 
     def credit_update(self) -> bytes | None:
         """Return CREDIT if half of the window is free and the peer does not know it, else None."""
-        if 2 * self._freed < self._own.window:
-            return None
-        return self._header(Kind.CREDIT, 0)
+        return self._header(Kind.CREDIT, 0) if self.wire_credits.is_update_due else None
 
     def _take_credit(self, kind: Kind, *, is_complete: bool) -> None:
-        if self.credits <= 0:
-            raise ValueError("there is no credit")
-        self._sending = transition(self._sending, event_of(kind, is_complete=is_complete))
-        self.credits -= 1
+        following = transition(self._sending, event_of(kind, is_complete=is_complete))
+        self.wire_credits.take()
+        self._sending = following
 
     def _header(self, kind: Kind, count: int) -> bytes:
-        returned, self._freed = self._freed, 0  # at most the window: they fit into the header
-        self._granted += returned
+        returned = self.wire_credits.return_freed()  # at most the window: it fits into the header
         return Header(kind, returned, count).pack()
 
     # --- receiving ---
@@ -235,9 +240,9 @@ class MessageProtocol:
         """
         header = unpack_header(message)
         body = message[HEADER_SIZE:]
-        self.credits += header.credits
-        if self.credits > self._peer.window:
-            raise ProtocolError(f"{self.credits} credits; the window is {self._peer.window}")
+        if not self.wire_credits.add(header.credits):
+            total = self.credits + header.credits
+            raise ProtocolError(f"{total} credits; the window is {self._peer.window}")
         if header.kind in (Kind.CREDIT, Kind.FINISH):
             if header.number or len(body):
                 raise ProtocolError(f"{header.kind.name} with a body")
@@ -247,19 +252,18 @@ class MessageProtocol:
             return Finished()
         if header.kind is Kind.DONE:
             return self._done(body)
-        self._granted -= 1
-        if self._granted < 0:
+        if not self.wire_credits.use():
             raise ProtocolError("the peer sends more messages than it has credits for")
         if header.kind is Kind.EAGER:
             return self._eager(header.number, body)
-        self._freed += 1
+        self.wire_credits.free()
         if header.kind is Kind.ANNOUNCE:
             return self._announcement(header.number, body)
         return self._list(header.number, body)
 
     def release(self) -> None:
         """Note that an EagerMessage is not used any more: its slot can be posted again."""
-        self._freed += 1
+        self.wire_credits.free()
 
     def _advance(self, kind: Kind, *, is_complete: bool) -> None:
         self._receiving = transition(self._receiving, event_of(kind, is_complete=is_complete))

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aiordma.loop import Loop
 from aiordma.loop.context_managers import ContextManagerMixin
 from aiordma.memory import MemoryRegion
 from aiordma.message_streams.protocol import EagerMessage
 
 if TYPE_CHECKING:
+    from aiordma.loop.protocol import LoopTimer
     from aiordma.messages.connection import Connection
     from aiordma.messages.message import Message
 
 MIN_CLASS = 1 << 12
+IDLE_SECONDS = 10.0
 
 
 class EagerArrival:
@@ -93,13 +96,16 @@ class LandingPool:
     """Registered memory for messages that are read without a target of the caller.
 
     Regions have sizes of powers of two. Those that are given back stay registered, up to
-    `max_nbytes` bytes in all.
+    `max_nbytes` bytes in all, until none was taken for `IDLE_SECONDS`.
     """
 
-    def __init__(self, connection: Connection, max_nbytes: int) -> None:
+    def __init__(self, connection: Connection, loop: Loop, max_nbytes: int) -> None:
         self._connection = connection
+        self._loop = loop
         self._max_nbytes = max_nbytes
         self._free: dict[int, list[MemoryRegion]] = {}
+        self._timer: LoopTimer | None = None
+        self._is_used = False  # since the timer was started
         self.nbytes = 0
         """The number of bytes that stay registered for later messages."""
 
@@ -108,6 +114,7 @@ class LandingPool:
 
         Raises: as Connection.allocate().
         """
+        self._is_used = True
         size = max(MIN_CLASS, 1 << (nbytes - 1).bit_length())
         free = self._free.get(size)
         if free:
@@ -123,11 +130,30 @@ class LandingPool:
             return
         self.nbytes += size
         self._free.setdefault(size, []).append(region)
+        if self._timer is None:
+            self._start_timer()
 
-    def close(self) -> None:
-        """Close the regions that were given back."""
-        self._max_nbytes = 0
+    def _start_timer(self) -> None:
+        self._is_used = False
+        self._timer = self._loop.call_later(IDLE_SECONDS, self._expire)
+
+    def _expire(self) -> None:
+        if self._is_used:
+            self._start_timer()
+        else:
+            self._timer = None
+            self._close_free()
+
+    def _close_free(self) -> None:
         for regions in self._free.values():
             while regions:
                 regions.pop().close()
         self.nbytes = 0
+
+    def close(self) -> None:
+        """Close the regions that were given back, and keep none from now on."""
+        self._max_nbytes = 0
+        self._close_free()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -11,7 +11,6 @@ from aiordma.errors import RdmaError
 from aiordma.loop import Loop
 from aiordma.loop.task_groups import task_group
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
-from aiordma.message_streams.outgoing import AnnouncedOutgoing
 from aiordma.message_streams.wire import RemoteFrame
 from aiordma.messages.connection import Connection
 
@@ -23,30 +22,15 @@ PIECE = 1 << 22
 READS_AT_ONCE = 8
 
 
-async def announce_frames(
-    connection: Connection, frames: Sequence[memoryview | MemorySlice]
-) -> AnnouncedOutgoing:
-    """Return a message whose frames the peer can read. Memory that is not registered is registered.
-
-    Cancelling leaves nothing registered.
+async def make_readable(
+    connection: Connection, frame: memoryview | MemorySlice, regions: list[MemoryRegion]
+) -> RemoteFrame:
+    """Return how the peer reads a frame. A region that is made for it is added to `regions`.
 
     Raises:
         ValueError: registered memory does not allow the peer to read it.
         Others: as Connection.register().
     """
-    regions: list[MemoryRegion] = []
-    try:
-        remote = [await _make_readable(connection, frame, regions) for frame in frames]
-    except BaseException:
-        for region in regions:
-            region.close()
-        raise
-    return AnnouncedOutgoing(remote, regions)
-
-
-async def _make_readable(
-    connection: Connection, frame: memoryview | MemorySlice, regions: list[MemoryRegion]
-) -> RemoteFrame:
     if not len(frame):
         return RemoteFrame(0, 0, 0)
     part = await registered(connection, frame, AccessFlags.REMOTE_READ, regions)

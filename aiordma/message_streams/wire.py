@@ -26,6 +26,8 @@ _HEADER = struct.Struct(">BBHI")
 HEADER_SIZE = _HEADER.size
 _SIZE = struct.Struct(">Q")
 SIZE_SIZE = _SIZE.size
+EAGER_OVERHEAD = HEADER_SIZE + SIZE_SIZE
+"""The bytes before those of a message of one frame in EAGER."""
 # number of the message, result
 _DONE = struct.Struct(">QI")
 _NUMBER = struct.Struct(">Q")

@@ -23,6 +23,8 @@
  *	OutboundCore		aiordma.streams.outbound.Outbound
  *	SendRing		(used by aiordma.streams.StreamDataPath)
  *	StreamDataPathCore	aiordma.streams.StreamDataPath
+ *	MessageCredits		(used by aiordma.message_streams.MessageProtocol)
+ *	EagerPath		(used by aiordma.message_streams.MessageStream)
  *
  * A queue pair is named by a cell: the memory where its QueuePair stores the C pointer. The cell
  * becomes NULL when the queue pair is destroyed. Nothing is posted after that.
@@ -64,7 +66,8 @@ extern int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
 	completion_dispatcher_spec, reference_count_spec, transfer_spec, inline_future_spec,
 	inline_future_factory_spec, inbound_spec, outbound_spec, send_ring_spec,
-	stream_data_path_spec, polled_queue_spec, adaptive_polling_spec, attempt_spec;
+	stream_data_path_spec, polled_queue_spec, adaptive_polling_spec, attempt_spec,
+	message_credits_spec, eager_path_spec;
 extern PyTypeObject *reference_count_type, *transfer_type, *polled_queue_type, *attempt_type;
 
 /* --- polling.c --- */
@@ -236,6 +239,7 @@ struct send_queue_mark mark_send_queue(const struct send_queue_core *core);
 void commit_request(struct send_queue_core *core, struct ibv_send_wr *wr, int needs_completion);
 void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mark);
 int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int is_large);
+int try_post_inline(struct send_queue_core *core, char *data, Py_ssize_t length, int *error);
 void complete_sends(struct send_queue_core *core, unsigned int number);
 
 /* --- reference_count.c --- */
@@ -351,6 +355,41 @@ struct receive_queue {
 };
 
 int append_received(struct receive_queue *self, const struct received *message);
+int find_oldest(struct receive_queue *queue, const char **data, unsigned int *length);
+void drop_oldest_and_repost(struct receive_queue *queue);
+struct parking *find_receive_parking(struct receive_queue *queue);
+
+/* --- message_credits.c, eager_path.c: message streams, see aiordma/message_streams/ --- */
+
+struct message_credits {
+	PyObject_HEAD unsigned int credits; /* wire messages that may be posted */
+	unsigned int peer_window;	    /* the most credits */
+	unsigned int granted;		    /* credits that the peer has */
+	unsigned int freed;		    /* credits to return to the peer */
+	unsigned int window;		    /* the most of these two together */
+};
+
+int is_credit_update_due(const struct message_credits *credits);
+int add_credits(struct message_credits *credits, unsigned int returned);
+unsigned int return_credits(struct message_credits *credits);
+
+struct eager_path {
+	PyObject_HEAD struct message_credits *credits;
+	struct send_queue_core *sends;
+	struct receive_queue *queue;
+	PyObject *slow_send;   /* makes the coroutine that sends a message, or NULL */
+	PyObject *slow_recv;   /* makes the coroutine that waits for a message, or NULL */
+	PyObject *slow_next;   /* the same for an iterator */
+	PyObject *on_received; /* see set_slow() */
+	PyObject *checkpoints; /* see make_attempt() */
+	long long eager_limit;
+	unsigned int max_frames;
+	unsigned long long max_nbytes;
+	int followers;
+	char may_send;
+	char may_receive;
+	unsigned long long messages_sent, bytes_sent, messages_received, bytes_received;
+};
 
 /* --- streams: the rsocket protocol, see aiordma/streams/wire.py --- */
 

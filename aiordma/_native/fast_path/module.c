@@ -85,6 +85,8 @@ static int add_types(PyObject *module)
 		{ &polled_queue_spec, &polled_queue_type },
 		{ &adaptive_polling_spec, NULL },
 		{ &attempt_spec, &attempt_type },
+		{ &message_credits_spec, NULL },
+		{ &eager_path_spec, NULL },
 	};
 	size_t index;
 

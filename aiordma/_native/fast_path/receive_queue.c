@@ -185,43 +185,83 @@ static struct received remove_first(struct receive_queue *self)
 	return message;
 }
 
-static PyObject *receive_queue_take_bytes(PyObject *self, PyObject *unused)
+/*
+ * Find the oldest message. Poll for one if there is none. Returns 1 with its bytes, 0 if the caller
+ * must take the slow path, or -1 with an exception.
+ */
+int find_oldest(struct receive_queue *queue, const char **data, unsigned int *length)
 {
-	struct receive_queue *queue = (struct receive_queue *)self;
-	struct received oldest;
-	PyObject *message;
+	struct received *oldest;
 
 	if (queue->parking.has_waiter || queue->closed || is_forked_child)
-		Py_RETURN_NONE;
+		return 0;
 	if (!queue->count) {
 		if (poll_within_budget(&queue->polling, has_message, queue))
-			return NULL;
+			return -1;
 		if (queue->count)
 			queue->missed_polls = 0;
 		else if (queue->polling.budget > 0 && !queue->polling.preempted)
 			queue->missed_polls++;
 	}
 	if (!queue->count || queue->closed)
-		Py_RETURN_NONE;
-	message = copied(queue, received_at(queue, 0));
-	if (!message)
-		return NULL;
-	oldest = remove_first(queue);
+		return 0;
+	oldest = received_at(queue, 0);
+	*length = oldest->length;
+	*data = oldest->copy ? PyBytes_AsString(oldest->copy) :
+			       slot_memory(queue->ring, oldest->slot);
+	return 1;
+}
+
+/* Remove the oldest message, and post its slot again. */
+void drop_oldest_and_repost(struct receive_queue *queue)
+{
+	struct received oldest = remove_first(queue);
+
 	Py_XDECREF(oldest.copy);
 	repost_slot(queue, oldest.slot);
+}
+
+/* Return the oldest message as bytes, or NULL without an exception: take the slow path. */
+static PyObject *take_oldest(struct receive_queue *queue)
+{
+	unsigned int length;
+	const char *data;
+	PyObject *message;
+
+	if (find_oldest(queue, &data, &length) <= 0)
+		return NULL;
+	message = copied(queue, received_at(queue, 0));
+	if (message)
+		drop_oldest_and_repost(queue);
 	return message;
+}
+
+static PyObject *receive_queue_take_bytes(PyObject *self, PyObject *unused)
+{
+	PyObject *message = take_oldest((struct receive_queue *)self);
+
+	return message || PyErr_Occurred() ? message : Py_NewRef(Py_None);
 }
 
 static int try_take(PyObject *self, PyObject *unused, PyObject **result, int *error)
 {
-	return unless_none(receive_queue_take_bytes(self, NULL), result);
+	*result = take_oldest((struct receive_queue *)self);
+	if (*result)
+		return 1;
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Return where a task can wait for a message, or NULL. */
+struct parking *find_receive_parking(struct receive_queue *queue)
+{
+	if (queue->count || queue->error || !may_park(&queue->parking, &queue->polling))
+		return NULL;
+	return &queue->parking;
 }
 
 static struct parking *find_parking(PyObject *self, PyObject *unused)
 {
-	struct receive_queue *queue = (struct receive_queue *)self;
-
-	return !queue->error && may_park(&queue->parking, &queue->polling) ? &queue->parking : NULL;
+	return find_receive_parking((struct receive_queue *)self);
 }
 
 static PyObject *receive_queue_set_parking(PyObject *self, PyObject *args)

@@ -199,26 +199,31 @@ static int post_inline(struct send_queue_core *core, char *data, Py_ssize_t leng
  * Post a small message now. Returns 1 if it was posted, or 0 if the caller must take the slow path;
  * `error` is then the errno if posting has failed. Returns -1 with an exception.
  */
-static int try_send(PyObject *self, PyObject *data, PyObject **result, int *error)
+int try_post_inline(struct send_queue_core *core, char *data, Py_ssize_t length, int *error)
 {
-	struct send_queue_core *core = (struct send_queue_core *)self;
-	Py_ssize_t length;
-
-	if (!PyBytes_CheckExact(data) || !core->is_open || is_forked_child)
-		return 0;
-	length = PyBytes_Size(data);
-	if (length > core->max_inline || core->waiters || core->batching || core->has_unposted)
+	if (!core->is_open || is_forked_child || length > core->max_inline || core->waiters ||
+	    core->batching || core->has_unposted)
 		return 0;
 	if (core->credits <= 0 && poll_within_budget(&core->polling, has_credit, core))
 		return -1;
 	/* Polling runs callbacks, which might have closed or destroyed the queue. */
 	if (core->credits <= 0 || !core->is_open || !core->qp || !*core->qp)
 		return 0;
-	*error = post_inline(core, PyBytes_AsString(data), length);
-	if (*error)
+	*error = post_inline(core, data, length);
+	return !*error;
+}
+
+static int try_send(PyObject *self, PyObject *data, PyObject **result, int *error)
+{
+	int posted;
+
+	if (!PyBytes_CheckExact(data))
 		return 0;
-	*result = Py_NewRef(Py_None);
-	return 1;
+	posted = try_post_inline((struct send_queue_core *)self, PyBytes_AsString(data),
+				 PyBytes_Size(data), error);
+	if (posted > 0)
+		*result = Py_NewRef(Py_None);
+	return posted;
 }
 
 static PyObject *send_queue_core_send(PyObject *self, PyObject *const *args, Py_ssize_t count)

@@ -1,0 +1,378 @@
+/*
+ * EagerPath: the small messages of a message stream, without a Python frame. It posts EAGER if it
+ * can be inline, takes EAGER out of the ReceiveQueue, and returns credits. All other wire messages
+ * are left to Python: see aiordma/message_streams/wire.py, whose formats are repeated here.
+ */
+#include "fast_path.h"
+
+#define KIND_EAGER 1
+#define KIND_CREDIT 5
+#define HEADER_SIZE 8
+#define SIZE_SIZE 8
+/* Longer messages are left to Python, which copies them to registered memory. */
+#define MAX_WIRE 512
+
+static int eager_path_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	struct eager_path *path = (struct eager_path *)self;
+	PyObject *credits, *sends, *queue;
+
+	if (!PyArg_ParseTuple(args, "OOO", &credits, &sends, &queue) ||
+	    !is_instance(self, "MessageCredits", credits) ||
+	    !is_instance(self, "SendQueueCore", sends) || !is_instance(self, "ReceiveQueue", queue))
+		return -1;
+	path->credits = (struct message_credits *)Py_NewRef(credits);
+	path->sends = (struct send_queue_core *)Py_NewRef(sends);
+	path->queue = (struct receive_queue *)Py_NewRef(queue);
+	return 0;
+}
+
+static int eager_path_traverse(PyObject *self, visitproc visit, void *arg)
+{
+	struct eager_path *path = (struct eager_path *)self;
+
+	Py_VISIT(Py_TYPE(self));
+	Py_VISIT((PyObject *)path->credits);
+	Py_VISIT((PyObject *)path->sends);
+	Py_VISIT((PyObject *)path->queue);
+	Py_VISIT(path->slow_send);
+	Py_VISIT(path->slow_recv);
+	Py_VISIT(path->slow_next);
+	Py_VISIT(path->on_received);
+	Py_VISIT(path->checkpoints);
+	return 0;
+}
+
+static int eager_path_clear(PyObject *self)
+{
+	struct eager_path *path = (struct eager_path *)self;
+
+	Py_CLEAR(path->slow_send);
+	Py_CLEAR(path->slow_recv);
+	Py_CLEAR(path->slow_next);
+	Py_CLEAR(path->on_received);
+	Py_CLEAR(path->checkpoints);
+	return 0;
+}
+
+static void eager_path_dealloc(PyObject *self)
+{
+	struct eager_path *path = (struct eager_path *)self;
+
+	PyObject_GC_UnTrack(self);
+	eager_path_clear(self);
+	Py_CLEAR(path->credits);
+	Py_CLEAR(path->sends);
+	Py_CLEAR(path->queue);
+	simple_dealloc(self);
+}
+
+/* --- big-endian numbers --- */
+
+static void put(unsigned char *where, uint64_t value, int nbytes)
+{
+	for (; nbytes; value >>= 8)
+		where[--nbytes] = (unsigned char)value;
+}
+
+static uint64_t get(const unsigned char *where, int nbytes)
+{
+	uint64_t value = 0;
+
+	for (; nbytes; nbytes--)
+		value = value << 8 | *where++;
+	return value;
+}
+
+static void put_header(unsigned char *wire, int kind, const struct message_credits *credits,
+		       uint32_t number)
+{
+	put(wire, kind, 1);
+	put(wire + 1, 0, 1);
+	put(wire + 2, credits->freed, 2);
+	put(wire + 4, number, 4);
+}
+
+/* --- sending --- */
+
+/* Post `data` as EAGER with one frame. Returns as an attempt_function. */
+static int post_eager(struct eager_path *path, const void *data, Py_ssize_t length, int *error)
+{
+	unsigned char wire[MAX_WIRE];
+	Py_ssize_t start = HEADER_SIZE + SIZE_SIZE;
+	int posted;
+
+	if (length > path->eager_limit || start + length > MAX_WIRE)
+		return 0;
+	put_header(wire, KIND_EAGER, path->credits, 1);
+	put(wire + HEADER_SIZE, length, SIZE_SIZE);
+	memcpy(wire + start, data, length);
+	posted = try_post_inline(path->sends, (char *)wire, start + length, error);
+	if (posted > 0) {
+		return_credits(path->credits);
+		path->credits->credits--;
+		path->messages_sent++;
+		path->bytes_sent += length;
+	}
+	return posted;
+}
+
+static int try_send(PyObject *self, PyObject *data, PyObject **result, int *error)
+{
+	struct eager_path *path = (struct eager_path *)self;
+	Py_buffer view;
+	int posted;
+
+	if (!path->may_send || !path->credits->credits)
+		return 0;
+	if (PyBytes_CheckExact(data)) {
+		posted = post_eager(path, PyBytes_AsString(data), PyBytes_Size(data), error);
+	} else if (PyObject_CheckBuffer(data)) {
+		if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)) {
+			PyErr_Clear(); /* Python raises the exception */
+			return 0;
+		}
+		posted = post_eager(path, view.buf, view.len, error);
+		PyBuffer_Release(&view);
+	} else
+		return 0;
+	if (posted > 0)
+		*result = Py_NewRef(Py_None);
+	return posted;
+}
+
+static PyObject *eager_path_try_send(PyObject *self, PyObject *data)
+{
+	PyObject *result = NULL;
+	int error = 0; /* of a queue that has failed: the slow path notes it */
+	int posted = try_send(self, data, &result, &error);
+
+	Py_XDECREF(result);
+	return posted < 0 ? NULL : PyBool_FromLong(posted);
+}
+
+static PyObject *eager_path_send(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	static const struct attempt_kind kind = { "MessageStream.send", try_send, NULL };
+	struct eager_path *path = (struct eager_path *)self;
+
+	if (count == 2)
+		return make_attempt(&kind, self, args[1], args[0], path->slow_send,
+				    path->checkpoints);
+	PyErr_SetString(PyExc_TypeError, "send(owner, message)");
+	return NULL;
+}
+
+/* --- receiving --- */
+
+/*
+ * Return the bytes of EAGER, or NULL if the wire message is another one, or breaks the protocol.
+ * Python then looks at it again.
+ */
+static const unsigned char *eager_bytes(const struct eager_path *path, const unsigned char *wire,
+					size_t length, size_t *nbytes)
+{
+	const struct message_credits *credits = path->credits;
+	uint64_t count, rest, index;
+
+	if (length < HEADER_SIZE || wire[0] != KIND_EAGER)
+		return NULL;
+	count = get(wire + 4, 4);
+	rest = length - HEADER_SIZE;
+	if (count > path->max_frames || count > rest / SIZE_SIZE || !credits->granted ||
+	    get(wire + 2, 2) > credits->peer_window - credits->credits)
+		return NULL;
+	rest -= count * SIZE_SIZE;
+	if (rest > path->max_nbytes)
+		return NULL;
+	*nbytes = rest;
+	for (index = 0; index < count; index++) {
+		uint64_t size = get(wire + HEADER_SIZE + index * SIZE_SIZE, SIZE_SIZE);
+
+		if (size > rest)
+			return NULL;
+		rest -= size;
+	}
+	return rest ? NULL : wire + HEADER_SIZE + count * SIZE_SIZE;
+}
+
+/* Return credits if enough are free. Returns 0 if Python must do it, or -1 with an exception. */
+static int post_credit_update(struct eager_path *path)
+{
+	unsigned char wire[HEADER_SIZE];
+	int error = 0, posted;
+
+	if (!is_credit_update_due(path->credits))
+		return 1;
+	put_header(wire, KIND_CREDIT, path->credits, 0);
+	posted = try_post_inline(path->sends, (char *)wire, HEADER_SIZE, &error);
+	if (posted > 0)
+		return_credits(path->credits);
+	return posted;
+}
+
+/* Do what follows when a message was taken. Returns 0, or -1 with an exception. */
+static int after_taking(struct eager_path *path)
+{
+	int posted = post_credit_update(path);
+	PyObject *result;
+
+	if (posted < 0)
+		return -1;
+	if (posted && !path->followers)
+		return 0;
+	result = path->on_received ? PyObject_CallNoArgs(path->on_received) : Py_NewRef(Py_None);
+	Py_XDECREF(result);
+	return result ? 0 : -1;
+}
+
+/* Take the bytes of the oldest message, if it is EAGER. Returns as an attempt_function. */
+static int try_recv(PyObject *self, PyObject *unused, PyObject **result, int *error)
+{
+	struct eager_path *path = (struct eager_path *)self;
+	struct message_credits *credits = path->credits;
+	const unsigned char *wire, *data;
+	unsigned int length;
+	size_t nbytes;
+	int found;
+
+	if (!path->may_receive)
+		return 0;
+	found = find_oldest(path->queue, (const char **)&wire, &length);
+	if (found <= 0)
+		return found;
+	data = eager_bytes(path, wire, length, &nbytes);
+	if (!data || !path->may_receive)
+		return 0;
+	*result = PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)nbytes);
+	if (!*result)
+		return -1;
+	add_credits(credits, (unsigned int)get(wire + 2, 2));
+	credits->granted--;
+	credits->freed++;
+	drop_oldest_and_repost(path->queue);
+	path->messages_received++;
+	path->bytes_received += nbytes;
+	if (after_taking(path)) {
+		Py_CLEAR(*result);
+		return -1;
+	}
+	return 1;
+}
+
+/* A task that waits in Python wants another task to wait there for all. */
+static struct parking *find_eager_parking(PyObject *self, PyObject *unused)
+{
+	struct eager_path *path = (struct eager_path *)self;
+
+	if (!path->may_receive || path->followers)
+		return NULL;
+	return find_receive_parking(path->queue);
+}
+
+static PyObject *eager_path_recv(PyObject *self, PyObject *owner)
+{
+	static const struct attempt_kind kind = { "MessageStream.recv", try_recv,
+						  find_eager_parking };
+	struct eager_path *path = (struct eager_path *)self;
+
+	return make_attempt(&kind, self, NULL, owner, path->slow_recv, path->checkpoints);
+}
+
+static PyObject *eager_path_next(PyObject *self, PyObject *owner)
+{
+	static const struct attempt_kind kind = { "MessageStream.__anext__", try_recv,
+						  find_eager_parking };
+	struct eager_path *path = (struct eager_path *)self;
+
+	return make_attempt(&kind, self, NULL, owner, path->slow_next, path->checkpoints);
+}
+
+/* --- settings --- */
+
+static PyObject *eager_path_set_limits(PyObject *self, PyObject *args)
+{
+	struct eager_path *path = (struct eager_path *)self;
+
+	if (!PyArg_ParseTuple(args, "LIK", &path->eager_limit, &path->max_frames,
+			      &path->max_nbytes))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *eager_path_set_slow(PyObject *self, PyObject *args)
+{
+	struct eager_path *path = (struct eager_path *)self;
+	PyObject *send, *recv, *next, *on_received;
+
+	if (!PyArg_ParseTuple(args, "OOOO", &send, &recv, &next, &on_received))
+		return NULL;
+	replace(&path->slow_send, send);
+	replace(&path->slow_recv, recv);
+	replace(&path->slow_next, next);
+	replace(&path->on_received, on_received);
+	Py_RETURN_NONE;
+}
+
+static PyMemberDef eager_path_members[] = {
+	{ "may_send", T_BOOL, offsetof(struct eager_path, may_send), 0,
+	  "True if no message waits to be posted before the next one." },
+	{ "may_receive", T_BOOL, offsetof(struct eager_path, may_receive), 0,
+	  "True if the next wire message begins a message, and none waits to be received." },
+	{ "followers", T_INT, offsetof(struct eager_path, followers), 0,
+	  "The number of tasks that wait in Python for another task to take wire messages." },
+	{ "checkpoints", T_OBJECT, offsetof(struct eager_path, checkpoints), 0,
+	  "The two halves of a checkpoint that the awaitables execute, or None." },
+	{ "messages_sent", T_ULONGLONG, offsetof(struct eager_path, messages_sent), READONLY,
+	  "The number of messages that were sent." },
+	{ "bytes_sent", T_ULONGLONG, offsetof(struct eager_path, bytes_sent), READONLY,
+	  "The number of bytes in these messages." },
+	{ "messages_received", T_ULONGLONG, offsetof(struct eager_path, messages_received),
+	  READONLY, "The number of messages that were received." },
+	{ "bytes_received", T_ULONGLONG, offsetof(struct eager_path, bytes_received), READONLY,
+	  "The number of bytes in these messages." },
+	{ NULL, 0, 0, 0, NULL },
+};
+
+static PyMethodDef eager_path_methods[] = {
+	{ "send", (PyCFunction)(void (*)(void))eager_path_send, METH_FASTCALL,
+	  "send(owner, message): return an awaitable that posts a message, or awaits "
+	  "send(message) of set_slow(). It keeps `owner` alive." },
+	{ "try_send", eager_path_try_send, METH_O,
+	  "try_send(message): post a message now. Returns False if that is not possible." },
+	{ "recv", eager_path_recv, METH_O,
+	  "recv(owner): return an awaitable that takes the bytes of the oldest message, or awaits "
+	  "recv() of set_slow(). It keeps `owner` alive." },
+	{ "next", eager_path_next, METH_O,
+	  "next(owner): return an awaitable like recv(), which awaits the `next()` of "
+	  "set_slow()." },
+	{ "set_limits", eager_path_set_limits, METH_VARARGS,
+	  "set_limits(eager_limit, max_frames, max_nbytes): post messages of up to `eager_limit` "
+	  "bytes, and take messages of up to `max_frames` frames and `max_nbytes` bytes." },
+	{ "set_slow", eager_path_set_slow, METH_VARARGS,
+	  "set_slow(send, recv, next, on_received): have the awaitables await these if they cannot "
+	  "finish at once; `send(message, errno)` if posting has failed. on_received() is called "
+	  "after a message was taken, if there are "
+	  "followers, or if credits are due that could not be returned." },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot eager_path_slots[] = {
+	{ Py_tp_doc, (void *)"EagerPath(credits, sends, queue): the small messages of a message "
+			     "stream." },
+	{ Py_tp_new, PyType_GenericNew },
+	{ Py_tp_init, eager_path_init },
+	{ Py_tp_traverse, eager_path_traverse },
+	{ Py_tp_clear, eager_path_clear },
+	{ Py_tp_dealloc, eager_path_dealloc },
+	{ Py_tp_members, eager_path_members },
+	{ Py_tp_methods, eager_path_methods },
+	{ 0, NULL },
+};
+
+PyType_Spec eager_path_spec = {
+	.name = "aiordma._native._fast_path.EagerPath",
+	.basicsize = sizeof(struct eager_path),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+	.slots = eager_path_slots,
+};

@@ -1,0 +1,29 @@
+"""MessageStreamStats: counters of a message stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class MessageStreamStats:
+    """A snapshot of a stream's numbers: the result of `MessageStream.stats`. Sizes are in bytes.
+
+    A sent message counts when its last part is posted, a received one when a task has received it.
+    """
+
+    messages_sent: int = 0
+    bytes_sent: int = 0
+    messages_received: int = 0
+    bytes_received: int = 0
+    bytes_copied: int = 0
+    """The bytes that this side has copied: of the small messages in both directions, and of the
+    large ones that recv() has returned. All others were read by the device where they are used."""
+    messages_queued: int = 0
+    """Messages that wait to be posted: of send_soon(), and of tasks that wait in send()."""
+    messages_announced: int = 0
+    """Large messages of this side that the peer has not read yet."""
+    messages_unread: int = 0
+    """Messages that this side has taken from the connection and that no task has received."""
+    bytes_pooled: int = 0
+    """The registered memory that is kept for the messages to come."""
