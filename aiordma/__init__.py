@@ -43,6 +43,16 @@ from aiordma.errors import (
 )
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
 from aiordma.memory.registration_cache import RegistrationCache
+from aiordma.message_streams.connect import (
+    MessageListener,
+    MessageRequest,
+    connect_messages,
+    listen_messages,
+)
+from aiordma.message_streams.message_stream import MessageStream
+from aiordma.message_streams.options import MessageOptions
+from aiordma.message_streams.received import ReceivedMessage
+from aiordma.message_streams.stats import MessageStreamStats
 from aiordma.messages import MemoryWindow, Message
 from aiordma.messages.connect import connect, listen
 from aiordma.messages.connection import Connection
@@ -93,6 +103,11 @@ __all__ = [
     "MemorySlice",
     "MemoryWindow",
     "Message",
+    "MessageListener",
+    "MessageOptions",
+    "MessageRequest",
+    "MessageStream",
+    "MessageStreamStats",
     "MulticastGroup",
     "PeerClosed",
     "PeerTimeout",
@@ -100,6 +115,7 @@ __all__ = [
     "ProtocolError",
     "RdmaError",
     "ReceiveOverrun",
+    "ReceivedMessage",
     "RegistrationCache",
     "Rejected",
     "RemoteBuffer",
@@ -114,9 +130,11 @@ __all__ = [
     "WcStatus",
     "WorkRequestError",
     "connect",
+    "connect_messages",
     "connect_stream",
     "getaddrinfo",
     "listen",
+    "listen_messages",
     "listen_stream",
     "open_datagram",
     "watch_devices",

@@ -12,10 +12,10 @@ import anyio
 from anyio.abc import SocketAttribute
 
 import aiordma.anyio
-from aiordma.anyio import MessageStream
+from aiordma.anyio import RdmaConnection
 
 
-async def echo(stream: MessageStream) -> None:
+async def echo(stream: RdmaConnection) -> None:
     # An exception in a handler would end the server, so a peer that fails must not raise one.
     with contextlib.suppress(anyio.BrokenResourceError):
         async for message in stream:

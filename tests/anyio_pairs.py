@@ -13,19 +13,19 @@ from helpers import DEFAULT, pending_requests
 import aiordma
 import aiordma.anyio
 from aiordma import ConnectionOptions
-from aiordma.anyio import MessageListener, MessageStream, RdmaAttribute
+from aiordma.anyio import RdmaAttribute, RdmaConnection, RdmaListener
 from aiordma.rdmacm import DeviceAddress
 
 
 class Ends(NamedTuple):
     """Two connected streams, and the listener that accepted the second."""
 
-    near: MessageStream
-    far: MessageStream
-    listener: MessageListener
+    near: RdmaConnection
+    far: RdmaConnection
+    listener: RdmaListener
 
 
-def address_of(listener: MessageListener) -> tuple[str, int]:
+def address_of(listener: RdmaListener) -> tuple[str, int]:
     """Return host and port of a listener."""
     return listener.extra(RdmaAttribute.local_address)
 
@@ -66,12 +66,12 @@ async def settle() -> None:
     await anyio.wait_all_tasks_blocked()
 
 
-def unread(stream: MessageStream) -> int:
+def unread(stream: RdmaConnection) -> int:
     """Return the number of messages that a stream has received and that were not read."""
     return stream.extra(RdmaAttribute.connection).stats.messages_unread
 
 
-def pending(listener: MessageListener) -> int:
+def pending(listener: RdmaListener) -> int:
     """Return the number of requests that have arrived at a listener and that no task has taken."""
     core = listener._listener
     assert isinstance(core, aiordma.Listener)

@@ -25,7 +25,7 @@ from aiordma import (
     RdmaError,
     RemoteBuffer,
 )
-from aiordma.anyio import MessageStream, RdmaByteStream
+from aiordma.anyio import RdmaByteStream, RdmaConnection
 from aiordma.enums import TransportType
 from aiordma.ping import server as ping_server
 from aiordma.ping.client import ping
@@ -82,7 +82,7 @@ async def echo_asyncio(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     writer.close()
 
 
-async def echo_anyio(stream: MessageStream | RdmaByteStream) -> None:
+async def echo_anyio(stream: RdmaConnection | RdmaByteStream) -> None:
     """Echo what a stream of anyio receives. An exception would end the server."""
     with suppress(*ENDS):
         async for data in stream:

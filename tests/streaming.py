@@ -6,19 +6,27 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import loops
 import trustme
 from helpers import Host
 
-from aiordma import ByteStream, StreamListener, StreamOptions, connect_stream, listen_stream
-from aiordma.message_streams.connect import connect_messages, listen_messages
-from aiordma.message_streams.message_stream import MessageStream
-from aiordma.message_streams.options import DEFAULT_OPTIONS as DEFAULT_MESSAGES
-from aiordma.message_streams.options import MessageOptions
+from aiordma import (
+    ByteStream,
+    MessageOptions,
+    MessageStream,
+    StreamListener,
+    StreamOptions,
+    connect_messages,
+    connect_stream,
+    listen_messages,
+    listen_stream,
+)
 from aiordma.streams.stream_core import StreamCore
 
 DEFAULT = StreamOptions()
+DEFAULT_MESSAGES = MessageOptions()
 
 
 @dataclass(frozen=True)
@@ -48,16 +56,23 @@ async def streaming(
             await far.aclose()
 
 
+class MessageStreamPair(NamedTuple):
+    """Both ends of a message stream."""
+
+    client: MessageStream
+    server: MessageStream
+
+
 @contextlib.asynccontextmanager
 async def message_streams(
     address: Host, options: MessageOptions = DEFAULT_MESSAGES
-) -> AsyncIterator[tuple[MessageStream, MessageStream]]:
+) -> AsyncIterator[MessageStreamPair]:
     """Yield both ends of a message stream on one device."""
     async with listen_messages(address.host, 0, options=options) as listener:
         accepting = loops.create_task(listener.accept())
         host, port = listener.local_address
         async with connect_messages(host, port, options=options) as near, await accepting as far:
-            yield near, far
+            yield MessageStreamPair(near, far)
 
 
 def pattern(nbytes: int, seed: int = 0) -> bytes:

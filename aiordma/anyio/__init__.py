@@ -16,14 +16,14 @@ from aiordma.anyio.byte_streams import (
     connect_stream,
     listen_stream,
 )
-from aiordma.anyio.messages import MessageListener, MessageStream, connect, listen
+from aiordma.anyio.messages import RdmaConnection, RdmaListener, connect, listen
 
 __all__ = [
-    "MessageListener",
-    "MessageStream",
     "RdmaAttribute",
     "RdmaByteListener",
     "RdmaByteStream",
+    "RdmaConnection",
+    "RdmaListener",
     "connect",
     "connect_stream",
     "listen",

@@ -33,7 +33,7 @@ class RdmaAttribute(TypedAttributeSet):
     max_message_size: int = typed_attribute()
     #: the name of the RDMA device
     device_name: str = typed_attribute()
-    #: the Connection of a MessageStream, for memory, one-sided operations and statistics
+    #: the Connection of a RdmaConnection, for memory, one-sided operations and statistics
     connection: Connection = typed_attribute()
     #: the ByteStream of an RdmaByteStream
     stream: ByteStream = typed_attribute()

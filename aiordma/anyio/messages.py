@@ -29,10 +29,10 @@ NO_HALF_CLOSE = (
 )
 
 
-class MessageStream(AbortingContextManagerMixin, ObjectStream[bytes]):
+class RdmaConnection(AbortingContextManagerMixin, ObjectStream[bytes]):
     """A reliable connection that carries whole messages, in order: an object stream of bytes.
 
-    It is made by `aiordma.anyio.connect()` or a MessageListener. `aclose()`, or the end of its
+    It is made by `aiordma.anyio.connect()` or a RdmaListener. `aclose()`, or the end of its
     `async with` block, closes it. A block that is cancelled closes it by force.
 
     One task may receive at a time. Any number of tasks may send. Every await is a checkpoint.
@@ -122,10 +122,10 @@ class MessageStream(AbortingContextManagerMixin, ObjectStream[bytes]):
         return connection_attributes(self._connection)
 
     def __repr__(self) -> str:
-        return f"<MessageStream of {self._connection!r}>"
+        return f"<RdmaConnection of {self._connection!r}>"
 
 
-class MessageListener(BaseListener[Connection, MessageStream]):
+class RdmaListener(BaseListener[Connection, RdmaConnection]):
     """A listener for message streams. It is made by `aiordma.anyio.listen()`.
 
     Closing it rejects the peers that were not accepted yet. The streams that were accepted stay
@@ -134,10 +134,10 @@ class MessageListener(BaseListener[Connection, MessageStream]):
 
     def __init__(self, listener: Listener) -> None:
         """Wrap `listener`, which belongs to the running loop, and own it from now on."""
-        super().__init__(listener, MessageStream)
+        super().__init__(listener, RdmaConnection)
         self._accept_next = listener.accept
 
-    async def accept(self, private_data: bytes = b"") -> MessageStream:
+    async def accept(self, private_data: bytes = b"") -> RdmaConnection:
         """Wait for a peer that connects, and accept it.
 
         `private_data` is sent to the peer with the answer; see ConnectRequest.accept(). A peer that
@@ -162,18 +162,18 @@ def connect(
     local_address: tuple[str, int] | None = None,
     private_data: bytes = b"",
     options: ConnectionOptions = DEFAULT_OPTIONS,
-) -> AwaitableContextManager[MessageStream]:
+) -> AwaitableContextManager[RdmaConnection]:
     """Connect to a listening peer: `await connect(...)` or `async with connect(...) as stream`.
 
     The arguments, the exceptions and the effect of cancelling are those of aiordma.connect(). A
     ConnectError is an OSError, as anyio programs expect.
     """
 
-    async def connecting() -> MessageStream:
+    async def connecting() -> RdmaConnection:
         connection = await aiordma.connect(
             host, port, local_address=local_address, private_data=private_data, options=options
         )
-        return MessageStream(connection)
+        return RdmaConnection(connection)
 
     return AwaitableContextManager(connecting())
 
@@ -185,14 +185,14 @@ def listen(
     backlog: int = 0,
     limits: ListenerLimits = DEFAULT_LIMITS,
     options: ConnectionOptions = DEFAULT_OPTIONS,
-) -> AwaitableContextManager[MessageListener]:
+) -> AwaitableContextManager[RdmaListener]:
     """Listen for peers: `await listen(...)` or `async with listen(...) as listener`.
 
     The arguments, the exceptions and the effect of cancelling are those of aiordma.listen().
     """
 
-    async def listening() -> MessageListener:
+    async def listening() -> RdmaListener:
         listener = await aiordma.listen(host, port, backlog=backlog, limits=limits, options=options)
-        return MessageListener(listener)
+        return RdmaListener(listener)
 
     return AwaitableContextManager(listening())

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
-from aiordma.errors import BusyError, LocalClosed, PeerClosed, RdmaError
+from aiordma.enums import AccessFlags
+from aiordma.errors import LocalClosed, RdmaError
 from aiordma.loop import Deadline, checkpoint
 from aiordma.loop.context_managers import AbortingContextManagerMixin
-from aiordma.memory import MemoryRegion, MemorySlice
-from aiordma.message_streams.exchange import Arrival, Exchange
-from aiordma.message_streams.frames import bytes_of, frames_of, nbytes_of, parts_for
+from aiordma.memory.registrar import Registrar
+from aiordma.message_streams.exchange import Exchange
+from aiordma.message_streams.frames import frames_of
+from aiordma.message_streams.message_receiver import MessageReceiver
 from aiordma.message_streams.options import MessageOptions
 from aiordma.message_streams.outgoing import (
     AnnouncedOutgoing,
@@ -20,13 +20,11 @@ from aiordma.message_streams.outgoing import (
     FinishOutgoing,
     Outgoing,
 )
-from aiordma.message_streams.protocol import AnnouncedMessage, MessageProtocol
-from aiordma.message_streams.received import EagerArrival, LandingPool, ReceivedMessage
-from aiordma.message_streams.rendezvous import read_frames, registered
+from aiordma.message_streams.protocol import MessageProtocol
+from aiordma.message_streams.received import ReceivedMessage
 from aiordma.message_streams.stats import MessageStreamStats
-from aiordma.message_streams.wire import Hello, Result
+from aiordma.message_streams.wire import Hello
 from aiordma.messages.connection import MessageEndpoint
-from aiordma.rdmacm.address import format_address
 
 if TYPE_CHECKING:
     from aiordma.message_streams.frames import Frame
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 CLOSED_HERE = "the stream is closed on this side"
 
 
-class MessageStream(AbortingContextManagerMixin):
+class MessageStream(Registrar, AbortingContextManagerMixin):
     """Messages of any size to a peer that uses aiordma, in order.
 
     A message is a buffer, or a list of frames. Small messages are copied. Large ones stay where
@@ -46,20 +44,19 @@ class MessageStream(AbortingContextManagerMixin):
         self, endpoint: MessageEndpoint, peer: Hello, private_data: bytes, options: MessageOptions
     ) -> None:
         """Called by connect_messages() and accept(); not for users."""
+        super().__init__(endpoint)
+        self._endpoint = endpoint
         self._options = options
         self._private_data = private_data
         protocol = MessageProtocol(options.hello(), peer)
         self._exchange = exchange = Exchange(endpoint, protocol)
         self._connection = exchange.connection
-        self._pool = LandingPool(self._connection, exchange.loop, options.max_pooled)
-        exchange.on_end = self._pool.close
+        self._receiver = receiver = MessageReceiver(exchange, options.max_pooled)
         # Looked up once, because small messages need only these.
         eager = exchange.eager
         self._send, self._recv, self._next = eager.send, eager.recv, eager.next
         eager.set_limits(options.eager_limit, options.max_frames, options.max_nbytes)
-        eager.set_slow(
-            self._send_slowly, self._recv_slowly, self._next_slowly, exchange.returned_credits
-        )
+        eager.set_slow(self._send_slowly, receiver.recv, receiver.next, exchange.returned_credits)
 
     @property
     def local_address(self) -> tuple[str, int]:
@@ -82,9 +79,14 @@ class MessageStream(AbortingContextManagerMixin):
         return self._exchange.end is not None or self._connection.closed
 
     @property
+    def read_access(self) -> AccessFlags:
+        """The access that memory needs to be received into: for register() and allocate()."""
+        return self._connection.read_access
+
+    @property
     def stats(self) -> MessageStreamStats:
         """A snapshot of the stream's counters, and of what waits."""
-        return self._exchange.snapshot(self._pool.nbytes)
+        return self._exchange.snapshot(self._receiver.bytes_pooled)
 
     # --- sending ---
 
@@ -179,44 +181,12 @@ class MessageStream(AbortingContextManagerMixin):
         recv = self._recv  # a local name first: see Connection.send()
         return recv(self)
 
-    async def _recv_slowly(self) -> bytes:
-        """Receive a message that the fast path has not taken."""
-        async with self._receiving() as arrival:
-            nbytes = sum(arrival.sizes)
-            if isinstance(arrival, EagerArrival):
-                data = b"".join(arrival.frames)
-                arrival.release()
-            else:
-                region, _ = await self._land(arrival)
-                data = bytes(memoryview(region)[:nbytes])
-                self._pool.give_back(region)
-            self._count(nbytes, copied=nbytes)
-            return data
-
     async def recv_message(self) -> ReceivedMessage:
         """Wait for the next message, and return it where it arrived. Call its release() soon.
 
         Cancelling loses no message. Raises: as recv().
         """
-        async with self._receiving() as arrival:
-            if isinstance(arrival, EagerArrival):
-                self._count(sum(arrival.sizes))
-                return ReceivedMessage(arrival.frames, arrival.release)
-            region, parts = await self._land(arrival)
-            views = tuple(part.view for part in parts)
-            self._count(arrival.nbytes)
-            return ReceivedMessage(views, partial(self._pool.give_back, region))
-
-    async def _land(self, arrival: AnnouncedMessage) -> tuple[MemoryRegion, list[MemorySlice]]:
-        """Read an announced message into a region of the pool."""
-        region = await self._pool.take(max(arrival.nbytes, 1))
-        try:
-            parts = parts_for([region[:]], arrival.sizes)
-            await self._read(arrival, parts)
-        except BaseException:
-            region.close()  # not given back: the device can still write to it
-            raise
-        return region, parts
+        return await self._receiver.recv_message()
 
     async def recv_into(self, buffer: Frame) -> int:
         """Wait for the next message, put its frames into `buffer` one after another, and return
@@ -229,12 +199,7 @@ class MessageStream(AbortingContextManagerMixin):
             ValueError: the message does not fit. It is the next one to be received.
             Others: as recv().
         """
-        async with self._receiving() as arrival:
-            nbytes, room = sum(arrival.sizes), nbytes_of(buffer)
-            if nbytes > room:
-                raise ValueError(f"a message of {nbytes} bytes does not fit into {room}")
-            await self._receive_into(arrival, [buffer])
-            return nbytes
+        return await self._receiver.recv_into(buffer)
 
     async def recv_frames(
         self, allocator: Callable[[Sequence[int]], Sequence[Frame]]
@@ -250,12 +215,7 @@ class MessageStream(AbortingContextManagerMixin):
                 to be received.
             Others: as recv(), and what `allocator` raises.
         """
-        async with self._receiving() as arrival:
-            buffers = list(allocator(arrival.sizes))
-            if len(buffers) != len(arrival.sizes):
-                raise ValueError(f"{len(buffers)} buffers for {len(arrival.sizes)} frames")
-            await self._receive_into(arrival, buffers)
-            return buffers
+        return await self._receiver.recv_frames(allocator)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over messages as recv() returns them, until the peer has finished sending."""
@@ -264,68 +224,6 @@ class MessageStream(AbortingContextManagerMixin):
     def __anext__(self) -> Coroutine[object, None, bytes]:
         receive_next = self._next  # a local name first: see Connection.send()
         return receive_next(self)
-
-    async def _next_slowly(self) -> bytes:
-        try:
-            return await self._recv_slowly()
-        except PeerClosed:
-            if self._exchange.protocol.peer_has_finished:
-                raise StopAsyncIteration from None
-            raise
-
-    def _count(self, nbytes: int, copied: int = 0) -> None:
-        stats = self._exchange.stats
-        stats.messages_received += 1
-        stats.bytes_received += nbytes
-        stats.bytes_copied += copied
-
-    @asynccontextmanager
-    async def _receiving(self) -> AsyncIterator[Arrival]:
-        """Yield the next message. It is the next one again if the block raises."""
-        exchange = self._exchange
-        if exchange.is_waited_for:
-            raise BusyError("another task is receiving on this stream")
-        with exchange.receiving():
-            await checkpoint()
-            await exchange.wait_for_arrival()
-            if not exchange.inbox:
-                raise PeerClosed(f"{format_address(self.peer_address)} sends no further message")
-            arrival = exchange.inbox.popleft()
-            try:
-                yield arrival
-            except BaseException:
-                exchange.inbox.appendleft(arrival)
-                raise
-
-    async def _receive_into(self, arrival: Arrival, buffers: Sequence[Frame]) -> None:
-        """Put the frames of a message into buffers: one for each, or one for all together."""
-        if isinstance(arrival, EagerArrival):
-            targets = parts_for([bytes_of(buffer) for buffer in buffers], arrival.sizes)
-            for target, frame in zip(targets, arrival.frames, strict=True):
-                target[:] = frame
-            arrival.release()
-            self._count(sum(arrival.sizes), copied=sum(arrival.sizes))
-            return
-        regions: list[MemoryRegion] = []
-        try:
-            parts = [await self._make_writable(buffer, regions) for buffer in buffers]
-            await self._read(arrival, parts_for(parts, arrival.sizes))
-        finally:
-            for region in regions:
-                region.close()
-        self._count(arrival.nbytes)
-
-    async def _make_writable(self, buffer: Frame, regions: list[MemoryRegion]) -> MemorySlice:
-        memory = buffer if nbytes_of(buffer) else bytearray(1)  # empty memory is refused
-        return await registered(self._connection, memory, self._connection.read_access, regions)
-
-    async def _read(self, arrival: AnnouncedMessage, parts: Sequence[MemorySlice]) -> None:
-        try:
-            await read_frames(self._connection, self._exchange.loop, arrival.frames, parts)
-        except RdmaError as error:
-            self._exchange.lost(error)
-            raise
-        self._exchange.finish_reading(arrival.number, Result.READ)
 
     # --- closing ---
 
@@ -349,11 +247,13 @@ class MessageStream(AbortingContextManagerMixin):
             finally:
                 deadline.cancel()
             exchange.lost(LocalClosed(CLOSED_HERE))
+        self._receiver.drop()
         await self._connection.aclose()
 
     def abort(self) -> None:
         """End the stream at once. Idempotent. Messages that were not received are lost."""
         self._exchange.lost(LocalClosed(CLOSED_HERE))
+        self._receiver.drop()
         self._connection.abort()
 
     def __repr__(self) -> str:

@@ -42,9 +42,9 @@ class MessageOptions:
     max_nbytes: int = 1 << 40
     """The size of the largest message of the peer, all frames together."""
 
-    max_pooled: int = 1 << 26
+    max_pooled: int = 1 << 28
     """The memory that stays registered for the messages to come that recv() and recv_message()
-    receive."""
+    receive. It is released when no message has used it for 10 to 20 seconds."""
 
     connection: ConnectionOptions = DEFAULT_CONNECTION_OPTIONS
     """The options of the connection below. Its `recv_depth`, `max_message_size` and `recv_backlog`

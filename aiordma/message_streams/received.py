@@ -1,22 +1,15 @@
-"""ReceivedMessage: a message in the memory in which it arrived. LandingPool: such memory."""
+"""ReceivedMessage: a message in the memory in which it arrived."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma.loop import Loop
 from aiordma.loop.context_managers import ContextManagerMixin
-from aiordma.memory import MemoryRegion
 from aiordma.message_streams.protocol import EagerMessage
 
 if TYPE_CHECKING:
-    from aiordma.loop.protocol import LoopTimer
-    from aiordma.messages.connection import Connection
     from aiordma.messages.message import Message
-
-MIN_CLASS = 1 << 12
-IDLE_SECONDS = 10.0
 
 
 class EagerArrival:
@@ -90,70 +83,3 @@ class ReceivedMessage(ContextManagerMixin):
     def close(self) -> None:
         """Release the memory: see release()."""
         self.release()
-
-
-class LandingPool:
-    """Registered memory for messages that are read without a target of the caller.
-
-    Regions have sizes of powers of two. Those that are given back stay registered, up to
-    `max_nbytes` bytes in all, until none was taken for `IDLE_SECONDS`.
-    """
-
-    def __init__(self, connection: Connection, loop: Loop, max_nbytes: int) -> None:
-        self._connection = connection
-        self._loop = loop
-        self._max_nbytes = max_nbytes
-        self._free: dict[int, list[MemoryRegion]] = {}
-        self._timer: LoopTimer | None = None
-        self._is_used = False  # since the timer was started
-        self.nbytes = 0
-        """The number of bytes that stay registered for later messages."""
-
-    async def take(self, nbytes: int) -> MemoryRegion:
-        """Return a region of at least `nbytes` bytes. Cancelling takes none.
-
-        Raises: as Connection.allocate().
-        """
-        self._is_used = True
-        size = max(MIN_CLASS, 1 << (nbytes - 1).bit_length())
-        free = self._free.get(size)
-        if free:
-            self.nbytes -= size
-            return free.pop()
-        return await self._connection.allocate(size, self._connection.read_access)
-
-    def give_back(self, region: MemoryRegion) -> None:
-        """Take a region back. The device does not use it any more."""
-        size = len(region)
-        if self.nbytes + size > self._max_nbytes:
-            region.close()
-            return
-        self.nbytes += size
-        self._free.setdefault(size, []).append(region)
-        if self._timer is None:
-            self._start_timer()
-
-    def _start_timer(self) -> None:
-        self._is_used = False
-        self._timer = self._loop.call_later(IDLE_SECONDS, self._expire)
-
-    def _expire(self) -> None:
-        if self._is_used:
-            self._start_timer()
-        else:
-            self._timer = None
-            self._close_free()
-
-    def _close_free(self) -> None:
-        for regions in self._free.values():
-            while regions:
-                regions.pop().close()
-        self.nbytes = 0
-
-    def close(self) -> None:
-        """Close the regions that were given back, and keep none from now on."""
-        self._max_nbytes = 0
-        self._close_free()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

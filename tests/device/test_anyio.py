@@ -26,7 +26,7 @@ from aiordma import (
     VerbsError,
     WorkRequestError,
 )
-from aiordma.anyio import MessageStream, RdmaAttribute
+from aiordma.anyio import RdmaAttribute, RdmaConnection
 from aiordma.rdmacm import DeviceAddress
 
 SMALL = ConnectionOptions(max_message_size=1024)
@@ -34,12 +34,12 @@ SMALL = ConnectionOptions(max_message_size=1024)
 NEVER_GRACEFUL = ConnectionOptions(max_message_size=1024, close_timeout=10 * TIME_LIMIT)
 
 
-async def send_for_ever(stream: MessageStream, message: bytes) -> None:
+async def send_for_ever(stream: RdmaConnection, message: bytes) -> None:
     while True:
         await stream.send(message)
 
 
-async def receive_for_ever(stream: MessageStream) -> None:
+async def receive_for_ever(stream: RdmaConnection) -> None:
     while True:
         await stream.receive()
 
@@ -312,10 +312,10 @@ async def test_a_cancelled_block_aborts_the_stream(address: DeviceAddress) -> No
 @pytest.mark.transport("IB")
 async def test_a_cancelled_block_of_connect_aborts_the_stream(address: DeviceAddress) -> None:
     received: set[bytes] = set()
-    accepted: list[MessageStream] = []
+    accepted: list[RdmaConnection] = []
     cancelled = anyio.Event()
 
-    async def receive_all(stream: MessageStream) -> None:
+    async def receive_all(stream: RdmaConnection) -> None:
         accepted.append(stream)
         await cancelled.wait()
         received.update([message async for message in stream])
@@ -331,7 +331,7 @@ async def test_a_cancelled_block_of_connect_aborts_the_stream(address: DeviceAdd
 
 
 async def _cancel_inside(
-    block: AbstractAsyncContextManager[MessageStream], peers: list[MessageStream]
+    block: AbstractAsyncContextManager[RdmaConnection], peers: list[RdmaConnection]
 ) -> None:
     """Cancel a block whose stream has more to send than its peer has buffers for."""
     with anyio.CancelScope() as scope:

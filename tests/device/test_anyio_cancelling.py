@@ -17,7 +17,7 @@ from loops import until
 
 import aiordma.anyio
 from aiordma import ConnectionOptions
-from aiordma.anyio import MessageStream
+from aiordma.anyio import RdmaConnection
 from aiordma.rdmacm import DeviceAddress
 
 # Queues that are deep enough for READY messages, so that no call has to wait.
@@ -25,7 +25,7 @@ DEEP = ConnectionOptions(send_depth=64, recv_depth=64, max_message_size=64)
 READY = 40
 
 
-async def fill(near: MessageStream, far: MessageStream) -> list[bytes]:
+async def fill(near: RdmaConnection, far: RdmaConnection) -> list[bytes]:
     """Send READY messages, and wait until `far` has received them. Return the messages."""
     sent = [b"%d" % number for number in range(READY)]
     for message in sent:
@@ -95,7 +95,7 @@ async def test_a_call_in_a_cancelled_scope_does_nothing(address: DeviceAddress) 
 
 
 async def _open(
-    connecting: Awaitable[MessageStream], *, task_status: anyio.abc.TaskStatus[None]
+    connecting: Awaitable[RdmaConnection], *, task_status: anyio.abc.TaskStatus[None]
 ) -> None:
     task_status.started()
     async with await connecting as stream:

@@ -15,11 +15,11 @@ from loops import until
 
 import aiordma.anyio
 from aiordma import ConnectError
-from aiordma.anyio import MessageListener, MessageStream
+from aiordma.anyio import RdmaConnection, RdmaListener
 from aiordma.rdmacm import DeviceAddress
 
 
-async def echo(stream: MessageStream) -> None:
+async def echo(stream: RdmaConnection) -> None:
     async for message in stream:
         await stream.send(message)
 
@@ -33,23 +33,21 @@ async def check_echo(where: tuple[str, int]) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(
-    address: DeviceAddress, handler: Callable[[MessageStream], Awaitable[object]]
-) -> AsyncIterator[MessageListener]:
+    address: DeviceAddress, handler: Callable[[RdmaConnection], Awaitable[object]]
+) -> AsyncIterator[RdmaListener]:
     async with aiordma.anyio.listen(address.host, 0) as listener, running(listener.serve, handler):
         yield listener
 
 
-Handler = Callable[[MessageStream], Awaitable[object]]
-Serve = Callable[[MessageListener, Handler, TaskGroup], Coroutine[object, None, None]]
+Handler = Callable[[RdmaConnection], Awaitable[object]]
+Serve = Callable[[RdmaListener, Handler, TaskGroup], Coroutine[object, None, None]]
 
 
-async def serve_in_own_group(listener: MessageListener, handler: Handler, _: TaskGroup) -> None:
+async def serve_in_own_group(listener: RdmaListener, handler: Handler, _: TaskGroup) -> None:
     await listener.serve(handler)
 
 
-async def serve_in_given_group(
-    listener: MessageListener, handler: Handler, tasks: TaskGroup
-) -> None:
+async def serve_in_given_group(listener: RdmaListener, handler: Handler, tasks: TaskGroup) -> None:
     await listener.serve(handler, tasks)
 
 
@@ -66,9 +64,9 @@ in_either_task_group = pytest.mark.parametrize(
 async def test_serve_handles_peers_at_the_same_time(address: DeviceAddress, serve: Serve) -> None:
     """The stream is closed when its handler returns."""
     all_connected = anyio.Event()
-    served: list[MessageStream] = []
+    served: list[RdmaConnection] = []
 
-    async def handler(stream: MessageStream) -> None:
+    async def handler(stream: RdmaConnection) -> None:
         assert await stream.receive() == b"hello"
         served.append(stream)
         if len(served) == 3:
@@ -96,7 +94,7 @@ async def test_serve_handles_peers_at_the_same_time(address: DeviceAddress, serv
 
 
 async def test_a_handler_can_close_its_stream(address: DeviceAddress) -> None:
-    async def handler(stream: MessageStream) -> None:
+    async def handler(stream: RdmaConnection) -> None:
         await stream.send(b"bye")
         await stream.aclose()
 
@@ -112,12 +110,12 @@ async def test_an_exception_in_a_handler_ends_the_task_group(
 ) -> None:
     """As with all anyio listeners. The streams are closed, the listener stays open."""
 
-    async def handler(stream: MessageStream) -> None:
+    async def handler(stream: RdmaConnection) -> None:
         if await stream.receive() == b"fail":
             raise ZeroDivisionError
         await anyio.sleep_forever()
 
-    peers: list[MessageStream] = []
+    peers: list[RdmaConnection] = []
     async with aiordma.anyio.listen(address.host, 0) as listener:
 
         async def fail() -> None:
@@ -203,7 +201,7 @@ async def test_closing_a_listener_ends_serve_as_with_sockets(
 async def test_cancelling_serve_leaves_the_listener_open(address: DeviceAddress) -> None:
     ended: list[str] = []
 
-    async def handler(stream: MessageStream) -> None:
+    async def handler(stream: RdmaConnection) -> None:
         try:
             await echo(stream)
         finally:

@@ -14,7 +14,7 @@ from anyio_pairs import connected, running
 from streaming import tls_contexts
 
 import aiordma.anyio
-from aiordma.anyio import MessageStream, RdmaAttribute
+from aiordma.anyio import RdmaAttribute, RdmaConnection
 from aiordma.rdmacm import DeviceAddress
 
 
@@ -79,7 +79,7 @@ async def test_stapled_object_stream(address: DeviceAddress) -> None:
 
 
 async def test_multi_listener(address: DeviceAddress) -> None:
-    async def echo(stream: MessageStream) -> None:
+    async def echo(stream: RdmaConnection) -> None:
         await stream.send(await stream.receive())
 
     listeners = [await aiordma.anyio.listen(address.host, 0) for _ in range(2)]
@@ -107,7 +107,7 @@ async def test_tls_stream(address: DeviceAddress, contexts: Contexts) -> None:
     server, client = contexts
     message = bytes(range(256)) * 48  # a TLS record with a third of it fits into a message
 
-    async def serve(stream: MessageStream) -> None:
+    async def serve(stream: RdmaConnection) -> None:
         tls = await TLSStream.wrap(stream, server_side=True, ssl_context=server)
         await tls.send(await BufferedByteReceiveStream(tls).receive_exactly(len(message)))
         with pytest.raises(anyio.BrokenResourceError):  # the peer sent no close_notify

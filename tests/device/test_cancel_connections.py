@@ -11,16 +11,24 @@ import pytest
 from cancelling import cancel, cancelled
 from cm_ids import resolved
 from helpers import connected, pending_requests
-from streaming import streaming
+from streaming import message_streams, streaming
 
 import aiordma
-from aiordma import ByteStream, Connection, LocalClosed, PeerClosed, Rejected, SyncCmId
+from aiordma import (
+    ByteStream,
+    Connection,
+    LocalClosed,
+    MessageStream,
+    PeerClosed,
+    Rejected,
+    SyncCmId,
+)
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.rdmacm import DeviceAddress, parse_address
 
 
 class Api(NamedTuple):
-    """The functions that make connections, or byte streams, and the method that receives."""
+    """The functions that make connections or streams, and the method that receives."""
 
     connect: Callable[..., Any]
     listen: Callable[..., Any]
@@ -32,10 +40,19 @@ class Api(NamedTuple):
 
 MESSAGES = Api(aiordma.connect, aiordma.listen, connected, Connection.recv, (b"no",))
 STREAMS = Api(aiordma.connect_stream, aiordma.listen_stream, streaming, ByteStream.receive, ())
-each_api = pytest.mark.parametrize("api", [MESSAGES, STREAMS], ids=["messages", "streams"])
+ANY_SIZE = Api(
+    aiordma.connect_messages,
+    aiordma.listen_messages,
+    message_streams,
+    MessageStream.recv,
+    (b"no",),
+)
+each_api = pytest.mark.parametrize(
+    "api", [MESSAGES, STREAMS, ANY_SIZE], ids=["messages", "streams", "any size"]
+)
 
 
-@pytest.mark.awaits("connect", "connect_stream")
+@pytest.mark.awaits("connect", "connect_stream", "connect_messages")
 @each_api
 async def test_cancelled_connect_leaves_nothing(address: DeviceAddress, api: Api) -> None:
     """Nothing on this side. A listener can see the request of a peer that gave up."""
@@ -59,6 +76,7 @@ async def test_cancelled_from_id_closes_the_id(address: DeviceAddress) -> None:
 
 @pytest.mark.awaits("listen", "Listener.aclose", "Listener.__aexit__")
 @pytest.mark.awaits("listen_stream", "StreamListener.aclose", "StreamListener.__aexit__")
+@pytest.mark.awaits("listen_messages", "MessageListener.aclose", "MessageListener.__aexit__")
 @each_api
 async def test_cancelled_listen_or_aclose_leaves_the_port_free(
     address: DeviceAddress, api: Api
@@ -86,6 +104,7 @@ async def test_cancelled_listener_from_id_leaves_a_synchronous_id_unchanged(
 
 @pytest.mark.awaits("Listener.get_request", "Listener.__anext__")
 @pytest.mark.awaits("StreamListener.get_request", "StreamListener.__anext__")
+@pytest.mark.awaits("MessageListener.get_request", "MessageListener.__anext__")
 @pytest.mark.parametrize("get", [lambda listener: listener.get_request(), anext])
 @each_api
 async def test_cancelled_get_request_loses_no_request(
@@ -101,7 +120,7 @@ async def test_cancelled_get_request_loses_no_request(
             await connecting
 
 
-@pytest.mark.awaits("Listener.accept", "StreamListener.accept")
+@pytest.mark.awaits("Listener.accept", "StreamListener.accept", "MessageListener.accept")
 @each_api
 async def test_cancelled_accept_loses_only_the_peer_being_accepted(
     address: DeviceAddress, api: Api
@@ -123,7 +142,7 @@ async def test_cancelled_accept_loses_only_the_peer_being_accepted(
                 await peer.aclose()
 
 
-@pytest.mark.awaits("ConnectRequest.accept", "StreamRequest.accept")
+@pytest.mark.awaits("ConnectRequest.accept", "StreamRequest.accept", "MessageRequest.accept")
 @each_api
 async def test_cancelled_accept_of_a_request_ends_the_connection(
     address: DeviceAddress, api: Api
@@ -139,7 +158,7 @@ async def test_cancelled_accept_of_a_request_ends_the_connection(
                 await api.receive(client)
 
 
-@pytest.mark.awaits("ConnectRequest.reject", "StreamRequest.reject")
+@pytest.mark.awaits("ConnectRequest.reject", "StreamRequest.reject", "MessageRequest.reject")
 @each_api
 async def test_cancelled_reject_still_rejects(address: DeviceAddress, api: Api) -> None:
     async with api.listen(address.host, 0) as listener:
@@ -151,7 +170,7 @@ async def test_cancelled_reject_still_rejects(address: DeviceAddress, api: Api) 
         assert rejected.value.private_data.rstrip(b"\0") == b"".join(api.reason)
 
 
-@pytest.mark.awaits("Listener.serve", "StreamListener.serve")
+@pytest.mark.awaits("Listener.serve", "StreamListener.serve", "MessageListener.serve")
 @each_api
 async def test_cancelled_serve_closes_the_listener_and_cancels_every_handler(
     address: DeviceAddress, api: Api
@@ -193,7 +212,7 @@ async def test_cancelled_aclose_aborts_the_connection(address: DeviceAddress) ->
             await pair.server.recv()
 
 
-@pytest.mark.awaits("Connection.__aexit__", "ByteStream.__aexit__")
+@pytest.mark.awaits("Connection.__aexit__", "ByteStream.__aexit__", "MessageStream.__aexit__")
 @each_api
 async def test_cancelled_block_aborts_its_connection(address: DeviceAddress, api: Api) -> None:
     async with api.connected(address) as pair:

@@ -34,7 +34,7 @@ async def test_large_messages_move_without_a_copy(address: DeviceAddress) -> Non
             return [bytearray(size) for size in sizes]
 
         assert await far.recv_frames(allocate) == [data, data[:10]]
-        region = await far._connection.allocate(2 << 20, far._connection.read_access)
+        region = await far.allocate(2 << 20, far.read_access)
         assert await far.recv_into(region) == len(data) + 10
         assert bytes(memoryview(region)[: len(data) + 10]) == data + data[:10]
         assert await far.recv() == data + data[:10]

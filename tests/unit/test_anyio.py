@@ -11,7 +11,7 @@ import pytest
 from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
 
 from aiordma import Connection, Listener, errors
-from aiordma.anyio import MessageListener, MessageStream
+from aiordma.anyio import RdmaConnection, RdmaListener
 from aiordma.enums import WcOpcode, WcStatus
 from aiordma.errors import RdmaError
 
@@ -63,24 +63,24 @@ class Failing(Connection, Listener):  # type: ignore[misc]
 
 
 async def receive(fake: Failing) -> None:
-    await MessageStream(fake).receive()
+    await RdmaConnection(fake).receive()
 
 
 async def send(fake: Failing) -> None:
-    await MessageStream(fake).send(b"")
+    await RdmaConnection(fake).send(b"")
 
 
 async def accept(fake: Failing) -> None:
-    await MessageListener(fake).accept()
+    await RdmaListener(fake).accept()
 
 
 async def serve(fake: Failing) -> None:
-    await MessageListener(fake).serve(anyio.sleep)  # type: ignore[arg-type]
+    await RdmaListener(fake).serve(anyio.sleep)  # type: ignore[arg-type]
 
 
 async def serve_in_a_given_task_group(fake: Failing) -> None:
     async with anyio.create_task_group() as tasks:
-        await MessageListener(fake).serve(anyio.sleep, tasks)  # type: ignore[arg-type]
+        await RdmaListener(fake).serve(anyio.sleep, tasks)  # type: ignore[arg-type]
 
 
 Call = Callable[[Failing], Coroutine[object, None, None]]

@@ -108,7 +108,7 @@ async def test_anyio_accepts_and_serves_beside_a_silent_peer(simulation: Simulat
             async with await connect(), await accepting:
                 pass
 
-            async def echo(stream: aiordma.anyio.MessageStream) -> None:
+            async def echo(stream: aiordma.anyio.RdmaConnection) -> None:
                 await stream.send(await stream.receive())
 
             tasks.start_soon(listener.serve, echo)

@@ -29,7 +29,7 @@ from aiordma import (
     Rejected,
     VerbsError,
 )
-from aiordma.anyio import MessageStream, RdmaByteStream
+from aiordma.anyio import RdmaByteStream, RdmaConnection
 from aiordma.cm.accepting import BaseListener
 from aiordma.memory.buffer_pool import AllocatedRegion
 from aiordma.trio import RdmaStream
@@ -88,7 +88,7 @@ async def serve_streams(limits: ListenerLimits) -> AsyncIterator[Stats]:
 
 @asynccontextmanager
 async def serve_anyio_messages(limits: ListenerLimits) -> AsyncIterator[Stats]:
-    async def echo(stream: MessageStream) -> None:
+    async def echo(stream: RdmaConnection) -> None:
         async for message in stream:
             await stream.send(message)
 

@@ -11,9 +11,15 @@ from simulator.pairs import PORT
 from streaming import message_streams
 
 import aiordma
-from aiordma import BusyError, LocalClosed, PeerClosed, ProtocolError
-from aiordma.message_streams.connect import connect_messages, listen_messages
-from aiordma.message_streams.options import MessageOptions
+from aiordma import (
+    BusyError,
+    LocalClosed,
+    MessageOptions,
+    PeerClosed,
+    ProtocolError,
+    connect_messages,
+    listen_messages,
+)
 
 pytestmark = pytest.mark.usefixtures("time_limit")
 
@@ -71,9 +77,9 @@ async def test_each_way_to_receive(simulation: Simulation, size: int) -> None:
 async def test_registered_memory_is_sent_and_received_as_it_is(simulation: Simulation) -> None:
     async with message_streams(simulation.far, OPTIONS) as (near, far):
         access = aiordma.AccessFlags.LOCAL_WRITE | aiordma.AccessFlags.REMOTE_READ
-        source = await near._connection.allocate(len(LARGE), access)
+        source = await near.allocate(len(LARGE), access)
         memoryview(source)[:] = LARGE
-        target = await far._connection.allocate(len(LARGE), far._connection.read_access)
+        target = await far.allocate(len(LARGE), far.read_access)
         sending = loops.create_task(near.send(source[10:]))
         assert await far.recv_into(target) == len(LARGE) - 10
         await sending

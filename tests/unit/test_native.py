@@ -190,7 +190,7 @@ def test_the_fast_path_refuses_wrong_arguments() -> None:
         for name in vars(kind)
         if callable(vars(kind)[name]) and not name.startswith("__")
         # These take any object.
-        if name not in ("send", "acquire", "commit", "recv", "next")
+        if name not in ("send", "try_send", "acquire", "commit", "recv", "next")
         if (kind, name) != (fast_path.SendQueueCore, "set_slow")
     ]
     for call in (*methods, *kinds, fast_path.set_functions):

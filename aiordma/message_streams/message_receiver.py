@@ -1,0 +1,191 @@
+"""MessageReceiver: gives the messages that have arrived to the user, in each of the ways."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aiordma.errors import BusyError, PeerClosed, RdmaError
+from aiordma.loop import checkpoint
+from aiordma.memory import MemoryRegion, MemorySlice
+from aiordma.message_streams.exchange import Arrival, Exchange
+from aiordma.message_streams.frames import bytes_of, nbytes_of, parts_for
+from aiordma.message_streams.landing import Landing, LandingPool
+from aiordma.message_streams.protocol import AnnouncedMessage
+from aiordma.message_streams.received import EagerArrival, ReceivedMessage
+from aiordma.message_streams.rendezvous import read_frames, registered
+from aiordma.message_streams.wire import Result
+from aiordma.rdmacm.address import format_address
+
+if TYPE_CHECKING:
+    from aiordma.message_streams.frames import Frame
+
+READ_AHEAD = 1 << 23
+"""The size of the largest message that is read before a task asks for it."""
+
+
+class MessageReceiver:
+    """Receives messages: see the methods of MessageStream with the same names."""
+
+    def __init__(self, exchange: Exchange, max_pooled: int) -> None:
+        self._exchange = exchange
+        self._connection = exchange.connection
+        self._pool = LandingPool(exchange.connection, exchange.loop, max_pooled)
+        exchange.on_end = self._pool.close
+        self._landings: dict[int, Landing] = {}  # by the numbers of their messages
+
+    @property
+    def bytes_pooled(self) -> int:
+        """The registered memory that is kept for the messages to come."""
+        return self._pool.nbytes
+
+    async def recv(self) -> bytes:
+        """Receive a message that the fast path has not taken: see MessageStream.recv()."""
+        async with self._receiving() as arrival:
+            nbytes = sum(arrival.sizes)
+            if isinstance(arrival, EagerArrival):
+                data = b"".join(arrival.frames)
+                arrival.release()
+            else:
+                landing = await self._land(arrival)
+                data = landing.tobytes()
+                self._landings.pop(arrival.number).release()
+            self._count(nbytes, copied=nbytes)
+            return data
+
+    async def next(self) -> bytes:
+        """Receive a message that the fast path has not taken: see MessageStream.__aiter__()."""
+        try:
+            return await self.recv()
+        except PeerClosed:
+            if self._exchange.protocol.peer_has_finished:
+                raise StopAsyncIteration from None
+            raise
+
+    async def recv_message(self) -> ReceivedMessage:
+        """Receive a message where it arrived: see MessageStream.recv_message()."""
+        async with self._receiving() as arrival:
+            if isinstance(arrival, EagerArrival):
+                self._count(sum(arrival.sizes))
+                return ReceivedMessage(arrival.frames, arrival.release)
+            landing = await self._land(arrival)
+            views = tuple(part.view for part in landing.parts)
+            del self._landings[arrival.number]
+            self._count(arrival.nbytes)
+            return ReceivedMessage(views, landing.release)
+
+    async def recv_into(self, buffer: Frame) -> int:
+        """Receive a message into a buffer: see MessageStream.recv_into()."""
+        async with self._receiving() as arrival:
+            nbytes, room = sum(arrival.sizes), nbytes_of(buffer)
+            if nbytes > room:
+                raise ValueError(f"a message of {nbytes} bytes does not fit into {room}")
+            await self._receive_into(arrival, [buffer])
+            return nbytes
+
+    async def recv_frames(
+        self, allocator: Callable[[Sequence[int]], Sequence[Frame]]
+    ) -> Sequence[Frame]:
+        """Receive a message into a buffer for each frame: see MessageStream.recv_frames()."""
+        async with self._receiving() as arrival:
+            buffers = list(allocator(arrival.sizes))
+            if len(buffers) != len(arrival.sizes):
+                raise ValueError(f"{len(buffers)} buffers for {len(arrival.sizes)} frames")
+            await self._receive_into(arrival, buffers)
+            return buffers
+
+    def drop(self) -> None:
+        """Give back the memory of messages that were read ahead: the stream is closed here."""
+        while self._landings:
+            self._landings.popitem()[1].release()
+
+    def _count(self, nbytes: int, copied: int = 0) -> None:
+        stats = self._exchange.stats
+        stats.messages_received += 1
+        stats.bytes_received += nbytes
+        stats.bytes_copied += copied
+
+    @asynccontextmanager
+    async def _receiving(self) -> AsyncIterator[Arrival]:
+        """Yield the next message. It is the next one again if the block raises."""
+        exchange = self._exchange
+        if exchange.is_waited_for:
+            raise BusyError("another task is receiving on this stream")
+        with exchange.receiving():
+            await checkpoint()
+            await exchange.wait_for_arrival()
+            if not exchange.inbox:
+                raise PeerClosed(
+                    f"{format_address(exchange.connection.peer_address)} sends no further message"
+                )
+            arrival = exchange.inbox.popleft()
+            try:
+                yield arrival
+            except BaseException:
+                exchange.inbox.appendleft(arrival)
+                raise
+
+    async def _receive_into(self, arrival: Arrival, buffers: Sequence[Frame]) -> None:
+        """Put the frames of a message into buffers: one for each, or one for all together."""
+        if isinstance(arrival, EagerArrival):
+            self._copy_into(arrival.frames, arrival, buffers)
+            arrival.release()
+            return
+        if arrival.number in self._landings:  # recv() or recv_message() has begun to read it
+            landing = await self._land(arrival)
+            self._copy_into([part.view for part in landing.parts], arrival, buffers)
+            self._landings.pop(arrival.number).release()
+            return
+        regions: list[MemoryRegion] = []
+        try:
+            parts = [await self._make_writable(buffer, regions) for buffer in buffers]
+            await self._read(arrival, parts_for(parts, arrival.sizes))
+        finally:
+            for region in regions:
+                region.close()
+        self._count(arrival.nbytes)
+
+    def _copy_into(
+        self, frames: Sequence[memoryview], arrival: Arrival, buffers: Sequence[Frame]
+    ) -> None:
+        targets = parts_for([bytes_of(buffer) for buffer in buffers], arrival.sizes)
+        for target, frame in zip(targets, frames, strict=True):
+            target[:] = frame
+        self._count(sum(arrival.sizes), copied=sum(arrival.sizes))
+
+    async def _make_writable(self, buffer: Frame, regions: list[MemoryRegion]) -> MemorySlice:
+        memory = buffer if nbytes_of(buffer) else bytearray(1)  # empty memory is refused
+        return await registered(self._connection, memory, self._connection.read_access, regions)
+
+    async def _read(self, arrival: AnnouncedMessage, parts: Sequence[MemorySlice]) -> None:
+        try:
+            await read_frames(self._connection, self._exchange.loop, arrival.frames, parts)
+        except RdmaError as error:
+            self._exchange.lost(error)
+            raise
+        self._exchange.finish_reading(arrival.number, Result.READ)
+
+    async def _land(self, arrival: AnnouncedMessage) -> Landing:
+        """Read an announced message into a region of the pool, and the next one, too.
+
+        The caller takes it out of the landings if the message has reached the user.
+        """
+        landing = self._landing(arrival)
+        inbox = self._exchange.inbox
+        following = inbox[0] if inbox else None
+        if isinstance(following, AnnouncedMessage) and following.nbytes <= READ_AHEAD:
+            self._landing(following)
+        try:
+            await landing.wait()
+        except Exception:
+            del self._landings[arrival.number]
+            raise
+        return landing
+
+    def _landing(self, arrival: AnnouncedMessage) -> Landing:
+        landing = self._landings.get(arrival.number)
+        if landing is None:
+            landing = Landing(self._exchange.loop, self._pool, arrival, self._read)
+            self._landings[arrival.number] = landing
+        return landing
