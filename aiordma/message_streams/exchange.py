@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aiordma._native import fast_path
-from aiordma.errors import LocalClosed, ProtocolError, RdmaError
+from aiordma.errors import LocalClosed, RdmaError
 from aiordma.loop import WaitQueue, checkpoint_halves_of, running_loop
 from aiordma.loop.task_groups import run_in_background
 from aiordma.message_streams.outgoing import AnnouncedOutgoing, FinishOutgoing, Outgoing
@@ -182,6 +182,13 @@ class Exchange:
             lambda: bool(self.inbox) or self.protocol.peer_has_finished, drains=True
         )
 
+    async def take_arrived(self) -> None:
+        """Take wire messages that have arrived, until a message is in the inbox."""
+        while not self.inbox and len(self._queue) and self.end is None:
+            if self._is_pulling or self._queue.has_waiter:
+                return
+            await self._pull()
+
     # --- progress ---
 
     async def progress(self, is_over: Callable[[], bool], *, drains: bool = False) -> None:
@@ -302,13 +309,10 @@ class Exchange:
         """Handle a wire message.
 
         Raises:
-            ProtocolError: the peer breaks the protocol.
+            ProtocolError: the peer breaks the protocol. The traceback has views of the message,
+                which is released with it.
         """
-        try:
-            event = self.protocol.received(message.data)
-        except ProtocolError:
-            message.release()
-            raise
+        event = self.protocol.received(message.data)
         if isinstance(event, EagerMessage):
             self.inbox.append(EagerArrival(message, event, self._released))
             return

@@ -171,8 +171,8 @@ class MessageReceiver:
 
         The caller takes it out of the landings if the message has reached the user.
         """
-        landing = self._landing(arrival)
-        inbox = self._exchange.inbox
+        landing, inbox = self._landing(arrival), self._exchange.inbox
+        await self._exchange.take_arrived()
         following = inbox[0] if inbox else None
         if isinstance(following, AnnouncedMessage) and following.nbytes <= READ_AHEAD:
             self._landing(following)

@@ -109,7 +109,7 @@ class AnnouncedOutgoing:
     def __init__(self, connection: Connection, frames: Sequence[memoryview | MemorySlice]) -> None:
         self.nbytes = sum(map(len, frames))
         self._connection = connection
-        self._frames = frames
+        self._frames: Sequence[memoryview | MemorySlice] = frames
         self._remote_frames: list[RemoteFrame] | None = None
         self._regions: list[MemoryRegion] = []
         self._announcement: Announcement | None = None
@@ -164,6 +164,7 @@ class AnnouncedOutgoing:
         return protocol.next_part(self._announcement)
 
     def release(self) -> None:
-        """See Outgoing."""
+        """See Outgoing. The traceback of a cancelled task can keep this object, but no views."""
+        self._frames = ()
         while self._regions:
             self._regions.pop().close()

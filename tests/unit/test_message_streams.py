@@ -17,9 +17,11 @@ from aiordma import (
     MessageOptions,
     PeerClosed,
     ProtocolError,
+    RdmaError,
     connect_messages,
     listen_messages,
 )
+from aiordma.message_streams.landing import IDLE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("time_limit")
 
@@ -216,3 +218,141 @@ async def test_a_peer_that_dies_ends_all_waits(simulation: Simulation) -> None:
                 await task
         with pytest.raises(LocalClosed):
             await far.recv()
+
+
+async def test_small_messages_are_handled_in_c(simulation: Simulation) -> None:
+    """Credits, too: more messages are sent than the window has room for."""
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        for number in range(10):
+            receiving = loops.create_task(far.recv())
+            await near.send(bytearray(b"%d" % number))
+            await near.send(b"and")
+            assert await receiving == b"%d" % number
+            assert await anext(far) == b"and"
+        in_python = [side._exchange.stats for side in (near, far)]
+        assert [stats.messages_sent + stats.messages_received for stats in in_python] == [0, 0]
+        assert (near.stats.messages_sent, near.stats.bytes_sent) == (20, 40)
+        assert (far.stats.messages_received, far.stats.bytes_received) == (20, 40)
+        assert (near.stats.bytes_copied, far.stats.bytes_copied) == (40, 40)
+
+
+async def test_large_messages_are_not_copied(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        near.send_soon([LARGE, b"small"])
+        with await far.recv_message() as message:
+            assert message.nbytes == len(LARGE) + 5
+        near.send_soon(LARGE)
+        await far.recv_into(bytearray(len(LARGE)))
+        await near.drain()
+        assert (near.stats.bytes_copied, far.stats.bytes_copied) == (0, 0)
+        assert near.stats.bytes_sent == far.stats.bytes_received == 2 * len(LARGE) + 5
+        near.send_soon(LARGE)
+        assert await far.recv() == LARGE
+        assert far.stats.bytes_copied == len(LARGE)
+
+
+async def test_a_receiver_that_waits_lets_senders_wait_for_credits(simulation: Simulation) -> None:
+    """The receiver waits in C when the senders begin to wait in Python, and goes on there."""
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        receiving = loops.create_task(near.recv())
+        await loops.sleep(0.1)
+        sending = [loops.create_task(near.send(b"x")) for _ in range(3 * OPTIONS.window)]
+        await loops.sleep(0.1)
+        assert [await far.recv() for _ in sending] == [b"x"] * len(sending)
+        await loops.gather(*sending)
+        assert not receiving.done()
+        await far.send(b"at last")
+        assert await receiving == b"at last"
+
+
+async def test_queued_messages_are_sent_in_order_without_a_task_that_waits(
+    simulation: Simulation,
+) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        messages = [
+            [b"small"],
+            [LARGE],
+            [b""],
+            [b"two", LARGE[:5000]],
+            [LARGE[:300]],
+            [b"last"],
+        ]
+        for message in messages * 3:
+            near.send_soon(message if len(message) > 1 else message[0])
+        assert near.stats.messages_queued == len(messages) * 3 - 1  # the first one is posted
+        received = [await far.recv() for _ in messages * 3]
+        assert received == [b"".join(message) for message in messages] * 3
+        await near.drain()
+        assert near.stats.messages_queued == near.stats.messages_announced == 0
+
+
+async def test_sending_waits_behind_queued_messages(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        for _ in range(3):
+            near.send_soon(LARGE)  # more than may be announced at once
+        sending = loops.create_task(near.send(b"the last"))
+        received = [len(await far.recv()) for _ in range(4)]
+        assert received == [len(LARGE)] * 3 + [8]
+        await sending
+        near.send_soon(LARGE)
+        await near.send_eof()
+        with pytest.raises(LocalClosed):
+            near.send_soon(b"too late")
+        assert [len(message) async for message in far] == [len(LARGE)]
+
+
+async def test_a_queued_message_that_cannot_be_registered_ends_the_stream(
+    simulation: Simulation,
+) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        region = await near.allocate(len(LARGE))  # without REMOTE_READ
+        with pytest.raises(ValueError, match="REMOTE_READ"):
+            await near.send(region)
+        near.send_soon(region)
+        with pytest.raises(
+            RdmaError, match=r"a message of send_soon.* cannot be sent.*REMOTE_READ"
+        ):
+            await near.drain()
+        with pytest.raises(PeerClosed):
+            await far.recv()
+
+
+async def test_the_next_large_message_is_read_ahead(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        for index in range(3):
+            near.send_soon(LARGE[index:])
+        await loops.until(lambda: near.stats.messages_announced == 2, "two announcements")
+        with await far.recv_message() as message:
+            assert bytes(message.frames[0]) == LARGE
+        # The second one is read, too; then the third one is announced.
+        await loops.until(lambda: near.stats.messages_queued == 0, "the third announcement")
+        buffer = bytearray(len(LARGE))
+        assert await far.recv_into(buffer) == len(LARGE) - 1
+        assert buffer[:-1] == LARGE[1:]
+        assert far.stats.bytes_copied == len(LARGE) - 1
+        assert await far.recv() == LARGE[2:]
+        await near.drain()
+
+
+async def test_memory_that_is_not_used_is_released(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        for _ in range(3):
+            near.send_soon(LARGE)
+            assert await far.recv() == LARGE
+        assert far.stats.bytes_pooled == len(LARGE)
+        await loops.sleep(2 * IDLE_SECONDS + 1)
+        assert far.stats.bytes_pooled == 0
+        near.send_soon(LARGE)
+        assert await far.recv() == LARGE
+
+
+async def test_a_pool_keeps_the_latest_regions_up_to_its_limit(simulation: Simulation) -> None:
+    options = MessageOptions(max_pooled=3 << 13)
+    async with message_streams(simulation.far, options) as (near, far):
+        for size in (1 << 13, 1 << 14, 1 << 16, 1 << 13):
+            near.send_soon(bytes(size))
+            assert len(await far.recv()) == size
+        assert far.stats.bytes_pooled == 1 << 13
+        near.send_soon(bytes(1 << 14))
+        assert len(await far.recv()) == 1 << 14
+        assert far.stats.bytes_pooled == 3 << 13

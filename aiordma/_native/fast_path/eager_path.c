@@ -93,6 +93,30 @@ static void put_header(unsigned char *wire, int kind, const struct message_credi
 	put(wire + 4, number, 4);
 }
 
+/* Take a wire message if it is CREDIT. Returns 1 if it was taken. */
+static int take_credit_update(struct eager_path *path, const char *data, unsigned int length)
+{
+	const unsigned char *wire = (const unsigned char *)data;
+
+	if (length != HEADER_SIZE || wire[0] != KIND_CREDIT || get(wire + 4, 4) ||
+	    !add_credits(path->credits, (unsigned int)get(wire + 2, 2)))
+		return 0;
+	drop_oldest_and_repost(path->queue);
+	return 1;
+}
+
+/* True if this side has a credit. Takes CREDIT that has arrived. */
+static int find_credit(struct eager_path *path)
+{
+	unsigned int length;
+	const char *data;
+
+	while (!path->credits->credits && peek_oldest(path->queue, &data, &length) &&
+	       take_credit_update(path, data, length))
+		;
+	return path->credits->credits > 0;
+}
+
 /* --- sending --- */
 
 /* Post `data` as EAGER with one frame. Returns as an attempt_function. */
@@ -123,7 +147,7 @@ static int try_send(PyObject *self, PyObject *data, PyObject **result, int *erro
 	Py_buffer view;
 	int posted;
 
-	if (!path->may_send || !path->credits->credits)
+	if (!path->may_send || !find_credit(path))
 		return 0;
 	if (PyBytes_CheckExact(data)) {
 		posted = post_eager(path, PyBytes_AsString(data), PyBytes_Size(data), error);
@@ -211,7 +235,7 @@ static int post_credit_update(struct eager_path *path)
 	return posted;
 }
 
-/* Do what follows when a message was taken. Returns 0, or -1 with an exception. */
+/* Do what follows when a wire message was taken. Returns 0, or -1 with an exception. */
 static int after_taking(struct eager_path *path)
 {
 	int posted = post_credit_update(path);
@@ -226,6 +250,16 @@ static int after_taking(struct eager_path *path)
 	return result ? 0 : -1;
 }
 
+/* Find the oldest wire message that is not CREDIT. Returns as find_oldest() does. */
+static int find_message(struct eager_path *path, const char **data, unsigned int *length)
+{
+	int found = find_oldest(path->queue, data, length);
+
+	while (found > 0 && take_credit_update(path, *data, *length))
+		found = after_taking(path) ? -1 : find_oldest(path->queue, data, length);
+	return found;
+}
+
 /* Take the bytes of the oldest message, if it is EAGER. Returns as an attempt_function. */
 static int try_recv(PyObject *self, PyObject *unused, PyObject **result, int *error)
 {
@@ -238,7 +272,7 @@ static int try_recv(PyObject *self, PyObject *unused, PyObject **result, int *er
 
 	if (!path->may_receive)
 		return 0;
-	found = find_oldest(path->queue, (const char **)&wire, &length);
+	found = find_message(path, (const char **)&wire, &length);
 	if (found <= 0)
 		return found;
 	data = eager_bytes(path, wire, length, &nbytes);

@@ -355,6 +355,7 @@ struct receive_queue {
 };
 
 int append_received(struct receive_queue *self, const struct received *message);
+int peek_oldest(struct receive_queue *queue, const char **data, unsigned int *length);
 int find_oldest(struct receive_queue *queue, const char **data, unsigned int *length);
 void drop_oldest_and_repost(struct receive_queue *queue);
 struct parking *find_receive_parking(struct receive_queue *queue);

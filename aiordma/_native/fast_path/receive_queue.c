@@ -185,14 +185,26 @@ static struct received remove_first(struct receive_queue *self)
 	return message;
 }
 
+/* Find the oldest message that has arrived. Returns 1 with its bytes, or 0. */
+int peek_oldest(struct receive_queue *queue, const char **data, unsigned int *length)
+{
+	struct received *oldest;
+
+	if (!queue->count || queue->closed)
+		return 0;
+	oldest = received_at(queue, 0);
+	*length = oldest->length;
+	*data = oldest->copy ? PyBytes_AsString(oldest->copy) :
+			       slot_memory(queue->ring, oldest->slot);
+	return 1;
+}
+
 /*
  * Find the oldest message. Poll for one if there is none. Returns 1 with its bytes, 0 if the caller
  * must take the slow path, or -1 with an exception.
  */
 int find_oldest(struct receive_queue *queue, const char **data, unsigned int *length)
 {
-	struct received *oldest;
-
 	if (queue->parking.has_waiter || queue->closed || is_forked_child)
 		return 0;
 	if (!queue->count) {
@@ -203,13 +215,7 @@ int find_oldest(struct receive_queue *queue, const char **data, unsigned int *le
 		else if (queue->polling.budget > 0 && !queue->polling.preempted)
 			queue->missed_polls++;
 	}
-	if (!queue->count || queue->closed)
-		return 0;
-	oldest = received_at(queue, 0);
-	*length = oldest->length;
-	*data = oldest->copy ? PyBytes_AsString(oldest->copy) :
-			       slot_memory(queue->ring, oldest->slot);
-	return 1;
+	return peek_oldest(queue, data, length);
 }
 
 /* Remove the oldest message, and post its slot again. */
