@@ -4,8 +4,9 @@
         await stream.send(b"hello")
         print(await stream.receive())
 
-connect() returns an anyio object stream, and connect_stream() an anyio byte stream. listen() and
-listen_stream() return anyio listeners. In use, streams and listeners raise the exceptions of anyio.
+connect() and connect_messages() return anyio object streams, and connect_stream() an anyio byte
+stream. listen(), listen_messages() and listen_stream() return anyio listeners. In use, streams and
+listeners raise the exceptions of anyio.
 This package needs anyio: `pip install aiordma[anyio]`.
 """
 
@@ -16,6 +17,12 @@ from aiordma.anyio.byte_streams import (
     connect_stream,
     listen_stream,
 )
+from aiordma.anyio.message_streams import (
+    RdmaMessageListener,
+    RdmaMessageStream,
+    connect_messages,
+    listen_messages,
+)
 from aiordma.anyio.messages import RdmaConnection, RdmaListener, connect, listen
 
 __all__ = [
@@ -24,8 +31,12 @@ __all__ = [
     "RdmaByteStream",
     "RdmaConnection",
     "RdmaListener",
+    "RdmaMessageListener",
+    "RdmaMessageStream",
     "connect",
+    "connect_messages",
     "connect_stream",
     "listen",
+    "listen_messages",
     "listen_stream",
 ]

@@ -126,10 +126,10 @@ class RdmaConnection(AbortingContextManagerMixin, ObjectStream[bytes]):
 
 
 class RdmaListener(BaseListener[Connection, RdmaConnection]):
-    """A listener for message streams. It is made by `aiordma.anyio.listen()`.
+    """A listener for connections. It is made by `aiordma.anyio.listen()`.
 
-    Closing it rejects the peers that were not accepted yet. The streams that were accepted stay
-    open. Every await is a checkpoint.
+    Closing it rejects the peers that were not accepted yet. The connections that were accepted
+    stay open. Every await is a checkpoint.
     """
 
     def __init__(self, listener: Listener) -> None:

@@ -69,6 +69,11 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         return self._connection.peer_address
 
     @property
+    def device_name(self) -> str:
+        """The name of the RDMA device."""
+        return self._connection.device_name
+
+    @property
     def private_data(self) -> bytes:
         """The private data of the peer's user. InfiniBand and RoCE pad it with zeros."""
         return self._private_data
