@@ -44,6 +44,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"aiordma\._native\..*|aiordma\.\w+\.\w+\.[A-Z]|Segment"),
     ("py:.*", r"aiordma\.(datagrams\.origin\.Origin|loop\.protocol\.Loop)"),
     ("py:.*", r"aiordma\.memory\.registrar\.Registrar"),
+    ("py:.*", r"aiordma\.message_streams\.(wire\.Hello|outgoing\.\w+|exchange\.\w+)"),
     ("py:.*", r"aiordma\.asyncio\.server\.ListeningAddress"),
     ("py:.*", r"aiordma\.prometheus\.collector\.HasStats"),
     ("py:exc", r"EndOfStream"),
