@@ -140,6 +140,7 @@ class Exchange:
 
         Raises: the reason of the stream's end.
         """
+        self.check_end()
         waiting = [*self._outbox, *self._in_flight.values()]
         await self.progress(lambda: all(outgoing.is_over for outgoing in waiting))
 

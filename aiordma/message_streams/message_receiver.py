@@ -179,8 +179,10 @@ class MessageReceiver:
         try:
             await landing.wait()
         except Exception:
-            del self._landings[arrival.number]
+            self._landings.pop(arrival.number, None)
             raise
+        if arrival.number not in self._landings:
+            self._exchange.check_end()  # drop() was called: the stream is closed here
         return landing
 
     def _landing(self, arrival: AnnouncedMessage) -> Landing:

@@ -55,7 +55,8 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         # Looked up once, because small messages need only these.
         eager = exchange.eager
         self._send, self._recv, self._next = eager.send, eager.recv, eager.next
-        eager.set_limits(options.eager_limit, options.max_frames, options.max_nbytes)
+        limit = protocol.max_eager(options.eager_limit)
+        eager.set_limits(limit, options.max_frames, options.max_nbytes)
         eager.set_slow(self._send_slowly, receiver.recv, receiver.next, exchange.returned_credits)
 
     @property

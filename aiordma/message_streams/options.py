@@ -29,8 +29,9 @@ class MessageOptions:
     smaller number of both sides applies."""
 
     slot_size: int = 4096
-    """The size of a receive buffer. A stream registers memory of the sum of `window`,
-    `announcements` and 3, times this size."""
+    """The size of a receive buffer. The smaller size of both sides is the limit of what is sent in
+    one piece. A stream registers memory of the sum of `window`, `announcements` and 3, times this
+    size."""
 
     eager_limit: int = 4096
     """Messages of up to this size are copied and sent at once, if they fit into a receive buffer of

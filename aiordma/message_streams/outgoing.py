@@ -149,7 +149,7 @@ class AnnouncedOutgoing:
                 await make_readable(connection, frame, regions) for frame in self._frames
             ]
         except BaseException:
-            self.release()
+            self._close_regions()  # it can be prepared again
             raise
 
     def may_post(self, protocol: MessageProtocol) -> bool:
@@ -166,5 +166,8 @@ class AnnouncedOutgoing:
     def release(self) -> None:
         """See Outgoing. The traceback of a cancelled task can keep this object, but no views."""
         self._frames = ()
+        self._close_regions()
+
+    def _close_regions(self) -> None:
         while self._regions:
             self._regions.pop().close()

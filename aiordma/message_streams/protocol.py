@@ -22,6 +22,7 @@ from aiordma._native import fast_path
 from aiordma.errors import ProtocolError
 from aiordma.message_streams.states import DirectionState, event_of, transition
 from aiordma.message_streams.wire import (
+    EAGER_OVERHEAD,
     FRAME_SIZE,
     HEADER_SIZE,
     SIZE_SIZE,
@@ -114,6 +115,7 @@ class MessageProtocol:
     def __init__(self, own: Hello, peer: Hello) -> None:
         self._own = own
         self._peer = peer
+        self._max_wire = min(own.slot_size, peer.slot_size)  # the connection below has one limit
         self.wire_credits = fast_path.MessageCredits(own.window, peer.window)
         """The credits of both directions, which the fast path shares."""
         self._sending = self._receiving = DirectionState.READY
@@ -170,7 +172,11 @@ class MessageProtocol:
         """Return True if the message fits into EAGER and has at most `threshold` bytes."""
         nbytes = sum(sizes)
         needed = HEADER_SIZE + len(sizes) * SIZE_SIZE + nbytes
-        return nbytes <= threshold and needed <= self._peer.slot_size
+        return nbytes <= threshold and needed <= self._max_wire
+
+    def max_eager(self, threshold: int) -> int:
+        """Return the size of the largest message of one frame that is_eager()."""
+        return min(threshold, self._max_wire - EAGER_OVERHEAD, self._peer.max_nbytes)
 
     def eager(self, sizes: Sequence[int]) -> bytes:
         """Return the beginning of EAGER. The bytes of the frames follow it. Takes a credit."""
@@ -196,7 +202,7 @@ class MessageProtocol:
         """Return the next wire message of an announcement. Takes a credit."""
         is_first = not announcement.has_begun
         beginning = pack_number(announcement.number) if is_first else b""
-        room = (self._peer.slot_size - HEADER_SIZE - len(beginning)) // FRAME_SIZE
+        room = (self._max_wire - HEADER_SIZE - len(beginning)) // FRAME_SIZE
         frames = announcement.frames
         part = [frames.popleft() for _ in range(min(room, len(frames)))]
         kind = Kind.ANNOUNCE if is_first else Kind.TABLE

@@ -27,6 +27,7 @@ import time
 import traceback
 from collections import Counter
 
+from simulator.any_size import AnySize
 from simulator.messages import Messages
 from simulator.program import FALLIBLE, Program
 from simulator.scenarios import Connects, Datagrams, Streams
@@ -37,7 +38,7 @@ from progress import INTERVAL, in_words, seconds_left
 REPLAY = f"PYTHONPATH=tests {os.path.relpath(sys.executable)} -m simulator.campaign"
 LIMIT = 120.0
 """Seconds of real time for one program. Most take a fraction of a second."""
-PROGRAMS = (*(Messages,) * 4, *(Streams,) * 3, Connects, *(Datagrams,) * 2)
+PROGRAMS = (*(Messages,) * 4, *(AnySize,) * 4, *(Streams,) * 3, Connects, *(Datagrams,) * 2)
 """The programs, each as often as it is drawn."""
 
 

@@ -14,10 +14,12 @@ from simulator.program import Program, Step
 import loops
 from helpers import SHARED
 
+import aiordma
 from aiordma import AccessFlags, Connection, ConnectionOptions, MemoryRegion
 from simulator.pairs import End
 
 AREA = 4096
+FUNCTIONS = aiordma.connect, aiordma.listen
 Side = tuple[Connection, ConnectionOptions]
 
 
@@ -26,7 +28,7 @@ class Messages(Program):
 
     async def operate(self) -> None:
         client, server = self._options(), self._options(is_server=True)
-        async with self.pair(client, server) as (near, far):
+        async with self.pair(client, server, FUNCTIONS) as (near, far):
             ends = (near, client), (far, server)
             directions = [Direction(self, *ends), Direction(self, *reversed(ends))]
             tasks = [

@@ -129,6 +129,31 @@ MISTAKES = [
         "        self.data_path.wake()  # no completion will wake the waiting tasks\n",
         "        self.data_path.wake()\n        self.data_path.release()\n",
     ),
+    Mistake(
+        "a message stream does not return a credit",
+        "aiordma/_native/fast_path/eager_path.c",
+        "\tcredits->freed++;\n",
+        "",
+    ),
+    Mistake(
+        "the memory of a large message is released before the peer has read it",
+        "aiordma/message_streams/exchange.py",
+        "        if not isinstance(outgoing, AnnouncedOutgoing):\n            self._finish(outgoing)\n",
+        "        self._finish(outgoing)\n",
+    ),
+    Mistake(
+        "a small message overtakes one that waits",
+        "aiordma/message_streams/exchange.py",
+        "        eager.may_send = is_open and not self._outbox and not self.protocol.has_finished\n",
+        "        eager.may_send = is_open and not self.protocol.has_finished\n",
+    ),
+    Mistake(
+        "a message is read twice: the peer was told before that it is read",
+        "aiordma/message_streams/message_receiver.py",
+        "            self._landings.pop(arrival.number, None)\n            raise\n",
+        "            self._landings.pop(arrival.number, None)\n            raise\n"
+        "        self._landings.pop(arrival.number)\n",
+    ),
 ]
 
 

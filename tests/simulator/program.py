@@ -24,7 +24,6 @@ from simulator import Simulation
 # isort: split
 import loops
 
-import aiordma
 from aiordma import BusyError, MemoryRegion, RdmaError
 from simulator.cm import Id
 from simulator.verbs import CompletionQueue
@@ -255,12 +254,14 @@ class Program(ABC):
 
     @contextlib.asynccontextmanager
     async def pair(
-        self, client: Any, server: Any, *, streams: bool = False
+        self, client: Any, server: Any, functions: tuple[Any, Any]
     ) -> AsyncIterator[tuple[Any, Any]]:
-        """Connect two ends. Abort them at the end of the block."""
+        """Connect two ends with options, by functions such as `connect` and `listen`.
+
+        Abort them at the end of the block.
+        """
         host = self.simulation.far.host
-        connect: Any = aiordma.connect_stream if streams else aiordma.connect
-        listen: Any = aiordma.listen_stream if streams else aiordma.listen
+        connect, listen = functions
         async with listen(host, PORT, options=server) as listener:
             accepting = loops.create_task(listener.accept())
             try:

@@ -17,6 +17,7 @@ from aiordma import ByteStream, ConnectionOptions, DatagramOptions, RdmaError, S
 from aiordma.datagrams.datagram_endpoint import DatagramEndpoint
 
 GROUP = "239.1.1.1"
+STREAM_FUNCTIONS = aiordma.connect_stream, aiordma.listen_stream
 
 
 class Streams(Program):
@@ -37,7 +38,7 @@ class Streams(Program):
         ]
         sent = [chance.randbytes(chance.choice([10, 1000, 60_000])) for _ in range(2)]
         received = [bytearray(), bytearray()]
-        async with self.pair(options[0], options[1], streams=True) as ends:
+        async with self.pair(options[0], options[1], STREAM_FUNCTIONS) as ends:
             tasks = [
                 loops.create_task(self._send(end, data))
                 for end, data in zip(ends, sent, strict=True)

@@ -175,6 +175,32 @@ async def test_messages_that_the_peer_does_not_take_are_refused(simulation: Simu
             await near.send(bytes(1001))
         await near.send([])
         assert await far.recv() == b""
+    tiny = MessageOptions(max_nbytes=10, slot_size=64)
+    async with message_streams(simulation.far, tiny) as (near, far):
+        with pytest.raises(ValueError, match="11 bytes; the peer takes 10"):
+            await near.send(bytes(11))
+        await near.send(bytes(10))
+        assert await far.recv() == bytes(10)
+
+
+async def test_the_smaller_slots_of_both_sides_limit_eager_messages(
+    simulation: Simulation,
+) -> None:
+    host, sizes = simulation.far.host, [10, 48, 49, 100]
+    for own, peer in ((64, 4096), (4096, 64)):
+        far_options, near_options = (MessageOptions(slot_size=size) for size in (peer, own))
+        async with listen_messages(host, PORT, options=far_options) as listener:
+            accepting = loops.create_task(listener.accept())
+            async with (
+                connect_messages(host, PORT, options=near_options) as near,
+                await accepting as far,
+            ):
+                for source, sink in ((near, far), (far, near)):
+                    for size in sizes:
+                        source.send_soon(bytes(size))
+                    assert [len(await sink.recv()) for _ in sizes] == sizes
+                    await source.drain()
+                    assert source.stats.bytes_copied - source.stats.bytes_received == 10 + 48
 
 
 async def test_a_peer_of_another_protocol(simulation: Simulation) -> None:
