@@ -28,7 +28,7 @@ PACKAGES := gcc git libc6-dev python3 python3-dev python3-venv librdmacm-dev lib
 NATIVE := $(addprefix aiordma/_native/,build.py cdef.h helpers.h libraries.c cm_events.c devices.c work_requests.c \
 	addresses.c buffer_exporter.c) \
 	$(wildcard aiordma/_native/fast_path/*)
-C_FILES := $(filter-out %/cdef.h %/_lib.c,$(wildcard $(addprefix aiordma/_native/,*.c *.h fast_path/*.c fast_path/*.h) tests/simulator/*.[ch]))
+C_FILES := $(filter-out %/cdef.h %/_lib.c,$(wildcard $(addprefix aiordma/_native/,*.c *.h fast_path/*.c fast_path/*.h) tests/simulator/*.[ch] tests/interop/*.c))
 UNIT_TESTS := -p simulated tests/unit tests/device
 DEVICE_TESTS := tests/device tests/faults tests/interop
 DEVICE_OPTIONS := -p progress -p warm_start
