@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import loops
@@ -18,6 +18,8 @@ from aiordma import (
     Connection,
     ConnectionClosed,
     ConnectionOptions,
+    MessageOptions,
+    MessageStream,
     RemoteBuffer,
     StreamOptions,
 )
@@ -79,6 +81,29 @@ async def exchange_stream(stream: ByteStream, nbytes: int) -> None:
         raise
     await sending
     assert digest(received) == digest(data)
+
+
+async def exchange_any_size(stream: MessageStream, sizes: Sequence[int]) -> None:
+    """Have messages of several frames sent back, and the end of them."""
+    messages = [[pattern(size, seed=size), b"", pattern(7)] for size in sizes]
+
+    async def send() -> None:
+        for message in messages:
+            await stream.send(message)
+        await stream.send_eof()
+
+    sending = loops.create_task(send())
+    received: list[list[bytes]] = []
+    try:
+        while len(received) < len(messages):
+            with await stream.recv_message() as message:
+                received.append([bytes(frame) for frame in message.frames])
+    except aiordma.RdmaError:
+        await loops.gather(sending, return_exceptions=True)  # it has ended, too
+        raise
+    await sending
+    for got, wanted in zip(received, messages, strict=True):
+        assert [digest(frame) for frame in got] == [digest(frame) for frame in wanted]
 
 
 async def exchange_datagrams(peer: Peer, address: DeviceAddress, count: int) -> None:
@@ -167,6 +192,13 @@ async def held_stream_to(peer: Peer, address: DeviceAddress, **options: Any) -> 
     return stream
 
 
+async def messages_to(peer: Peer, address: DeviceAddress, **options: Any) -> MessageStream:
+    """Connect a message stream to the peer. Both sides have the same options."""
+    port = await peer.command("serve_any_size", peer.host(address), **options)
+    message_options = MessageOptions(connection=ConnectionOptions(**options))
+    return await aiordma.connect_messages(peer.host(address), port, options=message_options)
+
+
 @contextlib.asynccontextmanager
 async def both_to(
     peer: Peer, address: DeviceAddress, **options: Any
@@ -205,6 +237,8 @@ async def check_service(peer: Peer, address: DeviceAddress) -> None:
         await exchange_messages(connection, 3)
     async with await stream_to(peer, address) as stream:
         await exchange_stream(stream, 5000)
+    async with await messages_to(peer, address) as messages:
+        await exchange_any_size(messages, [10, 50_000])
 
 
 def digest(data: bytes | bytearray | memoryview) -> str:

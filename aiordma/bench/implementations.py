@@ -166,6 +166,7 @@ _IDLE: Tests = {"idle": ("send",)}
 _IDLE_STREAMS: Tests = {"idle": ("streams",)}
 _ANSWERING: Tests = {"answering": ("send",)}
 _RECONNECT: Tests = {"reconnect": ("send",)}
+_OBJECTS: Tests = {"objects": ("read",)}
 _HTTP: Tests = {"http": ("send",)}
 
 IMPLEMENTATIONS = (
@@ -187,6 +188,9 @@ IMPLEMENTATIONS = (
     _workers("aiordma ByteStream", "streams", _STREAM, "asyncio"),
     _workers("aiordma reader, writer", "writers", _STREAM, "asyncio"),
     _workers("aiordma trio stream", "trio", _STREAM, "trio"),
+    _workers("aiordma MessageStream", "objects", {**_LATENCY, **_OBJECTS}, "asyncio"),
+    _workers("aiordma MessageStream bytes", "objects bytes", _OBJECTS, "asyncio"),
+    _workers("TCP readexactly", "objects tcp", _OBJECTS, "asyncio"),
     _workers("aiordma aiohttp", "http", _HTTP, "asyncio"),
     _workers("TCP asyncio", "tcp", {**_STREAM, **_RATES}, "asyncio"),
     _workers("TCP uvloop", "tcp", {**_STREAM, **_RATES}, "uvloop"),
@@ -201,7 +205,7 @@ IMPLEMENTATIONS = (
             ("ib_send_lat", _LATENCY),
             ("ib_send_bw", _RATES),
             ("ib_write_bw", {"bandwidth": ("write",)}),
-            ("ib_read_bw", {"bandwidth": ("read",)}),
+            ("ib_read_bw", {"bandwidth": ("read",), **_OBJECTS}),
         )
         if not (events and program == "ib_write_bw")  # which has no events
     ),

@@ -25,6 +25,7 @@ TESTS = {
     "latency": Test("us", lower_is_better=True),  # of a round trip
     "rate": Test("messages/s", lower_is_better=False),  # in one direction, one after another
     "bandwidth": Test("MB/s", lower_is_better=False),  # of many operations in flight
+    "objects": Test("MB/s", lower_is_better=False),  # of messages that are received whole
     "http": Test("requests/s", lower_is_better=False),  # of 1 KiB, answered with 1 KiB
     "connections": Test("connections/s", lower_is_better=False),  # set up and torn down
     "idle": Test("KiB/connection", lower_is_better=True),  # memory of the server's process
@@ -69,6 +70,7 @@ class Work:
             "latency": [str(self.size)],
             "rate": [str(self.size)],
             "bandwidth": [self.operation, str(self.size)],
+            "objects": [str(self.size)],
             "http": [str(self.concurrency)],
             "idle": ["streams"] if self.operation == "streams" else [],
         }
@@ -81,6 +83,7 @@ class Work:
             "latency": f"round trips of {self.size} bytes",
             "rate": f"messages of {self.size} bytes",
             "bandwidth": f"{self.operation} of {self.size} bytes",
+            "objects": f"of {self.size} bytes",
             "http": f"requests, connections: {self.concurrency}",
             "connections": f"{self.count}, {self.concurrency} at once",
             "idle": f"{self.idle} {'streams' if self.operation == 'streams' else 'connections'}",
@@ -106,6 +109,8 @@ LATENCY_SIZES = (64, 4096)
 BANDWIDTH_SIZES = (4096, 65536, 1048576)
 RATE_SIZE = 64
 HTTP_CONNECTIONS = (1, 50)
+OBJECT_SIZES = (1 << 20, 1 << 26)
+OBJECT_BYTES = 1 << 28
 BANDWIDTH_BYTES = 32 << 20
 MIN_BANDWIDTH_OPERATIONS = 64
 
@@ -163,6 +168,11 @@ class Plan:
                 count = max(MIN_BANDWIDTH_OPERATIONS, BANDWIDTH_BYTES // size)
                 work = self._work("bandwidth", count, 16, 16)
                 yield replace(work, size=size, operation=operation)
+
+    def _objects(self) -> Iterator[Work]:
+        for size in self._sizes(OBJECT_SIZES):
+            work = self._work("objects", max(5, min(100, OBJECT_BYTES // size)), 16, 2)
+            yield replace(work, size=size, operation="read")
 
     def _http(self) -> Iterator[Work]:
         for connections in HTTP_CONNECTIONS[:1] if self.quick else HTTP_CONNECTIONS:

@@ -24,6 +24,7 @@ _TESTS = (
     "latency",
     "rate",
     "bandwidth",
+    "objects",
     "http",
     "connections",
     "idle",

@@ -216,7 +216,6 @@ async def test_many_messages_at_once(
 
 
 @with_each_role
-@pytest.mark.xfail(strict=True, reason="a wire message is limited by the slots of its sender")
 async def test_messages_to_larger_slots(
     program: Path, any_address: DeviceAddress, role: str
 ) -> None:

@@ -31,9 +31,12 @@ from aiordma import (
     ConnectionOptions,
     DatagramOptions,
     ListenerLimits,
+    MessageOptions,
+    MessageStream,
     StreamOptions,
 )
 from aiordma.asyncio import start_server
+from aiordma.errors import PeerClosed
 
 MEMORY = b"M"
 MEMORY_SIZE = 1 << 20
@@ -63,6 +66,13 @@ async def serve_streams(host: str, port: int = 0, **options: Any) -> int:
     """Serve byte streams, which are sent back. Return the port."""
     listener = await aiordma.listen_stream(host, port, options=StreamOptions(**options))
     return _started(listener, _serve(listener, answer_stream))
+
+
+async def serve_any_size(host: str, port: int = 0, **options: Any) -> int:
+    """Serve messages of any size, which are sent back. Return the port."""
+    message_options = MessageOptions(connection=ConnectionOptions(**options))
+    listener = await aiordma.listen_messages(host, port, options=message_options)
+    return _started(listener, _serve(listener, answer_any_size))
 
 
 async def serve_datagrams(host: str) -> int:
@@ -286,6 +296,18 @@ async def answer_stream(stream: ByteStream) -> None:
         await stream.send(data)
 
 
+async def answer_any_size(stream: MessageStream) -> None:
+    """Send messages back, until the peer ends its half."""
+    while True:
+        try:
+            message = await stream.recv_message()
+        except PeerClosed:
+            break
+        with message:
+            await stream.send(message.frames)
+    await stream.send_eof()
+
+
 async def burst(connection: Connection) -> None:
     """Send as many messages as the peer says, then read as many."""
     count = int(await connection.recv())
@@ -350,7 +372,7 @@ def _keep(work: Awaitable[None]) -> None:
 COMMANDS: dict[str, Callable[..., Awaitable[object]]] = {
     function.__name__: function
     for function in (
-        *(serve_messages, serve_streams, serve_datagrams, listen_only, serve_late),
+        *(serve_messages, serve_streams, serve_any_size, serve_datagrams, listen_only, serve_late),
         *(hold_connections, hold_streams, hold_readers, hold_datagrams),
         *(until_held, receive, receive_datagrams, unread, send_eof, close, read, stall, stop),
         *(connect_to, use_once, attempt, listener_stats, logged, lowest_free_descriptor),

@@ -15,6 +15,8 @@ from exchanges import (
     check_service,
     connection_to,
     exchange_messages,
+    kernel_faults_as_closed,
+    messages_to,
     stream_to,
     until_requested,
 )
@@ -22,13 +24,22 @@ from helpers import TIME_LIMIT
 from network_peer import Peer
 
 import aiordma
-from aiordma import ByteStream, ConnectError, Connection, PeerClosed, PeerTimeout
+from aiordma import ByteStream, ConnectError, Connection, MessageStream, PeerClosed, PeerTimeout
 from aiordma.rdmacm import DeviceAddress
 
 
 async def send_messages(connection: Connection) -> None:
     while True:
         await exchange_messages(connection, 3)
+
+
+async def send_large(stream: MessageStream) -> None:
+    data = bytes(3 << 20)
+    with kernel_faults_as_closed():
+        while True:
+            stream.send_soon(data)
+            with await stream.recv_message():
+                pass
 
 
 async def send_bytes(stream: ByteStream) -> None:
@@ -51,23 +62,26 @@ async def test_every_wait_ends(
     options: dict[str, Any],
     error: type[Exception],
 ) -> None:
-    """Connections that are idle, that send, and that close; and a stream that sends."""
+    """Connections that are idle, that send, and that close; and streams that send."""
     async with (
         loops.timeout(2 * TIME_LIMIT),
         await connection_to(peer, address, **options) as idle,
         await connection_to(peer, address, **options) as busy,
         await connection_to(peer, address, **options) as closing,
         await stream_to(peer, address, **options) as stream,
+        await messages_to(peer, address, **options) as messages,
     ):
         receiving = loops.create_task(idle.recv())
+        transferring = loops.create_task(send_large(messages))
         sending = loops.create_task(send_messages(busy))
         streaming = loops.create_task(send_bytes(stream))
         await loops.until(lambda: busy.stats.messages_received > 2, "messages to be answered")
+        await loops.until(lambda: messages.stats.messages_received > 0, "a large one, too")
 
         began = loops.now()
         await loops.to_thread(end, peer)
         await closing.aclose()
-        for task in (receiving, sending, streaming):
+        for task in (receiving, sending, streaming, transferring):
             with pytest.raises(error):
                 await task
         print(f"noticed after {loops.now() - began:.1f} s")

@@ -12,10 +12,12 @@ from exchanges import (
     both_to,
     check_service,
     connection_to,
+    exchange_any_size,
     exchange_datagrams,
     exchange_memory,
     exchange_messages,
     exchange_stream,
+    messages_to,
     options_for_losses,
     stream_to,
     until_whole,
@@ -39,6 +41,7 @@ IMPAIRMENTS = {
 }
 """Impairments of both directions, in the words of tc-netem(8)."""
 
+LARGE = bytes(1 << 20)
 MIXED = pytest.param("delay 5ms loss 1% duplicate 5% corrupt 1%", id="a mixture")
 EACH = [
     pytest.param(text, id=name, marks=pytest.mark.campaign) for name, text in IMPAIRMENTS.items()
@@ -63,6 +66,17 @@ async def test_a_stream_arrives_whole(peer: Peer, address: DeviceAddress, impair
     async def attempt() -> None:
         async with await stream_to(peer, address, **options_for_losses(address)) as stream:
             await exchange_stream(stream, 50_000)
+
+    await impair(peer, impairment, attempt)
+
+
+@impaired
+async def test_messages_of_any_size_arrive_whole(
+    peer: Peer, address: DeviceAddress, impairment: str
+) -> None:
+    async def attempt() -> None:
+        async with await messages_to(peer, address, **options_for_losses(address)) as stream:
+            await exchange_any_size(stream, [0, 100, 4000, 30_000])
 
     await impair(peer, impairment, attempt)
 
@@ -111,11 +125,13 @@ async def test_a_wire_that_stays_cut_ends_every_wait(
     async with (
         loops.timeout(2 * TIME_LIMIT),
         both_to(peer, address, **QUICK) as (connection, stream),
+        await messages_to(peer, address, **QUICK) as messages,
     ):
         await exchange_messages(connection, 2)
         await loops.to_thread(CUTS[cut], peer)
         began = loops.now()
-        waiting = [loops.create_task(wait()) for wait in (connection.recv, stream.receive)]
+        waits = (connection.recv, stream.receive, messages.recv, partial(messages.send, LARGE))
+        waiting = [loops.create_task(wait()) for wait in waits]
         for task in waiting:
             with pytest.raises(errors):
                 await task

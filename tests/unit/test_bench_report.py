@@ -291,7 +291,7 @@ def test_select_filters_by_loops_and_peers() -> None:
 def test_plan_yields_the_work_of_its_choices() -> None:
     keys = [work.key for work in Plan().works()]
     assert keys[:3] == ["latency/64", "latency/4096", "rate/64"]
-    assert len(keys) == 2 + 1 + 9 + 2 + 1 + 2 + 1 + 1
+    assert len(keys) == 2 + 1 + 9 + 2 + 2 + 1 + 2 + 1 + 1
     (chosen,) = Plan(("bandwidth",), (7,), ("read",)).works()
     assert chosen.key == "bandwidth/read/7"
     assert all(work.count == 9 and work.warmup <= 9 for work in Plan(count=9).works())

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.workers import connections, idle, messages, reconnect, streams
+from aiordma.bench.workers import connections, idle, messages, objects, reconnect, streams
 
 T = TypeVar("T")
 Serve = Callable[[str, Callable[[int], None], Work], Coroutine[object, None, None]]
@@ -27,6 +27,9 @@ KINDS: dict[str, tuple[Serve, Measure]] = {
     "answering": (idle.CONNECTIONS.serve, idle.CONNECTIONS.measure_answering),
     "reconnect": (reconnect.serve, reconnect.measure),
     "streams": (streams.serve, streams.measure),
+    "objects": (objects.serve, objects.measure),
+    "objects bytes": (objects.serve, objects.measure_bytes),
+    "objects tcp": (objects.serve_tcp, objects.measure_tcp),
     "writers": (streams.RDMA_WRITERS.serve, streams.RDMA_WRITERS.measure),
     "tcp": (streams.TCP_WRITERS.serve, streams.TCP_WRITERS.measure),
     "trio": (streams.serve_trio, streams.measure_trio),
