@@ -103,6 +103,9 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         has read a large one. Registered memory with REMOTE_READ is sent as it is; other large
         memory is registered meanwhile.
 
+        The messages of a task are sent in order. Messages that several tasks send at the same time
+        have no order: a small one can overtake a large one that is being registered.
+
         Cancelling a send of which nothing is posted sends nothing. Otherwise the message is sent
         all the same, and its memory stays registered until the peer has read it.
 

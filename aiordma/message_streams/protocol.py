@@ -249,15 +249,8 @@ class MessageProtocol:
         if not self.wire_credits.add(header.credits):
             total = self.credits + header.credits
             raise ProtocolError(f"{total} credits; the window is {self._peer.window}")
-        if header.kind in (Kind.CREDIT, Kind.FINISH):
-            if header.number or len(body):
-                raise ProtocolError(f"{header.kind.name} with a body")
-            if header.kind is Kind.CREDIT:
-                return None
-            self._advance(Kind.FINISH, is_complete=True)
-            return Finished()
-        if header.kind is Kind.DONE:
-            return self._done(body)
+        if header.kind in (Kind.CREDIT, Kind.FINISH, Kind.DONE):
+            return self._control(header, body)
         if not self.wire_credits.use():
             raise ProtocolError("the peer sends more messages than it has credits for")
         if header.kind is Kind.EAGER:
@@ -266,6 +259,19 @@ class MessageProtocol:
         if header.kind is Kind.ANNOUNCE:
             return self._announcement(header.number, body)
         return self._list(header.number, body)
+
+    def _control(self, header: Header, body: memoryview) -> Event | None:
+        kind = header.kind
+        if header.number:
+            raise ProtocolError(f"{kind.name} with the number {header.number}")
+        if kind is Kind.DONE:
+            return self._done(body)
+        if len(body):
+            raise ProtocolError(f"{kind.name} with a body")
+        if kind is Kind.CREDIT:
+            return None
+        self._advance(Kind.FINISH, is_complete=True)
+        return Finished()
 
     def release(self) -> None:
         """Note that an EagerMessage is not used any more: its slot can be posted again."""

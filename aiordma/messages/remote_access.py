@@ -17,6 +17,7 @@ from aiordma.qp.scatter_gather import (
     ScatterGatherBuilder,
     ScatterGatherList,
     check_fits,
+    crosses_page,
     is_region,
     is_registered,
     join_buffers,
@@ -104,11 +105,13 @@ class RemoteAccess:
         self._check_reads()
         needed = self.read_access
         self._callbacks.check_open()
-        if is_region(into) and remote.length:
+        iwarp_addr = remote.addr if self._device.is_iwarp else None
+        must_split = iwarp_addr is not None and crosses_page(iwarp_addr, remote.length)
+        if is_region(into) and remote.length and not must_split:
             await self._read(self._builder.sink(into, remote.length, needed), remote)
             return
         max_segments = self._device.attributes.max_sge_rd
-        requests = self._builder.sinks(into, len(remote), needed, max_segments)
+        requests = self._builder.sinks(into, len(remote), needed, max_segments, iwarp_addr)
         if not requests:  # `remote` is empty
             await checkpoint()
         try:

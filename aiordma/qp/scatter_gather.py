@@ -15,6 +15,9 @@ from aiordma.verbs.queue_pair import Segment
 if TYPE_CHECKING:
     from typing_extensions import Buffer, TypeIs
 
+SMALL_READ = 32
+PAGE_SIZE = 4096
+
 Registered = MemorySlice | MemoryRegion
 if TYPE_CHECKING:
     Source = Buffer | Registered | Sequence[Buffer | Registered]
@@ -192,9 +195,16 @@ class ScatterGatherBuilder:
         return sgl
 
     def sinks(
-        self, into: Sink, nbytes: int, access: AccessFlags, max_pieces: int
+        self,
+        into: Sink,
+        nbytes: int,
+        access: AccessFlags,
+        max_pieces: int,
+        iwarp_addr: int | None = None,
     ) -> deque[ScatterGatherList]:
-        """Return lists of the memory to read `nbytes` bytes into, of `at_once` pieces at most each.
+        """Return lists of the memory to read `nbytes` bytes into, of `max_pieces` pieces each.
+
+        `iwarp_addr`: the address that is read, on iWARP. A piece that crosses_page() is split.
 
         The caller releases each list, or makes sure that it is released when its request has ended.
 
@@ -206,6 +216,8 @@ class ScatterGatherBuilder:
         check_fits(nbytes, sum(map(len, pieces)), "the memory to read into")
         wanted = list(_first(pieces, nbytes))
         _check_count(len(wanted), self._max_sge)
+        if iwarp_addr is not None:
+            wanted = list(_split_at_pages(wanted, iwarp_addr))
         requests: deque[ScatterGatherList] = deque()
         try:
             for start in range(0, len(wanted), max_pieces):
@@ -227,6 +239,27 @@ def _first(pieces: Iterable[MemorySlice], nbytes: int) -> Iterable[MemorySlice]:
         nbytes -= len(part)
         if len(part):
             yield part
+
+
+def crosses_page(addr: int, nbytes: int) -> bool:
+    """Return True if an iWARP read of these bytes of the peer must be split.
+
+    Linux's soft-iWARP answers a read of up to 32 bytes that crosses a page of its source with wrong
+    bytes (seen on Linux 6.1).
+    """
+    return nbytes <= SMALL_READ and addr % PAGE_SIZE + nbytes > PAGE_SIZE
+
+
+def _split_at_pages(pieces: Iterable[MemorySlice], addr: int) -> Iterable[MemorySlice]:
+    """Yield pieces of a read from `addr`. Those that crosses_page() are split there."""
+    for piece in pieces:
+        if crosses_page(addr, len(piece)):
+            first = PAGE_SIZE - addr % PAGE_SIZE
+            yield piece[:first]
+            yield piece[first:]
+        else:
+            yield piece
+        addr += len(piece)
 
 
 def _check_access(region: MemoryRegion, needed: AccessFlags) -> None:

@@ -54,6 +54,23 @@ async def test_memory_is_written_and_read(any_address: DeviceAddress) -> None:
         view.release()
 
 
+@pytest.mark.loops("asyncio")
+async def test_small_reads_may_cross_a_page_of_the_peer(any_address: DeviceAddress) -> None:
+    """Soft-iWARP answers such a read with wrong bytes if it is posted in one piece."""
+    async with connected(any_address) as pair:
+        near = await pair.client.allocate(64, SHARED)
+        far = await pair.server.allocate(2 * 4096, SHARED)
+        view = memoryview(far)
+        view[:] = bytes(number % 251 for number in range(len(view)))
+        for nbytes in (2, 8, 32, 33):
+            for start in (4096 - nbytes, 4096 - 1, 4096 - nbytes // 2):
+                wanted = view[start : start + nbytes]
+                for into in (near[:nbytes], [near[:1], near[1:nbytes]]):
+                    await pair.client.read(far.remote[start : start + nbytes], into)
+                    assert memoryview(near)[:nbytes] == wanted, (start, nbytes)
+        view.release()
+
+
 @pytest.mark.transport("IB")
 async def test_a_write_with_immediate_data_is_received_as_an_empty_message(
     address: DeviceAddress,

@@ -467,7 +467,7 @@ static struct message *take_message(void)
 		send_wire_message(DONE, 0, sizeof(*done));
 		announced_in--;
 	} else {
-		slot = slots + (message->bytes - slots) / SLOT_SIZE * SLOT_SIZE;
+		slot = slots + (message->bytes - 1 - slots) / SLOT_SIZE * SLOT_SIZE;
 		for (frame = message->frames; frame < message->frames + message->count; frame++) {
 			memcpy(frame->bytes, message->bytes, frame->size);
 			message->bytes += frame->size;

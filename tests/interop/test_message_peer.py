@@ -28,6 +28,8 @@ LIMIT = 1000
 """The size of the largest message that the program sends with its bytes."""
 SLOT_SIZE, WINDOW = 256, 4
 """Limits of the program."""
+EMPTY_FRAMES = SLOT_SIZE // 8 - 1
+"""The number of empty frames that fill a slot."""
 DEFAULT = MessageOptions()
 SMALL = MessageOptions(window=2, announcements=1, slot_size=300, eager_limit=50)
 OF_PROGRAM = b"message_peer"
@@ -180,6 +182,7 @@ async def test_messages_of_many_frames(
     messages = [
         [b"", b""],
         [b"", b"one", b"", b"two"],
+        *[[b""] * (EMPTY_FRAMES + more) for more in (-1, 0, 0, 0, 0, 0, 1)],
         [b""] * 300,
         [bytes([number]) for number in range(200)],
         [pattern(number * 7 % 5000, number) for number in range(count)],

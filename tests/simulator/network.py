@@ -105,7 +105,7 @@ class Network:
                 qp.allowed -= 1
             request = Request(posted, index)
             qp.in_flight.append(request)
-        if self.is_cut and qp.device.is_iwarp:
+        if qp.device.is_iwarp and (self.is_cut or self._is_peer_gone(qp)):
             self._send_into_the_void(qp, request)
             return
         try:
@@ -136,6 +136,12 @@ class Network:
         else:
             self._at(qp, latency, complete)
         self._schedule(qp, self.world.schedule.gap())
+
+    def _is_peer_gone(self, qp: QueuePair) -> bool:
+        """Return True if the peer has failed, or was destroyed."""
+        return not qp.is_connected and (
+            qp.peer is None or qp.peer.is_destroyed or qp.peer.state != lib.IBV_QPS_INIT
+        )
 
     def _send_into_the_void(self, qp: QueuePair, request: Request) -> None:
         """Complete a request of iWARP that TCP has taken. A read waits for the reply for ever."""

@@ -107,6 +107,32 @@ async def test_a_read_fills_the_beginning_of_the_memory(simulation: Simulation) 
         assert a.near.free == (16, 4)
 
 
+@pytest.mark.parametrize(
+    ("start", "nbytes", "on_iwarp"),
+    [
+        (4095, 32, [1, 31]),
+        (4064, 33, [33]),
+        (4064, 32, [32]),
+        (4090, 7, [6, 1]),
+        (4090, 0, []),
+    ],
+)
+async def test_a_small_read_that_crosses_a_page_is_split_on_iwarp(
+    simulation: Simulation, start: int, nbytes: int, on_iwarp: list[int]
+) -> None:
+    """Soft-iWARP answers it with wrong bytes if it is posted in one piece."""
+    async with access_of(simulation, held=False) as a:
+        far = await a.far_end.connection.allocate(2 * 4096, RDMA)
+        memoryview(far)[:] = bytes(number % 251 for number in range(len(far)))
+        assert far.remote.addr % 4096 == 0
+        await a.connection.read(far.remote[start : start + nbytes], a.one)
+        assert bytes(memoryview(a.one)[:nbytes]) == bytes(far[start : start + nbytes].view)
+        lengths = [length for _, _, length in a.targets]
+        one_piece = [nbytes] if nbytes else []
+        assert lengths == (on_iwarp if simulation.near.is_iwarp else one_piece)
+        far.close()
+
+
 @pytest.mark.transport("IWARP")
 @pytest.mark.parametrize("how", ["completed", "failed", "cancelled"])
 async def test_a_read_of_too_many_segments_is_split(simulation: Simulation, how: str) -> None:

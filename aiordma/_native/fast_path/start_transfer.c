@@ -1,6 +1,9 @@
 /* SendQueueCore.start_transfer(): start a transfer, now or when an RD/atomic credit is free. */
 #include "fast_path.h"
 
+#define SMALL_READ 32
+#define PAGE_SIZE 4096
+
 #include "../work_requests.h"
 
 /* The largest number of queued reads that are posted in one call. */
@@ -66,6 +69,17 @@ static int get_remote(struct transfer *transfer, PyObject *remote, uint64_t *roo
 	return 0;
 }
 
+/*
+ * Return 1 if soft-iWARP might answer the read with wrong bytes: see crosses_page() in
+ * aiordma/qp/scatter_gather.py. Reads need REMOTE_WRITE on iWARP only.
+ */
+static int must_split(const struct send_queue_core *core, const struct transfer *transfer,
+		      uint64_t nbytes)
+{
+	return core->read_access & IBV_ACCESS_REMOTE_WRITE && nbytes <= SMALL_READ &&
+	       transfer->remote % PAGE_SIZE + nbytes > PAGE_SIZE;
+}
+
 /* Return 1 if the transfer can be posted without the checks of the slow path, else 0. */
 static int is_plain(struct send_queue_core *core, struct transfer *transfer, uint64_t nbytes,
 		    uint64_t room)
@@ -73,7 +87,7 @@ static int is_plain(struct send_queue_core *core, struct transfer *transfer, uin
 	const struct reference_count *references = transfer->references;
 
 	if (transfer->is_read) {
-		if (room > nbytes || !core->read_access ||
+		if (room > nbytes || !core->read_access || must_split(core, transfer, room) ||
 		    (references->access & core->read_access) != core->read_access)
 			return 0;
 		nbytes = room;
