@@ -14,7 +14,7 @@ from aiordma.message_streams.frames import bytes_of, nbytes_of, parts_for
 from aiordma.message_streams.landing import Landing, LandingPool
 from aiordma.message_streams.protocol import AnnouncedMessage
 from aiordma.message_streams.received import EagerArrival, ReceivedMessage
-from aiordma.message_streams.rendezvous import read_frames, registered
+from aiordma.message_streams.rendezvous import Progress, read_frames, registered
 from aiordma.message_streams.wire import Result
 from aiordma.rdmacm.address import format_address
 
@@ -75,24 +75,26 @@ class MessageReceiver:
             self._count(arrival.nbytes)
             return ReceivedMessage(views, landing.release)
 
-    async def recv_into(self, buffer: Frame) -> int:
+    async def recv_into(self, buffer: Frame, progress: Progress | None) -> int:
         """Receive a message into a buffer: see MessageStream.recv_into()."""
         async with self._receiving() as arrival:
             nbytes, room = sum(arrival.sizes), nbytes_of(buffer)
             if nbytes > room:
                 raise ValueError(f"a message of {nbytes} bytes does not fit into {room}")
-            await self._receive_into(arrival, [buffer])
+            await self._receive_into(arrival, [buffer], progress)
             return nbytes
 
     async def recv_frames(
-        self, allocator: Callable[[Sequence[int]], Sequence[Frame]]
+        self,
+        allocator: Callable[[Sequence[int]], Sequence[Frame]],
+        progress: Progress | None,
     ) -> Sequence[Frame]:
         """Receive a message into a buffer for each frame: see MessageStream.recv_frames()."""
         async with self._receiving() as arrival:
             buffers = list(allocator(arrival.sizes))
             if len(buffers) != len(arrival.sizes):
                 raise ValueError(f"{len(buffers)} buffers for {len(arrival.sizes)} frames")
-            await self._receive_into(arrival, buffers)
+            await self._receive_into(arrival, buffers, progress)
             return buffers
 
     def drop(self) -> None:
@@ -126,41 +128,56 @@ class MessageReceiver:
                 exchange.inbox.appendleft(arrival)
                 raise
 
-    async def _receive_into(self, arrival: Arrival, buffers: Sequence[Frame]) -> None:
+    async def _receive_into(
+        self, arrival: Arrival, buffers: Sequence[Frame], progress: Progress | None
+    ) -> None:
         """Put the frames of a message into buffers: one for each, or one for all together."""
         if isinstance(arrival, EagerArrival):
-            self._copy_into(arrival.frames, arrival, buffers)
+            self._copy_into(arrival.frames, arrival, buffers, progress)
             arrival.release()
             return
         if arrival.number in self._landings:  # recv() or recv_message() has begun to read it
             landing = await self._land(arrival)
-            self._copy_into([part.view for part in landing.parts], arrival, buffers)
+            frames = [part.view for part in landing.parts]
+            self._copy_into(frames, arrival, buffers, progress)
             self._landings.pop(arrival.number).release()
             return
         regions: list[MemoryRegion] = []
         try:
             parts = [await self._make_writable(buffer, regions) for buffer in buffers]
-            await self._read(arrival, parts_for(parts, arrival.sizes))
+            await self._read(arrival, parts_for(parts, arrival.sizes), progress)
         finally:
             for region in regions:
                 region.close()
         self._count(arrival.nbytes)
 
     def _copy_into(
-        self, frames: Sequence[memoryview], arrival: Arrival, buffers: Sequence[Frame]
+        self,
+        frames: Sequence[memoryview],
+        arrival: Arrival,
+        buffers: Sequence[Frame],
+        progress: Progress | None,
     ) -> None:
         targets = parts_for([bytes_of(buffer) for buffer in buffers], arrival.sizes)
         for target, frame in zip(targets, frames, strict=True):
             target[:] = frame
         self._count(sum(arrival.sizes), copied=sum(arrival.sizes))
+        if progress is not None:
+            progress(sum(arrival.sizes))
 
     async def _make_writable(self, buffer: Frame, regions: list[MemoryRegion]) -> MemorySlice:
         memory = buffer if nbytes_of(buffer) else bytearray(1)  # empty memory is refused
         return await registered(self._connection, memory, self._connection.read_access, regions)
 
-    async def _read(self, arrival: AnnouncedMessage, parts: Sequence[MemorySlice]) -> None:
+    async def _read(
+        self,
+        arrival: AnnouncedMessage,
+        parts: Sequence[MemorySlice],
+        progress: Progress | None = None,
+    ) -> None:
+        connection, loop = self._connection, self._exchange.loop
         try:
-            await read_frames(self._connection, self._exchange.loop, arrival.frames, parts)
+            await read_frames(connection, loop, arrival.frames, parts, progress)
         except RdmaError as error:
             self._exchange.lost(error)
             raise

@@ -197,34 +197,40 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         """
         return await self._receiver.recv_message()
 
-    async def recv_into(self, buffer: Frame) -> int:
+    async def recv_into(
+        self, buffer: Frame, *, progress: Callable[[int], object] | None = None
+    ) -> int:
         """Wait for the next message, put its frames into `buffer` one after another, and return
         their size in bytes.
 
         A large message is read into the buffer without a copy. A buffer that is not registered is
-        registered meanwhile. Cancelling loses no message.
+        registered meanwhile. `progress` is called with the number of bytes that have arrived, each
+        time after some megabytes, and at the end. Cancelling loses no message.
 
         Raises:
             ValueError: the message does not fit. It is the next one to be received.
             Others: as recv().
         """
-        return await self._receiver.recv_into(buffer)
+        return await self._receiver.recv_into(buffer, progress)
 
     async def recv_frames(
-        self, allocator: Callable[[Sequence[int]], Sequence[Frame]]
+        self,
+        allocator: Callable[[Sequence[int]], Sequence[Frame]],
+        *,
+        progress: Callable[[int], object] | None = None,
     ) -> Sequence[Frame]:
         """Wait for the next message, and return its frames in the buffers of `allocator`.
 
         `allocator` is called with the sizes of all frames, before any byte moves. It returns a
-        buffer for each, which is at least as large. Cancelling loses no message: the next receive
-        gets it again.
+        buffer for each, which is at least as large. `progress` is that of recv_into(). Cancelling
+        loses no message: the next receive gets it again.
 
         Raises:
             ValueError: there are too few buffers, or one is too small. The message is the next one
                 to be received.
             Others: as recv(), and what `allocator` raises.
         """
-        return await self._receiver.recv_frames(allocator)
+        return await self._receiver.recv_frames(allocator, progress)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over messages as recv() returns them, until the peer has finished sending."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aiordma.enums import AccessFlags
@@ -16,6 +16,9 @@ from aiordma.messages.connection import Connection
 
 if TYPE_CHECKING:
     from aiordma.message_streams.frames import Frame
+
+Progress = Callable[[int], object]
+"""A function of the user, which is called with a number of bytes."""
 
 # A frame is read in pieces of this size, several at a time.
 PIECE = 1 << 22
@@ -57,8 +60,11 @@ async def read_frames(
     loop: Loop,
     frames: Sequence[RemoteFrame],
     parts: Sequence[MemorySlice],
+    progress: Progress | None = None,
 ) -> None:
     """Read each frame into a part of registered memory, several pieces at a time.
+
+    `progress` is called with the number of bytes that have arrived, after each piece.
 
     Cancelling stops the waiting: see Connection.read().
 
@@ -71,13 +77,20 @@ async def read_frames(
             remote = RemoteBuffer(frame.addr + start, frame.rkey, nbytes)
             pieces.append((remote, part[start : start + nbytes]))
     failures: list[RdmaError] = []
+    done = 0
 
     async def read_some() -> None:
+        nonlocal done
         while pieces and not failures:
+            remote, into = pieces.popleft()
             try:
-                await connection.read(*pieces.popleft())
+                await connection.read(remote, into)
             except RdmaError as error:
                 failures.append(error)
+                return
+            done += len(remote)
+            if progress is not None:
+                progress(done)
 
     if len(pieces) <= 1:
         await read_some()

@@ -21,6 +21,7 @@ from aiordma import (
     connect_messages,
     listen_messages,
 )
+from aiordma.message_streams import rendezvous
 from aiordma.message_streams.landing import IDLE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("time_limit")
@@ -74,6 +75,23 @@ async def test_each_way_to_receive(simulation: Simulation, size: int) -> None:
         frames = await far.recv_frames(allocate)
         assert (asked, frames) == ([[size, 2]], [data, data[:2]])
         await loops.gather(*sending)
+
+
+async def test_progress_is_reported_after_each_piece(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "PIECE", len(LARGE) // 4)
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        for message in (LARGE, b"small", [LARGE, LARGE[:10]]):
+            near.send_soon(message)
+        reported: list[int] = []
+        await far.recv_into(bytearray(len(LARGE)), progress=reported.append)
+        assert reported == [len(LARGE) * part // 4 for part in (1, 2, 3, 4)]
+        await far.recv_into(bytearray(5), progress=reported.append)
+        assert reported[4:] == [5]
+        await far.recv_frames(lambda sizes: [*map(bytearray, sizes)], progress=reported.append)
+        assert sorted(reported[5:]) == reported[5:]
+        assert reported[-1] == len(LARGE) + 10
 
 
 async def test_registered_memory_is_sent_and_received_as_it_is(simulation: Simulation) -> None:
