@@ -76,13 +76,13 @@ def _workers(name: str, kind: str, tests: Tests, loop: str, polling: str = "") -
 
     `polling` is "" for the default (adaptive polling), "busy_poll", or "parked": no polling.
     """
-    needed = "aiohttp" if kind.startswith("http") else loop
+    needed = "aiohttp" if kind.startswith("http") else "ucxx" if "ucxx" in kind else loop
     return Implementation(
         f"{name} {polling}".rstrip(),
         "tcp" if kind.endswith("tcp") else "aiordma",
         tests,
         partial(_run_workers, kind, loop, polling),
-        f"{needed} from PyPI",
+        f"{'ucxx-cu12' if needed == 'ucxx' else needed} from PyPI",
         partial(_has_module, needed),
         loop,
     )
@@ -191,6 +191,7 @@ IMPLEMENTATIONS = (
     _workers("aiordma MessageStream", "objects", {**_LATENCY, **_OBJECTS}, "asyncio"),
     _workers("aiordma MessageStream bytes", "objects bytes", _OBJECTS, "asyncio"),
     _workers("TCP readexactly", "objects tcp", _OBJECTS, "asyncio"),
+    _workers("ucxx over TCP", "objects ucxx tcp", _OBJECTS, "asyncio"),
     _workers("aiordma aiohttp", "http", _HTTP, "asyncio"),
     _workers("TCP asyncio", "tcp", {**_STREAM, **_RATES}, "asyncio"),
     _workers("TCP uvloop", "tcp", {**_STREAM, **_RATES}, "uvloop"),

@@ -13,7 +13,15 @@ from typing import TypeVar
 
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.workers import connections, idle, messages, objects, reconnect, streams
+from aiordma.bench.workers import (
+    connections,
+    idle,
+    messages,
+    objects,
+    reconnect,
+    streams,
+    ucxx_objects,
+)
 
 T = TypeVar("T")
 Serve = Callable[[str, Callable[[int], None], Work], Coroutine[object, None, None]]
@@ -30,6 +38,7 @@ KINDS: dict[str, tuple[Serve, Measure]] = {
     "objects": (objects.serve, objects.measure),
     "objects bytes": (objects.serve, objects.measure_bytes),
     "objects tcp": (objects.serve_tcp, objects.measure_tcp),
+    "objects ucxx tcp": (ucxx_objects.serve, ucxx_objects.measure),
     "writers": (streams.RDMA_WRITERS.serve, streams.RDMA_WRITERS.measure),
     "tcp": (streams.TCP_WRITERS.serve, streams.TCP_WRITERS.measure),
     "trio": (streams.serve_trio, streams.measure_trio),
