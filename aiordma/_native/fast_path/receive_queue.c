@@ -185,6 +185,34 @@ static struct received remove_first(struct receive_queue *self)
 	return message;
 }
 
+/*
+ * Poll for a message if there is none. Returns 1 if the oldest one can be taken, 0 if the caller
+ * must take the slow path, or -1 with an exception.
+ */
+static inline int has_oldest(struct receive_queue *queue)
+{
+	if (queue->parking.has_waiter || queue->closed || is_forked_child)
+		return 0;
+	if (!queue->count) {
+		if (poll_within_budget(&queue->polling, has_message, queue))
+			return -1;
+		if (queue->count)
+			queue->missed_polls = 0;
+		else if (queue->polling.budget > 0 && !queue->polling.preempted)
+			queue->missed_polls++;
+	}
+	return queue->count && !queue->closed;
+}
+
+/* Remove the oldest message, and post its slot again. */
+static inline void drop_oldest(struct receive_queue *queue)
+{
+	struct received oldest = remove_first(queue);
+
+	Py_XDECREF(oldest.copy);
+	repost_slot(queue, oldest.slot);
+}
+
 /* Find the oldest message that has arrived. Returns 1 with its bytes, or 0. */
 int peek_oldest(struct receive_queue *queue, const char **data, unsigned int *length)
 {
@@ -199,46 +227,29 @@ int peek_oldest(struct receive_queue *queue, const char **data, unsigned int *le
 	return 1;
 }
 
-/*
- * Find the oldest message. Poll for one if there is none. Returns 1 with its bytes, 0 if the caller
- * must take the slow path, or -1 with an exception.
- */
+/* Find the oldest message, with polling. Returns as has_oldest() does, with its bytes. */
 int find_oldest(struct receive_queue *queue, const char **data, unsigned int *length)
 {
-	if (queue->parking.has_waiter || queue->closed || is_forked_child)
-		return 0;
-	if (!queue->count) {
-		if (poll_within_budget(&queue->polling, has_message, queue))
-			return -1;
-		if (queue->count)
-			queue->missed_polls = 0;
-		else if (queue->polling.budget > 0 && !queue->polling.preempted)
-			queue->missed_polls++;
-	}
-	return peek_oldest(queue, data, length);
+	int found = has_oldest(queue);
+
+	return found > 0 ? peek_oldest(queue, data, length) : found;
 }
 
-/* Remove the oldest message, and post its slot again. */
 void drop_oldest_and_repost(struct receive_queue *queue)
 {
-	struct received oldest = remove_first(queue);
-
-	Py_XDECREF(oldest.copy);
-	repost_slot(queue, oldest.slot);
+	drop_oldest(queue);
 }
 
 /* Return the oldest message as bytes, or NULL without an exception: take the slow path. */
-static PyObject *take_oldest(struct receive_queue *queue)
+static inline PyObject *take_oldest(struct receive_queue *queue)
 {
-	unsigned int length;
-	const char *data;
 	PyObject *message;
 
-	if (find_oldest(queue, &data, &length) <= 0)
+	if (has_oldest(queue) <= 0)
 		return NULL;
 	message = copied(queue, received_at(queue, 0));
 	if (message)
-		drop_oldest_and_repost(queue);
+		drop_oldest(queue);
 	return message;
 }
 

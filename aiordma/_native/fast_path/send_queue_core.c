@@ -199,7 +199,8 @@ static int post_inline(struct send_queue_core *core, char *data, Py_ssize_t leng
  * Post a small message now. Returns 1 if it was posted, or 0 if the caller must take the slow path;
  * `error` is then the errno if posting has failed. Returns -1 with an exception.
  */
-int try_post_inline(struct send_queue_core *core, char *data, Py_ssize_t length, int *error)
+static inline int post_small(struct send_queue_core *core, char *data, Py_ssize_t length,
+			     int *error)
 {
 	if (!core->is_open || is_forked_child || length > core->max_inline || core->waiters ||
 	    core->batching || core->has_unposted)
@@ -213,14 +214,20 @@ int try_post_inline(struct send_queue_core *core, char *data, Py_ssize_t length,
 	return !*error;
 }
 
+/* See post_small(). */
+int try_post_inline(struct send_queue_core *core, char *data, Py_ssize_t length, int *error)
+{
+	return post_small(core, data, length, error);
+}
+
 static int try_send(PyObject *self, PyObject *data, PyObject **result, int *error)
 {
 	int posted;
 
 	if (!PyBytes_CheckExact(data))
 		return 0;
-	posted = try_post_inline((struct send_queue_core *)self, PyBytes_AsString(data),
-				 PyBytes_Size(data), error);
+	posted = post_small((struct send_queue_core *)self, PyBytes_AsString(data),
+			    PyBytes_Size(data), error);
 	if (posted > 0)
 		*result = Py_NewRef(Py_None);
 	return posted;
