@@ -9,6 +9,8 @@
 # make sanitize  before a release: unit tests and SEEDS=1000 simulated programs with ASan and UBSan,
 #              then threads that post and destroy with TSan
 # make mutation  change the stream protocol and the tables of states; print what no test notices
+# make dask-checks  the checks of distributed for backends, with rdma://; DISTRIBUTED=PATH: of this
+#              checkout
 # make bench   aiordma beside perftest, pyverbs, rsockets and TCP; BENCH="...": its options
 # make count   instructions of a message, counted by callgrind; COUNT="...": its options
 # make matrix  test the commands above, and the wheel, on fresh Debian systems and other Pythons
@@ -37,7 +39,7 @@ DEVICE_OPTIONS := -p progress -p warm_start
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all check lint docs unit coverage lab-test network-test network-campaign long-run device-test soak mutation sanitize asan tsan bench count matrix wheel setup clean
+.PHONY: demo test test-all check lint docs unit coverage lab-test network-test network-campaign long-run device-test soak mutation sanitize asan tsan dask-checks bench count matrix wheel setup clean
 
 demo: setup
 	@$(call on_device,rxe,$(PY) examples/demo.py)
@@ -173,6 +175,14 @@ soak: setup
 	@PYTHONPATH=tests $(PY) -m simulator.campaign 0 $(SEEDS)
 	@$(MAKE) --no-print-directory network-campaign
 	@$(call on_device,both,$(PY) -m pytest tests/soak)
+
+# The packages of distributed leave out its tests: fetch those of the installed version.
+DISTRIBUTED := build/distributed
+dask-checks: setup
+	@test -d $(DISTRIBUTED) || git clone --quiet --depth 1 \
+		--branch "$$($(PY) -c 'import distributed; print(distributed.__version__)')" \
+		https://github.com/dask/distributed $(DISTRIBUTED)
+	@$(call on_device,both,$(PY) tests/dask_checks.py $(DISTRIBUTED))
 
 bench: setup
 	@$(call on_device,rxe,$(PY) -m aiordma bench $(BENCH))

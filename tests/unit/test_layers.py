@@ -36,6 +36,7 @@ LAYERS = {
         "asyncio",
         "bench",
         "cli",
+        "dask",
         "doctor",
         "lab",
         "ping",
@@ -51,6 +52,8 @@ EVENT_LOOPS = {"asyncio", "trio", "anyio", "uvloop"}
 OPTIONAL = {
     "anyio": ("aiordma.anyio.",),
     "trio": ("aiordma.loop.trio_loop", "aiordma.trio."),
+    "dask": ("aiordma.dask.",),
+    "distributed": ("aiordma.dask.",),
     "matplotlib": ("aiordma.bench.plot",),
     "prometheus_client": ("aiordma.prometheus.",),
     "pyverbs": ("aiordma.bench.workers.pyverbs_latency",),
