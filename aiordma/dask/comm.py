@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from distributed.comm.core import Comm, CommClosedError
@@ -15,6 +17,8 @@ from distributed.system import MEMORY_LIMIT
 from aiordma.dask.frames import allocate, pack, unpack
 from aiordma.errors import RdmaError
 from aiordma.message_streams.message_stream import MessageStream
+
+logger = logging.getLogger(__name__)
 
 MAX_UNSENT = MEMORY_LIMIT // 2
 """The size in bytes of the messages that can wait to be sent before write() waits."""
@@ -38,6 +42,10 @@ class RdmaComm(Comm):
         self._local_addr = local_addr  # distributed.comm.core.connect() reads these two
         self._peer_addr = peer_addr
         self._nbytes_written = 0
+        # distributed drops comms that the peer has closed, and closes only the others.
+        loop = asyncio.get_running_loop()
+        self._finalizer = weakref.finalize(self, _abort_dropped, loop, stream)
+        self._finalizer.atexit = False
         super().__init__(deserialize=deserialize)
 
     @property
@@ -137,11 +145,21 @@ class RdmaComm(Comm):
         lost. Cancelling ends the connection by force.
         """
         await self._stream.aclose()
+        self._finalizer.detach()
 
     def abort(self) -> None:
         """End the connection at once. Idempotent. Messages that were not read are lost."""
         self._stream.abort()
+        self._finalizer.detach()
 
     def closed(self) -> bool:
         """Return True if the comm was closed here or by the peer, or has failed."""
         return self._stream.closed
+
+
+def _abort_dropped(loop: asyncio.AbstractEventLoop, stream: MessageStream) -> None:
+    """Abort the stream of a comm that was dropped, from any thread."""
+    if not stream.closed:
+        logger.warning("closing a comm that was dropped without being closed: %r", stream)
+    with suppress(RuntimeError):  # the loop was closed
+        loop.call_soon_threadsafe(stream.abort)

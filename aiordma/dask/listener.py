@@ -11,7 +11,7 @@ from distributed.comm.addressing import parse_host_port
 from distributed.comm.core import BaseListener, CommClosedError
 
 from aiordma.cm.accepting import accept_or_log
-from aiordma.dask.addresses import WILDCARDS, device_host, refuse_encryption, to_uri
+from aiordma.dask.addresses import PREFIX, WILDCARDS, device_host, refuse_encryption, to_uri
 from aiordma.dask.comm import RdmaComm
 from aiordma.dask.options import message_options
 from aiordma.errors import LocalClosed, RdmaError
@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 class RdmaListener(BaseListener):
     """A listener for comms, at one address or at all addresses of RDMA devices."""
+
+    prefix = PREFIX
+    """The scheme of addresses. Workers make the address that they log of it."""
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
@@ -214,6 +215,27 @@ async def test_closing_a_comm_ends_its_read(simulation: Simulation) -> None:
         with pytest.raises(CommClosedError, match="LocalClosed"):
             await reading
         await loops.until(far.closed, "the peer's end to be noticed without a read")
+
+
+@pytest.mark.parametrize("is_closed_by_peer", [True, False])
+async def test_a_comm_that_is_dropped_is_aborted(
+    simulation: Simulation, caplog: pytest.LogCaptureFixture, is_closed_by_peer: bool
+) -> None:
+    """distributed drops the idle comms of its pool that the peer has closed."""
+    async with listening(simulation.far.host) as (listener, comms):
+        connector = BACKEND.get_connector()
+        near = await connector.connect(listener.contact_address.removeprefix("rdma://"))
+        await near.write(near.handshake_info())
+        far = await comms.get()
+        if is_closed_by_peer:
+            await far.close()
+            await loops.until(near.closed, "the peer's end to be noticed")
+        del near
+        gc.collect()
+        with pytest.raises(CommClosedError):
+            await far.read()
+    dropped = [record for record in caplog.records if "was dropped" in record.message]
+    assert bool(dropped) != is_closed_by_peer
 
 
 async def test_errors_of_serializing_leave_the_comm_open(simulation: Simulation) -> None:
