@@ -6,17 +6,19 @@ import asyncio
 import logging
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 from distributed.comm.core import Comm, CommClosedError
 from distributed.comm.utils import from_frames, to_frames
 from distributed.system import MEMORY_LIMIT
 
-from aiordma.dask.frames import allocate, pack, unpack
+from aiordma.dask.frames import pack, receive
+from aiordma.dask.options import message_options
 from aiordma.errors import RdmaError
 from aiordma.message_streams.message_stream import MessageStream
+from aiordma.message_streams.wire import EAGER_OVERHEAD
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class RdmaComm(Comm):
         self._local_addr = local_addr  # distributed.comm.core.connect() reads these two
         self._peer_addr = peer_addr
         self._nbytes_written = 0
+        self._part_nbytes = message_options().slot_size - EAGER_OVERHEAD
         # distributed drops comms that the peer has closed, and closes only the others.
         loop = asyncio.get_running_loop()
         self._finalizer = weakref.finalize(self, _abort_dropped, loop, stream)
@@ -70,8 +73,7 @@ class RdmaComm(Comm):
             Others: of deserializing. The comm goes on.
         """
         with self._aborted_on_failure():
-            message = await self._stream.recv_frames(allocate)
-            frames = unpack(cast("Sequence[memoryview]", message))
+            frames = await receive(self._stream)
         try:
             return await from_frames(
                 frames,
@@ -114,11 +116,14 @@ class RdmaComm(Comm):
             },
             frame_split_size=self.max_shard_size,
         )
-        message, nbytes = pack(frames)
+        parts, large, nbytes = pack(frames, self._part_nbytes)
         with self._aborted_on_failure():
             if self._nbytes_written - stream.stats.bytes_sent > MAX_UNSENT:
                 await stream.drain()
-            stream.send_soon(message if len(message) > 1 else message[0])
+            for part in parts:
+                stream.send_soon(part)
+            if large:
+                stream.send_soon(large)
         self._nbytes_written += nbytes
         return nbytes
 

@@ -23,13 +23,15 @@ from distributed.comm.registry import get_backend
 from distributed.protocol.serialize import to_serialize
 from simulator import Simulation
 from simulator.pairs import PORT
+from streaming import message_streams
 
 import aiordma.dask.backend
 import aiordma.dask.comm
 from aiordma.dask import RdmaBackend, RdmaComm, RdmaListener
-from aiordma.dask.frames import LARGE, allocate, pack, unpack
+from aiordma.dask.frames import LARGE, MAX_PARTS, pack, receive
 from aiordma.dask.options import message_options
 from aiordma.errors import AddressError, ProtocolError
+from aiordma.message_streams.wire import EAGER_OVERHEAD
 
 pytestmark = [pytest.mark.usefixtures("time_limit"), pytest.mark.loops("asyncio")]
 
@@ -308,29 +310,67 @@ def test_the_options_are_those_of_the_configuration() -> None:
         message_options()
 
 
-@pytest.mark.parametrize("sizes", [[], [0], [3], [LARGE], [LARGE, 0, 5], [1, LARGE - 1, LARGE, 2]])
-def test_frames_are_unpacked_as_they_were_packed(sizes: list[int]) -> None:
-    frames = [bytes([number]) * size for number, size in enumerate(sizes)]
-    message, nbytes = pack(frames)
-    assert len(message) == 1 + sum(size >= LARGE for size in sizes)
-    received = allocate([len(frame) for frame in message])
-    for buffer, frame in zip(received, message, strict=True):
-        buffer[:] = frame
-    assert sum(map(len, received)) == nbytes
-    assert unpack(received) == frames
+PART = message_options().slot_size - EAGER_OVERHEAD
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("sizes", "parts"),
     [
-        [],
-        [b"1234567"],
-        [(1).to_bytes(8, "big")],
-        [(1).to_bytes(8, "big") + (3).to_bytes(8, "big") + b"ab"],
-        [(1).to_bytes(8, "big") + LARGE.to_bytes(8, "big")],
-        [(0).to_bytes(8, "big"), bytes(LARGE)],
+        ([], 1),
+        ([0], 1),
+        ([3], 1),
+        ([LARGE], 1),
+        ([LARGE, 0, 5], 1),
+        ([PART - 16], 1),
+        ([PART - 15], 2),
+        ([1, PART, LARGE, 2, PART], 3),
+        ([MAX_PARTS * PART - 16], MAX_PARTS),
+        ([MAX_PARTS * PART - 15], 1),
+        ([1] * (PART // 8), 1),
     ],
 )
-def test_a_message_without_the_frames_that_it_lists_is_refused(message: list[bytes]) -> None:
-    with pytest.raises(ProtocolError, match="of distributed"):
-        unpack([memoryview(frame) for frame in message])
+async def test_frames_are_received_as_they_were_packed(
+    simulation: Simulation, sizes: list[int], parts: int
+) -> None:
+    frames = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
+    packed = pack(frames, PART)
+    assert len(packed.parts) == parts
+    assert packed.nbytes == 8 + 8 * len(sizes) + sum(sizes)
+    async with message_streams(simulation.far, message_options()) as (near, far):
+        for part in packed.parts:
+            near.send_soon(part)
+        if packed.large:
+            near.send_soon(packed.large)
+        assert await receive(far) == frames
+        if packed.large:
+            await near.drain()
+
+
+ONE = (1).to_bytes(8, "big")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [[]],
+        [b""],
+        [[ONE, b""]],
+        [b"1234567"],
+        [ONE],
+        [b"\xff" * 16],
+        [ONE + (3).to_bytes(8, "big") + b"abcd"],
+        [ONE + (3).to_bytes(8, "big") + b"ab", b"cd"],
+        [ONE + (3).to_bytes(8, "big") + b"ab", b""],
+        [ONE + LARGE.to_bytes(8, "big"), [bytes(LARGE - 1)]],
+        [ONE + LARGE.to_bytes(8, "big"), [bytes(LARGE), b""]],
+    ],
+)
+async def test_messages_without_the_frames_that_they_list_are_refused(
+    simulation: Simulation, messages: list[Any]
+) -> None:
+    async with message_streams(simulation.far, message_options()) as (near, far):
+        for message in messages:
+            near.send_soon(message)
+        with pytest.raises(ProtocolError, match="of distributed"):
+            await receive(far)
+        await near.drain()
