@@ -33,6 +33,7 @@ nitpicky = True
 # Without a network there is no inventory of Python's own documentation to link to.
 nitpick_ignore_regex = [
     ("py:.*", r"prometheus_client\..*"),
+    ("py:.*", r"distributed\..*"),
     (
         "py:.*",
         r"(typing|typing_extensions|collections|contextlib|enum|asyncio|trio|anyio|ssl|socket)\..*",

@@ -33,8 +33,8 @@ class RdmaComm(Comm):
     """
 
     max_shard_size = sys.maxsize
-    """The size in bytes from which distributed splits a frame: never, as the device reads frames of
-    any size into memory in one piece."""
+    """The size in bytes from which distributed splits a frame. None is split, because the device
+    reads a frame of any size into one piece of memory."""
 
     def __init__(
         self, stream: MessageStream, local_addr: str, peer_addr: str, deserialize: bool = True
@@ -70,7 +70,7 @@ class RdmaComm(Comm):
 
         Raises:
             CommClosedError: the comm is closed, or the connection has failed.
-            Others: of deserializing. The comm goes on.
+            Exception: the message cannot be deserialized. The comm goes on.
         """
         with self._aborted_on_failure():
             frames = await receive(self._stream)
@@ -99,7 +99,8 @@ class RdmaComm(Comm):
 
         Raises:
             CommClosedError: the comm is closed, or the connection has failed.
-            Others: of serializing, if `on_error` is "raise". The comm goes on.
+            Exception: the message cannot be serialized, and `on_error` is "raise". The comm goes
+                on.
         """
         stream = self._stream
         if self.closed():

@@ -63,24 +63,18 @@ class RdmaListener(BaseListener):
         Raises:
             OSError: the address cannot be listened on, for example because no RDMA device has it.
         """
+        host = self._host or "0.0.0.0"  # as tcp:// calls all addresses
+        contact = await self._contact_for_all(host) if host in WILDCARDS else None
         backlog = int(dask.config.get("distributed.comm.socket-backlog"))
-        listener = await listen_messages(
+        self._listener = listener = await listen_messages(
             self._host or None, self._port, backlog=backlog, options=message_options()
         )
-        try:
-            host, port = listener.local_address
-            host = host if self._host else "0.0.0.0"  # as tcp:// calls all addresses
-            self._contact_host = await self._choose_contact_host(host)
-        except BaseException:
-            listener.abort()
-            raise
-        self._bound = host, port
-        self._listener = listener
+        bound, port = listener.local_address
+        self._bound = (host if contact else bound), port
+        self._contact_host = contact or bound
         run_in_background(running_loop(), self._accept_comms(listener))
 
-    async def _choose_contact_host(self, host: str) -> str:
-        if host not in WILDCARDS:
-            return host
+    async def _contact_for_all(self, host: str) -> str:
         if self._default_host:
             return self._default_host
         return await run_in_worker(running_loop(), lambda: device_host(WILDCARDS[host]))

@@ -21,6 +21,7 @@ MODULES = (
     "aiordma.asyncio",
     "aiordma.anyio",
     "aiordma.trio",
+    "aiordma.dask",
     "aiordma.rdmacm",
     "aiordma.verbs",
 )

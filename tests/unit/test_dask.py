@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
 import dask
@@ -25,12 +25,14 @@ from simulator import Simulation
 from simulator.pairs import PORT
 from streaming import message_streams
 
+import aiordma.dask.addresses
 import aiordma.dask.backend
 import aiordma.dask.comm
 from aiordma.dask import RdmaBackend, RdmaComm, RdmaListener
 from aiordma.dask.frames import LARGE, MAX_PARTS, pack, receive
 from aiordma.dask.options import message_options
 from aiordma.errors import AddressError, ProtocolError
+from aiordma.message_streams.message_stream import MessageStream
 from aiordma.message_streams.wire import EAGER_OVERHEAD
 
 pytestmark = [pytest.mark.usefixtures("time_limit"), pytest.mark.loops("asyncio")]
@@ -248,6 +250,33 @@ async def test_errors_of_serializing_leave_the_comm_open(simulation: Simulation)
         assert await far.read() == "next"
 
 
+class Truncated:
+    """An object that pickle takes apart, and cannot put together again."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return raise_eof_error, ()
+
+
+def raise_eof_error() -> None:
+    raise EOFError
+
+
+async def test_a_message_that_cannot_be_deserialized_ends_the_comm(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(simulation) as (near, far):
+        await near.write(to_serialize(Truncated()))
+        with pytest.raises(CommClosedError, match="truncated"):
+            await far.read()
+        assert far.closed()
+    async with connected(simulation) as (near, far):
+        monkeypatch.setattr(aiordma.dask.comm, "from_frames", lambda *_, **__: asyncio.sleep(3600))
+        await near.write("lost")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(far.read(), 1)
+        assert far.closed()
+
+
 async def test_a_message_of_another_program_ends_the_comm(simulation: Simulation) -> None:
     async with connected(simulation) as (near, far):
         await near._stream.send(b"short")
@@ -296,6 +325,49 @@ async def test_a_stopped_listener_accepts_no_more(simulation: Simulation) -> Non
         assert comms.empty()
         await near.write("the comms before stay open")
         assert await far.read() == "the comms before stay open"
+
+
+async def test_a_peer_that_connects_while_the_listener_is_stopped_is_disconnected(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = RdmaListener._handle_stream
+
+    async def stop_and_handle(listener: RdmaListener, stream: MessageStream) -> None:
+        listener.stop()
+        await handle(listener, stream)
+
+    monkeypatch.setattr(RdmaListener, "_handle_stream", stop_and_handle)
+    async with listening(simulation.far.host) as (listener, _):
+        loc = listener.contact_address.removeprefix("rdma://")
+        comm = await BACKEND.get_connector().connect(loc)
+        with pytest.raises(CommClosedError):
+            await comm.read()
+
+
+async def test_a_peer_with_a_malformed_handshake_is_disconnected(
+    simulation: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(simulation.far.host) as (listener, comms):
+        loc = listener.contact_address.removeprefix("rdma://")
+        comm = await BACKEND.get_connector().connect(loc)
+        assert (await comm.read())["python"]
+        await comm.write("no handshake")
+        with pytest.raises(CommClosedError):
+            await comm.read()
+        assert comms.empty()
+    assert "a background task failed" in caplog.text
+
+
+async def test_a_listener_without_an_address_for_its_peers_does_not_start(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aiordma.dask.addresses, "device_addresses", list)
+    with pytest.raises(AddressError, match="has an IPv4 address"):
+        await RdmaListener(f":{PORT}", lambda comm: None)
+    assert not aiordma.dask.addresses.is_device_host("10.0.0.1")
+    monkeypatch.undo()
+    async with listening(f":{PORT}"):
+        pass
 
 
 def test_the_options_are_those_of_the_configuration() -> None:
