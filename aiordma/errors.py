@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any, Self
 
 from aiordma._native import ffi, lib
 from aiordma.enums import WcOpcode, WcStatus
@@ -168,6 +169,19 @@ def load_failure() -> tuple[str, str]:
 
 class RdmaError(Exception):
     """A failure of an RDMA operation. The base class of all exceptions in this module."""
+
+    def __copy__(self) -> Self:
+        """Return a copy without the traceback and the cause.
+
+        Without this method, copy.copy() asks copyreg, where tblib registers functions that keep the
+        traceback, with all objects that its frames refer to. distributed installs tblib.
+        """
+        reduced: Any = self.__reduce__()
+        kind, arguments, *state = reduced
+        copied: Self = kind(*arguments)
+        for attributes in state:
+            copied.__dict__.update(attributes)
+        return copied
 
 
 class VerbsError(RdmaError, OSError):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import copy
+import copyreg
 import errno
 import inspect
 import os
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from parsing import parse
@@ -67,11 +69,24 @@ def test_a_copy_has_the_same_message_and_attributes(
         assert getattr(duplicated, name, None) == getattr(error, name, None)
 
 
-def test_a_copy_has_no_traceback() -> None:
+def keep_traceback(error: BaseException) -> Any:
+    """Reduce an exception as tblib does, which distributed installs for all exceptions."""
+    return BaseException.with_traceback, (error, error.__traceback__)
+
+
+@pytest.mark.parametrize("reduce", [None, keep_traceback])
+def test_a_copy_has_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, reduce: Callable[[BaseException], Any] | None
+) -> None:
+    if reduce is not None:
+        monkeypatch.setitem(copyreg.dispatch_table, errors.PeerClosed, reduce)
     with pytest.raises(errors.PeerClosed) as caught:
         raise errors.PeerClosed("closed there")
     assert caught.value.__traceback__ is not None
-    assert copy.copy(caught.value).__traceback__ is None
+    caught.value.add_note("a note")
+    copied = copy.copy(caught.value)
+    assert copied.__traceback__ is None
+    assert copied.__notes__ == ["a note"]
 
 
 def test_an_unknown_status_can_be_pickled() -> None:
