@@ -33,7 +33,7 @@ NATIVE := $(addprefix aiordma/_native/,build.py cdef.h helpers.h libraries.c cm_
 C_FILES := $(filter-out %/cdef.h %/_lib.c,$(wildcard $(addprefix aiordma/_native/,*.c *.h fast_path/*.c fast_path/*.h) tests/simulator/*.[ch] tests/interop/*.c))
 UNIT_TESTS := -p simulated tests/unit tests/device
 DEVICE_TESTS := tests/device tests/faults tests/interop
-DEVICE_OPTIONS := -p progress -p warm_start
+DEVICE_OPTIONS := -p progress -p warm_start -m 'not campaign'
 
 # Compiling everything anew takes each Python in the lab half a minute.
 unexport PYTHONDONTWRITEBYTECODE
@@ -53,7 +53,7 @@ test: setup
 
 test-all:
 	@$(MAKE) --no-print-directory test UNIT_OPTIONS=--all-combinations \
-		DEVICE_OPTIONS='-p progress --all-combinations'
+		DEVICE_OPTIONS="-p progress -m 'not campaign' --all-combinations"
 
 # The documentation is built beside the checks of style and types: each uses one processor.
 check: $(READY)
@@ -174,6 +174,7 @@ SEEDS := 10000
 soak: setup
 	@PYTHONPATH=tests $(PY) -m simulator.campaign 0 $(SEEDS)
 	@$(MAKE) --no-print-directory network-campaign
+	@$(call on_device,both,$(PY) -m pytest tests/interop -m campaign)
 	@$(call on_device,both,$(PY) -m pytest tests/soak)
 
 # The packages of distributed leave out its tests: fetch those of the installed version.

@@ -107,6 +107,7 @@ def pinned() -> int:
 
 
 @pytest.mark.transport("IB")
+@pytest.mark.campaign
 @pytest.mark.loops("asyncio")
 async def test_the_example(address: DeviceAddress) -> None:
     done = await run("dask_array", address.host, "--size", "1000")

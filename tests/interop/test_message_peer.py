@@ -40,7 +40,15 @@ Counts = dict[str, int]
 """The number of wire messages of each kind."""
 
 with_each_role = pytest.mark.parametrize("role", ["listen", "connect"])
-with_options = pytest.mark.parametrize("options", [DEFAULT, SMALL], ids=["default", "small"])
+with_options = pytest.mark.parametrize(
+    ("role", "options"),
+    [
+        pytest.param("listen", DEFAULT, id="listen-default"),
+        pytest.param("connect", SMALL, id="connect-small"),
+        pytest.param("listen", SMALL, id="listen-small", marks=pytest.mark.campaign),
+        pytest.param("connect", DEFAULT, id="connect-default", marks=pytest.mark.campaign),
+    ],
+)
 
 
 @pytest.fixture(scope="session")
@@ -153,7 +161,6 @@ async def echoing(
 # --- messages ---
 
 
-@with_each_role
 @with_options
 async def test_messages_of_each_size(
     program: Path, any_address: DeviceAddress, role: str, options: MessageOptions
@@ -172,7 +179,6 @@ async def test_messages_of_each_size(
     assert echo.received["DONE"] == echo.sent["ANNOUNCE"]
 
 
-@with_each_role
 @with_options
 async def test_messages_of_many_frames(
     program: Path, any_address: DeviceAddress, role: str, options: MessageOptions
@@ -195,7 +201,6 @@ async def test_messages_of_many_frames(
     assert echo.received["CREDIT"] > 0
 
 
-@with_each_role
 @with_options
 async def test_many_messages_at_once(
     program: Path, any_address: DeviceAddress, role: str, options: MessageOptions
@@ -310,6 +315,7 @@ BREAKS = {
 }
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", BREAKS)
 async def test_the_program_notices_a_broken_protocol(
     program: Path, any_address: DeviceAddress, name: str
@@ -325,6 +331,7 @@ async def test_the_program_notices_a_broken_protocol(
                 pass
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "private_data", [b"", hello(magic=b"aiMs"), hello(version=2), hello(slot_size=39)]
 )
