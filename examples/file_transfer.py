@@ -1,11 +1,11 @@
-"""Fetch a file from another machine by RDMA READ, with a progress bar and a checksum.
+"""Fetch a file from another machine over RDMA, with a progress bar and a checksum.
 
     python examples/file_transfer.py serve FILE [--host HOST] [--port PORT]
     python examples/file_transfer.py fetch HOST PORT TARGET
 
-The server reads the file into registered memory, piece by piece, and sends the address of the
-memory. The client fetches each piece with several RDMA READs at once, and then requests the next
-one. So a file can be larger than the memory that can be registered.
+The server reads the file into registered memory, piece by piece, and sends each piece as a message.
+The client's device reads it from there into registered memory of the client. So a file can be
+larger than the memory that can be registered.
 
 The mapped file itself is not registered. Linux 6.5 and later refuse that for writable mappings on
 most file systems, because RDMA bypasses the file system. Linux 6.1 refuses it for read-only ones.
@@ -28,12 +28,9 @@ from typing import BinaryIO, Self
 
 import aiordma
 
-READ_SIZE = 256 * 1024
-PIECE = 16 * READ_SIZE  # a connection has up to 16 reads in flight, if the devices support it
+PIECE = 4 * 1024 * 1024
 HEADER = struct.Struct(">Q32s")
-# Each message is answered before the next one is sent, so few buffers are enough.
-OPTIONS = aiordma.ConnectionOptions(recv_depth=2, max_message_size=4096)
-NEXT = b""
+OPTIONS = aiordma.MessageOptions(max_nbytes=PIECE)
 
 
 @dataclass(frozen=True)
@@ -68,34 +65,26 @@ def announce(file: BufferedReader) -> Announcement:
     return Announcement(file.tell(), digest, Path(file.name).name)
 
 
-async def send_file(
-    connection: aiordma.Connection, file: BufferedReader, announcement: Announcement
-) -> None:
-    with await connection.allocate(PIECE, aiordma.AccessFlags.REMOTE_READ) as memory:
-        await connection.recv()  # on iWARP, the connecting side must send first
-        await connection.send(announcement.pack())
-        for start, length in announcement.pieces():
-            await connection.recv()
-            piece = memory[:length]
-            if await asyncio.to_thread(os.preadv, file.fileno(), [piece.view], start) != length:
-                raise ValueError(f"{announcement.name} has become shorter")
-            await connection.send(piece.remote.pack())
-        await connection.recv()
-
-
 async def serve_one(
-    connection: aiordma.Connection, file: BufferedReader, announcement: Announcement
+    stream: aiordma.MessageStream, file: BufferedReader, announcement: Announcement
 ) -> None:
     try:
-        await send_file(connection, file, announcement)
+        with await stream.allocate(PIECE, aiordma.AccessFlags.REMOTE_READ) as memory:
+            await stream.recv()
+            await stream.send(announcement.pack())
+            for start, length in announcement.pieces():
+                piece = memory[:length]
+                if await asyncio.to_thread(os.preadv, file.fileno(), [piece.view], start) != length:
+                    raise ValueError(f"{announcement.name} has become shorter")
+                await stream.send(piece)
     except (aiordma.RdmaError, OSError, ValueError) as error:
-        print(f"file_transfer: {connection.peer_address[0]}: {error}", file=sys.stderr)
+        print(f"file_transfer: {stream.peer_address[0]}: {error}", file=sys.stderr)
 
 
 async def serve(path: Path, host: str | None, port: int) -> None:
     with path.open("rb") as file:
         announcement = announce(file)
-        async with aiordma.listen(host, port, options=OPTIONS) as listener:
+        async with aiordma.listen_messages(host, port, options=OPTIONS) as listener:
             print(f"listening on port {listener.local_address[1]}", flush=True)
             await listener.serve(functools.partial(serve_one, file=file, announcement=announcement))
 
@@ -148,17 +137,9 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
             raise
 
 
-async def read_piece(
-    connection: aiordma.Connection, remote: aiordma.RemoteBuffer, into: aiordma.MemorySlice
-) -> None:
-    """Read a piece with several RDMA READs. The peer's device limits how many are in flight."""
-    parts = [slice(start, start + READ_SIZE) for start in range(0, len(remote), READ_SIZE)]
-    await asyncio.gather(*(connection.read(remote[part], into[part]) for part in parts))
-
-
-async def fetch_into(file: BinaryIO, connection: aiordma.Connection) -> None:
-    await connection.send(NEXT)
-    announcement = Announcement.unpack(await connection.recv())
+async def fetch_into(file: BinaryIO, stream: aiordma.MessageStream) -> None:
+    await stream.send(b"")  # on iWARP, the connecting side must send first
+    announcement = Announcement.unpack(await stream.recv())
     print(f"fetching {announcement.name!a}, {announcement.size:,} bytes", flush=True)
     received = hashlib.sha256()
 
@@ -166,19 +147,15 @@ async def fetch_into(file: BinaryIO, connection: aiordma.Connection) -> None:
         file.write(data)
         received.update(data)
 
-    access = connection.read_access
     with (
-        await connection.allocate(PIECE, access) as memory,
+        await stream.allocate(PIECE, stream.read_access) as memory,
         Progress(announcement.size) as progress,
     ):
-        await connection.send(NEXT)
         for _, length in announcement.pieces():
-            remote = aiordma.RemoteBuffer.unpack(await connection.recv())
-            if len(remote) != length:
-                raise ValueError(f"the server sent {len(remote)} bytes instead of {length}")
-            await read_piece(connection, remote, memory[:length])
+            nbytes = await stream.recv_into(memory)
+            if nbytes != length:
+                raise ValueError(f"the server sent {nbytes} bytes instead of {length}")
             await asyncio.to_thread(store, memory[:length].view)
-            await connection.send(NEXT)
             progress.add(length)
     if received.digest() != announcement.digest:
         raise ValueError(
@@ -188,8 +165,8 @@ async def fetch_into(file: BinaryIO, connection: aiordma.Connection) -> None:
 
 async def fetch(host: str, port: int, target: Path) -> None:
     with replacing(target) as file:
-        async with aiordma.connect(host, port, options=OPTIONS) as connection:
-            await fetch_into(file, connection)
+        async with aiordma.connect_messages(host, port, options=OPTIONS) as stream:
+            await fetch_into(file, stream)
 
 
 # --- the command line ---

@@ -7,18 +7,34 @@ import contextlib
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from helpers import DEFAULT, ROOT
 
 import aiordma
-from aiordma import Connection, ConnectionOptions
+from aiordma import Connection, ConnectionOptions, MessageOptions, MessageStream
 
 SECOND_INTERRUPT = 60.0
 """Seconds until Ctrl-C is repeated: longer than any of these programs needs to end."""
 
-
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Handler = Callable[[Connection], Awaitable[None]]
+StreamHandler = Callable[[MessageStream], Awaitable[None]]
+
+
+class Listener(Protocol[T_co]):
+    """A listener for connections or for message streams."""
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """The address and the port."""
+
+    async def serve(self, handler: Callable[[T_co], Awaitable[object]]) -> None:
+        """Run `handler` for each peer."""
+
+    async def aclose(self) -> None:
+        """Close the listener."""
 
 
 class Done(NamedTuple):
@@ -60,9 +76,24 @@ async def serving(
         yield process, line.removeprefix("listening on port ")
 
 
-@contextlib.asynccontextmanager
-async def serving_with(
+def serving_with(
     host: str, handler: Handler, options: ConnectionOptions = DEFAULT
+) -> contextlib.AbstractAsyncContextManager[tuple[int, asyncio.Task[None]]]:
+    """Serve connections with `handler` in this process: see serving_by()."""
+    return serving_by(aiordma.listen(host, 0, options=options), handler)
+
+
+def serving_messages_with(
+    host: str, handler: StreamHandler, options: MessageOptions
+) -> contextlib.AbstractAsyncContextManager[tuple[int, asyncio.Task[None]]]:
+    """Serve message streams with `handler` in this process: see serving_by()."""
+    return serving_by(aiordma.listen_messages(host, 0, options=options), handler)
+
+
+@contextlib.asynccontextmanager
+async def serving_by(
+    listening: contextlib.AbstractAsyncContextManager[Listener[T]],
+    handler: Callable[[T], Awaitable[None]],
 ) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
     """Serve with `handler` in this process. Yield the port, and the task: it may be cancelled.
 
@@ -70,14 +101,14 @@ async def serving_with(
     """
     errors: list[Exception] = []
 
-    async def handle(connection: Connection) -> None:
+    async def handle(peer: T) -> None:
         try:
-            await handler(connection)
+            await handler(peer)
         except Exception as error:
             errors.append(error)
             raise
 
-    async with aiordma.listen(host, 0, options=options) as listener:
+    async with listening as listener:
         task = asyncio.create_task(listener.serve(handle))
         yield listener.local_address[1], task
         await listener.aclose()

@@ -14,13 +14,22 @@ from pathlib import Path
 import example_runs
 import loops
 import pytest
-from example_runs import Handler, interrupt, run, running, serving_with
+from example_runs import (
+    StreamHandler,
+    interrupt,
+    run,
+    running,
+    serving_messages_with,
+    serving_with,
+)
 
 import aiordma
-from aiordma import Connection
+from aiordma import Connection, MessageStream
 from aiordma.rdmacm import DeviceAddress
 from examples import file_transfer
-from examples.file_transfer import OPTIONS, PIECE, READ_SIZE
+from examples.file_transfer import OPTIONS, PIECE
+
+SIZE = 300_000
 
 pytestmark = [pytest.mark.loops("asyncio"), pytest.mark.may_block]
 
@@ -31,7 +40,7 @@ async def serving(host: str, path: Path) -> AsyncIterator[int]:
     with path.open("rb") as file:
         announcement = file_transfer.announce(file)
         handler = functools.partial(file_transfer.serve_one, file=file, announcement=announcement)
-        async with serving_with(host, handler, OPTIONS) as (port, _):
+        async with serving_messages_with(host, handler, OPTIONS) as (port, _):
             yield port
 
 
@@ -44,7 +53,7 @@ def make_file(path: Path, size: int) -> bytes:
 async def test_fetching_with_the_programs(address: DeviceAddress, tmp_path: Path) -> None:
     """Two clients fetch at the same time. A third one replaces a file that exists."""
     source, first, second = (tmp_path / name for name in ("source", "first", "second"))
-    content = make_file(source, 2 * PIECE + 3 * READ_SIZE + 17)
+    content = make_file(source, 2 * PIECE + 12345)
     serve = ("file_transfer", "serve", str(source), "--host", address.host, "--port", "0")
     async with example_runs.serving(*serve) as (process, port):
         fetch = ("file_transfer", "fetch", address.host, port)
@@ -63,7 +72,7 @@ async def test_fetching_with_the_programs(address: DeviceAddress, tmp_path: Path
 
 async def test_files_of_each_size(address: DeviceAddress, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
-    for size in (0, 1, READ_SIZE - 1, READ_SIZE + 1, PIECE, PIECE + 1):
+    for size in (0, 1, 4096, 4097, PIECE, PIECE + 1):
         content = make_file(source, size)
         async with serving(address.host, source) as port:
             await file_transfer.fetch(address.host, port, target)
@@ -78,11 +87,11 @@ async def test_a_file_that_changes_is_not_fetched(
 ) -> None:
     """The server has computed the checksum before the change. The old target file stays."""
     source, target = tmp_path / "source", tmp_path / "target"
-    make_file(source, READ_SIZE)
+    make_file(source, SIZE)
     target.write_bytes(b"old")
     async with serving(address.host, source) as port:
         with source.open("r+b") as file:
-            file.seek(READ_SIZE // 2)
+            file.seek(SIZE // 2)
             file.write(b"changed")
         with pytest.raises(ValueError, match="the checksum is wrong"):
             await file_transfer.fetch(address.host, port, target)
@@ -96,32 +105,32 @@ async def test_a_file_that_changes_is_not_fetched(
     assert sorted(tmp_path.iterdir()) == [source, target]
 
 
-def sends_one_piece(then: Handler, when: str) -> Handler:
+def sends_one_piece(then: StreamHandler, when: str) -> StreamHandler:
     """Return a handler that announces two pieces, sends one, and then calls `then`."""
 
-    async def handle(connection: Connection) -> None:
+    async def handle(stream: MessageStream) -> None:
         content = bytes(2 * PIECE)
         digest = hashlib.sha256(content).digest()
-        with await connection.register(content[:PIECE], aiordma.AccessFlags.REMOTE_READ) as piece:
-            await connection.recv()
-            await connection.send(file_transfer.Announcement(len(content), digest, "zeros").pack())
-            await connection.recv()
-            await connection.send(piece.remote.pack())
-            if when == "between pieces":
-                await connection.recv()
-            await then(connection)
+        await stream.recv()
+        await stream.send(file_transfer.Announcement(len(content), digest, "zeros").pack())
+        if when == "between pieces":
+            await stream.send(content[:PIECE])
+        else:
+            stream.send_soon(content[:PIECE])
+        await then(stream)
 
     return handle
 
 
 @pytest.mark.parametrize("when", ["while it reads", "between pieces"])
-async def test_a_server_that_aborts_its_connection(
+async def test_a_server_that_aborts_its_stream(
     address: DeviceAddress, tmp_path: Path, when: str
 ) -> None:
-    async def abort(connection: Connection) -> None:
-        connection.abort()
+    async def abort(stream: MessageStream) -> None:
+        stream.abort()
 
-    async with serving_with(address.host, sends_one_piece(abort, when), OPTIONS) as (port, _):
+    handler = sends_one_piece(abort, when)
+    async with serving_messages_with(address.host, handler, OPTIONS) as (port, _):
         with pytest.raises((aiordma.PeerClosed, aiordma.WorkRequestError)):
             await file_transfer.fetch(address.host, port, tmp_path / "target")
     assert list(tmp_path.iterdir()) == []
@@ -131,13 +140,13 @@ async def test_ctrl_c_leaves_no_file(address: DeviceAddress, tmp_path: Path) -> 
     """The client is interrupted while it waits for a piece that never comes."""
     waiting = asyncio.Event()
 
-    async def stall(connection: Connection) -> None:
+    async def stall(stream: MessageStream) -> None:
         waiting.set()
         with contextlib.suppress(aiordma.PeerClosed):
-            await connection.recv()
+            await stream.recv()
 
     handler = sends_one_piece(stall, "between pieces")
-    async with serving_with(address.host, handler, OPTIONS) as (port, _):
+    async with serving_messages_with(address.host, handler, OPTIONS) as (port, _):
         command = ("fetch", address.host, str(port), str(tmp_path / "target"))
         async with running("file_transfer", *command) as client:
             await waiting.wait()
@@ -148,17 +157,17 @@ async def test_ctrl_c_leaves_no_file(address: DeviceAddress, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_client_that_aborts_its_connection(
+async def test_a_client_that_aborts_its_stream(
     address: DeviceAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server reports it, and serves the next client."""
-    content = make_file(tmp_path / "source", READ_SIZE)
+    content = make_file(tmp_path / "source", SIZE)
     async with serving(address.host, tmp_path / "source") as port:
-        connection = await aiordma.connect(address.host, port)
-        await connection.send(b"")
-        await connection.recv()
-        connection.abort()
-        await connection.aclose()
+        stream = await aiordma.connect_messages(address.host, port)
+        await stream.send(b"")
+        await stream.recv()
+        stream.abort()
+        await stream.aclose()
         await loops.until(
             lambda: "closed the connection" in capsys.readouterr().err, "the server's report"
         )
@@ -170,20 +179,32 @@ async def test_a_client_that_aborts_its_connection(
     ("messages", "error"),
     [
         ([b"hello"], "not a file_transfer server"),
-        ([bytes(7) + b"\1" + bytes(32), b"five!"], "a RemoteBuffer has 16 bytes, not 5"),
-        ([bytes(7) + b"\1" + bytes(32), bytes(16)], "sent 0 bytes instead of 1"),
+        ([bytes(7) + b"\1" + bytes(32), b""], "sent 0 bytes instead of 1"),
+        ([bytes(7) + b"\1" + bytes(32), b"five!"], "sent 5 bytes instead of 1"),
+        ([bytes(7) + b"\1" + bytes(32), b"x"], "the checksum is wrong"),
     ],
 )
 async def test_a_server_of_another_protocol(
     address: DeviceAddress, tmp_path: Path, messages: list[bytes], error: str
 ) -> None:
-    async def handle(connection: Connection) -> None:
+    async def handle(stream: MessageStream) -> None:
+        await stream.recv()
         for message in messages:
-            await connection.recv()
-            await connection.send(message)
+            await stream.send(message)
+        with pytest.raises(aiordma.PeerClosed):
+            await stream.recv()
+
+    async with serving_messages_with(address.host, handle, OPTIONS) as (port, _):
+        with pytest.raises(ValueError, match=error):
+            await file_transfer.fetch(address.host, port, tmp_path / "target")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_server_without_message_streams(address: DeviceAddress, tmp_path: Path) -> None:
+    async def handle(connection: Connection) -> None:
         assert [message async for message in connection] == []
 
-    async with serving_with(address.host, handle, OPTIONS) as (port, _):
-        with pytest.raises(ValueError, match=error):
+    async with serving_with(address.host, handle) as (port, _):
+        with pytest.raises(aiordma.ProtocolError):
             await file_transfer.fetch(address.host, port, tmp_path / "target")
     assert list(tmp_path.iterdir()) == []
