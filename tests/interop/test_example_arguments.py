@@ -31,6 +31,16 @@ import pytest
         ("file_transfer", f"serve {__file__} --port 65536", "65536 is not between 0 and 65535"),
         ("file_transfer", "fetch 10.7.1.1 1 no-such-directory/target", "No such file or directory"),
         ("file_transfer", "fetch no.such.name.invalid 1 target", "no.such.name.invalid"),
+        ("tensor_server", "serve no-such-file", "No such file or directory: 'no-such-file'"),
+        ("tensor_server", "serve .", "Is a directory"),
+        ("tensor_server", f"serve {__file__}", "the magic string is not correct"),
+        ("tensor_server", "serve --megabytes 0", "array0 is empty"),
+        ("tensor_server", "serve --megabytes -1", "negative dimensions"),
+        ("tensor_server", "serve --megabytes 1 --port 65536", "65536 is not between 0 and 65535"),
+        ("tensor_server", "fetch 10.7.1.1 1", "required: NAME"),
+        ("tensor_server", "fetch 10.7.1.1 1 a b --output target", "takes a single array"),
+        ("tensor_server", "fetch no.such.name.invalid 1 array", "no.such.name.invalid"),
+        ("tensor_server", "list no.such.name.invalid 1", "no.such.name.invalid"),
     ],
 )
 def test_an_example_with_wrong_arguments_fails(
