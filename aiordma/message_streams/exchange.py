@@ -2,10 +2,9 @@
 
 Small messages need none of this as long as no other message waits: EagerPath posts and takes them
 in C. For the rest, there is no task in the background as long as none is needed. A task that waits
-to send or to receive makes progress for all: it posts what may be posted, and else takes the next
-wire message, if no other task does so. Only what no task waits for is left to a background task:
-messages of send_soon(), the rest of an announcement whose sender was cancelled, the end of such a
-message, and control messages.
+makes progress for all: it posts what may be posted, and else takes the next wire message, if no
+other task does so. A background task does what no task waits for: messages of send_soon(), the rest
+of an announcement whose sender was cancelled, and wire messages that cannot be posted at once.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from aiordma._native import fast_path
 from aiordma.errors import LocalClosed, RdmaError
@@ -45,7 +45,8 @@ class Exchange:
         self.stats = MessageStreamStats()
         """The numbers of the messages that this object has handled."""
         data_path = endpoint.data_path
-        self._sender, self._queue = data_path.sender, data_path.receiver.queue
+        self.receiver = data_path.receiver
+        self._queue = self.receiver.queue
         core = data_path.sends.core
         self.eager = fast_path.EagerPath(protocol.wire_credits, core, self._queue)
         self.eager.checkpoints = checkpoint_halves_of(self.loop)
@@ -90,17 +91,13 @@ class Exchange:
 
     def snapshot(self, bytes_pooled: int) -> MessageStreamStats:
         """Return the statistics of this moment."""
-        stats, eager = copy.copy(self.stats), self.eager
-        stats.messages_sent += eager.messages_sent
-        stats.bytes_sent += eager.bytes_sent
-        stats.messages_received += eager.messages_received
-        stats.bytes_received += eager.bytes_received
-        stats.bytes_copied += eager.bytes_sent + eager.bytes_received
-        stats.messages_queued = len(self._outbox)
-        stats.messages_announced = len(self._in_flight)
-        stats.messages_unread = len(self.inbox)
-        stats.bytes_pooled = bytes_pooled
-        return stats
+        return replace(
+            self.stats.with_eager(self.eager),
+            messages_queued=len(self._outbox),
+            messages_announced=len(self._in_flight),
+            messages_unread=len(self.inbox),
+            bytes_pooled=bytes_pooled,
+        )
 
     # --- sending ---
 
@@ -123,17 +120,6 @@ class Exchange:
         self._outbox.append(outgoing)
         self._unattended.add(outgoing)
         self._note_change()
-
-    async def post_failed(self, error: int) -> None:
-        """End the stream: EagerPath could not post a message because of this errno.
-
-        Raises: the reason of the stream's end.
-        """
-        try:
-            await self._sender.send(b"", error)
-        except RdmaError as reason:
-            self.lost(reason, is_drained=False)
-            raise
 
     async def drain(self) -> None:
         """Wait until the messages that are queued now are over. Cancelling stops the waiting.
@@ -165,12 +151,12 @@ class Exchange:
     def receiving(self) -> Iterator[None]:
         """Keep other tasks from receiving in the block."""
         self.is_receiving = True
-        self._note_change()
+        self._update_fast_path()
         try:
             yield
         finally:
             self.is_receiving = False
-            self._note_change()
+            self._update_fast_path()
 
     async def wait_for_arrival(self) -> None:
         """Wait until a message is in the inbox, or the peer has finished.
@@ -183,9 +169,9 @@ class Exchange:
             lambda: bool(self.inbox) or self.protocol.peer_has_finished, drains=True
         )
 
-    async def take_arrived(self) -> None:
-        """Take wire messages that have arrived, until a message is in the inbox."""
-        while not self.inbox and len(self._queue) and self.end is None:
+    async def take_arrived(self, count: int) -> None:
+        """Take wire messages that have arrived, until `count` messages are in the inbox."""
+        while len(self.inbox) < count and len(self._queue) and self.end is None:
             if self._is_pulling or self._queue.has_waiter:
                 return
             await self._pull()
@@ -259,6 +245,18 @@ class Exchange:
     async def _post_wire(self) -> None:
         wire, outgoing = self._wire = self._wire or self._take_wire()
         await self.connection.send(wire)
+        self._posted(outgoing)
+
+    def _post_now(self) -> None:
+        """Post small wire messages, as far as that is possible without waiting."""
+        while self._may_post() and (self._wire or self._controls or self._outbox[0].is_prepared):
+            wire, outgoing = self._wire = self._wire or self._take_wire()
+            if not self.eager.try_post(wire):
+                return  # it is left to a task
+            self._posted(outgoing)
+
+    def _posted(self, outgoing: Outgoing | None) -> None:
+        """Note that the wire message that was taken last is posted."""
         self._wire = None
         if outgoing is None or not outgoing.is_taken or self.end is not None:
             return
@@ -345,16 +343,19 @@ class Exchange:
             self._controls.append(update)
 
     def _note_change(self) -> None:
-        """Wake the tasks that follow, tell the fast path what it may do, and leave the rest to a
-        background task if no other task does it."""
-        eager, is_open = self.eager, self.end is None
-        eager.may_send = is_open and not self._outbox and not self.protocol.has_finished
-        is_free = not self.inbox and not self.is_receiving
-        eager.may_receive = is_open and is_free and self.protocol.is_between_messages
+        """Post what can be posted now, wake the tasks that follow, and see to the rest."""
+        self._post_now()
+        self._update_fast_path()
         self._changed.wake_all()
         if not self._has_background_task and self._needs_background_task():
             self._has_background_task = True
             run_in_background(self.loop, self._finish_rest())
+
+    def _update_fast_path(self) -> None:
+        eager, is_open = self.eager, self.end is None
+        eager.may_send = is_open and not self._outbox and not self.protocol.has_finished
+        is_free = not self.inbox and not self.is_receiving
+        eager.may_receive = is_open and is_free and self.protocol.is_between_messages
 
     def _needs_background_task(self) -> bool:
         return self._may_post() or (self.end is None and bool(self._unattended))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 READ_AHEAD = 1 << 23
 """The size of the largest message that is read before a task asks for it."""
+READS_AHEAD = 3
+"""The number of messages that are read before a task asks for them."""
 
 
 class MessageReceiver:
@@ -42,6 +44,9 @@ class MessageReceiver:
 
     async def recv(self) -> bytes:
         """Receive a message that the fast path has not taken: see MessageStream.recv()."""
+        data = await self._recv_eager()
+        if data is not None:
+            return data
         async with self._receiving() as arrival:
             nbytes = sum(arrival.sizes)
             if isinstance(arrival, EagerArrival):
@@ -53,6 +58,19 @@ class MessageReceiver:
                 self._landings.pop(arrival.number).release()
             self._count(nbytes, copied=nbytes)
             return data
+
+    async def _recv_eager(self) -> bytes | None:
+        """Wait for a wire message. Return its bytes if it is EAGER and this task may take it.
+
+        A task whose polling was interrupted waits here. Other tasks that wait go on with it.
+        """
+        exchange = self._exchange
+        if not exchange.eager.may_receive or exchange.receiver.is_waited_for:
+            return None
+        wait = exchange.receiver.wait_if_needed(has_polled=True)
+        if wait is not None:
+            await wait
+        return exchange.eager.try_recv()
 
     async def next(self) -> bytes:
         """Receive a message that the fast path has not taken: see MessageStream.__aiter__()."""
@@ -184,15 +202,15 @@ class MessageReceiver:
         self._exchange.finish_reading(arrival.number, Result.READ)
 
     async def _land(self, arrival: AnnouncedMessage) -> Landing:
-        """Read an announced message into a region of the pool, and the next one, too.
+        """Read an announced message into a region of the pool, and the next ones, too.
 
         The caller takes it out of the landings if the message has reached the user.
         """
         landing, inbox = self._landing(arrival), self._exchange.inbox
-        await self._exchange.take_arrived()
-        following = inbox[0] if inbox else None
-        if isinstance(following, AnnouncedMessage) and following.nbytes <= READ_AHEAD:
-            self._landing(following)
+        await self._exchange.take_arrived(READS_AHEAD)
+        for following in list(inbox)[:READS_AHEAD]:
+            if isinstance(following, AnnouncedMessage) and following.nbytes <= READ_AHEAD:
+                self._landing(following)
         try:
             await landing.wait()
         except Exception:

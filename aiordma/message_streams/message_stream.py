@@ -122,10 +122,21 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         exchange = self._exchange
         await checkpoint()
         if error:
-            await exchange.post_failed(error)
+            await self._post_failed(error)
         outgoing = self._outgoing(message)
         await outgoing.prepare()
         await exchange.send(outgoing)
+
+    async def _post_failed(self, error: int) -> None:
+        """End the stream: the fast path could not post a message because of this errno.
+
+        Raises: the reason of the stream's end.
+        """
+        try:
+            await self._endpoint.data_path.sender.send(b"", error)
+        except RdmaError as reason:
+            self._exchange.lost(reason, is_drained=False)
+            raise
 
     def send_soon(self, message: Frame | Sequence[Frame]) -> None:
         """Queue a message to be sent, without waiting. Messages are sent in order.

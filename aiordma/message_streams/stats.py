@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiordma._native._fast_path import EagerPath
 
 
 @dataclass(slots=True)
@@ -27,3 +31,14 @@ class MessageStreamStats:
     """Messages that this side has taken from the connection and that no task has received."""
     bytes_pooled: int = 0
     """The registered memory that is kept for the messages to come."""
+
+    def with_eager(self, eager: EagerPath) -> MessageStreamStats:
+        """Return these numbers with those of the messages that were handled in C."""
+        return replace(
+            self,
+            messages_sent=self.messages_sent + eager.messages_sent,
+            bytes_sent=self.bytes_sent + eager.bytes_sent,
+            messages_received=self.messages_received + eager.messages_received,
+            bytes_received=self.bytes_received + eager.bytes_received,
+            bytes_copied=self.bytes_copied + eager.bytes_sent + eager.bytes_received,
+        )

@@ -141,7 +141,7 @@ class Receiver:
 
         The core has none, and cannot wait for one itself.
         """
-        if (wait := self._wait_if_needed(has_polled=True)) is not None:
+        if (wait := self.wait_if_needed(has_polled=True)) is not None:
             await wait
         queue = self.queue
         message = queue.take_bytes() if queue else None
@@ -160,7 +160,7 @@ class Receiver:
 
     async def recv_into(self, memory: memoryview) -> int:
         """Wait for a message and copy it: see Connection.recv_into(). `memory` has format "B"."""
-        if (wait := self._wait_if_needed()) is not None:
+        if (wait := self.wait_if_needed()) is not None:
             await wait
         slot, message, _, _ = self._oldest()
         length = message.nbytes
@@ -172,14 +172,14 @@ class Receiver:
 
     async def recv_message(self) -> Message:
         """Wait for a message and return it in its slot: see Connection.recv_message()."""
-        if (wait := self._wait_if_needed()) is not None:
+        if (wait := self.wait_if_needed()) is not None:
             await wait
         slot, message, imm, invalidated = self._oldest()
         self.queue.drop_oldest()
         self._stats.messages_held += 1
         return Message(message, imm, invalidated, _ReceivedBuffer(self, slot))
 
-    def _wait_if_needed(self, *, has_polled: bool = False) -> Awaitable[None] | None:
+    def wait_if_needed(self, *, has_polled: bool = False) -> Awaitable[None] | None:
         """Return an awaitable to await before a message can be taken, or None."""
         refuse_forked_child()
         if self.queue.error:

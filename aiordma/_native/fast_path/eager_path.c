@@ -175,6 +175,20 @@ static PyObject *eager_path_try_send(PyObject *self, PyObject *data)
 	return posted < 0 ? NULL : PyBool_FromLong(posted);
 }
 
+static PyObject *eager_path_try_post(PyObject *self, PyObject *wire)
+{
+	int error = 0; /* of a queue that has failed: the task that posts the rest notes it */
+	int posted;
+
+	if (!PyBytes_CheckExact(wire)) {
+		PyErr_SetString(PyExc_TypeError, "bytes expected");
+		return NULL;
+	}
+	posted = try_post_inline(((struct eager_path *)self)->sends, PyBytes_AsString(wire),
+				 PyBytes_Size(wire), &error);
+	return posted < 0 ? NULL : PyBool_FromLong(posted);
+}
+
 static PyObject *eager_path_send(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
 	static const struct attempt_kind kind = { "MessageStream.send", try_send, NULL };
@@ -294,6 +308,14 @@ static int try_recv(PyObject *self, PyObject *unused, PyObject **result, int *er
 	return 1;
 }
 
+static PyObject *eager_path_try_recv(PyObject *self, PyObject *unused)
+{
+	PyObject *result = NULL;
+	int error = 0, taken = try_recv(self, NULL, &result, &error);
+
+	return taken ? result : Py_NewRef(Py_None);
+}
+
 /* A task that waits in Python wants another task to wait there for all. */
 static struct parking *find_eager_parking(PyObject *self, PyObject *unused)
 {
@@ -374,6 +396,11 @@ static PyMethodDef eager_path_methods[] = {
 	  "send(message) of set_slow(). It keeps `owner` alive." },
 	{ "try_send", eager_path_try_send, METH_O,
 	  "try_send(message): post a message now. Returns False if that is not possible." },
+	{ "try_post", eager_path_try_post, METH_O,
+	  "try_post(wire): post a whole wire message now, if it can be inline. Returns False if "
+	  "that is not possible." },
+	{ "try_recv", eager_path_try_recv, METH_NOARGS,
+	  "Return the bytes of the oldest message, or None if it is not there or not EAGER." },
 	{ "recv", eager_path_recv, METH_O,
 	  "recv(owner): return an awaitable that takes the bytes of the oldest message, or awaits "
 	  "recv() of set_slow(). It keeps `owner` alive." },
