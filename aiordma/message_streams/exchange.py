@@ -27,7 +27,7 @@ from aiordma.message_streams.protocol import (
     MessageProtocol,
 )
 from aiordma.message_streams.received import EagerArrival
-from aiordma.message_streams.stats import MessageStreamStats
+from aiordma.message_streams.stats import MessageStreamStats, with_eager
 from aiordma.message_streams.wire import Result
 from aiordma.messages.connection import Connection, MessageEndpoint
 from aiordma.messages.message import Message
@@ -92,7 +92,7 @@ class Exchange:
     def snapshot(self, bytes_pooled: int) -> MessageStreamStats:
         """Return the statistics of this moment."""
         return replace(
-            self.stats.with_eager(self.eager),
+            with_eager(self.stats, self.eager),
             messages_queued=len(self._outbox),
             messages_announced=len(self._in_flight),
             messages_unread=len(self.inbox),

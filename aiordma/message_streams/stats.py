@@ -32,13 +32,14 @@ class MessageStreamStats:
     bytes_pooled: int = 0
     """The registered memory that is kept for the messages to come."""
 
-    def with_eager(self, eager: EagerPath) -> MessageStreamStats:
-        """Return these numbers with those of the messages that were handled in C."""
-        return replace(
-            self,
-            messages_sent=self.messages_sent + eager.messages_sent,
-            bytes_sent=self.bytes_sent + eager.bytes_sent,
-            messages_received=self.messages_received + eager.messages_received,
-            bytes_received=self.bytes_received + eager.bytes_received,
-            bytes_copied=self.bytes_copied + eager.bytes_sent + eager.bytes_received,
-        )
+
+def with_eager(stats: MessageStreamStats, eager: EagerPath) -> MessageStreamStats:
+    """Return these numbers with those of the messages that were handled in C."""
+    return replace(
+        stats,
+        messages_sent=stats.messages_sent + eager.messages_sent,
+        bytes_sent=stats.bytes_sent + eager.bytes_sent,
+        messages_received=stats.messages_received + eager.messages_received,
+        bytes_received=stats.bytes_received + eager.bytes_received,
+        bytes_copied=stats.bytes_copied + eager.bytes_sent + eager.bytes_received,
+    )
