@@ -258,9 +258,11 @@ class LoopDevice:
         if self._users:
             return
         del _loop_devices[self._loop][self.device]
-        self._stop_reading()
-        self._events.stop()
-        worker_pool.submit(self._close)
+        try:
+            self._stop_reading()
+            self._events.stop()
+        finally:
+            worker_pool.submit(self._close)
 
     def _stop_reading(self) -> None:
         if self.is_reading and self._channel is not None:

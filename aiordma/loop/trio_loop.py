@@ -152,7 +152,13 @@ class TrioLoop:
         Raises:
             RuntimeError: the run is over.
         """
-        self._token.run_sync_soon(_call, callback)
+        try:
+            self._token.run_sync_soon(_call, callback)
+        except trio.RunFinishedError:
+            # trio takes no more calls some time before it reports the end of the run. Callers
+            # that get this error call trio no more.
+            self._end.is_over = True
+            raise
 
     call_soon = call_soon_threadsafe
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import loops
 import pytest
 import trio
 import trio.testing
-from loops import until
+from helpers import TIME_LIMIT
+from loops import block_until, until
 from streaming import is_full, pattern
 
 import aiordma
 import aiordma.trio
 from aiordma import StreamOptions
+from aiordma.cm import AsyncCmId
 from aiordma.rdmacm import DeviceAddress
 from aiordma.trio import RdmaStream
 
@@ -87,3 +90,36 @@ async def test_accept_of_a_closed_listener_raises_closed_resource_error(
         await listener.accept()
     with pytest.raises(aiordma.Rejected):
         await aiordma.trio.connect_stream(*listener.local_address)
+
+
+class DestructionAtTheEnd(trio.abc.Instrument):
+    """Has a stream destroyed when its run takes no more calls, and is not reported as over yet."""
+
+    def __init__(self) -> None:
+        self._may_destroy = threading.Event()
+        self._cm: AsyncCmId
+
+    def hold(self, stream: RdmaStream) -> None:
+        """Hold the destruction of `stream`."""
+        self._cm = stream.stream._endpoint.cm
+        self._cm.handle.add_pre_destroy_hook("test", self._wait)
+
+    def _wait(self) -> None:
+        assert self._may_destroy.wait(TIME_LIMIT)
+
+    def after_run(self) -> None:
+        self._may_destroy.set()
+        block_until(lambda: self._cm.handle._is_destroyed, "the stream to be destroyed")
+
+
+@pytest.mark.real("the end of a run and a worker thread meet, which simulated threads cannot")
+def test_a_stream_destroyed_while_the_run_ends_leaks_nothing(address: DeviceAddress) -> None:
+    at_the_end = DestructionAtTheEnd()
+
+    async def main() -> None:
+        near, far = await stream_pair(address)
+        at_the_end.hold(near)
+        await trio.aclose_forcefully(near)
+        await trio.aclose_forcefully(far)
+
+    trio.run(partial(loops.in_nursery, main), instruments=[at_the_end])

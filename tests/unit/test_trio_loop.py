@@ -185,6 +185,22 @@ def test_the_loop_is_closed_after_the_run_and_not_referenced(pipe: tuple[int, in
     assert reference() is None
 
 
+def test_the_loop_is_closed_as_soon_as_trio_takes_no_more_calls() -> None:
+    """trio calls its instruments a little later."""
+    loops: list[TrioLoop] = []
+    seen: list[bool] = []
+
+    class Late(trio.abc.Instrument):
+        def after_run(self) -> None:
+            ensure_called(loops[0], lambda: seen.append(loops[0].is_closed()))
+
+    async def main() -> None:
+        loops.append(loop())
+
+    trio.run(main, instruments=[Late()])
+    assert seen == [True]
+
+
 async def test_checkpoints_on_trio(simulation: Simulation) -> None:
     full_checkpoint, raise_if_cancelled = checkpoint_of(loop()), cancellation_of(loop())
     assert full_checkpoint is not None
