@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 from aiordma._native import fast_path
 from aiordma.errors import LocalClosed, RdmaError
 from aiordma.loop import WaitQueue, checkpoint_halves_of, running_loop
 from aiordma.loop.task_groups import run_in_background
+from aiordma.message_streams.outbox import Outbox
 from aiordma.message_streams.outgoing import AnnouncedOutgoing, FinishOutgoing, Outgoing
 from aiordma.message_streams.protocol import (
     AnnouncedMessage,
     Done,
     EagerMessage,
+    Event,
     MessageProtocol,
 )
 from aiordma.message_streams.received import EagerArrival
@@ -45,7 +46,7 @@ class Exchange:
         self.stats = MessageStreamStats()
         """The numbers of the messages that this object has handled."""
         data_path = endpoint.data_path
-        self.receiver = data_path.receiver
+        self._sender, self.receiver = data_path.sender, data_path.receiver
         self._queue = self.receiver.queue
         core = data_path.sends.core
         self.eager = fast_path.EagerPath(protocol.wire_credits, core, self._queue)
@@ -56,11 +57,7 @@ class Exchange:
         self._is_drained = False  # after the end: no message can be received any more
         self.on_end: Callable[[], None] = lambda: None
         """Called once when the stream ends."""
-        # What is to be posted: control messages first, then messages in order. A wire message that
-        # was taken from them and is not posted yet comes before everything else.
-        self._controls: deque[bytes] = deque()
-        self._outbox: deque[Outgoing] = deque()
-        self._wire: tuple[bytes, Outgoing | None] | None = None
+        self._outbox = Outbox(protocol)
         self._is_posting = self._is_pulling = self._has_background_task = False
         self._in_flight: dict[int, AnnouncedOutgoing] = {}
         # Messages for whose end no task waits: of send_soon(), and those that are posted in part or
@@ -69,7 +66,7 @@ class Exchange:
         self.inbox: deque[Arrival] = deque()
         """The messages that have arrived and that no task has received."""
         self.is_receiving = False
-        """True if a task receives a message in Python."""
+        """True if a task receives a message in Python: see set_receiving()."""
         self._note_change()
 
     @property
@@ -77,12 +74,13 @@ class Exchange:
         """True if the end of this side's messages is posted, or waits to be."""
         if self.protocol.has_finished:
             return True
-        return bool(self._outbox) and isinstance(self._outbox[-1], FinishOutgoing)
+        messages = self._outbox.messages
+        return bool(messages) and isinstance(messages[-1], FinishOutgoing)
 
     @property
     def is_idle(self) -> bool:
         """True if nothing is to be posted, and the peer reads no memory."""
-        return not (self._outbox or self._in_flight or self._wire or self._controls)
+        return self._outbox.is_empty and not self._in_flight
 
     @property
     def is_waited_for(self) -> bool:
@@ -93,7 +91,7 @@ class Exchange:
         """Return the statistics of this moment."""
         return replace(
             with_eager(self.stats, self.eager),
-            messages_queued=len(self._outbox),
+            messages_queued=len(self._outbox.messages),
             messages_announced=len(self._in_flight),
             messages_unread=len(self.inbox),
             bytes_pooled=bytes_pooled,
@@ -108,7 +106,8 @@ class Exchange:
 
         Raises: the reason of the stream's end.
         """
-        self._outbox.append(outgoing)
+        self._outbox.messages.append(outgoing)
+        self._post_now()
         try:
             await self.progress(lambda: outgoing.is_over)
         except BaseException:
@@ -117,7 +116,7 @@ class Exchange:
 
     def send_soon(self, outgoing: Outgoing) -> None:
         """Have a message posted behind the others."""
-        self._outbox.append(outgoing)
+        self._outbox.messages.append(outgoing)
         self._unattended.add(outgoing)
         self._note_change()
 
@@ -127,12 +126,19 @@ class Exchange:
         Raises: the reason of the stream's end.
         """
         self.check_end()
-        waiting = [*self._outbox, *self._in_flight.values()]
-        await self.progress(lambda: all(outgoing.is_over for outgoing in waiting))
+        waiting: deque[Outgoing] = deque(self._in_flight.values())
+        waiting.extend(self._outbox.messages)
+
+        def is_over() -> bool:
+            while waiting and waiting[0].is_over:
+                waiting.popleft()
+            return not waiting
+
+        await self.progress(is_over)
 
     def finish_reading(self, number: int, result: Result) -> None:
         """Have the peer told that an announced message is read, or dropped."""
-        self._controls.append(self.protocol.done(number, result))
+        self._outbox.add_control(self.protocol.done(number, result))
         self._note_change()
 
     def _withdraw(self, outgoing: Outgoing) -> None:
@@ -140,23 +146,17 @@ class Exchange:
         if outgoing.has_begun:
             if self.end is None and not outgoing.is_over:
                 self._unattended.add(outgoing)
-        elif outgoing in self._outbox:
-            self._outbox.remove(outgoing)
+        elif outgoing in self._outbox.messages:
+            self._outbox.messages.remove(outgoing)
             outgoing.release()
         self._note_change()
 
     # --- receiving ---
 
-    @contextmanager
-    def receiving(self) -> Iterator[None]:
-        """Keep other tasks from receiving in the block."""
-        self.is_receiving = True
+    def set_receiving(self, is_receiving: bool) -> None:
+        """Note whether a task receives a message in Python. No other task receives meanwhile."""
+        self.is_receiving = is_receiving
         self._update_fast_path()
-        try:
-            yield
-        finally:
-            self.is_receiving = False
-            self._update_fast_path()
 
     async def wait_for_arrival(self) -> None:
         """Wait until a message is in the inbox, or the peer has finished.
@@ -201,37 +201,28 @@ class Exchange:
             self._note_change()  # another task must go on with what this one did for all
 
     def _may_post(self) -> bool:
-        if self._is_posting or self.end is not None:
-            return False
-        if self._wire is not None or self._controls:
-            return True
-        if self._outbox and not self._outbox[0].is_prepared:
-            return True
-        return self._first_may_be_posted()
+        return not self._is_posting and self.end is None and self._outbox.may_proceed
 
     async def _post(self) -> None:
         self._is_posting = True
         try:
-            if self._wire is None and not self._controls:
-                await self._prepare(self._outbox[0])
-            if self._wire or self._controls or self._first_may_be_posted():
-                await self._post_wire()
+            unprepared = self._outbox.unprepared
+            if unprepared is not None:
+                await self._prepare(unprepared)
+            else:
+                await self.connection.send(self._take_wire())
+                self._posted()
         except RdmaError as error:
             self.lost(error, is_drained=False)
         finally:
             self._is_posting = False
             self._note_change()
 
-    def _first_may_be_posted(self) -> bool:
-        return bool(self._outbox) and self._outbox[0].may_post(self.protocol)
-
     async def _prepare(self, outgoing: Outgoing) -> None:
         """Prepare a message of send_soon(). All others are prepared before they are queued.
 
         The stream ends if that fails: no message can be left out.
         """
-        if outgoing.is_prepared:
-            return
         try:
             await outgoing.prepare()
         except (RdmaError, ValueError) as error:
@@ -242,46 +233,55 @@ class Exchange:
         if self.end is not None:
             outgoing.release()
 
-    async def _post_wire(self) -> None:
-        wire, outgoing = self._wire = self._wire or self._take_wire()
-        await self.connection.send(wire)
-        self._posted(outgoing)
-
     def _post_now(self) -> None:
-        """Post small wire messages, as far as that is possible without waiting."""
-        while self._may_post() and (self._wire or self._controls or self._outbox[0].is_prepared):
-            wire, outgoing = self._wire = self._wire or self._take_wire()
-            if not self.eager.try_post(wire):
+        """Post wire messages, as far as that is possible without waiting."""
+        while self._may_post() and self._outbox.unprepared is None:
+            wire = self._take_wire()
+            if not (self.eager.try_post(wire) or self.post_copy(wire)):
                 return  # it is left to a task
-            self._posted(outgoing)
+            self._posted()
 
-    def _posted(self, outgoing: Outgoing | None) -> None:
+    def post_copy(self, wire: bytes) -> bool:
+        """Copy and post a wire message now. Return False if that is not possible.
+
+        EagerPath calls this for messages that cannot be inline.
+        """
+        try:
+            return self._sender.try_send(wire)
+        except RdmaError as error:
+            self.lost(error, is_drained=False)
+            return False
+
+    def _take_wire(self) -> bytes:
+        wire, outgoing = self._outbox.take()
+        if isinstance(outgoing, AnnouncedOutgoing):
+            self._in_flight[outgoing.number] = outgoing
+        return wire
+
+    def _posted(self) -> None:
         """Note that the wire message that was taken last is posted."""
-        self._wire = None
-        if outgoing is None or not outgoing.is_taken or self.end is not None:
+        outgoing = self._outbox.posted()
+        if outgoing is None:
             return
-        self._outbox.popleft()
-        stats = self.stats
         if not isinstance(outgoing, FinishOutgoing):
+            stats = self.stats
             stats.messages_sent += 1
             stats.bytes_sent += outgoing.nbytes
             stats.bytes_copied += outgoing.copied
         if not isinstance(outgoing, AnnouncedOutgoing):
             self._finish(outgoing)
 
-    def _take_wire(self) -> tuple[bytes, Outgoing | None]:
-        if self._controls:
-            return self._controls.popleft(), None
-        outgoing = self._outbox[0]
-        wire = outgoing.next_wire(self.protocol)
-        if isinstance(outgoing, AnnouncedOutgoing):
-            self._in_flight[outgoing.number] = outgoing
-        return wire, outgoing
-
     async def _pull(self) -> None:
         self._is_pulling = True
         try:
-            self._received(await self.connection.recv_message())
+            wait = self.receiver.wait_if_needed()
+            if wait is not None:
+                await wait
+            wire = self.eager.take_other()
+            if wire is not None:
+                self._received(self.protocol.received(memoryview(wire)))
+            else:
+                self._message_received(await self.connection.recv_message())
         except RdmaError as error:
             self.lost(error)
             self.connection.abort()
@@ -304,8 +304,8 @@ class Exchange:
         finally:
             eager.followers -= 1
 
-    def _received(self, message: Message) -> None:
-        """Handle a wire message.
+    def _message_received(self, message: Message) -> None:
+        """Handle a wire message. The bytes of EAGER stay there until a task takes them.
 
         Raises:
             ProtocolError: the peer breaks the protocol. The traceback has views of the message,
@@ -314,8 +314,12 @@ class Exchange:
         event = self.protocol.received(message.data)
         if isinstance(event, EagerMessage):
             self.inbox.append(EagerArrival(message, event, self._released))
-            return
-        message.release()
+        else:
+            message.release()
+            self._received(event)
+
+    def _received(self, event: Event | None) -> None:
+        """Handle a wire message other than EAGER."""
         if isinstance(event, AnnouncedMessage):
             self.inbox.append(event)
         elif isinstance(event, Done) and event.number in self._in_flight:  # or after the end
@@ -340,20 +344,21 @@ class Exchange:
     def _return_credits(self) -> None:
         update = self.protocol.credit_update()
         if update is not None:
-            self._controls.append(update)
+            self._outbox.add_control(update)
 
     def _note_change(self) -> None:
         """Post what can be posted now, wake the tasks that follow, and see to the rest."""
         self._post_now()
         self._update_fast_path()
-        self._changed.wake_all()
+        if self.eager.followers:
+            self._changed.wake_all()
         if not self._has_background_task and self._needs_background_task():
             self._has_background_task = True
             run_in_background(self.loop, self._finish_rest())
 
     def _update_fast_path(self) -> None:
         eager, is_open = self.eager, self.end is None
-        eager.may_send = is_open and not self._outbox and not self.protocol.has_finished
+        eager.may_send = is_open and not self._outbox.messages and not self.protocol.has_finished
         is_free = not self.inbox and not self.is_receiving
         eager.may_receive = is_open and is_free and self.protocol.is_between_messages
 
@@ -383,10 +388,10 @@ class Exchange:
         self._is_drained |= is_drained or isinstance(error, LocalClosed)
         if self.end is None:
             self.end = error
-            for outgoing in (*self._in_flight.values(), *self._outbox):
+            for outgoing in (*self._in_flight.values(), *self._outbox.messages):
                 outgoing.release()
             self._in_flight.clear()
-            self._outbox.clear()
+            self._outbox.messages.clear()
             self._unattended.clear()
             self.on_end()
         self._note_change()

@@ -20,9 +20,14 @@ def frames_of(message: Frame | Sequence[Frame]) -> list[memoryview | MemorySlice
     """Return the frames of a message, which is one buffer or a list of frames."""
     frames: Sequence[Any] = message if isinstance(message, (list, tuple)) else [message]
     return [
-        frame[:] if isinstance(frame, (MemorySlice, MemoryRegion)) else byte_view(frame)
+        slice_of(frame) if isinstance(frame, (MemorySlice, MemoryRegion)) else byte_view(frame)
         for frame in frames
     ]
+
+
+def slice_of(memory: MemorySlice | MemoryRegion) -> MemorySlice:
+    """Return all of registered memory as a slice."""
+    return memory if isinstance(memory, MemorySlice) else memory[:]
 
 
 def bytes_of(memory: Frame) -> memoryview:

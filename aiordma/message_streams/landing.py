@@ -25,31 +25,39 @@ IDLE_SECONDS = 10.0
 
 
 class Landing:
-    """An announced message that a background task reads into memory of a pool.
+    """An announced message that is read into memory of a pool.
 
-    So the next message can be read before a task asks for it, and a task that is cancelled while it
-    waits leaves the message where it is.
+    A background task can read it, so that it is read before a task asks for it.
     """
 
     def __init__(
         self, loop: Loop, pool: LandingPool, message: AnnouncedMessage, read: Read
     ) -> None:
+        self._loop = loop
         self._pool = pool
         self._message = message
+        self._read = read
         self._changed = WaitQueue(loop)
         self._is_over = self._is_dropped = False
         self._error: BaseException | None = None
         self._region: MemoryRegion | None = None
         self.parts: list[MemorySlice] = []
         """The memory of the frames."""
-        run_in_background(loop, self._run(read))
 
-    async def _run(self, read: Read) -> None:
+    def start(self) -> None:
+        """Have a background task read it: see wait()."""
+        run_in_background(self._loop, self.read())
+
+    async def read(self) -> None:
+        """Read it. Cancelling stops the waiting, and the memory is not given back.
+
+        wait() raises the error if this fails.
+        """
         region = None
         try:
             region = await self._pool.take(max(self._message.nbytes, 1))
             self.parts = parts_for([region[:]], self._message.sizes)
-            await read(self._message, self.parts)
+            await self._read(self._message, self.parts)
         except BaseException as error:
             if region is not None:
                 region.close()  # not given back: the device can still write to it
@@ -65,7 +73,7 @@ class Landing:
             self._changed.wake_all()
 
     async def wait(self) -> None:
-        """Wait until all bytes are read. Cancelling stops only the waiting.
+        """Wait until it is read. Cancelling stops only the waiting.
 
         Raises: as Connection.allocate() and Connection.read().
         """
@@ -73,6 +81,11 @@ class Landing:
             await self._changed.wait()
         if self._error is not None:
             raise self._error
+
+    @property
+    def has_failed(self) -> bool:
+        """True if it could not be read: it must be read again."""
+        return self._error is not None
 
     def tobytes(self) -> bytes:
         """Return a copy of the message."""

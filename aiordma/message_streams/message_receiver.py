@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from aiordma.errors import BusyError, PeerClosed, RdmaError
@@ -25,6 +26,9 @@ READ_AHEAD = 1 << 23
 """The size of the largest message that is read before a task asks for it."""
 READS_AHEAD = 3
 """The number of messages that are read before a task asks for them."""
+READ_DIRECTLY = 1 << 20
+"""The size of the largest message that the task that asks for it reads itself, which takes less
+time. If it is cancelled, the message is read again. Larger ones are read on in the background."""
 
 
 class MessageReceiver:
@@ -48,7 +52,7 @@ class MessageReceiver:
         if data is not None:
             return data
         async with self._receiving() as arrival:
-            nbytes = sum(arrival.sizes)
+            nbytes = arrival.nbytes
             if isinstance(arrival, EagerArrival):
                 data = b"".join(arrival.frames)
                 arrival.release()
@@ -85,7 +89,7 @@ class MessageReceiver:
         """Receive a message where it arrived: see MessageStream.recv_message()."""
         async with self._receiving() as arrival:
             if isinstance(arrival, EagerArrival):
-                self._count(sum(arrival.sizes))
+                self._count(arrival.nbytes)
                 return ReceivedMessage(arrival.frames, arrival.release)
             landing = await self._land(arrival)
             views = tuple(part.view for part in landing.parts)
@@ -96,7 +100,7 @@ class MessageReceiver:
     async def recv_into(self, buffer: Frame, progress: Progress | None) -> int:
         """Receive a message into a buffer: see MessageStream.recv_into()."""
         async with self._receiving() as arrival:
-            nbytes, room = sum(arrival.sizes), nbytes_of(buffer)
+            nbytes, room = arrival.nbytes, nbytes_of(buffer)
             if nbytes > room:
                 raise ValueError(f"a message of {nbytes} bytes does not fit into {room}")
             await self._receive_into(arrival, [buffer], progress)
@@ -132,7 +136,8 @@ class MessageReceiver:
         exchange = self._exchange
         if exchange.is_waited_for:
             raise BusyError("another task is receiving on this stream")
-        with exchange.receiving():
+        exchange.set_receiving(True)
+        try:
             await checkpoint()
             await exchange.wait_for_arrival()
             if not exchange.inbox:
@@ -145,6 +150,8 @@ class MessageReceiver:
             except BaseException:
                 exchange.inbox.appendleft(arrival)
                 raise
+        finally:
+            exchange.set_receiving(False)
 
     async def _receive_into(
         self, arrival: Arrival, buffers: Sequence[Frame], progress: Progress | None
@@ -179,9 +186,9 @@ class MessageReceiver:
         targets = parts_for([bytes_of(buffer) for buffer in buffers], arrival.sizes)
         for target, frame in zip(targets, frames, strict=True):
             target[:] = frame
-        self._count(sum(arrival.sizes), copied=sum(arrival.sizes))
+        self._count(arrival.nbytes, copied=arrival.nbytes)
         if progress is not None:
-            progress(sum(arrival.sizes))
+            progress(arrival.nbytes)
 
     async def _make_writable(self, buffer: Frame, regions: list[MemoryRegion]) -> MemorySlice:
         memory = buffer if nbytes_of(buffer) else bytearray(1)  # empty memory is refused
@@ -206,23 +213,36 @@ class MessageReceiver:
 
         The caller takes it out of the landings if the message has reached the user.
         """
-        landing, inbox = self._landing(arrival), self._exchange.inbox
         await self._exchange.take_arrived(READS_AHEAD)
-        for following in list(inbox)[:READS_AHEAD]:
-            if isinstance(following, AnnouncedMessage) and following.nbytes <= READ_AHEAD:
-                self._landing(following)
+        self._read_ahead()
+        landing = self._landings.get(arrival.number)
         try:
+            if landing is None:
+                landing = self._add_landing(arrival)
+                if arrival.nbytes <= READ_DIRECTLY:
+                    await landing.read()
+                else:
+                    landing.start()
             await landing.wait()
-        except Exception:
-            self._landings.pop(arrival.number, None)
+        except BaseException:
+            if landing is not None and landing.has_failed:
+                self._landings.pop(arrival.number, None)
             raise
         if arrival.number not in self._landings:
             self._exchange.check_end()  # drop() was called: the stream is closed here
         return landing
 
-    def _landing(self, arrival: AnnouncedMessage) -> Landing:
-        landing = self._landings.get(arrival.number)
-        if landing is None:
-            landing = Landing(self._exchange.loop, self._pool, arrival, self._read)
-            self._landings[arrival.number] = landing
+    def _read_ahead(self) -> None:
+        """Have background tasks read the next messages. They begin after the current task waits."""
+        for following in islice(self._exchange.inbox, READS_AHEAD):
+            if (
+                isinstance(following, AnnouncedMessage)
+                and following.nbytes <= READ_AHEAD
+                and following.number not in self._landings
+            ):
+                self._add_landing(following).start()
+
+    def _add_landing(self, arrival: AnnouncedMessage) -> Landing:
+        landing = Landing(self._exchange.loop, self._pool, arrival, self._read)
+        self._landings[arrival.number] = landing
         return landing

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from aiordma.enums import AccessFlags
 from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.message_streams.frames import bytes_of
 from aiordma.message_streams.protocol import Announcement, MessageProtocol
-from aiordma.message_streams.rendezvous import make_readable
+from aiordma.message_streams.rendezvous import registered, remote_frame
 from aiordma.message_streams.wire import RemoteFrame
 from aiordma.messages.connection import Connection
 
@@ -25,17 +26,14 @@ class Outgoing(Protocol):
     is_over: bool
     """True if its sender need not wait any more."""
 
-    @property
-    def has_begun(self) -> bool:
-        """True if next_wire() was called: the rest must follow."""
+    has_begun: bool
+    """True if next_wire() was called: the rest must follow."""
 
-    @property
-    def is_taken(self) -> bool:
-        """True if next_wire() has returned the last wire message."""
+    is_taken: bool
+    """True if next_wire() has returned the last wire message."""
 
-    @property
-    def is_prepared(self) -> bool:
-        """True if next_wire() can be called."""
+    is_prepared: bool
+    """True if next_wire() can be called."""
 
     async def prepare(self) -> None:
         """Register the memory. Cancelling leaves nothing registered.
@@ -107,28 +105,20 @@ class AnnouncedOutgoing:
     copied = 0
 
     def __init__(self, connection: Connection, frames: Sequence[memoryview | MemorySlice]) -> None:
+        """Prepare it if all its memory is registered already.
+
+        Raises:
+            ValueError: registered memory does not allow the peer to read it.
+        """
         self.nbytes = sum(map(len, frames))
         self._connection = connection
         self._frames: Sequence[memoryview | MemorySlice] = frames
-        self._remote_frames: list[RemoteFrame] | None = None
         self._regions: list[MemoryRegion] = []
         self._announcement: Announcement | None = None
-        self.is_over = False
-
-    @property
-    def has_begun(self) -> bool:
-        """See Outgoing."""
-        return self._announcement is not None
-
-    @property
-    def is_taken(self) -> bool:
-        """See Outgoing."""
-        return self._announcement is not None and self._announcement.is_listed
-
-    @property
-    def is_prepared(self) -> bool:
-        """See Outgoing."""
-        return self._remote_frames is not None
+        self.has_begun = self.is_taken = self.is_over = False
+        parts = [remote_frame(frame) for frame in frames if isinstance(frame, MemorySlice)]
+        self.is_prepared = len(parts) == len(frames)
+        self._remote_frames: list[RemoteFrame] = parts
 
     @property
     def number(self) -> int:
@@ -139,18 +129,22 @@ class AnnouncedOutgoing:
     async def prepare(self) -> None:
         """See Outgoing. Memory that is registered already is used as it is.
 
-        Raises:
-            ValueError: registered memory does not allow the peer to read it.
-            Others: as Connection.register().
+        Raises: as Connection.register().
         """
-        connection, regions = self._connection, self._regions
+        if self.is_prepared:
+            return
         try:
-            self._remote_frames = [
-                await make_readable(connection, frame, regions) for frame in self._frames
-            ]
+            self._remote_frames = [await self._make_readable(frame) for frame in self._frames]
         except BaseException:
             self._close_regions()  # it can be prepared again
             raise
+        self.is_prepared = True
+
+    async def _make_readable(self, frame: memoryview | MemorySlice) -> RemoteFrame:
+        if not len(frame):
+            return RemoteFrame(0, 0, 0)
+        access = AccessFlags.REMOTE_READ
+        return remote_frame(await registered(self._connection, frame, access, self._regions))
 
     def may_post(self, protocol: MessageProtocol) -> bool:
         """See Outgoing."""
@@ -159,9 +153,11 @@ class AnnouncedOutgoing:
     def next_wire(self, protocol: MessageProtocol) -> bytes:
         """See Outgoing."""
         if self._announcement is None:
-            assert self._remote_frames is not None
             self._announcement = protocol.announce(self._remote_frames)
-        return protocol.next_part(self._announcement)
+            self.has_begun = True
+        wire = protocol.next_part(self._announcement)
+        self.is_taken = self._announcement.is_listed
+        return wire
 
     def release(self) -> None:
         """See Outgoing. The traceback of a cancelled task can keep this object, but no views."""

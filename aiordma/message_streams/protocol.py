@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from aiordma._native import fast_path
 from aiordma.errors import ProtocolError
@@ -66,12 +67,12 @@ class AnnouncedMessage:
     number: int
     frames: tuple[RemoteFrame, ...]
 
-    @property
-    def sizes(self) -> list[int]:
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
         """The sizes of the frames in bytes."""
-        return [frame.nbytes for frame in self.frames]
+        return tuple([frame.nbytes for frame in self.frames])
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The size of all frames together."""
         return sum(self.sizes)
@@ -121,6 +122,7 @@ class MessageProtocol:
         self._sending = self._receiving = DirectionState.READY
         self._next_number = 0
         self._announced: set[int] = set()
+        self._max_announced = min(own.announcements, peer.announcements)
         # Receiving.
         self._expected_number = 0
         self._unread: set[int] = set()
@@ -139,7 +141,7 @@ class MessageProtocol:
     @property
     def announcements(self) -> int:
         """The number of messages that may be announced now. Both sides limit it."""
-        return min(self._own.announcements, self._peer.announcements) - len(self._announced)
+        return self._max_announced - len(self._announced)
 
     @property
     def is_between_messages(self) -> bool:

@@ -22,8 +22,10 @@ class EagerArrival:
         self._message = message
         self._on_release = on_release
         self.frames = event.frames
-        self.sizes = [frame.nbytes for frame in event.frames]
+        self.sizes = tuple([frame.nbytes for frame in event.frames])
         """The sizes of the frames in bytes."""
+        self.nbytes = sum(self.sizes)
+        """The size of all frames together."""
 
     def release(self) -> None:
         """Release the receive buffer, and all frames with it.

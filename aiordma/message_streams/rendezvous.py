@@ -11,6 +11,7 @@ from aiordma.errors import RdmaError
 from aiordma.loop import Loop
 from aiordma.loop.task_groups import task_group
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
+from aiordma.message_streams.frames import slice_of
 from aiordma.message_streams.wire import RemoteFrame
 from aiordma.messages.connection import Connection
 
@@ -25,20 +26,15 @@ PIECE = 1 << 22
 READS_AT_ONCE = 8
 
 
-async def make_readable(
-    connection: Connection, frame: memoryview | MemorySlice, regions: list[MemoryRegion]
-) -> RemoteFrame:
-    """Return how the peer reads a frame. A region that is made for it is added to `regions`.
+def remote_frame(part: MemorySlice) -> RemoteFrame:
+    """Return how the peer reads registered memory.
 
     Raises:
-        ValueError: registered memory does not allow the peer to read it.
-        Others: as Connection.register().
+        ValueError: the memory does not allow the peer to read it.
     """
-    if not len(frame):
-        return RemoteFrame(0, 0, 0)
-    part = await registered(connection, frame, AccessFlags.REMOTE_READ, regions)
-    remote = part.remote
-    return RemoteFrame(remote.length, remote.addr, remote.rkey)
+    if not part.region.access & AccessFlags.REMOTE_READ:
+        raise ValueError("the peer cannot read this memory: register it with REMOTE_READ")
+    return RemoteFrame(part.length, part.addr, part.region.rkey)
 
 
 async def registered(
@@ -49,7 +45,7 @@ async def registered(
     Raises: as Connection.register().
     """
     if isinstance(memory, (MemorySlice, MemoryRegion)):
-        return memory[:]
+        return slice_of(memory)
     region = await connection.register(memory, access)
     regions.append(region)
     return region[:]
@@ -75,7 +71,8 @@ async def read_frames(
         for start in range(0, frame.nbytes, PIECE):
             nbytes = min(PIECE, frame.nbytes - start)
             remote = RemoteBuffer(frame.addr + start, frame.rkey, nbytes)
-            pieces.append((remote, part[start : start + nbytes]))
+            is_whole = nbytes == frame.nbytes
+            pieces.append((remote, part if is_whole else part[start : start + nbytes]))
     failures: list[RdmaError] = []
     done = 0
 

@@ -64,6 +64,11 @@ class Result(IntEnum):
     """The receiver has dropped it."""
 
 
+# Looking a member up is much faster than calling its class.
+_KINDS = {kind.value: kind for kind in Kind}
+_RESULTS = {result.value: result for result in Result}
+
+
 @dataclass(frozen=True)
 class Hello:
     """The announcement of one side when it connects. Sizes are bytes."""
@@ -148,11 +153,11 @@ def unpack_header(message: memoryview) -> Header:
     """
     if len(message) < HEADER_SIZE:
         raise ProtocolError(f"a wire message of {len(message)} bytes has no header")
-    kind, _, credits, number = _HEADER.unpack_from(message)
-    try:
-        return Header(Kind(kind), credits, number)
-    except ValueError:
-        raise ProtocolError(f"a wire message of the unknown kind {kind}") from None
+    code, _, credits, number = _HEADER.unpack_from(message)
+    kind = _KINDS.get(code)
+    if kind is None:
+        raise ProtocolError(f"a wire message of the unknown kind {code}")
+    return Header(kind, credits, number)
 
 
 def pack_sizes(sizes: Sequence[int]) -> bytes:
@@ -222,8 +227,8 @@ def unpack_done(body: memoryview) -> tuple[int, Result]:
     """
     if len(body) != _DONE.size:
         raise ProtocolError(f"DONE with {len(body)} bytes")
-    number, result = _DONE.unpack(body)
-    try:
-        return number, Result(result)
-    except ValueError:
-        raise ProtocolError(f"DONE with the unknown result {result}") from None
+    number, code = _DONE.unpack(body)
+    result = _RESULTS.get(code)
+    if result is None:
+        raise ProtocolError(f"DONE with the unknown result {code}")
+    return number, result

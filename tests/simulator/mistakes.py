@@ -144,8 +144,8 @@ MISTAKES = [
     Mistake(
         "a small message overtakes one that waits",
         "aiordma/message_streams/exchange.py",
-        "        eager.may_send = is_open and not self._outbox and not self.protocol.has_finished\n",
-        "        eager.may_send = is_open and not self.protocol.has_finished\n",
+        "is_open and not self._outbox.messages and not self.protocol.has_finished\n",
+        "is_open and not self.protocol.has_finished\n",
     ),
     Mistake(
         "a message is read twice: the peer was told before that it is read",

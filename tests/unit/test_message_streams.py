@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 import loops
@@ -12,6 +13,7 @@ from streaming import message_streams
 
 import aiordma
 from aiordma import (
+    AccessFlags,
     BusyError,
     LocalClosed,
     MessageOptions,
@@ -73,7 +75,7 @@ async def test_each_way_to_receive(simulation: Simulation, size: int) -> None:
         with pytest.raises(ValueError, match="a frame of 2 bytes does not fit into 1"):
             await far.recv_frames(lambda sizes: [bytearray(size), bytearray(1)])
         frames = await far.recv_frames(allocate)
-        assert (asked, frames) == ([[size, 2]], [data, data[:2]])
+        assert (asked, frames) == ([(size, 2)], [data, data[:2]])
         await loops.gather(*sending)
 
 
@@ -174,7 +176,7 @@ async def test_a_cancelled_send_is_received_all_the_same_if_it_was_announced(
         await loops.sleep(1)
         waiting = loops.create_task(near.send(b"never"))
         await loops.sleep(1)
-        assert not near._exchange._outbox[0].is_taken  # no credits for all parts
+        assert not near._exchange._outbox.messages[0].is_taken  # no credits for all parts
         await loops.cancel(sending)
         await loops.cancel(waiting)
         with await far.recv_message() as message:
@@ -349,16 +351,22 @@ async def test_a_queued_message_that_cannot_be_registered_ends_the_stream(
     simulation: Simulation,
 ) -> None:
     async with message_streams(simulation.far, OPTIONS) as (near, far):
-        region = await near.allocate(len(LARGE))  # without REMOTE_READ
-        with pytest.raises(ValueError, match="REMOTE_READ"):
-            await near.send(region)
-        near.send_soon(region)
-        with pytest.raises(
-            RdmaError, match=r"a message of send_soon.* cannot be sent.*REMOTE_READ"
-        ):
+        simulation.world.calls.fail("ibv_reg_mr_iova2", errno.ENOMEM)
+        near.send_soon(LARGE)
+        with pytest.raises(RdmaError, match=r"a message of send_soon.* cannot be sent.*ibv_reg_mr"):
             await near.drain()
         with pytest.raises(PeerClosed):
             await far.recv()
+
+
+async def test_memory_that_the_peer_cannot_read_is_refused(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        region = await near.allocate(len(LARGE), AccessFlags.REMOTE_WRITE)
+        with pytest.raises(ValueError, match="REMOTE_READ"):
+            await near.send([LARGE, region])
+        with pytest.raises(ValueError, match="REMOTE_READ"):
+            near.send_soon(region)
+        await loops.gather(near.send(LARGE), far.recv())
 
 
 async def test_the_next_large_message_is_read_ahead(simulation: Simulation) -> None:

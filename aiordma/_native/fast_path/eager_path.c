@@ -1,7 +1,8 @@
 /*
- * EagerPath: the small messages of a message stream, without a Python frame. It posts EAGER if it
- * can be inline, takes EAGER out of the ReceiveQueue, and returns credits. All other wire messages
- * are left to Python: see aiordma/message_streams/wire.py, whose formats are repeated here.
+ * EagerPath: the small messages of a message stream. It posts EAGER, takes EAGER out of the
+ * ReceiveQueue, and returns credits, without a Python frame if the message can be inline. All other
+ * wire messages are left to Python: see aiordma/message_streams/wire.py, whose formats are repeated
+ * here.
  */
 #include "fast_path.h"
 
@@ -9,8 +10,9 @@
 #define KIND_CREDIT 5
 #define HEADER_SIZE 8
 #define SIZE_SIZE 8
-/* Longer messages are left to Python, which copies them to registered memory. */
-#define MAX_WIRE 512
+#define EAGER_OVERHEAD (HEADER_SIZE + SIZE_SIZE)
+/* Longer messages are copied to registered memory by Python, as are those that cannot be inline. */
+#define MAX_INLINE_WIRE 512
 
 static int eager_path_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -39,6 +41,7 @@ static int eager_path_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(path->slow_recv);
 	Py_VISIT(path->slow_next);
 	Py_VISIT(path->on_received);
+	Py_VISIT(path->post_copy);
 	Py_VISIT(path->checkpoints);
 	return 0;
 }
@@ -51,6 +54,7 @@ static int eager_path_clear(PyObject *self)
 	Py_CLEAR(path->slow_recv);
 	Py_CLEAR(path->slow_next);
 	Py_CLEAR(path->on_received);
+	Py_CLEAR(path->post_copy);
 	Py_CLEAR(path->checkpoints);
 	return 0;
 }
@@ -84,12 +88,11 @@ static uint64_t get(const unsigned char *where, int nbytes)
 	return value;
 }
 
-static void put_header(unsigned char *wire, int kind, const struct message_credits *credits,
-		       uint32_t number)
+static void put_header(unsigned char *wire, int kind, unsigned int returned, uint32_t number)
 {
 	put(wire, kind, 1);
 	put(wire + 1, 0, 1);
-	put(wire + 2, credits->freed, 2);
+	put(wire + 2, returned, 2);
 	put(wire + 4, number, 4);
 }
 
@@ -119,24 +122,68 @@ static int find_credit(struct eager_path *path)
 
 /* --- sending --- */
 
-/* Post `data` as EAGER with one frame. Returns as an attempt_function. */
+static void put_eager(char *where, unsigned int returned, const void *data, Py_ssize_t length)
+{
+	unsigned char *wire = (unsigned char *)where;
+
+	put_header(wire, KIND_EAGER, returned, 1);
+	put(wire + HEADER_SIZE, length, SIZE_SIZE);
+	memcpy(wire + EAGER_OVERHEAD, data, length);
+}
+
+/* Post EAGER inline. Returns as an attempt_function. */
+static int post_eager_inline(struct eager_path *path, unsigned int returned, const void *data,
+			     Py_ssize_t length, int *error)
+{
+	char wire[MAX_INLINE_WIRE];
+
+	put_eager(wire, returned, data, length);
+	return try_post_inline(path->sends, wire, EAGER_OVERHEAD + length, error);
+}
+
+/* Post a copy of EAGER. Returns 1 or 0, or -1 with an exception. */
+static int post_eager_copy(struct eager_path *path, unsigned int returned, const void *data,
+			   Py_ssize_t length)
+{
+	PyObject *wire = PyBytes_FromStringAndSize(NULL, EAGER_OVERHEAD + length);
+	PyObject *posted;
+	int is_posted;
+
+	if (!wire)
+		return -1;
+	put_eager(PyBytes_AsString(wire), returned, data, length);
+	posted = PyObject_CallFunctionObjArgs(path->post_copy, wire, NULL);
+	Py_DECREF(wire);
+	is_posted = posted ? PyObject_IsTrue(posted) : -1;
+	Py_XDECREF(posted);
+	return is_posted;
+}
+
+/*
+ * Post `data` as EAGER with one frame. Returns as an attempt_function. What it takes and returns of
+ * the credits is noted before: other tasks can run while it polls.
+ */
 static int post_eager(struct eager_path *path, const void *data, Py_ssize_t length, int *error)
 {
-	unsigned char wire[MAX_WIRE];
-	Py_ssize_t start = HEADER_SIZE + SIZE_SIZE;
+	struct message_credits *credits = path->credits;
+	Py_ssize_t nbytes = EAGER_OVERHEAD + length;
+	unsigned int returned;
 	int posted;
 
-	if (length > path->eager_limit || start + length > MAX_WIRE)
+	if (length > path->eager_limit || !path->post_copy)
 		return 0;
-	put_header(wire, KIND_EAGER, path->credits, 1);
-	put(wire + HEADER_SIZE, length, SIZE_SIZE);
-	memcpy(wire + start, data, length);
-	posted = try_post_inline(path->sends, (char *)wire, start + length, error);
+	returned = return_credits(credits);
+	credits->credits--;
+	if (nbytes <= path->sends->max_inline && nbytes <= MAX_INLINE_WIRE)
+		posted = post_eager_inline(path, returned, data, length, error);
+	else
+		posted = post_eager_copy(path, returned, data, length);
 	if (posted > 0) {
-		return_credits(path->credits);
-		path->credits->credits--;
 		path->messages_sent++;
 		path->bytes_sent += length;
+	} else {
+		credits->credits++;
+		take_back_credits(credits, returned);
 	}
 	return posted;
 }
@@ -238,14 +285,16 @@ static const unsigned char *eager_bytes(const struct eager_path *path, const uns
 static int post_credit_update(struct eager_path *path)
 {
 	unsigned char wire[HEADER_SIZE];
+	unsigned int returned;
 	int error = 0, posted;
 
 	if (!is_credit_update_due(path->credits))
 		return 1;
-	put_header(wire, KIND_CREDIT, path->credits, 0);
+	returned = return_credits(path->credits);
+	put_header(wire, KIND_CREDIT, returned, 0);
 	posted = try_post_inline(path->sends, (char *)wire, HEADER_SIZE, &error);
-	if (posted > 0)
-		return_credits(path->credits);
+	if (posted <= 0)
+		take_back_credits(path->credits, returned);
 	return posted;
 }
 
@@ -316,6 +365,21 @@ static PyObject *eager_path_try_recv(PyObject *self, PyObject *unused)
 	return taken ? result : Py_NewRef(Py_None);
 }
 
+static PyObject *eager_path_take_other(PyObject *self, PyObject *unused)
+{
+	struct eager_path *path = (struct eager_path *)self;
+	unsigned int length;
+	const char *data;
+	PyObject *wire;
+
+	if (!peek_oldest(path->queue, &data, &length) || (length && data[0] == KIND_EAGER))
+		Py_RETURN_NONE;
+	wire = PyBytes_FromStringAndSize(data, length);
+	if (wire)
+		drop_oldest_and_repost(path->queue);
+	return wire;
+}
+
 /* A task that waits in Python wants another task to wait there for all. */
 static struct parking *find_eager_parking(PyObject *self, PyObject *unused)
 {
@@ -359,14 +423,15 @@ static PyObject *eager_path_set_limits(PyObject *self, PyObject *args)
 static PyObject *eager_path_set_slow(PyObject *self, PyObject *args)
 {
 	struct eager_path *path = (struct eager_path *)self;
-	PyObject *send, *recv, *next, *on_received;
+	PyObject *send, *recv, *next, *on_received, *post_copy;
 
-	if (!PyArg_ParseTuple(args, "OOOO", &send, &recv, &next, &on_received))
+	if (!PyArg_ParseTuple(args, "OOOOO", &send, &recv, &next, &on_received, &post_copy))
 		return NULL;
 	replace(&path->slow_send, send);
 	replace(&path->slow_recv, recv);
 	replace(&path->slow_next, next);
 	replace(&path->on_received, on_received);
+	replace(&path->post_copy, post_copy);
 	Py_RETURN_NONE;
 }
 
@@ -401,6 +466,10 @@ static PyMethodDef eager_path_methods[] = {
 	  "that is not possible." },
 	{ "try_recv", eager_path_try_recv, METH_NOARGS,
 	  "Return the bytes of the oldest message, or None if it is not there or not EAGER." },
+	{ "take_other", eager_path_take_other, METH_NOARGS,
+	  "Return a copy of the oldest wire message, whose receive is posted again. Returns None "
+	  "if "
+	  "there is none, or it is EAGER." },
 	{ "recv", eager_path_recv, METH_O,
 	  "recv(owner): return an awaitable that takes the bytes of the oldest message, or awaits "
 	  "recv() of set_slow(). It keeps `owner` alive." },
@@ -411,10 +480,11 @@ static PyMethodDef eager_path_methods[] = {
 	  "set_limits(eager_limit, max_frames, max_nbytes): post messages of up to `eager_limit` "
 	  "bytes, and take messages of up to `max_frames` frames and `max_nbytes` bytes." },
 	{ "set_slow", eager_path_set_slow, METH_VARARGS,
-	  "set_slow(send, recv, next, on_received): have the awaitables await these if they cannot "
-	  "finish at once; `send(message, errno)` if posting has failed. on_received() is called "
-	  "after a message was taken, if there are "
-	  "followers, or if credits are due that could not be returned." },
+	  "set_slow(send, recv, next, on_received, post_copy): have the awaitables await these if "
+	  "they cannot finish at once; `send(message, errno)` if posting has failed. on_received() "
+	  "is called after a message was taken, if there are followers, or if credits are due that "
+	  "could not be returned. post_copy(wire) posts a copy of a wire message that cannot be "
+	  "inline, or returns False." },
 	{ NULL, NULL, 0, NULL },
 };
 

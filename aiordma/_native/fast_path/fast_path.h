@@ -373,6 +373,7 @@ struct message_credits {
 int is_credit_update_due(const struct message_credits *credits);
 int add_credits(struct message_credits *credits, unsigned int returned);
 unsigned int return_credits(struct message_credits *credits);
+void take_back_credits(struct message_credits *credits, unsigned int returned);
 
 struct eager_path {
 	PyObject_HEAD struct message_credits *credits;
@@ -382,6 +383,7 @@ struct eager_path {
 	PyObject *slow_recv;   /* makes the coroutine that waits for a message, or NULL */
 	PyObject *slow_next;   /* the same for an iterator */
 	PyObject *on_received; /* see set_slow() */
+	PyObject *post_copy;   /* the same */
 	PyObject *checkpoints; /* see make_attempt() */
 	long long eager_limit;
 	unsigned int max_frames;

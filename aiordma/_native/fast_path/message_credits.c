@@ -38,6 +38,13 @@ unsigned int return_credits(struct message_credits *credits)
 	return returned;
 }
 
+/* Undo return_credits(): the message with their number was not posted. */
+void take_back_credits(struct message_credits *credits, unsigned int returned)
+{
+	credits->granted -= returned;
+	credits->freed += returned;
+}
+
 static PyObject *message_credits_take(PyObject *self, PyObject *unused)
 {
 	struct message_credits *credits = (struct message_credits *)self;
