@@ -233,13 +233,16 @@ class Exchange:
         if self.end is not None:
             outgoing.release()
 
-    def _post_now(self) -> None:
-        """Post wire messages, as far as that is possible without waiting."""
-        while self._may_post() and self._outbox.unprepared is None:
+    def _post_now(self) -> bool:
+        """Post wire messages without waiting. Return True if one is left that a task must post."""
+        while self._may_post():
+            if self._outbox.unprepared is not None:
+                return True
             wire = self._take_wire()
             if not (self.eager.try_post(wire) or self.post_copy(wire)):
-                return  # it is left to a task
+                return self.end is None
             self._posted()
+        return False
 
     def post_copy(self, wire: bytes) -> bool:
         """Copy and post a wire message now. Return False if that is not possible.
@@ -348,11 +351,13 @@ class Exchange:
 
     def _note_change(self) -> None:
         """Post what can be posted now, wake the tasks that follow, and see to the rest."""
-        self._post_now()
+        is_left = self._post_now()
         self._update_fast_path()
         if self.eager.followers:
             self._changed.wake_all()
-        if not self._has_background_task and self._needs_background_task():
+        if self._has_background_task:
+            return
+        if is_left or (self.end is None and self._unattended):
             self._has_background_task = True
             run_in_background(self.loop, self._finish_rest())
 
@@ -362,12 +367,9 @@ class Exchange:
         is_free = not self.inbox and not self.is_receiving
         eager.may_receive = is_open and is_free and self.protocol.is_between_messages
 
-    def _needs_background_task(self) -> bool:
-        return self._may_post() or (self.end is None and bool(self._unattended))
-
     async def _finish_rest(self) -> None:
         try:
-            await self.progress(lambda: not self._needs_background_task())
+            await self.progress(lambda: not (self._may_post() or self._unattended))
         except RdmaError:
             pass  # the tasks that wait raise it
         finally:

@@ -120,6 +120,13 @@ class MessageProtocol:
         self.wire_credits = fast_path.MessageCredits(own.window, peer.window)
         """The credits of both directions, which the fast path shares."""
         self._sending = self._receiving = DirectionState.READY
+        # Plain attributes, which Exchange reads several times for each message.
+        self.has_finished = False
+        """True if finish() was called."""
+        self.peer_has_finished = False
+        """True if the peer sends no further message."""
+        self.is_between_messages = True
+        """True if the peer's next wire message can begin a message."""
         self._next_number = 0
         self._announced: set[int] = set()
         self._max_announced = min(own.announcements, peer.announcements)
@@ -142,21 +149,6 @@ class MessageProtocol:
     def announcements(self) -> int:
         """The number of messages that may be announced now. Both sides limit it."""
         return self._max_announced - len(self._announced)
-
-    @property
-    def is_between_messages(self) -> bool:
-        """True if the peer's next wire message can begin a message."""
-        return self._receiving is DirectionState.READY
-
-    @property
-    def has_finished(self) -> bool:
-        """True if finish() was called."""
-        return self._sending is DirectionState.FINISHED
-
-    @property
-    def peer_has_finished(self) -> bool:
-        """True if the peer sends no further message."""
-        return self._receiving is DirectionState.FINISHED
 
     def check_message(self, sizes: Sequence[int]) -> None:
         """Raise an exception if the peer does not take a message of frames of these sizes.
@@ -216,6 +208,7 @@ class MessageProtocol:
     def finish(self) -> bytes:
         """Return FINISH: this side sends no further message."""
         self._sending = transition(self._sending, event_of(Kind.FINISH, is_complete=True))
+        self.has_finished = True
         return self._header(Kind.FINISH, 0)
 
     def done(self, number: int, result: Result) -> bytes:
@@ -280,7 +273,10 @@ class MessageProtocol:
         self.wire_credits.free()
 
     def _advance(self, kind: Kind, *, is_complete: bool) -> None:
-        self._receiving = transition(self._receiving, event_of(kind, is_complete=is_complete))
+        state = transition(self._receiving, event_of(kind, is_complete=is_complete))
+        self._receiving = state
+        self.peer_has_finished = state is DirectionState.FINISHED
+        self.is_between_messages = state is DirectionState.READY
 
     def _done(self, body: memoryview) -> Done:
         number, result = unpack_done(body)

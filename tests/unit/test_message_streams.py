@@ -15,11 +15,13 @@ import aiordma
 from aiordma import (
     AccessFlags,
     BusyError,
+    ConnectionOptions,
     LocalClosed,
     MessageOptions,
     PeerClosed,
     ProtocolError,
     RdmaError,
+    VerbsError,
     connect_messages,
     listen_messages,
 )
@@ -280,6 +282,62 @@ async def test_small_messages_are_handled_in_c(simulation: Simulation) -> None:
         assert (near.stats.messages_sent, near.stats.bytes_sent) == (20, 40)
         assert (far.stats.messages_received, far.stats.bytes_received) == (20, 40)
         assert (near.stats.bytes_copied, far.stats.bytes_copied) == (40, 40)
+
+
+@pytest.mark.parametrize("max_inline", [0, 64])
+async def test_small_messages_that_cannot_be_inline_need_no_task(
+    simulation: Simulation, max_inline: int
+) -> None:
+    """EagerPath has them copied. More messages are sent than the window has room for."""
+    connection = ConnectionOptions(max_inline=max_inline)
+    options = MessageOptions(window=4, connection=connection)
+    async with message_streams(simulation.far, options) as (near, far):
+        for size in (65, 496, 497, 4080):
+            await loops.gather(near.send(bytes(size)), far.recv())  # the pool has memory now
+            before = near._exchange.stats.messages_sent, far._exchange.stats.messages_received
+            for number in range(6):
+                near.send_soon(bytes([number]) * size)
+                assert await far.recv() == bytes([number]) * size
+            after = near._exchange.stats.messages_sent, far._exchange.stats.messages_received
+            assert after == before
+        assert near.stats.messages_sent == far.stats.messages_received == 4 * 7
+
+
+async def test_a_copy_that_cannot_be_posted_at_once_is_left_to_a_task(
+    simulation: Simulation,
+) -> None:
+    """The pool has no buffer for it: a worker thread registers more memory."""
+    message = bytes(range(200))
+    async with message_streams(simulation.far) as (near, far):
+        credits = near._exchange.protocol.wire_credits.credits
+        pool = near._exchange._sender._sends._pool
+        held = []
+        while (buffer := pool.try_acquire(1024)) is not None:
+            held.append(buffer)
+        near.send_soon(message)
+        assert near.stats.messages_queued == 1
+        assert near._exchange.protocol.wire_credits.credits in (credits, credits - 1)
+        assert await far.recv() == message
+        await near.drain()
+        assert near._exchange.stats.messages_sent == 1
+        for buffer in held:
+            buffer.release()
+        near.send_soon(message)
+        assert await far.recv() == message
+        assert near._exchange.stats.messages_sent == 1
+
+
+async def test_a_copy_that_the_device_refuses_ends_the_stream(simulation: Simulation) -> None:
+    async with message_streams(simulation.far) as (near, far):
+        await loops.gather(near.send(bytes(200)), far.recv())  # the pool has memory now
+        for qp in simulation.queue_pairs():
+            qp.pointer.sends.refusal = errno.ENOMEM
+        with pytest.raises(VerbsError, match="ibv_post_send"):
+            await near.send(bytes(200))
+        with pytest.raises(VerbsError, match="ibv_post_send"):
+            await near.recv()
+        with pytest.raises(PeerClosed):
+            await far.recv()
 
 
 async def test_large_messages_are_not_copied(simulation: Simulation) -> None:
