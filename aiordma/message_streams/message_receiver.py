@@ -28,7 +28,7 @@ READS_AHEAD = 3
 """The number of messages that are read before a task asks for them."""
 READ_DIRECTLY = 1 << 20
 """The size of the largest message that the task that asks for it reads itself, which takes less
-time. If it is cancelled, the message is read again. Larger ones are read on in the background."""
+time than a background task. If it is cancelled, the message is read again."""
 
 
 class MessageReceiver:
@@ -40,6 +40,9 @@ class MessageReceiver:
         self._pool = LandingPool(exchange.connection, exchange.loop, max_pooled)
         exchange.on_end = self._pool.close
         self._landings: dict[int, Landing] = {}  # by the numbers of their messages
+        # The message whose reading a task has begun and not finished. A background task reads it
+        # then: tasks that are cancelled again and again would never finish.
+        self._unfinished = -1
 
     @property
     def bytes_pooled(self) -> int:
@@ -219,7 +222,7 @@ class MessageReceiver:
         try:
             if landing is None:
                 landing = self._add_landing(arrival)
-                if arrival.nbytes <= READ_DIRECTLY:
+                if arrival.nbytes <= READ_DIRECTLY and arrival.number != self._unfinished:
                     await landing.read()
                 else:
                     landing.start()
@@ -227,6 +230,7 @@ class MessageReceiver:
         except BaseException:
             if landing is not None and landing.has_failed:
                 self._landings.pop(arrival.number, None)
+                self._unfinished = arrival.number
             raise
         if arrival.number not in self._landings:
             self._exchange.check_end()  # drop() was called: the stream is closed here

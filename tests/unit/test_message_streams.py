@@ -169,6 +169,30 @@ async def test_a_cancelled_receive_loses_no_message(simulation: Simulation) -> N
         await sending
 
 
+async def test_receives_that_are_cancelled_again_and_again_make_progress(
+    simulation: Simulation,
+) -> None:
+    """The second one has a background task read the message, which the third one waits for."""
+    message = bytes(range(256)) * 200
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        near.send_soon(message)
+        await loops.until(lambda: far._exchange._queue, "the announcement")
+        queue_pairs = list(simulation.queue_pairs())
+        posted: list[int] = []
+        for qp in queue_pairs:
+            qp.allowed = 0
+        for _ in range(4):
+            receiving = loops.create_task(far.recv())
+            await loops.sleep(1)
+            await loops.cancel(receiving)
+            posted.append(sum(int(qp.pointer.sends.posted) for qp in queue_pairs))
+        assert [now - posted[0] for now in posted] == [0, 1, 1, 1]
+        for qp in queue_pairs:
+            qp.allowed = None
+        assert await far.recv() == message
+        await near.drain()
+
+
 async def test_a_cancelled_send_is_received_all_the_same_if_it_was_announced(
     simulation: Simulation,
 ) -> None:
