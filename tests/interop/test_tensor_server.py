@@ -36,8 +36,8 @@ LIMIT = 1 << 24
 
 
 def an_array(seed: int = 0) -> tensor_server.Array:
-    """Return an array of 6 MB, which is read in two pieces."""
-    return np.random.default_rng(seed).random((5, 300, 1000), np.float32)
+    """Return an array of 4.4 MB, which is read in two pieces."""
+    return np.random.default_rng(seed).random((5, 220, 1000), np.float32)
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +71,7 @@ async def test_several_clients_fetch_at_the_same_time(
     np.save(tmp_path / "first.npy", first)
     np.save(tmp_path / "second.npy", second)
     lines = {
-        name: f"{name}  float32  (5, 300, 1000)  crc32 {zlib.crc32(array.data):08x}"
+        name: f"{name}  float32  (5, 220, 1000)  crc32 {zlib.crc32(array.data):08x}"
         for name, array in (("first", first), ("second", second))
     }
     files = [str(tmp_path / f"{name}.npy") for name in lines]
