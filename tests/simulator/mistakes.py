@@ -150,8 +150,8 @@ MISTAKES = [
     Mistake(
         "a message is read twice: the peer was told before that it is read",
         "aiordma/message_streams/message_receiver.py",
-        "            self._landings.pop(arrival.number, None)\n            raise\n",
-        "            self._landings.pop(arrival.number, None)\n            raise\n"
+        "                self._unfinished = arrival.number\n            raise\n",
+        "                self._unfinished = arrival.number\n            raise\n"
         "        self._landings.pop(arrival.number)\n",
     ),
 ]
