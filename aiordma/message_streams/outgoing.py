@@ -9,7 +9,7 @@ from aiordma.enums import AccessFlags
 from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.message_streams.frames import bytes_of
 from aiordma.message_streams.protocol import Announcement, MessageProtocol
-from aiordma.message_streams.rendezvous import registered, remote_frame
+from aiordma.message_streams.rendezvous import EMPTY_FRAME, registered, remote_frame
 from aiordma.message_streams.wire import RemoteFrame
 from aiordma.messages.connection import Connection
 
@@ -142,7 +142,7 @@ class AnnouncedOutgoing:
 
     async def _make_readable(self, frame: memoryview | MemorySlice) -> RemoteFrame:
         if not len(frame):
-            return RemoteFrame(0, 0, 0)
+            return EMPTY_FRAME  # empty memory cannot be registered
         access = AccessFlags.REMOTE_READ
         return remote_frame(await registered(self._connection, frame, access, self._regions))
 

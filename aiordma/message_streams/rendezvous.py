@@ -24,14 +24,17 @@ Progress = Callable[[int], object]
 # A frame is read in pieces of this size, several at a time.
 PIECE = 1 << 22
 READS_AT_ONCE = 8
+EMPTY_FRAME = RemoteFrame(0, 0, 0)
 
 
 def remote_frame(part: MemorySlice) -> RemoteFrame:
-    """Return how the peer reads registered memory.
+    """Return how the peer reads registered memory. Of an empty frame it reads nothing.
 
     Raises:
         ValueError: the memory does not allow the peer to read it.
     """
+    if not part.length:
+        return EMPTY_FRAME
     if not part.region.access & AccessFlags.REMOTE_READ:
         raise ValueError("the peer cannot read this memory: register it with REMOTE_READ")
     return RemoteFrame(part.length, part.addr, part.region.rkey)

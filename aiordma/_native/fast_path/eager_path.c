@@ -467,8 +467,7 @@ static PyMethodDef eager_path_methods[] = {
 	{ "try_recv", eager_path_try_recv, METH_NOARGS,
 	  "Return the bytes of the oldest message, or None if it is not there or not EAGER." },
 	{ "take_other", eager_path_take_other, METH_NOARGS,
-	  "Return a copy of the oldest wire message, whose receive is posted again. Returns None "
-	  "if "
+	  "Return a copy of the oldest wire message, and post its receive again. Return None if "
 	  "there is none, or it is EAGER." },
 	{ "recv", eager_path_recv, METH_O,
 	  "recv(owner): return an awaitable that takes the bytes of the oldest message, or awaits "
