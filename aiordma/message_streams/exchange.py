@@ -46,6 +46,7 @@ class Exchange:
         self.stats = MessageStreamStats()
         """The numbers of the messages that this object has handled."""
         data_path = endpoint.data_path
+        self.data_path = data_path
         self._sender, self.receiver = data_path.sender, data_path.receiver
         self._queue = self.receiver.queue
         core = data_path.sends.core
@@ -108,6 +109,7 @@ class Exchange:
         """
         self._outbox.messages.append(outgoing)
         self._post_now()
+        self._update_fast_path()
         try:
             await self.progress(lambda: outgoing.is_over)
         except BaseException:
@@ -156,7 +158,10 @@ class Exchange:
     def set_receiving(self, is_receiving: bool) -> None:
         """Note whether a task receives a message in Python. No other task receives meanwhile."""
         self.is_receiving = is_receiving
-        self._update_fast_path()
+        if is_receiving:
+            self.eager.may_receive = False
+        else:
+            self._update_fast_path()
 
     async def wait_for_arrival(self) -> None:
         """Wait until a message is in the inbox, or the peer has finished.
@@ -187,21 +192,15 @@ class Exchange:
 
         Raises: the reason of the stream's end.
         """
-        try:
-            while not is_over():
-                if not drains or self._is_drained:
-                    self.check_end()
-                if self._may_post():
-                    await self._post()
-                elif not (self._is_pulling or self._is_posting or self._queue.has_waiter):
-                    await self._pull()
-                else:
-                    await self._follow()
-        finally:
-            self._note_change()  # another task must go on with what this one did for all
-
-    def _may_post(self) -> bool:
-        return not self._is_posting and self.end is None and self._outbox.may_proceed
+        while not is_over():
+            if not drains or self._is_drained:
+                self.check_end()
+            if self._outbox.may_proceed and not self._is_posting and self.end is None:
+                await self._post()
+            elif not (self._is_pulling or self._is_posting or self._queue.has_waiter):
+                await self._pull()
+            else:
+                await self._follow()
 
     async def _post(self) -> None:
         self._is_posting = True
@@ -235,8 +234,9 @@ class Exchange:
 
     def _post_now(self) -> bool:
         """Post wire messages without waiting. Return True if one is left that a task must post."""
-        while self._may_post():
-            if self._outbox.unprepared is not None:
+        outbox = self._outbox
+        while outbox.may_proceed and not self._is_posting and self.end is None:
+            if outbox.unprepared is not None:
                 return True
             wire = self._take_wire()
             if not (self.eager.try_post(wire) or self.post_copy(wire)):
@@ -369,7 +369,7 @@ class Exchange:
 
     async def _finish_rest(self) -> None:
         try:
-            await self.progress(lambda: not (self._may_post() or self._unattended))
+            await self.progress(lambda: not (self._outbox.may_proceed or self._unattended))
         except RdmaError:
             pass  # the tasks that wait raise it
         finally:

@@ -2,85 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from aiordma.enums import WrOpcode
+from aiordma.errors import RdmaError
 from aiordma.loop import Loop, WaitQueue
 from aiordma.loop.task_groups import run_in_background
 from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.message_streams.frames import parts_for
 from aiordma.message_streams.protocol import AnnouncedMessage
+from aiordma.message_streams.rendezvous import read_frames
+from aiordma.message_streams.wire import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
+    from aiordma._native._fast_path import Transfer
     from aiordma.loop.protocol import LoopTimer
+    from aiordma.message_streams.exchange import Exchange
     from aiordma.messages.connection import Connection
-
-    Read = Callable[[AnnouncedMessage, Sequence[MemorySlice]], Awaitable[None]]
-    """Reads a message into a part for each frame, and tells the peer."""
 
 MIN_CLASS = 1 << 12
 IDLE_SECONDS = 10.0
+READ_DIRECTLY = 1 << 20
+"""The size of the largest message that is read without a background task, which takes less time.
+If the task that waits for it is cancelled, the message is read again."""
+READ = int(WrOpcode.RDMA_READ)
+
+
+async def complete_reading(
+    exchange: Exchange, message: AnnouncedMessage, reading: Awaitable[None]
+) -> None:
+    """Wait until `reading` has read an announced message, and tell the peer.
+
+    Raises: as Connection.read(). The stream has ended then.
+    """
+    try:
+        await reading
+    except RdmaError as error:
+        exchange.lost(error)
+        raise
+    exchange.finish_reading(message.number, Result.READ)
 
 
 class Landing:
     """An announced message that is read into memory of a pool.
 
-    A background task can read it, so that it is read before a task asks for it.
+    It can be read before a task asks for it: see try_post() and start(). If neither was called,
+    wait() reads it.
     """
 
-    def __init__(
-        self, loop: Loop, pool: LandingPool, message: AnnouncedMessage, read: Read
-    ) -> None:
-        self._loop = loop
+    def __init__(self, exchange: Exchange, pool: LandingPool, message: AnnouncedMessage) -> None:
+        self._exchange = exchange
         self._pool = pool
         self._message = message
-        self._read = read
-        self._changed = WaitQueue(loop)
-        self._is_over = self._is_dropped = False
+        self._changed = WaitQueue(exchange.loop)
+        self._transfer: Transfer | None = None  # posted by try_post(), until a task has waited
+        self._is_started = self._is_over = False
         self._error: BaseException | None = None
         self._region: MemoryRegion | None = None
         self.parts: list[MemorySlice] = []
         """The memory of the frames."""
 
-    def start(self) -> None:
-        """Have a background task read it: see wait()."""
-        run_in_background(self._loop, self.read())
+    def try_post(self) -> bool:
+        """Post the read now. Return False if that is not possible.
 
-    async def read(self) -> None:
-        """Read it. Cancelling stops the waiting, and the memory is not given back.
-
-        wait() raises the error if this fails.
+        The peer is told that the message is read when a task waits for it.
         """
-        region = None
-        try:
-            region = await self._pool.take(max(self._message.nbytes, 1))
-            self.parts = parts_for([region[:]], self._message.sizes)
-            await self._read(self._message, self.parts)
-        except BaseException as error:
-            if region is not None:
-                region.close()  # not given back: the device can still write to it
-            self._error = error
-            if not isinstance(error, Exception):
-                raise
-        else:
-            self._region = region
-            if self._is_dropped:
-                self.release()
-        finally:
-            self._is_over = True
-            self._changed.wake_all()
+        message = self._message
+        if len(message.frames) != 1 or not 0 < message.nbytes <= READ_DIRECTLY:
+            return False
+        region = self._pool.take_kept(message.nbytes)
+        if region is None:
+            return False
+        part = region[: message.nbytes]
+        transfer = self._exchange.data_path.start_transfer(READ, part, message.frames[0])
+        if transfer is None:
+            self._pool.give_back(region)
+            return False
+        self._transfer, self._region, self.parts = transfer, region, [part]
+        self._is_started = True
+        return True
+
+    def start(self) -> None:
+        """Have a background task read it."""
+        self._is_started = True
+        run_in_background(self._exchange.loop, self._read())
 
     async def wait(self) -> None:
-        """Wait until it is read. Cancelling stops only the waiting.
+        """Wait until it is read. If this is cancelled, see `has_failed`.
 
         Raises: as Connection.allocate() and Connection.read().
         """
+        if self._transfer is not None:
+            await self._finish(self._exchange.data_path.finish(self._transfer))
+        elif not self._is_started:
+            self._is_started = True
+            await self._read()
         while not self._is_over:
             await self._changed.wait()
         if self._error is not None:
             raise self._error
+
+    async def _read(self) -> None:
+        exchange, message = self._exchange, self._message
+        try:
+            self._region = await self._pool.take(max(message.nbytes, 1))
+        except BaseException as error:
+            self._end(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        self.parts = parts_for([self._region[:]], message.sizes)
+        await self._finish(
+            read_frames(exchange.connection, exchange.loop, message.frames, self.parts)
+        )
+
+    async def _finish(self, reading: Awaitable[None]) -> None:
+        """Wait for the end of `reading`. wait() raises the error if it fails."""
+        try:
+            await complete_reading(self._exchange, self._message, reading)
+        except BaseException as error:
+            self._end(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._transfer = None
+        self._is_over = True
+        self._error = error
+        if error is not None and self._region is not None:
+            self._region.close()  # not given back: the device can still write to it
+            self._region = None
+        self._changed.wake_all()
 
     @property
     def has_failed(self) -> bool:
@@ -93,11 +149,22 @@ class Landing:
         return bytes(memoryview(self._region)[: self._message.nbytes])
 
     def release(self) -> None:
-        """Give the memory back: the message is not used any more."""
-        self._is_dropped = True
-        if self._region is not None:
-            self._pool.give_back(self._region)
-            self._region = None
+        """Give the memory back: the message is not used any more.
+
+        Memory that the device can still write to is closed instead.
+        """
+        region, self._region = self._region, None
+        if region is None:
+            return
+        if self._is_over:
+            self._pool.give_back(region)
+        else:
+            region.close()
+
+
+def class_of(nbytes: int) -> int:
+    """Return the size of the regions for messages of `nbytes` bytes."""
+    return max(MIN_CLASS, 1 << (nbytes - 1).bit_length())
 
 
 class LandingPool:
@@ -122,13 +189,21 @@ class LandingPool:
 
         Raises: as Connection.allocate().
         """
+        region = self.take_kept(nbytes)
+        if region is not None:
+            return region
+        return await self._connection.allocate(class_of(nbytes), self._connection.read_access)
+
+    def take_kept(self, nbytes: int) -> MemoryRegion | None:
+        """Return a region that was given back, of at least `nbytes` bytes, or None."""
         self._is_used = True
-        size = max(MIN_CLASS, 1 << (nbytes - 1).bit_length())
-        for index in reversed(range(len(self._free))):
-            if len(self._free[index]) == size:
+        size = class_of(nbytes)
+        free = self._free
+        for index in range(len(free) - 1, -1, -1):
+            if len(free[index]) == size:
                 self.nbytes -= size
-                return self._free.pop(index)
-        return await self._connection.allocate(size, self._connection.read_access)
+                return free.pop(index)
+        return None
 
     def give_back(self, region: MemoryRegion) -> None:
         """Take a region back. The device does not use it any more."""

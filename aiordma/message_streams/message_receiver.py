@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from itertools import islice
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-from aiordma.errors import BusyError, PeerClosed, RdmaError
+from aiordma.errors import BusyError, PeerClosed
 from aiordma.loop import checkpoint
 from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.message_streams.exchange import Arrival, Exchange
 from aiordma.message_streams.frames import bytes_of, nbytes_of, parts_for
-from aiordma.message_streams.landing import Landing, LandingPool
+from aiordma.message_streams.landing import READ_DIRECTLY, Landing, LandingPool, complete_reading
 from aiordma.message_streams.protocol import AnnouncedMessage
 from aiordma.message_streams.received import EagerArrival, ReceivedMessage
 from aiordma.message_streams.rendezvous import Progress, read_frames, registered
-from aiordma.message_streams.wire import Result
 from aiordma.rdmacm.address import format_address
 
 if TYPE_CHECKING:
@@ -26,9 +25,41 @@ READ_AHEAD = 1 << 23
 """The size of the largest message that is read before a task asks for it."""
 READS_AHEAD = 3
 """The number of messages that are read before a task asks for them."""
-READ_DIRECTLY = 1 << 20
-"""The size of the largest message that the task that asks for it reads itself, which takes less
-time than a background task. If it is cancelled, the message is read again."""
+
+
+class _NextMessage:
+    """A block that receives the next message. It is the next one again if the block raises."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def __aenter__(self) -> Arrival:
+        exchange = self._exchange
+        if exchange.is_waited_for:
+            raise BusyError("another task is receiving on this stream")
+        exchange.set_receiving(True)
+        try:
+            await checkpoint()
+            await exchange.wait_for_arrival()
+            if not exchange.inbox:
+                raise PeerClosed(
+                    f"{format_address(exchange.connection.peer_address)} sends no further message"
+                )
+        except BaseException:
+            exchange.set_receiving(False)
+            raise
+        self._arrival = exchange.inbox.popleft()
+        return self._arrival
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is not None:
+            self._exchange.inbox.appendleft(self._arrival)
+        self._exchange.set_receiving(False)
 
 
 class MessageReceiver:
@@ -54,7 +85,7 @@ class MessageReceiver:
         data = await self._recv_eager()
         if data is not None:
             return data
-        async with self._receiving() as arrival:
+        async with _NextMessage(self._exchange) as arrival:
             nbytes = arrival.nbytes
             if isinstance(arrival, EagerArrival):
                 data = b"".join(arrival.frames)
@@ -90,19 +121,19 @@ class MessageReceiver:
 
     async def recv_message(self) -> ReceivedMessage:
         """Receive a message where it arrived: see MessageStream.recv_message()."""
-        async with self._receiving() as arrival:
+        async with _NextMessage(self._exchange) as arrival:
             if isinstance(arrival, EagerArrival):
                 self._count(arrival.nbytes)
                 return ReceivedMessage(arrival.frames, arrival.release)
             landing = await self._land(arrival)
-            views = tuple(part.view for part in landing.parts)
+            views = tuple([part.view for part in landing.parts])
             del self._landings[arrival.number]
             self._count(arrival.nbytes)
             return ReceivedMessage(views, landing.release)
 
     async def recv_into(self, buffer: Frame, progress: Progress | None) -> int:
         """Receive a message into a buffer: see MessageStream.recv_into()."""
-        async with self._receiving() as arrival:
+        async with _NextMessage(self._exchange) as arrival:
             nbytes, room = arrival.nbytes, nbytes_of(buffer)
             if nbytes > room:
                 raise ValueError(f"a message of {nbytes} bytes does not fit into {room}")
@@ -115,7 +146,7 @@ class MessageReceiver:
         progress: Progress | None,
     ) -> Sequence[Frame]:
         """Receive a message into a buffer for each frame: see MessageStream.recv_frames()."""
-        async with self._receiving() as arrival:
+        async with _NextMessage(self._exchange) as arrival:
             buffers = list(allocator(arrival.sizes))
             if len(buffers) != len(arrival.sizes):
                 raise ValueError(f"{len(buffers)} buffers for {len(arrival.sizes)} frames")
@@ -132,29 +163,6 @@ class MessageReceiver:
         stats.messages_received += 1
         stats.bytes_received += nbytes
         stats.bytes_copied += copied
-
-    @asynccontextmanager
-    async def _receiving(self) -> AsyncIterator[Arrival]:
-        """Yield the next message. It is the next one again if the block raises."""
-        exchange = self._exchange
-        if exchange.is_waited_for:
-            raise BusyError("another task is receiving on this stream")
-        exchange.set_receiving(True)
-        try:
-            await checkpoint()
-            await exchange.wait_for_arrival()
-            if not exchange.inbox:
-                raise PeerClosed(
-                    f"{format_address(exchange.connection.peer_address)} sends no further message"
-                )
-            arrival = exchange.inbox.popleft()
-            try:
-                yield arrival
-            except BaseException:
-                exchange.inbox.appendleft(arrival)
-                raise
-        finally:
-            exchange.set_receiving(False)
 
     async def _receive_into(
         self, arrival: Arrival, buffers: Sequence[Frame], progress: Progress | None
@@ -173,7 +181,12 @@ class MessageReceiver:
         regions: list[MemoryRegion] = []
         try:
             parts = [await self._make_writable(buffer, regions) for buffer in buffers]
-            await self._read(arrival, parts_for(parts, arrival.sizes), progress)
+            parts = parts_for(parts, arrival.sizes)
+            exchange = self._exchange
+            reading = read_frames(
+                exchange.connection, exchange.loop, arrival.frames, parts, progress
+            )
+            await complete_reading(exchange, arrival, reading)
         finally:
             for region in regions:
                 region.close()
@@ -197,38 +210,24 @@ class MessageReceiver:
         memory = buffer if nbytes_of(buffer) else bytearray(1)  # empty memory is refused
         return await registered(self._connection, memory, self._connection.read_access, regions)
 
-    async def _read(
-        self,
-        arrival: AnnouncedMessage,
-        parts: Sequence[MemorySlice],
-        progress: Progress | None = None,
-    ) -> None:
-        connection, loop = self._connection, self._exchange.loop
-        try:
-            await read_frames(connection, loop, arrival.frames, parts, progress)
-        except RdmaError as error:
-            self._exchange.lost(error)
-            raise
-        self._exchange.finish_reading(arrival.number, Result.READ)
-
     async def _land(self, arrival: AnnouncedMessage) -> Landing:
         """Read an announced message into a region of the pool, and the next ones, too.
 
         The caller takes it out of the landings if the message has reached the user.
         """
+        landing = self._landings.get(arrival.number)
+        if landing is None:
+            landing = self._add_landing(arrival)
+            if arrival.nbytes > READ_DIRECTLY or arrival.number == self._unfinished:
+                landing.start()
+            else:
+                landing.try_post()  # else wait() reads it
         await self._exchange.take_arrived(READS_AHEAD)
         self._read_ahead()
-        landing = self._landings.get(arrival.number)
         try:
-            if landing is None:
-                landing = self._add_landing(arrival)
-                if arrival.nbytes <= READ_DIRECTLY and arrival.number != self._unfinished:
-                    await landing.read()
-                else:
-                    landing.start()
             await landing.wait()
         except BaseException:
-            if landing is not None and landing.has_failed:
+            if landing.has_failed:
                 self._landings.pop(arrival.number, None)
                 self._unfinished = arrival.number
             raise
@@ -237,16 +236,17 @@ class MessageReceiver:
         return landing
 
     def _read_ahead(self) -> None:
-        """Have background tasks read the next messages. They begin after the current task waits."""
+        """Have the next messages read before a task asks for them."""
         for following in islice(self._exchange.inbox, READS_AHEAD):
             if (
                 isinstance(following, AnnouncedMessage)
                 and following.nbytes <= READ_AHEAD
                 and following.number not in self._landings
             ):
-                self._add_landing(following).start()
+                landing = self._add_landing(following)
+                if not landing.try_post():
+                    landing.start()
 
     def _add_landing(self, arrival: AnnouncedMessage) -> Landing:
-        landing = Landing(self._exchange.loop, self._pool, arrival, self._read)
-        self._landings[arrival.number] = landing
+        landing = self._landings[arrival.number] = Landing(self._exchange, self._pool, arrival)
         return landing

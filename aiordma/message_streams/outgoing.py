@@ -78,7 +78,7 @@ class EagerOutgoing(_Prepared):
 
     def may_post(self, protocol: MessageProtocol) -> bool:
         """See Outgoing."""
-        return protocol.credits > 0
+        return protocol.wire_credits.credits > 0
 
     def next_wire(self, protocol: MessageProtocol) -> bytes:
         """See Outgoing."""
@@ -148,7 +148,8 @@ class AnnouncedOutgoing:
 
     def may_post(self, protocol: MessageProtocol) -> bool:
         """See Outgoing."""
-        return protocol.credits > 0 and (self.has_begun or protocol.announcements > 0)
+        may_begin = self.has_begun or protocol.announcements > 0
+        return may_begin and protocol.wire_credits.credits > 0
 
     def next_wire(self, protocol: MessageProtocol) -> bytes:
         """See Outgoing."""

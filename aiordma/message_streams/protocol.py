@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from aiordma._native import fast_path
 from aiordma.errors import ProtocolError
@@ -27,13 +26,13 @@ from aiordma.message_streams.wire import (
     FRAME_SIZE,
     HEADER_SIZE,
     SIZE_SIZE,
-    Header,
     Hello,
     Kind,
     RemoteFrame,
     Result,
     pack_done,
     pack_frames,
+    pack_header,
     pack_number,
     pack_sizes,
     unpack_done,
@@ -66,16 +65,13 @@ class AnnouncedMessage:
 
     number: int
     frames: tuple[RemoteFrame, ...]
+    nbytes: int
+    """The size of all frames together."""
 
-    @cached_property
+    @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes of the frames in bytes."""
-        return tuple([frame.nbytes for frame in self.frames])
-
-    @cached_property
-    def nbytes(self) -> int:
-        """The size of all frames together."""
-        return sum(self.sizes)
+        return tuple([frame.length for frame in self.frames])
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,8 @@ class MessageProtocol:
         """True if the peer's next wire message can begin a message."""
         self._next_number = 0
         self._announced: set[int] = set()
-        self._max_announced = min(own.announcements, peer.announcements)
+        self.announcements = min(own.announcements, peer.announcements)
+        """The number of messages that may be announced now. Both sides limit it."""
         # Receiving.
         self._expected_number = 0
         self._unread: set[int] = set()
@@ -144,11 +141,6 @@ class MessageProtocol:
     def credits(self) -> int:
         """The number of EAGER, ANNOUNCE and TABLE that may be posted."""
         return self.wire_credits.credits
-
-    @property
-    def announcements(self) -> int:
-        """The number of messages that may be announced now. Both sides limit it."""
-        return self._max_announced - len(self._announced)
 
     def check_message(self, sizes: Sequence[int]) -> None:
         """Raise an exception if the peer does not take a message of frames of these sizes.
@@ -190,6 +182,7 @@ class MessageProtocol:
         announcement = Announcement(self._next_number, frames)
         self._next_number = (self._next_number + 1) % _NUMBERS
         self._announced.add(announcement.number)
+        self.announcements -= 1
         return announcement
 
     def next_part(self, announcement: Announcement) -> bytes:
@@ -227,7 +220,7 @@ class MessageProtocol:
 
     def _header(self, kind: Kind, count: int) -> bytes:
         returned = self.wire_credits.return_freed()  # at most the window: it fits into the header
-        return Header(kind, returned, count).pack()
+        return pack_header(kind, returned, count)
 
     # --- receiving ---
 
@@ -239,26 +232,25 @@ class MessageProtocol:
         Raises:
             ProtocolError: the peer breaks the protocol, or exceeds a limit of this side.
         """
-        header = unpack_header(message)
+        kind, returned, count = unpack_header(message)
         body = message[HEADER_SIZE:]
-        if not self.wire_credits.add(header.credits):
-            total = self.credits + header.credits
+        if not self.wire_credits.add(returned):
+            total = self.credits + returned
             raise ProtocolError(f"{total} credits; the window is {self._peer.window}")
-        if header.kind in (Kind.CREDIT, Kind.FINISH, Kind.DONE):
-            return self._control(header, body)
+        if kind in (Kind.CREDIT, Kind.FINISH, Kind.DONE):
+            return self._control(kind, count, body)
         if not self.wire_credits.use():
             raise ProtocolError("the peer sends more messages than it has credits for")
-        if header.kind is Kind.EAGER:
-            return self._eager(header.number, body)
+        if kind is Kind.EAGER:
+            return self._eager(count, body)
         self.wire_credits.free()
-        if header.kind is Kind.ANNOUNCE:
-            return self._announcement(header.number, body)
-        return self._list(header.number, body)
+        if kind is Kind.ANNOUNCE:
+            return self._announcement(count, body)
+        return self._list(count, body)
 
-    def _control(self, header: Header, body: memoryview) -> Event | None:
-        kind = header.kind
-        if header.number:
-            raise ProtocolError(f"{kind.name} with the number {header.number}")
+    def _control(self, kind: Kind, count: int, body: memoryview) -> Event | None:
+        if count:
+            raise ProtocolError(f"{kind.name} with the number {count}")
         if kind is Kind.DONE:
             return self._done(body)
         if len(body):
@@ -283,6 +275,7 @@ class MessageProtocol:
         if number not in self._announced:
             raise ProtocolError(f"DONE for message {number}, which waits for none")
         self._announced.remove(number)
+        self.announcements += 1
         return Done(number, result)
 
     def _eager(self, count: int, body: memoryview) -> EagerMessage:
@@ -325,12 +318,13 @@ class MessageProtocol:
         listing += frames
         if len(listing) > self._listing_count:
             raise ProtocolError(f"more frames are listed than {self._listing_count}")
-        self._listing_nbytes += sum(frame.nbytes for frame in frames)
+        for frame in frames:
+            self._listing_nbytes += frame.length
         self._check_limits(len(listing), self._listing_nbytes)
         if len(listing) < self._listing_count:
             return None
         self._listing = []
-        return AnnouncedMessage(self._listing_number, tuple(listing))
+        return AnnouncedMessage(self._listing_number, tuple(listing), self._listing_nbytes)
 
     def _check_limits(self, count: int, nbytes: int) -> None:
         own = self._own

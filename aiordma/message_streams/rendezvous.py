@@ -71,10 +71,10 @@ async def read_frames(
     """
     pieces: deque[tuple[RemoteBuffer, MemorySlice]] = deque()
     for frame, part in zip(frames, parts, strict=True):
-        for start in range(0, frame.nbytes, PIECE):
-            nbytes = min(PIECE, frame.nbytes - start)
+        for start in range(0, frame.length, PIECE):
+            nbytes = min(PIECE, frame.length - start)
             remote = RemoteBuffer(frame.addr + start, frame.rkey, nbytes)
-            is_whole = nbytes == frame.nbytes
+            is_whole = nbytes == frame.length
             pieces.append((remote, part if is_whole else part[start : start + nbytes]))
     failures: list[RdmaError] = []
     done = 0

@@ -13,13 +13,13 @@ A wire message that the table does not list for a state breaks the protocol.
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 from aiordma.errors import ProtocolError
 from aiordma.message_streams.wire import Kind
 
 
-class DirectionState(Enum):
+class DirectionState(IntEnum):
     """The state of one direction of a message stream."""
 
     READY = auto()
@@ -27,7 +27,7 @@ class DirectionState(Enum):
     FINISHED = auto()
 
 
-class DirectionEvent(Enum):
+class DirectionEvent(IntEnum):
     """A wire message, and whether it completes the list of an announcement's frames."""
 
     EAGER = auto()

@@ -124,40 +124,34 @@ class Hello:
 
 
 class RemoteFrame(NamedTuple):
-    """A frame in the peer's registered memory."""
+    """A frame in the peer's registered memory: `length` bytes, as in RemoteBuffer."""
 
-    nbytes: int
+    length: int
     addr: int
     rkey: int
 
 
-class Header(NamedTuple):
-    """The beginning of a wire message."""
+def pack_header(kind: Kind, returned: int, count: int) -> bytes:
+    """Return the beginning of a wire message.
 
-    kind: Kind
-    credits: int
-    """The number of credits that the sender returns."""
-    number: int
-    """The number of frames, or 0: see Kind."""
-
-    def pack(self) -> bytes:
-        """Return the header as bytes."""
-        return _HEADER.pack(self.kind, 0, self.credits, self.number)
+    `returned`: the number of credits that the sender returns. `count`: that of frames, or 0.
+    """
+    return _HEADER.pack(kind, 0, returned, count)
 
 
-def unpack_header(message: memoryview) -> Header:
-    """Return the header of a wire message.
+def unpack_header(message: memoryview) -> tuple[Kind, int, int]:
+    """Return the arguments of pack_header() for a wire message.
 
     Raises:
         ProtocolError: it is too short, or of an unknown kind.
     """
     if len(message) < HEADER_SIZE:
         raise ProtocolError(f"a wire message of {len(message)} bytes has no header")
-    code, _, credits, number = _HEADER.unpack_from(message)
+    code, _, returned, count = _HEADER.unpack_from(message)
     kind = _KINDS.get(code)
     if kind is None:
         raise ProtocolError(f"a wire message of the unknown kind {code}")
-    return Header(kind, credits, number)
+    return kind, returned, count
 
 
 def pack_sizes(sizes: Sequence[int]) -> bytes:
@@ -196,7 +190,7 @@ def unpack_number(body: memoryview) -> tuple[int, memoryview]:
 
 def pack_frames(frames: Sequence[RemoteFrame]) -> bytes:
     """Return the entries of frames in ANNOUNCE and TABLE."""
-    return b"".join(_FRAME.pack(*frame, 0) for frame in frames)
+    return b"".join([_FRAME.pack(*frame, 0) for frame in frames])
 
 
 def unpack_frames(body: memoryview) -> list[RemoteFrame]:
@@ -207,10 +201,12 @@ def unpack_frames(body: memoryview) -> list[RemoteFrame]:
     """
     if len(body) % FRAME_SIZE:
         raise ProtocolError(f"{len(body)} bytes are not a number of whole frame entries")
-    frames = [RemoteFrame(*entry[:3]) for entry in _FRAME.iter_unpack(body)]
-    for frame in frames:
-        if frame.addr + frame.nbytes > 1 << 64:
+    frames = []
+    for length, addr, rkey, _ in _FRAME.iter_unpack(body):
+        frame = RemoteFrame(length, addr, rkey)
+        if addr + length > 1 << 64:
             raise ProtocolError(f"a frame ends behind the last address: {frame}")
+        frames.append(frame)
     return frames
 
 

@@ -27,11 +27,11 @@ from aiordma.message_streams.states import TRANSITIONS, DirectionEvent, Directio
 from aiordma.message_streams.wire import (
     HELLO_SIZE,
     MIN_SLOT_SIZE,
-    Header,
     Hello,
     Kind,
     RemoteFrame,
     Result,
+    pack_header,
 )
 
 
@@ -113,7 +113,7 @@ def test_an_announced_message_is_listed_in_parts() -> None:
     assert [len(part) for part in parts] == [88, 80, 56]
     assert near.credits == 1
     events = [far.received(part) for part in parts]
-    assert events == [None, None, AnnouncedMessage(0, tuple(frames))]
+    assert events == [None, None, AnnouncedMessage(0, tuple(frames), 8 * 10**5)]
     last = events[-1]
     assert isinstance(last, AnnouncedMessage)
     assert last.nbytes == 8 * 10**5
@@ -315,4 +315,4 @@ def test_the_table_has_all_states_and_events() -> None:
     assert set(TRANSITIONS) == set(DirectionState)
     used = {event for events in TRANSITIONS.values() for event in events}
     assert used == set(DirectionEvent)
-    assert Header(Kind.CREDIT, 3, 0).pack() == bytes([5, 0, 0, 3, 0, 0, 0, 0])
+    assert pack_header(Kind.CREDIT, 3, 0) == bytes([5, 0, 0, 3, 0, 0, 0, 0])
