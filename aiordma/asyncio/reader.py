@@ -26,27 +26,29 @@ class StreamReader(asyncio.StreamReader):
     _limit: int
     _loop: asyncio.AbstractEventLoop
 
-    def _take(self, limit: int) -> bytes | None:
-        """Return received bytes, at most `limit`, if no others come before them. Else None."""
-        transport = self._transport
-        if (
-            type(transport) is not StreamTransport  # with TLS it is another one
-            or self._buffer
-            or self._waiter is not None
-            or self._eof
-            or self._exception is not None
-        ):
-            return None
-        return transport.take(limit)
+    def _may_take(self) -> bool:
+        """Return True if no bytes come before those that the transport takes."""
+        return (
+            type(self._transport) is StreamTransport  # with TLS it is another one
+            and not self._buffer
+            and self._waiter is None
+            and not self._eof
+            and self._exception is None
+        )
 
     async def read(self, n: int = -1) -> bytes:
         """Read up to `n` bytes: see asyncio.StreamReader.read()."""
-        data = self._take(n) if n > 0 else None
-        return await super().read(n) if data is None else data
+        if n > 0 and self._may_take():
+            data = self._transport.take(n)
+            if data is None:
+                data = await self._wait(n, has_polled=True)
+            if data is not None:
+                return data
+        return await super().read(n)
 
     async def readexactly(self, n: int) -> bytes:
         """Read exactly `n` bytes: see asyncio.StreamReader.readexactly()."""
-        data = self._take(n) if n > 0 else None
+        data = self._transport.take(n) if n > 0 and self._may_take() else None
         if data is not None:
             if len(data) == n:
                 return data
@@ -54,22 +56,32 @@ class StreamReader(asyncio.StreamReader):
         return await super().readexactly(n)
 
     async def _wait_for_data(self, func_name: str) -> None:
-        transport = self._transport
-        if type(transport) is not StreamTransport or self._waiter is not None:
+        if type(self._transport) is not StreamTransport or self._waiter is not None:
             await super()._wait_for_data(func_name)  # type: ignore[misc]
             return
+        # readexactly() has polled just before, if the reader has no bytes.
+        has_polled = not self._buffer and func_name == "readexactly"
+        data = await self._wait(2 * self._limit, has_polled=has_polled)
+        if data is not None:
+            self.feed_data(data)
+
+    async def _wait(self, limit: int, *, has_polled: bool) -> bytes | None:
+        """Wait until bytes arrive, and return them, at most `limit`.
+
+        None: the transport has passed bytes to the reader, or the end. `has_polled`: True if take()
+        has just returned None.
+
+        Raises: the exception of the reader.
+        """
+        transport = self._transport
         if self._paused:
             self._paused = False
             transport.resume_reading()
-        # read() and readexactly() have polled just before, if the reader has no bytes.
-        has_polled = not self._buffer and func_name in ("read", "readexactly")
         self._waiter = waiter = self._loop.create_future()
         try:
-            data = await _wait_for_data(transport, waiter, 2 * self._limit, has_polled)
+            return await _wait_for_data(transport, waiter, limit, has_polled)
         finally:
             self._waiter = None
-        if data is not None:
-            self.feed_data(data)
 
 
 async def _wait_for_data(
