@@ -39,7 +39,7 @@ class StreamReader(asyncio.StreamReader):
     async def read(self, n: int = -1) -> bytes:
         """Read up to `n` bytes: see asyncio.StreamReader.read()."""
         if n > 0 and self._may_take():
-            data = self._transport.take(n)
+            data: bytes | None = self._transport.take(n)
             if data is None:
                 data = await self._wait(n, has_polled=True)
             if data is not None:
@@ -48,7 +48,7 @@ class StreamReader(asyncio.StreamReader):
 
     async def readexactly(self, n: int) -> bytes:
         """Read exactly `n` bytes: see asyncio.StreamReader.readexactly()."""
-        data = self._transport.take(n) if n > 0 and self._may_take() else None
+        data: bytes | None = self._transport.take(n) if n > 0 and self._may_take() else None
         if data is not None:
             if len(data) == n:
                 return data
