@@ -471,6 +471,50 @@ async def test_the_next_large_message_is_read_ahead(simulation: Simulation) -> N
         await near.drain()
 
 
+async def test_a_posted_read_is_made_again_if_its_receiver_was_cancelled(
+    simulation: Simulation,
+) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        near.send_soon(LARGE)
+        assert await far.recv() == LARGE
+        assert far.stats.bytes_pooled == len(LARGE)
+        near.send_soon(LARGE[1:])
+        await loops.until(lambda: far._exchange._queue, "the announcement")
+        queue_pairs = list(simulation.queue_pairs())
+        for qp in queue_pairs:
+            qp.allowed = 0
+        receiving = loops.create_task(far.recv())
+        await loops.sleep(1)  # simulated time, which passes when nothing else can happen
+        await loops.cancel(receiving)
+        assert far.stats.bytes_pooled == 0  # the device can still write to that memory
+        for qp in queue_pairs:
+            qp.allowed = None
+        assert await far.recv() == LARGE[1:]
+        await near.drain()
+
+
+async def test_a_stream_ends_while_messages_are_read_ahead(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        for _ in range(2):
+            near.send_soon(LARGE)
+        with await far.recv_message(), await far.recv_message():
+            pass  # two regions are kept for what follows
+        queue_pairs = list(simulation.queue_pairs())
+        for _ in range(2):
+            near.send_soon(LARGE)
+        await loops.until(lambda: near.stats.messages_announced == 2, "two announcements")
+        for qp in queue_pairs:
+            qp.allowed = 0
+        receiving = loops.create_task(far.recv())
+        await loops.sleep(1)
+        assert len(far._receiver._landings) == 2
+        far.abort()
+        for qp in queue_pairs:
+            qp.allowed = None
+        with pytest.raises(LocalClosed):
+            await receiving
+
+
 async def test_memory_that_is_not_used_is_released(simulation: Simulation) -> None:
     async with message_streams(simulation.far, OPTIONS) as (near, far):
         for _ in range(3):
