@@ -45,8 +45,7 @@ class Exchange:
         self.loop = running_loop()
         self.stats = MessageStreamStats()
         """The numbers of the messages that this object has handled."""
-        data_path = endpoint.data_path
-        self.data_path = data_path
+        self.data_path = data_path = endpoint.data_path
         self._sender, self.receiver = data_path.sender, data_path.receiver
         self._queue = self.receiver.queue
         core = data_path.sends.core

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiordma.enums import WrOpcode
 from aiordma.errors import RdmaError
 from aiordma.loop import Loop, WaitQueue
 from aiordma.loop.task_groups import run_in_background
@@ -13,6 +12,7 @@ from aiordma.message_streams.frames import parts_for
 from aiordma.message_streams.protocol import AnnouncedMessage
 from aiordma.message_streams.rendezvous import read_frames
 from aiordma.message_streams.wire import Result
+from aiordma.messages.connection import READ
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -27,7 +27,6 @@ IDLE_SECONDS = 10.0
 READ_DIRECTLY = 1 << 20
 """The size of the largest message that is read without a background task, which takes less time.
 If the task that waits for it is cancelled, the message is read again."""
-READ = int(WrOpcode.RDMA_READ)
 
 
 async def complete_reading(
@@ -87,18 +86,20 @@ class Landing:
     def start(self) -> None:
         """Have a background task read it."""
         self._is_started = True
-        run_in_background(self._exchange.loop, self._read())
+        run_in_background(self._exchange.loop, self._finish(self._read()))
 
     async def wait(self) -> None:
         """Wait until it is read. If this is cancelled, see `has_failed`.
 
         Raises: as Connection.allocate() and Connection.read().
         """
+        exchange = self._exchange
         if self._transfer is not None:
-            await self._finish(self._exchange.data_path.finish(self._transfer))
+            reading = exchange.data_path.finish(self._transfer)
+            await self._finish(complete_reading(exchange, self._message, reading))
         elif not self._is_started:
             self._is_started = True
-            await self._read()
+            await self._finish(self._read())
         while not self._is_over:
             await self._changed.wait()
         if self._error is not None:
@@ -106,22 +107,15 @@ class Landing:
 
     async def _read(self) -> None:
         exchange, message = self._exchange, self._message
-        try:
-            self._region = await self._pool.take(max(message.nbytes, 1))
-        except BaseException as error:
-            self._end(error)
-            if not isinstance(error, Exception):
-                raise
-            return
+        self._region = await self._pool.take(max(message.nbytes, 1))
         self.parts = parts_for([self._region[:]], message.sizes)
-        await self._finish(
-            read_frames(exchange.connection, exchange.loop, message.frames, self.parts)
-        )
+        reading = read_frames(exchange.connection, exchange.loop, message.frames, self.parts)
+        await complete_reading(exchange, message, reading)
 
     async def _finish(self, reading: Awaitable[None]) -> None:
         """Wait for the end of `reading`. wait() raises the error if it fails."""
         try:
-            await complete_reading(self._exchange, self._message, reading)
+            await reading
         except BaseException as error:
             self._end(error)
             if not isinstance(error, Exception):
