@@ -12,6 +12,7 @@ BUSY_POLLING = ("aiordma asyncio busy_poll", "aiordma uvloop busy_poll", "aiordm
 DEFAULT = ("aiordma asyncio", "aiordma uvloop", "aiordma trio")
 ANY = (*BUSY_POLLING, *DEFAULT)
 STREAM = ("aiordma ByteStream",)
+OBJECTS = ("aiordma MessageStream", "aiordma MessageStream busy_poll")
 WRITER = ("aiordma reader, writer",)
 
 
@@ -81,10 +82,7 @@ _RULES = (
         for other, limit in (("rstream", 0.9), ("ib_send_bw", 0.85))
     ),
     _Rule("latency/64", ("aiordma MessageStream",), "aiordma asyncio", 1.3, at_most=True),
-    *(
-        _Rule(f"objects/{size}", ("aiordma MessageStream",), "ib_read_bw", 0.9)
-        for size in (1 << 20, 1 << 26)
-    ),
+    *(_Rule(f"objects/{size}", OBJECTS, "ib_read_bw", 0.9) for size in (1 << 20, 1 << 26)),
     *(_Rule(f"http/{count}", ("aiordma aiohttp",), "TCP aiohttp", 2.0) for count in (1, 50)),
     _Rule("connections", DEFAULT, "cmtime", 0.5),
 )

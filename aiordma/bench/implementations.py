@@ -189,6 +189,7 @@ IMPLEMENTATIONS = (
     _workers("aiordma reader, writer", "writers", _STREAM, "asyncio"),
     _workers("aiordma trio stream", "trio", _STREAM, "trio"),
     _workers("aiordma MessageStream", "objects", {**_LATENCY, **_OBJECTS}, "asyncio"),
+    _workers("aiordma MessageStream", "objects", _OBJECTS, "asyncio", "busy_poll"),
     _workers("aiordma MessageStream bytes", "objects bytes", _OBJECTS, "asyncio"),
     _workers("TCP readexactly", "objects tcp", _OBJECTS, "asyncio"),
     _workers("ucxx over TCP", "objects ucxx tcp", _OBJECTS, "asyncio"),

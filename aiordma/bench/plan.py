@@ -111,6 +111,8 @@ RATE_SIZE = 64
 HTTP_CONNECTIONS = (1, 50)
 OBJECT_SIZES = (1 << 20, 1 << 26)
 OBJECT_BYTES = 1 << 28
+OBJECT_BUSY_POLL = 0.1
+"""Seconds: the shortest `busy_poll` for objects, longer than 1 MiB takes on an emulated device."""
 BANDWIDTH_BYTES = 32 << 20
 MIN_BANDWIDTH_OPERATIONS = 64
 
@@ -172,7 +174,8 @@ class Plan:
     def _objects(self) -> Iterator[Work]:
         for size in self._sizes(OBJECT_SIZES):
             work = self._work("objects", max(5, min(100, OBJECT_BYTES // size)), 16, 2)
-            yield replace(work, size=size, operation="read")
+            busy_poll = max(self.busy_poll, OBJECT_BUSY_POLL)
+            yield replace(work, size=size, operation="read", busy_poll=busy_poll)
 
     def _http(self) -> Iterator[Work]:
         for connections in HTTP_CONNECTIONS[:1] if self.quick else HTTP_CONNECTIONS:

@@ -49,6 +49,7 @@ def _case_json(case: Case) -> dict[str, object]:
         "reference": reference(case.work),
         "implementations": [_implementation_json(case, name) for name in case.samples],
         "failures": case.failures,
+        "loop_times": case.loop_times,
     }
 
 
@@ -90,6 +91,7 @@ def read_reports(paths: Iterable[Path]) -> Results:
 def _case_from_json(found: dict[str, Any]) -> Case:
     case = Case(Work(**found["work"]))
     case.failures.update(found["failures"])
+    case.loop_times.extend(found.get("loop_times", []))
     for implementation in found["implementations"]:
         case.samples[implementation["name"]] = {
             sample["round"]: Sample(**{name: sample[name] for name in _SAMPLE_FIELDS})

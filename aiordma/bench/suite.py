@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,9 @@ from aiordma.bench.errors import BenchError
 from aiordma.bench.implementations import Implementation
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample, median_ratio, median_value
+
+_LOOP_ITERATIONS = 30_000
+_LOOP_REPETITIONS = 3
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Case:
     """By implementation and round."""
     failures: dict[str, str] = field(default_factory=dict)
     """The error message of each implementation that failed."""
+    loop_times: list[float] = field(default_factory=list)
+    """Seconds that the same loop of Python took before each run: how steady the machine was."""
 
     def value(self, name: str) -> float | None:
         """Return the median of an implementation's values; None if it has none."""
@@ -40,6 +46,11 @@ class Case:
     def ratio(self, name: str, other: str) -> float | None:
         """Return the median of the rounds' ratios of `name` to `other`; None if one is missing."""
         return median_ratio(self.samples.get(name, {}), self.samples.get(other, {}))
+
+    @property
+    def slowdown(self) -> float:
+        """The longest of the loop's times in multiples of the shortest one; 1.0 if unknown."""
+        return max(self.loop_times) / min(self.loop_times) if self.loop_times else 1.0
 
 
 @dataclass
@@ -90,14 +101,33 @@ def _run_case(
     rounds: int,
     progress: Callable[[Step], None],
 ) -> None:
+    """Run a case. Every second round has the opposite order.
+
+    So a machine that becomes slower or faster during the rounds favors no implementation.
+    """
     for number in range(1, rounds + 1):
-        for implementation in implementations:
+        for implementation in implementations if number % 2 else reversed(implementations):
             if implementation.name in case.failures:
                 continue
             progress(Step(case.work, implementation.name, number, rounds))
+            case.loop_times.append(_loop_time())
             try:
                 sample = implementation.run(case.work, environment)
             except BenchError as error:
                 case.failures[implementation.name] = str(error)
             else:
                 case.samples.setdefault(implementation.name, {})[number] = sample
+
+
+def _loop_time() -> float:
+    """Return the seconds that a loop takes whose work is always the same: the best of some runs.
+
+    The best one, because processes of the run before can still be ending.
+    """
+    times = []
+    for _ in range(_LOOP_REPETITIONS):
+        begin = time.perf_counter()
+        for _ in range(_LOOP_ITERATIONS):
+            pass
+        times.append(time.perf_counter() - begin)
+    return min(times)

@@ -13,6 +13,8 @@ from aiordma.bench.sample import Sample
 from aiordma.bench.suite import Case, Results
 
 _COLUMNS = ("90", "99", "99.9")
+_STEADY_SLOWDOWN = 1.2
+"""Up to this value of Case.slowdown, the machine is called steady."""
 
 
 def as_table(results: Results) -> str:
@@ -32,7 +34,7 @@ def _block(case: Case) -> list[str]:
     rows = [head, *(_row(case, name, other in case.samples) for name in case.samples)]
     notes = [f"  {name}: failed: {_indented(error)}" for name, error in case.failures.items()]
     table = aligned(rows) if case.samples else []
-    return [case.work.title, *table, *_detail_lines(case), *notes]
+    return [case.work.title, *table, *_detail_lines(case), *_steadiness(case), *notes]
 
 
 def _row(case: Case, name: str, with_ratio: bool) -> list[str]:
@@ -62,6 +64,13 @@ def _detail_lines(case: Case) -> Iterator[str]:
                 f"{known('median'):.1f} s (the median), {known('seconds'):.1f} s (the last); "
                 f"{known('failures'):.0f} attempts failed before"
             )
+
+
+def _steadiness(case: Case) -> Iterator[str]:
+    """Yield a line if the machine was not steady."""
+    if case.slowdown > _STEADY_SLOWDOWN:
+        times = f"1 to {case.slowdown:.2f} times as long"
+        yield f"  the machine's speed changed: the same loop took {times}"
 
 
 def _detail(samples: list[Sample], key: str) -> float:

@@ -143,7 +143,10 @@ def small_results() -> Results:
         {"pyverbs": "the client failed: exit code 1\nTraceback"},
     )
     return Results(
-        [lat, Case(Work("idle", idle=20), {"aiordma asyncio": {1: IDLE}})],
+        [
+            lat,
+            Case(Work("idle", idle=20), {"aiordma asyncio": {1: IDLE}}, loop_times=[0.1, 0.11]),
+        ],
         {"cmtime": "rdmacm-utils", "rstream": "rdmacm-utils"},
     )
 
@@ -179,6 +182,15 @@ def test_table_of_results() -> None:
     assert as_table(Results([failed])) == table
 
 
+def test_table_says_if_the_machine_was_not_steady() -> None:
+    work = Work("rate")
+    samples = {"aiordma asyncio": {1: Sample(9.0)}}
+    steady = as_table(Results([Case(work, samples, loop_times=[0.1, 0.11])]))
+    changed = as_table(Results([Case(work, samples, loop_times=[0.1, 0.175, 0.12])]))
+    line = "  the machine's speed changed: the same loop took 1 to 1.75 times as long"
+    assert changed == f"{steady}\n{line}"
+
+
 def test_json_has_every_sample() -> None:
     whole = as_json(small_results(), 2, {"cpus": 2}, {"perftest": "4.5"})
     found = json.loads(json.dumps(whole))
@@ -194,6 +206,7 @@ def test_json_has_every_sample() -> None:
     assert latency["failures"].keys() == {"pyverbs"}
     assert idle["implementations"][0]["samples"][0]["details"]["latency_ratio"] == 1.3
     assert [goal["met"] for goal in found["goals"]] == [True, True, False]
+    assert idle["loop_times"] == [0.1, 0.11]
     assert found["missing"] == {"cmtime": "rdmacm-utils", "rstream": "rdmacm-utils"}
 
 

@@ -94,6 +94,16 @@ def test_each_round_runs_all_but_those_that_failed_or_are_missing() -> None:
     assert results.failed
 
 
+def test_every_second_round_has_the_opposite_order() -> None:
+    steps: list[str] = []
+    results, listed = Results(), [implementation(name) for name in ("a", "b", "c")]
+    run_suite(results, [WORK], listed, LOCAL, 3, lambda step: steps.append(step.implementation))
+    assert steps == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
+    loop_times = results.cases[0].loop_times
+    assert len(loop_times) == len(steps)
+    assert min(loop_times) > 0
+
+
 # --- processes ---
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import aiordma
-from aiordma import AccessFlags, MessageStream
+from aiordma import AccessFlags, ConnectionOptions, MessageOptions, MessageStream
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers.timing import time_all, time_round_trips
@@ -142,9 +142,13 @@ async def measure_objects(objects: Objects, work: Work) -> Sample:
     return sample
 
 
+def _options(work: Work) -> MessageOptions:
+    return MessageOptions(connection=ConnectionOptions(busy_poll=work.busy_poll))
+
+
 async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
     """Serve one client on a MessageStream."""
-    async with aiordma.listen_messages(host, 0) as listener:
+    async with aiordma.listen_messages(host, 0, options=_options(work)) as listener:
         announce(listener.local_address[1])
         stream = await listener.accept()
         await serve_objects(MessageStreamAdapter(stream, registers=True), work)
@@ -152,13 +156,13 @@ async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
 
 async def measure(host: str, port: int, work: Work) -> Sample:
     """Connect a MessageStream and send objects of registered memory."""
-    stream = await aiordma.connect_messages(host, port)
+    stream = await aiordma.connect_messages(host, port, options=_options(work))
     return await measure_objects(MessageStreamAdapter(stream, registers=True), work)
 
 
 async def measure_bytes(host: str, port: int, work: Work) -> Sample:
     """Connect a MessageStream and send bytes, which are registered for each message."""
-    stream = await aiordma.connect_messages(host, port)
+    stream = await aiordma.connect_messages(host, port, options=_options(work))
     return await measure_objects(MessageStreamAdapter(stream, registers=False), work)
 
 
