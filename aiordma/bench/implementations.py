@@ -59,7 +59,7 @@ def _run_workers(
     pair = Pair(
         environment.server_command(command("server", 0)),
         lambda port: command("client", port),
-        Sample.from_json,
+        Sample.from_output,
     )
     sample, output = run_pair(pair, environment.client_timeout)
     cpu = float(json.loads(output.splitlines()[-1])["cpu"])

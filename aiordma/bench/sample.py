@@ -29,12 +29,13 @@ class Sample:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, line: str) -> Sample:
-        """Return the sample of which to_json() made this line.
+    def from_output(cls, output: str) -> Sample:
+        """Return the sample of which to_json() made the last line. UCX prints warnings before it.
 
         Raises:
             ValueError: the line is something else.
         """
+        line = output.rstrip().rpartition("\n")[2]
         try:
             return cls(**json.loads(line))
         except TypeError as error:
