@@ -55,8 +55,8 @@ class StreamTransport(asyncio.Transport):
         self.core = core
         """The stream."""
         self._receiver = core.receiver
-        self._send = core.data_path.core.send
-        self._fast_read = core.data_path.core.read
+        self._inbound = core.data_path.protocol.inbound
+        self._fast_path = core.data_path.core
         self._loop = loop
         self._on_lost = on_lost
         self._context = contextvars.copy_context()
@@ -89,6 +89,8 @@ class StreamTransport(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Set the protocol that is called from now on."""
         self._protocol = protocol
+        self._reader = cast(asyncio.Protocol, protocol)
+        self._buffered_reader = protocol if isinstance(protocol, asyncio.BufferedProtocol) else None
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """Return the protocol."""
@@ -111,12 +113,13 @@ class StreamTransport(asyncio.Transport):
         self._scheduled = False
         if not self._lost:
             self._read()
-        if not self._lost:
+        buffer, fast_path = self._buffer, self._fast_path
+        if not self._lost and (buffer.size or buffer.paused or self._eof_wanted or self._closing):
             self._flush()
-        self.core.notify(readable=self.is_reading(), sendable=self._is_waiting_to_send())
-
-    def _is_waiting_to_send(self) -> bool:
-        return bool(self._buffer.size) and not self._cannot_send
+        if self.is_reading():
+            fast_path.notify_readable = True
+        if buffer.size and not self._cannot_send:
+            fast_path.notify_sendable = True
 
     # --- reading ---
 
@@ -133,25 +136,23 @@ class StreamTransport(asyncio.Transport):
 
     def resume_reading(self) -> None:
         """Pass data to the protocol again after pause_reading(). Idempotent."""
-        self._paused = False
-        self._schedule()
+        if self._paused:
+            self._paused = False
+            self._schedule()
 
     def take(self, limit: int) -> bytes | None:
         """Return received bytes, at most `limit`, in place of passing them to the protocol.
 
         Poll for them if that pays. None: there are none, or the transport does not read now.
         """
-        return self._fast_read(limit) if self.is_reading() else None
+        return self._fast_path.read(limit) if self.is_reading() else None
 
     def _read(self) -> None:
         if not self.is_reading() or not self._receiver.is_readable():
             return
         try:
-            protocol = self._protocol
-            if isinstance(protocol, asyncio.BufferedProtocol):
-                count = self._read_into(protocol)
-            else:
-                count = self._read_for(protocol)
+            reader = self._buffered_reader
+            count = self._read_bytes() if reader is None else self._read_into(reader)
         except RdmaError as error:
             self._lose(error)
             return
@@ -163,10 +164,12 @@ class StreamTransport(asyncio.Transport):
         elif self._receiver.is_readable():
             self._schedule()
 
-    def _read_for(self, protocol: asyncio.BaseProtocol) -> int:
-        data = self._receiver.read(MAX_READ)
+    def _read_bytes(self) -> int:
+        data = self._fast_path.read(MAX_READ) if self._inbound.available else None
+        if data is None:  # the end or an error
+            data = self._receiver.read(MAX_READ)
         if data:
-            cast(asyncio.Protocol, protocol).data_received(data)
+            self._reader.data_received(data)
         return len(data)
 
     def _read_into(self, protocol: asyncio.BufferedProtocol) -> int:
@@ -182,7 +185,7 @@ class StreamTransport(asyncio.Transport):
     def _end_reading(self) -> None:
         self._saw_eof = True
         try:
-            keeps_open = cast(asyncio.Protocol, self._protocol).eof_received()
+            keeps_open = self._reader.eof_received()
         except Exception as error:
             self._fail(error, "protocol.eof_received() failed")
             return
@@ -202,9 +205,11 @@ class StreamTransport(asyncio.Transport):
         if self._lost or self._closing or self._cannot_send:
             return  # as asyncio transports, a closed transport ignores writes
         if not self._buffer.size:
-            posted = self._send(data)
+            posted = self._fast_path.send(data)
             if posted > 0:
-                data = memoryview(cast("bytes", data))[posted:]
+                data = memoryview(data)[posted:]
+                if not data:
+                    return
         with memoryview(data) as view, byte_view(view) as memory:
             if not memory.nbytes:
                 return
@@ -348,7 +353,7 @@ class StreamTransport(asyncio.Transport):
                 self._on_lost(self)
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        core = getattr(self, "_core", None)
+        core = getattr(self, "core", None)
         if core is not None and not core.endpoint.released:
             _warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
             core.endpoint.abandon()

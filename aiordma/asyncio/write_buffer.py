@@ -16,7 +16,8 @@ class WriteBuffer:
         """Call `on_error(error, message)` when the protocol raises; the message says where."""
         self._on_error = on_error
         self._waiting: deque[memoryview] = deque()
-        self._paused = False
+        self.paused = False
+        """True if the protocol is paused."""
         self.size = 0
         """The number of bytes that wait."""
         self.high = DEFAULT_HIGH
@@ -48,8 +49,8 @@ class WriteBuffer:
 
     def pause_if_full(self, protocol: BaseProtocol) -> None:
         """Pause the protocol if the size is above the high water mark and it is not paused."""
-        if self.size > self.high and not self._paused:
-            self._paused = True
+        if self.size > self.high and not self.paused:
+            self.paused = True
             self._call_protocol(protocol.pause_writing, "protocol.pause_writing() failed")
 
     def drain(self, write: Callable[[memoryview], int]) -> None:
@@ -69,8 +70,8 @@ class WriteBuffer:
 
     def resume_if_low(self, protocol: BaseProtocol) -> None:
         """Resume the protocol if it is paused and the size is at the low water mark or below."""
-        if self._paused and self.size <= self.low:
-            self._paused = False
+        if self.paused and self.size <= self.low:
+            self.paused = False
             self._call_protocol(protocol.resume_writing, "protocol.resume_writing() failed")
 
     def clear(self) -> None:

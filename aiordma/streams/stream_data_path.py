@@ -213,7 +213,8 @@ class StreamDataPath:
             self._callbacks.fail(VerbsError(receive_error, "ibv_post_recv"))
         if self.core.messages_received:
             self._callbacks.message_arrived()
-        self.sender.post_controls()
+        if self.protocol.has_queued_controls:  # the core has posted the credit updates
+            self.sender.post_controls()
         self._on_change()
 
     def _received(self, slot: int, wc: IbvWc) -> None:
