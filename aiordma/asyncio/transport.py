@@ -62,9 +62,9 @@ class StreamTransport(asyncio.Transport):
         self._context = contextvars.copy_context()
         self._buffer = WriteBuffer(self._report)
         self._scheduled = False
+        # True from begin() to the end of the received data, or to close().
         self._reading = False
         self._paused = False
-        self._saw_eof = False
         self._eof_wanted = False
         self._eof_sent = False
         self._cannot_send = False
@@ -111,12 +111,12 @@ class StreamTransport(asyncio.Transport):
 
     def _on_loop(self, _: object) -> None:
         self._scheduled = False
-        if not self._lost:
+        if self._reading and not self._paused and not self._lost:
             self._read()
         buffer, fast_path = self._buffer, self._fast_path
         if not self._lost and (buffer.size or buffer.paused or self._eof_wanted or self._closing):
             self._flush()
-        if self.is_reading():
+        if self._reading and not self._paused:
             fast_path.notify_readable = True
         if buffer.size and not self._cannot_send:
             fast_path.notify_sendable = True
@@ -125,7 +125,7 @@ class StreamTransport(asyncio.Transport):
 
     def is_reading(self) -> bool:
         """Return True if received data is passed to the protocol."""
-        return self._reading and not self._paused and not self._closing and not self._saw_eof
+        return self._reading and not self._paused
 
     def pause_reading(self) -> None:
         """Pass no data to the protocol until resume_reading(). Idempotent.
@@ -145,10 +145,10 @@ class StreamTransport(asyncio.Transport):
 
         Poll for them if that pays. None: there are none, or the transport does not read now.
         """
-        return self._fast_path.read(limit) if self.is_reading() else None
+        return self._fast_path.read(limit) if self._reading and not self._paused else None
 
     def _read(self) -> None:
-        if not self.is_reading() or not self._receiver.is_readable():
+        if not self._receiver.is_readable():
             return
         try:
             reader = self._buffered_reader
@@ -183,7 +183,7 @@ class StreamTransport(asyncio.Transport):
         return count
 
     def _end_reading(self) -> None:
-        self._saw_eof = True
+        self._reading = False
         try:
             keeps_open = self._reader.eof_received()
         except Exception as error:
@@ -296,6 +296,7 @@ class StreamTransport(asyncio.Transport):
         if self._closing or self._lost:
             return
         self._closing = True
+        self._reading = False
         if not self._buffer.size:
             self._start_closing()
 

@@ -59,10 +59,7 @@ class CompletionReader:
 
     def pending(self) -> Iterable[IbvWc]:
         """Return the completions of the batch for Python. The next poll() overwrites them."""
-        count = self.dispatcher.pending
-        if not count:
-            return ()
-        batch = self._batch
+        count, batch = self.dispatcher.pending, self._batch
         return (batch[0],) if count == 1 else [batch[index] for index in range(count)]
 
     def notified(self) -> Iterable[int]:

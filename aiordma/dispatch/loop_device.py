@@ -336,12 +336,13 @@ class LoopDevice:
 
     def _dispatch_pending(self) -> None:
         """Dispatch the completions and the pending work of a batch. Called while polling."""
-        handlers = self._handlers
-        for wc in self._reader.pending():
-            wr_id = wc.wr_id
-            handler = handlers.get(wr_id >> KEY_SHIFT)
-            if handler is not None:
-                handler.complete(wr_id & LOW_BITS, wc)
+        if self.dispatcher.pending:
+            handlers = self._handlers
+            for wc in self._reader.pending():
+                wr_id = wc.wr_id
+                handler = handlers.get(wr_id >> KEY_SHIFT)
+                if handler is not None:
+                    handler.complete(wr_id & LOW_BITS, wc)
         for key in self._reader.notified():
             on_notified = self._on_notified.get(key)
             if on_notified is not None:  # pragma: no branch - a handler of the batch can detach it
