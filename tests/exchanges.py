@@ -131,9 +131,13 @@ KERNEL_FAULTS = (WcStatus.REM_INV_REQ_ERR, WcStatus.LOC_PROT_ERR, WcStatus.GENER
 """Statuses of requests that a soft device has failed without a reason."""
 
 
+class SoftDeviceFailed(ConnectionClosed):
+    """A soft device has failed a request by a fault of its own: see kernel_faults_as_closed()."""
+
+
 @contextlib.contextmanager
 def kernel_faults_as_closed() -> Iterator[None]:
-    """Raise ConnectionClosed if a request has failed by a fault of a soft device.
+    """Raise SoftDeviceFailed if a request has failed by a fault of a soft device.
 
     If the program of the peer is killed in the middle of a transfer, soft-RoCE can report
     REM_INV_REQ_ERR. If the peer is sending when the read of `keepalive` arrives, soft-iWARP answers
@@ -144,7 +148,7 @@ def kernel_faults_as_closed() -> Iterator[None]:
     except aiordma.WorkRequestError as error:
         if error.status not in KERNEL_FAULTS:
             raise
-        raise ConnectionClosed("a soft device has failed") from error
+        raise SoftDeviceFailed("a soft device has failed") from error
 
 
 async def until_whole(attempt: Callable[[], Awaitable[None]]) -> int:
