@@ -88,8 +88,7 @@ class StreamTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Set the protocol that is called from now on."""
-        self._protocol = protocol
-        self._reader = cast(asyncio.Protocol, protocol)
+        self._protocol = cast(asyncio.Protocol, protocol)
         self._buffered_reader = protocol if isinstance(protocol, asyncio.BufferedProtocol) else None
 
     def get_protocol(self) -> asyncio.BaseProtocol:
@@ -169,7 +168,7 @@ class StreamTransport(asyncio.Transport):
         if data is None:  # the end or an error
             data = self._receiver.read(MAX_READ)
         if data:
-            self._reader.data_received(data)
+            self._protocol.data_received(data)
         return len(data)
 
     def _read_into(self, protocol: asyncio.BufferedProtocol) -> int:
@@ -185,7 +184,7 @@ class StreamTransport(asyncio.Transport):
     def _end_reading(self) -> None:
         self._reading = False
         try:
-            keeps_open = self._reader.eof_received()
+            keeps_open = self._protocol.eof_received()
         except Exception as error:
             self._fail(error, "protocol.eof_received() failed")
             return

@@ -65,8 +65,7 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
-            self._out.close()
-            self._err.close()
+            self._close_output()
             raise BenchError(f"{command[0]} cannot be run: {error.strerror}") from error
         self._pidfd = os.pidfd_open(self._process.pid)
 
@@ -101,10 +100,10 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
         os.close(self._pidfd)
+        self._close_output()
+
+    def _close_output(self) -> None:
         self._out.close()
         self._err.close()
 

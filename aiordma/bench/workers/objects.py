@@ -142,13 +142,14 @@ async def measure_objects(objects: Objects, work: Work) -> Sample:
     return sample
 
 
-def _options(work: Work) -> MessageOptions:
+def options_for(work: Work) -> MessageOptions:
+    """Return the options of both ends."""
     return MessageOptions(connection=ConnectionOptions(busy_poll=work.busy_poll))
 
 
 async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
     """Serve one client on a MessageStream."""
-    async with aiordma.listen_messages(host, 0, options=_options(work)) as listener:
+    async with aiordma.listen_messages(host, 0, options=options_for(work)) as listener:
         announce(listener.local_address[1])
         stream = await listener.accept()
         await serve_objects(MessageStreamAdapter(stream, registers=True), work)
@@ -156,13 +157,13 @@ async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
 
 async def measure(host: str, port: int, work: Work) -> Sample:
     """Connect a MessageStream and send objects of registered memory."""
-    stream = await aiordma.connect_messages(host, port, options=_options(work))
+    stream = await aiordma.connect_messages(host, port, options=options_for(work))
     return await measure_objects(MessageStreamAdapter(stream, registers=True), work)
 
 
 async def measure_bytes(host: str, port: int, work: Work) -> Sample:
     """Connect a MessageStream and send bytes, which are registered for each message."""
-    stream = await aiordma.connect_messages(host, port, options=_options(work))
+    stream = await aiordma.connect_messages(host, port, options=options_for(work))
     return await measure_objects(MessageStreamAdapter(stream, registers=False), work)
 
 
