@@ -1,25 +1,25 @@
 """Exchange: posts the wire messages of a stream, and takes those of the peer.
 
 Small messages need none of this as long as no other message waits: EagerPath posts and takes them
-in C. For the rest, there is no task in the background as long as none is needed. A task that waits
-makes progress for all: it posts what may be posted, and else takes the next wire message, if no
-other task does so. A background task does what no task waits for: messages of send_soon(), the rest
-of an announcement whose sender was cancelled, and wire messages that cannot be posted at once.
+in C. For the rest, a task that waits makes progress for all: it posts what may be posted, and else
+takes the next wire message, if no other task does so. A background task runs only while no task
+waits and something is left: messages of send_soon(), the rest of an announcement whose sender was
+cancelled; and always for wire messages that cannot be posted at once.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 from aiordma._native import fast_path
 from aiordma.errors import LocalClosed, RdmaError
-from aiordma.loop import WaitQueue, checkpoint_halves_of, running_loop
+from aiordma.loop import WaitQueue, checkpoint_halves_of, checkpoint_of, running_loop
 from aiordma.loop.task_groups import run_in_background
 from aiordma.message_streams.outbox import Outbox
-from aiordma.message_streams.outgoing import AnnouncedOutgoing, FinishOutgoing, Outgoing
+from aiordma.message_streams.outgoing import Outgoing
 from aiordma.message_streams.protocol import (
     AnnouncedMessage,
     Done,
@@ -51,18 +51,18 @@ class Exchange:
         core = data_path.sends.core
         self.eager = fast_path.EagerPath(protocol.wire_credits, core, self._queue)
         self.eager.checkpoints = checkpoint_halves_of(self.loop)
+        self.checkpoint = checkpoint_of(self.loop)
+        """The checkpoint of an await, or None if the loop requires none."""
         self._changed = WaitQueue(self.loop)
         self.end: RdmaError | None = None
         """The reason of the stream's end, or None."""
         self._is_drained = False  # after the end: no message can be received any more
         self.on_end: Callable[[], None] = lambda: None
         """Called once when the stream ends."""
-        self._outbox = Outbox(protocol)
+        self._outbox = Outbox(protocol, self.stats)
         self._is_posting = self._is_pulling = self._has_background_task = False
-        self._in_flight: dict[int, AnnouncedOutgoing] = {}
-        # Messages for whose end no task waits: of send_soon(), and those that are posted in part or
-        # read by the peer, and whose senders were cancelled.
-        self._unattended: set[Outgoing] = set()
+        self._must_post = False  # something that only a task can post is left
+        self._progressing = 0  # the number of tasks in progress()
         self.inbox: deque[Arrival] = deque()
         """The messages that have arrived and that no task has received."""
         self.is_receiving = False
@@ -72,15 +72,12 @@ class Exchange:
     @property
     def has_finished(self) -> bool:
         """True if the end of this side's messages is posted, or waits to be."""
-        if self.protocol.has_finished:
-            return True
-        messages = self._outbox.messages
-        return bool(messages) and isinstance(messages[-1], FinishOutgoing)
+        return self.protocol.has_finished or self._outbox.has_finished
 
     @property
     def is_idle(self) -> bool:
         """True if nothing is to be posted, and the peer reads no memory."""
-        return self._outbox.is_empty and not self._in_flight
+        return self._outbox.is_idle
 
     @property
     def is_waited_for(self) -> bool:
@@ -92,7 +89,7 @@ class Exchange:
         return replace(
             with_eager(self.stats, self.eager),
             messages_queued=len(self._outbox.messages),
-            messages_announced=len(self._in_flight),
+            messages_announced=len(self._outbox.announced),
             messages_unread=len(self.inbox),
             bytes_pooled=bytes_pooled,
         )
@@ -107,18 +104,19 @@ class Exchange:
         Raises: the reason of the stream's end.
         """
         self._outbox.messages.append(outgoing)
-        self._post_now()
+        self._must_post = self._post_now()
         self._update_fast_path()
         try:
             await self.progress(lambda: outgoing.is_over)
         except BaseException:
-            self._withdraw(outgoing)
+            self._outbox.withdraw(outgoing)
+            self._note_change()
             raise
 
     def send_soon(self, outgoing: Outgoing) -> None:
         """Have a message posted behind the others."""
         self._outbox.messages.append(outgoing)
-        self._unattended.add(outgoing)
+        self._outbox.unattended.add(outgoing)
         self._note_change()
 
     async def drain(self) -> None:
@@ -127,7 +125,7 @@ class Exchange:
         Raises: the reason of the stream's end.
         """
         self.check_end()
-        waiting: deque[Outgoing] = deque(self._in_flight.values())
+        waiting: deque[Outgoing] = deque(self._outbox.announced.values())
         waiting.extend(self._outbox.messages)
 
         def is_over() -> bool:
@@ -140,16 +138,6 @@ class Exchange:
     def finish_reading(self, number: int, result: Result) -> None:
         """Have the peer told that an announced message is read, or dropped."""
         self._outbox.add_control(self.protocol.done(number, result))
-        self._note_change()
-
-    def _withdraw(self, outgoing: Outgoing) -> None:
-        """Forget a message whose sender was cancelled, unless a part of it is posted."""
-        if outgoing.has_begun:
-            if self.end is None and not outgoing.is_over:
-                self._unattended.add(outgoing)
-        elif outgoing in self._outbox.messages:
-            self._outbox.messages.remove(outgoing)
-            outgoing.release()
         self._note_change()
 
     # --- receiving ---
@@ -185,31 +173,43 @@ class Exchange:
     async def progress(self, is_over: Callable[[], bool], *, drains: bool = False) -> None:
         """Post and take wire messages until `is_over()`.
 
-        A task that takes wire messages notices only what these bring about. So it does not begin
-        while another one posts, which might post the message that this task waits for. With
-        `drains`, it goes on after the end until no message is left.
+        With `drains`, it goes on after the end until no message is left.
 
         Raises: the reason of the stream's end.
         """
-        while not is_over():
-            if not drains or self._is_drained:
-                self.check_end()
-            if self._outbox.may_proceed and not self._is_posting and self.end is None:
-                await self._post()
-            elif not (self._is_pulling or self._is_posting or self._queue.has_waiter):
-                await self._pull()
-            else:
-                await self._follow()
+        self._progressing += 1
+        try:
+            while not is_over():
+                if self.end is not None and (self._is_drained or not drains):
+                    self.check_end()
+                await self._step()
+        finally:
+            self._progressing -= 1
+            if self._outbox.unattended:
+                self._see_to_rest()
+
+    def _step(self) -> Coroutine[object, None, None]:
+        """Return what a task is to await next: it posts, takes, or waits for a task that does.
+
+        A task that takes wire messages notices only what these bring about. So it does not begin
+        while another one posts, which might post the message that this task waits for.
+        """
+        if self._must_post and not self._is_posting:
+            return self._post()
+        if not (self._is_pulling or self._is_posting or self._queue.has_waiter):
+            return self._pull()
+        return self._follow()
 
     async def _post(self) -> None:
         self._is_posting = True
+        outbox = self._outbox
         try:
-            unprepared = self._outbox.unprepared
-            if unprepared is not None:
-                await self._prepare(unprepared)
-            else:
-                await self.connection.send(self._take_wire())
-                self._posted()
+            wire = outbox.next_wire()
+            if wire is not None:
+                await self.connection.send(wire)
+                outbox.posted()
+            elif outbox.messages:
+                await self._prepare(outbox.messages[0])
         except RdmaError as error:
             self.lost(error, is_drained=False)
         finally:
@@ -234,13 +234,13 @@ class Exchange:
     def _post_now(self) -> bool:
         """Post wire messages without waiting. Return True if one is left that a task must post."""
         outbox = self._outbox
-        while outbox.may_proceed and not self._is_posting and self.end is None:
-            if outbox.unprepared is not None:
-                return True
-            wire = self._take_wire()
+        while self.end is None and not self._is_posting:
+            wire = outbox.next_wire()
+            if wire is None:
+                return bool(outbox.messages) and not outbox.messages[0].is_prepared
             if not (self.eager.try_post(wire) or self.post_copy(wire)):
                 return self.end is None
-            self._posted()
+            outbox.posted()
         return False
 
     def post_copy(self, wire: bytes) -> bool:
@@ -253,25 +253,6 @@ class Exchange:
         except RdmaError as error:
             self.lost(error, is_drained=False)
             return False
-
-    def _take_wire(self) -> bytes:
-        wire, outgoing = self._outbox.take()
-        if isinstance(outgoing, AnnouncedOutgoing):
-            self._in_flight[outgoing.number] = outgoing
-        return wire
-
-    def _posted(self) -> None:
-        """Note that the wire message that was taken last is posted."""
-        outgoing = self._outbox.posted()
-        if outgoing is None:
-            return
-        if not isinstance(outgoing, FinishOutgoing):
-            stats = self.stats
-            stats.messages_sent += 1
-            stats.bytes_sent += outgoing.nbytes
-            stats.bytes_copied += outgoing.copied
-        if not isinstance(outgoing, AnnouncedOutgoing):
-            self._finish(outgoing)
 
     async def _pull(self) -> None:
         self._is_pulling = True
@@ -324,14 +305,9 @@ class Exchange:
         """Handle a wire message other than EAGER."""
         if isinstance(event, AnnouncedMessage):
             self.inbox.append(event)
-        elif isinstance(event, Done) and event.number in self._in_flight:  # or after the end
-            self._finish(self._in_flight.pop(event.number))
+        elif isinstance(event, Done):
+            self._outbox.done(event.number)
         self._return_credits()
-
-    def _finish(self, outgoing: Outgoing) -> None:
-        outgoing.is_over = True
-        outgoing.release()
-        self._unattended.discard(outgoing)
 
     def _released(self) -> None:
         """Note that a receive buffer is free again."""
@@ -350,15 +326,12 @@ class Exchange:
 
     def _note_change(self) -> None:
         """Post what can be posted now, wake the tasks that follow, and see to the rest."""
-        is_left = self._post_now()
+        self._must_post = self._post_now()
         self._update_fast_path()
         if self.eager.followers:
             self._changed.wake_all()
-        if self._has_background_task:
-            return
-        if is_left or (self.end is None and self._unattended):
-            self._has_background_task = True
-            run_in_background(self.loop, self._finish_rest())
+        if self._must_post or self._outbox.unattended:
+            self._see_to_rest()
 
     def _update_fast_path(self) -> None:
         eager, is_open = self.eager, self.end is None
@@ -366,11 +339,25 @@ class Exchange:
         is_free = not self.inbox and not self.is_receiving
         eager.may_receive = is_open and is_free and self.protocol.is_between_messages
 
+    def _see_to_rest(self) -> None:
+        """Start a background task if something is left that no other task does."""
+        if not self._has_background_task and self._is_rest_left:
+            self._has_background_task = True
+            run_in_background(self.loop, self._finish_rest())
+
+    @property
+    def _is_rest_left(self) -> bool:
+        """True if something is left that no task in progress() does.
+
+        These tasks can wait for a wire message, and then do not notice that something must be
+        posted.
+        """
+        return self._must_post or bool(self._outbox.unattended and not self._progressing)
+
     async def _finish_rest(self) -> None:
         try:
-            await self.progress(lambda: not (self._outbox.may_proceed or self._unattended))
-        except RdmaError:
-            pass  # the tasks that wait raise it
+            while self._is_rest_left:
+                await self._step()
         finally:
             self._has_background_task = False
 
@@ -389,10 +376,6 @@ class Exchange:
         self._is_drained |= is_drained or isinstance(error, LocalClosed)
         if self.end is None:
             self.end = error
-            for outgoing in (*self._in_flight.values(), *self._outbox.messages):
-                outgoing.release()
-            self._in_flight.clear()
-            self._outbox.messages.clear()
-            self._unattended.clear()
+            self._outbox.drop()
             self.on_end()
         self._note_change()

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from aiordma.errors import BusyError, PeerClosed
-from aiordma.loop import checkpoint
+from aiordma.loop import refuse_forked_child
 from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.message_streams.exchange import Arrival, Exchange
 from aiordma.message_streams.frames import bytes_of, nbytes_of, parts_for
@@ -39,7 +39,9 @@ class _NextMessage:
             raise BusyError("another task is receiving on this stream")
         exchange.set_receiving(True)
         try:
-            await checkpoint()
+            refuse_forked_child()
+            if exchange.checkpoint is not None:
+                await exchange.checkpoint()
             await exchange.wait_for_arrival()
             if not exchange.inbox:
                 raise PeerClosed(

@@ -207,12 +207,12 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         recv = self._recv  # a local name first: see Connection.send()
         return recv(self)
 
-    async def recv_message(self) -> ReceivedMessage:
+    def recv_message(self) -> Coroutine[object, None, ReceivedMessage]:
         """Wait for the next message, and return it where it arrived. Call its release() soon.
 
         Cancelling loses no message. Raises: as recv().
         """
-        return await self._receiver.recv_message()
+        return self._receiver.recv_message()
 
     async def recv_into(
         self, buffer: Frame, *, progress: Callable[[int], object] | None = None

@@ -42,7 +42,7 @@ class Outgoing(Protocol):
         """
 
     def may_post(self, protocol: MessageProtocol) -> bool:
-        """Return True if the peer takes the next wire message now."""
+        """Return True if it is prepared, and the peer takes the next wire message now."""
 
     def next_wire(self, protocol: MessageProtocol) -> bytes:
         """Return the next wire message. It takes a credit."""
@@ -148,7 +148,7 @@ class AnnouncedOutgoing:
 
     def may_post(self, protocol: MessageProtocol) -> bool:
         """See Outgoing."""
-        may_begin = self.has_begun or protocol.announcements > 0
+        may_begin = self.has_begun or (self.is_prepared and protocol.announcements > 0)
         return may_begin and protocol.wire_credits.credits > 0
 
     def next_wire(self, protocol: MessageProtocol) -> bytes:

@@ -35,7 +35,7 @@ def remote_frame(part: MemorySlice) -> RemoteFrame:
     """
     if not part.length:
         return EMPTY_FRAME
-    if not part.region.access & AccessFlags.REMOTE_READ:
+    if AccessFlags.REMOTE_READ not in part.region.access:
         raise ValueError("the peer cannot read this memory: register it with REMOTE_READ")
     return RemoteFrame(part.length, part.addr, part.region.rkey)
 

@@ -137,7 +137,7 @@ MISTAKES = [
     ),
     Mistake(
         "the memory of a large message is released before the peer has read it",
-        "aiordma/message_streams/exchange.py",
+        "aiordma/message_streams/outbox.py",
         "        if not isinstance(outgoing, AnnouncedOutgoing):\n            self._finish(outgoing)\n",
         "        self._finish(outgoing)\n",
     ),

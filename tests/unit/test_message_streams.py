@@ -209,7 +209,25 @@ async def test_a_cancelled_send_is_received_all_the_same_if_it_was_announced(
             assert [bytes(frame) for frame in message.frames] == frames
         await near.send(b"next")
         assert await far.recv() == b"next"
-        await loops.until(lambda: not near._exchange._in_flight, "the peer to have read")
+        await loops.until(lambda: not near.stats.messages_announced, "the peer to have read")
+
+
+async def test_the_background_task_works_only_while_no_task_waits(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        exchange = near._exchange
+        for _ in range(3):
+            near.send_soon(LARGE)
+        await loops.until(lambda: near.stats.messages_announced, "the announcements")
+        assert exchange._has_background_task
+        draining = loops.create_task(near.drain())
+        assert await far.recv() == LARGE
+        await loops.until(lambda: not exchange._has_background_task, "drain() to take over")
+        await loops.cancel(draining)
+        assert exchange._has_background_task
+        for _ in range(2):
+            assert await far.recv() == LARGE
+        await loops.until(lambda: not near.stats.messages_announced, "the background task")
+        await loops.until(lambda: not exchange._has_background_task, "its end")
 
 
 async def test_messages_that_the_peer_does_not_take_are_refused(simulation: Simulation) -> None:
