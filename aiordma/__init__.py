@@ -65,6 +65,7 @@ from aiordma.streams import (
     StreamListener,
     StreamOptions,
     StreamRequest,
+    StreamStats,
     connect_stream,
     listen_stream,
 )
@@ -123,6 +124,7 @@ __all__ = [
     "StreamListener",
     "StreamOptions",
     "StreamRequest",
+    "StreamStats",
     "SyncCmId",
     "Unreachable",
     "VerbsError",

@@ -220,6 +220,8 @@ class InboundCore:
     takes_data: bool
     may_update: bool
     @property
+    def nbytes(self) -> int: ...
+    @property
     def available(self) -> int: ...
     @property
     def announced(self) -> int: ...
@@ -235,6 +237,8 @@ class InboundCore:
 
 class OutboundCore:
     may_send: bool
+    @property
+    def nbytes(self) -> int: ...
     @property
     def control_credits(self) -> int: ...
     @property
@@ -264,6 +268,8 @@ class StreamDataPathCore:
     waiter: LoopFuture | None
     @property
     def woken_at(self) -> int: ...
+    @property
+    def waits(self) -> int: ...
     def wake(self) -> None: ...
     has_reader: bool
     has_writer: bool

@@ -105,6 +105,7 @@ async def _wait_for_data(
         core.notify(readable=transport.is_reading())
     if not waiter.done() and receiver.has_bytes and (data := transport.take(limit)):
         return data
+    receiver.waits += 1
     began = time.monotonic_ns()
     await waiter
     core.data_path.polling.parked(began, time.monotonic_ns())

@@ -13,6 +13,7 @@ from aiordma.asyncio.write_buffer import WriteBuffer
 from aiordma.errors import RdmaError
 from aiordma.loop import InlineFuture, wake
 from aiordma.memory import byte_view
+from aiordma.streams.stats import StreamStats
 from aiordma.streams.stream_core import StreamCore
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class StreamTransport(asyncio.Transport):
         self._closing_task: asyncio.Task[None] | None = None
         self._ended = False
         self.set_protocol(protocol)
+
+    @property
+    def stats(self) -> StreamStats:
+        """A snapshot of the stream's counters. The waits are those of an aiordma StreamReader."""
+        return self.core.snapshot()
 
     def begin(self) -> None:
         """Call the protocol's connection_made(), and start reading."""

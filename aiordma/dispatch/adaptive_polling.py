@@ -25,7 +25,15 @@ class AdaptiveWait:
     It is for conditions that completions bring about, and that a WaitQueue reports.
     """
 
-    __slots__ = ("_before_parking", "_busy", "_change", "_polling", "missed_polls", "poll_budget")
+    __slots__ = (
+        "_before_parking",
+        "_busy",
+        "_change",
+        "_polling",
+        "count",
+        "missed_polls",
+        "poll_budget",
+    )
 
     def __init__(
         self, change: WaitQueue, busy: BusyPoll, before_parking: Callable[[], None]
@@ -39,6 +47,8 @@ class AdaptiveWait:
         """Nanoseconds that the next wait polls. 0 polls once, -1 does not poll."""
         self.missed_polls = 0
         """Consecutive polls that found nothing."""
+        self.count = 0
+        """The number of waits."""
 
     def open(self, dispatcher: fast_path.CompletionDispatcher, *, adaptive: bool) -> None:
         """Begin to poll. Without it, each wait parks at once."""
@@ -48,6 +58,7 @@ class AdaptiveWait:
         """Wait until `condition()` is true. Cancelling only ends the wait."""
         if condition():
             return
+        self.count += 1
         if self.poll_budget > 0:
             busy = self._busy
             await busy.until(condition, self.poll_budget, preemptible=not busy.is_on)

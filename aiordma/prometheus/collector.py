@@ -1,4 +1,4 @@
-"""StatsCollector: the metrics of connections and listeners that a program watches."""
+"""StatsCollector: the metrics of connections, streams and listeners that a program watches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from prometheus_client.registry import Collector
 
 from aiordma.errors import RdmaError
 from aiordma.prometheus.metrics import METRICS, Metrics, Stats
-from aiordma.qp.stats import ConnectionStats
 
 
 class HasStats(Protocol):
-    """A connection, a listener or a server, of any module of aiordma."""
+    """A connection, a stream, a listener or a server, of any module of aiordma."""
 
     @property
     def stats(self) -> Stats: ...
@@ -27,9 +26,12 @@ class HasStats(Protocol):
 class StatsCollector(Collector):
     """A collector of prometheus_client, with one time series for each name and metric.
 
-    The metrics are the fields of {py:class}`aiordma.ConnectionStats` and
-    {py:class}`aiordma.ListenerStats`, such as `aiordma_connection_bytes_sent_total` and
-    `aiordma_listener_connections`. Three more are about the connections that are watched:
+    The metrics are the fields of {py:class}`aiordma.ConnectionStats`,
+    {py:class}`aiordma.MessageStreamStats`, {py:class}`aiordma.StreamStats` and
+    {py:class}`aiordma.ListenerStats`, such as `aiordma_connection_bytes_sent_total`,
+    `aiordma_message_stream_bytes_copied_total`, `aiordma_stream_bytes_unread` and
+    `aiordma_listener_connections`. Three more are about the connections that are watched, and three
+    each about `aiordma_message_streams` and `aiordma_streams`:
 
     - `aiordma_connections`: how many are open,
     - `aiordma_connections_opened_total`,
@@ -49,7 +51,7 @@ class StatsCollector(Collector):
 
     @contextlib.contextmanager
     def watch(self, name: str, source: HasStats) -> Iterator[None]:
-        """Include the numbers of a connection or listener, during the block and after it.
+        """Include the numbers of a connection, stream or listener, in the block and after it.
 
         Sources of the same kind and name are added up. Use few names: one for each service or
         listener, not one for each peer.
@@ -81,8 +83,8 @@ class StatsCollector(Collector):
                     families.add(name, group)
                 yield from families.counters.values()
                 yield from families.gauges.values()
-                if kind is ConnectionStats:
-                    yield from _connections(groups)
+                if metrics.plural:
+                    yield from _opened(metrics.plural, groups)
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values, which the registry compares with those it has."""
@@ -127,21 +129,23 @@ class _Families:
             gauge.add_metric([name], level[field])
 
 
-def _connections(groups: dict[str, _Group]) -> Iterable[Metric]:
-    open_now = GaugeMetricFamily("aiordma_connections", "Open connections.", labels=["name"])
+def _opened(plural: str, groups: dict[str, _Group]) -> Iterable[Metric]:
+    """Return how many connections or streams are open, were opened, and have ended."""
+    name, noun = f"aiordma_{plural}", plural.replace("_", " ")
+    open_now = GaugeMetricFamily(name, f"Open {noun}.", labels=["name"])
     opened = CounterMetricFamily(
-        "aiordma_connections_opened", "Connections that were opened.", labels=["name"]
+        f"{name}_opened", f"{noun.capitalize()} that were opened.", labels=["name"]
     )
     ended = CounterMetricFamily(
-        "aiordma_connections_ended",
-        "Connections that have ended, by the name of the error.",
+        f"{name}_ended",
+        f"{noun.capitalize()} that have ended, by the name of the error.",
         labels=["name", "error"],
     )
-    for name, group in groups.items():
-        open_now.add_metric([name], len(group.open))
-        opened.add_metric([name], group.opened)
+    for group_name, group in groups.items():
+        open_now.add_metric([group_name], len(group.open))
+        opened.add_metric([group_name], group.opened)
         for error, count in group.ended.items():
-            ended.add_metric([name, error], count)
+            ended.add_metric([group_name, error], count)
     return open_now, opened, ended
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiordma.cm.handshakes import ListenerStats
+from aiordma.message_streams.stats import MessageStreamStats
 from aiordma.qp.stats import ConnectionStats
+from aiordma.streams.stats import StreamStats
 
-Stats = ConnectionStats | ListenerStats
+Stats = ConnectionStats | MessageStreamStats | StreamStats | ListenerStats
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class Metrics:
     prefix: str
     counters: dict[str, str]
     gauges: dict[str, str]
+    plural: str = ""
+    """The noun of the metrics that count how many are open and have ended; "" for none."""
 
 
 METRICS: dict[type[Stats], Metrics] = {
@@ -42,6 +46,39 @@ METRICS: dict[type[Stats], Metrics] = {
             "messages_unread": "Messages that have arrived, and that no task has taken.",
             "messages_held": "Messages of recv_message() that are not released.",
         },
+        plural="connections",
+    ),
+    MessageStreamStats: Metrics(
+        "aiordma_message_stream",
+        counters={
+            "messages_sent": "Messages whose last part was posted.",
+            "bytes_sent": "Bytes of the messages that were posted.",
+            "messages_received": "Messages that a task has received.",
+            "bytes_received": "Bytes of the messages that a task has received.",
+            "bytes_copied": "Bytes that were copied, of small messages and by recv().",
+        },
+        gauges={
+            "messages_queued": "Messages that wait to be posted.",
+            "messages_announced": "Large messages that the peer has not read.",
+            "messages_unread": "Messages that have arrived, and that no task has received.",
+            "bytes_pooled": "Registered memory that is kept for the messages to come.",
+        },
+        plural="message_streams",
+    ),
+    StreamStats: Metrics(
+        "aiordma_stream",
+        counters={
+            "bytes_sent": "Bytes that were posted.",
+            "bytes_received": "Bytes that arrived.",
+            "bytes_written": "Bytes of iowrite().",
+            "send_waits": "Waits of tasks for room in the peer's buffer or in send_buffer.",
+            "receive_waits": "Waits of tasks for bytes.",
+        },
+        gauges={
+            "sends_posted": "Requests in send queues whose completion has not been reported.",
+            "bytes_unread": "Bytes that have arrived, and that no task has taken.",
+        },
+        plural="streams",
     ),
     ListenerStats: Metrics(
         "aiordma_listener",

@@ -2,6 +2,7 @@
 
 from aiordma.streams.listener import StreamListener, StreamRequest, listen_stream
 from aiordma.streams.options import StreamOptions
+from aiordma.streams.stats import StreamStats
 from aiordma.streams.stream import ByteStream, connect_stream
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "StreamListener",
     "StreamOptions",
     "StreamRequest",
+    "StreamStats",
     "connect_stream",
     "listen_stream",
 ]

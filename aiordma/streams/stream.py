@@ -10,6 +10,7 @@ from aiordma.loop.context_managers import AbortingContextManagerMixin, Awaitable
 from aiordma.memory import MemoryRegion, MemorySlice, byte_view
 from aiordma.memory.registrar import Registrar
 from aiordma.streams.options import DEFAULT_OPTIONS, StreamOptions
+from aiordma.streams.stats import StreamStats
 from aiordma.streams.stream_core import StreamCore, connect_stream_core
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
     def peer_mappings(self) -> int:
         """The number of mappings that the peer takes: its RDMA_IOMAPSIZE or `mappings`."""
         return self._core.peer_mappings
+
+    @property
+    def stats(self) -> StreamStats:
+        """A snapshot of the stream's counters, and of what waits."""
+        return self._core.snapshot()
 
     def receive(self, max_bytes: int = DEFAULT_READ) -> Coroutine[object, None, bytes]:
         """Wait for at least one byte, and return at most `max_bytes` bytes; b"" at the end.

@@ -29,6 +29,7 @@ from aiordma.memory import MemoryRegion, MemorySlice, byte_view
 from aiordma.qp.endpoint import Endpoint
 from aiordma.rdmacm.address import format_address
 from aiordma.streams.options import StreamOptions
+from aiordma.streams.stats import StreamStats
 from aiordma.streams.stream_data_path import StreamDataPath
 from aiordma.streams.stream_receiver import StreamReceiver
 from aiordma.streams.wire import MAX_OFFSET, ConnectionData, Mapping, Segment
@@ -57,6 +58,7 @@ class StreamCore:
         self.data_path = self.endpoint.data_path
         self._is_open = False
         self._mapped = 0
+        self._bytes_written = 0
         self._checkpoint = checkpoint_of(cm.loop)
         self._raise_if_cancelled = cancellation_of(cm.loop)
         self._schedule_point = schedule_point_of(cm.loop)
@@ -108,6 +110,20 @@ class StreamCore:
         data_path.polling.open(dispatcher, data_path.busy.nanoseconds, adaptive)
         self._writing.open(dispatcher, adaptive=adaptive)
         data_path.sender.post_controls()
+
+    def snapshot(self) -> StreamStats:
+        """Return the statistics of this moment."""
+        data_path = self.data_path
+        inbound, outbound = data_path.protocol.inbound, data_path.protocol.outbound
+        return StreamStats(
+            bytes_sent=outbound.nbytes,
+            bytes_received=inbound.nbytes,
+            bytes_written=self._bytes_written,
+            send_waits=self._writing.count,
+            receive_waits=self.receiver.waits + data_path.core.waits,
+            sends_posted=len(data_path.sends),
+            bytes_unread=inbound.available,
+        )
 
     def _changed(self) -> None:
         if not self._is_open:
@@ -253,7 +269,9 @@ class StreamCore:
             taken = 0
             while taken < len(data):
                 self.check_sending()
-                taken += data_path.sender.write_mapped(data[taken:], target.after(taken))
+                written = data_path.sender.write_mapped(data[taken:], target.after(taken))
+                self._bytes_written += written
+                taken += written
                 if taken < len(data):
                     await self._writing.until(
                         lambda: data_path.sender.may_write_mapped or self._is_finished()

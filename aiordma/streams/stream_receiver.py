@@ -34,6 +34,8 @@ class StreamReceiver:
         self._data_path = endpoint.data_path
         self._raise_if_cancelled = cancellation_of(endpoint.loop)
         self._schedule_point = schedule_point_of(endpoint.loop)
+        self.waits = 0
+        """The number of waits for bytes, without those of the core."""
 
     def is_readable(self) -> bool:
         """Return True if read() would return or raise something at once."""
@@ -102,6 +104,8 @@ class StreamReceiver:
             await self.poll_readable(has_polled=has_polled)
             if self._schedule_point is not None and self.is_readable():
                 await self._schedule_point()
+            if not self.is_readable():
+                self.waits += 1
             while not self.is_readable():
                 core.waiter = waiter = make_future(self._loop)
                 began = time.monotonic_ns()

@@ -13,7 +13,15 @@ import trio
 from simulator import Simulation
 from streaming import streaming
 
-from aiordma import AccessFlags, BusyError, ByteStream, LocalClosed, StreamOptions, VerbsError
+from aiordma import (
+    AccessFlags,
+    BusyError,
+    ByteStream,
+    LocalClosed,
+    StreamOptions,
+    StreamStats,
+    VerbsError,
+)
 
 REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 
@@ -71,6 +79,34 @@ async def test_aborting_a_stream_ends_a_call_that_waits(simulation: Simulation, 
         near.abort()
         with pytest.raises(LocalClosed):
             await loops.wait_for(waiting, 60.0)
+
+
+async def test_the_numbers_of_a_stream(simulation: Simulation) -> None:
+    async with connected(simulation) as (near, far):
+        assert near.stats == StreamStats(bytes_sent=5, receive_waits=0, sends_posted=1)
+        waits = far.stats.receive_waits
+        receiving = loops.create_task(far.receive())
+        await loops.until(lambda: far.stats.receive_waits > waits, "the wait for bytes")
+        await near.send(b"1234567")
+        assert await receiving == b"1234567"
+        await near.send(b"89")
+        await loops.until(lambda: far.stats.bytes_unread == 2, "the bytes")
+        assert far.stats.bytes_received == near.stats.bytes_sent == 14
+        assert await far.receive() == b"89"
+        assert far.stats.bytes_unread == 0
+        await far.iomap(await far.allocate(100, REMOTE), 0)
+        await far.send(b"mapped")
+        await near.receive()
+        await near.iowrite(bytes(100), 0)
+        assert (near.stats.bytes_written, near.stats.bytes_sent) == (100, 14)
+        sending = loops.create_task(near.send(bytes(1 << 20)))
+        await loops.until(lambda: near.stats.send_waits > 0, "the peer's buffer to be full")
+        await loops.cancel(sending)
+        for qp in simulation.queue_pairs():
+            qp.allowed = 0  # nothing completes
+        await far.send(b"more")
+        assert far.stats.sends_posted > 0
+    assert near.stats.bytes_received == 6
 
 
 @pytest.mark.parametrize("name", ["inline", "copied", "registered", "iomap", "iowrite"])

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from simulator import Simulation
 
 import aiordma
-from aiordma import Connection, ConnectionStats, ListenerStats, PeerClosed
+from aiordma import Connection, PeerClosed
 from aiordma.prometheus import StatsCollector
-from aiordma.prometheus.metrics import METRICS
+from aiordma.prometheus.metrics import METRICS, Stats
 
 FAR, PORT = "10.0.0.2", 7471
 
@@ -28,8 +28,8 @@ def collector(registry: CollectorRegistry) -> StatsCollector:
     return StatsCollector(registry)
 
 
-@pytest.mark.parametrize("kind", [ConnectionStats, ListenerStats])
-def test_each_number_is_a_metric(kind: type[ConnectionStats] | type[ListenerStats]) -> None:
+@pytest.mark.parametrize("kind", METRICS, ids=lambda kind: kind.__name__)
+def test_each_number_is_a_metric(kind: type[Stats]) -> None:
     metrics = METRICS[kind]
     assert [*metrics.counters, *metrics.gauges] == [field.name for field in fields(kind)]
 
@@ -79,6 +79,36 @@ async def test_the_errors_that_end_connections_are_counted(
     assert ended == {
         'aiordma_connections_ended_total{error="PeerClosed",name="echo"}': 1,
         'aiordma_connections_ended_total{error="other",name="echo"}': 1,
+    }
+
+
+async def test_the_numbers_of_streams(
+    simulation: Simulation, registry: CollectorRegistry, collector: StatsCollector
+) -> None:
+    async with aiordma.listen_messages(FAR, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        async with aiordma.connect_messages(FAR, PORT) as near, await accepting as far:
+            with collector.watch("objects", near):
+                await near.send(b"hello")
+                assert await far.recv() == b"hello"
+    async with aiordma.listen_stream(FAR, PORT) as stream_listener:
+        accepting_stream = loops.create_task(stream_listener.accept())
+        async with aiordma.connect_stream(FAR, PORT) as client, await accepting_stream as server:
+            with collector.watch("bytes", client):
+                await client.send(b"hello!")
+                assert await server.receive() == b"hello!"
+    values = numbers(registry)
+    waits = values.pop('aiordma_stream_send_waits_total{name="bytes"}', 0)
+    assert waits <= 1  # on iWARP for the peer
+    assert values == {
+        'aiordma_message_streams_opened_total{name="objects"}': 1,
+        'aiordma_message_streams_ended_total{error="",name="objects"}': 1,
+        'aiordma_message_stream_messages_sent_total{name="objects"}': 1,
+        'aiordma_message_stream_bytes_sent_total{name="objects"}': 5,
+        'aiordma_message_stream_bytes_copied_total{name="objects"}': 5,
+        'aiordma_streams_opened_total{name="bytes"}': 1,
+        'aiordma_streams_ended_total{error="",name="bytes"}': 1,
+        'aiordma_stream_bytes_sent_total{name="bytes"}': 6,
     }
 
 

@@ -432,6 +432,7 @@ struct inbound {
 	uint64_t unannounced; /* bytes that were read and not announced again */
 	uint64_t start;	      /* offset of the next byte to read */
 	uint64_t available;   /* bytes that were received and not read */
+	uint64_t nbytes;      /* bytes that were received */
 	uint32_t messages;    /* receives for the peer's messages */
 	uint64_t messages_received;
 	uint64_t next_update; /* number of messages after which credits are sent */
@@ -457,8 +458,9 @@ struct outbound {
 	unsigned int next_target;    /* the entry that the peer writes next */
 	struct remote_segment targets[STREAM_TARGETS + 1];
 	unsigned int target_count;
-	uint16_t sent;	/* messages that have used a credit, modulo 2^16 */
-	uint16_t limit; /* messages that may have been sent */
+	uint64_t nbytes; /* bytes that were sent */
+	uint16_t sent;	 /* messages that have used a credit, modulo 2^16 */
+	uint16_t limit;	 /* messages that may have been sent */
 	int control_credits;
 	char is_big_endian; /* this side, to which the peer adapts its targets */
 	char may_send;

@@ -573,6 +573,8 @@ static PyMemberDef stream_members[] = {
 	  "The future of the task that waits to read. The next bytes set it." },
 	{ "woken_at", T_LONGLONG, offsetof(struct stream_data_path, parking.woken_at), READONLY,
 	  "time.monotonic_ns() when the waiter was woken last." },
+	{ "waits", T_ULONGLONG, offsetof(struct stream_data_path, parking.count), READONLY,
+	  "The number of waits of start_receive() itself." },
 	{ "has_reader", T_BOOL, offsetof(struct stream_data_path, parking.has_waiter), 0,
 	  "True if a task waits to read: read() and read_into() return None to other tasks." },
 	{ "may_park", T_BOOL, offsetof(struct stream_data_path, parking.is_allowed), 0,

@@ -29,6 +29,7 @@ void inbound_count_data(struct inbound *self, uint64_t nbytes)
 {
 	self->announced -= nbytes;
 	self->available += nbytes;
+	self->nbytes += nbytes;
 	self->messages_received++;
 }
 
@@ -185,6 +186,8 @@ static PyObject *inbound_get_has_update(PyObject *self, void *unused)
 static PyMemberDef inbound_members[] = {
 	{ "available", T_ULONGLONG, offsetof(struct inbound, available), READONLY,
 	  "The number of bytes that were received and not read." },
+	{ "nbytes", T_ULONGLONG, offsetof(struct inbound, nbytes), READONLY,
+	  "The number of bytes that were received since the beginning." },
 	{ "announced", T_ULONGLONG, offsetof(struct inbound, announced), READONLY,
 	  "The number of bytes that the peer may still write." },
 	{ "takes_data", T_BOOL, offsetof(struct inbound, takes_data), 0,

@@ -103,6 +103,7 @@ struct remote_segment outbound_use(struct outbound *self, unsigned int nbytes)
 	struct remote_segment used = self->targets[0];
 
 	used.length = nbytes;
+	self->nbytes += nbytes;
 	self->targets[0].addr += nbytes;
 	self->targets[0].length -= nbytes;
 	if (!self->targets[0].length) {
@@ -203,6 +204,8 @@ static PyObject *outbound_get_room(PyObject *self, void *unused)
 static PyMemberDef outbound_members[] = {
 	{ "may_send", T_BOOL, offsetof(struct outbound, may_send), 0,
 	  "True if this side may send data." },
+	{ "nbytes", T_ULONGLONG, offsetof(struct outbound, nbytes), READONLY,
+	  "The number of bytes that were sent since the beginning." },
 	{ "control_credits", T_INT, offsetof(struct outbound, control_credits), READONLY,
 	  "The number of control messages that may be posted now." },
 	{ NULL, 0, 0, 0, NULL },
