@@ -186,7 +186,7 @@ dask-checks: setup
 	@$(call on_device,both,$(PY) tests/dask_checks.py $(DISTRIBUTED))
 
 bench: setup
-	@$(call on_device,rxe,$(PY) -m aiordma bench $(BENCH))
+	@$(call on_device,rxe --awake,$(PY) -m aiordma bench $(BENCH))
 
 # MATRIX="...": rows, such as sid, 3.12, 3.13t or the path of an interpreter. Needs root.
 matrix: wheel
@@ -209,7 +209,7 @@ count: $(READY)
 setup: $(READY) $(LAB_READY)
 
 # $(call on_device,DEVICE,COMMAND): run COMMAND here if this machine has an RDMA device with an
-# address, else in a lab that has DEVICE.
+# address, else in a lab that has DEVICE. Further options of the lab can follow DEVICE.
 define on_device
 if $(PY) -m aiordma devices >/dev/null 2>&1; then \
 	echo "aiordma: on this machine's RDMA device"; $(2); \

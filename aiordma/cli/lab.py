@@ -74,6 +74,12 @@ def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="kvm: this machine's processor; tcg: an emulated one (default: KVM if it works)",
     )
     run.add_argument(
+        "--awake",
+        action="store_true",
+        help="never halt the processors of the machines, for measurements: one that was halted is "
+        "slower for a while",
+    )
+    run.add_argument(
         "command", nargs="+", metavar="COMMAND", help="the command and its arguments, after `--`"
     )
     run.set_defaults(handler=_run)
@@ -158,6 +164,7 @@ def _run(args: argparse.Namespace) -> int:
         "memory": args.memory,
         "boot_timeout": args.boot_timeout,
         "accelerator": args.accel,
+        "awake": args.awake,
     }
     options = Options(**{name: value for name, value in chosen.items() if value is not None})
     return _reported(lambda: run(args.command, options))

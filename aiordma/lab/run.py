@@ -22,7 +22,8 @@ MAX_NODES = 4
 class Options:
     """The user's choices.
 
-    `boot_timeout` (in seconds) and `accelerator` are chosen by the lab if they are None.
+    `boot_timeout` (in seconds) and `accelerator` are chosen by the lab if they are None. `awake`:
+    the processors of the machines are never halted.
     """
 
     device: str = "rxe"
@@ -31,6 +32,7 @@ class Options:
     memory: str = "2G"
     boot_timeout: float | None = None
     accelerator: str | None = None
+    awake: bool = False
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -71,6 +73,7 @@ def _nodes(options: Options, lab_id: str, cwd: str) -> list[NodeOptions]:
         cpus=options.cpus,
         memory=options.memory,
         cwd=cwd,
+        awake=options.awake,
     )
     nodes = _devices_of_nodes(devices, options.nodes)
     busybox = packages.busybox()

@@ -42,6 +42,7 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
         "_is_unregistered",
         "_registration",
         "access",
+        "length",
         "references",
         "segment",
     )
@@ -61,6 +62,8 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
         self._is_unregistered = False
         self._close_waiters: WaitQueue | None = None
         self.access = access
+        self.length = registration.length
+        """The size in bytes."""
         self.references = fast_path.ReferenceCount(registration.pd, access)
         """The reference count: requests that use the region."""
         self.segment: Segment = (
@@ -119,7 +122,7 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
 
     def __len__(self) -> int:
         """Return the size in bytes, whatever the items of the buffer are."""
-        return self._registration.length
+        return self.length
 
     def __getitem__(self, part: slice) -> MemorySlice:
         """Return a part of the region. The bounds are in bytes: `region[16:32]`.
@@ -127,7 +130,7 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
         Raises:
             ValueError: the slice has a step.
         """
-        return MemorySlice(self, 0, len(self))[part]
+        return MemorySlice(self, *bounds_of(part, self.length))
 
     # --- use by the device ---
 

@@ -55,7 +55,7 @@ class Landing:
         self._exchange = exchange
         self._pool = pool
         self._message = message
-        self._changed = WaitQueue(exchange.loop)
+        self._ended: WaitQueue | None = None  # of the background task
         self._transfer: Transfer | None = None  # posted by try_post(), until a task has waited
         self._is_started = self._is_over = False
         self._error: BaseException | None = None
@@ -74,7 +74,7 @@ class Landing:
         region = self._pool.take_kept(message.nbytes)
         if region is None:
             return False
-        part = region[: message.nbytes]
+        part = MemorySlice(region, 0, message.nbytes)
         transfer = self._exchange.data_path.start_transfer(READ, part, message.frames[0])
         if transfer is None:
             self._pool.give_back(region)
@@ -85,8 +85,10 @@ class Landing:
 
     def start(self) -> None:
         """Have a background task read it."""
+        loop = self._exchange.loop
         self._is_started = True
-        run_in_background(self._exchange.loop, self._finish(self._read()))
+        self._ended = WaitQueue(loop)
+        run_in_background(loop, self._finish(self._read()))
 
     async def wait(self) -> None:
         """Wait until it is read. If this is cancelled, see `has_failed`.
@@ -100,8 +102,8 @@ class Landing:
         elif not self._is_started:
             self._is_started = True
             await self._finish(self._read())
-        while not self._is_over:
-            await self._changed.wait()
+        while not self._is_over and self._ended is not None:
+            await self._ended.wait()
         if self._error is not None:
             raise self._error
 
@@ -130,7 +132,8 @@ class Landing:
         if error is not None and self._region is not None:
             self._region.close()  # not given back: the device can still write to it
             self._region = None
-        self._changed.wake_all()
+        if self._ended is not None:
+            self._ended.wake_all()
 
     @property
     def has_failed(self) -> bool:
@@ -194,7 +197,7 @@ class LandingPool:
         size = class_of(nbytes)
         free = self._free
         for index in range(len(free) - 1, -1, -1):
-            if len(free[index]) == size:
+            if free[index].length == size:
                 self.nbytes -= size
                 return free.pop(index)
         return None
@@ -202,7 +205,7 @@ class LandingPool:
     def give_back(self, region: MemoryRegion) -> None:
         """Take a region back. The device does not use it any more."""
         self._free.append(region)
-        self.nbytes += len(region)
+        self.nbytes += region.length
         while self.nbytes > self._max_nbytes:
             self._close_oldest()
         if self._free and self._timer is None:
@@ -210,7 +213,7 @@ class LandingPool:
 
     def _close_oldest(self) -> None:
         region = self._free.pop(0)
-        self.nbytes -= len(region)
+        self.nbytes -= region.length
         region.close()
 
     def _start_timer(self) -> None:

@@ -42,7 +42,8 @@ class _NextMessage:
             refuse_forked_child()
             if exchange.checkpoint is not None:
                 await exchange.checkpoint()
-            await exchange.wait_for_arrival()
+            if not exchange.inbox:
+                await exchange.wait_for_arrival()
             if not exchange.inbox:
                 raise PeerClosed(
                     f"{format_address(exchange.connection.peer_address)} sends no further message"

@@ -34,3 +34,8 @@ def test_both_devices_pass_rping(tmp_path: Path) -> None:
         "netem",
         "unlimited",
     ], done.stderr.decode()
+
+
+def test_the_processors_stay_awake(tmp_path: Path) -> None:
+    done = lab_run("dmesg", cwd=tmp_path, options=("--awake",))
+    assert b"using polling idle threads" in done.stdout, done.stderr.decode()

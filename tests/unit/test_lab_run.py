@@ -3,6 +3,7 @@
 import marshal
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def test_qemu_command_line_escapes_commas() -> None:
         "stream,id=rxe-wire,addr.type=fd,addr.str=9",
     ):
         assert part in line
+    assert "idle=poll" not in line
+    assert "idle=poll" in " ".join(replace(machine, awake=True).argv("/qemu"))
 
 
 def test_kvm_is_probed_once_for_each_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +140,8 @@ def test_command_line_options_and_exit_codes(
     assert argv == ["ls", "--", "-l"]
     chosen = (options.device, options.nodes, options.cpus, options.memory)
     assert chosen == ("both", 2, 1, "2G")
-    assert main(["lab", "run", "fail"]) == 125
+    assert main(["lab", "run", "--awake", "fail"]) == 125
+    assert [options.awake for _, options in seen] == [False, True]
     errors = "aiordma lab: a sentence\naiordma lab: the log is in /a/log\n"
     assert capsys.readouterr().err == errors
 
