@@ -30,9 +30,9 @@ class AdaptiveWait:
         "_busy",
         "_change",
         "_polling",
-        "count",
         "missed_polls",
         "poll_budget",
+        "waits",
     )
 
     def __init__(
@@ -47,7 +47,7 @@ class AdaptiveWait:
         """Nanoseconds that the next wait polls. 0 polls once, -1 does not poll."""
         self.missed_polls = 0
         """Consecutive polls that found nothing."""
-        self.count = 0
+        self.waits = 0
         """The number of waits."""
 
     def open(self, dispatcher: fast_path.CompletionDispatcher, *, adaptive: bool) -> None:
@@ -58,7 +58,7 @@ class AdaptiveWait:
         """Wait until `condition()` is true. Cancelling only ends the wait."""
         if condition():
             return
-        self.count += 1
+        self.waits += 1
         if self.poll_budget > 0:
             busy = self._busy
             await busy.until(condition, self.poll_budget, preemptible=not busy.is_on)

@@ -119,7 +119,7 @@ class StreamCore:
             bytes_sent=outbound.nbytes,
             bytes_received=inbound.nbytes,
             bytes_written=self._bytes_written,
-            send_waits=self._writing.count,
+            send_waits=self._writing.waits,
             receive_waits=self.receiver.waits + data_path.core.waits,
             sends_posted=len(data_path.sends),
             bytes_unread=inbound.available,
