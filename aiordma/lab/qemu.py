@@ -102,7 +102,7 @@ class Machine:
             *_ACCELERATORS[self.accelerator],
             *("-smp", str(self.cpus), "-m", self.memory),
             *("-kernel", str(self.kernel), "-initrd", self.initramfs),
-            *("-append", " ".join((*_PARAMETERS, *([_AWAKE] if self.awake else [])))),
+            *("-append", " ".join((*_PARAMETERS, _AWAKE) if self.awake else _PARAMETERS)),
             *("-serial", f"file:{_quoted(self.console)}"),
             *self._shares(),
             *self._cards(),

@@ -55,7 +55,7 @@ class Landing:
         self._exchange = exchange
         self._pool = pool
         self._message = message
-        self._ended: WaitQueue | None = None  # of the background task
+        self._ended: WaitQueue | None = None  # for the end of the background task, if there is one
         self._transfer: Transfer | None = None  # posted by try_post(), until a task has waited
         self._is_started = self._is_over = False
         self._error: BaseException | None = None
@@ -102,8 +102,9 @@ class Landing:
         elif not self._is_started:
             self._is_started = True
             await self._finish(self._read())
-        while not self._is_over and self._ended is not None:
-            await self._ended.wait()
+        elif self._ended is not None:  # a background task reads it, or has read it
+            while not self._is_over:
+                await self._ended.wait()
         if self._error is not None:
             raise self._error
 
