@@ -3,6 +3,7 @@
 A C struct is a class here, and a pointer to it has the same class: cffi reads fields through both.
 """
 
+from collections.abc import Iterator
 from typing import Final, Literal, overload
 
 from typing_extensions import Buffer
@@ -315,7 +316,8 @@ class CmEventCopy(CData):
     private_data: Final[Bytes]
 
 class CmEventArray(CData):
-    def __getitem__(self, index: int) -> CmEventCopy: ...
+    def __getitem__(self, index: slice) -> CmEventArray: ...
+    def __iter__(self) -> Iterator[CmEventCopy]: ...
 
 class AsyncEventCopy(CData):
     element: Final[int]

@@ -11,6 +11,7 @@ from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.dispatch import CmDispatcher, destroy_and_log
 from aiordma.errors import BusyError, LocalClosed, RdmaError
 from aiordma.loop import (
+    Deadline,
     Interrupt,
     Loop,
     SerialJobs,
@@ -278,7 +279,7 @@ class IdHandle:
         await checkpoint()
         if self._is_destroyed or is_forked_child():
             return
-        timer = self.loop.call_later(SLOW_DESTRUCTION_SECONDS, _log_slow_destruction)
+        timer = Deadline(self.loop, SLOW_DESTRUCTION_SECONDS, _log_slow_destruction)
         try:
             while not self._is_destroyed and not is_forked_child():
                 await self._waiters.wait()

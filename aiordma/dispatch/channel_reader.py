@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from aiordma.errors import VerbsError
 from aiordma.loop import Loop, run_with_inline_wakeups
@@ -31,7 +32,7 @@ class ChannelReader:
         self._channel = channel
         self._dispatch = dispatch
         self._fail = fail
-        loop.add_reader(channel.fd, self._on_readable)
+        loop.add_reader(channel.fd, partial(run_with_inline_wakeups, self._read))
 
     def stop(self) -> None:
         """Stop reading, so that the fd can be closed.
@@ -45,9 +46,6 @@ class ChannelReader:
         """Dispatch all events that are pending now."""
         while self._read() == EVENT_BATCH:
             pass
-
-    def _on_readable(self) -> None:
-        run_with_inline_wakeups(self._read)
 
     def _read(self) -> int:
         try:

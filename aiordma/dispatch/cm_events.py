@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from aiordma.dispatch.channel_reader import ChannelReader
 from aiordma.dispatch.connect_turns import ConnectTurns
@@ -37,7 +37,8 @@ class CmDispatcher:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._channel = EventChannel()
-        self._handlers: WeakValueDictionary[int, CmEventHandler] = WeakValueDictionary()
+        # Until forget(). No WeakValueDictionary: it makes Python calls for each event.
+        self._handlers: dict[int, ReferenceType[CmEventHandler]] = {}
         self._users = 0
         self.connect_turns = ConnectTurns(loop)
         """The turns of the tasks that connect."""
@@ -62,7 +63,7 @@ class CmDispatcher:
     def register(self, cm_id: CmId, handler: CmEventHandler) -> None:
         """Dispatch the id's events to `handler` from now on. Adds a reference, see release()."""
         self.acquire()
-        self._handlers[cm_id.address] = handler
+        self._handlers[cm_id.address] = ref(handler)
 
     def forget(self, cm_id: CmId) -> None:
         """Drop the id's events from now on. Call it before the id is destroyed.
@@ -124,7 +125,7 @@ class CmDispatcher:
     def _dispatch(self, event: CmEvent) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             _log_event(event)
-        handler = self._handlers.get(event.id)
+        handler = self._handlers.get(event.id, _no_handler)()
         if handler is not None:
             handler.handle_event(event)
 
@@ -158,11 +159,15 @@ class CmDispatcher:
             self._dispatch(event)
             return
         _log_event(event)
-        handler = self._handlers.get(event.listen_id)
+        handler = self._handlers.get(event.listen_id, _no_handler)()
         if handler is not None:
             handler.handle_event(event)
         else:
             _reject(CmId.from_address(event.id), channel)
+
+
+def _no_handler() -> None:
+    """Return None, as the reference to a handler that was garbage-collected does."""
 
 
 def _log_event(event: CmEvent) -> None:

@@ -11,6 +11,7 @@ from aiordma.loop.checkpoints import (
     yield_of,
 )
 from aiordma.loop.current import running_loop
+from aiordma.loop.deadline import Deadline
 from aiordma.loop.forked import is_forked_child, refuse_forked_child
 from aiordma.loop.inline_wakeup import (
     InlineFuture,
@@ -25,7 +26,7 @@ from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
 from aiordma.loop.task_groups import run_in_background, task_group
 from aiordma.loop.threadsafe_call import ensure_called
 from aiordma.loop.time_budget import LoopTimeBudget
-from aiordma.loop.waiting import Deadline, FairSemaphore, WaitQueue, wake
+from aiordma.loop.waiting import FairSemaphore, WaitQueue, wake
 from aiordma.loop.workers import (
     SerialJobs,
     blocking_pool,

@@ -11,6 +11,7 @@ peer works on a message while other tasks run here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Coroutine, Generator
 
 from aiordma.loop.current import running_loop
@@ -63,7 +64,7 @@ async def checkpoint() -> None:
     Do nothing in a forked child: asyncio raises there because no loop is running, and all that the
     child can still do is close its objects.
     """
-    if is_forked_child():
+    if "trio" not in sys.modules or is_forked_child():
         return
     execute = checkpoint_of(running_loop())
     if execute is not None:

@@ -8,16 +8,13 @@ from aiordma._native import fast_path
 from aiordma.errors import RdmaError
 
 _used = False
-_forked = False
 
+is_forked_child = fast_path.is_forked_child
+"""Return True if this process was forked, without exec, from one that had used aiordma.
 
-def is_forked_child() -> bool:
-    """Return True if this process was forked, without exec, from one that had used aiordma.
-
-    Such a process shares the parent's RDMA objects through its file descriptors. If it destroyed
-    an object, the object would be destroyed in the parent too.
-    """
-    return _forked
+Such a process shares the parent's RDMA objects through its file descriptors. If it destroyed an
+object, the object would be destroyed in the parent too.
+"""
 
 
 def refuse_forked_child() -> None:
@@ -26,7 +23,7 @@ def refuse_forked_child() -> None:
     Raises:
         RdmaError: this process is a forked child.
     """
-    if _forked:
+    if is_forked_child():
         raise RdmaError(
             "RDMA cannot be used in a forked child: start the child with the spawn or forkserver "
             "method of multiprocessing, or as a subprocess"
@@ -40,9 +37,7 @@ def note_use() -> None:
 
 
 def _note_fork() -> None:
-    global _forked
-    _forked = _used
-    if _forked:
+    if _used:
         fast_path.note_fork()
 
 

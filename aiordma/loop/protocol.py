@@ -58,6 +58,9 @@ class Loop(Protocol):
     def is_closed(self) -> bool:
         """Return True if the loop will never run again. Callable from any thread."""
 
+    def time(self) -> float:
+        """Return the loop's clock, in seconds."""
+
     def call_later(self, delay: float, callback: Callable[[], None], /) -> LoopTimer:
         """Call `callback` after `delay` seconds."""
 

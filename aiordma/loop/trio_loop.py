@@ -187,6 +187,10 @@ class TrioLoop:
         """Return True if the run is over."""
         return self._end.is_over
 
+    def time(self) -> float:
+        """Return trio's clock, in seconds."""
+        return trio.current_time()
+
     def call_later(self, delay: float, callback: Callable[[], None], /) -> TrioTimer:
         """Call `callback` after `delay` seconds."""
         return TrioTimer(delay, callback)

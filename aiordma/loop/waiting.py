@@ -1,9 +1,8 @@
-"""Tools for waiting: a queue of waiting tasks, a fair semaphore and a deadline."""
+"""Tools for waiting: a queue of waiting tasks, and a fair semaphore."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiordma.loop.inline_wakeup import make_future
@@ -36,6 +35,8 @@ class WaitQueue:
 
     def __len__(self) -> int:
         """Return the number of waiting tasks, without those whose wait was cancelled."""
+        if not self._futures:
+            return 0
         return sum(not future.done() for future in self._futures)
 
     async def wait(self) -> None:
@@ -116,22 +117,3 @@ class FairSemaphore:
             if is_waiting:
                 self._granted.append(future)
                 wake(future)
-
-
-class Deadline:
-    """A timer for a wait: after `seconds`, it sets `expired` and calls `wake` once."""
-
-    __slots__ = ("_timer", "_wake", "expired")
-
-    def __init__(self, loop: Loop, seconds: float, wake: Callable[[], None]) -> None:
-        self.expired = False
-        self._wake = wake
-        self._timer = loop.call_later(seconds, self._expire)
-
-    def _expire(self) -> None:
-        self.expired = True
-        self._wake()
-
-    def cancel(self) -> None:
-        """Cancel the timer, unless it has expired."""
-        self._timer.cancel()

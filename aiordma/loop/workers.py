@@ -71,7 +71,6 @@ class WorkerPool:
         """
         if sys.is_finalizing() or is_forked_child():
             return
-        note_use()
         with self._lock:
             self._jobs.append(job)
             needs_thread = self._needs_thread()
@@ -96,6 +95,7 @@ class WorkerPool:
         return True
 
     def _start(self) -> None:
+        note_use()
         try:
             threading.Thread(target=self._work, name="aiordma-worker", daemon=True).start()
         except RuntimeError:

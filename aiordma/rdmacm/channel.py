@@ -63,7 +63,7 @@ class EventChannel:
         count = lib.aiordma_get_cm_events(self.pointer, self._events, EVENT_BATCH)
         if count < 0:
             raise last_error("rdma_get_cm_event")
-        return [read_event(self._events[index]) for index in range(count)]
+        return list(map(read_event, self._events[0:count]))
 
     def close(self) -> None:
         """Close the channel: rdma_destroy_event_channel(3). Idempotent.

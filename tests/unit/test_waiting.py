@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
+import weakref
 from functools import partial
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from simulator import Simulation
 
 from aiordma.loop import Deadline, FairSemaphore, WaitQueue, running_loop
+from aiordma.loop.deadline import KEPT
 
 
 class Waiters:
@@ -102,4 +105,67 @@ async def test_a_deadline_expires_unless_it_is_cancelled(simulation: Simulation)
     await loops.sleep(2)
     assert [deadline.expired for deadline in deadlines] == [True, False, True]
     deadlines[0].cancel()
-    assert (deadlines[0].expired, sorted(calls)) == (True, [0, 2])  # in any order on trio
+    assert (deadlines[0].expired, calls) == (True, [0, 2])
+
+
+async def test_deadlines_of_equal_length_share_a_timer(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after many of them were cancelled, and they expire in their order."""
+    loop = running_loop()
+    timers: list[float] = []
+    expired: list[float] = []
+    call_later = loop.call_later
+
+    def count(delay: float, callback: Any) -> Any:
+        timers.append(delay)
+        return call_later(delay, callback)
+
+    monkeypatch.setattr(type(loop), "call_later", lambda _, *arguments: count(*arguments))
+    for _ in range(3 * KEPT):
+        Deadline(loop, 5, partial(pytest.fail, "it was cancelled")).cancel()
+    for number in range(3):
+        Deadline(loop, 5, partial(expired.append, number))
+    assert timers == [5]
+    monkeypatch.undo()
+    await loops.sleep(4)
+    Deadline(loop, 5, partial(expired.append, 3))
+    await loops.sleep(2)
+    assert expired == [0, 1, 2]
+    await loops.sleep(4)
+    assert expired == [0, 1, 2, 3]
+
+
+def test_a_deadline_that_raises_does_not_delay_the_others() -> None:
+    expired: list[int] = []
+    errors: list[str] = []
+
+    def fail() -> None:
+        raise RuntimeError("it failed")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
+        Deadline(loop, 0, fail)
+        done = asyncio.Event()
+        Deadline(loop, 0, partial(expired.append, 1))
+        Deadline(loop, 0, done.set)
+        await done.wait()
+
+    asyncio.run(main())
+    assert (expired, errors) == ([1], ["it failed"])
+
+
+def test_deadlines_are_freed_with_their_loop() -> None:
+    class Waiting:
+        def wake(self) -> None:
+            """Not called: the loop is closed before."""
+
+    async def main() -> weakref.ref[Waiting]:
+        waiting = Waiting()
+        Deadline(running_loop(), 60, waiting.wake)
+        return weakref.ref(waiting)
+
+    waiting = asyncio.run(main())
+    gc.collect()
+    assert waiting() is None

@@ -5,6 +5,11 @@ int is_forked_child;
 int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *wr);
 int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 
+static PyObject *get_is_forked_child(PyObject *module, PyObject *unused)
+{
+	return PyBool_FromLong(is_forked_child);
+}
+
 static PyObject *note_fork(PyObject *module, PyObject *unused)
 {
 	is_forked_child = 1;
@@ -23,6 +28,8 @@ static PyObject *set_functions(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef module_methods[] = {
+	{ "is_forked_child", get_is_forked_child, METH_NOARGS,
+	  "Return True if note_fork() was called." },
 	{ "note_fork", note_fork, METH_NOARGS,
 	  "Note that this process is a forked child: post nothing, and take no completions." },
 	{ "set_functions", set_functions, METH_VARARGS,

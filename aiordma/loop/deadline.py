@@ -1,0 +1,100 @@
+"""Deadline: the end of the time for a wait. Deadlines of equal length share a timer of their loop.
+
+Each connection sets several deadlines, and nearly all of them are cancelled soon. A timer of the
+loop for each of them would cost far more: asyncio makes a dozen Python calls, and trio a task.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiordma.loop.protocol import Loop
+
+# A timer can fire before its time by a rounding error.
+TOLERANCE = 1e-6
+# A queue with fewer deadlines keeps its cancelled ones.
+KEPT = 64
+
+
+class Deadline:
+    """After `seconds`, the loop sets `expired` and calls `wake` once, unless cancel() was called.
+
+    Created and cancelled on the loop's thread.
+    """
+
+    __slots__ = ("at", "expired", "wake")
+
+    def __init__(self, loop: Loop, seconds: float, wake: Callable[[], None]) -> None:
+        self.expired = False
+        """True if the time is over."""
+        self.wake: Callable[[], None] | None = wake
+        """None once the deadline has expired or was cancelled."""
+        self.at = loop.time() + seconds
+        """The value of `loop.time()` at which it expires."""
+        _queue_of(loop, seconds).append(loop, self)
+
+    def expire(self) -> None:
+        """Expire now, unless it has expired or was cancelled. Called by the timer."""
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            self.expired = True
+            wake()
+
+    def cancel(self) -> None:
+        """Cancel the deadline, unless it has expired. Idempotent."""
+        self.wake = None
+
+
+class _Queue:
+    """The deadlines of a loop that have the same length. They expire in the order of creation."""
+
+    def __init__(self, loop: Loop, seconds: float) -> None:
+        self.loop = weakref.ref(loop)
+        self._seconds = seconds
+        self._deadlines: deque[Deadline] = deque()
+        self._has_timer = False
+        self._limit = KEPT
+        """The number of deadlines at which those that were cancelled are removed."""
+
+    def append(self, loop: Loop, deadline: Deadline) -> None:
+        """Append a deadline. Set the timer if there is none."""
+        if len(self._deadlines) >= self._limit:
+            self._deadlines = deque(kept for kept in self._deadlines if kept.wake is not None)
+            self._limit = KEPT + 2 * len(self._deadlines)
+        self._deadlines.append(deadline)
+        if not self._has_timer:
+            self._set_timer(loop, self._seconds)
+
+    def _set_timer(self, loop: Loop, seconds: float) -> None:
+        # Only the timer refers to the queue: a closed loop is freed together with its deadlines.
+        loop.call_later(seconds, lambda: self._expire(loop))
+        self._has_timer = True
+
+    def _expire(self, loop: Loop) -> None:
+        """Wake the deadlines whose time is over, and set the timer for the first of the others."""
+        now = loop.time()
+        try:
+            while self._deadlines and self._is_over(self._deadlines[0], now + TOLERANCE):
+                self._deadlines.popleft().expire()
+        finally:
+            self._has_timer = False
+            if self._deadlines:
+                self._set_timer(loop, max(0.0, self._deadlines[0].at - now))
+
+    def _is_over(self, deadline: Deadline, now: float) -> bool:
+        return deadline.wake is None or deadline.at <= now
+
+
+def _queue_of(loop: Loop, seconds: float) -> _Queue:
+    key = id(loop), seconds
+    queue = _queues.get(key)
+    if queue is None or queue.loop() is not loop:  # the id of a loop that is freed is used again
+        queue = _queues[key] = _Queue(loop, seconds)
+    return queue
+
+
+_queues: weakref.WeakValueDictionary[tuple[int, float], _Queue] = weakref.WeakValueDictionary()
