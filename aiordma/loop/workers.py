@@ -30,10 +30,8 @@ MAX_THREADS = 64
 IDLE_SECONDS = 10.0
 # While one thread makes progress with the jobs, more threads would only compete with it and with
 # the loop for the interpreter's lock. A thread that waits in the kernel makes no progress: if no
-# thread has taken a job, and the process was idle for this time, another thread takes the next one.
+# thread has taken a job for this time, another thread takes the next one.
 STALL_SECONDS = 0.02
-# A process that is not idle can have a thread that waits, too. So this is the longest time.
-BUSY_STALL_SECONDS = 0.1
 # For this time after a thread was started, no other is started, unless the first has begun to run.
 STARTUP_SECONDS = 0.1
 
@@ -50,7 +48,6 @@ class WorkerPool:
         self._max_threads = max_threads
         self._idle_seconds = idle_seconds
         self._stall_seconds = stall_seconds
-        self._busy_stall_seconds = max(stall_seconds, BUSY_STALL_SECONDS)
         self._jobs: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -61,8 +58,6 @@ class WorkerPool:
         self._is_watched = False
         """True if an idle thread watches whether the busy threads make progress."""
         self._last_taken = 0.0
-        self._used_before = 0.0
-        """The processor time of the process when a thread took a job last."""
 
     def submit(self, job: Callable[[], None]) -> None:
         """Have a thread run `job`, soon. Callable from any thread.
@@ -160,9 +155,7 @@ class WorkerPool:
             return 0.0
         if self._is_watched:
             return self._idle_seconds
-        elapsed = now - self._last_taken
-        idle = elapsed - (time.process_time() - self._used_before)
-        wait = min(self._stall_seconds - idle, self._busy_stall_seconds - elapsed)
+        wait = self._last_taken + self._stall_seconds - now
         self._is_watched = wait > 0
         return wait
 
@@ -176,7 +169,7 @@ class WorkerPool:
             return None
 
     def _take(self) -> Callable[[], None]:
-        self._last_taken, self._used_before = time.monotonic(), time.process_time()
+        self._last_taken = time.monotonic()
         return self._jobs.popleft()
 
 

@@ -166,31 +166,6 @@ def test_after_a_stall_another_thread_takes_the_next_job(blocking: BlockingJobs)
     assert not blocking.finished
 
 
-def test_a_thread_of_a_busy_process_stalls_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It might only wait for the processor, or for the interpreter's lock."""
-    pool, now, used = WorkerPool(stall_seconds=0.02), 0.0, 0.0
-
-    def seconds_to_wait() -> float:
-        pool._is_watched = False
-        return pool._seconds_to_wait(LONG)
-
-    clocks = SimpleNamespace(monotonic=lambda: now, process_time=lambda: used)
-    monkeypatch.setattr("aiordma.loop.workers.time", clocks)
-    pool._jobs.extend([pytest.fail, pytest.fail])
-    pool._busy = 1
-    pool._take()
-    now = used = 0.05
-    assert seconds_to_wait() == pytest.approx(0.02)
-    now += 0.015
-    assert seconds_to_wait() == pytest.approx(0.005)
-    now += 0.006
-    assert seconds_to_wait() < 0
-    now = used = 0.09
-    assert seconds_to_wait() == pytest.approx(0.01)
-    now = used = 0.11
-    assert seconds_to_wait() < 0
-
-
 def test_an_idle_thread_is_used_again_and_ends_after_its_idle_time(blocking: BlockingJobs) -> None:
     pool = WorkerPool(idle_seconds=LONG)
     blocking.gate.set()
