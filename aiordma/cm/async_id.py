@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aiordma.cm.base_id import BaseCmId
 from aiordma.cm.handle import IdHandle
 from aiordma.cm.states import CmCall, CmState
-from aiordma.cm.step import Executor, Step
+from aiordma.cm.step import Step
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, VerbsError
@@ -79,11 +79,10 @@ class AsyncCmId(BaseCmId):
             before = self._state.enter(step.call)
         expected = self._state.current
         try:
-            if step.executor is Executor.LOOP:
+            if step.pool is None:
                 _call(step)
             else:
-                blocking = step.executor is Executor.BLOCKING_POOL
-                await self.handle.call(partial(_call, step), blocking=blocking)
+                await self.handle.call(partial(_call, step), step.pool)
         except Exception:
             if step.call is not None:
                 self._state.call_failed(step.call, before, expected)

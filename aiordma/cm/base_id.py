@@ -25,10 +25,17 @@ from aiordma.cm.id_state import IdState
 from aiordma.cm.own_completions import OwnCompletions
 from aiordma.cm.pending_requests import MAX_BACKLOG, PendingRequests
 from aiordma.cm.states import FINAL, WAITING, CmCall, CmState, after_call
-from aiordma.cm.step import Executor, Step
+from aiordma.cm.step import Step
 from aiordma.enums import CmEventType, IbOption, IdOption, JoinFlags, QpState, SrqType
 from aiordma.errors import ConnectError, LocalClosed, RdmaError, VerbsError
-from aiordma.loop import Loop, checkpoint
+from aiordma.loop import (
+    Loop,
+    WorkerPool,
+    blocking_pool,
+    checkpoint,
+    route_pool,
+    worker_pool,
+)
 from aiordma.loop.context_managers import AsyncContextManagerMixin
 from aiordma.rdmacm import (
     CmEvent,
@@ -287,7 +294,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         step = Step(
             CmCall.RESOLVE_ADDR,
             lambda: self.handle.cm_id.resolve_addr(source, destination, _milliseconds(timeout)),
-            Executor.LOOP,
+            None,
             translate=lambda error: _query_error(CmEventType.ADDR_ERROR, error, peer),
         )
         await self._perform_to(step, CmState.ADDR_RESOLVED, peer=peer)
@@ -308,7 +315,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """
         await self._resolve_route(
             lambda: self.handle.cm_id.resolve_route(_milliseconds(timeout)),
-            Executor.BLOCKING_POOL,
+            route_pool,
             prepare,
         )
 
@@ -320,20 +327,18 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             RouteError: it is not accepted (EINVAL: no such path, or neither InfiniBand nor RoCE).
         """
-        await self._resolve_route(
-            lambda: self.handle.cm_id.set_option(IbOption.PATH, path), Executor.LOOP
-        )
+        await self._resolve_route(lambda: self.handle.cm_id.set_option(IbOption.PATH, path), None)
 
     async def _resolve_route(
         self,
         start: Callable[[], None],
-        executor: Executor,
+        pool: WorkerPool | None,
         prepare: Callable[[], None] = _do_nothing,
     ) -> None:
         step = Step(
             CmCall.RESOLVE_ROUTE,
             start,
-            executor,
+            pool,
             prepare,
             lambda error: _query_error(CmEventType.ROUTE_ERROR, error, self.peer_address[0]),
         )
@@ -366,11 +371,11 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """
         self._state.check_allowed(CmCall.CONNECT)
         self.handle.is_slow_to_destroy = iwarp = self.device().is_iwarp
-        executor = Executor.LOOP if prepare is None else Executor.WORKER_POOL
+        pool = None if prepare is None else worker_pool
         step = Step(
             CmCall.CONNECT,
             lambda: self.handle.cm_id.connect(parameters),
-            Executor.BLOCKING_POOL if iwarp else executor,
+            blocking_pool if iwarp else pool,
             prepare or _do_nothing,
             lambda error: error_for_iwarp_connect(error, self._peer_name()) if iwarp else error,
         )
@@ -419,7 +424,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         step = Step(
             CmCall.ACCEPT,
             lambda: self.handle.cm_id.accept(parameters),
-            Executor.WORKER_POOL,
+            worker_pool,
             lambda: self._prepare_answer(prepare),
             lambda error: ConnectError(f"{self._peer_name()} could not be accepted: {error}"),
             finish,
@@ -678,7 +683,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._state.check_open()
         token = next(_tokens)
         self._joining[token] = None
-        step = Step(None, lambda: self._join(group, token, flags), Executor.LOOP)
+        step = Step(None, lambda: self._join(group, token, flags), None)
         try:
             await self._perform(
                 step, lambda: self._joining[token] is not None or self._state.current in FINAL
@@ -732,7 +737,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             self.start_disconnect()
             await checkpoint()
             return
-        step = Step(CmCall.DISCONNECT, self._disconnect, Executor.WORKER_POOL)
+        step = Step(CmCall.DISCONNECT, self._disconnect, worker_pool)
         await self._perform(step, lambda: self._state.current is not CmState.DISCONNECTING)
 
     def _disconnect(self) -> None:

@@ -16,6 +16,7 @@ from aiordma.loop import (
     Loop,
     SerialJobs,
     WaitQueue,
+    WorkerPool,
     blocking_pool,
     checkpoint,
     ensure_called,
@@ -165,9 +166,9 @@ class IdHandle:
     # --- calls ---
 
     def call(
-        self, function: Callable[[], T], *, blocking: bool = False
+        self, function: Callable[[], T], pool: WorkerPool = worker_pool
     ) -> Coroutine[object, None, T]:
-        """Await a call on the id in a worker thread. Set `blocking` if it can take minutes.
+        """Await a call on the id in a thread of `pool`.
 
         Cancelling returns at once. A call under way continues, and destruction waits for it.
 
@@ -176,7 +177,6 @@ class IdHandle:
         """
         if self._is_destroying:
             raise LocalClosed("closed on this side")
-        pool = blocking_pool if blocking else worker_pool
         return run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
 
     async def make(
@@ -223,7 +223,7 @@ class IdHandle:
 
         try:
             if serialized:
-                return await self.call(run, blocking=True)
+                return await self.call(run, blocking_pool)
             return await run_in_worker(self.loop, run, blocking_pool.submit)
         except BaseException:
             interrupt.set()

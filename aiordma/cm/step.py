@@ -1,24 +1,13 @@
-"""Step: an operation of an id, as a value. Executor: the thread that makes its C call."""
+"""Step: an operation of an id, as a value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from aiordma.cm.states import CmCall
 from aiordma.errors import VerbsError
-
-
-class Executor(Enum):
-    """The thread in which a call is made."""
-
-    LOOP = auto()
-    """The loop's thread, for a call that does not block."""
-    WORKER_POOL = auto()
-    """A thread of the worker pool, for a call that takes milliseconds."""
-    BLOCKING_POOL = auto()
-    """A thread of the blocking pool, for a call that can take minutes."""
+from aiordma.loop import WorkerPool
 
 
 @dataclass(slots=True)
@@ -29,8 +18,9 @@ class Step:
     """The call in the table of states; None if it does not change the state."""
     start: Callable[[], None]
     """Make the C call."""
-    executor: Executor
-    """The thread in which `prepare` and `start` are called. A SyncCmId always uses a worker."""
+    pool: WorkerPool | None
+    """The threads, one of which makes all calls of the step. None: the loop's thread makes them.
+    A SyncCmId always uses the blocking pool."""
     prepare: Callable[[], None] = lambda: None
     """Called before `start`, in the same thread. Its errors are not translated."""
     translate: Callable[[VerbsError], Exception] = lambda error: error

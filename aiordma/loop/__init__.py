@@ -29,9 +29,11 @@ from aiordma.loop.time_budget import LoopTimeBudget
 from aiordma.loop.waiting import FairSemaphore, WaitQueue, wake
 from aiordma.loop.workers import (
     SerialJobs,
+    WorkerPool,
     blocking_pool,
     call_threadsafe,
     make_in_worker,
+    route_pool,
     run_in_worker,
     worker_pool,
 )
@@ -48,6 +50,7 @@ __all__ = [
     "LoopTimer",
     "SerialJobs",
     "WaitQueue",
+    "WorkerPool",
     "after_batch",
     "blocking_pool",
     "call_threadsafe",
@@ -62,6 +65,7 @@ __all__ = [
     "make_future",
     "make_in_worker",
     "refuse_forked_child",
+    "route_pool",
     "run_in_background",
     "run_in_worker",
     "run_with_inline_wakeups",

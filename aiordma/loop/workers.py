@@ -30,8 +30,9 @@ MAX_THREADS = 64
 IDLE_SECONDS = 10.0
 # While one thread makes progress with the jobs, more threads would only compete with it and with
 # the loop for the interpreter's lock. A thread that waits in the kernel makes no progress: if no
-# thread has taken a job for this time, another thread takes the next one.
-STALL_SECONDS = 0.02
+# thread has taken a job for this time, another thread takes the next one. A job of a busy process
+# can take 40 ms, because it waits for the processor and for the lock, too.
+STALL_SECONDS = 0.1
 # For this time after a thread was started, no other is started, unless the first has begun to run.
 STARTUP_SECONDS = 0.1
 
@@ -173,10 +174,12 @@ class WorkerPool:
         return self._jobs.popleft()
 
 
-# worker_pool is for calls that take milliseconds. blocking_pool is for calls that can stay in the
-# kernel for minutes, and that must not delay the others.
 worker_pool = WorkerPool()
+"""The threads for calls that take milliseconds."""
+route_pool = WorkerPool()
+"""The threads for rdma_resolve_route(3). It waits for ibacm if that runs, one call at a time."""
 blocking_pool = WorkerPool(max_threads=1024, stall_seconds=0.005)
+"""The threads for calls that can wait for minutes, and that must not delay each other."""
 
 
 def _run_job(job: Callable[[], None]) -> None:
