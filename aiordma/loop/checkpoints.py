@@ -59,7 +59,7 @@ def checkpoint_halves_of(loop: Loop) -> tuple[Checkpoint, Checkpoint] | None:
 
 
 async def checkpoint() -> None:
-    """Execute a full checkpoint if the running loop requires one.
+    """Execute a full checkpoint if the running loop requires one, as only trio's do.
 
     Do nothing in a forked child: asyncio raises there because no loop is running, and all that the
     child can still do is close its objects.

@@ -37,6 +37,10 @@ class Deadline:
         """The value of `loop.time()` at which it expires."""
         _queue_of(loop, seconds).append(loop, self)
 
+    def is_over(self, now: float) -> bool:
+        """Return True if the deadline was cancelled, or if its time is over at `now`."""
+        return self.wake is None or self.at <= now
+
     def expire(self) -> None:
         """Expire now, unless it has expired or was cancelled. Called by the timer."""
         wake, self.wake = self.wake, None
@@ -78,15 +82,12 @@ class _Queue:
         """Wake the deadlines whose time is over, and set the timer for the first of the others."""
         now = loop.time()
         try:
-            while self._deadlines and self._is_over(self._deadlines[0], now + TOLERANCE):
+            while self._deadlines and self._deadlines[0].is_over(now + TOLERANCE):
                 self._deadlines.popleft().expire()
         finally:
             self._has_timer = False
             if self._deadlines:
                 self._set_timer(loop, max(0.0, self._deadlines[0].at - now))
-
-    def _is_over(self, deadline: Deadline, now: float) -> bool:
-        return deadline.wake is None or deadline.at <= now
 
 
 def _queue_of(loop: Loop, seconds: float) -> _Queue:
