@@ -61,7 +61,7 @@ class Loop(Protocol):
     def time(self) -> float:
         """Return the loop's clock, in seconds."""
 
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> LoopTimer:
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> object:
         """Call `callback` after `delay` seconds."""
 
     def create_task(self, coro: Coroutine[object, None, None], /) -> object:

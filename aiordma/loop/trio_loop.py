@@ -50,25 +50,6 @@ class TrioFuture:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
-class TrioTimer:
-    """A callback that is scheduled for later: a system task that sleeps until then."""
-
-    def __init__(self, delay: float, callback: Callable[[], None]) -> None:
-        self._scope = trio.CancelScope()
-        trio.lowlevel.spawn_system_task(self._run, delay, callback, name="aiordma timer")
-
-    async def _run(self, delay: float, callback: Callable[[], None]) -> None:
-        with self._scope:
-            await trio.sleep(delay)
-        # The timer can be cancelled after the sleep has ended and before this task runs again.
-        if not self._scope.cancel_called:
-            _call(callback)
-
-    def cancel(self) -> None:
-        """Cancel the callback."""
-        self._scope.cancel()
-
-
 class TrioTaskGroup:
     """A trio nursery with the methods of asyncio.TaskGroup."""
 
@@ -120,8 +101,7 @@ class _BeforeWait(trio.abc.Instrument):
 class TrioLoop:
     """One run of trio, as a loop. Callbacks run in system tasks.
 
-    Ctrl-C does not interrupt system tasks. The task of a removed reader or a cancelled timer ends
-    soon.
+    Ctrl-C does not interrupt system tasks. The task of a removed reader ends soon.
     """
 
     def __init__(self) -> None:
@@ -191,9 +171,9 @@ class TrioLoop:
         """Return trio's clock, in seconds."""
         return trio.current_time()
 
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> TrioTimer:
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> None:
         """Call `callback` after `delay` seconds."""
-        return TrioTimer(delay, callback)
+        trio.lowlevel.spawn_system_task(_call_after, delay, callback, name="aiordma timer")
 
     def create_task(self, coro: Coroutine[object, None, None], /) -> trio.lowlevel.Task:
         """Run `coro` in a new system task. It must not raise an exception."""
@@ -212,6 +192,11 @@ async def _watch(scope: trio.CancelScope, fd: int, callback: Callable[[], None])
             await trio.lowlevel.wait_readable(fd)
             if not scope.cancel_called:
                 _call(callback)
+
+
+async def _call_after(delay: float, callback: Callable[[], None]) -> None:
+    await trio.sleep(delay)
+    _call(callback)
 
 
 async def _await(coro: Coroutine[object, None, None]) -> None:

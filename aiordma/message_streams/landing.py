@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiordma.errors import RdmaError
-from aiordma.loop import Loop, WaitQueue
+from aiordma.loop import Deadline, Loop, WaitQueue
 from aiordma.loop.task_groups import run_in_background
 from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.message_streams.frames import parts_for
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from aiordma._native._fast_path import Transfer
-    from aiordma.loop.protocol import LoopTimer
     from aiordma.message_streams.exchange import Exchange
     from aiordma.messages.connection import Connection
 
@@ -177,7 +176,7 @@ class LandingPool:
         self._loop = loop
         self._max_nbytes = max_nbytes
         self._free: list[MemoryRegion] = []  # those given back last are at the end
-        self._timer: LoopTimer | None = None
+        self._timer: Deadline | None = None
         self._is_used = False  # since the timer was started
         self.nbytes = 0
         """The number of bytes that stay registered for later messages."""
@@ -219,7 +218,7 @@ class LandingPool:
 
     def _start_timer(self) -> None:
         self._is_used = False
-        self._timer = self._loop.call_later(IDLE_SECONDS, self._expire)
+        self._timer = Deadline(self._loop, IDLE_SECONDS, self._expire)
 
     def _expire(self) -> None:
         if self._is_used:
