@@ -18,22 +18,13 @@ from aiordma._native import fast_path
 from aiordma.errors import LocalClosed, RdmaError
 from aiordma.loop import WaitQueue, checkpoint_halves_of, checkpoint_of, running_loop
 from aiordma.loop.task_groups import run_in_background
+from aiordma.message_streams.inbox import Inbox
 from aiordma.message_streams.outbox import Outbox
 from aiordma.message_streams.outgoing import Outgoing
-from aiordma.message_streams.protocol import (
-    AnnouncedMessage,
-    Done,
-    EagerMessage,
-    Event,
-    MessageProtocol,
-)
-from aiordma.message_streams.received import EagerArrival
+from aiordma.message_streams.protocol import MessageProtocol
 from aiordma.message_streams.stats import MessageStreamStats, with_eager
 from aiordma.message_streams.wire import Result
 from aiordma.messages.connection import Connection, MessageEndpoint
-from aiordma.messages.message import Message
-
-Arrival = EagerArrival | AnnouncedMessage
 
 
 class Exchange:
@@ -49,7 +40,8 @@ class Exchange:
         self._sender, self.receiver = data_path.sender, data_path.receiver
         self._queue = self.receiver.queue
         core = data_path.sends.core
-        self.eager = fast_path.EagerPath(protocol.wire_credits, core, self._queue)
+        self._credits = protocol.wire_credits
+        self.eager = fast_path.EagerPath(self._credits, core, self._queue)
         self.eager.checkpoints = checkpoint_halves_of(self.loop)
         self.checkpoint = checkpoint_of(self.loop)
         """The checkpoint of an await, or None if the loop requires none."""
@@ -60,11 +52,10 @@ class Exchange:
         self.on_end: Callable[[], None] = lambda: None
         """Called once when the stream ends."""
         self._outbox = Outbox(protocol, self.stats)
+        self.inbox = Inbox(protocol, self.eager, self._outbox.done, self._released)
         self._is_posting = self._is_pulling = self._has_background_task = False
         self._must_post = False  # something that only a task can post is left
         self._progressing = 0  # the number of tasks in progress()
-        self.inbox: deque[Arrival] = deque()
-        """The messages that have arrived and that no task has received."""
         self.is_receiving = False
         """True if a task receives a message in Python: see set_receiving()."""
         self._note_change()
@@ -90,7 +81,7 @@ class Exchange:
             with_eager(self.stats, self.eager),
             messages_queued=len(self._outbox.messages),
             messages_announced=len(self._outbox.announced),
-            messages_unread=len(self.inbox),
+            messages_unread=len(self.inbox.messages),
             bytes_pooled=bytes_pooled,
         )
 
@@ -137,8 +128,15 @@ class Exchange:
 
     def finish_reading(self, number: int, result: Result) -> None:
         """Have the peer told that an announced message is read, or dropped."""
-        self._outbox.add_control(self.protocol.done(number, result))
-        self._note_change()
+        self._post_control(self.protocol.done(number, result))
+
+    def _post_control(self, wire: bytes) -> None:
+        """Post a wire message that takes no credit, now or as soon as that is possible."""
+        outbox = self._outbox
+        must_wait = self._is_posting or outbox.wire or outbox.controls or self.end is not None
+        if must_wait or not self.eager.try_post(wire):
+            outbox.controls.append(wire)
+            self._note_change()
 
     # --- receiving ---
 
@@ -158,15 +156,21 @@ class Exchange:
         Raises: the reason of the stream's end.
         """
         await self.progress(
-            lambda: bool(self.inbox) or self.protocol.peer_has_finished, drains=True
+            lambda: bool(self.inbox.messages) or self.protocol.peer_has_finished, drains=True
         )
 
-    async def take_arrived(self, count: int) -> None:
+    def take_arrived(self, count: int) -> None:
         """Take wire messages that have arrived, until `count` messages are in the inbox."""
-        while len(self.inbox) < count and len(self._queue) and self.end is None:
-            if self._is_pulling or self._queue.has_waiter:
-                return
-            await self._pull()
+        queue, inbox = self._queue, self.inbox
+        if self._is_pulling or queue.has_waiter or not queue:
+            return
+        try:
+            while len(inbox.messages) < count and queue and self.end is None:
+                if not inbox.take_other() and queue:
+                    inbox.take(self.receiver.take_message())
+        except RdmaError as error:
+            self._fail(error)
+        self.taken()
 
     # --- progress ---
 
@@ -226,8 +230,7 @@ class Exchange:
         except (RdmaError, ValueError) as error:
             failure = RdmaError(f"a message of send_soon() cannot be sent: {error}")
             failure.__cause__ = error
-            self.lost(failure)
-            self.connection.abort()
+            self._fail(failure)
         if self.end is not None:
             outgoing.release()
 
@@ -260,17 +263,18 @@ class Exchange:
             wait = self.receiver.wait_if_needed()
             if wait is not None:
                 await wait
-            wire = self.eager.take_other()
-            if wire is not None:
-                self._received(self.protocol.received(memoryview(wire)))
-            else:
-                self._message_received(await self.connection.recv_message())
+            if not self.inbox.take_other():
+                self.inbox.take(await self.connection.recv_message())
         except RdmaError as error:
-            self.lost(error)
-            self.connection.abort()
+            self._fail(error)
         finally:
             self._is_pulling = False
-            self._note_change()
+            self.taken()
+
+    def _fail(self, error: RdmaError) -> None:
+        """End the stream and its connection."""
+        self.lost(error)
+        self.connection.abort()
 
     async def _follow(self) -> None:
         """Wait until another task has posted or taken something.
@@ -287,56 +291,33 @@ class Exchange:
         finally:
             eager.followers -= 1
 
-    def _message_received(self, message: Message) -> None:
-        """Handle a wire message. The bytes of EAGER stay there until a task takes them.
-
-        Raises:
-            ProtocolError: the peer breaks the protocol. The traceback has views of the message,
-                which is released with it.
-        """
-        event = self.protocol.received(message.data)
-        if isinstance(event, EagerMessage):
-            self.inbox.append(EagerArrival(message, event, self._released))
-        else:
-            message.release()
-            self._received(event)
-
-    def _received(self, event: Event | None) -> None:
-        """Handle a wire message other than EAGER."""
-        if isinstance(event, AnnouncedMessage):
-            self.inbox.append(event)
-        elif isinstance(event, Done):
-            self._outbox.done(event.number)
-        self._return_credits()
-
     def _released(self) -> None:
         """Note that a receive buffer is free again."""
         self.protocol.release()
-        self.returned_credits()
+        self.taken()
 
-    def returned_credits(self) -> None:
-        """Return credits if enough are free. EagerPath calls this for tasks that follow."""
-        self._return_credits()
+    def taken(self) -> None:
+        """Note that wire messages were taken. EagerPath calls this for tasks that follow."""
+        if self._credits.is_update_due:
+            self._post_control(self.protocol.credit_update())
         self._note_change()
-
-    def _return_credits(self) -> None:
-        update = self.protocol.credit_update()
-        if update is not None:
-            self._outbox.add_control(update)
 
     def _note_change(self) -> None:
         """Post what can be posted now, wake the tasks that follow, and see to the rest."""
-        self._must_post = self._post_now()
+        outbox = self._outbox
+        self._must_post = False
+        if outbox.messages or outbox.controls or outbox.wire:
+            self._must_post = self._post_now()
         self._update_fast_path()
         if self.eager.followers:
             self._changed.wake_all()
-        if self._must_post or self._outbox.unattended:
+        if self._must_post or outbox.unattended:
             self._see_to_rest()
 
     def _update_fast_path(self) -> None:
         eager, is_open = self.eager, self.end is None
         eager.may_send = is_open and not self._outbox.messages and not self.protocol.has_finished
-        is_free = not self.inbox and not self.is_receiving
+        is_free = not self.inbox.messages and not self.is_receiving
         eager.may_receive = is_open and is_free and self.protocol.is_between_messages
 
     def _see_to_rest(self) -> None:

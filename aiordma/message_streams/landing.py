@@ -96,6 +96,10 @@ class Landing:
         """
         exchange = self._exchange
         if self._transfer is not None:
+            if self._transfer.succeeded:
+                self._end(None)
+                exchange.finish_reading(self._message.number, Result.READ)
+                return
             reading = exchange.data_path.finish(self._transfer)
             await self._finish(complete_reading(exchange, self._message, reading))
         elif not self._is_started:

@@ -7,11 +7,12 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from aiordma.errors import BusyError, PeerClosed
+from aiordma.errors import BusyError, PeerClosed, RdmaError
 from aiordma.loop import refuse_forked_child
 from aiordma.memory import MemoryRegion, MemorySlice
-from aiordma.message_streams.exchange import Arrival, Exchange
+from aiordma.message_streams.exchange import Exchange
 from aiordma.message_streams.frames import bytes_of, nbytes_of, parts_for
+from aiordma.message_streams.inbox import Arrival
 from aiordma.message_streams.landing import READ_DIRECTLY, Landing, LandingPool, complete_reading
 from aiordma.message_streams.protocol import AnnouncedMessage
 from aiordma.message_streams.received import EagerArrival, ReceivedMessage
@@ -23,12 +24,17 @@ if TYPE_CHECKING:
 
 READ_AHEAD = 1 << 23
 """The size of the largest message that is read before a task asks for it."""
-READS_AHEAD = 3
+READS_AHEAD = 6
 """The number of messages that are read before a task asks for them."""
+MIN_READS_AHEAD = 3
+"""While as many are left, no further ones are read: several at once take less time."""
 
 
 class _NextMessage:
-    """A block that receives the next message. It is the next one again if the block raises."""
+    """A block that receives the next message. It is the next one again if the block raises.
+
+    If the stream has ended, the reason replaces an RdmaError that the block raises.
+    """
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -42,16 +48,16 @@ class _NextMessage:
             refuse_forked_child()
             if exchange.checkpoint is not None:
                 await exchange.checkpoint()
-            if not exchange.inbox:
+            if not exchange.inbox.messages:
                 await exchange.wait_for_arrival()
-            if not exchange.inbox:
+            if not exchange.inbox.messages:
                 raise PeerClosed(
                     f"{format_address(exchange.connection.peer_address)} sends no further message"
                 )
         except BaseException:
             exchange.set_receiving(False)
             raise
-        self._arrival = exchange.inbox.popleft()
+        self._arrival = exchange.inbox.messages.popleft()
         return self._arrival
 
     async def __aexit__(
@@ -61,8 +67,10 @@ class _NextMessage:
         traceback: TracebackType | None,
     ) -> None:
         if exc_type is not None:
-            self._exchange.inbox.appendleft(self._arrival)
+            self._exchange.inbox.messages.appendleft(self._arrival)
         self._exchange.set_receiving(False)
+        if isinstance(exc, RdmaError):
+            self._exchange.check_end()  # which has the reason why a read failed
 
 
 class MessageReceiver:
@@ -225,8 +233,8 @@ class MessageReceiver:
                 landing.start()
             else:
                 landing.try_post()  # else wait() reads it
-        await self._exchange.take_arrived(READS_AHEAD)
-        self._read_ahead()
+        if len(self._landings) <= MIN_READS_AHEAD:  # this one included
+            self._read_ahead()
         try:
             await landing.wait()
         except BaseException:
@@ -240,7 +248,8 @@ class MessageReceiver:
 
     def _read_ahead(self) -> None:
         """Have the next messages read before a task asks for them."""
-        for following in islice(self._exchange.inbox, READS_AHEAD):
+        self._exchange.take_arrived(READS_AHEAD)
+        for following in islice(self._exchange.inbox.messages, READS_AHEAD):
             if (
                 isinstance(following, AnnouncedMessage)
                 and following.nbytes <= READ_AHEAD

@@ -61,7 +61,7 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
             self._send_slowly,
             receiver.recv,
             receiver.next,
-            exchange.returned_credits,
+            exchange.taken,
             exchange.post_copy,
         )
 

@@ -26,42 +26,40 @@ class Outbox:
         is posted and whose senders were cancelled."""
         self._protocol = protocol
         self._stats = stats
-        self._controls: deque[bytes] = deque()
-        self._wire: tuple[bytes, Outgoing | None] | None = None
+        self.controls: deque[bytes] = deque()
+        """The wire messages that take no credit, apart from FINISH."""
+        self.wire: tuple[bytes, Outgoing | None] | None = None
+        """The wire message that was taken and is not posted yet, and its message."""
 
     @property
     def is_idle(self) -> bool:
         """True if nothing is to be posted, and the peer reads no memory."""
-        return not (self.messages or self.announced or self._controls or self._wire)
+        return not (self.messages or self.announced or self.controls or self.wire)
 
     @property
     def has_finished(self) -> bool:
         """True if the end of the messages waits to be posted."""
         return bool(self.messages) and isinstance(self.messages[-1], FinishOutgoing)
 
-    def add_control(self, wire: bytes) -> None:
-        """Queue a wire message that takes no credit."""
-        self._controls.append(wire)
-
     def next_wire(self) -> bytes | None:
         """Return the next wire message if one may be posted now. It is the same until posted()."""
-        if self._wire is None:
-            if self._controls:
-                self._wire = self._controls.popleft(), None
+        if self.wire is None:
+            if self.controls:
+                self.wire = self.controls.popleft(), None
             elif self.messages and self.messages[0].may_post(self._protocol):
                 outgoing = self.messages[0]
-                self._wire = outgoing.next_wire(self._protocol), outgoing
+                self.wire = outgoing.next_wire(self._protocol), outgoing
                 if isinstance(outgoing, AnnouncedOutgoing):
                     self.announced[outgoing.number] = outgoing
             else:
                 return None
-        return self._wire[0]
+        return self.wire[0]
 
     def posted(self) -> None:
         """Note that the wire message is posted."""
-        assert self._wire is not None
-        _, outgoing = self._wire
-        self._wire = None
+        assert self.wire is not None
+        _, outgoing = self.wire
+        self.wire = None
         if outgoing is None or not outgoing.is_taken or not self.messages:  # after the end
             return
         self.messages.popleft()

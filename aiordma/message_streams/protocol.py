@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiordma._native import fast_path
 from aiordma.errors import ProtocolError
-from aiordma.message_streams.states import DirectionState, event_of, transition
+from aiordma.message_streams.states import DirectionState, transition
 from aiordma.message_streams.wire import (
     EAGER_OVERHEAD,
     FRAME_SIZE,
@@ -35,10 +36,10 @@ from aiordma.message_streams.wire import (
     pack_header,
     pack_number,
     pack_sizes,
+    unpack_announcement,
     unpack_done,
     unpack_frames,
     unpack_header,
-    unpack_number,
     unpack_sizes,
 )
 
@@ -51,16 +52,14 @@ def slots_needed(own: Hello) -> int:
     return own.window + own.announcements + CONTROL_SLOTS
 
 
-@dataclass(frozen=True)
-class EagerMessage:
+class EagerMessage(NamedTuple):
     """A message that has arrived with its bytes."""
 
     frames: tuple[memoryview, ...]
     """Parts of the wire message. When they are not used any more, call release()."""
 
 
-@dataclass(frozen=True)
-class AnnouncedMessage:
+class AnnouncedMessage(NamedTuple):
     """A message whose bytes are to be read from the peer's memory."""
 
     number: int
@@ -74,8 +73,7 @@ class AnnouncedMessage:
         return tuple([frame.length for frame in self.frames])
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """The peer does not need the memory of an announced message any more."""
 
     number: int
@@ -200,21 +198,21 @@ class MessageProtocol:
 
     def finish(self) -> bytes:
         """Return FINISH: this side sends no further message."""
-        self._sending = transition(self._sending, event_of(Kind.FINISH, is_complete=True))
+        self._sending = transition(self._sending, Kind.FINISH, is_complete=True)
         self.has_finished = True
         return self._header(Kind.FINISH, 0)
 
     def done(self, number: int, result: Result) -> bytes:
         """Return DONE for an announced message of the peer."""
         self._unread.remove(number)
-        return self._header(Kind.DONE, 0) + pack_done(number, result)
+        return pack_done(self.wire_credits.return_freed(), number, result)
 
-    def credit_update(self) -> bytes | None:
-        """Return CREDIT if half of the window is free and the peer does not know it, else None."""
-        return self._header(Kind.CREDIT, 0) if self.wire_credits.is_update_due else None
+    def credit_update(self) -> bytes:
+        """Return CREDIT. It is due if `wire_credits.is_update_due`."""
+        return self._header(Kind.CREDIT, 0)
 
     def _take_credit(self, kind: Kind, *, is_complete: bool) -> None:
-        following = transition(self._sending, event_of(kind, is_complete=is_complete))
+        following = transition(self._sending, kind, is_complete=is_complete)
         self.wire_credits.take()
         self._sending = following
 
@@ -265,7 +263,7 @@ class MessageProtocol:
         self.wire_credits.free()
 
     def _advance(self, kind: Kind, *, is_complete: bool) -> None:
-        state = transition(self._receiving, event_of(kind, is_complete=is_complete))
+        state = transition(self._receiving, kind, is_complete=is_complete)
         self._receiving = state
         self.peer_has_finished = state is DirectionState.FINISHED
         self.is_between_messages = state is DirectionState.READY
@@ -289,13 +287,11 @@ class MessageProtocol:
         return EagerMessage(tuple(frames))
 
     def _announcement(self, count: int, body: memoryview) -> AnnouncedMessage | None:
-        number, entries = unpack_number(body)
+        number, frames = unpack_announcement(body)
         if number != self._expected_number:
             raise ProtocolError(f"message {number} was announced in place of another one")
         if len(self._unread) >= self._own.announcements:
             raise ProtocolError(f"more than {self._own.announcements} messages are announced")
-        self._check_limits(count, 0)
-        frames = unpack_frames(entries)
         if not frames:
             raise ProtocolError("ANNOUNCE lists no frame")
         self._advance(Kind.ANNOUNCE, is_complete=len(frames) >= count)
@@ -320,7 +316,7 @@ class MessageProtocol:
             raise ProtocolError(f"more frames are listed than {self._listing_count}")
         for frame in frames:
             self._listing_nbytes += frame.length
-        self._check_limits(len(listing), self._listing_nbytes)
+        self._check_limits(self._listing_count, self._listing_nbytes)
         if len(listing) < self._listing_count:
             return None
         self._listing = []

@@ -66,20 +66,15 @@ _EVENTS = {
 }
 
 
-def event_of(kind: Kind, *, is_complete: bool) -> DirectionEvent:
-    """Return the event of a wire message that is neither DONE nor CREDIT.
+def transition(state: DirectionState, kind: Kind, *, is_complete: bool) -> DirectionState:
+    """Return the state that follows a wire message that is neither DONE nor CREDIT.
 
     `is_complete`: True if all frames of the message are listed after it.
-    """
-    return _EVENTS[kind][is_complete]
-
-
-def transition(state: DirectionState, event: DirectionEvent) -> DirectionState:
-    """Return the state that follows.
 
     Raises:
-        ProtocolError: the table does not list the event for the state.
+        ProtocolError: the table does not list the wire message for the state.
     """
+    event = _EVENTS[kind][is_complete]
     following = TRANSITIONS[state].get(event)
     if following is None:
         raise ProtocolError(f"{event.name} in the state {state.name}")

@@ -30,6 +30,7 @@ EAGER_OVERHEAD = HEADER_SIZE + SIZE_SIZE
 """The bytes before those of a message of one frame in EAGER."""
 # number of the message, result
 _DONE = struct.Struct(">QI")
+_WHOLE_DONE = struct.Struct(_HEADER.format + "QI")
 _NUMBER = struct.Struct(">Q")
 # size, address, key, reserved
 _FRAME = struct.Struct(">QQII")
@@ -177,15 +178,15 @@ def pack_number(number: int) -> bytes:
     return _NUMBER.pack(number)
 
 
-def unpack_number(body: memoryview) -> tuple[int, memoryview]:
-    """Return the number of an announced message, and the rest of the body.
+def unpack_announcement(body: memoryview) -> tuple[int, list[RemoteFrame]]:
+    """Return the number of an announced message, and the frames that the body of ANNOUNCE lists.
 
     Raises:
-        ProtocolError: the body is too short.
+        ProtocolError: the body is too short, or as unpack_frames().
     """
     if len(body) < _NUMBER.size:
         raise ProtocolError("ANNOUNCE has no number")
-    return _NUMBER.unpack_from(body)[0], body[_NUMBER.size :]
+    return _NUMBER.unpack_from(body)[0], unpack_frames(body[_NUMBER.size :])
 
 
 def pack_frames(frames: Sequence[RemoteFrame]) -> bytes:
@@ -210,9 +211,9 @@ def unpack_frames(body: memoryview) -> list[RemoteFrame]:
     return frames
 
 
-def pack_done(number: int, result: Result) -> bytes:
-    """Return the body of DONE."""
-    return _DONE.pack(number, result)
+def pack_done(returned: int, number: int, result: Result) -> bytes:
+    """Return DONE. `returned`: see pack_header()."""
+    return _WHOLE_DONE.pack(Kind.DONE, 0, returned, 0, number, result)
 
 
 def unpack_done(body: memoryview) -> tuple[int, Result]:

@@ -174,6 +174,10 @@ class Receiver:
         """Wait for a message and return it in its slot: see Connection.recv_message()."""
         if (wait := self.wait_if_needed()) is not None:
             await wait
+        return self.take_message()
+
+    def take_message(self) -> Message:
+        """Return the oldest message in its slot. The caller has found that one is there."""
         slot, message, imm, invalidated = self._oldest()
         self.queue.drop_oldest()
         self._stats.messages_held += 1

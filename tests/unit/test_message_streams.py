@@ -489,6 +489,54 @@ async def test_the_next_large_message_is_read_ahead(simulation: Simulation) -> N
         await near.drain()
 
 
+async def test_several_messages_are_read_ahead_at_once(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, MessageOptions(announcements=8)) as (near, far):
+        for index in range(10):
+            near.send_soon(LARGE[index:])
+        await loops.until(lambda: near.stats.messages_announced == 8, "eight announcements")
+        begun = []
+        for index in range(10):
+            with await far.recv_message() as message:
+                assert bytes(message.frames[0]) == LARGE[index:]
+            begun.append(len(far._receiver._landings))
+            await loops.until(lambda: near.stats.messages_announced < 8, "DONE")
+            await loops.until(
+                lambda: near.stats.messages_announced == 8 or not near.stats.messages_queued,
+                "the next announcement",
+            )
+        # Further ones are read when three are left, the current one among them.
+        assert begun == [6, 5, 4, 3, 5, 4, 3, 2, 1, 0]
+        await near.drain()
+
+
+async def test_small_messages_between_large_ones_keep_their_order(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, MessageOptions()) as (near, far):
+        sent = [LARGE, b"one", LARGE[1:], b"two", LARGE[2:]]
+        for message in sent:
+            near.send_soon(message)
+        await loops.until(lambda: not near.stats.messages_queued, "all messages")
+        received = [await far.recv()]
+        assert far.stats.messages_unread == 4
+        assert len(far._receiver._landings) == 2
+        received += [await far.recv() for _ in sent[1:]]
+        assert received == sent
+        await near.drain()
+
+
+async def test_a_peer_that_breaks_the_protocol_is_noticed_while_reading_ahead(
+    simulation: Simulation,
+) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        near.send_soon(LARGE)
+        await loops.until(lambda: near.stats.messages_announced == 1, "the announcement")
+        await near._exchange.connection.send(bytes(8))
+        await loops.until(lambda: len(far._exchange._queue) == 2, "both wire messages")
+        with pytest.raises(ProtocolError, match="unknown kind 0"):
+            await far.recv()
+        with pytest.raises(ProtocolError, match="unknown kind 0"):
+            await far.recv()
+
+
 async def test_a_posted_read_is_made_again_if_its_receiver_was_cancelled(
     simulation: Simulation,
 ) -> None:
