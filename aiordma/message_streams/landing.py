@@ -54,6 +54,8 @@ class Landing:
         self._exchange = exchange
         self._pool = pool
         self._message = message
+        self.nbytes = message.nbytes
+        """The size of the message in bytes."""
         self._ended: WaitQueue | None = None  # for the end of the background task, if there is one
         self._transfer: Transfer | None = None  # posted by try_post(), until a task has waited
         self._is_started = self._is_over = False

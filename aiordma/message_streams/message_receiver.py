@@ -80,6 +80,7 @@ class MessageReceiver:
         self._exchange = exchange
         self._connection = exchange.connection
         self._pool = LandingPool(exchange.connection, exchange.loop, max_pooled)
+        self._max_pooled = max_pooled
         exchange.on_end = self._pool.close
         self._landings: dict[int, Landing] = {}  # by the numbers of their messages
         # The message whose reading a task has begun and not finished. A background task reads it
@@ -247,14 +248,16 @@ class MessageReceiver:
         return landing
 
     def _read_ahead(self) -> None:
-        """Have the next messages read before a task asks for them."""
+        """Have the next messages read before a task asks for them, as far as memory allows."""
         self._exchange.take_arrived(READS_AHEAD)
+        room = self._max_pooled - sum([landing.nbytes for landing in self._landings.values()])
         for following in islice(self._exchange.inbox.messages, READS_AHEAD):
             if (
                 isinstance(following, AnnouncedMessage)
-                and following.nbytes <= READ_AHEAD
+                and following.nbytes <= min(READ_AHEAD, room)
                 and following.number not in self._landings
             ):
+                room -= following.nbytes
                 landing = self._add_landing(following)
                 if not landing.try_post():
                     landing.start()

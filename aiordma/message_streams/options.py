@@ -45,7 +45,8 @@ class MessageOptions:
 
     max_pooled: int = 1 << 28
     """The memory that stays registered for the messages to come that recv() and recv_message()
-    receive. It is released when no message has used it for 10 to 20 seconds."""
+    receive. It is released when no message has used it for 10 to 20 seconds. It is also the limit
+    for messages that are read before a task asks for them."""
 
     connection: ConnectionOptions = DEFAULT_CONNECTION_OPTIONS
     """The options of the connection below. Its `recv_depth`, `max_message_size` and `recv_backlog`

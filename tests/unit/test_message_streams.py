@@ -509,6 +509,22 @@ async def test_several_messages_are_read_ahead_at_once(simulation: Simulation) -
         await near.drain()
 
 
+async def test_messages_are_read_ahead_within_the_limit_of_the_pool(
+    simulation: Simulation,
+) -> None:
+    options = MessageOptions(max_pooled=3 * len(LARGE))
+    async with message_streams(simulation.far, options) as (near, far):
+        sent = [LARGE] * 6
+        for message in sent:
+            near.send_soon(message)
+        await loops.until(lambda: near.stats.messages_announced == 6, "the announcements")
+        with await far.recv_message() as first:
+            assert first.nbytes == len(LARGE)
+            assert len(far._receiver._landings) == 2  # beside the first one
+        assert [await far.recv() for _ in sent[1:]] == sent[1:]
+        await near.drain()
+
+
 async def test_small_messages_between_large_ones_keep_their_order(simulation: Simulation) -> None:
     async with message_streams(simulation.far, MessageOptions()) as (near, far):
         sent = [LARGE, b"one", LARGE[1:], b"two", LARGE[2:]]
