@@ -42,6 +42,17 @@ static pthread_once_t pools_once = PTHREAD_ONCE_INIT;
 /* Guards `cell` and `is_dropped` of all calls. */
 static pthread_mutex_t ownership = PTHREAD_MUTEX_INITIALIZER;
 
+static void reset_ownership(void)
+{
+	ownership = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
+/* A forked child frees its objects, and does not have the thread that had locked it. */
+__attribute__((constructor)) static void reset_ownership_in_children(void)
+{
+	pthread_atfork(NULL, NULL, reset_ownership);
+}
+
 /* The calls of one loop that have ended, and that it has not taken yet. */
 struct aiordma_ended_calls {
 	pthread_mutex_t lock;
