@@ -222,6 +222,8 @@ class IdHandle:
         interrupt = Interrupt()
         if self._waits is None:
             self._waits = IdWaits()
+        if self._is_destroying:  # checked last: another thread can begin destruction
+            raise LocalClosed("closed on this side")
         run = partial(self._waits.run, function, interrupt)
         try:
             if serialized:
@@ -260,7 +262,7 @@ class IdHandle:
     # --- the end ---
 
     def destroy(self) -> None:
-        """Begin to destroy everything, in a worker thread. Idempotent. Callable from any thread."""
+        """Begin to destroy everything, in another thread. Idempotent. Callable from any thread."""
         if self._is_destroying:
             return
         self._is_destroying = True

@@ -414,6 +414,16 @@ async def test_a_wait_that_has_not_begun_ends_with_its_id(simulation: Simulation
                 await task
 
 
+@pytest.mark.parametrize("serialized", [False, True])
+async def test_no_wait_begins_after_the_destruction(
+    simulation: Simulation, serialized: bool
+) -> None:
+    cm_id = await resolved(simulation)
+    await cm_id.aclose()
+    with pytest.raises(LocalClosed):
+        await cm_id.handle.wait(lambda interrupt: interrupt.is_set, serialized=serialized)
+
+
 async def test_an_id_is_destroyed_even_if_no_thread_can_start(simulation: Simulation) -> None:
     cm_id = await AsyncCmId.create()
     with patch.object(WorkerPool, "_start", lambda pool: pool._jobs.popleft()()):
