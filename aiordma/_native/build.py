@@ -9,14 +9,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = [
-    "libraries.c",
-    "cm_events.c",
-    "devices.c",
-    "work_requests.c",
-    "addresses.c",
-    "id_calls.c",
-]
+SOURCES = ["libraries.c", "cm_events.c", "devices.c", "work_requests.c", "addresses.c"]
 
 ffibuilder = FFI()
 ffibuilder.cdef((HERE / "cdef.h").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiordma.cm.base_id import BaseCmId
@@ -14,7 +15,7 @@ from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, VerbsError
 from aiordma.loop import WaitQueue, cancellation_of, checkpoint, running_loop
-from aiordma.rdmacm import CmEvent, IdCalls, OwnChannel
+from aiordma.rdmacm import CmEvent, OwnChannel
 
 if TYPE_CHECKING:
     from aiordma.cm.sync_id import SyncCmId
@@ -43,7 +44,6 @@ class AsyncCmId(BaseCmId):
         self._dispatcher = dispatcher
         self._stop_watching: Callable[[], None] | None = None
         dispatcher.register(handle.cm_id, self)
-        handle.calls.reader = dispatcher.call_reader
         handle.add_released_callback(dispatcher.release)
         if handle.channel is not None:
             self._watch(handle.channel)
@@ -79,12 +79,10 @@ class AsyncCmId(BaseCmId):
             before = self._state.enter(step.call)
         expected = self._state.current
         try:
-            if step.calls is not None:
-                await self._make_calls(step, step.calls)
-            elif step.pool is None:
-                step.run()
+            if step.pool is None:
+                _call(step)
             else:
-                await self.handle.call(step.run, step.pool)
+                await self.handle.call(partial(_call, step), step.pool)
         except Exception:
             if step.call is not None:
                 self._state.call_failed(step.call, before, expected)
@@ -94,17 +92,6 @@ class AsyncCmId(BaseCmId):
         while not is_done():
             self._check_idle()
             await self._changed.wait()
-
-    async def _make_calls(self, step: Step, calls: IdCalls) -> None:
-        """Await the calls of a step in a thread of C."""
-        if step.prepare is not None:
-            await self.handle.call(step.prepare)
-        try:
-            await self.handle.make_calls(calls)
-        except VerbsError as error:
-            step.raise_translated(error)
-        if step.finish is not None:
-            await self.handle.call(step.finish)
 
     def _check_idle(self) -> None:
         if len(self._changed):
@@ -209,7 +196,6 @@ class AsyncCmId(BaseCmId):
         else:
             handle.remove_released_callback(self._stop_watching)
             self._stop_watching()
-        handle.calls.reader = None
         handle.remove_released_callback(self._dispatcher.release)
         self._dispatcher.forget(self.handle.cm_id)
         self._dispatcher.release()
@@ -229,3 +215,15 @@ class AsyncCmId(BaseCmId):
     def _leave(self) -> None:
         self._dispatcher.forget(self.handle.cm_id)
         super()._leave()
+
+
+def _call(step: Step) -> None:
+    step.prepare()
+    try:
+        step.start()
+    except VerbsError as error:
+        failure = step.translate(error)
+        if failure is error:
+            raise
+        raise failure from error
+    step.finish()
