@@ -159,17 +159,13 @@ def _open_files() -> Iterator[str]:
 def wait_for_snapshot(expected: ResourceSnapshot, seconds: float = TIME_LIMIT) -> ResourceSnapshot:
     """Count resources until the counts are as expected, or until the timeout.
 
-    Some resources are destroyed in the background, which takes a while. Garbage is collected each
-    time: another thread can hold an object of a cycle longer than the test. Return the last
-    snapshot.
+    Some resources are destroyed in the background, which takes a while. Return the last snapshot.
     """
     deadline = time.monotonic() + seconds
-    while True:
-        gc.collect()
-        now = ResourceSnapshot.take()
-        if now == expected or time.monotonic() >= deadline:
-            return now
+    gc.collect()
+    while (now := ResourceSnapshot.take()) != expected and time.monotonic() < deadline:
         time.sleep(0.1)
+    return now
 
 
 # --- what has happened so far: conditions for loops.until() ---
