@@ -28,7 +28,7 @@ LAB_READY := $(VENV)/.lab-ready
 PACKAGES := gcc git libc6-dev python3 python3-dev python3-venv librdmacm-dev libibverbs-dev \
 	ibverbs-providers rdmacm-utils iproute2 perftest python3-pyverbs valgrind
 NATIVE := $(addprefix aiordma/_native/,build.py cdef.h helpers.h libraries.c cm_events.c devices.c work_requests.c \
-	addresses.c buffer_exporter.c) \
+	addresses.c id_calls.c buffer_exporter.c) \
 	$(wildcard aiordma/_native/fast_path/*)
 C_FILES := $(filter-out %/cdef.h %/_lib.c,$(wildcard $(addprefix aiordma/_native/,*.c *.h fast_path/*.c fast_path/*.h) tests/simulator/*.[ch] tests/interop/*.c))
 UNIT_TESTS := -p simulated tests/unit tests/device

@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(bytes|bytearray|memoryview|str|int|float|bool|None|object|slice|tuple|list|dict)"),
     ("py:.*", r"(set|frozenset|type|[A-Z]\w*(Error|Warning)|StopAsyncIteration)"),
     # Pointers to C structs, and types of the library that have no page.
-    ("py:.*", r"(Ibv\w+|\w+Ptr|\w+Out|CmRoute|SaPathRec|\w+Array)"),
+    ("py:.*", r"(Ibv\w+|\w+Ptr|\w+Out|QpCell|CmRoute|SaPathRec|\w+Array)"),
     ("py:.*", r"aiordma\._native\..*|aiordma\.\w+\.\w+\.[A-Z]|Segment"),
     ("py:.*", r"aiordma\.(datagrams\.origin\.Origin|loop\.protocol\.Loop)"),
     ("py:.*", r"aiordma\.memory\.registrar\.Registrar"),

@@ -13,6 +13,7 @@ from typing import Any
 import loops
 
 from aiordma.loop import Loop, workers
+from aiordma.rdmacm import id_calls
 
 Start = Callable[[], Awaitable[Any]]
 # Seconds in which a worker thread normally completes its work. Time is the subject here: it selects
@@ -50,14 +51,26 @@ async def cancelled(start: Start, *, seconds: float = 0.0, begun: bool = True) -
 
 @contextmanager
 def _results_held_back() -> Iterator[None]:
-    """Deliver the results of worker threads to the loop only after the block."""
+    """Deliver the results of threads to the loop only after the block."""
     held: list[tuple[Loop, Callable[[], None]]] = []
+    ended_calls: list[Callable[[], None]] = []
+    calls: Any = id_calls.EndedCalls
+    take = calls.take
+
+    def hold(ended: id_calls.EndedCalls) -> list[Callable[[], None]]:
+        ended_calls.extend(take(ended))
+        return []
+
+    calls.take = hold
     module: Any = workers
     call_threadsafe = module.call_threadsafe
     module.call_threadsafe = lambda loop, callback: held.append((loop, callback))
     try:
         yield
     finally:
+        calls.take = take
+        for on_end in ended_calls:
+            on_end()
         module.call_threadsafe = call_threadsafe
         for loop, callback in held:
             call_threadsafe(loop, callback)

@@ -3,7 +3,7 @@
 A C struct is a class here, and a pointer to it has the same class: cffi reads fields through both.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, overload
 
 from typing_extensions import Buffer
@@ -355,6 +355,27 @@ class WcArray(CData):
 class CqArray(CData):
     def __getitem__(self, index: int) -> IbvCq: ...
 
+class EndedCallsPtr(CData): ...
+
+class IdCallsPtr(CData):
+    calls: int
+    pd: IbvPd
+    init: Final[IbvQpInitAttr]
+    cell: QpCell
+    first_wr_id: int
+    address: int
+    lkey: int
+    slot_size: int
+    slots: int
+    timeout_ms: int
+    parameters: Final[ConnParam]
+    private_data: Final[Bytes]
+    qp: IbvQp
+    failed: Final[int]
+    error: Final[int]
+    is_cancelled: int
+    next: Final[IdCallsPtr]
+
 class NullPtr(
     Sockaddr,
     VoidPtr,
@@ -377,6 +398,13 @@ class NullPtr(
     """NULL, which can be used as a pointer of each of these types."""
 
 class Lib:
+    AIORDMA_CREATE_QP: Final[int]
+    AIORDMA_POST_RECV: Final[int]
+    AIORDMA_RESOLVE_ROUTE: Final[int]
+    AIORDMA_ACCEPT: Final[int]
+    AIORDMA_DISCONNECT: Final[int]
+    AIORDMA_DESTROY_ID: Final[int]
+    AIORDMA_DESTROY_QP: Final[int]
     RDMA_CM_EVENT_ADDR_RESOLVED: Final[int]
     RDMA_CM_EVENT_ADDR_ERROR: Final[int]
     RDMA_CM_EVENT_ROUTE_RESOLVED: Final[int]
@@ -710,6 +738,16 @@ class Lib:
     def ibv_detach_mcast(self, qp: IbvQp, gid: Gid, lid: int) -> int: ...
     def ibv_query_gid(self, context: IbvContext, port_num: int, index: int, gid: Gid) -> int: ...
     def ibv_event_type_str(self, event: int) -> Bytes: ...
+    def aiordma_new_ended_calls(self) -> EndedCallsPtr: ...
+    def aiordma_ended_calls_fd(self, ended: EndedCallsPtr) -> int: ...
+    def aiordma_take_ended_calls(self, ended: EndedCallsPtr) -> IdCallsPtr: ...
+    def aiordma_free_ended_calls(self, ended: EndedCallsPtr) -> None: ...
+    def aiordma_new_id_calls(self, id: CmIdPtr) -> IdCallsPtr: ...
+    def aiordma_free_id_calls(self, calls: IdCallsPtr) -> None: ...
+    def aiordma_make_id_calls(self, calls: IdCallsPtr) -> None: ...
+    def aiordma_submit_id_calls(self, calls: IdCallsPtr, ended: EndedCallsPtr) -> None: ...
+    def aiordma_own_id_calls(self, calls: IdCallsPtr, ended: EndedCallsPtr) -> None: ...
+    def aiordma_run_id_calls(self, calls: IdCallsPtr) -> None: ...
     def aiordma_get_cm_events(
         self, channel: EventChannelPtr, events: CmEventArray, capacity: int
     ) -> int: ...
@@ -862,6 +900,7 @@ class Lib:
 
 class Ffi:
     def release(self, cdata: CData) -> None: ...
+    def gc(self, cdata: IdCallsPtr, destructor: Callable[[IdCallsPtr], None]) -> IdCallsPtr: ...
     @overload
     def addressof(self, cdata: RouteAddr, field: Literal["src_addr", "dst_addr"]) -> Sockaddr: ...
     @overload

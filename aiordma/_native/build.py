@@ -9,7 +9,14 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ["libraries.c", "cm_events.c", "devices.c", "work_requests.c", "addresses.c"]
+SOURCES = [
+    "libraries.c",
+    "cm_events.c",
+    "devices.c",
+    "work_requests.c",
+    "addresses.c",
+    "id_calls.c",
+]
 
 ffibuilder = FFI()
 ffibuilder.cdef((HERE / "cdef.h").read_text())

@@ -678,6 +678,48 @@ struct aiordma_async_event {
 	int event_type;
 };
 
+enum {
+	AIORDMA_CREATE_QP,
+	AIORDMA_POST_RECV,
+	AIORDMA_RESOLVE_ROUTE,
+	AIORDMA_ACCEPT,
+	AIORDMA_DISCONNECT,
+	AIORDMA_DESTROY_ID,
+	AIORDMA_DESTROY_QP,
+	...
+};
+struct aiordma_ended_calls;
+struct aiordma_id_calls {
+	int calls;
+	struct ibv_pd *pd;
+	struct ibv_qp_init_attr init;
+	struct ibv_qp **cell;
+	uint64_t first_wr_id;
+	uint64_t address;
+	uint32_t lkey;
+	int slot_size;
+	int slots;
+	int timeout_ms;
+	struct rdma_conn_param parameters;
+	char private_data[256];
+	struct ibv_qp *qp;
+	int failed;
+	int error;
+	int is_cancelled;
+	struct aiordma_id_calls *next;
+	...;
+};
+struct aiordma_ended_calls *aiordma_new_ended_calls(void);
+int aiordma_ended_calls_fd(const struct aiordma_ended_calls *ended);
+struct aiordma_id_calls *aiordma_take_ended_calls(struct aiordma_ended_calls *ended);
+void aiordma_free_ended_calls(struct aiordma_ended_calls *ended);
+struct aiordma_id_calls *aiordma_new_id_calls(struct rdma_cm_id *id);
+void aiordma_free_id_calls(struct aiordma_id_calls *calls);
+void aiordma_make_id_calls(struct aiordma_id_calls *calls);
+void aiordma_submit_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended);
+void aiordma_own_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended);
+void aiordma_run_id_calls(struct aiordma_id_calls *calls);
+
 int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
 			  int capacity);
 int aiordma_take_event(struct rdma_cm_id *id, struct aiordma_cm_event *out);

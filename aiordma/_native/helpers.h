@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
@@ -25,6 +26,12 @@ int rdma_resolve_addrinfo(struct rdma_cm_id *id, const char *node, const char *s
 int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
 int rdma_write_cm_event(struct rdma_cm_id *id, enum rdma_cm_event_type event, int status,
 			uint64_t arg);
+
+/* Providers return an errno, positive or (libsiw) negative, or -1 with errno (libsiw as well). */
+static inline int positive(int result)
+{
+	return result == -1 && errno ? errno : abs(result);
+}
 
 /* A copy of an rdma_cm_event without pointers to its data. The event is already acknowledged. */
 struct aiordma_cm_event {
@@ -54,6 +61,63 @@ struct aiordma_async_event {
 	int port_num;
 	int event_type;
 };
+
+/* The calls of `struct aiordma_id_calls`, in the order in which they are made. */
+enum {
+	AIORDMA_CREATE_QP = 1 << 0,
+	AIORDMA_POST_RECV = 1 << 1,
+	AIORDMA_RESOLVE_ROUTE = 1 << 2,
+	AIORDMA_ACCEPT = 1 << 3,
+	AIORDMA_DISCONNECT = 1 << 4,
+	AIORDMA_DESTROY_ID = 1 << 5,
+	AIORDMA_DESTROY_QP = 1 << 6,
+};
+
+/*
+ * Calls on an id, with their arguments. Pointers of librdmacm and libibverbs are valid until the
+ * calls have ended; everything else is copied, so that Python can exit at any time.
+ */
+struct aiordma_id_calls {
+	int calls; /* which calls */
+	struct rdma_cm_id *id;
+	/* rdma_create_qp(): the queue pair is stored in `*cell`, too */
+	struct ibv_pd *pd;
+	struct ibv_qp_init_attr init;
+	struct ibv_qp **cell;
+	/* ibv_post_recv(), for each slot */
+	uint64_t first_wr_id;
+	uint64_t address;
+	uint32_t lkey;
+	int slot_size;
+	int slots;
+	/* rdma_resolve_route() */
+	int timeout_ms;
+	/* rdma_accept(); `private_data` is the memory for that of the parameters */
+	struct rdma_conn_param parameters;
+	char private_data[256];
+	/* ibv_destroy_qp() */
+	struct ibv_qp *qp;
+	/* the result: the call that has failed, or 0, and its errno */
+	int failed;
+	int error;
+	/* set by the loop's thread: calls that have not begun are not made */
+	int is_cancelled;
+	int is_under_way;
+	int is_dropped;
+	struct aiordma_ended_calls *ended;
+	struct aiordma_id_calls *next;
+};
+
+struct aiordma_ended_calls *aiordma_new_ended_calls(void);
+int aiordma_ended_calls_fd(const struct aiordma_ended_calls *ended);
+struct aiordma_id_calls *aiordma_take_ended_calls(struct aiordma_ended_calls *ended);
+void aiordma_free_ended_calls(struct aiordma_ended_calls *ended);
+struct aiordma_id_calls *aiordma_new_id_calls(struct rdma_cm_id *id);
+void aiordma_free_id_calls(struct aiordma_id_calls *calls);
+void aiordma_make_id_calls(struct aiordma_id_calls *calls);
+void aiordma_submit_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended);
+void aiordma_own_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended);
+void aiordma_run_id_calls(struct aiordma_id_calls *calls);
 
 int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
 			  int capacity);

@@ -12,12 +12,6 @@
 #include <string.h>
 #include <time.h>
 
-/* Providers return an errno, positive or (libsiw) negative, or -1 with errno (libsiw as well). */
-static int positive(int result)
-{
-	return result == -1 && errno ? errno : abs(result);
-}
-
 /* Each thread locks it for reading while it posts. */
 static pthread_rwlock_t posting = PTHREAD_RWLOCK_INITIALIZER;
 

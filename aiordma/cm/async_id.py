@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from aiordma.cm.base_id import BaseCmId
@@ -15,7 +14,7 @@ from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, VerbsError
 from aiordma.loop import WaitQueue, cancellation_of, checkpoint, running_loop
-from aiordma.rdmacm import CmEvent, OwnChannel
+from aiordma.rdmacm import CmEvent, IdCalls, OwnChannel
 
 if TYPE_CHECKING:
     from aiordma.cm.sync_id import SyncCmId
@@ -44,6 +43,7 @@ class AsyncCmId(BaseCmId):
         self._dispatcher = dispatcher
         self._stop_watching: Callable[[], None] | None = None
         dispatcher.register(handle.cm_id, self)
+        handle.calls.reader = dispatcher.call_reader
         handle.add_released_callback(dispatcher.release)
         if handle.channel is not None:
             self._watch(handle.channel)
@@ -79,10 +79,12 @@ class AsyncCmId(BaseCmId):
             before = self._state.enter(step.call)
         expected = self._state.current
         try:
-            if step.pool is None:
-                _call(step)
+            if step.calls is not None:
+                await self._make_calls(step, step.calls)
+            elif step.pool is None:
+                step.run()
             else:
-                await self.handle.call(partial(_call, step), step.pool)
+                await self.handle.call(step.run, step.pool)
         except Exception:
             if step.call is not None:
                 self._state.call_failed(step.call, before, expected)
@@ -92,6 +94,17 @@ class AsyncCmId(BaseCmId):
         while not is_done():
             self._check_idle()
             await self._changed.wait()
+
+    async def _make_calls(self, step: Step, calls: IdCalls) -> None:
+        """Await the calls of a step in a thread of C."""
+        if step.prepare is not None:
+            await self.handle.call(step.prepare)
+        try:
+            await self.handle.make_calls(calls)
+        except VerbsError as error:
+            step.raise_translated(error)
+        if step.finish is not None:
+            await self.handle.call(step.finish)
 
     def _check_idle(self) -> None:
         if len(self._changed):
@@ -196,6 +209,7 @@ class AsyncCmId(BaseCmId):
         else:
             handle.remove_released_callback(self._stop_watching)
             self._stop_watching()
+        handle.calls.reader = None
         handle.remove_released_callback(self._dispatcher.release)
         self._dispatcher.forget(self.handle.cm_id)
         self._dispatcher.release()
@@ -215,15 +229,3 @@ class AsyncCmId(BaseCmId):
     def _leave(self) -> None:
         self._dispatcher.forget(self.handle.cm_id)
         super()._leave()
-
-
-def _call(step: Step) -> None:
-    step.prepare()
-    try:
-        step.start()
-    except VerbsError as error:
-        failure = step.translate(error)
-        if failure is error:
-            raise
-        raise failure from error
-    step.finish()

@@ -33,7 +33,6 @@ from aiordma.loop import (
     WorkerPool,
     blocking_pool,
     checkpoint,
-    route_pool,
     worker_pool,
 )
 from aiordma.loop.context_managers import AsyncContextManagerMixin
@@ -42,6 +41,7 @@ from aiordma.rdmacm import (
     CmId,
     ConnectionParameters,
     Ece,
+    IdCalls,
     Route,
     SocketAddress,
     device_contexts,
@@ -80,10 +80,6 @@ _CONNECTED = (
     CmState.DISCONNECTED,
     CmState.RESPONDED,
 )
-
-
-def _do_nothing() -> None:
-    """Do nothing: the default of `prepare` and `finish`."""
 
 
 class BaseCmId(AsyncContextManagerMixin, ABC):
@@ -303,20 +299,23 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self,
         *,
         timeout: float = RESOLVE_TIMEOUT,
-        prepare: Callable[[], None] = _do_nothing,
+        calls: IdCalls | None = None,
     ) -> None:
-        """Resolve the route to the resolved address: rdma_resolve_route(3), in a worker thread.
+        """Resolve the route to the resolved address: rdma_resolve_route(3), in another thread.
 
-        Fails after `timeout` seconds. After a failure it can be called again. `prepare`: see
-        connect().
+        Fails after `timeout` seconds. After a failure it can be called again. The thread makes the
+        calls of `calls` before. They can make the queue pair. Only an AsyncCmId has them.
 
         Raises:
             RouteError: there is no route.
+            VerbsError: one of `calls` has failed.
         """
+        timeout_ms = _milliseconds(timeout)
+        calls = calls or self._new_calls()
+        if calls is not None:
+            calls.resolve_route(timeout_ms)
         await self._resolve_route(
-            lambda: self.handle.cm_id.resolve_route(_milliseconds(timeout)),
-            route_pool,
-            prepare,
+            lambda: self.handle.cm_id.resolve_route(timeout_ms), blocking_pool, calls
         )
 
     async def set_path(self, path: bytes) -> None:
@@ -333,18 +332,23 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self,
         start: Callable[[], None],
         pool: WorkerPool | None,
-        prepare: Callable[[], None] = _do_nothing,
+        calls: IdCalls | None = None,
     ) -> None:
-        step = Step(
-            CmCall.RESOLVE_ROUTE,
-            start,
-            pool,
-            prepare,
-            lambda error: _query_error(CmEventType.ROUTE_ERROR, error, self.peer_address[0]),
-        )
+        step = Step(CmCall.RESOLVE_ROUTE, start, pool, translate=self._route_error, calls=calls)
         await self._perform(step, self._is_idle)
         if self._state.current is not CmState.ROUTE_RESOLVED:
             raise self._state.error(self.peer_address[0], CmState.ROUTE_RESOLVED)
+
+    def _route_error(self, error: VerbsError) -> Exception:
+        if error.function in ("rdma_create_qp", "ibv_post_recv"):
+            return error
+        return _query_error(CmEventType.ROUTE_ERROR, error, self.peer_address[0])
+
+    def _new_calls(self) -> IdCalls | None:
+        """Return an object for calls of a thread of C; None if a worker thread makes the calls."""
+        if self.handle.calls.reader is None or self._state.current is CmState.CLOSED:
+            return None
+        return IdCalls(self.handle.cm_id)
 
     # --- connecting ---
 
@@ -376,7 +380,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             CmCall.CONNECT,
             lambda: self.handle.cm_id.connect(parameters),
             blocking_pool if iwarp else pool,
-            prepare or _do_nothing,
+            prepare,
             lambda error: error_for_iwarp_connect(error, self._peer_name()) if iwarp else error,
         )
         await self._perform_to(step, *_CONNECTED)
@@ -405,13 +409,14 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     async def accept(
         self,
         parameters: ConnectionParameters | None = None,
-        prepare: Callable[[], None] = _do_nothing,
-        finish: Callable[[], None] = _do_nothing,
+        prepare: Callable[[], None] | None = None,
+        finish: Callable[[], None] | None = None,
+        calls: IdCalls | None = None,
     ) -> None:
-        """Accept the request: rdma_accept(3), in a worker thread.
+        """Accept the request: rdma_accept(3), in another thread.
 
-        `prepare` is called before, and `finish` after the call, in the same thread. `prepare` can
-        make the queue pair and post the first receives.
+        `prepare` is called before, and `finish` after the call, in a worker thread. `prepare` can
+        make the queue pair and post the first receives. So can `calls`, see resolve_route().
 
         Returns after the peer has confirmed; for datagrams, at once. After this call the request
         can no longer be rejected. Without `parameters` (which needs a queue pair), the parameters
@@ -420,14 +425,20 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             ConnectError: the peer has disconnected, or did not confirm.
         """
-        is_datagram = self._state.current is CmState.REQUESTED and self.handle.cm_id.is_datagram
+        is_requested = self._state.current is CmState.REQUESTED
+        is_datagram = is_requested and self.handle.cm_id.is_datagram
+        if is_requested and parameters is not None:
+            calls = calls or self._new_calls()
+            if calls is not None:
+                calls.accept(parameters)
         step = Step(
             CmCall.ACCEPT,
             lambda: self.handle.cm_id.accept(parameters),
             worker_pool,
-            lambda: self._prepare_answer(prepare),
-            lambda error: ConnectError(f"{self._peer_name()} could not be accepted: {error}"),
+            None if prepare is None else lambda: self._prepare_answer(prepare),
+            self._accept_error,
             finish,
+            calls,
         )
         if is_datagram:
             await self._perform(step, lambda: True)
@@ -442,12 +453,23 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         try:
             prepare()
         except VerbsError as error:
-            try:
-                self.handle.cm_id.reject()
-            except VerbsError:
-                text = f"{self._peer_name()} gave up before it was accepted"
-                raise ConnectError(text) from error
-            raise
+            failure = self._unprepared(error)
+            if failure is error:
+                raise
+            raise failure from error
+
+    def _accept_error(self, error: VerbsError) -> Exception:
+        if error.function in ("rdma_create_qp", "ibv_post_recv"):
+            return self._unprepared(error)
+        return ConnectError(f"{self._peer_name()} could not be accepted: {error}")
+
+    def _unprepared(self, error: VerbsError) -> Exception:
+        """Reject the request, for which no queue pair could be made. Return the exception."""
+        try:
+            self.handle.cm_id.reject()
+        except VerbsError:
+            return ConnectError(f"{self._peer_name()} gave up before it was accepted")
+        return error
 
     def reject(self, private_data: bytes = b"", *, ece: bool = False) -> None:
         """Reject the request, with private data for the peer: rdma_reject(3).
@@ -549,7 +571,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """
         if pd is None:
             self.handle.acquire_context()
-        with self.handle.channel_lock:
+        with self.handle.calls.channel_lock:
             return self.handle.cm_id.create_qp(init, pd)
 
     def init_qp_attr(self, state: QpState) -> QueuePairAttributes:
@@ -714,7 +736,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self.handle.remove_pre_destroy_hook(group)
 
         def leave() -> None:
-            with self.handle.channel_lock:
+            with self.handle.calls.channel_lock:
                 self.handle.cm_id.leave_multicast(group)
 
         await self.handle.call(leave)
@@ -742,7 +764,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def _disconnect(self) -> None:
         try:
-            with self.handle.channel_lock:
+            with self.handle.calls.channel_lock:
                 self.handle.cm_id.disconnect()
         except VerbsError as error:
             # On iWARP the peer can disconnect first. Its DISCONNECTED event then arrives soon.
@@ -753,7 +775,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         state = after_call(self._state.current, CmCall.DISCONNECT)
         if state is not None and not self.handle.cm_id.is_datagram:
             self._state.move(state)
-            self.handle.submit(self._disconnect)
+            calls = self._new_calls()
+            if calls is None:
+                self.handle.submit(self._disconnect)
+            else:
+                calls.disconnect()
+                self.handle.submit_calls(calls)
 
     def abort(self) -> None:
         """Close at once: waiters get LocalClosed, everything is destroyed in the background.

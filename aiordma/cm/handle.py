@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Coroutine, Hashable
+from functools import partial
 from typing import TypeVar
 
+from aiordma.cm.id_call_queue import IdCallQueue
+from aiordma.cm.id_waits import IdWaits
 from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.dispatch import CmDispatcher, destroy_and_log
-from aiordma.errors import BusyError, LocalClosed, RdmaError
+from aiordma.errors import BusyError, LocalClosed, RdmaError, VerbsError
 from aiordma.loop import (
     Deadline,
     Interrupt,
     Loop,
-    SerialJobs,
     WaitQueue,
     WorkerPool,
     blocking_pool,
@@ -25,7 +26,7 @@ from aiordma.loop import (
     run_in_worker,
     worker_pool,
 )
-from aiordma.rdmacm import CmId, OwnChannel, OwnObjects, device_contexts
+from aiordma.rdmacm import CmId, IdCalls, OwnChannel, OwnObjects, device_contexts
 from aiordma.verbs import Device, QueuePair
 
 logger = logging.getLogger(__name__)
@@ -34,16 +35,9 @@ slow_destruction_log = OccasionalLog(logger)
 SLOW_DESTRUCTION_SECONDS = 30.0
 """Seconds after which a task that waits for a destruction logs that it still waits."""
 
+NOT_DESTROYED = "a queue pair or its queues could not be destroyed"
+
 T = TypeVar("T")
-
-
-class _Waits:
-    """The interrupts of the waits of an id that are under way in worker threads."""
-
-    def __init__(self) -> None:
-        self.interrupts: set[Interrupt] = set()
-        self.changed = threading.Condition()
-        """Notified when a wait has ended."""
 
 
 class IdHandle:
@@ -58,16 +52,15 @@ class IdHandle:
         self.cm_id = cm_id
         self.channel = channel
         """The id's own channel, with a reference to it. None: the channel that ids share."""
-        self.channel_lock = threading.Lock()
-        """Held by a worker thread during a call that uses the channel, which can be at any time."""
         self.is_slow_to_destroy = False
         """True if destroying can take seconds, as on iWARP."""
-        self._jobs = SerialJobs()
-        self._waits: _Waits | None = None
+        self.calls = IdCallQueue()
+        """The calls on the id in other threads."""
+        self._waits: IdWaits | None = None
         """The calls of wait() under way. None: there was none yet, as for most ids."""
         self._device: Device | None = None
         self._pre_destroy_hooks: dict[Hashable, Callable[[], None]] = {}
-        self._destroyed_callbacks: list[Callable[[], None]] = []
+        self._destroyed_callbacks: list[tuple[Callable[[], None], Callable[[], bool]]] = []
         self._released_callbacks: list[Callable[[], None]] = []
         self._is_destroying = False
         self._is_destroyed = False
@@ -92,9 +85,14 @@ class IdHandle:
         """Remove the hook of `key` and return it; None if there is none."""
         return self._pre_destroy_hooks.pop(key, None)
 
-    def add_destroyed_callback(self, callback: Callable[[], None]) -> None:
-        """Make a worker thread call `callback` when the device can access no memory any more."""
-        self._destroyed_callbacks.append(callback)
+    def add_destroyed_callback(
+        self, callback: Callable[[], None], blocks: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Call `callback` when the device can access no memory any more.
+
+        A worker thread calls it, or the loop if `blocks()` is false when destruction begins.
+        """
+        self._destroyed_callbacks.append((callback, blocks))
 
     def add_released_callback(self, callback: Callable[[], None]) -> None:
         """Make the loop call `callback` when everything is destroyed: the last one added first."""
@@ -140,7 +138,7 @@ class IdHandle:
             self._change_channel(channel)
             return channel
         finally:
-            self.channel_lock.release()
+            self.calls.channel_lock.release()
 
     def move_to_loop(self, dispatcher: CmDispatcher) -> None:
         """Move the id to the channel that the ids of a loop share: rdma_migrate_id(3).
@@ -152,7 +150,7 @@ class IdHandle:
             dispatcher.migrate_id(self.cm_id)
             self._change_channel(None)
         finally:
-            self.channel_lock.release()
+            self.calls.channel_lock.release()
 
     def _change_channel(self, channel: OwnChannel | None) -> None:
         old, self.channel = self.channel, channel
@@ -160,7 +158,7 @@ class IdHandle:
             old.release()
 
     def _lock_channel(self) -> None:
-        if not self.channel_lock.acquire(blocking=False):
+        if not self.calls.channel_lock.acquire(blocking=False):
             raise BusyError("a call on this id is under way")
 
     # --- calls ---
@@ -177,7 +175,24 @@ class IdHandle:
         """
         if self._is_destroying:
             raise LocalClosed("closed on this side")
-        return run_in_worker(self.loop, function, lambda job: self._jobs.submit(job, pool))
+        return run_in_worker(self.loop, function, lambda job: self.calls.submit(job, pool))
+
+    def make_calls(self, calls: IdCalls) -> Coroutine[object, None, None]:
+        """Await calls on the id in a thread of C: see IdCallQueue.make().
+
+        Raises:
+            LocalClosed: destruction has begun.
+        """
+        if self._is_destroying:
+            raise LocalClosed("closed on this side")
+        return self.calls.make(calls, self.loop)
+
+    def submit_calls(self, calls: IdCalls) -> None:
+        """Have a thread of C make calls on the id, without waiting for them. Errors are ignored.
+
+        They are not made if destruction has begun. The id has a reader of such calls.
+        """
+        self.calls.submit_calls(calls, lambda: None, lambda: self._is_destroying)
 
     async def make(
         self,
@@ -193,7 +208,7 @@ class IdHandle:
         if self._is_destroying:
             on_unmade()
             raise LocalClosed("closed on this side")
-        return await make_in_worker(self.loop, make, discard, self._jobs.submit, on_unmade)
+        return await make_in_worker(self.loop, make, discard, self.calls.submit, on_unmade)
 
     async def wait(self, function: Callable[[Interrupt], T], *, serialized: bool = True) -> T:
         """Await `function(interrupt)`, which waits in a worker thread without a time limit.
@@ -206,21 +221,10 @@ class IdHandle:
         """
         interrupt = Interrupt()
         if self._waits is None:
-            self._waits = _Waits()
-        waits = self._waits
-
-        def run() -> T:
-            with waits.changed:
-                if self._is_destroying:
-                    raise LocalClosed("closed on this side")
-                waits.interrupts.add(interrupt)
-            try:
-                return function(interrupt)
-            finally:
-                with waits.changed:
-                    waits.interrupts.discard(interrupt)
-                    waits.changed.notify_all()
-
+            self._waits = IdWaits()
+        if self._is_destroying:  # checked last: another thread can begin destruction
+            raise LocalClosed("closed on this side")
+        run = partial(self._waits.run, function, interrupt)
         try:
             if serialized:
                 return await self.call(run, blocking_pool)
@@ -232,15 +236,12 @@ class IdHandle:
     @property
     def interrupts(self) -> list[Interrupt]:
         """The interrupts of the calls of wait() under way."""
-        return [] if self._waits is None else list(self._waits.interrupts)
+        return [] if self._waits is None else self._waits.interrupts
 
     def interrupt_waits(self) -> None:
         """Make every wait() return. Its caller can call it again. Callable from any thread."""
-        waits = self._waits
-        if waits is not None:
-            with waits.changed:
-                for interrupt in waits.interrupts:
-                    interrupt.set()
+        if self._waits is not None:
+            self._waits.interrupt()
 
     def submit(self, function: Callable[[], None]) -> None:
         """Make a call on the id in a worker thread, without waiting for it. Errors are only logged.
@@ -256,20 +257,58 @@ class IdHandle:
             except RdmaError as error:
                 logger.debug("ignored: %s", error)
 
-        self._jobs.submit(job)
+        self.calls.submit(job)
 
     # --- the end ---
 
     def destroy(self) -> None:
-        """Begin to destroy everything, in a worker thread. Idempotent. Callable from any thread."""
+        """Begin to destroy everything, in another thread. Idempotent. Callable from any thread."""
         if self._is_destroying:
             return
         self._is_destroying = True
         if is_forked_child():
             self._is_destroyed = True  # the C objects belong to the parent
             return
-        self.interrupt_waits()
-        self._jobs.submit(self._destroy, blocking_pool if self.is_slow_to_destroy else worker_pool)
+        if self._waits is not None:
+            self._waits.end()
+        self.calls.submit_last(self._start_destruction)
+
+    def _start_destruction(self) -> None:
+        """Destroy everything in a thread of C, or in a worker thread if it needs Python."""
+        reader = self.calls.reader
+        if reader is None or self._needs_worker():
+            pool = blocking_pool if self.is_slow_to_destroy else worker_pool
+            pool.submit(self._destroy)
+            return
+        own = self.cm_id.own_objects()
+        calls = IdCalls(self.cm_id)
+        calls.destroy()
+        reader.submit(calls, partial(self._destroyed, calls, own))
+
+    def _needs_worker(self) -> bool:
+        """Return True if more must be destroyed than the id and its queue pair, or if it waits."""
+        return bool(
+            self.is_slow_to_destroy
+            or self.channel is not None
+            or self._waits is not None
+            or self._pre_destroy_hooks
+            or self.cm_id.has_own_queues
+            or any(blocks() for _, blocks in self._destroyed_callbacks)
+        )
+
+    def _destroyed(self, calls: IdCalls, own: OwnObjects) -> None:
+        """Free the memory. Called when the calls that destroy the id have ended."""
+        try:
+            calls.check()
+        except VerbsError as error:
+            if error.function == "ibv_destroy_qp":
+                logger.exception(NOT_DESTROYED)
+                self._keep_memory(own)
+                self._finish()
+                return
+            logger.exception("an id could not be destroyed")
+        self._free_memory()
+        self._finish()
 
     async def wait_destroyed(self) -> None:
         """Wait until everything is destroyed. Cancelling stops the wait only.
@@ -287,10 +326,8 @@ class IdHandle:
             timer.cancel()
 
     def _destroy(self) -> None:
-        waits = self._waits  # a wait that begins later finds that destruction has begun
-        if waits is not None:
-            with waits.changed:
-                waits.changed.wait_for(lambda: not waits.interrupts)
+        if self._waits is not None:
+            self._waits.join()
         try:
             self._destroy_objects()
         finally:  # tasks wait for it
@@ -307,9 +344,12 @@ class IdHandle:
         if self._destroy_own(own):
             self._free_memory()
         else:
-            # The memory of the requests is never freed, as the device might still use it.
-            _undestroyed.append((own, self._destroyed_callbacks, self._released_callbacks))
-            self._released_callbacks = []
+            self._keep_memory(own)
+
+    def _keep_memory(self, own: OwnObjects) -> None:
+        """Never free the memory of the requests, as the device might still use it."""
+        _undestroyed.append((own, self._destroyed_callbacks, self._released_callbacks))
+        self._released_callbacks = []
 
     def _run_pre_destroy_hooks(self) -> None:
         while self._pre_destroy_hooks:
@@ -323,12 +363,12 @@ class IdHandle:
         try:
             own.destroy()
         except Exception:  # the memory must not be freed
-            logger.exception("a queue pair or its queues could not be destroyed")
+            logger.exception(NOT_DESTROYED)
             return False
         return True
 
     def _free_memory(self) -> None:
-        for callback in reversed(self._destroyed_callbacks):
+        for callback, _ in reversed(self._destroyed_callbacks):
             try:
                 callback()
             except Exception:  # the other memory must be freed

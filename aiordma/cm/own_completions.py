@@ -117,5 +117,5 @@ class OwnCompletions:
             self._handle.submit(self._flush)
 
     def _flush(self) -> None:
-        with self._handle.channel_lock:
+        with self._handle.calls.channel_lock:
             self._handle.cm_id.disconnect()

@@ -14,7 +14,7 @@ from aiordma.cm.states import CmState
 from aiordma.cm.step import Step
 from aiordma.dispatch import CmDispatcher, initialise
 from aiordma.enums import PortSpace
-from aiordma.errors import BusyError, LocalClosed, RdmaError, VerbsError
+from aiordma.errors import BusyError, LocalClosed, RdmaError
 from aiordma.loop import Interrupt, blocking_pool, checkpoint, make_in_worker, running_loop
 from aiordma.rdmacm import AddrInfo, CmEvent, CmId, OwnChannel
 from aiordma.verbs import ProtectionDomain, QueuePairInit
@@ -138,20 +138,12 @@ class SyncCmId(BaseCmId):
             before = self._state.enter(step.call)
         expected = self._state.current
         try:
-            self._start(step)
+            step.run()
         except Exception:
             if step.call is not None:
                 self._state.call_failed(step.call, before, expected)
             raise
         self._wait_until(is_done, interrupt)
-
-    def _start(self, step: Step) -> None:
-        step.prepare()
-        try:
-            step.start()
-        except VerbsError as error:
-            raise step.translate(error) from error
-        step.finish()
 
     def _wait_until(self, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         while not is_done():

@@ -105,6 +105,7 @@ class DatagramQueuePair:
             raise ValueError(f"max_message_size is {size}; the port's MTU carries {mtu} bytes")
         self.max_message_size = size or mtu
         self.receive_ring = DatagramReceiveRing(options.recv_depth, mtu)
+        self.cm.handle.add_destroyed_callback(self.receive_ring.close)
         self._qp = self._resources.make_qp(self.receive_ring, self._sends)
         self._resources.watch(self._qp, self._on_queue_pair_event)
 

@@ -2,6 +2,7 @@
 
 from aiordma.dispatch.adaptive_polling import AdaptivePolling, AdaptiveWait
 from aiordma.dispatch.busy_poll import BusyPoll
+from aiordma.dispatch.call_reader import CallReader
 from aiordma.dispatch.cm_events import CmDispatcher, destroy_and_log, initialise
 from aiordma.dispatch.device_events import DeviceSubscription
 from aiordma.dispatch.loop_device import KEY_SHIFT, CompletionHandler, LoopDevice
@@ -14,6 +15,7 @@ __all__ = [
     "AdaptivePolling",
     "AdaptiveWait",
     "BusyPoll",
+    "CallReader",
     "CmDispatcher",
     "CompletionHandler",
     "DeviceSubscription",

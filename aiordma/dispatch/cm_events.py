@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
+from aiordma.dispatch.call_reader import CallReader
 from aiordma.dispatch.channel_reader import ChannelReader
 from aiordma.dispatch.connect_turns import ConnectTurns
 from aiordma.enums import CmEventType, PortSpace
@@ -43,6 +44,8 @@ class CmDispatcher:
         self.connect_turns = ConnectTurns(loop)
         """The turns of the tasks that connect."""
         self._reader = ChannelReader(loop, self._channel, self._dispatch, self._fail)
+        self.call_reader = CallReader(loop)
+        """Has threads of C make calls on the ids."""
 
     @classmethod
     async def of(cls, loop: Loop) -> CmDispatcher:
@@ -94,6 +97,7 @@ class CmDispatcher:
     def _close(self) -> None:
         self._unregister()
         self._reader.stop()
+        self.call_reader.stop()
         self._channel.close()
 
     def _unregister(self) -> None:

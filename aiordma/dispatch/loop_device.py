@@ -140,13 +140,14 @@ class LoopDevice:
         with self._lock:
             if self._channel is None:
                 self._open()
-            for queue in self._queues.values():
-                if queue.free >= entries:
-                    break
-            else:
-                queue = self._add_queue(entries)
-            queue.free -= entries
-            return queue
+            return self._take_entries(entries) or self._add_queue(entries)
+
+    def _take_entries(self, entries: int) -> SharedCompletionQueue | None:
+        for queue in self._queues.values():
+            if queue.free >= entries:
+                queue.free -= entries
+                return queue
+        return None
 
     def _open(self) -> None:
         # If a step fails, the next call does not repeat the steps before it. _close() can handle
@@ -173,6 +174,7 @@ class LoopDevice:
         self._queues[queue.cq.address] = queue
         queue.cq.request_notify()
         queue.is_armed = True
+        queue.free -= entries
         return queue
 
     def _close(self) -> None:
@@ -193,6 +195,20 @@ class LoopDevice:
                 device_contexts.release([self.device])
 
     # --- on the loop's thread ---
+
+    @property
+    def is_open(self) -> bool:
+        """True if open() has made everything."""
+        return self._channel is not None
+
+    def try_reserve(self, entries: int) -> SharedCompletionQueue | None:
+        """Do what reserve() does, without blocking. Return None if that makes system calls."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._take_entries(entries)
+        finally:
+            self._lock.release()
 
     def attach(self, handler: CompletionHandler) -> int:
         """Return a key for wr_ids. `handler` gets the completions with this key from now on.

@@ -26,6 +26,10 @@ class MemoryDomain(Protocol):
     largest_region: int
     """The length in bytes of the largest region that was ever registered in it."""
 
+    @property
+    def is_open(self) -> bool:
+        """True if the C objects are made."""
+
     def open(self) -> None:
         """Make the C objects, if they are not made yet. Called in a worker thread."""
 
@@ -52,6 +56,11 @@ class OwnDomain:
         self._loop = loop
         self._loop_device = LoopDevice.of(loop, device)
         self._users = 1
+
+    @property
+    def is_open(self) -> bool:
+        """True if the protection domain is allocated."""
+        return hasattr(self, "parts")
 
     def open(self) -> None:
         """Allocate the protection domain. Idempotent. Call it in a worker thread.

@@ -12,7 +12,7 @@ from aiordma.loop.checkpoints import (
 )
 from aiordma.loop.current import running_loop
 from aiordma.loop.deadline import Deadline
-from aiordma.loop.forked import is_forked_child, refuse_forked_child
+from aiordma.loop.forked import is_forked_child, note_use, refuse_forked_child
 from aiordma.loop.inline_wakeup import (
     InlineFuture,
     after_batch,
@@ -24,7 +24,7 @@ from aiordma.loop.inline_wakeup import (
 from aiordma.loop.interrupt import Interrupt
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
 from aiordma.loop.task_groups import run_in_background, task_group
-from aiordma.loop.threadsafe_call import ensure_called
+from aiordma.loop.threadsafe_call import ensure_called, watch_closed_loop
 from aiordma.loop.time_budget import LoopTimeBudget
 from aiordma.loop.waiting import FairSemaphore, WaitQueue, wake
 from aiordma.loop.workers import (
@@ -33,7 +33,6 @@ from aiordma.loop.workers import (
     blocking_pool,
     call_threadsafe,
     make_in_worker,
-    route_pool,
     run_in_worker,
     worker_pool,
 )
@@ -64,8 +63,8 @@ __all__ = [
     "is_forked_child",
     "make_future",
     "make_in_worker",
+    "note_use",
     "refuse_forked_child",
-    "route_pool",
     "run_in_background",
     "run_in_worker",
     "run_with_inline_wakeups",
@@ -74,6 +73,7 @@ __all__ = [
     "scheduled_count",
     "task_group",
     "wake",
+    "watch_closed_loop",
     "worker_pool",
     "yield_of",
 ]

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from aiordma.loop.protocol import Loop
@@ -35,7 +35,26 @@ def ensure_called(loop: Loop, callback: Callable[[], None]) -> None:
     except RuntimeError:
         once.run()
     else:
-        _watcher.watch(loop, once)
+        watch_closed_loop(loop, once)
+
+
+class WatchedCall(Protocol):
+    """A call that must be made even if its loop is closed."""
+
+    @property
+    def is_claimed(self) -> bool:
+        """True if the call is made, or if none is left to make."""
+
+    def run(self) -> None:
+        """Make the call, if it is due."""
+
+
+def watch_closed_loop(loop: Loop, call: WatchedCall) -> None:
+    """Have the watching thread call `run` again and again if `loop` is closed, until is_claimed.
+
+    Callable from any thread.
+    """
+    _watcher.watch(loop, call)
 
 
 class _Once:
@@ -64,16 +83,16 @@ class _Watcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watched: list[tuple[Loop, _Once]] = []
+        self._watched: list[tuple[Loop, WatchedCall]] = []
         self._running = False
 
-    def watch(self, loop: Loop, once: _Once) -> None:
-        """Call `once` if `loop` is closed before it does.
+    def watch(self, loop: Loop, call: WatchedCall) -> None:
+        """Run `call` if `loop` is closed before it does.
 
         If the system allows no thread, a later watch() starts the thread for both.
         """
         with self._lock:
-            self._watched.append((loop, once))
+            self._watched.append((loop, call))
             if self._running or sys.is_finalizing():
                 return
             self._running = True
@@ -86,9 +105,9 @@ class _Watcher:
         idle = 0
         while self._must_continue(idle):
             time.sleep(WATCH_SECONDS)
-            for loop, once in list(self._watched):
+            for loop, call in list(self._watched):
                 if loop.is_closed():
-                    once.run()
+                    call.run()
             idle = 0 if self._watched else idle + 1
 
     def _must_continue(self, idle: int) -> bool:

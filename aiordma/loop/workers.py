@@ -176,8 +176,6 @@ class WorkerPool:
 
 worker_pool = WorkerPool()
 """The threads for calls that take milliseconds."""
-route_pool = WorkerPool()
-"""The threads for rdma_resolve_route(3). It waits for ibacm if that runs, one call at a time."""
 blocking_pool = WorkerPool(max_threads=1024, stall_seconds=0.005)
 """The threads for calls that can wait for minutes, and that must not delay each other."""
 
@@ -191,35 +189,45 @@ def _run_job(job: Callable[[], None]) -> None:
 
 
 class SerialJobs:
-    """Jobs that worker threads run one after the other, in order.
+    """Jobs that other threads run one after the other, in order.
 
     No thread blocks while a job waits for the one before it.
     """
 
     def __init__(self) -> None:
-        self._jobs: list[tuple[WorkerPool, Callable[[], None]]] = []
+        self._starts: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._busy = False
 
     def submit(self, job: Callable[[], None], pool: WorkerPool = worker_pool) -> None:
         """Have a thread of `pool` run `job` after all earlier jobs, even if one of them raised."""
+
+        def run() -> None:
+            _run_job(job)
+            self.ended()
+
+        self.add(lambda: pool.submit(run))
+
+    def add(self, start: Callable[[], None]) -> None:
+        """Call `start` when all earlier jobs have ended: now, or in the thread of the last one.
+
+        It starts a job, at whose end ended() must be called, and must not raise.
+        """
         with self._lock:
-            self._jobs.append((pool, job))
             if self._busy:
+                self._starts.append(start)
                 return
             self._busy = True
-        pool.submit(self._run)
+        start()
 
-    def _run(self) -> None:
-        _, job = self._jobs.pop(0)
-        _run_job(job)
-        del job
+    def ended(self) -> None:
+        """Note that a job has ended, and start the next one. Callable from any thread."""
         with self._lock:
-            if not self._jobs:
+            if not self._starts:
                 self._busy = False
                 return
-            pool, _ = self._jobs[0]
-        pool.submit(self._run)
+            start = self._starts.popleft()
+        start()
 
 
 def call_threadsafe(loop: Loop, callback: Callable[[], None]) -> None:

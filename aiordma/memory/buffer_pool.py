@@ -16,9 +16,8 @@ from aiordma.verbs import ProtectionDomain, Registration
 
 SMALLEST_BUFFER = 1 << 10
 SLAB_SIZE = 1 << 18
-# The pool keeps this number of regions, up to this size, for the next connections.
-KEPT_REGIONS = 64
-LARGEST_KEPT_REGION = 1 << 16
+# The pool keeps regions of this number of bytes in all, for the next connections.
+KEPT_BYTES = 1 << 21
 
 
 class AllocatedRegion:
@@ -92,7 +91,8 @@ class BufferPool:
         self._grown = WaitQueue(loop)
         self._slabs: list[AllocatedRegion] = []
         self._free: dict[int, deque[PooledBuffer]] = {}
-        self._kept: list[AllocatedRegion] = []
+        self._kept: dict[int, list[AllocatedRegion]] = {}
+        self._kept_bytes = 0
         self._kept_lock = threading.Lock()
 
     def try_acquire(self, nbytes: int) -> PooledBuffer | None:
@@ -151,27 +151,54 @@ class BufferPool:
         Raises:
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
-        with self._kept_lock:
-            for region in self._kept:
-                if len(region.view) == nbytes:
-                    self._kept.remove(region)
-                    return region
+        region = self.try_take_region(nbytes)
+        if region is not None:
+            return region
+        try:
+            return AllocatedRegion(self._pd, nbytes, AccessFlags.LOCAL_WRITE)
+        except VerbsError:
+            if not self._free_kept():
+                raise
         return AllocatedRegion(self._pd, nbytes, AccessFlags.LOCAL_WRITE)
 
+    def try_take_region(self, nbytes: int) -> AllocatedRegion | None:
+        """Return a region that was given back, or None if there is none. Does not block."""
+        with self._kept_lock:
+            kept = self._kept.get(nbytes)
+            if not kept:
+                return None
+            self._kept_bytes -= nbytes
+            return kept.pop()
+
+    def keeps(self, region: AllocatedRegion) -> bool:
+        """Return True if give_back() keeps the region, as long as no other is given back first."""
+        return self._kept_bytes + len(region.view) <= KEPT_BYTES
+
     def give_back(self, region: AllocatedRegion) -> None:
-        """Take back a region of take_region() that nothing uses any more. Blocks, as that does."""
-        if len(region.view) <= LARGEST_KEPT_REGION:
-            with self._kept_lock:
-                if len(self._kept) < KEPT_REGIONS:
-                    self._kept.append(region)
-                    return
+        """Take back a region of take_region() that nothing uses any more.
+
+        Blocks if the pool does not keep it. See keeps().
+        """
+        with self._kept_lock:
+            if self.keeps(region):
+                self._kept.setdefault(len(region.view), []).append(region)
+                self._kept_bytes += len(region.view)
+                return
         region.free()
+
+    def _free_kept(self) -> bool:
+        """Free the regions that were given back. Return True if there were any. Blocks."""
+        with self._kept_lock:
+            kept, self._kept, self._kept_bytes = self._kept, {}, 0
+        regions = [region for same in kept.values() for region in same]
+        for region in regions:
+            region.free()
+        return bool(regions)
 
     def close(self) -> None:
         """Unregister all buffers. The device must not use any of them any more."""
         self._free.clear()
-        while self._kept:
-            self._kept.pop().free()
+        self._free_kept()
         while self._slabs:
             self._slabs.pop().free()
 

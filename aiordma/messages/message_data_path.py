@@ -27,6 +27,7 @@ from aiordma.qp.scatter_gather import ScatterGatherBuilder
 from aiordma.qp.send_queue import NUMBER_MASK, SendQueue
 from aiordma.qp.shared_receives import SharedReceives
 from aiordma.qp.stats import ConnectionStats
+from aiordma.rdmacm import IdCalls
 from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps
 
 if TYPE_CHECKING:
@@ -116,16 +117,34 @@ class MessageDataPath:
             VerbsError: the device or the locked-memory limit does not allow it.
         """
         resources, shared_receives = self._resources, self._shared_receives
-        resources.attach_fast_path(self.sends.core, self.receiver.queue, self._on_notified)
         if shared_receives is None:
-            try:
-                qp = resources.make_qp(self._ring, self.sends)
-            finally:  # after make_qp(), to be called before what make_qp() has added
-                self._handle.add_destroyed_callback(self._free_ring)
+            self._handle.add_destroyed_callback(self._free_ring, self._blocks_to_free)
+            qp = resources.make_qp(self._ring, self.sends)
         else:
             qp = resources.make_srq_qp(shared_receives, self.sends)
             shared_receives.add(qp.number, self)
             self._wait_for_last_receive(qp)
+        self._use(qp)
+        return qp
+
+    def add_prepare(self, calls: IdCalls) -> bool:
+        """Add to `calls` what prepare() does. Return False if that is not possible: see DataPath.
+
+        It is not with shared receives, which need the number of the queue pair.
+        """
+        if self._shared_receives is not None:
+            return False
+        qp = self._resources.add_qp(calls, self._ring, self.sends)
+        if qp is None:
+            return False
+        self._handle.add_destroyed_callback(self._free_ring, self._blocks_to_free)
+        self._use(qp)
+        return True
+
+    def _use(self, qp: QueuePair) -> None:
+        """Send and receive with `qp`."""
+        resources = self._resources
+        resources.attach_fast_path(self.sends.core, self.receiver.queue, self._on_notified)
         self._qp = qp
         self._builder.pd = self.windows.pd = pd = resources.domain.pd
         self.sends.core.use_memory(pd, self._max_message_size)
@@ -138,15 +157,21 @@ class MessageDataPath:
         core.set_polling(dispatcher, resources.send_cq.cq.address, busy_poll)
         self.sends.post_list = PostList(qp, core, dispatcher, self._on_post_error)
         resources.watch(qp, self._on_queue_pair_event)
-        return qp
+
+    @property
+    def _is_ring_in_use(self) -> bool:
+        """True if the user can still take a message, or holds one."""
+        return self._callbacks.may_be_read or self.sends.stats.messages_held > 0
 
     def _free_ring(self) -> None:
-        """Give back the receive buffers, unless the user can still take a message or holds one.
-
-        In that case, they are only unregistered: make_qp() has seen to that.
-        """
-        if not self._callbacks.may_be_read and not self.sends.stats.messages_held:
+        """Give back the receive buffers. If they are in use, only unregister them."""
+        if not self._is_ring_in_use:
             self._ring.give_back(self._resources.domain)
+        self._ring.close()
+
+    def _blocks_to_free(self) -> bool:
+        """Return True if _free_ring() blocks."""
+        return self._is_ring_in_use or not self._ring.is_kept_by(self._resources.domain)
 
     def _wait_for_last_receive(self, qp: QueuePair) -> None:
         """Take all completions of the shared receives before `qp` is destroyed."""

@@ -9,6 +9,7 @@ from aiordma.dispatch import MemoryDomain
 from aiordma.enums import WcOpcode
 from aiordma.errors import RdmaError, VerbsError
 from aiordma.qp.send_queue import SendQueue
+from aiordma.rdmacm import IdCalls
 from aiordma.verbs import AsyncEvent, QueuePair
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ class DataPath(Protocol):
 
     def prepare(self) -> QueuePair:
         """Make the queue pair and post its receives. Called in a worker thread."""
+
+    def add_prepare(self, calls: IdCalls) -> bool:
+        """Add to `calls` what prepare() does, if only the queue pair must be made.
+
+        Return False, and add nothing, if it needs other calls that block, too: registering memory,
+        a completion queue. Does not block.
+        """
 
     def negotiated(self, initiator_depth: int) -> None:
         """Use `initiator_depth` as the number of RD/atomic credits: the connection is made."""

@@ -40,8 +40,8 @@ from aiordma.options import ConnectionOptions, PrivateDataLimits, check_private_
 from aiordma.qp.data_path import DataPath, EndpointCallbacks
 from aiordma.qp.first_message import FirstMessage
 from aiordma.qp.keepalive import Keepalive
-from aiordma.qp.retries import finite_retries, limit_retries
-from aiordma.rdmacm import ConnectionParameters
+from aiordma.qp.retries import finite_retries, retry_limit
+from aiordma.rdmacm import ConnectionParameters, IdCalls
 from aiordma.rdmacm.address import format_address
 from aiordma.verbs import AsyncEvent
 
@@ -124,7 +124,10 @@ class Endpoint(Generic[D_co]):
         depth = min(options.initiator_depth, limits.max_qp_init_rd_atom)
         parameters = self._parameters(private_data, resources, depth)
         if self.cm.state is CmState.ADDR_RESOLVED:
-            await self.cm.resolve_route(timeout=options.resolve_timeout, prepare=self._prepare)
+            calls = IdCalls(self.cm.cm_id)
+            if not self._add_prepare(calls):
+                await self.cm.handle.call(self._prepare)
+            await self.cm.resolve_route(timeout=options.resolve_timeout, calls=calls)
             await self.cm.connect(parameters)
         else:
             await self.cm.connect(parameters, self._prepare)
@@ -155,8 +158,10 @@ class Endpoint(Generic[D_co]):
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
         self._first_message.hold_sends()
         parameters = self._parameters(private_data, resources, depth)
-        limit = partial(limit_retries, self.cm, request.retry_count)
-        await self.cm.accept(parameters, self._prepare, limit)
+        calls = IdCalls(self.cm.cm_id)
+        prepare = None if self._add_prepare(calls) else self._prepare
+        limit = retry_limit(self.cm, request.retry_count)
+        await self.cm.accept(parameters, prepare, limit, calls)
         self._first_message.start_timer()
         self._begin(depth)
 
@@ -171,11 +176,21 @@ class Endpoint(Generic[D_co]):
 
     def _prepare(self) -> None:
         """Make the queue pair and post its receives, in a worker thread."""
+        self._set_ack_timeout()
+        self.cm.cm_id.destroy_qp()  # one that rdma_create_ep() made
+        self.data_path.prepare()
+
+    def _add_prepare(self, calls: IdCalls) -> bool:
+        """Add the calls that _prepare() makes to `calls`. Return False if it makes others, too."""
+        if self.cm.cm_id.has_qp or not self.data_path.add_prepare(calls):
+            return False
+        self._set_ack_timeout()
+        return True
+
+    def _set_ack_timeout(self) -> None:
         ack_timeout = self.options.ack_timeout
         if ack_timeout is not None:
             self.cm.cm_id.set_option(IdOption.ACK_TIMEOUT, ack_timeout)
-        self.cm.cm_id.destroy_qp()  # one that rdma_create_ep() made
-        self.data_path.prepare()
 
     def _set_timer(self) -> None:
         """Set the time that the peer waits for a receive: it would be 655 ms. Not on iWARP.

@@ -9,7 +9,8 @@ from aiordma.dispatch import MemoryDomain
 from aiordma.enums import AccessFlags
 from aiordma.errors import VerbsError
 from aiordma.memory import AllocatedRegion
-from aiordma.verbs import ProtectionDomain
+from aiordma.rdmacm import IdCalls
+from aiordma.verbs import ProtectionDomain, QueuePair
 
 
 class ReceivePoster(Protocol):
@@ -33,6 +34,7 @@ class ReceiveRing(fast_path.ReceiveRingCore):
     def __init__(self, slots: int, slot_size: int) -> None:
         super().__init__(slots, slot_size)
         self._memory: memoryview
+        self._address = self._lkey = 0
         self._region: AllocatedRegion
         """The region that belongs to the ring, if one does."""
 
@@ -61,7 +63,8 @@ class ReceiveRing(fast_path.ReceiveRingCore):
         The caller keeps it registered as long as receives are posted.
         """
         self._memory = region.view[start : start + self.slots * self.slot_size]
-        self._use(self._memory, region.address + start, region.lkey)
+        self._address, self._lkey = region.address + start, region.lkey
+        self._use(self._memory, self._address, self._lkey)
 
     def post_all(self, queue: ReceivePoster, first_wr_id: int) -> None:
         """Post every slot to `queue`. Slot n has the wr_id `first_wr_id` + n.
@@ -73,6 +76,15 @@ class ReceiveRing(fast_path.ReceiveRingCore):
         error = self._post_all()
         if error:
             raise VerbsError(error, "ibv_post_recv")
+
+    def add_post_all(self, calls: IdCalls, queue: QueuePair, first_wr_id: int) -> None:
+        """Add to `calls` what post_all() does. All slots are counted as posted at once.
+
+        The completion of a receive can be handled before the end of the calls.
+        """
+        self._open(queue, queue.cells, first_wr_id)
+        self.posted = self.slots
+        calls.post_receives(first_wr_id, self._address, self._lkey, self.slots, self.slot_size)
 
     def view(self, slot: int, length: int) -> memoryview:
         """Return the first `length` bytes of a slot, which must not be posted."""
@@ -106,6 +118,17 @@ class ReceiveRing(fast_path.ReceiveRingCore):
     def take_from(self, domain: MemoryDomain) -> None:
         """Take memory from a domain. Otherwise as allocate()."""
         self.use_region(domain.pool.take_region(self.slots * self.slot_size))
+
+    def try_take_from(self, domain: MemoryDomain) -> bool:
+        """Do what take_from() does, without blocking. Return False if no memory is registered."""
+        region = domain.pool.try_take_region(self.slots * self.slot_size)
+        if region is not None:
+            self.use_region(region)
+        return region is not None
+
+    def is_kept_by(self, domain: MemoryDomain) -> bool:
+        """Return True if give_back() does not block now."""
+        return not hasattr(self, "_region") or domain.pool.keeps(self._region)
 
     def give_back(self, domain: MemoryDomain) -> None:
         """Give the memory of take_from() back, if there is any. Nothing may use it any more."""

@@ -18,6 +18,7 @@ from aiordma.loop import call_threadsafe
 from aiordma.qp.receive_ring import ReceiveRing
 from aiordma.qp.send_queue import NUMBER_MASK, SendQueue
 from aiordma.qp.shared_receives import SharedReceives
+from aiordma.rdmacm import IdCalls
 from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps, QueuePairInit
 
 if TYPE_CHECKING:
@@ -89,11 +90,40 @@ class QueuePairResources:
         domain = self.open()
         if not ring.has_memory:
             ring.take_from(domain)
-        self._cm.handle.add_destroyed_callback(ring.close)
         cq = self.send_cq.cq
         qp = self._make(QueuePairInit(self._caps, cq, cq), sends)
-        ring.post_all(qp, self._key << KEY_SHIFT | RECEIVE)
+        ring.post_all(qp, self._first_receive)
         return qp
+
+    @property
+    def _first_receive(self) -> int:
+        """The wr_id of the receive of slot 0."""
+        return self._key << KEY_SHIFT | RECEIVE
+
+    def add_qp(self, calls: IdCalls, ring: ReceiveRing, sends: SendQueue) -> QueuePair | None:
+        """Add to `calls` what make_qp() does. Return the queue pair, which is not made yet.
+
+        Return None, and add nothing, if it needs calls that block: it has no completion queue or no
+        memory yet. Does not block.
+        """
+        if not (self.loop_device.is_reading and self._try_open(ring)):
+            return None
+        cq = self.send_cq.cq
+        qp = calls.create_qp(QueuePairInit(self._caps, cq, cq), self.domain.pd)
+        sends.open(qp, self.domain.pool, self._key << KEY_SHIFT)
+        ring.add_post_all(calls, qp, self._first_receive)
+        return qp
+
+    def _try_open(self, ring: ReceiveRing) -> bool:
+        """Do what make_qp() does before it makes the queue pair. Return False if it would block."""
+        if not self.domain.is_open or not (ring.has_memory or ring.try_take_from(self.domain)):
+            return False
+        if not hasattr(self, "send_cq"):
+            queue = self.loop_device.try_reserve(self._entries)
+            if queue is None:
+                return False
+            self.send_cq = self.recv_cq = queue
+        return True
 
     def make_srq_qp(self, receives: SharedReceives, sends: SendQueue) -> QueuePair:
         """Make a queue pair that takes its receives from a shared receive queue. See make_qp()."""

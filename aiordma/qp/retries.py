@@ -7,6 +7,7 @@ peer whose machine was switched off would never be noticed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from aiordma.cm import AsyncCmId
 from aiordma.enums import QpState
@@ -23,16 +24,20 @@ def finite_retries(device: Device, count: int) -> int:
     return min(count, RXE_MAX_RETRIES) if device.attributes.is_rxe else count
 
 
-def limit_retries(cm: AsyncCmId, count: int) -> None:
-    """Limit the retries of an accepted connection whose peer has chosen `count`.
+def retry_limit(cm: AsyncCmId, count: int) -> Callable[[], None] | None:
+    """Return a function that limits the retries of an accepted connection; None if none is needed.
 
-    Blocks: call it in a worker thread, before anything is sent.
-
-    Raises:
-        VerbsError: the device has stopped the send queue, and does not let it go on.
+    `count` is the number that the peer has chosen. The function blocks: call it in a worker thread,
+    before anything is sent. It raises VerbsError if the device has stopped the send queue, and does
+    not let it go on.
     """
-    qp, finite = cm.handle.qp, finite_retries(cm.cm_id.device(), count)
-    if qp is None or finite == count:
+    finite = finite_retries(cm.device(), count)
+    return None if finite == count else lambda: _set_retry_count(cm, finite)
+
+
+def _set_retry_count(cm: AsyncCmId, finite: int) -> None:
+    qp = cm.handle.qp
+    if qp is None:
         return
     try:
         qp.set_retry_count(finite)

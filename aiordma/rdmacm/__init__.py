@@ -15,6 +15,7 @@ from aiordma.rdmacm.devices import (
     interface_addresses,
 )
 from aiordma.rdmacm.event import CmEvent
+from aiordma.rdmacm.id_calls import EndedCalls, IdCalls
 from aiordma.rdmacm.own_objects import OwnObjects, OwnQueue
 from aiordma.rdmacm.parameters import ConnectionParameters, Ece
 from aiordma.rdmacm.route import PathRecord, Route, pack_path_data
@@ -27,7 +28,9 @@ __all__ = [
     "DeviceAddress",
     "DeviceReference",
     "Ece",
+    "EndedCalls",
     "EventChannel",
+    "IdCalls",
     "OwnChannel",
     "OwnObjects",
     "OwnQueue",

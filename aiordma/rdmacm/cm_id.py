@@ -912,6 +912,18 @@ class CmId:
 
     # --- the end ---
 
+    @property
+    def has_own_queues(self) -> bool:
+        """True if own_objects() has more than a queue pair."""
+        pointer, null = self.pointer, ffi.NULL
+        return bool(
+            self.srq is not None
+            or pointer.recv_cq != null
+            or pointer.send_cq != null
+            or pointer.recv_cq_channel != null
+            or pointer.send_cq_channel != null
+        )
+
     def own_objects(self) -> OwnObjects:
         """Return the objects to destroy after the id. Call this before destroy()."""
         return OwnObjects(self.pointer, self.qp, self.srq)

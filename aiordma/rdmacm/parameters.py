@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiordma._native import ffi
 
 if TYPE_CHECKING:
-    from aiordma._native._lib import ConnParam, IbvEce, NullPtr
+    from aiordma._native._lib import Bytes, ConnParam, IbvEce, NullPtr
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,23 @@ class PackedParameters:
     def _pack(self, parameters: ConnectionParameters) -> ConnParam:
         param = ffi.new("struct rdma_conn_param *")
         self._private_data = ffi.from_buffer("char[]", parameters.private_data)
-        param.private_data = self._private_data
-        param.private_data_len = len(parameters.private_data)
-        param.responder_resources = parameters.responder_resources
-        param.initiator_depth = parameters.initiator_depth
-        param.flow_control = parameters.flow_control
-        param.retry_count = parameters.retry_count
-        param.rnr_retry_count = parameters.rnr_retry_count
-        param.srq = parameters.srq
-        param.qp_num = parameters.qp_num
+        fill_parameters(param, parameters, self._private_data)
         return param
+
+
+def fill_parameters(
+    param: ConnParam, parameters: ConnectionParameters, private_data: Bytes
+) -> None:
+    """Write `parameters` into a C struct. `private_data` is the C memory with the private data."""
+    param.private_data = private_data
+    param.private_data_len = len(parameters.private_data)
+    param.responder_resources = parameters.responder_resources
+    param.initiator_depth = parameters.initiator_depth
+    param.flow_control = parameters.flow_control
+    param.retry_count = parameters.retry_count
+    param.rnr_retry_count = parameters.rnr_retry_count
+    param.srq = parameters.srq
+    param.qp_num = parameters.qp_num
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from aiordma.qp import (
     SendQueue,
 )
 from aiordma.qp.probe import Probe, probe_by_read, probe_by_write
+from aiordma.rdmacm import IdCalls
 from aiordma.streams.options import MESSAGE_SIZE, StreamOptions
 from aiordma.streams.protocol import Settings, StreamProtocol, target_sgl_size
 from aiordma.streams.stream_sender import StreamSender
@@ -158,14 +159,27 @@ class StreamDataPath:
 
     def prepare(self) -> QueuePair:
         """Create the queue pair and post the receives."""
+        qp = self._resources.make_qp(self._receives, self.sends)
+        self._use(qp)
+        return qp
+
+    def add_prepare(self, calls: IdCalls) -> bool:
+        """Add to `calls` what prepare() does. Return False if it blocks: see DataPath."""
+        qp = self._resources.add_qp(calls, self._receives, self.sends)
+        if qp is None:
+            return False
+        self._use(qp)
+        return True
+
+    def _use(self, qp: QueuePair) -> None:
+        """Send and receive with `qp`."""
         resources = self._resources
+        self._cm.handle.add_destroyed_callback(self._receives.close, lambda: False)
         resources.attach_fast_path(self.sends.core, self.core, self._on_notified)
-        qp = resources.make_qp(self._receives, self.sends)
         cq = resources.send_cq
         self.busy.open(cq)
         self.core.set_polling(self.dispatcher, cq.cq.address, self.busy.nanoseconds)
         resources.watch(qp, self._callbacks.queue_pair_event)
-        return qp
 
     @property
     def pd(self) -> ProtectionDomain:

@@ -24,7 +24,7 @@ from aiordma.verbs.request_chain import RequestChain
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from aiordma._native._lib import Bytes, IbvQp
+    from aiordma._native._lib import Bytes, IbvQp, IbvQpInitAttr, QpCell
 
 NO_IMMEDIATE = -1
 
@@ -76,6 +76,31 @@ class QueuePair:
         self.element = element_of(pointer.qp_context)
         """The number that asynchronous events of the queue pair contain: `AsyncEvent.element`."""
         self.caps = caps
+
+    @classmethod
+    def unmade(cls, init: IbvQpInitAttr) -> QueuePair:
+        """Return an object for a queue pair that is made later, with these arguments.
+
+        Until then `pointer` is NULL, and `number` is 0.
+        """
+        qp = cls.__new__(cls)
+        qp._cell = ffi.new("struct ibv_qp *[1]", [ffi.NULL])
+        qp.number = 0
+        qp.element = element_of(init.qp_context)
+        qp.caps = read_caps(init.cap)
+        return qp
+
+    def note_made(self, init: IbvQpInitAttr) -> None:
+        """Complete the object of unmade(). C has stored the pointer in `cell`, unless it failed."""
+        pointer = self.pointer
+        if pointer != ffi.NULL:
+            self.number = pointer.qp_num
+            self.caps = read_caps(init.cap)
+
+    @property
+    def cell(self) -> QpCell:
+        """The memory where the pointer is stored."""
+        return self._cell
 
     @property
     def pointer(self) -> IbvQp:
@@ -421,6 +446,14 @@ class QueuePair:
         lib.aiordma_await_posts()
         return pointer
 
+    def take_pointer(self) -> IbvQp | None:
+        """Clear the pointer and return it: the caller destroys the queue pair. None if it is NULL.
+
+        A thread can still be posting: see aiordma_destroy_qp() in work_requests.c.
+        """
+        pointer, self._cell[0] = self._cell[0], ffi.NULL
+        return None if pointer == ffi.NULL else pointer
+
     def destroy(self) -> None:
         """Destroy the queue pair: ibv_destroy_qp(3). Idempotent.
 
@@ -430,6 +463,6 @@ class QueuePair:
         Raises:
             VerbsError: EBUSY while the queue pair is attached to a multicast group.
         """
-        pointer, self._cell[0] = self._cell[0], ffi.NULL
-        if pointer != ffi.NULL:
+        pointer = self.take_pointer()
+        if pointer is not None:
             check_errno(lib.aiordma_destroy_qp(pointer), "ibv_destroy_qp")

@@ -10,6 +10,7 @@ from helpers import DEFAULT, TIME_LIMIT, connected, is_receiving
 from streaming import streaming
 
 from aiordma import Connection, ConnectionOptions, LocalClosed, PeerClosed
+from aiordma.memory import buffer_pool
 from aiordma.rdmacm import DeviceAddress
 
 
@@ -122,9 +123,10 @@ async def test_closing_a_listener_ends_its_waits_but_not_its_connections(
 
 @pytest.mark.parametrize("is_held", [False, True])
 async def test_receive_buffers_are_freed_when_a_connection_is_closed(
-    address: DeviceAddress, is_held: bool
+    address: DeviceAddress, is_held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are not kept until the garbage collector frees the connection, unless it is needed."""
+    monkeypatch.setattr(buffer_pool, "KEPT_BYTES", 0)
     async with connected(address) as pair:
         memory = pair.server._endpoint.data_path._ring._region.view
         await pair.client.send(b"read me")
@@ -138,7 +140,10 @@ async def test_receive_buffers_are_freed_when_a_connection_is_closed(
             message.release()
 
 
-async def test_messages_of_a_connection_that_the_peer_closed_stay(address: DeviceAddress) -> None:
+async def test_messages_of_a_connection_that_the_peer_closed_stay(
+    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_pool, "KEPT_BYTES", 0)
     async with connected(address) as pair:
         memory = pair.server._endpoint.data_path._ring._region.view
         await pair.client.send(b"read me")

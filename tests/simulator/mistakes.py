@@ -61,9 +61,9 @@ MISTAKES = [
     Mistake(
         "a queue pair is destroyed after the memory of its requests was released",
         "aiordma/cm/handle.py",
-        "        own = self.cm_id.own_objects()\n",
-        "        own = self.cm_id.own_objects()\n"
-        "        for callback in self._destroyed_callbacks:\n            callback()\n",
+        "        calls.destroy()\n",
+        "        for callback, _ in self._destroyed_callbacks:\n            callback()\n"
+        "        calls.destroy()\n",
     ),
     Mistake(
         "a cancelled operation releases its memory at once",

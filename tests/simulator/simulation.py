@@ -74,7 +74,7 @@ class Simulation:
         try:
             with simulated_threads(self.world) as threads, self._machine():
                 result = simulated_loops.run(self.world, kind, body)
-                for _ in range(2):  # these calls can submit jobs, and jobs such calls
+                for _ in range(4):  # these calls can submit jobs, and jobs such calls
                     threads.make_guarded_calls()
                     gc.collect()
                     self.world.settle(60.0)

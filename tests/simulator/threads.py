@@ -16,11 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from aiordma.cm import handle, sync_id
+from aiordma._native import lib
+from aiordma.cm import id_call_queue, id_waits, sync_id
 from aiordma.dispatch import loop_device
 from aiordma.loop import interrupt, threadsafe_call, workers
 from aiordma.qp import last_receive, shared_receives
-from aiordma.rdmacm import device_thread
+from aiordma.rdmacm import device_thread, id_calls
 from simulator import world as worlds
 from simulator.world import Stuck, World
 
@@ -214,6 +215,10 @@ def simulated_threads(world: World) -> Iterator[Threads]:
         threads.wait_until(lambda: _readable([*fds, waiting._fd]))
         return not waiting.is_set
 
+    def submit_calls(calls: Any, ended: Any) -> None:
+        lib.aiordma_own_id_calls(calls, ended)
+        threads.submit(lambda: lib.aiordma_run_id_calls(calls))
+
     locks: Any = SimpleNamespace(Lock=lambda: _Lock(threads), Condition=lambda: _Condition(threads))
     with ExitStack() as patches:
         for target, name, value in (
@@ -224,9 +229,11 @@ def simulated_threads(world: World) -> Iterator[Threads]:
             (threadsafe_call._Watcher, "watch", lambda watcher, *call: threads.guard(*call)),
             (interrupt.Interrupt, "wait_readable", wait_readable),
             (worlds, "park", threads.park),
+            (id_calls, "submit", submit_calls),
             # Locks that are held during a call of the C libraries.
             (loop_device, "threading", locks),
-            (handle, "threading", locks),
+            (id_waits, "threading", locks),
+            (id_call_queue, "threading", locks),
             (sync_id, "threading", locks),
             (shared_receives, "threading", locks),
             (last_receive, "threading", locks),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 import loops
@@ -13,9 +14,10 @@ from simulator.verbs import Region
 import aiordma
 from aiordma import Connection, ConnectionOptions
 from aiordma.loop.workers import WorkerPool
-from aiordma.memory.buffer_pool import LARGEST_KEPT_REGION
+from aiordma.memory.buffer_pool import KEPT_BYTES
 
 SMALL = ConnectionOptions(recv_depth=4, max_message_size=64)
+SMALLER = ConnectionOptions(recv_depth=2, max_message_size=64)
 
 
 async def keep_open(connection: Connection) -> None:
@@ -23,12 +25,12 @@ async def keep_open(connection: Connection) -> None:
         pass
 
 
-async def test_connecting_and_closing_takes_few_calls_of_worker_threads(
+async def test_connecting_and_closing_takes_no_worker_threads(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On each side one to make the queue pair, one to disconnect, and one to destroy it.
+    """None on each side: threads of C make the queue pair, disconnect, and destroy it.
 
-    On iWARP, rdma_connect() blocks and is another one.
+    On iWARP, connecting blocks, and destroying the id that has connected: worker threads do it.
     """
     submit = WorkerPool.submit
     jobs = 0
@@ -42,12 +44,14 @@ async def test_connecting_and_closing_takes_few_calls_of_worker_threads(
     async with aiordma.listen(host, PORT) as listener:
         serving = loops.create_task(listener.serve(keep_open))
         async with aiordma.connect(host, PORT):
+            async with aiordma.connect(host, PORT):  # its memory is used again
+                await loops.sleep(1)
             await loops.sleep(1)
             monkeypatch.setattr(WorkerPool, "submit", count)
             async with aiordma.connect(host, PORT):
                 await loops.sleep(1)
             await loops.sleep(1)
-            assert jobs == 6 + simulation.near.is_iwarp
+            assert jobs == (2 if simulation.near.is_iwarp else 0)
         await loops.cancel(serving)
 
 
@@ -80,9 +84,9 @@ async def test_small_receive_buffers_are_used_again_if_nothing_refers_to_them(
 
 
 async def test_large_receive_buffers_are_freed(simulation: Simulation) -> None:
-    large = ConnectionOptions(recv_depth=4, max_message_size=LARGEST_KEPT_REGION)
+    large = ConnectionOptions(recv_depth=4, max_message_size=KEPT_BYTES)
     host = simulation.far.host
-    async with aiordma.listen(host, PORT) as listener:
+    async with aiordma.listen(host, PORT, options=large) as listener:
         serving = loops.create_task(listener.serve(keep_open))
         async with aiordma.connect(host, PORT):
             regions = simulation.world.all(Region)
@@ -90,4 +94,21 @@ async def test_large_receive_buffers_are_freed(simulation: Simulation) -> None:
                 assert len(simulation.world.all(Region)) > len(regions)
             await loops.sleep(1)
             assert simulation.world.all(Region) == regions
+        await loops.cancel(serving)
+
+
+async def test_kept_receive_buffers_are_freed_if_memory_cannot_be_locked(
+    simulation: Simulation,
+) -> None:
+    host = simulation.far.host
+    async with aiordma.listen(host, PORT) as listener:
+        serving = loops.create_task(listener.serve(keep_open))
+        async with aiordma.connect(host, PORT):
+            async with aiordma.connect(host, PORT, options=SMALL):
+                pass
+            await loops.sleep(1)
+            kept = simulation.world.all(Region)
+            simulation.world.calls.fail("ibv_reg_mr_iova2", errno.ENOMEM)
+            async with aiordma.connect(host, PORT, options=SMALLER):
+                assert [region for region in kept if region in simulation.world.all(Region)] != kept
         await loops.cancel(serving)

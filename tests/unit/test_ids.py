@@ -22,7 +22,7 @@ from aiordma.cm import AsyncCmId, CmState, SyncCmId, handle
 from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import RdmaError, Rejected, RouteError, VerbsError
-from aiordma.loop import blocking_pool, route_pool
+from aiordma.loop import blocking_pool
 from aiordma.loop.workers import WorkerPool
 from aiordma.rdmacm import CmEvent, ConnectionParameters, SocketAddress, parse_address
 
@@ -359,17 +359,13 @@ async def test_destruction_waits_for_a_call(simulation: Simulation, is_cancelled
         assert calls.counts["rdma_destroy_id"] == 1
 
 
-async def test_calls_that_can_take_long_run_in_pools_of_their_own(simulation: Simulation) -> None:
-    with (
-        patch.object(route_pool, "submit", wraps=route_pool.submit) as resolve_route,
-        patch.object(blocking_pool, "submit", wraps=blocking_pool.submit) as block,
-    ):
+async def test_calls_that_can_take_long_run_in_a_pool_of_their_own(simulation: Simulation) -> None:
+    with patch.object(blocking_pool, "submit", wraps=blocking_pool.submit) as block:
         cm_id = await resolved(simulation)
-        assert (resolve_route.call_count, block.call_count) == (1, 0)
+        assert not block.call_count
         with pytest.raises(Rejected):
             await connect(cm_id)
         await cm_id.aclose()
-    assert resolve_route.call_count == 1
     assert block.call_count == (2 if simulation.near.is_iwarp else 0)
 
 
@@ -416,6 +412,16 @@ async def test_a_wait_that_has_not_begun_ends_with_its_id(simulation: Simulation
         for task in (resolving, waiting):
             with pytest.raises(LocalClosed):
                 await task
+
+
+@pytest.mark.parametrize("serialized", [False, True])
+async def test_no_wait_begins_after_the_destruction(
+    simulation: Simulation, serialized: bool
+) -> None:
+    cm_id = await resolved(simulation)
+    await cm_id.aclose()
+    with pytest.raises(LocalClosed):
+        await cm_id.handle.wait(lambda interrupt: interrupt.is_set, serialized=serialized)
 
 
 async def test_an_id_is_destroyed_even_if_no_thread_can_start(simulation: Simulation) -> None:

@@ -31,6 +31,7 @@ from aiordma import (
 )
 from aiordma.anyio import RdmaByteStream, RdmaConnection
 from aiordma.cm.accepting import BaseListener
+from aiordma.memory import buffer_pool
 from aiordma.memory.buffer_pool import AllocatedRegion
 from aiordma.trio import RdmaStream
 
@@ -241,6 +242,7 @@ async def test_a_handshake_that_fails_frees_its_memory_at_once(
         free(region)
         freed.append(region)
 
+    monkeypatch.setattr(buffer_pool, "KEPT_BYTES", 0)
     monkeypatch.setattr(AllocatedRegion, "__init__", count)
     monkeypatch.setattr(AllocatedRegion, "free", count_freed)
     async with listen(FAR, PORT, limits=LIMITS) as listener:

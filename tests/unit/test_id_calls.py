@@ -1,0 +1,175 @@
+"""Threads of C that make calls on ids: their results, calls that block, and exits of Python."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import select
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import loops
+import pytest
+from simulator import Simulation
+from simulator.ids import resolved, target
+from simulator.world import Failure
+
+from aiordma._native import lib
+from aiordma.cm import AsyncCmId
+from aiordma.errors import LocalClosed, VerbsError
+from aiordma.rdmacm import EndedCalls, IdCalls, id_calls
+
+DISCONNECT = "rdma_disconnect"
+
+
+@contextmanager
+def real_threads() -> Iterator[EndedCalls]:
+    """Make calls in real threads of C, which call the simulated library."""
+    ended = EndedCalls()
+    try:
+        with patch.object(id_calls, "submit", lib.aiordma_submit_id_calls):
+            yield ended
+    finally:
+        ended.close()
+
+
+class Blocking:
+    """A hook of the simulated library that blocks until release()."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self._go = threading.Event()
+        self.threads: list[int] = []
+        self.is_on = True
+
+    def __call__(self) -> None:
+        self.threads.append(threading.get_native_id())
+        if self.is_on:
+            self.begun.release()
+            self._go.wait()
+
+    def release(self) -> None:
+        """Let all calls continue."""
+        self.is_on = False
+        self._go.set()
+
+
+def disconnecting(cm_id: AsyncCmId) -> IdCalls:
+    calls = IdCalls(cm_id.cm_id)
+    calls.disconnect()
+    return calls
+
+
+def wait_ended(ended: EndedCalls, count: int) -> list[Callable[[], None]]:
+    """Block until `count` calls have ended."""
+    found: list[Callable[[], None]] = []
+    poller = select.poll()
+    poller.register(ended.fd, select.POLLIN)
+    while len(found) < count:
+        poller.poll()
+        found += ended.take()
+    return found
+
+
+async def test_a_thread_of_c_makes_the_calls_and_reports_their_end(simulation: Simulation) -> None:
+    hook = simulation.world.calls.hooks[DISCONNECT] = Blocking()
+    async with await resolved(simulation) as cm_id:
+        with real_threads() as ended:
+            calls, order = disconnecting(cm_id), list[str]()
+            ended.submit(calls, lambda: order.append("ended"))
+            hook.begun.acquire()
+            assert (len(ended), ended.take()) == (1, [])
+            hook.release()
+            for on_end in wait_ended(ended, 1):
+                on_end()
+            assert (order, len(ended)) == (["ended"], 0)
+            assert hook.threads[0] not in {thread.native_id for thread in threading.enumerate()}
+            calls.check()
+
+
+async def test_the_first_error_ends_the_calls_and_is_raised(simulation: Simulation) -> None:
+    def fail() -> None:
+        raise Failure(errno.EBUSY)
+
+    simulation.world.calls.hooks["rdma_resolve_route"] = fail
+    async with await resolved_address(simulation) as cm_id:
+        with real_threads() as ended:
+            calls = disconnecting(cm_id)
+            calls.resolve_route(1000)
+            ended.submit(calls, lambda: None)
+            wait_ended(ended, 1)
+            with pytest.raises(VerbsError, match="rdma_resolve_route") as caught:
+                calls.check()
+            assert caught.value.errno == errno.EBUSY
+            assert DISCONNECT not in simulation.world.calls.log
+
+
+async def resolved_address(simulation: Simulation) -> AsyncCmId:
+    """Return an id without a route."""
+    cm_id = await AsyncCmId.create()
+    await cm_id.resolve_addr(target(simulation))
+    return cm_id
+
+
+async def test_calls_that_block_do_not_delay_those_of_other_ids(simulation: Simulation) -> None:
+    """If the busy threads make no progress, other threads take the next calls."""
+    hook = simulation.world.calls.hooks[DISCONNECT] = Blocking()
+    ids = [await resolved(simulation) for _ in range(4)]
+    with real_threads() as ended:
+        for cm_id in ids:
+            ended.submit(disconnecting(cm_id), lambda: None)
+        for _ in ids:
+            hook.begun.acquire()
+        assert len(set(hook.threads)) == len(ids)
+        hook.release()
+        wait_ended(ended, len(ids))
+    for cm_id in ids:
+        await cm_id.aclose()
+
+
+async def test_calls_that_are_cancelled_before_they_begin_are_not_made(
+    simulation: Simulation,
+) -> None:
+    async with await resolved(simulation) as cm_id:
+        with real_threads() as ended:
+            calls = disconnecting(cm_id)
+            calls.cancel()
+            ended.submit(calls, lambda: None)
+            wait_ended(ended, 1)
+            calls.check()
+            assert DISCONNECT not in simulation.world.calls.log
+
+
+async def test_calls_outlive_the_objects_of_python(simulation: Simulation) -> None:
+    """At the exit of the interpreter, the objects are freed while threads make calls."""
+    hook = simulation.world.calls.hooks[DISCONNECT] = Blocking()
+    async with await resolved(simulation) as cm_id:
+        with real_threads() as ended:
+            ended.submit(disconnecting(cm_id), lambda: None)
+            hook.begun.acquire()
+        with pytest.raises(ValueError, match="closed"):
+            ended.submit(disconnecting(cm_id), lambda: None)
+        del ended
+        gc.collect()
+        hook.release()
+        with real_threads() as ended:  # on the same threads
+            ended.submit(disconnecting(cm_id), lambda: None)
+            wait_ended(ended, 1)
+
+
+async def test_a_cancelled_call_delays_the_destruction_of_its_id(simulation: Simulation) -> None:
+    simulation.world.calls.delay("rdma_resolve_route", before=5)
+    cm_id = await resolved_address(simulation)
+    task = loops.create_task(cm_id.resolve_route())
+    await loops.sleep(1)
+    await loops.cancel(task)
+    closing = loops.create_task(cm_id.aclose())
+    await loops.sleep(1)
+    assert not closing.done()
+    await closing
+    log = simulation.world.calls.log
+    assert log.index("rdma_resolve_route") < log.index("rdma_destroy_id")
+    with pytest.raises(LocalClosed):
+        await cm_id.resolve_route()
