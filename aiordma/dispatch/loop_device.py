@@ -237,8 +237,12 @@ class LoopDevice:
         self._reader.attach(key, sends, receives)
 
     def start_reading(self) -> None:
-        """Have the loop watch the completion channel. Call it after the first reserve()."""
-        if not self.is_reading and self._channel is not None:
+        """Have the loop watch the completion channel. Call it after the first reserve().
+
+        Do nothing after the last release(). A worker thread can have asked for it before: the end
+        of a destruction in a thread of C can overtake its thread-safe call.
+        """
+        if self._users and not self.is_reading and self._channel is not None:
             self.is_reading = True
             self.dispatcher.watch(self._channel.address)
             self._loop.add_reader(self._channel.fd, self.dispatcher.handle_event)
