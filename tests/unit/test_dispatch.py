@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -14,15 +14,18 @@ import loops
 import pytest
 from simulator import Simulation
 from simulator.ids import connect, listening, resolved, target
+from simulator.pairs import PORT
 from simulator.verbs import CompletionQueue
 from simulator.world import ffi, lib
 
+import aiordma
 from aiordma import DeviceRemoved, Listener, LocalClosed, Rejected, VerbsError
 from aiordma.cm import AsyncCmId, CmState
-from aiordma.dispatch import KEY_SHIFT, LoopDevice, loop_device
+from aiordma.dispatch import KEY_SHIFT, LoopDevice, device_events, loop_device
 from aiordma.enums import AsyncEventType, CmEventType
 from aiordma.loop import make_future, running_loop
 from aiordma.options import ConnectionOptions, ListenerLimits
+from aiordma.qp import resources
 from aiordma.verbs.completion import POLL_BATCH
 from aiordma.verbs.device import SIW_VENDOR_ID
 from aiordma.verbs.offset_guard import ENTRIES, offset_guards
@@ -323,6 +326,22 @@ async def test_a_device_that_could_not_be_opened_is_opened_later(simulation: Sim
                 device.reserve(4)
         device.reserve(4)
         device.release()
+
+
+async def test_a_released_device_does_not_start_to_read(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker thread has asked for it before, and the end of the destruction overtook the call."""
+    calls: list[Callable[[], None]] = []
+    monkeypatch.setattr(resources, "call_threadsafe", lambda _, call: calls.append(call))
+    with pytest.raises(Rejected):
+        await aiordma.connect(simulation.far.host, PORT)
+    devices = loop_device._loop_devices[running_loop()]
+    await loops.until(lambda: not devices, "the device to be released")
+    for call in calls:
+        call()
+    assert calls
+    assert not device_events._readers
 
 
 async def test_siw_gets_one_queue_that_occupies_memory_offsets(simulation: Simulation) -> None:
