@@ -7,7 +7,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from distributed.comm.core import Comm, CommClosedError
@@ -17,6 +17,7 @@ from distributed.system import MEMORY_LIMIT
 from aiordma.dask.frames import pack, receive
 from aiordma.dask.options import message_options
 from aiordma.errors import RdmaError
+from aiordma.loop import ensure_called
 from aiordma.message_streams.message_stream import MessageStream
 from aiordma.message_streams.wire import EAGER_OVERHEAD
 
@@ -167,5 +168,11 @@ def _abort_dropped(loop: asyncio.AbstractEventLoop, stream: MessageStream) -> No
     """Abort the stream of a comm that was dropped, from any thread."""
     if not stream.closed:
         logger.warning("closing a comm that was dropped without being closed: %r", stream)
-    with suppress(RuntimeError):  # the loop was closed
-        loop.call_soon_threadsafe(stream.abort)
+
+    def abort() -> None:
+        if loop.is_closed():
+            stream.abandon()
+        else:
+            stream.abort()
+
+    ensure_called(loop, abort)

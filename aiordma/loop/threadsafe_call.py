@@ -82,7 +82,8 @@ class _Watcher:
     """The thread that makes the calls of closed loops. It runs only while there are calls."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # An object that is collected while the lock is held can submit a call, too.
+        self._lock = threading.RLock()
         self._watched: list[tuple[Loop, WatchedCall]] = []
         self._running = False
 

@@ -50,7 +50,8 @@ class WorkerPool:
         self._idle_seconds = idle_seconds
         self._stall_seconds = stall_seconds
         self._jobs: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
+        # An object that is collected while the lock is held can submit a job, too.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._threads = 0
         self._idle = 0
@@ -196,7 +197,8 @@ class SerialJobs:
 
     def __init__(self) -> None:
         self._starts: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
+        # As that of WorkerPool.
+        self._lock = threading.RLock()
         self._busy = False
 
     def submit(self, job: Callable[[], None], pool: WorkerPool = worker_pool) -> None:

@@ -288,6 +288,10 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         self._receiver.drop()
         self._connection.abort()
 
+    def abandon(self) -> None:
+        """Abort from any thread, when no task can be waiting any more: its loop is closed."""
+        self._endpoint.abandon()
+
     def __repr__(self) -> str:
         host, port = self.peer_address
         state = "closed" if self.closed else "open"

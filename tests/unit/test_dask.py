@@ -31,7 +31,7 @@ import aiordma.dask.comm
 from aiordma.dask import RdmaBackend, RdmaComm, RdmaListener
 from aiordma.dask.frames import LARGE, MAX_PARTS, pack, receive
 from aiordma.dask.options import message_options
-from aiordma.errors import AddressError, ProtocolError
+from aiordma.errors import AddressError, PeerClosed, ProtocolError
 from aiordma.message_streams.message_stream import MessageStream
 from aiordma.message_streams.wire import EAGER_OVERHEAD
 
@@ -240,6 +240,17 @@ async def test_a_comm_that_is_dropped_is_aborted(
             await far.read()
     dropped = [record for record in caplog.records if "was dropped" in record.message]
     assert bool(dropped) != is_closed_by_peer
+
+
+async def test_a_comm_that_is_dropped_after_its_loop_was_closed_is_aborted(
+    simulation: Simulation,
+) -> None:
+    closed = asyncio.new_event_loop()
+    closed.close()
+    async with message_streams(simulation.far) as (near, far):
+        aiordma.dask.comm._abort_dropped(closed, near)
+        with pytest.raises(PeerClosed):
+            await far.recv()
 
 
 async def test_errors_of_serializing_leave_the_comm_open(simulation: Simulation) -> None:

@@ -72,6 +72,15 @@ async def test_a_running_loop_calls_on_its_own_thread_and_in_order() -> None:
     assert calls == [(number, threading.current_thread()) for number in range(20)]
 
 
+def test_an_object_that_is_collected_while_the_lock_is_held_makes_a_call(
+    watcher: _Watcher,
+) -> None:
+    loop, called = FakeLoop(closed=True), threading.Event()
+    with watcher._lock:
+        loop.ensure_called(called.set)
+    called.wait()
+
+
 def test_calls_of_a_loop_closed_later_are_made_by_the_watcher() -> None:
     loop, calls = asyncio.new_event_loop(), list[int]()
     for number in range(3):

@@ -275,6 +275,16 @@ def test_serial_jobs_run_in_order_one_at_a_time_and_occupy_no_thread_before() ->
     assert queues == ([], [])
 
 
+def test_an_object_that_is_collected_while_a_lock_is_held_submits_a_job() -> None:
+    """Garbage is collected in any thread, at any place."""
+    pool, jobs, done = WorkerPool(), SerialJobs(), threading.Semaphore(0)
+    with pool._lock, jobs._lock:
+        pool.submit(done.release)
+        jobs.submit(done.release, pool)
+    for _ in range(2):
+        done.acquire()
+
+
 def test_serial_jobs_without_a_thread_run_where_they_can() -> None:
     """In the submitting thread, or in the thread of the previous job."""
     jobs, order, queue = SerialJobs(), list[str](), Jobs()
