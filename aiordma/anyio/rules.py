@@ -32,7 +32,7 @@ def adapter_checkpoint() -> Checkpoint:
     On trio each call of aiordma is a checkpoint already. On asyncio a call that need not wait is
     not. The checkpoint comes before any data is received or sent, so that cancelling loses nothing.
     """
-    return checkpoint if checkpoint_of(running_loop()) is None else _no_checkpoint
+    return checkpoint if checkpoint_of(type(running_loop())) is None else _no_checkpoint
 
 
 async def _no_checkpoint() -> None:

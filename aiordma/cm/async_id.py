@@ -13,7 +13,13 @@ from aiordma.cm.step import Step
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, VerbsError
-from aiordma.loop import WaitQueue, cancellation_of, checkpoint, running_loop
+from aiordma.loop import (
+    WaitQueue,
+    cancellation_of,
+    checkpoint,
+    refuse_forked_child,
+    running_loop,
+)
 from aiordma.rdmacm import CmEvent, IdCalls, OwnChannel
 
 if TYPE_CHECKING:
@@ -40,6 +46,8 @@ class AsyncCmId(BaseCmId):
         self.on_replied: Callable[[], None] | None = None
         """Called on the loop's thread when accept() has sent the reply."""
         self._changed = WaitQueue(handle.loop)
+        self._is_awaited: Callable[[], bool] | None = None
+        """Returns True after the change that the task waits for. None: it waits for any change."""
         self._dispatcher = dispatcher
         self._stop_watching: Callable[[], None] | None = None
         dispatcher.register(handle.cm_id, self)
@@ -58,7 +66,7 @@ class AsyncCmId(BaseCmId):
             VerbsError: ENODEV (no RDMA device), ENOMEM.
         """
         loop = running_loop()
-        await checkpoint()
+        await checkpoint(loop)
         dispatcher = await CmDispatcher.of(loop)
         dispatcher.acquire()
         try:
@@ -70,7 +78,7 @@ class AsyncCmId(BaseCmId):
     # --- waiting ---
 
     async def _perform(self, step: Step, is_done: Callable[[], bool]) -> None:
-        raise_if_cancelled = cancellation_of(self.handle.loop)
+        raise_if_cancelled = cancellation_of(type(self.handle.loop))
         if raise_if_cancelled is not None:
             await raise_if_cancelled()
         if step.call is None:
@@ -80,7 +88,7 @@ class AsyncCmId(BaseCmId):
         expected = self._state.current
         try:
             if step.calls is not None:
-                await self._make_calls(step, step.calls)
+                await self._make_calls(step, step.calls, is_done)
             elif step.pool is None:
                 step.run()
             else:
@@ -89,29 +97,65 @@ class AsyncCmId(BaseCmId):
             if step.call is not None:
                 self._state.call_failed(step.call, before, expected)
             raise
-        if step.call is CmCall.ACCEPT and self.on_replied is not None:
-            self.on_replied()
-        while not is_done():
+        if step.calls is None:
+            self._note_reply(step)
+        if not is_done():
             self._check_idle()
-            await self._changed.wait()
+            await self._wait(is_done)
 
-    async def _make_calls(self, step: Step, calls: IdCalls) -> None:
-        """Await the calls of a step in a thread of C."""
+    async def _make_calls(self, step: Step, calls: IdCalls, is_done: Callable[[], bool]) -> None:
+        """Await the calls of a step in a thread of C, and the events until `is_done()`.
+
+        If `step.finish` has to follow, do not wait for events.
+        """
         if step.prepare is not None:
             await self.handle.call(step.prepare)
+
+        def is_over() -> bool:
+            if calls.have_failed or step.finish is not None:
+                return calls.have_ended
+            return calls.have_ended and is_done()
+
+        def on_end() -> None:
+            if not calls.have_failed:
+                self._note_reply(step)
+            if is_over():
+                self._changed.wake_all()
+
+        refuse_forked_child()
+        self._check_idle()
+        self.handle.make_calls(calls, on_end)
         try:
-            await self.handle.make_calls(calls)
+            await self._wait(is_over)
+        except BaseException:
+            calls.cancel()
+            raise
+        try:
+            calls.check()
         except VerbsError as error:
             step.raise_translated(error)
         if step.finish is not None:
             await self.handle.call(step.finish)
+
+    async def _wait(self, is_over: Callable[[], bool]) -> None:
+        """Wait for the change that makes `is_over()` true. It is not true yet."""
+        self._is_awaited = is_over
+        try:
+            await self._changed.wait()
+        finally:
+            self._is_awaited = None
+
+    def _note_reply(self, step: Step) -> None:
+        if step.call is CmCall.ACCEPT and self.on_replied is not None:
+            self.on_replied()
 
     def _check_idle(self) -> None:
         if len(self._changed):
             raise BusyError("another task is waiting for this id")
 
     def _notify(self) -> None:
-        self._changed.wake_all()
+        if self._is_awaited is None or self._is_awaited():
+            self._changed.wake_all()
         if self.on_change is not None:
             self.on_change()
 

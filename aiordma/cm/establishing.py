@@ -43,22 +43,19 @@ async def establish(
         dispatcher = await CmDispatcher.of(loop)
         with dispatcher.referenced():
             turn = await dispatcher.connect_turns.begin()
+            source = source_of.get(address.family)
+            attempts = 1 if source is not None and source.port else PORT_ATTEMPTS
             try:
-                return await attempt_in_turn(address)
+                while True:
+                    attempts -= 1
+                    try:
+                        return await finish(await _resolve(address, source, options))
+                    except VerbsError as error:
+                        # On iWARP, rdma_cm has chosen a port that a TCP socket uses.
+                        if error.errno != errno.EADDRINUSE or not attempts:
+                            raise
             finally:
                 turn.end()
-
-    async def attempt_in_turn(address: SocketAddress) -> T:
-        source = source_of.get(address.family)
-        retries = 0 if source is not None and source.port else PORT_ATTEMPTS - 1
-        for _ in range(retries):
-            try:
-                return await finish(await _resolve(address, source, options))
-            except VerbsError as error:
-                # On iWARP, rdma_cm has chosen a port that a TCP socket uses.
-                if error.errno != errno.EADDRINUSE:
-                    raise
-        return await finish(await _resolve(address, source, options))
 
     return await try_addresses(
         [address for address in found if not sources or address.family in source_of],

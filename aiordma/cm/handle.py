@@ -177,15 +177,15 @@ class IdHandle:
             raise LocalClosed("closed on this side")
         return run_in_worker(self.loop, function, lambda job: self.calls.submit(job, pool))
 
-    def make_calls(self, calls: IdCalls) -> Coroutine[object, None, None]:
-        """Await calls on the id in a thread of C: see IdCallQueue.make().
+    def make_calls(self, calls: IdCalls, on_end: Callable[[], None]) -> None:
+        """Have a thread of C make calls on the id, then have the loop call `on_end`.
 
         Raises:
             LocalClosed: destruction has begun.
         """
         if self._is_destroying:
             raise LocalClosed("closed on this side")
-        return self.calls.make(calls, self.loop)
+        self.calls.submit_calls(calls, on_end)
 
     def submit_calls(self, calls: IdCalls) -> None:
         """Have a thread of C make calls on the id, without waiting for them. Errors are ignored.
@@ -315,7 +315,7 @@ class IdHandle:
 
         A warning is logged if that takes longer than SLOW_DESTRUCTION_SECONDS.
         """
-        await checkpoint()
+        await checkpoint(self.loop)
         if self._is_destroyed or is_forked_child():
             return
         timer = Deadline(self.loop, SLOW_DESTRUCTION_SECONDS, _log_slow_destruction)

@@ -6,15 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiordma.loop import (
-    Loop,
-    SerialJobs,
-    WorkerPool,
-    is_forked_child,
-    make_future,
-    refuse_forked_child,
-    worker_pool,
-)
+from aiordma.loop import SerialJobs, WorkerPool, is_forked_child, worker_pool
 from aiordma.rdmacm import IdCalls
 
 if TYPE_CHECKING:
@@ -42,30 +34,6 @@ class IdCallQueue:
     def submit_last(self, start: Callable[[], None]) -> None:
         """Call `start`, in any thread. No call begins after that. Callable from any thread."""
         self._jobs.add(start)
-
-    async def make(self, calls: IdCalls, loop: Loop) -> None:
-        """Await calls that a thread of C makes. Call it only if there is a `reader`.
-
-        Cancelling returns at once. Calls that have begun continue.
-
-        Raises:
-            VerbsError: a call has failed.
-            RdmaError: this process is a forked child.
-        """
-        refuse_forked_child()
-        future = make_future(loop)
-
-        def on_end() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        self.submit_calls(calls, on_end)
-        try:
-            await future
-        except BaseException:
-            calls.cancel()
-            raise
-        calls.check()
 
     def submit_calls(
         self,

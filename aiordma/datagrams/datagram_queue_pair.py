@@ -73,7 +73,7 @@ class DatagramQueuePair:
         self._handles = AddressHandleCache(cm.handle, self._create_handle)
         self._receive_waiters = WaitQueue(cm.loop)
         self._request_waiters = WaitQueue(cm.loop)
-        self._checkpoint = checkpoint_of(cm.loop)
+        self._checkpoint = checkpoint_of(type(cm.loop))
         self._changed = WaitQueue(cm.loop)
         self._other_ids: set[AsyncCmId] = set()
         self._cause: RdmaError | None = None

@@ -11,6 +11,7 @@ peer works on a message while other tasks run here.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Coroutine, Generator
 
@@ -21,66 +22,71 @@ from aiordma.loop.protocol import Loop
 Checkpoint = Callable[[], Coroutine[object, None, None]]
 
 
-def checkpoint_of(loop: Loop) -> Checkpoint | None:
-    """Return the function that executes a full checkpoint, or None if `loop` requires none.
+# Cached for each class of loops: each connection calls them, and a hit makes no Python call.
+@functools.cache
+def checkpoint_of(kind: type[Loop]) -> Checkpoint | None:
+    """Return the function that executes a full checkpoint, or None if such a loop requires none.
 
     A full checkpoint lets other tasks run, and raises if the task is cancelled.
     """
-    function: Checkpoint | None = getattr(loop, "checkpoint", None)
+    function: Checkpoint | None = getattr(kind, "checkpoint", None)
     return function
 
 
-def cancellation_of(loop: Loop) -> Checkpoint | None:
-    """Return the function that raises if the task is cancelled, or None if `loop` requires none.
+@functools.cache
+def cancellation_of(kind: type[Loop]) -> Checkpoint | None:
+    """Return the function that raises if the task is cancelled, or None if such a loop requires none.
 
     This half of a checkpoint is for an await that waits later on, which lets other tasks run.
     """
-    function: Checkpoint | None = getattr(loop, "checkpoint_if_cancelled", None)
+    function: Checkpoint | None = getattr(kind, "checkpoint_if_cancelled", None)
     return function
 
 
-def schedule_point_of(loop: Loop) -> Checkpoint | None:
-    """Return the function that lets other tasks run, or None if `loop` requires none.
+@functools.cache
+def schedule_point_of(kind: type[Loop]) -> Checkpoint | None:
+    """Return the function that lets other tasks run, or None if such a loop requires none.
 
     It cannot be cancelled. This half of a checkpoint is for an await that has taken or posted
     something.
     """
-    function: Checkpoint | None = getattr(loop, "schedule_point", None)
+    function: Checkpoint | None = getattr(kind, "schedule_point", None)
     return function
 
 
-def checkpoint_halves_of(loop: Loop) -> tuple[Checkpoint, Checkpoint] | None:
-    """Return cancellation_of() and schedule_point_of(), or None if `loop` requires none.
+@functools.cache
+def checkpoint_halves_of(kind: type[Loop]) -> tuple[Checkpoint, Checkpoint] | None:
+    """Return cancellation_of() and schedule_point_of(), or None if such a loop requires none.
 
     The awaits of the fast path execute them: see _native/fast_path/attempt.c.
     """
-    first, second = cancellation_of(loop), schedule_point_of(loop)
+    first, second = cancellation_of(kind), schedule_point_of(kind)
     return (first, second) if first and second else None
 
 
-async def checkpoint() -> None:
+async def checkpoint(loop: Loop | None = None) -> None:
     """Execute a full checkpoint if the running loop requires one, as only trio's do.
 
-    Do nothing in a forked child: asyncio raises there because no loop is running, and all that the
-    child can still do is close its objects.
+    `loop` is the running loop, if the caller knows it. Do nothing in a forked child: asyncio raises
+    there because no loop is running, and all that the child can still do is close its objects.
     """
     if "trio" not in sys.modules or is_forked_child():
         return
-    execute = checkpoint_of(running_loop())
+    execute = checkpoint_of(type(loop or running_loop()))
     if execute is not None:
         await execute()
 
 
 async def checkpoint_if_cancelled() -> None:
     """Raise if the task is cancelled and the running loop requires checkpoints."""
-    execute = cancellation_of(running_loop())
+    execute = cancellation_of(type(running_loop()))
     if execute is not None:
         await execute()
 
 
 def yield_of(loop: Loop) -> Checkpoint:
     """Return the function that lets other tasks run, and the loop look for events, on any loop."""
-    return checkpoint_of(loop) or _bare_yield
+    return checkpoint_of(type(loop)) or _bare_yield
 
 
 class _Yield:

@@ -35,7 +35,11 @@ class Deadline:
         """None once the deadline has expired or was cancelled."""
         self.at = loop.time() + seconds
         """The value of `loop.time()` at which it expires."""
-        _queue_of(loop, seconds).append(loop, self)
+        reference = _queues.get((id(loop), seconds))
+        queue = None if reference is None else reference()
+        if queue is None or queue.loop() is not loop:  # the id of a freed loop is used again
+            queue = _add_queue(loop, seconds)
+        queue.append(loop, self)
 
     def is_over(self, now: float) -> bool:
         """Return True if the deadline was cancelled, or if its time is over at `now`."""
@@ -90,12 +94,16 @@ class _Queue:
                 self._set_timer(loop, max(0.0, self._deadlines[0].at - now))
 
 
-def _queue_of(loop: Loop, seconds: float) -> _Queue:
-    key = id(loop), seconds
-    queue = _queues.get(key)
-    if queue is None or queue.loop() is not loop:  # the id of a loop that is freed is used again
-        queue = _queues[key] = _Queue(loop, seconds)
+def _add_queue(loop: Loop, seconds: float) -> _Queue:
+    key, queue = (id(loop), seconds), _Queue(loop, seconds)
+
+    def forget(reference: weakref.ReferenceType[_Queue]) -> None:
+        if _queues.get(key) is reference:
+            del _queues[key]
+
+    _queues[key] = weakref.ref(queue, forget)
     return queue
 
 
-_queues: weakref.WeakValueDictionary[tuple[int, float], _Queue] = weakref.WeakValueDictionary()
+# Not a WeakValueDictionary, which makes two Python calls for each deadline.
+_queues: dict[tuple[int, float], weakref.ReferenceType[_Queue]] = {}

@@ -48,11 +48,9 @@ class _Batch(threading.local):
 _batch = _Batch()
 
 
-def make_future(loop: Loop) -> LoopFuture:
-    """Return a future for one waiting task: an InlineFuture on asyncio, else one of the loop."""
-    return (
-        InlineFuture(loop) if isinstance(loop, asyncio.AbstractEventLoop) else loop.create_future()
-    )
+make_future = fast_path.make_future
+"""Return a future for one waiting task of `loop`: an InlineFuture on asyncio, else one of the loop.
+"""
 
 
 def future_factory(loop: Loop) -> Callable[[], LoopFuture]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
+from aiordma._native import fast_path
 from aiordma.loop.inline_wakeup import make_future
 
 if TYPE_CHECKING:
@@ -19,44 +19,13 @@ def wake(future: LoopFuture) -> None:
         pass
 
 
-class WaitQueue:
-    """A queue of tasks that wait for a change of some state. Each checks the state when woken.
+WaitQueue = fast_path.WaitQueue
+"""A queue of tasks that wait for a change of some state. Each checks the state when woken.
 
-    A wake-up carries no data, so nothing is lost if a task is cancelled after it was woken.
-    """
-
-    __slots__ = ("_futures", "_loop", "woken_at")
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._futures: list[LoopFuture] = []
-        self.woken_at = 0
-        """time.monotonic_ns() when a task was woken last."""
-
-    def __len__(self) -> int:
-        """Return the number of waiting tasks, without those whose wait was cancelled."""
-        if not self._futures:
-            return 0
-        return sum(not future.done() for future in self._futures)
-
-    async def wait(self) -> None:
-        """Wait for a wake-up. Cancelling takes the task out of the queue."""
-        future = make_future(self._loop)
-        self._futures.append(future)
-        try:
-            await future
-        finally:
-            if future in self._futures:
-                self._futures.remove(future)
-
-    def wake_all(self) -> None:
-        """Wake every task that waits now."""
-        futures, self._futures = self._futures, []
-        if futures:
-            self.woken_at = time.monotonic_ns()
-        for future in futures:
-            if not future.done():
-                wake(future)
+`await queue.wait()` waits for the next `wake_all()`. A wake-up carries no data, so nothing is lost
+if a task is cancelled after it was woken. `len(queue)` is the number of tasks that wait.
+`woken_at` is the value of time.monotonic_ns() when tasks were woken last.
+"""
 
 
 class FairSemaphore:
@@ -103,7 +72,8 @@ class FairSemaphore:
     def release(self, count: int = 1) -> None:
         """Release `count` units, and grant them to waiting tasks."""
         self.free += count
-        self.grant()
+        if self._waiting:
+            self.grant()
 
     def grant(self) -> None:
         """Grant the free units to waiting tasks."""

@@ -288,7 +288,7 @@ async def run_in_worker(
         RdmaError: this process is a forked child.
     """
     refuse_forked_child()
-    raise_if_cancelled = cancellation_of(loop)
+    raise_if_cancelled = cancellation_of(type(loop))
     if raise_if_cancelled is not None:
         await raise_if_cancelled()
     call = _Call(loop, function)

@@ -42,8 +42,8 @@ class Exchange:
         core = data_path.sends.core
         self._credits = protocol.wire_credits
         self.eager = fast_path.EagerPath(self._credits, core, self._queue)
-        self.eager.checkpoints = checkpoint_halves_of(self.loop)
-        self.checkpoint = checkpoint_of(self.loop)
+        self.eager.checkpoints = checkpoint_halves_of(type(self.loop))
+        self.checkpoint = checkpoint_of(type(self.loop))
         """The checkpoint of an await, or None if the loop requires none."""
         self._changed = WaitQueue(self.loop)
         self.end: RdmaError | None = None

@@ -72,11 +72,11 @@ class Receiver:
         self.queue = queue = fast_path.ReceiveQueue(ring)
         self.polling = AdaptivePolling(queue)
         """The policy for the time that take_bytes() polls before the slow path, recv(), parks."""
-        self._checkpoint = checkpoint_of(loop)
-        self._raise_if_cancelled = cancellation_of(loop)
-        self._schedule_point = schedule_point_of(loop)
+        self._checkpoint = checkpoint_of(type(loop))
+        self._raise_if_cancelled = cancellation_of(type(loop))
+        self._schedule_point = schedule_point_of(type(loop))
         # On a loop with checkpoints (trio), each await must pass one, also when a message is there.
-        queue.checkpoints = checkpoint_halves_of(loop)
+        queue.checkpoints = checkpoint_halves_of(type(loop))
         queue.set_slow(self.recv, self.next)
         queue.set_parking(self._make_future, self.polling)
 

@@ -61,9 +61,9 @@ class Sender:
         self._max_inline = options.max_inline
         self._max_size = options.max_message_size
         self._device = device
-        self._raise_if_cancelled = cancellation_of(operations.loop)
-        self._schedule_point = schedule_point_of(operations.loop)
-        self._sends.core.checkpoints = checkpoint_halves_of(operations.loop)
+        self._raise_if_cancelled = cancellation_of(type(operations.loop))
+        self._schedule_point = schedule_point_of(type(operations.loop))
+        self._sends.core.checkpoints = checkpoint_halves_of(type(operations.loop))
         self._sends.core.set_slow(self.send)
 
     async def send(self, data: Source, error: int = 0) -> None:

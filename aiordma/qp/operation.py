@@ -106,7 +106,7 @@ class Operations:
         self.sends = sends
         self.callbacks = callbacks
         self._busy = busy
-        self._cancel_checkpoint = cancellation_of(loop)
+        self._cancel_checkpoint = cancellation_of(type(loop))
         self.make_future = future_factory(loop)
         """Makes the future that the waiter of an operation awaits: see future_factory()."""
         # A loop such as trio needs a checkpoint in each operation. A transfer has none.

@@ -111,7 +111,7 @@ class ReceiveRing(fast_path.ReceiveRingCore):
 
     def close(self) -> None:
         """Deregister the memory, if there is any. The queue must be destroyed before."""
-        self.stop()
+        self.stopped = True
         if hasattr(self, "_region"):
             self._region.close()
 

@@ -53,7 +53,8 @@ class _SendCredits(FairSemaphore):
     def release(self, count: int = 1) -> None:
         """Release credits. Those that no task waits for here go to the core's queued reads."""
         self._core.unreserve(count)
-        self.grant()
+        if self._waiting:
+            self.grant()
         if self._core.queued_reads:
             self._core.grant_rd_atomic_credits()
 
@@ -300,7 +301,8 @@ class SendQueue:
         self._kept += self.core.abandon()
         while self._kept:
             self._kept.pop().release()
-        self.wake_senders()
+        if self.core.waiters or self.core.queued_reads:
+            self.wake_senders()
 
     def stop_waiting(self) -> None:
         """Wake all tasks that wait for a completion: no completion will come any more."""

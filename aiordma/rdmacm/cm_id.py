@@ -175,7 +175,7 @@ class CmId:
     @property
     def is_datagram(self) -> bool:
         """True if the id is for datagrams, not for a connection."""
-        return self.qp_type is QpType.UD
+        return bool(self.pointer.qp_type == QpType.UD)
 
     @property
     def has_device(self) -> bool:

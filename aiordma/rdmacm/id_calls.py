@@ -33,7 +33,7 @@ class IdCalls:
     result.
     """
 
-    __slots__ = ("_cm_id", "pointer", "qp")
+    __slots__ = ("_cm_id", "have_ended", "have_failed", "pointer", "qp")
 
     def __init__(self, cm_id: CmId) -> None:
         """Make it without calls.
@@ -46,6 +46,10 @@ class IdCalls:
             raise VerbsError(ffi.errno, "malloc")
         self.pointer = ffi.gc(pointer, lib.aiordma_free_id_calls)
         """The C object. It is freed with this object, or when the calls have ended."""
+        self.have_ended = False
+        """True if EndedCalls.take() has reported the end."""
+        self.have_failed = False
+        """True if they have ended because one has failed."""
         self.qp: QueuePair | None = None
         """The queue pair of create_qp()."""
         self._cm_id = cm_id
@@ -173,6 +177,7 @@ class EndedCalls:
         while pointer:
             following = pointer.next
             calls, on_end = self._under_way.pop(pointer)
+            calls.have_ended, calls.have_failed = True, bool(pointer.failed)
             if calls.qp is not None:
                 calls.qp.note_made(pointer.init)
             found.append(on_end)

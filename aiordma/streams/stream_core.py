@@ -59,9 +59,9 @@ class StreamCore:
         self._is_open = False
         self._mapped = 0
         self._bytes_written = 0
-        self._checkpoint = checkpoint_of(cm.loop)
-        self._raise_if_cancelled = cancellation_of(cm.loop)
-        self._schedule_point = schedule_point_of(cm.loop)
+        self._checkpoint = checkpoint_of(type(cm.loop))
+        self._raise_if_cancelled = cancellation_of(type(cm.loop))
+        self._schedule_point = schedule_point_of(type(cm.loop))
         self.receiver = StreamReceiver(self.endpoint)
         busy = self.data_path.busy
         self._writing = AdaptiveWait(self._change, busy, self._notify_sendable)
@@ -101,7 +101,7 @@ class StreamCore:
         data_path, dispatcher = self.data_path, self.data_path.dispatcher
         data_path.protocol.start(peer_data)
         data_path.core.swaps = data_path.protocol.swaps
-        data_path.core.checkpoints = checkpoint_halves_of(self.loop)
+        data_path.core.checkpoints = checkpoint_halves_of(type(self.loop))
         data_path.core.set_slow(self.receiver.receive, self.send_rest)
         data_path.core.set_parking(future_factory(self.loop), data_path.polling)
         data_path.core.may_park = not self.endpoint.closed

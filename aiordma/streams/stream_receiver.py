@@ -32,8 +32,8 @@ class StreamReceiver:
         self._endpoint = endpoint
         self._loop = endpoint.loop
         self._data_path = endpoint.data_path
-        self._raise_if_cancelled = cancellation_of(endpoint.loop)
-        self._schedule_point = schedule_point_of(endpoint.loop)
+        self._raise_if_cancelled = cancellation_of(type(endpoint.loop))
+        self._schedule_point = schedule_point_of(type(endpoint.loop))
         self.waits = 0
         """The number of waits for bytes, without those of the core."""
 

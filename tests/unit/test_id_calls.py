@@ -17,8 +17,8 @@ from simulator.ids import resolved, target
 from simulator.world import Failure
 
 from aiordma._native import lib
-from aiordma.cm import AsyncCmId
-from aiordma.errors import LocalClosed, VerbsError
+from aiordma.cm import AsyncCmId, CmState
+from aiordma.errors import BusyError, LocalClosed, VerbsError
 from aiordma.rdmacm import EndedCalls, IdCalls, id_calls
 
 DISCONNECT = "rdma_disconnect"
@@ -157,6 +157,31 @@ async def test_calls_outlive_the_objects_of_python(simulation: Simulation) -> No
         with real_threads() as ended:  # on the same threads
             ended.submit(disconnecting(cm_id), lambda: None)
             wait_ended(ended, 1)
+
+
+async def test_an_event_before_the_end_of_the_call_does_not_end_the_wait(
+    simulation: Simulation,
+) -> None:
+    async with await resolved_address(simulation) as cm_id:
+        simulation.world.calls.delay("rdma_resolve_route", after=5)
+        task = loops.create_task(cm_id.resolve_route())
+        await loops.sleep(1)
+        assert (cm_id.state, task.done()) == (CmState.ROUTE_RESOLVED, False)
+        await task
+
+
+async def test_a_second_task_waits_for_nothing_that_the_first_makes(
+    simulation: Simulation,
+) -> None:
+    """It fails before its call is made."""
+    async with await resolved_address(simulation) as cm_id:
+        simulation.world.calls.delay("rdma_resolve_route", before=5)
+        task = loops.create_task(cm_id.resolve_route())
+        await loops.sleep(1)
+        with pytest.raises(BusyError):
+            await cm_id.join_multicast(target(simulation))
+        await task
+        assert "rdma_join_multicast" not in simulation.world.calls.log
 
 
 async def test_a_cancelled_call_delays_the_destruction_of_its_id(simulation: Simulation) -> None:

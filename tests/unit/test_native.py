@@ -183,6 +183,7 @@ def test_the_fast_path_refuses_wrong_arguments() -> None:
     kinds.remove(fast_path.Transfer)  # only start_transfer() makes one
     kinds.remove(fast_path.InlineFuture)  # it takes any loop and callback
     kinds.remove(fast_path.InlineFutureFactory)
+    kinds.remove(fast_path.WaitQueue)
     kinds.remove(fast_path.AdaptivePolling)  # it takes any state
     kinds.remove(fast_path.Attempt)  # only other methods make one
     methods = [

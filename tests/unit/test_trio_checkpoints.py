@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from trio.testing import assert_checkpoints
 
 import aiordma
 from aiordma import ByteStream, Connection
+from aiordma.loop import checkpoint_halves_of, schedule_point_of
 from aiordma.loop.trio_loop import TrioLoop
 
 pytestmark = [pytest.mark.usefixtures("time_limit"), pytest.mark.loops("trio")]
@@ -31,7 +32,7 @@ class SchedulePoints:
     passed: list[bool] = field(default_factory=list)
     """For each of them: True if its task was cancelled meanwhile."""
 
-    async def run(self, _: TrioLoop) -> None:
+    async def run(self) -> None:
         if self.cancelling is not None:
             self.cancelling.cancel()
         self.passed.append(self.cancelling is not None)
@@ -39,10 +40,19 @@ class SchedulePoints:
 
 
 @pytest.fixture
-def points(monkeypatch: pytest.MonkeyPatch) -> SchedulePoints:
+def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[SchedulePoints]:
     found = SchedulePoints()
-    monkeypatch.setattr(TrioLoop, "schedule_point", lambda loop: found.run(loop))
-    return found
+    with monkeypatch.context() as patched:
+        patched.setattr(TrioLoop, "schedule_point", staticmethod(found.run))
+        forget_functions()
+        yield found
+    forget_functions()
+
+
+def forget_functions() -> None:
+    """Have the functions of TrioLoop looked up again."""
+    for function in (schedule_point_of, checkpoint_halves_of):
+        function.cache_clear()
 
 
 @asynccontextmanager

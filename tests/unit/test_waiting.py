@@ -38,6 +38,10 @@ class Waiters:
         return self.log[before:]
 
 
+async def wait(queue: WaitQueue) -> None:
+    await queue.wait()
+
+
 @pytest.mark.asyncio
 async def test_wake_all_wakes_the_tasks_that_wait_now_in_their_order() -> None:
     queue = WaitQueue(running_loop())
@@ -50,9 +54,9 @@ async def test_wake_all_wakes_the_tasks_that_wait_now_in_their_order() -> None:
     assert len(queue) == 0
     assert (await waiters.settle(), len(queue)) == ([2, 3], 2)  # they wait again
     await loops.cancel(*waiters.tasks[2:])
-    woken = await loops.start(queue.wait())
+    woken = await loops.start(wait(queue))
     queue.wake_all()
-    later = asyncio.create_task(queue.wait())
+    later = asyncio.create_task(wait(queue))
     await loops.cancel(woken)  # after its wake-up
     assert len(queue) == 1
     queue.wake_all()
@@ -60,10 +64,22 @@ async def test_wake_all_wakes_the_tasks_that_wait_now_in_their_order() -> None:
 
 
 @pytest.mark.asyncio
+async def test_cancelled_waits_take_no_memory_although_nothing_wakes_the_queue() -> None:
+    queue = WaitQueue(running_loop())
+    first = await loops.start(wait(queue))
+    for _ in range(100):
+        await loops.cancel(await loops.start(wait(queue)))
+    (futures,) = (each for each in gc.get_referents(queue) if isinstance(each, list))
+    assert (len(queue), len(futures) < 20) == (1, True)
+    queue.wake_all()
+    await first
+
+
+@pytest.mark.asyncio
 async def test_waking_a_task_of_a_closed_loop_does_nothing() -> None:
     other = asyncio.new_event_loop()
     queue, semaphore = WaitQueue(other), FairSemaphore(other, 0)
-    waiting: list[Any] = [queue.wait(), queue.wait(), semaphore.acquire()]
+    waiting: list[Any] = [wait(queue), wait(queue), semaphore.acquire()]
     for coroutine in waiting:  # run it up to its future
         future = coroutine.send(None)
         future.add_done_callback(lambda _: None, context=contextvars.copy_context())

@@ -18,6 +18,7 @@
  *	Transfer		(used by aiordma.qp.Operations)
  *	AdaptivePolling		(used by the receivers, and aiordma.dispatch.AdaptiveWait)
  *	InlineFuture		(made by aiordma.loop.make_future())
+ *	WaitQueue		(used for waits that are not those for each message)
  *	Attempt			(returned by the methods that are awaited for each message)
  *	InboundCore		aiordma.streams.inbound.Inbound
  *	OutboundCore		aiordma.streams.outbound.Outbound
@@ -67,7 +68,7 @@ extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
 	completion_dispatcher_spec, reference_count_spec, transfer_spec, inline_future_spec,
 	inline_future_factory_spec, inbound_spec, outbound_spec, send_ring_spec,
 	stream_data_path_spec, polled_queue_spec, adaptive_polling_spec, attempt_spec,
-	message_credits_spec, eager_path_spec;
+	message_credits_spec, eager_path_spec, wait_queue_spec;
 extern PyTypeObject *reference_count_type, *transfer_type, *polled_queue_type, *attempt_type;
 
 /* --- polling.c --- */
@@ -289,12 +290,10 @@ struct transfer *unlink_transfer(struct transfers *list, struct transfer *transf
 struct transfer *find_transfer(const struct transfers *list, unsigned int number);
 int visit_transfers(const struct transfers *list, visitproc visit, void *arg);
 void clear_transfers(struct transfers *list);
-void wake(PyObject *future);
 int stop_waiting(struct transfer *transfer);
 int release_transfer(struct transfer *transfer);
 int release_transfers(struct transfers *list);
 int end_transfers(struct transfers *list);
-int prepare_transfers(PyObject *module);
 
 /* --- start_transfer.c --- */
 
@@ -530,6 +529,9 @@ extern PyTypeObject *inline_future_type, *inline_future_factory_type;
 
 void wake_inline_future(PyObject *self);
 PyObject *make_future(PyObject *function);
+PyObject *make_future_of(PyObject *module, PyObject *loop);
+int is_done(PyObject *future);
+void wake(PyObject *future);
 int begin_wakeups(void);
 int run_wakeups(void);
 PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count);

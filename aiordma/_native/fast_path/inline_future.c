@@ -27,7 +27,8 @@ PER_THREAD unsigned long long scheduled;
 
 PyTypeObject *inline_future_type;
 
-static PyObject *cancelled_error, *name_run;
+static PyObject *cancelled_error, *asyncio_loop;
+static PyObject *name_run, *name_done, *name_set_result, *name_create_future;
 static PyObject *run_batch; /* called with a list of several woken futures */
 
 static PyObject *make_inline_future(PyObject *loop)
@@ -369,6 +370,51 @@ PyObject *make_future(PyObject *function)
 	return PyObject_CallNoArgs(function);
 }
 
+/* --- futures of any loop --- */
+
+/* Return a new future for one waiting task: an InlineFuture on asyncio, else one of the loop. */
+PyObject *make_future_of(PyObject *module, PyObject *loop)
+{
+	int is_asyncio = PyObject_IsInstance(loop, asyncio_loop);
+
+	if (is_asyncio < 0)
+		return NULL;
+	if (is_asyncio)
+		return make_inline_future(loop);
+	return PyObject_CallMethodObjArgs(loop, name_create_future, NULL);
+}
+
+/* Return 1 if a future was set or its task was cancelled, else 0. -1 with an exception. */
+int is_done(PyObject *future)
+{
+	PyObject *done;
+	int result;
+
+	if (Py_TYPE(future) == inline_future_type)
+		return ((struct inline_future *)future)->state != PENDING;
+	done = PyObject_CallMethodObjArgs(future, name_done, NULL);
+	result = done ? PyObject_IsTrue(done) : -1;
+	Py_XDECREF(done);
+	return result;
+}
+
+/* Do what aiordma.loop.wake() does. RuntimeError: the loop is closed and there is no waiter. */
+void wake(PyObject *future)
+{
+	PyObject *result = NULL;
+
+	if (Py_TYPE(future) == inline_future_type) {
+		wake_inline_future(future);
+		return;
+	}
+	if (!is_done(future)) {
+		result = PyObject_CallMethodObjArgs(future, name_set_result, Py_None, NULL);
+		if (!result && PyErr_ExceptionMatches(PyExc_RuntimeError))
+			PyErr_Clear();
+	}
+	Py_XDECREF(result);
+}
+
 /* --- the batch of a thread --- */
 
 static PyObject *call(PyObject *const *args, Py_ssize_t count)
@@ -447,7 +493,14 @@ int prepare_inline_futures(PyObject *module)
 	if (!asyncio)
 		return -1;
 	cancelled_error = PyObject_GetAttrString(asyncio, "CancelledError");
+	asyncio_loop = PyObject_GetAttrString(asyncio, "AbstractEventLoop");
 	Py_DECREF(asyncio);
 	name_run = PyUnicode_InternFromString("run");
-	return cancelled_error && name_run ? 0 : -1;
+	name_done = PyUnicode_InternFromString("done");
+	name_set_result = PyUnicode_InternFromString("set_result");
+	name_create_future = PyUnicode_InternFromString("create_future");
+	return cancelled_error && asyncio_loop && name_run && name_done && name_set_result &&
+			       name_create_future ?
+		       0 :
+		       -1;
 }

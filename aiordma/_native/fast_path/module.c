@@ -41,6 +41,10 @@ static PyMethodDef module_methods[] = {
 	  "woke." },
 	{ "set_run_batch", set_run_batch, METH_O,
 	  "set_run_batch(function): run several woken tasks by function(futures)." },
+	{ "make_future", make_future_of, METH_O,
+	  "make_future(loop): return a future for one waiting task: an InlineFuture on asyncio, "
+	  "else "
+	  "one of the loop." },
 	{ "scheduled_count", scheduled_count, METH_NOARGS,
 	  "Return the number of wake-ups that this thread has left to the loop's next iteration." },
 	{ NULL, NULL, 0, NULL },
@@ -94,6 +98,7 @@ static int add_types(PyObject *module)
 		{ &attempt_spec, &attempt_type },
 		{ &message_credits_spec, NULL },
 		{ &eager_path_spec, NULL },
+		{ &wait_queue_spec, NULL },
 	};
 	size_t index;
 
@@ -113,7 +118,6 @@ static int add_types(PyObject *module)
 static PyModuleDef_Slot module_slots[] = {
 	{ Py_mod_exec, add_types },
 	{ Py_mod_exec, add_numbers },
-	{ Py_mod_exec, prepare_transfers },
 	{ Py_mod_exec, prepare_starting },
 	{ Py_mod_exec, prepare_inline_futures },
 	{ Py_mod_exec, prepare_adaptive_polling },

@@ -3,8 +3,6 @@
 
 PyTypeObject *transfer_type;
 
-static PyObject *name_done, *name_set_result;
-
 /* --- lists --- */
 
 /* Append to the list, which gets a new reference. */
@@ -83,25 +81,6 @@ int restore_failure(struct failure *failure)
 		return 0;
 	PyErr_Restore(failure->type, failure->value, failure->traceback);
 	return -1;
-}
-
-/* Do what aiordma.loop.wake() does. RuntimeError: the loop is closed and there is no waiter. */
-void wake(PyObject *future)
-{
-	PyObject *done, *result = NULL;
-
-	if (Py_TYPE(future) == inline_future_type) {
-		wake_inline_future(future);
-		return;
-	}
-	done = PyObject_CallMethodObjArgs(future, name_done, NULL);
-	if (done == Py_False) {
-		result = PyObject_CallMethodObjArgs(future, name_set_result, Py_None, NULL);
-		if (!result && PyErr_ExceptionMatches(PyExc_RuntimeError))
-			PyErr_Clear();
-	}
-	Py_XDECREF(done);
-	Py_XDECREF(result);
 }
 
 /* Wake the waiter. Returns 0, or -1 with an exception. */
@@ -275,10 +254,3 @@ PyType_Spec transfer_spec = {
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
 	.slots = transfer_slots,
 };
-
-int prepare_transfers(PyObject *module)
-{
-	name_done = PyUnicode_InternFromString("done");
-	name_set_result = PyUnicode_InternFromString("set_result");
-	return name_done && name_set_result ? 0 : -1;
-}
