@@ -35,7 +35,7 @@ def checkpoint_of(kind: type[Loop]) -> Checkpoint | None:
 
 @functools.cache
 def cancellation_of(kind: type[Loop]) -> Checkpoint | None:
-    """Return the function that raises if the task is cancelled, or None if such a loop requires none.
+    """Return the function that raises if the task is cancelled, or None if none is required.
 
     This half of a checkpoint is for an await that waits later on, which lets other tasks run.
     """

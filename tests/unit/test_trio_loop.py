@@ -202,7 +202,7 @@ def test_the_loop_is_closed_as_soon_as_trio_takes_no_more_calls() -> None:
 
 
 async def test_checkpoints_on_trio(simulation: Simulation) -> None:
-    full_checkpoint, raise_if_cancelled = checkpoint_of(type(loop())), cancellation_of(type(loop()))
+    full_checkpoint, raise_if_cancelled = checkpoint_of(TrioLoop), cancellation_of(TrioLoop)
     assert full_checkpoint is not None
     assert raise_if_cancelled is not None
     budget = LoopTimeBudget(loop(), fast_path.CompletionDispatcher(lambda: None))
