@@ -79,7 +79,7 @@ def _workers(name: str, kind: str, tests: Tests, loop: str, polling: str = "") -
     needed = "aiohttp" if kind.startswith("http") else "ucxx" if "ucxx" in kind else loop
     return Implementation(
         f"{name} {polling}".rstrip(),
-        "tcp" if kind.endswith("tcp") else "aiordma",
+        "tcp" if kind.endswith(("tcp", "memory")) else "aiordma",
         tests,
         partial(_run_workers, kind, loop, polling),
         f"{'ucxx-cu12' if needed == 'ucxx' else needed} from PyPI",
@@ -198,6 +198,7 @@ IMPLEMENTATIONS = (
     _workers("TCP uvloop", "tcp", {**_STREAM, **_RATES}, "uvloop"),
     _workers("TCP trio", "trio tcp", _STREAM, "trio"),
     _workers("TCP aiohttp", "http tcp", _HTTP, "asyncio"),
+    _workers("aiohttp in memory", "http memory", _HTTP, "asyncio"),
     _pyverbs("blocking"),
     _pyverbs("polling"),
     *(

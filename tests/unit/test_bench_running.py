@@ -273,7 +273,7 @@ def test_list_prints_implementations_and_their_tests(capsys: pytest.CaptureFixtu
     assert lines[0] == (
         "aiordma asyncio\tlatency, rate, bandwidth, connections, idle, answering, reconnect"
     )
-    assert lines[-1] == "TCP aiohttp\thttp"
+    assert lines[-1] == "aiohttp in memory\thttp"
 
 
 # --- progress ---

@@ -17,11 +17,16 @@ from aiordma.bench.workers.__main__ import kind_functions
 
 async def run_both(simulation: Simulation, kind: str, work: Work) -> Sample:
     """Run server and client until both have ended; return the sample."""
+    return await run_at(simulation.far.host, kind, work)
+
+
+async def run_at(host: str, kind: str, work: Work) -> Sample:
+    """Do what run_both() does, at this address."""
     serve, measure = kind_functions(kind)
     ports: list[int] = []
-    serving = loops.create_task(serve(simulation.far.host, ports.append, work))
+    serving = loops.create_task(serve(host, ports.append, work))
     await loops.until(lambda: ports, "the server to listen")
-    sample = await measure(simulation.far.host, ports[0], work)
+    sample = await measure(host, ports[0], work)
     await serving
     return sample
 
@@ -68,6 +73,13 @@ async def test_streams_of_trio_do_the_work(simulation: Simulation, work: Work) -
 async def test_requests_of_http_are_answered(simulation: Simulation) -> None:
     work = Work("http", count=11, warmup=2, concurrency=3)
     check(await run_both(simulation, "http", work), work)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["http tcp", "http memory"])
+async def test_requests_of_http_are_answered_without_rdma(kind: str) -> None:
+    work = Work("http", count=11, warmup=2, concurrency=3)
+    check(await run_at("127.0.0.1", kind, work), work)
 
 
 def check(sample: Sample, work: Work) -> None:

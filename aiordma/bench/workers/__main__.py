@@ -51,9 +51,10 @@ def kind_functions(kind: str) -> tuple[Serve, Measure]:
     """Return the functions of a kind. The module of the kinds of HTTP needs aiohttp."""
     if kind.startswith("http"):
         http = importlib.import_module("aiordma.bench.workers.http")
-        return (
-            (http.serve_tcp, http.measure_tcp) if kind == "http tcp" else (http.serve, http.measure)
-        )
+        if kind == "http":
+            return http.serve, http.measure
+        is_tcp = kind == "http tcp"
+        return http.serve_tcp, http.measure_tcp if is_tcp else http.measure_in_memory
     return KINDS[kind]
 
 
