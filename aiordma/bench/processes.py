@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from aiordma.bench.errors import BenchError
 
-START_TIMEOUT = 40.0
+START_TIMEOUT = 120.0
 """Seconds within which a server must listen. An emulated processor needs that long."""
 EXIT_TIMEOUT = 60.0
 """Seconds within which a server must exit after its client. Thousands of connections need that."""
