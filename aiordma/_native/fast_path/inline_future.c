@@ -499,8 +499,5 @@ int prepare_inline_futures(PyObject *module)
 	name_done = PyUnicode_InternFromString("done");
 	name_set_result = PyUnicode_InternFromString("set_result");
 	name_create_future = PyUnicode_InternFromString("create_future");
-	return cancelled_error && asyncio_loop && name_run && name_done && name_set_result &&
-			       name_create_future ?
-		       0 :
-		       -1;
+	return PyErr_Occurred() ? -1 : 0;
 }

@@ -43,8 +43,7 @@ static PyMethodDef module_methods[] = {
 	  "set_run_batch(function): run several woken tasks by function(futures)." },
 	{ "make_future", make_future_of, METH_O,
 	  "make_future(loop): return a future for one waiting task: an InlineFuture on asyncio, "
-	  "else "
-	  "one of the loop." },
+	  "else one of the loop." },
 	{ "scheduled_count", scheduled_count, METH_NOARGS,
 	  "Return the number of wake-ups that this thread has left to the loop's next iteration." },
 	{ NULL, NULL, 0, NULL },

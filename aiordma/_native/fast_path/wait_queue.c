@@ -6,8 +6,6 @@
  */
 #include "fast_path.h"
 
-#include <time.h>
-
 /* With fewer futures than this, those that are done are kept. */
 #define KEPT 8
 
@@ -102,14 +100,6 @@ static PyObject *queue_wait(PyObject *self, PyObject *unused)
 	return future;
 }
 
-static long long monotonic_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
-
 static PyObject *queue_wake_all(PyObject *self, PyObject *unused)
 {
 	struct wait_queue *queue = (struct wait_queue *)self;
@@ -119,7 +109,7 @@ static PyObject *queue_wake_all(PyObject *self, PyObject *unused)
 	if (!futures)
 		Py_RETURN_NONE;
 	queue->futures = NULL;
-	queue->woken_at = monotonic_ns();
+	queue->woken_at = (long long)now_ns();
 	for (index = 0; index < PyList_Size(futures) && !PyErr_Occurred(); index++)
 		wake(PyList_GetItem(futures, index));
 	Py_DECREF(futures);

@@ -51,10 +51,12 @@ def kind_functions(kind: str) -> tuple[Serve, Measure]:
     """Return the functions of a kind. The module of the kinds of HTTP needs aiohttp."""
     if kind.startswith("http"):
         http = importlib.import_module("aiordma.bench.workers.http")
-        if kind == "http":
-            return http.serve, http.measure
-        is_tcp = kind == "http tcp"
-        return http.serve_tcp, http.measure_tcp if is_tcp else http.measure_in_memory
+        kinds: dict[str, tuple[Serve, Measure]] = {
+            "http": (http.serve, http.measure),
+            "http tcp": (http.serve_tcp, http.measure_tcp),
+            "http memory": (http.serve_tcp, http.measure_in_memory),
+        }
+        return kinds[kind]
     return KINDS[kind]
 
 
