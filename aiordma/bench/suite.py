@@ -74,11 +74,13 @@ def run_suite(
     environment: Environment,
     rounds: int,
     progress: Callable[[Step], None],
+    finished: Callable[[Case], None],
 ) -> None:
     """Run everything. `results` is filled step by step: an interrupt leaves those so far.
 
     An implementation that fails is left out of the later rounds of that case, and its error is
-    noted in the case.
+    noted in the case. `finished` is called for each case at its end, and for the one that was
+    interrupted.
     """
     installed = [
         implementation for implementation in implementations if implementation.is_installed()
@@ -91,7 +93,10 @@ def run_suite(
         if suitable:
             case = Case(work)
             results.cases.append(case)
-            _run_case(case, suitable, environment, rounds, progress)
+            try:
+                _run_case(case, suitable, environment, rounds, progress)
+            finally:
+                finished(case)
 
 
 def _run_case(

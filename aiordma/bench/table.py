@@ -19,12 +19,16 @@ _STEADY_SLOWDOWN = 1.2
 
 def as_table(results: Results) -> str:
     """Return all tables, and a line for each package that is not installed."""
-    blocks = [_block(case) for case in results.cases]
-    blocks += [_goals(results), _missing(results)]
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+    return "\n\n".join([*map(case_table, results.cases), *summary(results)])
 
 
-def _block(case: Case) -> list[str]:
+def summary(results: Results) -> list[str]:
+    """Return what stands below the tables of the cases: the goals, the packages to install."""
+    return ["\n".join(block) for block in (_goals(results), _missing(results)) if block]
+
+
+def case_table(case: Case) -> str:
+    """Return the table of a case, with its title and notes."""
     unit = TESTS[case.work.test].unit
     head = ["", unit, *(["p90", "p99", "p99.9"] if case.work.test == "latency" else [])]
     other = reference(case.work)
@@ -32,9 +36,10 @@ def _block(case: Case) -> list[str]:
         head.append(f"x {other}")
     head += ["client us", "server us"]
     rows = [head, *(_row(case, name, other in case.samples) for name in case.samples)]
-    notes = [f"  {name}: failed: {_indented(error)}" for name, error in case.failures.items()]
     table = aligned(rows) if case.samples else []
-    return [case.work.title, *table, *_detail_lines(case), *_steadiness(case), *notes]
+    failures = [f"  {name}: failed: {_indented(error)}" for name, error in case.failures.items()]
+    notes = [*_detail_lines(case), *_steadiness(case), *failures]
+    return "\n".join([case.work.title, *table, *notes])
 
 
 def _row(case: Case, name: str, with_ratio: bool) -> list[str]:

@@ -8,11 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from aiordma.bench.environment import Environment
     from aiordma.bench.plan import Plan
-    from aiordma.bench.suite import Results
 
 _DESCRIPTION = "Compare aiordma with perftest, pyverbs, rsockets and TCP, on an RDMA device."
 _EPILOG = """\
@@ -217,45 +213,44 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, plan: Plan) -> int:
-    """Run the plan and report the results, those before Ctrl-C, too; return the exit code.
+    """Run the plan and show each result as soon as it is there; return the exit code.
+
+    The report has the results before Ctrl-C, too.
 
     Raises:
         BenchError: it cannot begin, or the report cannot be written.
     """
     from aiordma.bench import report
-    from aiordma.bench.environment import find_environment
+    from aiordma.bench.environment import find_environment, machine, versions
     from aiordma.bench.implementations import select
     from aiordma.bench.progress import Progress
-    from aiordma.bench.suite import Results, run_suite
+    from aiordma.bench.suite import Case, Results, run_suite
+    from aiordma.bench.table import case_table, summary
 
     json_file, directory = report.check_outputs(args.json, args.plot)
     environment = find_environment(args.host, shlex.split(args.on_server))
     implementations = select(plan.loops, plan.peers)
     results, progress = Results(), Progress(sys.stderr)
+    described = machine(environment), versions()
     interrupted = False
+
+    def write() -> None:
+        if json_file is not None:
+            report.write_json(json_file, report.as_json(results, plan.rounds, *described))
+
+    def finished(case: Case) -> None:
+        progress.clear()
+        print(case_table(case), end="\n\n", flush=True)
+        write()
+
     try:
-        run_suite(results, plan.works(), implementations, environment, plan.rounds, progress)
+        run_suite(
+            results, plan.works(), implementations, environment, plan.rounds, progress, finished
+        )
     except KeyboardInterrupt:
         interrupted = True
-    progress.clear()
-    _report(results, plan, environment, json_file, directory)
-    return 130 if interrupted else 1 if results.failed or not results.cases else 0
-
-
-def _report(
-    results: Results,
-    plan: Plan,
-    environment: Environment,
-    json_file: Path | None,
-    directory: Path | None,
-) -> None:
-    from aiordma.bench import report
-    from aiordma.bench.environment import machine, versions
-    from aiordma.bench.table import as_table
-
-    print(as_table(results))
-    if json_file is not None:
-        whole = report.as_json(results, plan.rounds, machine(environment), versions())
-        report.write_json(json_file, whole)
+    write()
+    print("\n\n".join(summary(results)))
     if directory is not None:
         report.draw(results, directory)
+    return 130 if interrupted else 1 if results.failed or not results.cases else 0

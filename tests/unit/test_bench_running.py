@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from aiordma.bench.plan import Work
 from aiordma.bench.processes import Pair, run_pair
 from aiordma.bench.progress import Progress
 from aiordma.bench.sample import Sample
-from aiordma.bench.suite import Results, Step, run_suite
+from aiordma.bench.suite import Case, Results, Step, run_suite
 from aiordma.cli import main
 from aiordma.enums import TransportType
 from aiordma.rdmacm import DeviceAddress
@@ -67,8 +69,10 @@ GOOD, BAD = implementation("good"), implementation("bad", BenchError("it broke")
 def test_tcp_runs_on_both_loops(work: Work) -> None:
     results, prefix = Results(), ("env", "NAME=value")
     place = Environment("127.0.0.1", "none0", prefix, client_timeout=20.0)
-    run_suite(results, [work], TCP, place, 1, lambda step: None)
+    finished: list[Case] = []
+    run_suite(results, [work], TCP, place, 1, lambda step: None, finished.append)
     (case,) = results.cases
+    assert finished == [case]
     assert case.failures == {}
     assert case.samples.keys() == {"TCP asyncio", "TCP uvloop"}
     for rounds in case.samples.values():
@@ -85,7 +89,7 @@ def test_each_round_runs_all_but_those_that_failed_or_are_missing() -> None:
     def note(step: Step) -> None:
         steps.append((step.implementation, step.round))
 
-    run_suite(results, [WORK, Work("rate")], listed, LOCAL, 2, note)
+    run_suite(results, [WORK, Work("rate")], listed, LOCAL, 2, note, lambda case: None)
     assert steps == [("good", 1), ("bad", 1), ("good", 2)]
     (case,) = results.cases
     assert case.samples == {"good": {1: Sample(12.0), 2: Sample(12.0)}}
@@ -97,7 +101,11 @@ def test_each_round_runs_all_but_those_that_failed_or_are_missing() -> None:
 def test_every_second_round_has_the_opposite_order() -> None:
     steps: list[str] = []
     results, listed = Results(), [implementation(name) for name in ("a", "b", "c")]
-    run_suite(results, [WORK], listed, LOCAL, 3, lambda step: steps.append(step.implementation))
+
+    def note(step: Step) -> None:
+        steps.append(step.implementation)
+
+    run_suite(results, [WORK], listed, LOCAL, 3, note, lambda case: None)
     assert steps == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
     loop_times = results.cases[0].loop_times
     assert len(loop_times) == len(steps)
@@ -221,6 +229,32 @@ def test_command_prints_and_writes_the_samples_so_far(
     assert [line for line in lines if line not in output.out] == []
     assert "round 1 of 1" in output.err
     assert '"good"' in (tmp_path / "report").read_text()
+
+
+def test_command_shows_and_writes_each_case_before_it_begins_the_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A run that is killed then leaves the report of the cases that were finished."""
+    path = tmp_path / "report"
+    seen: list[tuple[str, list[str]]] = []
+
+    def run(*_: object) -> Sample:
+        cases = json.loads(path.read_text())["cases"] if path.read_text() else []
+        seen.append((capsys.readouterr().out, [case["key"] for case in cases]))
+        return Sample(12.0)
+
+    listed = [replace(GOOD, run=run)]
+    monkeypatch.setattr(environment, "find_environment", lambda host, on_server: LOCAL)
+    monkeypatch.setattr(implementations, "select", lambda loops, peers: listed)
+    assert main([*BENCH, "--sizes", "64,128", "--json", str(path)]) == 0
+    (_, before), (table, after) = seen
+    assert (before, after) == ([], ["latency/64"])
+    assert table.startswith("latency: round trips of 64 bytes")
+    assert table.endswith("\n\n")
+    assert [case["key"] for case in json.loads(path.read_text())["cases"]] == [
+        "latency/64",
+        "latency/128",
+    ]
 
 
 @pytest.mark.parametrize(
