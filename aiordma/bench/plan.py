@@ -113,7 +113,8 @@ OBJECT_SIZES = (1 << 20, 1 << 26)
 OBJECT_BYTES = 1 << 28
 OBJECT_BUSY_POLL = 0.1
 """Seconds: the shortest `busy_poll` for objects, longer than 1 MiB takes on an emulated device."""
-BANDWIDTH_BYTES = 32 << 20
+BANDWIDTH_BYTES = 1 << 28
+MAX_BANDWIDTH_OPERATIONS = 16384
 MIN_BANDWIDTH_OPERATIONS = 64
 
 
@@ -159,15 +160,16 @@ class Plan:
 
     def _latency(self) -> Iterator[Work]:
         for size in self._sizes(LATENCY_SIZES):
-            yield replace(self._work("latency", 1000, 50, 100), size=size)
+            yield replace(self._work("latency", 5000, 50, 100), size=size)
 
     def _rate(self) -> Iterator[Work]:
-        yield replace(self._work("rate", 5000, 200, 500), size=RATE_SIZE)
+        yield replace(self._work("rate", 50_000, 200, 500), size=RATE_SIZE)
 
     def _bandwidth(self) -> Iterator[Work]:
         for operation in self.operations:
             for size in self._sizes(BANDWIDTH_SIZES):
                 count = max(MIN_BANDWIDTH_OPERATIONS, BANDWIDTH_BYTES // size)
+                count = min(MAX_BANDWIDTH_OPERATIONS, count)
                 work = self._work("bandwidth", count, 16, 16)
                 yield replace(work, size=size, operation=operation)
 
@@ -182,7 +184,7 @@ class Plan:
             yield replace(self._work("http", 1000, 20, 100), concurrency=connections)
 
     def _connections(self) -> Iterator[Work]:
-        yield self._work("connections", 200, 20, 20)
+        yield self._work("connections", 500, 20, 20)
 
     def _idle(self) -> Iterator[Work]:
         for operation in ("send", "streams"):
