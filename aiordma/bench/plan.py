@@ -168,8 +168,8 @@ class Plan:
     def _bandwidth(self) -> Iterator[Work]:
         for operation in self.operations:
             for size in self._sizes(BANDWIDTH_SIZES):
-                count = max(MIN_BANDWIDTH_OPERATIONS, BANDWIDTH_BYTES // size)
-                count = min(MAX_BANDWIDTH_OPERATIONS, count)
+                whole = BANDWIDTH_BYTES // size
+                count = max(MIN_BANDWIDTH_OPERATIONS, min(MAX_BANDWIDTH_OPERATIONS, whole))
                 work = self._work("bandwidth", count, 16, 16)
                 yield replace(work, size=size, operation=operation)
 
