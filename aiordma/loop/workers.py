@@ -84,7 +84,7 @@ class WorkerPool:
 
         The new thread is already counted then. Called with the lock held.
         """
-        if self._is_watched:
+        if self._is_watched and self._busy:
             return False
         if self._idle:
             self._changed.notify()

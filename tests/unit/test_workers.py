@@ -166,6 +166,19 @@ def test_after_a_stall_another_thread_takes_the_next_job(blocking: BlockingJobs)
     assert not blocking.finished
 
 
+def test_a_job_does_not_wait_for_a_thread_that_watches_idle_ones(blocking: BlockingJobs) -> None:
+    """The watching thread sleeps until the stall would be over, but no thread is busy any more."""
+    pool, done = WorkerPool(idle_seconds=100 * LONG, stall_seconds=100 * LONG), list[float]()
+    pool.submit(blocking.job)
+    blocking.wait_begun(1)
+    pool.submit(blocking.job)
+    block_until(lambda: pool._is_watched, "the second thread to watch the first")
+    blocking.finish(2)
+    block_until(lambda: pool._idle == 2, "both threads to be idle")
+    pool.submit(lambda: done.append(time.monotonic()))
+    block_until(lambda: bool(done), "an idle thread to take the job")
+
+
 def test_an_idle_thread_is_used_again_and_ends_after_its_idle_time(blocking: BlockingJobs) -> None:
     pool = WorkerPool(idle_seconds=LONG)
     blocking.gate.set()
