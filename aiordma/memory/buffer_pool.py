@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import mmap
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from aiordma._native import fast_path
 from aiordma.enums import AccessFlags
 from aiordma.errors import VerbsError
 from aiordma.loop import Loop, WaitQueue
 from aiordma.verbs import ProtectionDomain, Registration
 
-SMALLEST_BUFFER = 1 << 10
 SLAB_SIZE = 1 << 18
 # The pool keeps regions of this number of bytes in all, for the next connections.
 KEPT_BYTES = 1 << 21
@@ -56,22 +55,8 @@ class AllocatedRegion:
             self._pages.madvise(mmap.MADV_REMOVE)
 
 
-class PooledBuffer:
-    """A part of a registered slab, acquired from a BufferPool."""
-
-    __slots__ = ("_free_list", "address", "lkey", "view")
-
-    def __init__(
-        self, free_list: deque[PooledBuffer], address: int, lkey: int, view: memoryview
-    ) -> None:
-        self._free_list = free_list
-        self.address = address
-        self.lkey = lkey
-        self.view = view
-
-    def release(self) -> None:
-        """Release the buffer to the pool. The device must not use it any more."""
-        self._free_list.append(self)
+PooledBuffer = fast_path.PooledBuffer
+"""A part of a registered slab, acquired from a BufferPool."""
 
 
 class BufferPool:
@@ -90,15 +75,15 @@ class BufferPool:
         self._growing: set[int] = set()
         self._grown = WaitQueue(loop)
         self._slabs: list[AllocatedRegion] = []
-        self._free: dict[int, deque[PooledBuffer]] = {}
+        self.free = fast_path.FreeBuffers()
+        """The free buffers. Send queues take some from here themselves."""
         self._kept: dict[int, list[AllocatedRegion]] = {}
         self._kept_bytes = 0
         self._kept_lock = threading.Lock()
 
     def try_acquire(self, nbytes: int) -> PooledBuffer | None:
         """Return a buffer of at least `nbytes` bytes, or None if the pool must grow first."""
-        free = self._free.get(_size_class(nbytes))
-        return free.pop() if free else None
+        return self.free.take(nbytes)
 
     async def acquire(
         self, nbytes: int, call: Callable[[Callable[[], None]], Awaitable[None]]
@@ -111,7 +96,7 @@ class BufferPool:
         Raises:
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
-        size = _size_class(nbytes)
+        size = self.free.size_for(nbytes)
         while (buffer := self.try_acquire(nbytes)) is None:
             if size in self._growing:
                 await self._grown.wait()
@@ -135,13 +120,11 @@ class BufferPool:
         Raises:
             VerbsError: ENOMEM when the locked-memory limit is reached.
         """
-        size = _size_class(nbytes)
+        size = self.free.size_for(nbytes)
         slab = AllocatedRegion(self._pd, max(size, self._slab_size), AccessFlags.LOCAL_WRITE)
         self._slabs.append(slab)
-        free = self._free.setdefault(size, deque())
         for start in range(0, len(slab.view), size):
-            view = slab.view[start : start + size]
-            free.append(PooledBuffer(free, slab.address + start, slab.lkey, view))
+            self.free.add(slab.address + start, slab.lkey, slab.view[start : start + size])
 
     def take_region(self, nbytes: int) -> AllocatedRegion:
         """Return a region of `nbytes` bytes that belongs to the caller. Its contents are undefined.
@@ -197,14 +180,7 @@ class BufferPool:
 
     def close(self) -> None:
         """Unregister all buffers. The device must not use any of them any more."""
-        self._free.clear()
+        self.free.close()
         self._free_kept()
         while self._slabs:
             self._slabs.pop().free()
-
-
-def _size_class(nbytes: int) -> int:
-    size = SMALLEST_BUFFER
-    while size < nbytes:
-        size *= 4
-    return size

@@ -37,7 +37,7 @@ class Exchange:
         self.stats = MessageStreamStats()
         """The numbers of the messages that this object has handled."""
         self.data_path = data_path = endpoint.data_path
-        self._sender, self.receiver = data_path.sender, data_path.receiver
+        self.receiver = data_path.receiver
         self._queue = self.receiver.queue
         core = data_path.sends.core
         self._credits = protocol.wire_credits
@@ -241,21 +241,10 @@ class Exchange:
             wire = outbox.next_wire()
             if wire is None:
                 return bool(outbox.messages) and not outbox.messages[0].is_prepared
-            if not (self.eager.try_post(wire) or self.post_copy(wire)):
-                return self.end is None
+            if not self.eager.try_post(wire):
+                return True
             outbox.posted()
         return False
-
-    def post_copy(self, wire: bytes) -> bool:
-        """Copy and post a wire message now. Return False if that is not possible.
-
-        EagerPath calls this for messages that cannot be inline.
-        """
-        try:
-            return self._sender.try_send(wire)
-        except RdmaError as error:
-            self.lost(error, is_drained=False)
-            return False
 
     async def _pull(self) -> None:
         self._is_pulling = True

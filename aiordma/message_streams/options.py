@@ -28,10 +28,10 @@ class MessageOptions:
     """The number of large messages that can be announced in a direction and not received yet. The
     smaller number of both sides applies."""
 
-    slot_size: int = 4096
+    slot_size: int = 4160
     """The size of a receive buffer. The smaller size of both sides is the limit of what is sent in
     one piece. A stream registers memory of the sum of `window`, `announcements` and 3, times this
-    size."""
+    size. By default a message of `eager_limit` bytes fits into it, in up to 7 frames."""
 
     eager_limit: int = 4096
     """Messages of up to this size are copied and sent at once, if they fit into a receive buffer of

@@ -125,30 +125,6 @@ class Sender:
         if self._schedule_point is not None:
             await self._schedule_point()
 
-    def try_send(self, data: bytes) -> bool:
-        """Copy and post one message now. Return False if that is not possible without waiting.
-
-        Raises: as send().
-        """
-        self._callbacks.check_open()
-        sends = self._sends
-        if not sends.try_reserve():
-            return False
-        is_posted = False
-        try:
-            buffer = sends.try_buffer(len(data))
-            if buffer is None:
-                return False
-            self._post_copy(buffer, data, NO_IMMEDIATE)
-            is_posted = True
-        except VerbsError as error:
-            raise self._callbacks.post_failed(error) from None
-        finally:
-            if not is_posted:
-                sends.unreserve()
-        self._count(len(data))
-        return True
-
     async def _copy_to_buffer(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
         buffer = self._sends.try_buffer(nbytes)
         if buffer is None:

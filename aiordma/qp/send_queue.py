@@ -97,6 +97,7 @@ class SendQueue:
         """Start to use a queue pair. A wr_id is `first_wr_id` plus a number of 31 bits."""
         self._qp, self._pool = qp, pool
         self.core.open(qp, qp.cells[0], first_wr_id)
+        self.core.use_buffers(pool.free)
 
     def stop(self) -> None:
         """Stop posting on the fast path. From now on every completion is reported to the owner."""

@@ -41,10 +41,9 @@ MISTAKES = [
     ),
     Mistake(
         "memory is released when its request was posted, not when it has completed",
-        "aiordma/qp/send_queue.py",
-        "            self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, flags)\n",
-        "            self._qp.post_send_copy(wr_id, buffer.address, data, buffer.lkey, imm, flags)\n"
-        "            buffer.release()\n",
+        "aiordma/_native/fast_path/send_queue_core.c",
+        "\tadd_in_flight(core, (PyObject *)buffer);\n",
+        "\tadd_in_flight(core, Py_NewRef((PyObject *)buffer));\n\trelease_buffer(buffer);\n",
     ),
     Mistake(
         "a credit is counted twice",

@@ -120,11 +120,7 @@ class End:
     def pool_is_whole(self) -> bool:
         """True if every registered buffer for copies is free."""
         pool = self.data_path._resources.loop_device.pool
-        free = [buffer for buffers in pool._free.values() for buffer in buffers]
-        nbytes = sum(len(slab.view) for slab in pool._slabs)
-        return sum(len(buffer.view) for buffer in free) == nbytes and len(
-            {buffer.address for buffer in free}
-        ) == len(free)
+        return pool.free.nbytes == sum(len(slab.view) for slab in pool._slabs)
 
 
 @dataclass(frozen=True)

@@ -330,7 +330,7 @@ async def test_small_messages_are_handled_in_c(simulation: Simulation) -> None:
 async def test_small_messages_that_cannot_be_inline_need_no_task(
     simulation: Simulation, max_inline: int
 ) -> None:
-    """EagerPath has them copied. More messages are sent than the window has room for."""
+    """They are copied in C. More messages are sent than the window has room for."""
     connection = ConnectionOptions(max_inline=max_inline)
     options = MessageOptions(window=4, connection=connection)
     async with message_streams(simulation.far, options) as (near, far):
@@ -352,7 +352,7 @@ async def test_a_copy_that_cannot_be_posted_at_once_is_left_to_a_task(
     message = bytes(range(200))
     async with message_streams(simulation.far) as (near, far):
         credits = near._exchange.protocol.wire_credits.credits
-        pool = near._exchange._sender._sends._pool
+        pool = near._exchange.data_path.sends._pool
         held = []
         while (buffer := pool.try_acquire(1024)) is not None:
             held.append(buffer)

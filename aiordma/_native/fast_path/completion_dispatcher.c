@@ -123,22 +123,23 @@ static int take_send(struct completion_dispatcher *self, struct dispatch_entry *
 		     const struct ibv_wc *wc)
 {
 	struct send_queue_core *sends = entry->sends;
+	uint32_t number = (uint32_t)wc->wr_id & NUMBER_MASK;
 	struct transfer *transfer;
 
-	complete_sends(sends, (uint32_t)wc->wr_id);
+	complete_sends(sends, number);
 	if (entry->stream)
-		complete_stream_sends(entry->stream, (uint32_t)wc->wr_id & NUMBER_MASK);
+		complete_stream_sends(entry->stream, number);
 	if (wc->status != IBV_WC_SUCCESS)
 		return 0;
 	sends->reads_completed += wc->opcode == IBV_WC_RDMA_READ;
-	transfer = find_transfer(&sends->transfers_in_flight, (uint32_t)wc->wr_id & NUMBER_MASK);
+	transfer = find_transfer(&sends->transfers_in_flight, number);
 	if (transfer) {
 		transfer->succeeded = 1;
 		append_transfer(&self->ended,
 				unlink_transfer(&sends->transfers_in_flight, transfer));
 		Py_DECREF((PyObject *)transfer);
 	}
-	return !sends->count_in_flight && !sends->waiters &&
+	return !release_copies(sends, number) && !sends->waiters &&
 	       !(sends->queued_reads.first && sends->rd_atomic_credits > 0);
 }
 

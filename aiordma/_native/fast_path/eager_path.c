@@ -1,8 +1,7 @@
 /*
  * EagerPath: the small messages of a message stream. It posts EAGER, takes EAGER out of the
- * ReceiveQueue, and returns credits, without a Python frame if the message can be inline. All other
- * wire messages are left to Python: see aiordma/message_streams/wire.py, whose formats are repeated
- * here.
+ * ReceiveQueue, and returns credits, without a Python frame. All other wire messages are left to
+ * Python: see aiordma/message_streams/wire.py, whose formats are repeated here.
  */
 #include "fast_path.h"
 
@@ -11,8 +10,6 @@
 #define HEADER_SIZE 8
 #define SIZE_SIZE 8
 #define EAGER_OVERHEAD (HEADER_SIZE + SIZE_SIZE)
-/* Longer messages are copied to registered memory by Python, as are those that cannot be inline. */
-#define MAX_INLINE_WIRE 512
 
 static int eager_path_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -41,7 +38,6 @@ static int eager_path_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(path->slow_recv);
 	Py_VISIT(path->slow_next);
 	Py_VISIT(path->on_received);
-	Py_VISIT(path->post_copy);
 	Py_VISIT(path->checkpoints);
 	return 0;
 }
@@ -54,7 +50,6 @@ static int eager_path_clear(PyObject *self)
 	Py_CLEAR(path->slow_recv);
 	Py_CLEAR(path->slow_next);
 	Py_CLEAR(path->on_received);
-	Py_CLEAR(path->post_copy);
 	Py_CLEAR(path->checkpoints);
 	return 0;
 }
@@ -122,41 +117,12 @@ static int find_credit(struct eager_path *path)
 
 /* --- sending --- */
 
-static void put_eager(char *where, unsigned int returned, const void *data, Py_ssize_t length)
+/* Post a whole wire message. Returns as an attempt_function. */
+static int post_wire(struct eager_path *path, const char *wire, Py_ssize_t length, int *error)
 {
-	unsigned char *wire = (unsigned char *)where;
+	struct message message = { "", 0, wire, length };
 
-	put_header(wire, KIND_EAGER, returned, 1);
-	put(wire + HEADER_SIZE, length, SIZE_SIZE);
-	memcpy(wire + EAGER_OVERHEAD, data, length);
-}
-
-/* Post EAGER inline. Returns as an attempt_function. */
-static int post_eager_inline(struct eager_path *path, unsigned int returned, const void *data,
-			     Py_ssize_t length, int *error)
-{
-	char wire[MAX_INLINE_WIRE];
-
-	put_eager(wire, returned, data, length);
-	return try_post_inline(path->sends, wire, EAGER_OVERHEAD + length, error);
-}
-
-/* Post a copy of EAGER. Returns 1 or 0, or -1 with an exception. */
-static int post_eager_copy(struct eager_path *path, unsigned int returned, const void *data,
-			   Py_ssize_t length)
-{
-	PyObject *wire = PyBytes_FromStringAndSize(NULL, EAGER_OVERHEAD + length);
-	PyObject *posted;
-	int is_posted;
-
-	if (!wire)
-		return -1;
-	put_eager(PyBytes_AsString(wire), returned, data, length);
-	posted = PyObject_CallFunctionObjArgs(path->post_copy, wire, NULL);
-	Py_DECREF(wire);
-	is_posted = posted ? PyObject_IsTrue(posted) : -1;
-	Py_XDECREF(posted);
-	return is_posted;
+	return try_post_message(path->sends, &message, error);
 }
 
 /*
@@ -166,18 +132,18 @@ static int post_eager_copy(struct eager_path *path, unsigned int returned, const
 static int post_eager(struct eager_path *path, const void *data, Py_ssize_t length, int *error)
 {
 	struct message_credits *credits = path->credits;
-	Py_ssize_t nbytes = EAGER_OVERHEAD + length;
+	unsigned char header[EAGER_OVERHEAD];
+	struct message wire = { (const char *)header, EAGER_OVERHEAD, data, length };
 	unsigned int returned;
 	int posted;
 
-	if (length > path->eager_limit || !path->post_copy)
+	if (length > path->eager_limit)
 		return 0;
 	returned = return_credits(credits);
 	credits->credits--;
-	if (nbytes <= path->sends->max_inline && nbytes <= MAX_INLINE_WIRE)
-		posted = post_eager_inline(path, returned, data, length, error);
-	else
-		posted = post_eager_copy(path, returned, data, length);
+	put_header(header, KIND_EAGER, returned, 1);
+	put(header + HEADER_SIZE, length, SIZE_SIZE);
+	posted = try_post_message(path->sends, &wire, error);
 	if (posted > 0) {
 		path->messages_sent++;
 		path->bytes_sent += length;
@@ -231,8 +197,8 @@ static PyObject *eager_path_try_post(PyObject *self, PyObject *wire)
 		PyErr_SetString(PyExc_TypeError, "bytes expected");
 		return NULL;
 	}
-	posted = try_post_inline(((struct eager_path *)self)->sends, PyBytes_AsString(wire),
-				 PyBytes_Size(wire), &error);
+	posted = post_wire(((struct eager_path *)self), PyBytes_AsString(wire), PyBytes_Size(wire),
+			   &error);
 	return posted < 0 ? NULL : PyBool_FromLong(posted);
 }
 
@@ -292,7 +258,7 @@ static int post_credit_update(struct eager_path *path)
 		return 1;
 	returned = return_credits(path->credits);
 	put_header(wire, KIND_CREDIT, returned, 0);
-	posted = try_post_inline(path->sends, (char *)wire, HEADER_SIZE, &error);
+	posted = post_wire(path, (const char *)wire, HEADER_SIZE, &error);
 	if (posted <= 0)
 		take_back_credits(path->credits, returned);
 	return posted;
@@ -423,15 +389,14 @@ static PyObject *eager_path_set_limits(PyObject *self, PyObject *args)
 static PyObject *eager_path_set_slow(PyObject *self, PyObject *args)
 {
 	struct eager_path *path = (struct eager_path *)self;
-	PyObject *send, *recv, *next, *on_received, *post_copy;
+	PyObject *send, *recv, *next, *on_received;
 
-	if (!PyArg_ParseTuple(args, "OOOOO", &send, &recv, &next, &on_received, &post_copy))
+	if (!PyArg_ParseTuple(args, "OOOO", &send, &recv, &next, &on_received))
 		return NULL;
 	replace(&path->slow_send, send);
 	replace(&path->slow_recv, recv);
 	replace(&path->slow_next, next);
 	replace(&path->on_received, on_received);
-	replace(&path->post_copy, post_copy);
 	Py_RETURN_NONE;
 }
 
@@ -462,8 +427,7 @@ static PyMethodDef eager_path_methods[] = {
 	{ "try_send", eager_path_try_send, METH_O,
 	  "try_send(message): post a message now. Returns False if that is not possible." },
 	{ "try_post", eager_path_try_post, METH_O,
-	  "try_post(wire): post a whole wire message now, if it can be inline. Returns False if "
-	  "that is not possible." },
+	  "try_post(wire): post a whole wire message now. Returns False if that is not possible." },
 	{ "try_recv", eager_path_try_recv, METH_NOARGS,
 	  "Return the bytes of the oldest message, or None if it is not there or not EAGER." },
 	{ "take_other", eager_path_take_other, METH_NOARGS,
@@ -479,11 +443,10 @@ static PyMethodDef eager_path_methods[] = {
 	  "set_limits(eager_limit, max_frames, max_nbytes): post messages of up to `eager_limit` "
 	  "bytes, and take messages of up to `max_frames` frames and `max_nbytes` bytes." },
 	{ "set_slow", eager_path_set_slow, METH_VARARGS,
-	  "set_slow(send, recv, next, on_received, post_copy): have the awaitables await these if "
-	  "they cannot finish at once; `send(message, errno)` if posting has failed. on_received() "
-	  "is called after a message was taken, if there are followers, or if credits are due that "
-	  "could not be returned. post_copy(wire) posts a copy of a wire message that cannot be "
-	  "inline, or returns False." },
+	  "set_slow(send, recv, next, on_received): have the awaitables await these if they cannot "
+	  "finish at once; `send(message, errno)` if posting has failed. on_received() is called "
+	  "after a message was taken, if there are followers, or if credits are due that could not "
+	  "be returned." },
 	{ NULL, NULL, 0, NULL },
 };
 

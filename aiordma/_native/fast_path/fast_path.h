@@ -26,6 +26,8 @@
  *	StreamDataPathCore	aiordma.streams.StreamDataPath
  *	MessageCredits		(used by aiordma.message_streams.MessageProtocol)
  *	EagerPath		(used by aiordma.message_streams.MessageStream)
+ *	FreeBuffers		(used by aiordma.memory.BufferPool)
+ *	PooledBuffer		(taken from FreeBuffers)
  *
  * A queue pair is named by a cell: the memory where its QueuePair stores the C pointer. The cell
  * becomes NULL when the queue pair is destroyed. Nothing is posted after that.
@@ -68,8 +70,10 @@ extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
 	completion_dispatcher_spec, reference_count_spec, transfer_spec, inline_future_spec,
 	inline_future_factory_spec, inbound_spec, outbound_spec, send_ring_spec,
 	stream_data_path_spec, polled_queue_spec, adaptive_polling_spec, attempt_spec,
-	message_credits_spec, eager_path_spec, wait_queue_spec;
-extern PyTypeObject *reference_count_type, *transfer_type, *polled_queue_type, *attempt_type;
+	message_credits_spec, eager_path_spec, wait_queue_spec, free_buffers_spec,
+	pooled_buffer_spec;
+extern PyTypeObject *reference_count_type, *transfer_type, *polled_queue_type, *attempt_type,
+	*pooled_buffer_type;
 
 /* --- polling.c --- */
 
@@ -172,12 +176,47 @@ PyObject *set_parking(PyObject *self, struct parking *parking, PyObject *args);
 int visit_parking(struct parking *parking, visitproc visit, void *arg);
 void clear_parking(struct parking *parking);
 
+/* --- free_buffers.c --- */
+
+/* The number of sizes: 1 KiB, 4 KiB, ... 4 GiB. */
+#define BUFFER_SIZES 12
+
+struct pooled_buffer;
+
+/* The free buffers of one size. The last one is taken first. */
+struct buffer_stack {
+	struct pooled_buffer **buffers;
+	unsigned int count;
+	unsigned int capacity; /* at least `existing` */
+	unsigned int existing; /* buffers of this size, free or not */
+};
+
+struct free_buffers {
+	PyObject_HEAD struct buffer_stack stacks[BUFFER_SIZES];
+	char closed;
+};
+
+struct pooled_buffer {
+	PyObject_HEAD struct free_buffers *free;
+	PyObject *view;
+	uint64_t address;
+	unsigned int lkey;
+	int stack; /* the index of the stack for its size */
+	char is_free;
+};
+
+struct pooled_buffer *take_buffer(struct free_buffers *free, uint64_t nbytes);
+void release_buffer(struct pooled_buffer *buffer);
+unsigned long long buffer_size(const struct pooled_buffer *buffer);
+int is_pooled_buffer(PyObject *memory);
+
 /* --- send_queue_core.c --- */
 
 /* The state of a send queue before requests were committed. */
 struct send_queue_mark {
 	unsigned int next_number;
 	int unsignaled;
+	unsigned long long unsignaled_copies;
 	long long credits;
 };
 
@@ -185,6 +224,14 @@ struct send_queue_mark {
 struct request_in_flight {
 	unsigned int number;
 	PyObject *memory;
+};
+
+/* A message to post: `data`, after a header that can be empty. */
+struct message {
+	const char *header;
+	Py_ssize_t header_length;
+	const char *data;
+	Py_ssize_t length;
 };
 
 /*
@@ -199,7 +246,8 @@ struct send_queue_core {
 	unsigned int oldest_pending; /* number of the oldest request that has not completed */
 	long long credits;	     /* free entries in the send queue */
 	int unsignaled;		     /* requests since the last signaled one */
-	int signal_interval;	     /* one request in this many is signaled */
+	unsigned long long unsignaled_copies; /* bytes of the buffers of these requests */
+	int signal_interval;		      /* one request in this many is signaled */
 	int max_inline;
 	int abandoned_reads; /* reads whose tasks were cancelled: later requests are fenced */
 	int waiters;	     /* tasks that need to be notified of every completion */
@@ -211,6 +259,8 @@ struct send_queue_core {
 	unsigned int capacity;
 	unsigned int first_in_flight;
 	unsigned int count_in_flight;
+	struct free_buffers *buffers; /* for copies, or NULL */
+	PyObject *refused;	      /* a list: buffers of requests that were refused, or NULL */
 	unsigned long long messages;
 	unsigned long long nbytes;
 	struct polling polling;
@@ -240,8 +290,9 @@ struct send_queue_mark mark_send_queue(const struct send_queue_core *core);
 void commit_request(struct send_queue_core *core, struct ibv_send_wr *wr, int needs_completion);
 void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mark);
 int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int is_large);
-int try_post_inline(struct send_queue_core *core, char *data, Py_ssize_t length, int *error);
+int try_post_message(struct send_queue_core *core, const struct message *message, int *error);
 void complete_sends(struct send_queue_core *core, unsigned int number);
+int release_copies(struct send_queue_core *core, unsigned int number);
 
 /* --- reference_count.c --- */
 
@@ -382,7 +433,6 @@ struct eager_path {
 	PyObject *slow_recv;   /* makes the coroutine that waits for a message, or NULL */
 	PyObject *slow_next;   /* the same for an iterator */
 	PyObject *on_received; /* see set_slow() */
-	PyObject *post_copy;   /* the same */
 	PyObject *checkpoints; /* see make_attempt() */
 	long long eager_limit;
 	unsigned int max_frames;

@@ -98,6 +98,8 @@ static int add_types(PyObject *module)
 		{ &message_credits_spec, NULL },
 		{ &eager_path_spec, NULL },
 		{ &wait_queue_spec, NULL },
+		{ &free_buffers_spec, NULL },
+		{ &pooled_buffer_spec, &pooled_buffer_type },
 	};
 	size_t index;
 

@@ -1,6 +1,18 @@
 /* SendQueueCore: the state of one send queue. */
 #include "fast_path.h"
 
+/* Longer messages are copied by Python, without the interpreter's lock. */
+#define LARGEST_COPY 65536
+/* Longer messages are posted without that lock: see post_requests(). */
+#define SMALL_COPY 4096
+/*
+ * A request is signaled when the buffers of the unsignaled ones have this number of bytes. The
+ * device may have sent them long ago, but they stay in flight until a later request has completed.
+ */
+#define UNSIGNALED_COPIES 65536
+/* The most bytes of a message with a header that is sent inline. */
+#define MAX_INLINE_WIRE 512
+
 static int send_queue_core_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
@@ -35,6 +47,8 @@ static int send_queue_core_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(core->should_batch);
 	Py_VISIT(core->on_rd_atomic_credit);
 	Py_VISIT(core->chain_keeper);
+	Py_VISIT((PyObject *)core->buffers);
+	Py_VISIT(core->refused);
 	for (index = 0; index < core->count_in_flight; index++)
 		Py_VISIT(in_flight_at(core, index)->memory);
 	result = visit_transfers(&core->transfers_in_flight, visit, arg);
@@ -56,6 +70,8 @@ static int send_queue_core_clear(PyObject *self)
 	Py_CLEAR(core->chain_keeper);
 	core->qp = NULL;
 	Py_CLEAR(core->keeper);
+	Py_CLEAR(core->buffers);
+	Py_CLEAR(core->refused);
 	clear_transfers(&core->transfers_in_flight);
 	clear_transfers(&core->queued_reads);
 	while (core->count_in_flight) {
@@ -107,7 +123,8 @@ static PyObject *send_queue_core_open(PyObject *self, PyObject *args)
 
 struct send_queue_mark mark_send_queue(const struct send_queue_core *core)
 {
-	return (struct send_queue_mark){ core->next_number, core->unsignaled, core->credits };
+	return (struct send_queue_mark){ core->next_number, core->unsignaled,
+					 core->unsignaled_copies, core->credits };
 }
 
 /* Return the number for the next request. It is signaled if `needs_completion`, or if it is time.
@@ -119,6 +136,8 @@ static uint64_t commit(struct send_queue_core *core, int needs_completion, int *
 	*is_signaled = needs_completion || core->unsignaled + 1 >= core->signal_interval;
 	core->next_number = (core->next_number + 1) & NUMBER_MASK;
 	core->unsignaled = *is_signaled ? 0 : core->unsignaled + 1;
+	if (*is_signaled)
+		core->unsignaled_copies = 0;
 	return wr_id;
 }
 
@@ -147,6 +166,7 @@ void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mar
 {
 	core->next_number = mark.next_number;
 	core->unsignaled = mark.unsignaled;
+	core->unsignaled_copies = mark.unsignaled_copies;
 	core->credits = mark.credits;
 }
 
@@ -172,62 +192,184 @@ int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int i
 	return error;
 }
 
-static int post_inline(struct send_queue_core *core, char *data, Py_ssize_t length)
+/* Make room for one more request with memory. Returns 0, or -1 with an exception. */
+static int make_room(struct send_queue_core *core)
+{
+	unsigned int capacity = core->capacity ? 2 * core->capacity : 8, index;
+	struct request_in_flight *larger;
+
+	if (core->count_in_flight < core->capacity)
+		return 0;
+	larger = PyMem_Malloc(capacity * sizeof(*larger));
+	if (!larger) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (index = 0; index < core->count_in_flight; index++)
+		larger[index] = *in_flight_at(core, index);
+	PyMem_Free(core->in_flight);
+	core->in_flight = larger;
+	core->capacity = capacity;
+	core->first_in_flight = 0;
+	return 0;
+}
+
+/* Record memory as in flight until the next request has ended. There is room. Steals `memory`. */
+static void add_in_flight(struct send_queue_core *core, PyObject *memory)
+{
+	struct request_in_flight *request = in_flight_at(core, core->count_in_flight++);
+
+	request->number = core->next_number;
+	request->memory = memory;
+}
+
+/*
+ * Post a message of `nbytes` at `address`: in a buffer, or inline if `buffer` is NULL. Returns 0 or
+ * an errno.
+ */
+static int post_message(struct send_queue_core *core, const char *address, Py_ssize_t nbytes,
+			const struct pooled_buffer *buffer)
 {
 	struct send_queue_mark mark = mark_send_queue(core);
-	struct ibv_sge sge = { .addr = (uintptr_t)data, .length = (uint32_t)length };
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)address,
+		.length = (uint32_t)nbytes,
+		.lkey = buffer ? buffer->lkey : 0,
+	};
 	struct ibv_send_wr wr = {
 		.sg_list = &sge,
-		.num_sge = length ? 1 : 0,
+		.num_sge = nbytes ? 1 : 0,
 		.opcode = IBV_WR_SEND,
-		.send_flags = IBV_SEND_INLINE,
+		.send_flags = buffer ? 0 : IBV_SEND_INLINE,
 	};
 	int error;
 
-	commit_request(core, &wr, 0);
-	error = post_requests(core, &wr, 0);
+	core->unsignaled_copies += buffer ? buffer_size(buffer) : 0;
+	commit_request(core, &wr, core->unsignaled_copies >= UNSIGNALED_COPIES);
+	error = post_requests(core, &wr, nbytes > SMALL_COPY);
 	if (error) {
 		roll_back_requests(core, mark);
 		return error;
 	}
 	core->messages++;
-	core->nbytes += length;
+	core->nbytes += nbytes;
 	return 0;
 }
 
-/*
- * Post a small message now. Returns 1 if it was posted, or 0 if the caller must take the slow path;
- * `error` is then the errno if posting has failed. Returns -1 with an exception.
- */
-static inline int post_small(struct send_queue_core *core, char *data, Py_ssize_t length,
-			     int *error)
+static char *join_message(const struct message *message, char *where)
 {
-	if (!core->is_open || is_forked_child || length > core->max_inline || core->waiters ||
-	    core->batching || core->has_unposted)
+	memcpy(where, message->header, message->header_length);
+	if (message->length) /* else its address can be NULL */
+		memcpy(where + message->header_length, message->data, message->length);
+	return where;
+}
+
+static int post_inline(struct send_queue_core *core, const struct message *message)
+{
+	char wire[MAX_INLINE_WIRE];
+
+	if (!message->header_length)
+		return post_message(core, message->data, message->length, NULL);
+	return post_message(core, join_message(message, wire),
+			    message->header_length + message->length, NULL);
+}
+
+/*
+ * Keep the buffer of the request that was refused until the queue pair is destroyed: libsiw keeps a
+ * request that it reports as failed, so that the device can still read the buffer.
+ */
+static void keep_refused(struct send_queue_core *core)
+{
+	PyObject *buffer = in_flight_at(core, --core->count_in_flight)->memory;
+
+	if (!core->refused)
+		core->refused = PyList_New(0);
+	if (!core->refused || PyList_Append(core->refused, buffer)) {
+		PyErr_Clear();
+		return; /* the buffer stays taken until the pool is closed */
+	}
+	Py_DECREF(buffer);
+}
+
+/* Copy a message to a free buffer and post it. Returns 1, or 0 with an errno or without. */
+static int post_copy(struct send_queue_core *core, const struct message *message, Py_ssize_t nbytes,
+		     int *error)
+{
+	struct pooled_buffer *buffer = take_buffer(core->buffers, nbytes);
+
+	if (!buffer)
+		return 0;
+	if (make_room(core)) {
+		release_buffer(buffer);
+		return -1;
+	}
+	join_message(message, (char *)(uintptr_t)buffer->address);
+	add_in_flight(core, (PyObject *)buffer);
+	*error = post_message(core, (char *)(uintptr_t)buffer->address, nbytes, buffer);
+	if (*error)
+		keep_refused(core);
+	return !*error;
+}
+
+/* Return true if messages can be posted now, apart from credits. */
+static int may_post(const struct send_queue_core *core)
+{
+	return core->is_open && !is_forked_child && !core->waiters && !core->batching &&
+	       !core->has_unposted;
+}
+
+/*
+ * Post a message now. It is copied if it cannot be inline. Returns 1 if it was posted, or 0 if the
+ * caller must take the slow path; `error` is then the errno if posting has failed. Returns -1 with
+ * an exception.
+ */
+static inline int post_now(struct send_queue_core *core, const struct message *message, int *error)
+{
+	Py_ssize_t nbytes = message->header_length + message->length;
+	int is_inline = nbytes <= core->max_inline &&
+			(!message->header_length || nbytes <= MAX_INLINE_WIRE);
+
+	if (!may_post(core) || (!is_inline && (!core->buffers || nbytes > LARGEST_COPY ||
+					       nbytes > core->max_message_size)))
 		return 0;
 	if (core->credits <= 0 && poll_within_budget(&core->polling, has_credit, core))
 		return -1;
 	/* Polling runs callbacks, which might have closed or destroyed the queue. */
 	if (core->credits <= 0 || !core->is_open || !core->qp || !*core->qp)
 		return 0;
-	*error = post_inline(core, data, length);
+	if (!is_inline)
+		return post_copy(core, message, nbytes, error);
+	*error = post_inline(core, message);
 	return !*error;
 }
 
-/* See post_small(). */
-int try_post_inline(struct send_queue_core *core, char *data, Py_ssize_t length, int *error)
+/* See post_now(). */
+int try_post_message(struct send_queue_core *core, const struct message *message, int *error)
 {
-	return post_small(core, data, length, error);
+	return post_now(core, message, error);
 }
 
 static int try_send(PyObject *self, PyObject *data, PyObject **result, int *error)
 {
+	struct message message = { "", 0, "", 0 };
+	Py_buffer view;
 	int posted;
 
-	if (!PyBytes_CheckExact(data))
+	if (PyBytes_CheckExact(data)) {
+		message.data = PyBytes_AsString(data);
+		message.length = PyBytes_Size(data);
+		posted = post_now((struct send_queue_core *)self, &message, error);
+	} else if (PyByteArray_CheckExact(data) || PyMemoryView_Check(data)) {
+		if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)) {
+			PyErr_Clear(); /* Python raises the exception */
+			return 0;
+		}
+		message.data = view.buf;
+		message.length = view.len;
+		posted = post_now((struct send_queue_core *)self, &message, error);
+		PyBuffer_Release(&view);
+	} else
 		return 0;
-	posted = post_small((struct send_queue_core *)self, PyBytes_AsString(data),
-			    PyBytes_Size(data), error);
 	if (posted > 0)
 		*result = Py_NewRef(Py_None);
 	return posted;
@@ -265,27 +407,59 @@ void complete_sends(struct send_queue_core *core, unsigned int number)
 	}
 }
 
-/* --- Python's requests, and their memory --- */
+/* --- requests with memory, and its end --- */
 
-/* Make room for one more request with memory. Returns 0, or -1 with an exception. */
-static int make_room(struct send_queue_core *core)
+/* Return 1 if the request `number` or one before it has this number. */
+static int is_up_to(unsigned int other, unsigned int number)
 {
-	unsigned int capacity = core->capacity ? 2 * core->capacity : 8, index;
-	struct request_in_flight *larger;
+	return ((number - other) & NUMBER_MASK) <= NUMBER_MASK >> 1;
+}
 
-	if (core->count_in_flight < core->capacity)
-		return 0;
-	larger = PyMem_Malloc(capacity * sizeof(*larger));
-	if (!larger) {
-		PyErr_NoMemory();
-		return -1;
-	}
+/* Remove the request at this index. Returns its memory. */
+static PyObject *remove_in_flight(struct send_queue_core *core, unsigned int index)
+{
+	PyObject *memory = in_flight_at(core, index)->memory;
+
+	for (; index > 0; index--)
+		*in_flight_at(core, index) = *in_flight_at(core, index - 1);
+	core->first_in_flight = (core->first_in_flight + 1) % core->capacity;
+	core->count_in_flight--;
+	return memory;
+}
+
+/*
+ * Return the index of the oldest request that has ended with the request `number`, or -1.
+ *
+ * If signaling is selective, the requests before the completed one have ended, too. If not, each
+ * one is reported, because on Linux's siw a read can end after requests that were posted later.
+ */
+static int find_ended(struct send_queue_core *core, unsigned int number)
+{
+	unsigned int index;
+
+	if (core->is_selective)
+		return core->count_in_flight && is_up_to(in_flight_at(core, 0)->number, number) ?
+			       0 :
+			       -1;
 	for (index = 0; index < core->count_in_flight; index++)
-		larger[index] = *in_flight_at(core, index);
-	PyMem_Free(core->in_flight);
-	core->in_flight = larger;
-	core->capacity = capacity;
-	core->first_in_flight = 0;
+		if (in_flight_at(core, index)->number == number)
+			return (int)index;
+	return -1;
+}
+
+/*
+ * Release the buffers of copied messages that have ended with the request `number`. Returns 1 if
+ * another request has ended, whose memory Python must release.
+ */
+int release_copies(struct send_queue_core *core, unsigned int number)
+{
+	int index;
+
+	while ((index = find_ended(core, number)) >= 0) {
+		if (!is_pooled_buffer(in_flight_at(core, index)->memory))
+			return 1;
+		release_buffer((struct pooled_buffer *)remove_in_flight(core, index));
+	}
 	return 0;
 }
 
@@ -300,12 +474,8 @@ static PyObject *send_queue_core_commit(PyObject *self, PyObject *args)
 	    make_room(core))
 		return NULL;
 	core->mark = mark_send_queue(core);
-	if (memory != Py_None) {
-		struct request_in_flight *request = in_flight_at(core, core->count_in_flight++);
-
-		request->number = core->next_number;
-		request->memory = Py_NewRef(memory);
-	}
+	if (memory != Py_None)
+		add_in_flight(core, Py_NewRef(memory));
 	wr_id = commit(core, needs_completion, &is_signaled);
 	flags = (is_signaled ? IBV_SEND_SIGNALED : 0) | (is_read ? 0 : fence_flags(core));
 	return Py_BuildValue("Ki", wr_id, flags);
@@ -318,6 +488,7 @@ static PyObject *send_queue_core_roll_back(PyObject *self, PyObject *unused)
 
 	core->next_number = core->mark.next_number;
 	core->unsignaled = core->mark.unsignaled;
+	core->unsignaled_copies = core->mark.unsignaled_copies;
 	if (core->count_in_flight &&
 	    in_flight_at(core, core->count_in_flight - 1)->number == core->next_number)
 		memory = in_flight_at(core, --core->count_in_flight)->memory;
@@ -325,52 +496,23 @@ static PyObject *send_queue_core_roll_back(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-/* Return 1 if the request `number` or one before it has this number. */
-static int is_up_to(unsigned int other, unsigned int number)
-{
-	return ((number - other) & NUMBER_MASK) <= NUMBER_MASK >> 1;
-}
-
-/* Move the memory at this index to the list. Returns 0, or -1 with an exception. */
-static int end_request(struct send_queue_core *core, unsigned int index, PyObject *ended)
-{
-	PyObject *memory = in_flight_at(core, index)->memory;
-	int result = PyList_Append(ended, memory);
-
-	for (; index > 0; index--)
-		*in_flight_at(core, index) = *in_flight_at(core, index - 1);
-	core->first_in_flight = (core->first_in_flight + 1) % core->capacity;
-	core->count_in_flight--;
-	Py_DECREF(memory);
-	return result;
-}
-
-/*
- * If signaling is selective, the requests before the completed one have ended, too. If not, each
- * one is reported, because on Linux's siw a read can end after requests that were posted later.
- */
 static PyObject *send_queue_core_completed(PyObject *self, PyObject *argument)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
 	unsigned long number = PyLong_AsUnsignedLong(argument);
-	unsigned int index = 0;
 	PyObject *ended;
+	int index;
 
 	if (PyErr_Occurred())
 		return NULL;
 	complete_sends(core, number);
 	ended = PyList_New(0);
-	while (ended && index < core->count_in_flight) {
-		unsigned int other = in_flight_at(core, index)->number;
+	while (ended && (index = find_ended(core, number)) >= 0) {
+		PyObject *memory = remove_in_flight(core, index);
 
-		if (core->is_selective && !is_up_to(other, number))
-			break;
-		if (!core->is_selective && other != number)
-			index++;
-		else if (end_request(core, index, ended))
+		if (PyList_Append(ended, memory))
 			Py_CLEAR(ended);
-		else if (other == number)
-			break;
+		Py_DECREF(memory);
 	}
 	return ended;
 }
@@ -489,6 +631,14 @@ static PyObject *send_queue_core_use_memory(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "OI", &pd, &core->max_message_size))
 		return NULL;
 	replace(&core->pd, pd);
+	Py_RETURN_NONE;
+}
+
+static PyObject *send_queue_core_use_buffers(PyObject *self, PyObject *buffers)
+{
+	if (!is_instance(self, "FreeBuffers", buffers))
+		return NULL;
+	replace((PyObject **)&((struct send_queue_core *)self)->buffers, buffers);
 	Py_RETURN_NONE;
 }
 
@@ -618,15 +768,18 @@ static PyObject *send_queue_core_grant_rd_atomic_credits(PyObject *self, PyObjec
 	return none_unless(grant_rd_atomic_credits((struct send_queue_core *)self));
 }
 
-/* Release all transfers, and return the memory of Python's requests: the queue pair is destroyed.
- */
+/* Release all transfers, and return the memory of other requests: the queue pair is destroyed. */
 static PyObject *send_queue_core_abandon(PyObject *self, PyObject *unused)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
 	struct failure failure = { NULL, NULL, NULL };
 	PyObject *memories = send_queue_core_in_flight(self, NULL);
 
+	if (memories && core->refused && PyList_SetSlice(memories, 0, 0, core->refused))
+		Py_CLEAR(memories);
 	note_failure(&failure);
+	if (memories)
+		Py_CLEAR(core->refused);
 	while (memories && core->count_in_flight) {
 		PyObject *memory = in_flight_at(core, --core->count_in_flight)->memory;
 
@@ -741,6 +894,9 @@ static PyMethodDef send_queue_core_methods[] = {
 	{ "use_memory", send_queue_core_use_memory, METH_VARARGS,
 	  "use_memory(pd, max_message_size): transfer memory of this protection domain. A send "
 	  "has at most this many bytes." },
+	{ "use_buffers", send_queue_core_use_buffers, METH_O,
+	  "use_buffers(free): copy messages that cannot be inline to buffers of these "
+	  "FreeBuffers." },
 	{ "allow_reads", send_queue_core_allow_reads, METH_O,
 	  "allow_reads(access): the target of a read needs these AccessFlags." },
 	{ "call_on_rd_atomic_credit", send_queue_core_call_on_rd_atomic_credit, METH_O,
@@ -778,8 +934,9 @@ static PyMethodDef send_queue_core_methods[] = {
 	{ "grant_rd_atomic_credits", send_queue_core_grant_rd_atomic_credits, METH_NOARGS,
 	  "Start reads and wake tasks that wait for RD/atomic credits." },
 	{ "abandon", send_queue_core_abandon, METH_NOARGS,
-	  "Release all transfers, and return the memory of Python's requests as a list. The queue "
-	  "pair is destroyed." },
+	  "Release all transfers, and return the memory of other requests as a list. The queue "
+	  "pair "
+	  "is destroyed." },
 	{ NULL, NULL, 0, NULL },
 };
 
