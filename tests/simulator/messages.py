@@ -108,7 +108,8 @@ class Direction:
     def check_complete(self) -> None:
         """Check that every message that was sent was received, and that nothing is left of it.
 
-        The sender has all its credits again, and no memory in flight.
+        The sender has all its credits again, and no memory in flight but that of unsignaled
+        requests.
         """
         missing = self.sent - set(self.received)
         assert not missing, f"messages were lost: {sorted(missing)}"
@@ -116,7 +117,7 @@ class Direction:
         credits, reads = end.free
         assert credits + len(end.sends) == self.send_depth, "a send credit was lost"
         assert reads == end.data_path.remote.initiator_depth, "an RD/atomic credit was lost"
-        assert end.pool_is_whole, "a buffer of the pool was lost"
+        assert end.taken_buffers == end.unsignaled_copies, "a buffer of the pool was lost"
 
     def unread(self) -> int:
         """Return the number of messages that were posted and not yet received by a task."""

@@ -119,8 +119,21 @@ class End:
     @property
     def pool_is_whole(self) -> bool:
         """True if every registered buffer for copies is free."""
+        return not self.taken_buffers
+
+    @property
+    def taken_buffers(self) -> int:
+        """The bytes of the registered buffers for copies that are not free."""
         pool = self.data_path._resources.loop_device.pool
-        return pool.free.nbytes == sum(len(slab.view) for slab in pool._slabs)
+        return sum(len(slab.view) for slab in pool._slabs) - pool.free.nbytes
+
+    @property
+    def unsignaled_copies(self) -> int:
+        """The bytes of the buffers in flight, which are all of unsignaled requests."""
+        core = self.sends.core
+        buffers = core.in_flight()
+        assert len(buffers) <= core.unsignaled, "a signaled request is in flight"
+        return sum(len(buffer.view) for buffer in buffers)
 
 
 @dataclass(frozen=True)
