@@ -1,5 +1,4 @@
-/* FreeBuffers: the free buffers of a pool of registered memory. PooledBuffer: one of its buffers.
- */
+/* FreeBuffers: the free buffers of a pool of registered memory. PooledBuffer: one buffer. */
 #include "fast_path.h"
 
 #define SMALLEST_BUFFER 1024
@@ -27,17 +26,18 @@ static unsigned long long size_at(int index)
 struct pooled_buffer *take_buffer(struct free_buffers *free, uint64_t nbytes)
 {
 	int index = find_stack(nbytes);
-	struct buffer_stack *stack = &free->stacks[index];
 	struct pooled_buffer *buffer;
+	struct buffer_stack *stack;
 
-	if (index < 0 || !stack->count)
+	if (index < 0 || !free->stacks[index].count)
 		return NULL;
+	stack = &free->stacks[index];
 	buffer = stack->buffers[--stack->count];
 	buffer->is_free = 0;
 	return buffer;
 }
 
-/* Add a buffer that is not free. The stack has room: see make_stack_room(). */
+/* Add a buffer that is not free. The stack has room: see reserve_place(). */
 static void add_buffer(struct pooled_buffer *buffer)
 {
 	struct buffer_stack *stack = &buffer->free->stacks[buffer->stack];
@@ -172,21 +172,23 @@ static void free_buffers_dealloc(PyObject *self)
 	simple_dealloc(self);
 }
 
-/* Make room for one more buffer of the pool. Returns 0, or -1 with an exception. */
-static int make_stack_room(struct buffer_stack *stack)
+/* Count one more buffer, for which there is room from now on. Returns 0, or -1 with an exception.
+ */
+static int reserve_place(struct buffer_stack *stack)
 {
-	struct pooled_buffer **larger = stack->buffers;
 	unsigned int capacity = stack->capacity ? 2 * stack->capacity : 4;
+	struct pooled_buffer **larger;
 
-	if (stack->existing < stack->capacity)
-		return 0;
-	larger = PyMem_Realloc(larger, capacity * sizeof(struct pooled_buffer *));
-	if (!larger) {
-		PyErr_NoMemory();
-		return -1;
+	if (stack->existing == stack->capacity) {
+		larger = PyMem_Realloc(stack->buffers, capacity * sizeof(*larger));
+		if (!larger) {
+			PyErr_NoMemory();
+			return -1;
+		}
+		stack->buffers = larger;
+		stack->capacity = capacity;
 	}
-	stack->buffers = larger;
-	stack->capacity = capacity;
+	stack->existing++;
 	return 0;
 }
 
@@ -210,17 +212,18 @@ static PyObject *free_buffers_add(PyObject *self, PyObject *args)
 		PyErr_SetString(PyExc_ValueError, "no size of a buffer: see size_for()");
 		return NULL;
 	}
-	if (make_stack_room(&free->stacks[index]))
+	if (reserve_place(&free->stacks[index]))
 		return NULL;
 	buffer = (struct pooled_buffer *)PyType_GenericAlloc(pooled_buffer_type, 0);
-	if (!buffer)
+	if (!buffer) {
+		free->stacks[index].existing--;
 		return NULL;
+	}
 	buffer->free = (struct free_buffers *)Py_NewRef(self);
 	buffer->view = Py_NewRef(view);
 	buffer->address = address;
 	buffer->lkey = lkey;
 	buffer->stack = index;
-	free->stacks[index].existing++;
 	release_buffer(buffer);
 	Py_RETURN_NONE;
 }
@@ -273,8 +276,7 @@ static PyGetSetDef free_buffers_getset[] = {
 
 static PyMethodDef free_buffers_methods[] = {
 	{ "add", free_buffers_add, METH_VARARGS,
-	  "add(address, lkey, view): add the memory of `view` as a free buffer. Its size is one "
-	  "that "
+	  "add(address, lkey, view): add the memory of `view` as a free buffer. It has a size that "
 	  "size_for() returns." },
 	{ "take", free_buffers_take, METH_O,
 	  "take(nbytes): return a buffer of at least `nbytes` bytes, or None if none is free." },

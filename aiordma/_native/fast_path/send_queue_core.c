@@ -407,7 +407,7 @@ void complete_sends(struct send_queue_core *core, unsigned int number)
 	}
 }
 
-/* --- requests with memory, and its end --- */
+/* --- requests with memory in flight --- */
 
 /* Return 1 if the request `number` or one before it has this number. */
 static int is_up_to(unsigned int other, unsigned int number)
