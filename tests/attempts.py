@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from aiordma._native import fast_path
@@ -20,3 +21,16 @@ def send_now(core: fast_path.SendQueueCore, data: object) -> int:
     except StopIteration as stop:
         return stop.value or 0
     raise AssertionError("it waits")
+
+
+def reasons_to_wait(core: fast_path.SendQueueCore) -> Iterator[None]:
+    """Bring about each reason why the fast path posts nothing, one after the other."""
+    for begin, end in (
+        (core.add_waiter, core.remove_waiter),
+        (core.start_batching, core.stop_batching),
+        (core.batched, core.flushed),
+        (core.pause, core.resume),
+    ):
+        begin()
+        yield
+        end()

@@ -6,13 +6,13 @@ import errno
 from typing import Any
 
 import pytest
-from attempts import send_now
+from attempts import reasons_to_wait, send_now
 from simulator.queues import Posted, Queues
 from simulator.world import address_of, ffi
 
 from aiordma._native import fast_path
 from aiordma.dispatch.completion_reader import CompletionReader
-from aiordma.enums import SendFlags, WcOpcode, WcStatus
+from aiordma.enums import SendFlags, WcStatus
 
 KEY = 5
 FIRST = KEY << 32
@@ -70,9 +70,8 @@ class Rig:
         assert [send_now(self.core, bytes(size)) for size in sizes] == [0] * len(sizes)
         return self.verbs.new_posts()
 
-    def complete(self, *numbers: int, opcode: WcOpcode = WcOpcode.SEND) -> None:
-        for number in numbers:
-            self.verbs.put(FIRST | number, opcode=opcode)
+    def complete(self, number: int, status: WcStatus = WcStatus.SUCCESS) -> None:
+        self.verbs.sent(KEY, number, status)
         self.dispatcher.poll(self.verbs.cq)
 
     @property
@@ -172,8 +171,7 @@ def test_without_selective_signaling_each_completion_releases_its_own_buffer(
 
 def test_a_failed_completion_is_for_python(rig: Rig) -> None:
     rig.send(100, 100)
-    rig.verbs.sent(KEY, 1, WcStatus.WR_FLUSH_ERR)
-    rig.complete()
+    rig.complete(1, WcStatus.WR_FLUSH_ERR)
     assert (rig.for_python, rig.taken) == ([1], 2 * 1024)
     assert [buffer.release() for buffer in rig.core.completed(1)] == [None, None]
     assert rig.taken == 0
@@ -211,15 +209,8 @@ def test_what_cannot_be_copied_at_once_is_left_to_python(rig: Rig) -> None:
     assert send_now(rig.core, bytes(2001)) == SLOW  # Python raises an exception
     rig.send(2000)
     core = rig.core
-    for begin, end in (
-        (core.add_waiter, core.remove_waiter),
-        (core.start_batching, core.stop_batching),
-        (core.batched, core.flushed),
-        (core.pause, core.resume),
-    ):
-        begin()
+    for _ in reasons_to_wait(core):
         assert send_now(core, bytes(1025)) == SLOW
-        end()
     assert (rig.taken, core.messages) == (130 * 1024 + 4096, 2)
     core.close()
     assert send_now(core, bytes(1025)) == SLOW
@@ -229,7 +220,7 @@ def test_a_full_queue_polls_for_a_credit(rig: Rig) -> None:
     rig.dispatcher.budget = 10**18
     rig.core.set_polling(rig.dispatcher, rig.verbs.cq, 10**10)
     rig.send(*[17] * 130, *[1] * (DEPTH - 130))
-    rig.verbs.put(FIRST | 129, opcode=WcOpcode.SEND)
+    rig.verbs.sent(KEY, 129)
     rig.verbs.hide_completions(100)
     rig.send(17)  # the completion frees buffers, too
     assert (rig.core.credits, rig.taken) == (129, 1024)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import trio
-from attempts import send_now
+from attempts import reasons_to_wait, send_now
 from simulator.queues import NUMBER_MASK, RECEIVE, Queues
 
 from aiordma import VerbsError
@@ -141,15 +141,8 @@ def test_a_refused_request_changes_nothing(verbs: Queues, rig: Rig) -> None:
     for slot in (-1, SLOTS, -(1 << 30), 1 << 32):
         assert rig.ring._post(slot) == errno.EINVAL
     core = rig.core
-    for begin, end in (
-        (core.add_waiter, core.remove_waiter),
-        (core.start_batching, core.stop_batching),
-        (core.batched, core.flushed),
-        (core.pause, core.resume),
-    ):
-        begin()
+    for _ in reasons_to_wait(core):
         assert send_now(core, b"x") == -1  # the slow path waits, or posts the others first
-        end()
     for data in ("x", None, bytes(17), bytearray(17), memoryview(b"x" * 9)[::2]):
         assert send_now(core, data) == -1
     verbs.destroy()

@@ -162,17 +162,10 @@ static int try_send(PyObject *self, PyObject *data, PyObject **result, int *erro
 
 	if (!path->may_send || !find_credit(path))
 		return 0;
-	if (PyBytes_CheckExact(data)) {
-		posted = post_eager(path, PyBytes_AsString(data), PyBytes_Size(data), error);
-	} else if (PyObject_CheckBuffer(data)) {
-		if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)) {
-			PyErr_Clear(); /* Python raises the exception */
-			return 0;
-		}
-		posted = post_eager(path, view.buf, view.len, error);
-		PyBuffer_Release(&view);
-	} else
+	if (!get_bytes(data, &view))
 		return 0;
+	posted = post_eager(path, view.buf, view.len, error);
+	PyBuffer_Release(&view);
 	if (posted > 0)
 		*result = Py_NewRef(Py_None);
 	return posted;

@@ -645,6 +645,7 @@ static inline int unless_none(PyObject *found, PyObject **result)
 /* --- module.c --- */
 
 int is_instance(PyObject *self, const char *type, PyObject *object);
+int get_bytes(PyObject *data, Py_buffer *view);
 
 /* Providers return an errno, positive or (libsiw) negative, or -1 with errno (libsiw as well). */
 static inline int positive(int result)

@@ -65,6 +65,26 @@ int is_instance(PyObject *self, const char *type, PyObject *object)
 	return is_one > 0;
 }
 
+/*
+ * Get the memory of a contiguous buffer. Returns 1, or 0 without an exception if it is none: Python
+ * raises it. Release the view afterwards.
+ */
+int get_bytes(PyObject *data, Py_buffer *view)
+{
+	if (PyBytes_CheckExact(data)) { /* faster than PyObject_GetBuffer() */
+		view->obj = NULL;
+		view->buf = PyBytes_AsString(data);
+		view->len = PyBytes_Size(data);
+		return 1;
+	}
+	if (!PyObject_CheckBuffer(data))
+		return 0;
+	if (!PyObject_GetBuffer(data, view, PyBUF_SIMPLE))
+		return 1;
+	PyErr_Clear();
+	return 0;
+}
+
 static int add_numbers(PyObject *module)
 {
 	return PyModule_AddIntMacro(module, KEY_SHIFT) ||

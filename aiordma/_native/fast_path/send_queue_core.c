@@ -362,21 +362,14 @@ static int try_send(PyObject *self, PyObject *data, PyObject **result, int *erro
 	Py_buffer view;
 	int posted;
 
-	if (PyBytes_CheckExact(data)) {
-		message.data = PyBytes_AsString(data);
-		message.length = PyBytes_Size(data);
-		posted = post_now((struct send_queue_core *)self, &message, error);
-	} else if (PyByteArray_CheckExact(data) || PyMemoryView_Check(data)) {
-		if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)) {
-			PyErr_Clear(); /* Python raises the exception */
-			return 0;
-		}
-		message.data = view.buf;
-		message.length = view.len;
-		posted = post_now((struct send_queue_core *)self, &message, error);
-		PyBuffer_Release(&view);
-	} else
+	if (!PyBytes_CheckExact(data) && !PyByteArray_CheckExact(data) && !PyMemoryView_Check(data))
+		return 0; /* registered memory, or a list */
+	if (!get_bytes(data, &view))
 		return 0;
+	message.data = view.buf;
+	message.length = view.len;
+	posted = post_now((struct send_queue_core *)self, &message, error);
+	PyBuffer_Release(&view);
 	if (posted > 0)
 		*result = Py_NewRef(Py_None);
 	return posted;
