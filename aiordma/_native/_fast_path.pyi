@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
-from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, overload
 
 from typing_extensions import Buffer
 
@@ -274,7 +274,6 @@ class StreamDataPathCore:
     def wake(self) -> None: ...
     has_reader: bool
     has_writer: bool
-    notify_readable: bool
     notify_sendable: bool
     poll_budget: int
     missed_polls: int
@@ -388,7 +387,12 @@ class InlineFutureFactory:
 
 class InlineFuture:
     _asyncio_future_blocking: bool
+    @overload
     def __init__(self, loop: object, /) -> None: ...
+    @overload
+    def __init__(
+        self, loop: object, callback: Callable[[InlineFuture], object], context: Context, /
+    ) -> None: ...
     def __await__(self) -> Generator[object]: ...
     def set_result(self, result: None, /) -> None: ...
     def cancel(self, msg: object = None) -> bool: ...

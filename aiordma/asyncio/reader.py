@@ -98,11 +98,11 @@ async def _wait_for_data(
         return data
     core, receiver = transport.core, transport.core.receiver
     # The bytes are for this task. Otherwise the polling would end for the transport to read them.
-    core.data_path.core.notify_readable = False
+    core.data_path.core.waiter = None
     try:
         await receiver.poll_readable(has_polled=True)
     finally:
-        core.notify(readable=transport.is_reading())
+        transport.wait_for_bytes()
     if not waiter.done() and receiver.has_bytes and (data := transport.take(limit)):
         return data
     receiver.waits += 1

@@ -62,7 +62,10 @@ class StreamTransport(asyncio.Transport):
         self._on_lost = on_lost
         self._context = contextvars.copy_context()
         self._buffer = WriteBuffer(self._report)
-        self._scheduled = False
+        # Set when bytes have arrived or the stream has changed; then a new one takes its place.
+        self._wakeup = self._make_wakeup()
+        # True if the stream has changed otherwise than by bytes that have arrived.
+        self._has_changed = False
         # True from begin() to the end of the received data, or to close().
         self._reading = False
         self._paused = False
@@ -103,34 +106,51 @@ class StreamTransport(asyncio.Transport):
 
     # --- changes of the stream ---
 
+    def _make_wakeup(self) -> InlineFuture:
+        return InlineFuture(self._loop, self._on_wakeup, self._context)
+
     def _schedule(self) -> None:
         """Read and write soon: after the completions that are processed now, if any.
 
         Otherwise in the next iteration of the event loop.
         """
-        if not self._scheduled and not self._lost:
-            self._scheduled = True
-            future = InlineFuture(self._loop)
-            future.add_done_callback(self._on_loop, context=self._context)
-            wake(future)
+        self._has_changed = True
+        wake(self._wakeup)
 
-    def _on_loop(self, _: object) -> None:
-        self._scheduled = False
-        if self._reading and not self._paused and not self._lost:
+    def wait_for_bytes(self) -> None:
+        """Have the next bytes that arrive wake the transport, if it reads."""
+        if self.is_reading():
+            self._fast_path.waiter = self._wakeup
+
+    def _on_wakeup(self, _: object) -> None:
+        """Read and write. Called when bytes have arrived, or the stream has changed."""
+        self._wakeup = self._make_wakeup()
+        if self._has_changed:
+            self._has_changed = False
+            self._read_and_write()
+        elif self._inbound.available and self.is_reading():
             self._read()
-        buffer, fast_path = self._buffer, self._fast_path
+        if self._inbound.available and self.is_reading():
+            wake(self._wakeup)
+        self.wait_for_bytes()
+
+    def _read_and_write(self) -> None:
+        """Read bytes, the end or an error, and write, as far as the stream allows it now."""
+        if self.is_reading() and self._receiver.is_readable():
+            self._read()
+            if self.is_reading() and self._receiver.is_readable():
+                self._schedule()
+        buffer = self._buffer
         if not self._lost and (buffer.size or buffer.paused or self._eof_wanted or self._closing):
             self._flush()
-        if self._reading and not self._paused:
-            fast_path.notify_readable = True
         if buffer.size and not self._cannot_send:
-            fast_path.notify_sendable = True
+            self.core.notify_sendable()
 
     # --- reading ---
 
     def is_reading(self) -> bool:
         """Return True if received data is passed to the protocol."""
-        return self._reading and not self._paused
+        return self._reading and not self._paused and not self._lost
 
     def pause_reading(self) -> None:
         """Pass no data to the protocol until resume_reading(). Idempotent.
@@ -150,11 +170,9 @@ class StreamTransport(asyncio.Transport):
 
         Poll for them if that pays. None: there are none, or the transport does not read now.
         """
-        return self._fast_path.read(limit) if self._reading and not self._paused else None
+        return self._fast_path.read(limit) if self.is_reading() else None
 
     def _read(self) -> None:
-        if not self._receiver.is_readable():
-            return
         try:
             reader = self._buffered_reader
             count = self._read_bytes() if reader is None else self._read_into(reader)
@@ -166,8 +184,6 @@ class StreamTransport(asyncio.Transport):
             return
         if not count:
             self._end_reading()
-        elif self._receiver.is_readable():
-            self._schedule()
 
     def _read_bytes(self) -> int:
         data = self._fast_path.read(MAX_READ) if self._inbound.available else None
@@ -227,7 +243,7 @@ class StreamTransport(asyncio.Transport):
                     return
             if taken < len(memory):
                 self._buffer.add(memory[taken:], self._protocol)
-                self.core.notify(sendable=True)
+                self.core.notify_sendable()
 
     def writelines(self, list_of_data: Iterable[Buffer]) -> None:
         """Call write() with all items joined."""
@@ -351,6 +367,8 @@ class StreamTransport(asyncio.Transport):
             return
         self._ended = self._lost = True
         self.core.on_change = _ignore_change
+        self._fast_path.waiter = None
+        self._wakeup = InlineFuture(self._loop)  # without a reference to this object
         self._buffer.clear()
         try:
             self._protocol.connection_lost(error)

@@ -45,8 +45,8 @@ class StreamCore:
     def __init__(self, cm: AsyncCmId, options: StreamOptions) -> None:
         """Own `cm` from now on. Called by connect() and accept()."""
         self.on_change: Callable[[], None] = _ignore_change
-        """Called after a change: reading or sending can have become possible, or impossible. It
-        must not raise."""
+        """Called after a change other than the arrival of bytes: sending can have become possible,
+        or the stream can have ended. It must not raise."""
         self.loop = cm.loop
         self.options = options
         self._change = WaitQueue(cm.loop)
@@ -64,7 +64,7 @@ class StreamCore:
         self._schedule_point = schedule_point_of(type(cm.loop))
         self.receiver = StreamReceiver(self.endpoint)
         busy = self.data_path.busy
-        self._writing = AdaptiveWait(self._change, busy, self._notify_sendable)
+        self._writing = AdaptiveWait(self._change, busy, self.notify_sendable)
 
     @classmethod
     async def connect(cls, cm: AsyncCmId, options: StreamOptions) -> Self:
@@ -134,14 +134,12 @@ class StreamCore:
         self._change.wake_all()
         self.on_change()
 
-    def notify(self, *, readable: bool = False, sendable: bool = False) -> None:
-        """Have on_change called once there are bytes to read, or after the next completion.
+    def notify_sendable(self) -> None:
+        """Have on_change called after the next completion, once.
 
-        It is called for other changes in any case. Each call of it ends this.
+        It is called for other changes in any case.
         """
-        core = self.data_path.core
-        core.notify_readable |= readable
-        core.notify_sendable |= sendable
+        self.data_path.core.notify_sendable = True
 
     # --- sending ---
 
@@ -288,9 +286,6 @@ class StreamCore:
         finally:
             self.data_path.core.has_writer = False
 
-    def _notify_sendable(self) -> None:
-        self.notify(sendable=True)
-
     def _is_finished(self) -> bool:
         return self.endpoint.closed or not self.data_path.protocol.state.may_send
 
@@ -326,7 +321,7 @@ class StreamCore:
                 protocol.leave()
                 self.data_path.sender.post_controls()
             while not (protocol.all_controls_completed or endpoint.closed or deadline.expired):
-                self._notify_sendable()
+                self.notify_sendable()
                 await self._change.wait()
             await endpoint.aclose(deadline)
         except BaseException:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import aiordma.asyncio
 from aiordma import Connection, ConnectionOptions, RemoteBuffer
+from aiordma.streams.wire import TARGETS, ConnectionData, Op, Segment, pack_message
 from benchmarks.instructions.device import CountedDevice
 
 SMALL = 64
@@ -17,14 +21,18 @@ LARGE = 1 << 16
 MANY = 2048
 
 
-@dataclass(frozen=True)
+@dataclass
 class Setup:
     """A connection, and its device."""
 
     connection: Connection
     device: CountedDevice
+    peer: tuple[str, int]
+    """The address that the connection is connected to."""
     event: int
     """An eventfd."""
+    far_socket: socket.socket | None = None
+    """The other end of the socket of a case that has one."""
 
 
 Run = Callable[[int], Awaitable[None]]
@@ -119,6 +127,51 @@ async def _arrive_on_wait(setup: Setup, count: int) -> None:
     setup.device.arrive_on_wait(count, SMALL)
 
 
+# --- a protocol of asyncio on a transport ---
+
+
+class _Waits(asyncio.Protocol):
+    """Ends a wait when it was called with data as often as the run has operations."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self._left -= 1
+        if not self._left:
+            self._done.set_result(None)
+
+    async def run(self, count: int) -> None:
+        self._left, self._done = count, asyncio.get_running_loop().create_future()
+        await self._done
+
+
+async def _receive_by_protocol(setup: Setup) -> Run:
+    memory = Segment(0x1000, 7, LARGE)
+    data = ConnectionData(MANY, memory._replace(length=TARGETS), memory, sys.byteorder)
+    setup.device.accept_with(data.pack())
+    _, protocol = await aiordma.asyncio.create_connection(_Waits, *setup.peer)
+    return protocol.run
+
+
+async def _write_on_wait(setup: Setup, count: int) -> None:
+    setup.device.write_on_wait(count, SMALL, pack_message(Op.DATA, SMALL))
+
+
+async def _receive_from_socket(setup: Setup) -> Run:
+    near, setup.far_socket = socket.socketpair()
+    near.setblocking(False)
+    loop = asyncio.get_running_loop()
+    _, protocol = await loop.connect_accepted_socket(_Waits, near)
+    return protocol.run
+
+
+async def _send_on_wait(setup: Setup, count: int) -> None:
+    assert setup.far_socket is not None
+    setup.device.signal_on_wait(count, setup.far_socket.fileno())
+
+
 # --- the controls: a coroutine, and a wait, with nothing of aiordma ---
 
 
@@ -190,5 +243,11 @@ CASES = {
     ),
     "write": Case("write of 64 KiB of registered memory", _write),
     "read": Case("read of 64 KiB into registered memory", _read),
+    "protocol": Case(
+        "data_received() of 64 bytes that the loop waits for", _receive_by_protocol, _write_on_wait
+    ),
+    "protocol-socket": Case(
+        "the same of a socket, without aiordma", _receive_from_socket, _send_on_wait
+    ),
 }
 """The cases by their names on the command line."""

@@ -7,6 +7,7 @@
  * device_arrive(), or when the event loop waits for events: the loop is then woken by an event.
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -58,7 +59,11 @@ static unsigned int posted, filled;
 static struct ibv_cq *queue;
 static int is_armed;
 static unsigned int arrivals, arrival_length; /* at the next calls of epoll_wait() */
-static int signaled = -1;		      /* an eventfd that they signal instead, or -1 */
+static int signaled = -1; /* an eventfd or a socket that they signal instead, or -1 */
+static int with_immediate; /* they are writes, and this is in their immediate data: */
+static uint32_t immediate;
+static unsigned char answer[256]; /* the private data of the peer that accepts */
+static unsigned int answer_length;
 static int is_counted;
 static struct timespec counted_time;
 
@@ -80,14 +85,9 @@ static void send_event(int write_fd, void *event)
 		abort();
 }
 
-static void complete(uint64_t wr_id, enum ibv_wc_opcode opcode, uint32_t length)
+static void complete(struct ibv_wc completion)
 {
-	completions[completed++ % LIMIT] = (struct ibv_wc){
-		.wr_id = wr_id,
-		.status = IBV_WC_SUCCESS,
-		.opcode = opcode,
-		.byte_len = length,
-	};
+	completions[completed++ % LIMIT] = completion;
 	if (is_armed) {
 		is_armed = 0;
 		send_event(((struct completion_channel *)queue->channel)->write_fd, queue);
@@ -101,7 +101,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 	enum ibv_wc_opcode opcode = wr->opcode == IBV_WR_RDMA_WRITE ? IBV_WC_RDMA_WRITE : IBV_WC_SEND;
 
 	if (wr->send_flags & IBV_SEND_SIGNALED)
-		complete(wr->wr_id, opcode, 0);
+		complete((struct ibv_wc){ .wr_id = wr->wr_id, .opcode = opcode });
 	return 0;
 }
 
@@ -303,6 +303,8 @@ static int report_event(struct rdma_cm_id *id, enum rdma_cm_event_type type)
 	event->id = id;
 	event->event = type;
 	event->param.conn.initiator_depth = event->param.conn.responder_resources = DEPTH;
+	event->param.conn.private_data = answer;
+	event->param.conn.private_data_len = answer_length;
 	send_event(((struct event_channel *)id->channel)->write_fd, event);
 	return 0;
 }
@@ -378,7 +380,25 @@ int device_arrive(unsigned int length)
 	if (filled == posted || length > receive->length)
 		return -1;
 	filled++;
-	complete(receive->wr_id, IBV_WC_RECV, length);
+	complete((struct ibv_wc){ .wr_id = receive->wr_id, .opcode = IBV_WC_RECV, .byte_len = length });
+	return 0;
+}
+
+/* Let a write of `length` bytes arrive. Return -1 if there is no receive for its immediate data. */
+static int arrive_write(unsigned int length)
+{
+	struct receive *receive = &receives[filled % LIMIT];
+
+	if (filled == posted)
+		return -1;
+	filled++;
+	complete((struct ibv_wc){
+		.wr_id = receive->wr_id,
+		.opcode = IBV_WC_RECV_RDMA_WITH_IMM,
+		.byte_len = length,
+		.wc_flags = IBV_WC_WITH_IMM,
+		.imm_data = htonl(immediate),
+	});
 	return 0;
 }
 
@@ -387,10 +407,29 @@ void device_arrive_on_wait(unsigned int count, unsigned int length)
 {
 	arrivals = count;
 	arrival_length = length;
+	with_immediate = 0;
 	signaled = -1;
 }
 
-/* Signal an eventfd at each of the next `count` calls of epoll_wait() that can block. */
+/* The same with writes and their immediate data. The program's memory is not changed. */
+void device_write_on_wait(unsigned int count, unsigned int length, uint32_t immediate_data)
+{
+	device_arrive_on_wait(count, length);
+	with_immediate = 1;
+	immediate = immediate_data;
+}
+
+/* Connections that are made from now on are accepted with this private data. */
+void device_accept_with(const void *data, unsigned int length)
+{
+	answer_length = length < sizeof(answer) ? length : sizeof(answer);
+	memcpy(answer, data, answer_length);
+}
+
+/*
+ * Write 8 bytes to an eventfd or a socket at each of the next `count` calls of epoll_wait() that can
+ * block.
+ */
 void device_signal_on_wait(unsigned int count, int fd)
 {
 	arrivals = count;
@@ -399,7 +438,9 @@ void device_signal_on_wait(unsigned int count, int fd)
 
 static int bring_event(void)
 {
-	return signaled < 0 ? device_arrive(arrival_length) : eventfd_write(signaled, 1);
+	if (signaled >= 0)
+		return eventfd_write(signaled, 1);
+	return with_immediate ? arrive_write(arrival_length) : device_arrive(arrival_length);
 }
 
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)

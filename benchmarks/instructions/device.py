@@ -16,6 +16,8 @@ _SOURCE = Path(__file__).with_name("device.c")
 _DECLARATIONS = """
 int device_arrive(unsigned int length);
 void device_arrive_on_wait(unsigned int count, unsigned int length);
+void device_write_on_wait(unsigned int count, unsigned int length, uint32_t immediate_data);
+void device_accept_with(const void *data, unsigned int length);
 void device_signal_on_wait(unsigned int count, int fd);
 void device_start_counting(void);
 void device_stop_counting(const char *name);
@@ -75,8 +77,16 @@ class CountedDevice:
         """Let a message arrive each of the next `count` times that the loop waits for events."""
         self._lib.device_arrive_on_wait(count, length)
 
+    def write_on_wait(self, count: int, length: int, immediate: int) -> None:
+        """Let a write with immediate data arrive each of these times. It changes no memory."""
+        self._lib.device_write_on_wait(count, length, immediate)
+
+    def accept_with(self, private_data: bytes) -> None:
+        """Accept the connections that are made from now on with this private data."""
+        self._lib.device_accept_with(private_data, len(private_data))
+
     def signal_on_wait(self, count: int, fd: int) -> None:
-        """Signal an eventfd each of the next `count` times that the loop waits for events."""
+        """Write 8 bytes to an eventfd or a socket each of these times."""
         self._lib.device_signal_on_wait(count, fd)
 
     def start_counting(self) -> None:

@@ -26,7 +26,7 @@ async def measure(case: Case, count: int) -> None:
     """Connect, and run the case three times with callgrind counting."""
     device = CountedDevice()
     async with aiordma.connect(*PEER, options=case.options(2 * count)) as connection:
-        setup = Setup(connection, device, os.eventfd(0, os.EFD_NONBLOCK))
+        setup = Setup(connection, device, PEER, os.eventfd(0, os.EFD_NONBLOCK))
         run = await case.make_run(setup)
         await _wait_for_idle_threads()
         gc.collect()

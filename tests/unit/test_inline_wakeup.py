@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from helpers import TIME_LIMIT
 
-from aiordma.loop import make_future, run_with_inline_wakeups, running_loop
+from aiordma.loop import make_future, run_with_inline_wakeups, running_loop, wake
 from aiordma.loop.inline_wakeup import InlineFuture, after_batch
 
 pytestmark = pytest.mark.asyncio
@@ -113,9 +113,32 @@ async def test_the_methods_that_tasks_call() -> None:
         with pytest.raises(asyncio.CancelledError) as raised:
             await cancelled
         assert raised.value.args == arguments
-    for wrong in (lambda: InlineFuture(), lambda: future.cancel(1, 2)):  # type: ignore[call-arg]
+    wrong: list[Callable[[], object]] = [
+        lambda: InlineFuture(),  # type: ignore[call-overload]
+        lambda: InlineFuture(loop, seen.append),  # type: ignore[call-overload]
+        lambda: future.cancel(1, 2),  # type: ignore[call-arg]
+    ]
+    for call in wrong:
         with pytest.raises(TypeError):
-            wrong()
+            call()
+
+
+async def test_a_future_made_with_a_callback_calls_it_once() -> None:
+    seen: list[InlineFuture] = []
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    future = InlineFuture(loop, seen.append, context)
+
+    def wake_twice() -> None:
+        wake(future)
+        wake(future)
+
+    run_with_inline_wakeups(wake_twice)
+    assert seen == [future]
+    future = InlineFuture(loop, seen.append, context)
+    wake(future)
+    assert len(seen) == 1
+    await asyncio.sleep(0)
+    assert seen[1:] == [future]
 
 
 async def test_a_task_woken_on_uvloop_runs_at_the_end_of_the_callback() -> None:

@@ -15,6 +15,7 @@ PACKAGE_ROOT = Path(aiordma.__file__).parent
 MODULES = sorted(PACKAGE_ROOT.rglob("*.py"))
 MAX_LINES = 400
 LONG_MODULES = {
+    "aiordma.asyncio.transport": "one class, whose methods are those of asyncio.Transport",
     "aiordma.cm.base_id": "one class, whose operations are those of rdma_cm(7)",
     "aiordma.messages.connection": "one class, and a docstring for each of its public methods",
     "aiordma.qp.endpoint": "one class: a connection from its beginning to its end",

@@ -558,7 +558,6 @@ struct stream_data_path {
 	char closed;
 	char has_writer;
 	char notify; /* the owner is notified of the first message */
-	char notify_readable;
 	char notify_sendable;
 	char is_notified;
 	PyObject *checkpoints;	/* see make_attempt() */

@@ -42,9 +42,20 @@ static PyObject *make_inline_future(PyObject *loop)
 
 static PyObject *inline_future_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	PyObject *loop;
+	PyObject *loop, *callback = NULL, *context = NULL, *self;
 
-	return PyArg_ParseTuple(args, "O", &loop) ? make_inline_future(loop) : NULL;
+	if (!PyArg_ParseTuple(args, "O|OO", &loop, &callback, &context))
+		return NULL;
+	if (callback && !context) {
+		PyErr_SetString(PyExc_TypeError, "a callback needs a context");
+		return NULL;
+	}
+	self = make_inline_future(loop);
+	if (self && callback) {
+		((struct inline_future *)self)->waiter = Py_NewRef(callback);
+		((struct inline_future *)self)->context = Py_NewRef(context);
+	}
+	return self;
 }
 
 static int inline_future_traverse(PyObject *self, visitproc visit, void *arg)
@@ -281,7 +292,9 @@ static PyMethodDef inline_future_methods[] = {
 };
 
 static PyType_Slot inline_future_slots[] = {
-	{ Py_tp_doc, (void *)"InlineFuture(loop): a future that wakes one task." },
+	{ Py_tp_doc,
+	  (void *)"InlineFuture(loop[, callback, context]): a future that wakes one task, or has "
+		  "callback(future) called in this context." },
 	{ Py_tp_new, inline_future_new },
 	{ Py_tp_traverse, inline_future_traverse },
 	{ Py_tp_clear, inline_future_clear },

@@ -10,6 +10,11 @@
 
 /* The most bytes of one request, so that the peer can read them while the rest is copied. */
 #define MAX_CHUNK (1 << 16)
+/*
+ * A request is signaled when this part of the send ring is used by the unsignaled ones. So a writer
+ * that waits for space always waits for a signaled request.
+ */
+#define UNSIGNALED_PART 4
 
 static int stream_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -128,6 +133,14 @@ static struct stream_request *request_at(struct stream_data_path *self, unsigned
 	return &self->in_flight[(self->first + index) % self->depth];
 }
 
+/* Return 1 if a request must be signaled, so that its completion frees the bytes of the ring. */
+static int needs_completion(const struct stream_data_path *self,
+			    const struct stream_message *message)
+{
+	return message->is_control ||
+	       self->sends->unsignaled_copies >= self->ring->size / UNSIGNALED_PART;
+}
+
 /*
  * Post a message: as the immediate data of a write, or, on iWARP, as a send behind the write. A
  * message without bytes to write has no target. `copied` bytes of the ring are in use until it has
@@ -141,7 +154,7 @@ static int post_message(struct stream_data_path *self, const struct stream_messa
 			       .length = message->length,
 			       .lkey = self->send_lkey };
 	struct ibv_sge own = { .addr = (uintptr_t)&message->message, .length = 4 };
-	int is_inline = !copied, needs_completion = copied || message->is_control;
+	int is_inline = !copied;
 	struct ibv_send_wr wr = {
 		.sg_list = &sge,
 		.num_sge = message->length ? 1 : 0,
@@ -167,7 +180,8 @@ static int post_message(struct stream_data_path *self, const struct stream_messa
 		first = last;
 	if (wr.next)
 		commit_request(sends, &wr, 0);
-	commit_request(sends, last, needs_completion);
+	sends->unsignaled_copies += copied;
+	commit_request(sends, last, needs_completion(self, message));
 	request = request_at(self, self->count++);
 	request->number = last->wr_id & NUMBER_MASK;
 	request->copied = copied;
@@ -304,9 +318,9 @@ int take_stream_receive(struct stream_data_path *self, const struct ibv_wc *wc)
 }
 
 /*
- * Post credit updates after a completion, and move the task that waits to read to the list `woken`
- * if there are bytes. Returns 1 if Python must be notified: there is an error, or the owner waits
- * for a change of this kind. Returns -1 with an exception.
+ * Post credit updates after a completion, and move the waiter to the list `woken` if there are
+ * bytes. Returns 1 if Python must be notified: there is an error, or the owner waits for any
+ * completion. Returns -1 with an exception.
  */
 int advance_stream(struct stream_data_path *self, PyObject *woken)
 {
@@ -316,8 +330,7 @@ int advance_stream(struct stream_data_path *self, PyObject *woken)
 	if (has_bytes && collect_waiter(&self->parking, woken))
 		return -1;
 	is_wanted = (self->notify && self->messages_received) || self->error ||
-		    self->receive_error || self->notify_sendable ||
-		    (self->notify_readable && has_bytes);
+		    self->receive_error || self->notify_sendable;
 	if (!is_wanted || self->is_notified)
 		return 0;
 	self->is_notified = 1;
@@ -332,20 +345,22 @@ static int has_bytes(const void *self)
 }
 
 /*
- * Poll for bytes if there are none. The caller takes them itself: the owner is not notified of
- * them. Returns 1 if there are some, 0 if not, or -1 with an exception.
+ * Poll for bytes if there are none. The caller takes them itself: the future of a transport is not
+ * set. Returns 1 if there are some, 0 if not, or -1 with an exception.
  */
 static int poll_bytes(struct stream_data_path *self)
 {
-	char notify = self->notify_readable;
+	PyObject *waiter;
 	int failed;
 
 	if (self->parking.has_waiter || self->closed || is_forked_child)
 		return 0;
 	if (!self->inbound->available && self->inbound->takes_data) {
-		self->notify_readable = 0;
+		waiter = self->parking.waiter;
+		self->parking.waiter = NULL;
 		failed = poll_within_budget(&self->polling, has_bytes, self);
-		self->notify_readable |= notify;
+		Py_XDECREF(self->parking.waiter);
+		self->parking.waiter = waiter;
 		if (failed)
 			return -1;
 		if (self->inbound->available)
@@ -531,7 +546,7 @@ static PyObject *stream_take_notification(PyObject *self, PyObject *unused)
 
 	path->notify = path->notify && !path->messages_received;
 	path->is_notified = 0;
-	path->notify_readable = path->notify_sendable = 0;
+	path->notify_sendable = 0;
 	return errors;
 }
 
@@ -570,7 +585,7 @@ static PyMemberDef stream_members[] = {
 	{ "closed", T_BOOL, offsetof(struct stream_data_path, closed), 0,
 	  "True if read() and read_into() return None." },
 	{ "waiter", T_OBJECT, offsetof(struct stream_data_path, parking.waiter), 0,
-	  "The future of the task that waits to read. The next bytes set it." },
+	  "The future of the task or of the transport that waits to read. The next bytes set it." },
 	{ "woken_at", T_LONGLONG, offsetof(struct stream_data_path, parking.woken_at), READONLY,
 	  "time.monotonic_ns() when the waiter was woken last." },
 	{ "waits", T_ULONGLONG, offsetof(struct stream_data_path, parking.count), READONLY,
@@ -581,8 +596,6 @@ static PyMemberDef stream_members[] = {
 	  "True if start_receive() can wait for bytes itself: the stream is open." },
 	{ "has_writer", T_BOOL, offsetof(struct stream_data_path, has_writer), 0,
 	  "True if a task is in the middle of sending: send() posts nothing for other tasks." },
-	{ "notify_readable", T_BOOL, offsetof(struct stream_data_path, notify_readable), 0,
-	  "True if the owner is notified as soon as there are bytes to read." },
 	{ "notify_sendable", T_BOOL, offsetof(struct stream_data_path, notify_sendable), 0,
 	  "True if the owner is notified of the next completion." },
 	{ "poll_budget", T_LONGLONG, offsetof(struct stream_data_path, polling.budget), 0,
@@ -630,7 +643,7 @@ static PyMethodDef stream_methods[] = {
 	  "Post the credit updates that the peer needs, as far as credits allow." },
 	{ "take_notification", stream_take_notification, METH_NOARGS,
 	  "Return the errno of a credit update and of a receive that could not be posted, or 0. "
-	  "The next notification needs notify_readable or notify_sendable." },
+	  "The next notification needs notify_sendable." },
 	{ "wake", stream_wake, METH_NOARGS, "Wake the waiter, if there is one." },
 	{ "set_polling", stream_set_polling, METH_VARARGS,
 	  "set_polling(dispatcher, cq, budget): poll this queue for up to `budget` nanoseconds if "
