@@ -36,7 +36,7 @@ MISTAKES = [
     Mistake(
         "a completion event is lost: the queue is not polled after it was armed",
         "aiordma/_native/fast_path/completion_events.c",
-        "\tqueue->is_armed = 1;\n\treturn take_and_wake(self, queue, 1);\n",
+        "\tqueue->is_armed = 1;\n\treturn take_and_wake(self, queue, 1) < 0 ? -1 : 0;\n",
         "\tqueue->is_armed = 1;\n\treturn 0;\n",
     ),
     Mistake(

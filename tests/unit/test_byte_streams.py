@@ -109,6 +109,23 @@ async def test_the_numbers_of_a_stream(simulation: Simulation) -> None:
     assert near.stats.bytes_received == 6
 
 
+async def test_copied_data_is_signaled_when_a_quarter_of_the_ring_is_used(
+    simulation: Simulation,
+) -> None:
+    """Each completion is an event for the sender's loop. iWARP reports each request by itself."""
+    async with connected(simulation) as (near, far):
+        core = near._core.data_path.sends.core
+        unsignaled = []
+        for _ in range(6):  # they fit into half of the peer's buffer
+            await near.send(bytes(20_000))
+            unsignaled.append(core.unsignaled)
+            await loops.until(lambda: far.stats.bytes_unread >= 20_000, "the bytes")
+            await far.receive(20_000)
+        # Before them is the "first" message, which is inline.
+        expected = [2, 3, 4, 0, 1, 2] if not simulation.near.is_iwarp else [0] * 6
+        assert unsignaled == expected
+
+
 @pytest.mark.parametrize("name", ["inline", "copied", "registered", "iomap", "iowrite"])
 async def test_a_send_that_is_refused_ends_the_stream(simulation: Simulation, name: str) -> None:
     async with connected(simulation) as (near, far):

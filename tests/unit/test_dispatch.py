@@ -219,7 +219,8 @@ async def test_a_queue_or_channel_that_fails_fails_the_device_once(
             await loops.sleep(1)
         assert [raw.polls for raw in rig.raw] == polls
         assert rig.failures == [[errno.EIO], [errno.EIO]]
-        assert polls[1] == 0
+        if how != "arm":  # on trio, queues are armed later: the second one is polled before
+            assert polls[1] == 0
         free = first.free
         rig.loop_device.unreserve(first, 28)
         assert first.free == free + 28

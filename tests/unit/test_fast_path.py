@@ -276,7 +276,31 @@ def test_of_several_queues_the_one_of_the_event_is_polled(verbs: Queues, rig: Ri
     rig.complete()
     rig.dispatcher.handle_event()
     assert (rig.receives.take_bytes(), verbs.acknowledged) == (b"hello", 1)
-    assert (verbs.polls, queue.is_armed, other.is_armed) == (2, True, False)
+    # The completion, then none, and none after arming.
+    assert (verbs.polls, queue.is_armed, other.is_armed) == (3, True, False)
+
+
+def test_completions_that_tasks_bring_about_are_taken_up_to_a_limit(
+    verbs: Queues, rig: Rig
+) -> None:
+    queue = rig.watch()
+    taken: list[bytes | None] = []
+
+    def complete_another() -> None:
+        taken.append(rig.receives.take_bytes())
+        rig.receives.notify = True
+        if len(taken) < 12:
+            rig.complete()
+
+    rig.receives.notify = True
+    rig.on_take = complete_another
+    verbs.raise_event()
+    rig.complete()
+    rig.dispatcher.handle_event()
+    # The last one was found after arming.
+    assert (taken, verbs.acknowledged, queue.is_armed) == ([b"hello"] * 9, 1, True)
+    rig.dispatcher.handle_event()
+    assert (len(taken), verbs.acknowledged) == (12, 2)  # the ninth was behind the arming
 
 
 def test_a_task_runs_before_the_event_is_read(verbs: Queues, rig: Rig) -> None:

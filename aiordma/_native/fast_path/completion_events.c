@@ -3,6 +3,8 @@
 
 /* A loop that never waits has its queues armed after this number of iterations. */
 #define MAX_UNARMED_ITERATIONS 4
+/* The most batches of completions that one call of the loop takes, so that other callbacks run. */
+#define MAX_BATCHES 8
 
 PyTypeObject *polled_queue_type;
 
@@ -26,7 +28,8 @@ static int has_work(const struct completion_dispatcher *self)
 
 /*
  * Take a batch of completions. If `is_last`, have on_full() take more if there might be more. Then
- * run the tasks that were woken. Returns 0, or -1 with an exception.
+ * run the tasks that were woken. Returns 1 if there were completions, 0 if there were none, or -1
+ * with an exception.
  */
 static int take_and_wake(struct completion_dispatcher *self, struct polled_queue *queue,
 			 int is_last)
@@ -51,7 +54,20 @@ static int take_and_wake(struct completion_dispatcher *self, struct polled_queue
 	if (started)
 		run_wakeups();
 	note_failure(&failure);
-	return restore_failure(&failure);
+	return restore_failure(&failure) ? -1 : count > 0;
+}
+
+/*
+ * Take batches while there are completions. The tasks that one batch wakes often post requests that
+ * have completed when they return, above all on a soft device. An event and an iteration of the
+ * loop for each of these would cost more than to poll once more.
+ */
+static void take_all_and_wake(struct completion_dispatcher *self, struct polled_queue *queue)
+{
+	int batches = 0;
+
+	while (take_and_wake(self, queue, 0) > 0 && ++batches < MAX_BATCHES)
+		;
 }
 
 static int arm_again(struct completion_dispatcher *self, struct polled_queue *queue)
@@ -65,7 +81,7 @@ static int arm_again(struct completion_dispatcher *self, struct polled_queue *qu
 	if (error)
 		return report(self, error, "ibv_req_notify_cq");
 	queue->is_armed = 1;
-	return take_and_wake(self, queue, 1);
+	return take_and_wake(self, queue, 1) < 0 ? -1 : 0;
 }
 
 /*
@@ -157,12 +173,12 @@ PyObject *completion_dispatcher_handle_event(PyObject *self, PyObject *unused)
 	Py_INCREF(self);
 	polled = only_queue(dispatcher);
 	if (polled)
-		take_and_wake(dispatcher, polled, 0);
+		take_all_and_wake(dispatcher, polled);
 	note_failure(&failure);
 	queue = read_event(dispatcher);
 	note_failure(&failure);
 	if (queue && queue != polled)
-		take_and_wake(dispatcher, queue, 0);
+		take_all_and_wake(dispatcher, queue);
 	note_failure(&failure);
 	if (queue)
 		arm_soon(dispatcher, queue);
