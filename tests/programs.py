@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import loops
+import pytest
 
 import aiordma
 from aiordma import ConnectionOptions
@@ -44,6 +45,20 @@ async def running_peer(
     if process.returncode != -signal.SIGKILL:
         assert process.returncode == 0, output + errors
         assert prints in output or prints in errors
+
+
+async def unless_ended(process: asyncio.subprocess.Process, awaitable: Awaitable[T]) -> T:
+    """Return the result of `awaitable`. If the program ends before, fail with its output."""
+    waiting, ended = asyncio.ensure_future(awaitable), asyncio.create_task(process.wait())
+    try:
+        await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            output, errors = (text.decode() for text in await process.communicate())
+            pytest.fail(f"the program ended with exit code {process.returncode}: {output}{errors}")
+        return await waiting
+    finally:
+        waiting.cancel()
+        ended.cancel()
 
 
 async def free_port(address: DeviceAddress) -> int:

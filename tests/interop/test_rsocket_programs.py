@@ -13,7 +13,7 @@ from pathlib import Path
 import loops
 import pytest
 from helpers import SHARED
-from programs import PRELOAD, free_port, running_peer, until_accepted
+from programs import PRELOAD, free_port, running_peer, unless_ended, until_accepted
 from streaming import pattern, receive_all, receive_exactly
 
 import aiordma
@@ -76,7 +76,7 @@ async def accepted_from(
         words = words_for(command, host, port)
         async with (
             running_peer(*words, prints=prints, environment=environment) as process,
-            await listener.accept() as stream,
+            await unless_ended(process, listener.accept()) as stream,
         ):
             yield stream, process
 
