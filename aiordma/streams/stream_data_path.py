@@ -54,7 +54,10 @@ class StreamDataPath:
         options: StreamOptions,
         on_change: Callable[[], None],
     ) -> None:
-        """Call `on_change` whenever reading or sending can have become possible, or impossible."""
+        """Call `on_change` whenever sending can have become possible, or the stream can have ended.
+
+        Bytes that arrive set the waiter of the core.
+        """
         device = cm.device()
         self.is_iwarp = device.is_iwarp
         self._cm = cm
