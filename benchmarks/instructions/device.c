@@ -369,17 +369,24 @@ int rdma_disconnect(struct rdma_cm_id *id)
 
 /* --- called by the program that is counted --- */
 
+/* Return the next posted receive, or NULL if there is none for this number of bytes. */
+static struct receive *take_receive(unsigned int length)
+{
+	if (filled == posted || length > receives[filled % LIMIT].length)
+		return NULL;
+	return &receives[filled++ % LIMIT];
+}
+
 /*
  * Let a message arrive. Its bytes are those that are in the receive buffer. Return -1 if there is no
  * buffer for it.
  */
 int device_arrive(unsigned int length)
 {
-	struct receive *receive = &receives[filled % LIMIT];
+	struct receive *receive = take_receive(length);
 
-	if (filled == posted || length > receive->length)
+	if (!receive)
 		return -1;
-	filled++;
 	complete((struct ibv_wc){ .wr_id = receive->wr_id, .opcode = IBV_WC_RECV, .byte_len = length });
 	return 0;
 }
@@ -387,11 +394,10 @@ int device_arrive(unsigned int length)
 /* Let a write of `length` bytes arrive. Return -1 if there is no receive for its immediate data. */
 static int arrive_write(unsigned int length)
 {
-	struct receive *receive = &receives[filled % LIMIT];
+	struct receive *receive = take_receive(0); /* the bytes are not in its buffer */
 
-	if (filled == posted)
+	if (!receive)
 		return -1;
-	filled++;
 	complete((struct ibv_wc){
 		.wr_id = receive->wr_id,
 		.opcode = IBV_WC_RECV_RDMA_WITH_IMM,

@@ -4,7 +4,7 @@
 /* A loop that never waits has its queues armed after this number of iterations. */
 #define MAX_UNARMED_ITERATIONS 4
 /* The most batches of completions that one call of the loop takes, so that other callbacks run. */
-#define MAX_BATCHES 8
+#define MAX_BATCHES_PER_CALL 8
 
 PyTypeObject *polled_queue_type;
 
@@ -66,7 +66,7 @@ static void take_all_and_wake(struct completion_dispatcher *self, struct polled_
 {
 	int batches = 0;
 
-	while (take_and_wake(self, queue, 0) > 0 && ++batches < MAX_BATCHES)
+	while (take_and_wake(self, queue, 0) > 0 && ++batches < MAX_BATCHES_PER_CALL)
 		;
 }
 

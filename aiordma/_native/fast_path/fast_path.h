@@ -288,6 +288,8 @@ struct send_queue_core {
 
 struct send_queue_mark mark_send_queue(const struct send_queue_core *core);
 void commit_request(struct send_queue_core *core, struct ibv_send_wr *wr, int needs_completion);
+void commit_copy(struct send_queue_core *core, struct ibv_send_wr *wr, uint64_t copied,
+		 uint64_t limit, int needs_completion);
 void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mark);
 int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int is_large);
 int try_post_message(struct send_queue_core *core, const struct message *message, int *error);

@@ -161,6 +161,17 @@ void commit_request(struct send_queue_core *core, struct ibv_send_wr *wr, int ne
 	core->credits--;
 }
 
+/*
+ * Do what commit_request() does for a request with `copied` bytes, which are in use until it has
+ * ended. It is signaled if the unsignaled ones have `limit` bytes or more.
+ */
+void commit_copy(struct send_queue_core *core, struct ibv_send_wr *wr, uint64_t copied,
+		 uint64_t limit, int needs_completion)
+{
+	core->unsignaled_copies += copied;
+	commit_request(core, wr, needs_completion || core->unsignaled_copies >= limit);
+}
+
 /* Undo commit_request() for all requests after the mark: the device has refused them. */
 void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mark)
 {
@@ -244,8 +255,7 @@ static int post_message(struct send_queue_core *core, const char *address, Py_ss
 	};
 	int error;
 
-	core->unsignaled_copies += buffer ? buffer_size(buffer) : 0;
-	commit_request(core, &wr, core->unsignaled_copies >= UNSIGNALED_COPIES);
+	commit_copy(core, &wr, buffer ? buffer_size(buffer) : 0, UNSIGNALED_COPIES, 0);
 	error = post_requests(core, &wr, nbytes > SMALL_COPY);
 	if (error) {
 		roll_back_requests(core, mark);

@@ -11,10 +11,10 @@
 /* The most bytes of one request, so that the peer can read them while the rest is copied. */
 #define MAX_CHUNK (1 << 16)
 /*
- * A request is signaled when this part of the send ring is used by the unsignaled ones. So a writer
- * that waits for space always waits for a signaled request.
+ * A request is signaled when the unsignaled ones use one part in this many of the send ring. So a
+ * writer that waits for space always waits for a signaled request.
  */
-#define UNSIGNALED_PART 4
+#define RING_PARTS 4
 
 static int stream_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -133,14 +133,6 @@ static struct stream_request *request_at(struct stream_data_path *self, unsigned
 	return &self->in_flight[(self->first + index) % self->depth];
 }
 
-/* Return 1 if a request must be signaled, so that its completion frees the bytes of the ring. */
-static int needs_completion(const struct stream_data_path *self,
-			    const struct stream_message *message)
-{
-	return message->is_control ||
-	       self->sends->unsignaled_copies >= self->ring->size / UNSIGNALED_PART;
-}
-
 /*
  * Post a message: as the immediate data of a write, or, on iWARP, as a send behind the write. A
  * message without bytes to write has no target. `copied` bytes of the ring are in use until it has
@@ -180,8 +172,7 @@ static int post_message(struct stream_data_path *self, const struct stream_messa
 		first = last;
 	if (wr.next)
 		commit_request(sends, &wr, 0);
-	sends->unsignaled_copies += copied;
-	commit_request(sends, last, needs_completion(self, message));
+	commit_copy(sends, last, copied, self->ring->size / RING_PARTS, message->is_control);
 	request = request_at(self, self->count++);
 	request->number = last->wr_id & NUMBER_MASK;
 	request->copied = copied;
