@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from aiordma.bench.plan import MANY, Work
 from aiordma.bench.suite import Case, Results
 
 BUSY_POLLING = ("aiordma asyncio busy_poll", "aiordma uvloop busy_poll", "aiordma trio busy_poll")
@@ -92,6 +93,13 @@ _KIB_EACH = {"idle": 40.0, "idle/streams": 64.0}
 _RATIO_TO_ALONE = 1.2
 _RECONNECT_RATIO = 1.5
 """The limit of the time until all are served again: x the time that `connections` needs."""
+
+
+def is_compared(work: Work, name: str) -> bool:
+    """Return True if a goal of this work needs the implementation of this name."""
+    return work.test in MANY or any(
+        rule.key == work.key and name in (*rule.ours, rule.other) for rule in _RULES
+    )
 
 
 def goals(results: Results) -> list[Goal]:

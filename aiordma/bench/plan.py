@@ -134,6 +134,8 @@ class Plan:
     concurrency: int = 32
     idle: int = 2000
     quick: bool = False
+    goals: bool = False
+    """True to run only what the goals compare."""
 
     def works(self) -> Iterator[Work]:
         """Yield the work of each test and, within it, of each operation and size."""

@@ -75,28 +75,45 @@ def run_suite(
     rounds: int,
     progress: Callable[[Step], None],
     finished: Callable[[Case], None],
+    is_wanted: Callable[[Work, str], bool] = lambda work, name: True,
 ) -> None:
-    """Run everything. `results` is filled step by step: an interrupt leaves those so far.
+    """Run each work with all implementations that support it and whose names are wanted for it.
 
-    An implementation that fails is left out of the later rounds of that case, and its error is
-    noted in the case. `finished` is called for each case at its end, and for the one that was
-    interrupted.
+    `results` is filled step by step: an interrupt leaves those so far. An implementation that
+    fails is left out of the later rounds of that case, and its error is noted in the case.
+    `finished` is called for each case at its end, and for the one that was interrupted.
     """
-    installed = [
-        implementation for implementation in implementations if implementation.is_installed()
-    ]
+    installed = [one for one in implementations if one.is_installed()]
     for work in works:
-        for implementation in implementations:
-            if implementation.supports(work) and implementation not in installed:
-                results.missing[implementation.name] = implementation.install
-        suitable = [implementation for implementation in installed if implementation.supports(work)]
-        if suitable:
+        suitable = [one for one in implementations if one.supports(work)]
+        wanted = [one for one in suitable if is_wanted(work, one.name)]
+        results.missing.update((one.name, one.install) for one in wanted if one not in installed)
+        found = [one for one in wanted if one in installed]
+        if found:
             case = Case(work)
             results.cases.append(case)
             try:
-                _run_case(case, suitable, environment, rounds, progress)
+                _run_case(case, _spread(found), environment, rounds, progress)
             finally:
+                case.samples = {
+                    one.name: case.samples[one.name] for one in found if one.name in case.samples
+                }
                 finished(case)
+
+
+def _spread(implementations: Sequence[Implementation]) -> list[Implementation]:
+    """Return an order in which the other programs are spread evenly among those of aiordma.
+
+    So the two values of a ratio are measured soon after each other.
+    """
+    ours = [one for one in implementations if one.family == "aiordma"]
+    others = [one for one in implementations if one.family != "aiordma"]
+    places = [
+        ((number + 0.5) / len(group), one)
+        for group in (ours, others)
+        for number, one in enumerate(group)
+    ]
+    return [one for _, one in sorted(places, key=lambda place: place[0])]
 
 
 def _run_case(

@@ -85,6 +85,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--quick", action="store_true", help="run little work, only to see that everything works"
     )
     bench.add_argument(
+        "--goals",
+        action="store_true",
+        help="run only the implementations that a goal compares, with the sizes of the goals",
+    )
+    bench.add_argument(
         "--list", action="store_true", help="only list the implementations and their tests"
     )
     bench.add_argument("--json", metavar="FILE", help="write a report with all samples to FILE")
@@ -162,6 +167,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         args.concurrency,
         args.idle,
         args.quick,
+        args.goals,
     )
 
 
@@ -222,6 +228,7 @@ def _measure(args: argparse.Namespace, plan: Plan) -> int:
     """
     from aiordma.bench import report
     from aiordma.bench.environment import find_environment, machine, versions
+    from aiordma.bench.goals import is_compared
     from aiordma.bench.implementations import select
     from aiordma.bench.progress import Progress
     from aiordma.bench.suite import Case, Results, run_suite
@@ -245,7 +252,14 @@ def _measure(args: argparse.Namespace, plan: Plan) -> int:
 
     try:
         run_suite(
-            results, plan.works(), implementations, environment, plan.rounds, progress, finished
+            results,
+            plan.works(),
+            implementations,
+            environment,
+            plan.rounds,
+            progress,
+            finished,
+            is_compared if plan.goals else lambda work, name: True,
         )
     except KeyboardInterrupt:
         interrupted = True

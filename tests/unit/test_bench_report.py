@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiordma.bench.errors import BenchError
-from aiordma.bench.goals import goals
+from aiordma.bench.goals import goals, is_compared
 from aiordma.bench.implementations import IMPLEMENTATIONS, reference, select
 from aiordma.bench.plan import LOOPS, OPERATIONS, PEERS, TESTS, Plan, Work
 from aiordma.bench.plot import draw_all
@@ -299,6 +299,24 @@ def test_select_filters_by_loops_and_peers() -> None:
     without_peers = select(("trio",), ())
     assert {(one.loop, one.family) for one in without_peers} == {("trio", "aiordma")}
     assert {one.family for one in select(("asyncio",), ("cmtime",))} == {"aiordma", "cmtime"}
+
+
+def test_goals_need_some_implementations_and_sizes() -> None:
+    needed = {
+        work.key: {one.name for one in IMPLEMENTATIONS if one.supports(work)}
+        & {one.name for one in IMPLEMENTATIONS if is_compared(work, one.name)}
+        for work in Plan().works()
+    }
+    assert needed["latency/4096"] == needed["bandwidth/read/4096"] == set()
+    assert needed["connections"] == {f"aiordma {loop}" for loop in LOOPS} | {"cmtime"}
+    assert needed["objects/1048576"] == {
+        "aiordma MessageStream",
+        "aiordma MessageStream busy_poll",
+        "ib_read_bw",
+    }
+    assert needed["idle/streams"] == {"aiordma ByteStream"}
+    assert "TCP asyncio" in needed["latency/64"]
+    assert "pyverbs polling" not in needed["latency/64"]
 
 
 def test_plan_yields_the_work_of_its_choices() -> None:

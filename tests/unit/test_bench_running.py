@@ -42,7 +42,9 @@ def pair(server: str, client: str, port: int = 0, server_exits: bool = True) -> 
     return Pair([*python, server], lambda port: [*command, str(port)], int, port, server_exits)
 
 
-def implementation(name: str, result: Any = None, is_installed: bool = True) -> Implementation:
+def implementation(
+    name: str, result: Any = None, is_installed: bool = True, family: str = "aiordma"
+) -> Implementation:
     """Return an implementation of latency. `result` is its sample, or the error that it raises."""
 
     def run(*_: object) -> Sample:
@@ -51,7 +53,7 @@ def implementation(name: str, result: Any = None, is_installed: bool = True) -> 
         return Sample(12.0)
 
     tests = {"latency": ("send",)}
-    return Implementation(name, "aiordma", tests, run, "a package", lambda: is_installed)
+    return Implementation(name, family, tests, run, "a package", lambda: is_installed)
 
 
 GOOD, BAD = implementation("good"), implementation("bad", BenchError("it broke"))
@@ -110,6 +112,32 @@ def test_every_second_round_has_the_opposite_order() -> None:
     loop_times = results.cases[0].loop_times
     assert len(loop_times) == len(steps)
     assert min(loop_times) > 0
+
+
+def test_other_programs_are_spread_among_those_of_aiordma() -> None:
+    steps: list[str] = []
+    results = Results()
+    listed = [implementation(name) for name in ("a", "b", "c", "d")]
+    listed += [implementation(name, family="tcp") for name in ("x", "y")]
+
+    def note(step: Step) -> None:
+        steps.append(step.implementation)
+
+    run_suite(results, [WORK], listed, LOCAL, 1, note, lambda case: None)
+    assert steps == ["a", "x", "b", "c", "y", "d"]
+    assert list(results.cases[0].samples) == [one.name for one in listed]
+
+
+def test_only_what_is_wanted_is_run() -> None:
+    results, listed = Results(), [GOOD, BAD, implementation("absent", is_installed=False)]
+    works = [WORK, replace(WORK, size=7)]
+
+    def is_wanted(work: Work, name: str) -> bool:
+        return work.size == 7 and name == "good"
+
+    run_suite(results, works, listed, LOCAL, 1, lambda step: None, lambda case: None, is_wanted)
+    assert [(case.work.size, list(case.samples)) for case in results.cases] == [(7, ["good"])]
+    assert results.missing == {}
 
 
 # --- processes ---
