@@ -130,13 +130,26 @@ def has_matplotlib() -> bool:
 
 
 def write_json(path: Path, whole: dict[str, object]) -> None:
-    """Write the report.
+    """Write the report, in place of the one before.
+
+    It is written to another file, which is then renamed: a process or a machine that is killed
+    meanwhile leaves one of the two. A device or a pipe is written to.
 
     Raises:
         BenchError: the file cannot be written.
     """
+    text = json.dumps(whole, indent=2) + "\n"
+    target = path.resolve()  # a link stays one
+    new = target.with_name(f"{target.name}.new")
     try:
-        path.write_text(json.dumps(whole, indent=2) + "\n")
+        if target.exists() and not target.is_file():
+            target.write_text(text)
+            return
+        with new.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(target)
     except OSError as error:
         raise BenchError(f"{path} cannot be written: {error.strerror}") from error
 

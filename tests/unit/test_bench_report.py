@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import string
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from aiordma.bench.goals import goals, is_compared
 from aiordma.bench.implementations import IMPLEMENTATIONS, reference, select
 from aiordma.bench.plan import LOOPS, OPERATIONS, PEERS, TESTS, Plan, Work
 from aiordma.bench.plot import draw_all
-from aiordma.bench.report import as_json, read_reports
+from aiordma.bench.report import as_json, read_reports, write_json
 from aiordma.bench.sample import Sample, latency_sample, median_ratio, median_value, percentile
 from aiordma.bench.suite import Case, Results
 from aiordma.bench.table import as_table
@@ -217,6 +218,41 @@ def write_report(path: Path, results: Results) -> Path:
 
 def test_written_report_is_read_unchanged(tmp_path: Path) -> None:
     assert read_reports([write_report(tmp_path / "report", small_results())]) == small_results()
+
+
+def test_report_of_before_is_left_if_writing_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report"
+    write_json(path, {"round": 1})
+
+    def interrupt(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_json(path, {"round": 2})
+    assert json.loads(path.read_text()) == {"round": 1}
+    write_json(path, {"round": 3})
+    assert json.loads(path.read_text()) == {"round": 3}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_report_can_be_a_link_or_a_pipe(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(target)
+    write_json(link, {"round": 1})
+    assert link.is_symlink()
+    assert json.loads(target.read_text()) == {"round": 1}
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_json(pipe, {"round": 2})
+        assert json.loads(os.read(reader, 100)) == {"round": 2}
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_several_reports_are_merged_and_the_last_has_precedence(tmp_path: Path) -> None:
