@@ -34,6 +34,13 @@ class BusyPoll:
         """Poll `queue` from now on."""
         self._queue = queue
 
+    async def yield_to_loop(self) -> None:
+        """Let the loop run an iteration, so that polling may go on. Cancelling only ends the wait.
+
+        For a task whose poll ended because the loop had work to do.
+        """
+        await self._loop_device.budget.yield_to_loop()
+
     async def until(
         self, is_over: Callable[[], bool], nanoseconds: int, *, preemptible: bool = False
     ) -> None:

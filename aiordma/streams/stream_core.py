@@ -196,6 +196,9 @@ class StreamCore:
             if self._raise_if_cancelled is not None:
                 await self._raise_if_cancelled()
             taken = self.write(data)
+            if taken < len(data) and self.data_path.sends.core.preempted:
+                await self.data_path.busy.yield_to_loop()  # then write() may poll for room
+                taken += self.write(data[taken:])
             while taken < len(data):
                 await self._writing.until(self._may_write)
                 taken += self.write(data[taken:])

@@ -181,7 +181,8 @@ class StreamDataPath:
         resources.attach_fast_path(self.sends.core, self.core, self._on_notified)
         cq = resources.send_cq
         self.busy.open(cq)
-        self.core.set_polling(self.dispatcher, cq.cq.address, self.busy.nanoseconds)
+        for core in (self.core, self.sends.core):
+            core.set_polling(self.dispatcher, cq.cq.address, self.busy.nanoseconds)
         resources.watch(qp, self._callbacks.queue_pair_event)
 
     @property
@@ -308,7 +309,8 @@ class StreamDataPath:
     def release(self) -> None:
         """Release the shared resources. Called when the queue pair has been destroyed."""
         if hasattr(self, "core"):
-            self.core.set_polling(None, 0, -1)
+            for core in (self.core, self.sends.core):
+                core.set_polling(None, 0, -1)
             self.core.set_parking(None, None)
             self.polling.close()
         self.sends.abandon()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -39,6 +40,12 @@ async def connected(simulation: Simulation) -> AsyncIterator[tuple[ByteStream, B
         await near.send(b"first")  # an accepted iWARP connection sends nothing before
         assert await far.receive() == b"first"
         yield near, far
+
+
+def allow_polling(stream: ByteStream, nanoseconds: int) -> None:
+    """Let the task poll for this time before the loop has to run."""
+    dispatcher = stream._core.data_path.dispatcher
+    dispatcher.budget_start, dispatcher.budget = time.monotonic_ns(), nanoseconds
 
 
 Calls = dict[str, Callable[[], Awaitable[Any]]]
@@ -124,6 +131,22 @@ async def test_copied_data_is_signaled_when_a_quarter_of_the_ring_is_used(
         # Before them is the "first" message, which is inline.
         expected = [2, 3, 4, 0, 1, 2] if not simulation.near.is_iwarp else [0] * 6
         assert unsignaled == expected
+
+
+@pytest.mark.parametrize("budget", [10**18, 0], ids=["polls", "yields, then polls"])
+async def test_a_sender_polls_for_room_before_it_waits(simulation: Simulation, budget: int) -> None:
+    """There is no room for all bytes until completions are taken, which have arrived already."""
+    async with connected(simulation) as (near, far):
+        nbytes = 3 * StreamOptions().send_buffer // 4
+        await near.send(bytes(nbytes))
+        simulation.world.settle(0.1)
+        allow_polling(far, 10**18)
+        assert far._core.data_path.core.read(nbytes) == bytes(nbytes)
+        simulation.world.settle(0.1)
+        allow_polling(near, budget)
+        waits = near.stats.send_waits
+        await near.send(bytes(nbytes // 2))
+        assert near.stats.send_waits == waits
 
 
 @pytest.mark.parametrize("name", ["inline", "copied", "registered", "iomap", "iowrite"])

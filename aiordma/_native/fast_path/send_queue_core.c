@@ -809,6 +809,8 @@ static PyObject *send_queue_core_abandon(PyObject *self, PyObject *unused)
 }
 
 static PyMemberDef send_queue_core_members[] = {
+	{ "preempted", T_BOOL, offsetof(struct send_queue_core, polling.preempted), READONLY,
+	  "True if the last poll ended early: the loop or another task had work to do." },
 	{ "checkpoints", T_OBJECT, offsetof(struct send_queue_core, checkpoints), 0,
 	  "The two halves of a checkpoint that send() executes, or None." },
 	{ "next_number", T_UINT, offsetof(struct send_queue_core, next_number), READONLY,

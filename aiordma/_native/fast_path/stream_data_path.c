@@ -419,29 +419,55 @@ static PyObject *stream_read_into(PyObject *self, PyObject *memory)
 	return PyLong_FromUnsignedLongLong(nbytes);
 }
 
-/* Post the part of the data that may be posted now. Returns its length, or a negative errno. */
-static Py_ssize_t write_parts(struct stream_data_path *path, const char *data, Py_ssize_t nbytes)
+static int may_write(const void *self)
 {
-	Py_ssize_t posted = 0, part = 1;
+	const struct stream_data_path *path = (const struct stream_data_path *)self;
 
-	while (posted < nbytes && part > 0) {
-		part = write_part(path, data + posted, nbytes - posted);
-		if (part > 0)
-			posted += part;
+	return path->ring->free && room(path);
+}
+
+/* Post a part. If there is no room, poll for the completions that make some. Returns 0 or -1. */
+static int write_or_poll(struct stream_data_path *self, const char *data, Py_ssize_t nbytes,
+			 Py_ssize_t *part)
+{
+	*part = write_part(self, data, nbytes);
+	if (*part || !self->outbound->may_send || !can_post(self))
+		return 0;
+	if (poll_within_budget(&self->sends->polling, may_write, self))
+		return -1;
+	*part = write_part(self, data, nbytes);
+	return 0;
+}
+
+/*
+ * Post the part of the data that may be posted now. `posted` becomes its length, or a negative
+ * errno. Returns 0, or -1 with an exception.
+ */
+static int write_parts(struct stream_data_path *path, const char *data, Py_ssize_t nbytes,
+		       Py_ssize_t *posted)
+{
+	Py_ssize_t part = 1;
+
+	*posted = 0;
+	while (*posted < nbytes && part > 0) {
+		if (write_or_poll(path, data + *posted, nbytes - *posted, &part))
+			return -1;
+		*posted = part < 0 ? part : *posted + part;
 	}
-	return part < 0 ? part : posted;
+	return 0;
 }
 
 static PyObject *stream_write(PyObject *self, PyObject *data)
 {
 	Py_ssize_t posted;
 	Py_buffer view;
+	int failed;
 
 	if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE))
 		return NULL;
-	posted = write_parts((struct stream_data_path *)self, view.buf, view.len);
+	failed = write_parts((struct stream_data_path *)self, view.buf, view.len, &posted);
 	PyBuffer_Release(&view);
-	return PyLong_FromSsize_t(posted);
+	return failed ? NULL : PyLong_FromSsize_t(posted);
 }
 
 static PyObject *stream_send(PyObject *self, PyObject *data)
@@ -485,7 +511,8 @@ static int try_send(PyObject *self, PyObject *data, PyObject **result, int *post
 	length = PyBytes_Size(data);
 	if (!length || length > INT_MAX)
 		return 0;
-	part = write_parts(path, PyBytes_AsString(data), length);
+	if (write_parts(path, PyBytes_AsString(data), length, &part))
+		return -1;
 	if (part != length) {
 		*posted = (int)part;
 		return 0;
@@ -613,7 +640,8 @@ static PyMethodDef stream_methods[] = {
 	  "the caller takes the slow path." },
 	{ "write", stream_write, METH_O,
 	  "write(data): post the part of the data that may be posted now. Return its length in "
-	  "bytes, or a negative errno of ibv_post_send(3)." },
+	  "bytes, or a negative errno of ibv_post_send(3). If there is no room, poll for it as "
+	  "set_polling() of the SendQueueCore allows." },
 	{ "send", stream_send, METH_O,
 	  "send(data): write(data), but post nothing if the data is not of type bytes, or if "
 	  "has_writer is set." },
