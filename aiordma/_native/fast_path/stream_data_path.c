@@ -426,7 +426,10 @@ static int may_write(const void *self)
 	return path->ring->free && room(path);
 }
 
-/* Post a part. If there is no room, poll for the completions that make some. Returns 0 or -1. */
+/*
+ * Post a part. If there is no room, poll for the completions that make some. `part` becomes what
+ * write_part() returns. Returns 0, or -1 with an exception.
+ */
 static int write_or_poll(struct stream_data_path *self, const char *data, Py_ssize_t nbytes,
 			 Py_ssize_t *part)
 {
