@@ -67,6 +67,11 @@ class Results:
         return any(case.failures for case in self.cases)
 
 
+def any_implementation(work: Work, name: str) -> bool:
+    """Return True: all implementations of a work are wanted."""
+    return True
+
+
 def run_suite(
     results: Results,
     works: Iterable[Work],
@@ -75,7 +80,7 @@ def run_suite(
     rounds: int,
     progress: Callable[[Step], None],
     finished: Callable[[Case], None],
-    is_wanted: Callable[[Work, str], bool] = lambda work, name: True,
+    is_wanted: Callable[[Work, str], bool] = any_implementation,
 ) -> None:
     """Run each work with all implementations that support it and whose names are wanted for it.
 

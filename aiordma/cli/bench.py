@@ -231,7 +231,7 @@ def _measure(args: argparse.Namespace, plan: Plan) -> int:
     from aiordma.bench.goals import is_compared
     from aiordma.bench.implementations import select
     from aiordma.bench.progress import Progress
-    from aiordma.bench.suite import Case, Results, run_suite
+    from aiordma.bench.suite import Case, Results, any_implementation, run_suite
     from aiordma.bench.table import case_table, summary
 
     json_file, directory = report.check_outputs(args.json, args.plot)
@@ -259,7 +259,7 @@ def _measure(args: argparse.Namespace, plan: Plan) -> int:
             plan.rounds,
             progress,
             finished,
-            is_compared if plan.goals else lambda work, name: True,
+            is_compared if plan.goals else any_implementation,
         )
     except KeyboardInterrupt:
         interrupted = True

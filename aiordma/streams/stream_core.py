@@ -293,7 +293,7 @@ class StreamCore:
         return self.endpoint.closed or not self.data_path.protocol.state.may_send
 
     def _may_write(self) -> bool:
-        return self.data_path.sender.may_copy or self._is_finished()
+        return self.data_path.core.may_copy or self._is_finished()
 
     async def send_eof(self) -> None:
         """Finish sending as ByteStream.send_eof()."""

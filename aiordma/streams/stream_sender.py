@@ -59,11 +59,6 @@ class StreamSender:
         self._reserved_credits = self._requests_per_message * MAX_CONTROLS
 
     @property
-    def may_copy(self) -> bool:
-        """True if write() can copy data now."""
-        return bool(self._ring.free and self._core.room)
-
-    @property
     def room(self) -> int:
         """Bytes of registered memory that may be written with one request now; 0 if none."""
         return self._core.room

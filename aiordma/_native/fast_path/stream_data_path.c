@@ -419,7 +419,8 @@ static PyObject *stream_read_into(PyObject *self, PyObject *memory)
 	return PyLong_FromUnsignedLongLong(nbytes);
 }
 
-static int may_write(const void *self)
+/* Return 1 if data can be copied and posted now. */
+static int may_copy(const void *self)
 {
 	const struct stream_data_path *path = (const struct stream_data_path *)self;
 
@@ -436,7 +437,7 @@ static int write_or_poll(struct stream_data_path *self, const char *data, Py_ssi
 	*part = write_part(self, data, nbytes);
 	if (*part || !self->outbound->may_send || !can_post(self))
 		return 0;
-	if (poll_within_budget(&self->sends->polling, may_write, self))
+	if (poll_within_budget(&self->sends->polling, may_copy, self))
 		return -1;
 	*part = write_part(self, data, nbytes);
 	return 0;
@@ -595,6 +596,11 @@ static PyObject *stream_get_room(PyObject *self, void *unused)
 	return PyLong_FromUnsignedLong(room((struct stream_data_path *)self));
 }
 
+static PyObject *stream_may_copy(PyObject *self, void *unused)
+{
+	return PyBool_FromLong(may_copy(self));
+}
+
 static PyMemberDef stream_members[] = {
 	{ "messages_received", T_ULONGLONG, offsetof(struct stream_data_path, messages_received),
 	  READONLY, "The number of messages that were received here." },
@@ -629,6 +635,7 @@ static PyMemberDef stream_members[] = {
 };
 
 static PyGetSetDef stream_getset[] = {
+	{ "may_copy", stream_may_copy, NULL, "True if write() can copy data now.", NULL },
 	{ "room", stream_get_room, NULL,
 	  "The number of bytes that may be posted with one message now; 0 if none.", NULL },
 	{ NULL, NULL, NULL, NULL, NULL },
