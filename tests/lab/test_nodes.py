@@ -140,7 +140,7 @@ def test_commands_of_a_node_do_not_delay_each_other(node2: Node) -> None:
 def test_netem_changes_what_a_node_sends(node1: Node, node2: Node) -> None:
     with node2.start(sys.executable, "-uc", SEND) as sender:
         target = ADDRESSES["node1"]["rxe"]
-        send(sender, 1, target)  # the addresses are resolved before anything is lost
+        deliver(sender, node1, target)  # the addresses are resolved before anything is lost
         for words, received in ((["loss", "100%"], 0), (["duplicate", "100%"], 200), ([], 100)):
             node2.netem(*words, device="rxe")
             before = datagrams(node1)
@@ -161,14 +161,17 @@ def test_a_block_is_one_way(node1: Node, node2: Node) -> None:
         node1.start(sys.executable, "-uc", SEND) as one,
         node2.start(sys.executable, "-uc", SEND) as two,
     ):
-        send(one, 1, ADDRESSES["node2"]["siw"])
-        send(two, 1, ADDRESSES["node1"]["siw"])
-        node1.block("node2")
+        # Both nodes know each other's link address before node2 can ask for it in vain.
+        deliver(one, node2, ADDRESSES["node2"]["siw"])
+        deliver(two, node1, ADDRESSES["node1"]["siw"])
         at_one, at_two = datagrams(node1), datagrams(node2)
-        send(one, 10, ADDRESSES["node2"]["siw"])
-        send(two, 10, ADDRESSES["node1"]["siw"])
-        wait_until(lambda: datagrams(node1) - at_one == 10)
-        node1.unblock("node2")
+        node1.block("node2")
+        try:
+            send(one, 10, ADDRESSES["node2"]["siw"])
+            send(two, 10, ADDRESSES["node1"]["siw"])
+            wait_until(lambda: datagrams(node1) - at_one == 10)
+        finally:  # the next tests have the same nodes
+            node1.unblock("node2")
         send(one, 5, ADDRESSES["node2"]["siw"])
         wait_until(lambda: datagrams(node2) - at_two == 5)
 
@@ -198,9 +201,7 @@ def test_power_is_cut_and_the_node_boots_again(lab: str, node1: Node, node2: Nod
     assert "before" not in node2.run("ls", "/tmp").split()
     assert node2.run("rdma", "link").count("state ACTIVE") == 2
     with node1.start(sys.executable, "-uc", SEND) as sender:
-        before = datagrams(node2)
-        send(sender, 1, ADDRESSES["node2"]["rxe"])
-        wait_until(lambda: datagrams(node2) > before)
+        deliver(sender, node2, ADDRESSES["node2"]["rxe"])
 
 
 def test_the_clock_of_one_node_jumps(node1: Node, node2: Node) -> None:
@@ -260,6 +261,13 @@ def send(sender: RemoteCommand, count: int, host: str) -> None:
     """Send datagrams, and wait until the kernel has them."""
     sender.write(f"{count} {host}\n".encode())
     assert sender.read_line() == "sent"
+
+
+def deliver(sender: RemoteCommand, node: Node, host: str) -> None:
+    """Send a datagram to a node, and wait until the node has received it."""
+    before = datagrams(node)
+    send(sender, 1, host)
+    wait_until(lambda: datagrams(node) == before + 1)
 
 
 def datagrams(node: Node, counter: str = "received") -> int:
