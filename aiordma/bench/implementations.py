@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,10 +13,11 @@ from aiordma.bench.environment import Environment
 from aiordma.bench.plan import MANY, OPERATIONS, Work
 from aiordma.bench.processes import Pair, run_pair
 from aiordma.bench.sample import Sample
+from aiordma.bench.worker_pairs import WorkerPairs
 
 Tests = Mapping[str, tuple[str, ...]]
 """The operations by test."""
-Run = Callable[[Work, Environment], Sample]
+Run = Callable[[Work, Environment, WorkerPairs], Sample]
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Implementation:
     tests: Tests
     """The tests that it can do, with their operations."""
     run: Run
-    """Runs it once. Raises BenchError."""
+    """Runs it once, in a pair of workers if it is in Python. Raises BenchError."""
     install: str = ""
     """The package to install if it is not installed."""
     is_installed: Callable[[], bool] = lambda: True
@@ -47,24 +46,11 @@ class Implementation:
 
 
 def _run_workers(
-    kind: str, loop: str, polling: str, work: Work, environment: Environment
+    kind: str, loop: str, polling: str, work: Work, environment: Environment, workers: WorkerPairs
 ) -> Sample:
     busy_poll = work.busy_poll if polling == "busy_poll" else 0.0
     own = replace(work, loop=loop, busy_poll=busy_poll, adaptive_poll=polling != "parked")
-
-    def command(role: str, port: int) -> list[str]:
-        module = [sys.executable, "-m", "aiordma.bench.workers"]
-        return [*module, role, kind, environment.host, str(port), own.pack()]
-
-    pair = Pair(
-        environment.server_command(command("server", 0)),
-        lambda port: command("client", port),
-        Sample.from_output,
-    )
-    sample, output = run_pair(pair, environment.client_timeout)
-    cpu = float(json.loads(output.splitlines()[-1])["cpu"])
-    operations = work.idle if work.test in MANY else work.count + work.warmup
-    return replace(sample, server_cpu=cpu / operations * 1e6)
+    return workers.run(kind, own, environment)
 
 
 def _has_module(module: str) -> bool:
@@ -91,14 +77,16 @@ def _workers(name: str, kind: str, tests: Tests, loop: str, polling: str = "") -
 # --- other programs ---
 
 
-def _run_perftest(events: bool, work: Work, environment: Environment) -> Sample:
+def _run_perftest(
+    events: bool, work: Work, environment: Environment, unused: WorkerPairs
+) -> Sample:
     parse = {"latency": perftest.parse_latency, "rate": perftest.parse_rate}.get(
         work.test, perftest.parse_bandwidth
     )
     device, port = environment.device, environment.next_port()
     server = environment.server_command(perftest.command(work, device, port, None, events))
     client = perftest.command(work, device, port, environment.host, events)
-    return run_pair(Pair(server, lambda _: client, parse, port), environment.client_timeout)[0]
+    return run_pair(Pair(server, lambda _: client, parse, port), environment.client_timeout)
 
 
 def _perftest(program: str, tests: Tests, events: bool) -> Implementation:
@@ -112,30 +100,30 @@ def _perftest(program: str, tests: Tests, events: bool) -> Implementation:
     )
 
 
-def _run_rstream(work: Work, environment: Environment) -> Sample:
+def _run_rstream(work: Work, environment: Environment, unused: WorkerPairs) -> Sample:
     host, port = environment.host, environment.next_port()
     server = environment.server_command(rdmacm_utils.rstream_command(work, port, host, True))
     client = rdmacm_utils.rstream_command(work, port, host, False)
     parse = rdmacm_utils.parse_rstream_latency
     if work.test == "bandwidth":
         parse = partial(rdmacm_utils.parse_rstream_bandwidth, size=work.size)
-    return run_pair(Pair(server, lambda _: client, parse, port), environment.client_timeout)[0]
+    return run_pair(Pair(server, lambda _: client, parse, port), environment.client_timeout)
 
 
-def _run_cmtime(work: Work, environment: Environment) -> Sample:
+def _run_cmtime(work: Work, environment: Environment, unused: WorkerPairs) -> Sample:
     host, port = environment.host, environment.next_port()
     server = environment.server_command(rdmacm_utils.cmtime_command(work, port, host, True))
     client = rdmacm_utils.cmtime_command(work, port, host, False)
     parse = partial(rdmacm_utils.parse_cmtime, count=work.count)
     pair = Pair(server, lambda _: client, parse, port, server_exits=False)
-    return run_pair(pair, environment.client_timeout)[0]
+    return run_pair(pair, environment.client_timeout)
 
 
-def _run_pyverbs(kind: str, work: Work, environment: Environment) -> Sample:
+def _run_pyverbs(kind: str, work: Work, environment: Environment, unused: WorkerPairs) -> Sample:
     host, port = environment.host, environment.next_port()
     server = environment.server_command(pyverbs.command(work, "server", host, port, kind))
     client = pyverbs.command(work, "client", host, port, kind)
-    return run_pair(Pair(server, lambda _: client, pyverbs.parse), environment.client_timeout)[0]
+    return run_pair(Pair(server, lambda _: client, pyverbs.parse), environment.client_timeout)
 
 
 def _pyverbs(kind: str) -> Implementation:

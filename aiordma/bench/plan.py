@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 OPERATIONS = ("send", "write", "read")
 LOOPS = ("asyncio", "uvloop", "trio")
@@ -91,18 +89,6 @@ class Work:
             "reconnect": f"{self.idle} clients at once, after the server was killed",
         }
         return f"{self.test}: {parts[self.test]}"
-
-    def pack(self) -> str:
-        """Return it as one word for a command line.
-
-        The word is JSON in base64: no shell changes it, ssh's remote shell included.
-        """
-        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
-
-    @classmethod
-    def unpack(cls, word: str) -> Work:
-        """Return the work that pack() made a word of."""
-        return cls(**json.loads(base64.urlsafe_b64decode(word)))
 
 
 LATENCY_SIZES = (64, 4096)

@@ -45,10 +45,11 @@ class Pair(Generic[T]):
 class Child:
     """A child process and its output."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], has_pipes: bool = False) -> None:
         """Start the process, in a session of its own.
 
-        Ctrl-C is then sent to this process only, which ends the child.
+        Ctrl-C is then sent to this process only, which ends the child. `has_pipes`: its standard
+        input and output are pipes. Otherwise it has no input, and its output is a file.
 
         Raises:
             BenchError: there is no such program.
@@ -59,8 +60,9 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._out,
+                bufsize=0,
+                stdin=subprocess.PIPE if has_pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if has_pipes else self._out,
                 stderr=self._err,
                 start_new_session=True,
             )
@@ -78,6 +80,18 @@ class Child:
     def output(self) -> str:
         """The standard output so far."""
         return os.pread(self._out.fileno(), _MAX_OUTPUT, 0).decode(errors="replace")
+
+    @property
+    def stdin(self) -> int:
+        """The descriptor of the pipe to its standard input."""
+        assert self._process.stdin is not None
+        return self._process.stdin.fileno()
+
+    @property
+    def stdout(self) -> int:
+        """The descriptor of the pipe from its standard output."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
 
     def failure(self) -> str:
         """Return the exit code and the last lines of standard error, or else of the output."""
@@ -101,6 +115,9 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         os.close(self._pidfd)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
         self._close_output()
 
     def _close_output(self) -> None:
@@ -129,8 +146,8 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def run_pair(pair: Pair[T], client_timeout: float) -> tuple[T, str]:
-    """Run server and client; return the client's parsed output and the server's output.
+def run_pair(pair: Pair[T], client_timeout: float) -> T:
+    """Run server and client; return the client's parsed output.
 
     Raises:
         BenchError: one of them failed, or the client ran longer than `client_timeout` seconds.
@@ -143,7 +160,7 @@ def run_pair(pair: Pair[T], client_timeout: float) -> tuple[T, str]:
         # For a C program the client's result is enough: its server's exit code is ignored.
         if not pair.port and (not has_exited or server.code):
             raise BenchError(f"the server did not exit normally: {server.failure()}")
-        return result, server.output
+        return result
     finally:
         server.end()
 

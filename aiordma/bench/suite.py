@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from aiordma.bench.errors import BenchError
 from aiordma.bench.implementations import Implementation
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample, median_ratio, median_value
+from aiordma.bench.worker_pairs import WorkerPairs
 
 _LOOP_ITERATIONS = 30_000
 _LOOP_REPETITIONS = 3
@@ -130,20 +132,22 @@ def _run_case(
 ) -> None:
     """Run a case. Every second round has the opposite order.
 
-    So a machine that becomes slower or faster during the rounds favors no implementation.
+    So a machine that becomes slower or faster during the rounds favors no implementation. The
+    processes of implementations in Python are started in the first round, and take turns.
     """
-    for number in range(1, rounds + 1):
-        for implementation in implementations if number % 2 else reversed(implementations):
-            if implementation.name in case.failures:
-                continue
-            progress(Step(case.work, implementation.name, number, rounds))
-            case.loop_times.append(_loop_time())
-            try:
-                sample = implementation.run(case.work, environment)
-            except BenchError as error:
-                case.failures[implementation.name] = str(error)
-            else:
-                case.samples.setdefault(implementation.name, {})[number] = sample
+    with contextlib.closing(WorkerPairs()) as workers:
+        for number in range(1, rounds + 1):
+            for implementation in implementations if number % 2 else reversed(implementations):
+                if implementation.name in case.failures:
+                    continue
+                progress(Step(case.work, implementation.name, number, rounds))
+                case.loop_times.append(_loop_time())
+                try:
+                    sample = implementation.run(case.work, environment, workers)
+                except BenchError as error:
+                    case.failures[implementation.name] = str(error)
+                else:
+                    case.samples.setdefault(implementation.name, {})[number] = sample
 
 
 def _loop_time() -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import string
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,14 +56,9 @@ def test_ratio_is_the_median_of_ratios_within_rounds() -> None:
     assert (median_value(rounds(3, 1, 2)), median_value({})) == (2.0, None)
 
 
-def test_work_and_sample_are_unpacked_as_they_were_packed() -> None:
-    work = Work("bandwidth", operation="read", size=4096, busy_poll=0.5)
-    assert Work.unpack(work.pack()) == work
-    assert set(work.pack()) <= {*string.ascii_letters, *string.digits, *"-_="}
+def test_sample_is_read_as_it_was_written() -> None:
     sample = latency_sample([1000, 2000])
-    assert Sample.from_output(f"UCXX WARN Timeout\n{sample.to_json()}\n") == sample
-    with pytest.raises(ValueError, match="not a sample"):
-        Sample.from_output('{"port": 1}')
+    assert Sample.from_json(sample.to_json()) == sample
 
 
 BEST_LOOP = {

@@ -1,8 +1,15 @@
-"""Run one process of an implementation: a server or a client."""
+"""Do the work that standard input describes, as a server or as a client of an implementation.
+
+Each line is a JSON list: "server" or "client", the kind, the server's address, its port (0 for a
+server, which chooses one), and the fields of a Work. A server prints {"port": N} when it listens,
+and {"cpu": SECONDS} when it has served its client. A client prints its sample. The process exits at
+the end of its input.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
 import os
@@ -86,12 +93,12 @@ def processor_time() -> float:
     return sum(os.times()[:4])
 
 
-def main(role: str, kind: str, host: str, port: str, word: str) -> None:
-    """Run the server or the client of this kind, until it has finished."""
+def do(role: str, kind: str, host: str, port: int, work: Work) -> None:
+    """Run the server or the client of this kind in a new event loop, until it has finished."""
     serve, measure = kind_functions(kind)
-    work = Work.unpack(word)
+    gc.collect()  # what the work before has left
     if role == "client":
-        print_line(run(work.loop, partial(measure, host, int(port), work)).to_json())
+        print_line(run(work.loop, partial(measure, host, port, work)).to_json())
         return
     begin = processor_time()
     run(work.loop, partial(serve, host, print_port, work))
@@ -99,4 +106,6 @@ def main(role: str, kind: str, host: str, port: str, word: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for line in sys.stdin:
+        role, kind, host, port, fields = json.loads(line)
+        do(role, kind, host, port, Work(**fields))
