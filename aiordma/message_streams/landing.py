@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiordma.enums import WrOpcode
 from aiordma.errors import RdmaError
 from aiordma.loop import Deadline, Loop, WaitQueue
 from aiordma.loop.task_groups import run_in_background
@@ -12,7 +13,6 @@ from aiordma.message_streams.frames import parts_for
 from aiordma.message_streams.protocol import AnnouncedMessage
 from aiordma.message_streams.rendezvous import read_frames
 from aiordma.message_streams.wire import Result
-from aiordma.messages.connection import READ
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aiordma.message_streams.exchange import Exchange
     from aiordma.messages.connection import Connection
 
+READ = int(WrOpcode.RDMA_READ)  # the C functions take no enumeration members
 MIN_CLASS = 1 << 12
 IDLE_SECONDS = 10.0
 READ_DIRECTLY = 1 << 20

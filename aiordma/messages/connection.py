@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from aiordma.qp.scatter_gather import Sink, Source
 
 MessageEndpoint = Endpoint[MessageDataPath]
-# Plain integers: the C functions take no enumeration members.
-READ = int(WrOpcode.RDMA_READ)
-WRITE = int(WrOpcode.RDMA_WRITE)
 
 
 def message_endpoint(
@@ -72,12 +69,11 @@ class Connection(Registrar, AbortingContextManagerMixin):
         self._endpoint = endpoint
         self._local_address = endpoint.local_address
         self._peer_address = endpoint.peer_address
-        # Looked up once, because most messages need only these.
-        self._send = endpoint.data_path.sends.core.send
+        # Looked up once, because most messages and operations need only these.
+        sends = endpoint.data_path.sends.core
+        self._send, self._read, self._write = sends.send, sends.read, sends.write
         queue = endpoint.data_path.receiver.queue
         self._recv, self._next = queue.recv, queue.next
-        self._start_transfer = endpoint.data_path.start_transfer
-        self._finish = endpoint.data_path.finish
 
     @classmethod
     def from_id(
@@ -316,7 +312,7 @@ class Connection(Registrar, AbortingContextManagerMixin):
         """
         return self._endpoint.data_path.remote.read_access
 
-    async def read(self, remote: RemoteBuffer, into: Sink) -> None:
+    def read(self, remote: RemoteBuffer, into: Sink) -> Coroutine[object, None, None]:
         """Read the peer's memory `remote` into the beginning of `into`: RDMA READ.
 
         The peer's program takes no part. read() returns when all bytes have arrived. At most
@@ -339,13 +335,12 @@ class Connection(Registrar, AbortingContextManagerMixin):
                 connection has ended then.
             PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
         """
-        transfer = self._start_transfer(READ, into, remote)
-        if transfer is not None:
-            await self._finish(transfer)
-        else:
-            await self._endpoint.data_path.remote.read(remote, into)
+        read = self._read  # a local name first: see send()
+        return read(self, remote, into)
 
-    async def write(self, source: Source, remote: RemoteBuffer, *, imm: int | None = None) -> None:
+    def write(
+        self, source: Source, remote: RemoteBuffer, *, imm: int | None = None
+    ) -> Coroutine[object, None, None]:
         """Write `source` to the beginning of the peer's memory `remote`: RDMA WRITE.
 
         Registered memory is not copied, other memory is. write() returns when the request has
@@ -369,10 +364,11 @@ class Connection(Registrar, AbortingContextManagerMixin):
             WorkRequestError, PeerClosed, DeviceRemoved, LocalClosed: as read().
         """
         if imm is None:
-            transfer = self._start_transfer(WRITE, source, remote)
-            if transfer is not None:
-                await self._finish(transfer)
-                return
+            write = self._write  # a local name first: see send()
+            return write(self, source, remote)
+        return self._write_with(source, remote, imm)
+
+    async def _write_with(self, source: Source, remote: RemoteBuffer, imm: int) -> None:
         number = checked_imm(self._endpoint.device, imm)
         await self._endpoint.data_path.remote.write(source, remote, number)
 

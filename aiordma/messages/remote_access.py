@@ -86,6 +86,7 @@ class RemoteAccess:
         """The access that memory needs for read() to fill it."""
         if device.is_iwarp:
             self.read_access |= AccessFlags.REMOTE_WRITE
+        self._sends.core.set_slow_access(self.read, self.write)
         self.initiator_depth = 0
         """The number of reads and atomics that can be in flight. 0 until it is negotiated."""
 
@@ -101,7 +102,7 @@ class RemoteAccess:
         self._rd_atomic_credits.release(NUMBER_MASK)
 
     async def read(self, remote: RemoteBuffer, into: Sink) -> None:
-        """Read the peer's memory: see Connection.read()."""
+        """Read the peer's memory, if the core has not started that: see Connection.read()."""
         self._check_reads()
         needed = self.read_access
         self._callbacks.check_open()
@@ -148,8 +149,8 @@ class RemoteAccess:
         if not self.initiator_depth:
             raise ValueError("the connection was made without reads and atomics: initiator_depth 0")
 
-    async def write(self, source: Source, remote: RemoteBuffer, imm: int) -> None:
-        """Write to the peer's memory: see Connection.write()."""
+    async def write(self, source: Source, remote: RemoteBuffer, imm: int = NO_IMMEDIATE) -> None:
+        """Write to the peer's memory, if the core has not started that: see Connection.write()."""
         self._callbacks.check_open()
         max_bytes, where = remote.length, "the remote buffer"
         if is_region(source):

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from aiordma.qp.scatter_gather import Source
 
 
-# A plain integer: the C functions take no enumeration members.
-SEND = int(WrOpcode.SEND)
-
-
 def checked_imm(device: Device, imm: int | None) -> int:
     """Return the immediate data of a request: `imm`, or NO_IMMEDIATE if it is None.
 
@@ -73,11 +69,7 @@ class Sender:
         """
         if error:
             raise self._callbacks.post_failed(VerbsError(error, "ibv_post_send"))
-        transfer = self._sends.core.start_transfer(SEND, data, None)
-        if transfer is not None:
-            await self._operations.finish(transfer)
-        else:
-            await self._send_slowly(data, NO_IMMEDIATE, None)
+        await self._send_slowly(data, NO_IMMEDIATE, None)
 
     async def send_with(
         self, data: Source, imm: int | None, invalidate: RemoteBuffer | None

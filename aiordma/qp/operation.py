@@ -96,7 +96,7 @@ class Operations:
     """Posts requests to the send queue, and waits for the end of each.
 
     If the loop allows it, a request on registered memory in one piece is a Transfer instead. It is
-    posted and completed in C, and only the waiting is done here.
+    posted, awaited and completed in C. Only its failure and busy polling are handled here.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class Operations:
         # A loop such as trio needs a checkpoint in each operation. A transfer has none.
         if self._cancel_checkpoint is None:
             sends.core.allow_transfers(self.make_future)
+            sends.core.await_transfers(self.finish, self.abandoned, busy.is_on)
 
     async def perform(
         self, opcode: WcOpcode, post: Post, release_memory: Callable[[], None]
@@ -146,10 +147,7 @@ class Operations:
                 await self._busy.until(operation.is_over, self._busy.nanoseconds)
             await operation.future
         except BaseException:
-            if operation.error:
-                self._post_error(operation)
-            elif operation.is_read and not operation.withdraw() and not operation.is_over():
-                operation.on_abandoned_end = self.sends.fence()
+            self.abandoned(operation)
             raise
         if operation.succeeded:
             return
@@ -157,6 +155,13 @@ class Operations:
             raise self._post_error(operation)
         await self.callbacks.wait_ended()
         raise self.callbacks.end_reason()
+
+    def abandoned(self, operation: Operation | Transfer) -> None:
+        """The task that waits for the end of the operation was cancelled: see perform()."""
+        if operation.error:
+            self._post_error(operation)
+        elif operation.is_read and not operation.withdraw() and not operation.is_over():
+            operation.on_abandoned_end = self.sends.fence()
 
     def _post_error(self, operation: Operation | Transfer) -> RdmaError:
         return self.callbacks.post_failed(VerbsError(operation.error, "ibv_post_send"))

@@ -67,11 +67,16 @@ MISTAKES = [
     Mistake(
         "a cancelled operation releases its memory at once",
         "aiordma/qp/operation.py",
-        "        except BaseException:\n            if operation.error:\n",
-        "        except BaseException:\n"
+        "            self.abandoned(operation)\n",
         "            if isinstance(operation, Operation):\n"
         "                operation.release()\n"
-        "            if operation.error:\n",
+        "            self.abandoned(operation)\n",
+    ),
+    Mistake(
+        "a task that has waited for a transfer in C does not look if it has failed",
+        "aiordma/_native/fast_path/attempt.c",
+        "\tif (transfer->succeeded)\n",
+        "\tif (1)\n",
     ),
     Mistake(
         "a received message is overwritten: its slot is posted again before it is copied",

@@ -169,6 +169,93 @@ async def test_a_transfer_is_posted_at_once_and_completes_without_python(
         assert memoryview(t.region)[50] == ord("s" if opcode == READ else "r")
 
 
+@pytest.mark.parametrize("opcode", [SEND, WRITE, READ])
+async def test_a_task_waits_without_a_coroutine_of_python(
+    simulation: Simulation, opcode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def finish(*_: object) -> None:
+        raise AssertionError("Python has waited")
+
+    async with transfers(simulation) as t:
+        path = t.near.data_path
+        t.core.await_transfers(finish, lambda _: None, False)
+        for slow in (t.core.set_slow, lambda slow: t.core.set_slow_access(slow, slow)):
+            slow(finish)
+        waiting: Any = t.begin(opcode)
+        task = await loops.start(waiting)
+        assert (type(waiting.cr_await).__name__, waiting.cr_frame) == ("InlineFuture", None)
+        await t.finish(task)
+        assert path.sends.core.transfers_in_flight == 0
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed", "collected"])
+@pytest.mark.parametrize("opcode", [SEND, WRITE, READ])
+async def test_a_transfer_that_no_task_waits_for_any_more(
+    simulation: Simulation, opcode: int, how: str
+) -> None:
+    """Later requests are fenced until it has ended if it is a read."""
+    async with transfers(simulation) as t:
+        waiting: Any = t.begin(opcode)
+        if how == "cancelled":
+            await loops.cancel(await loops.start(waiting))
+        else:
+            waiting.send(None)
+            if how == "closed":
+                waiting.close()
+            del waiting
+        is_read = opcode == READ
+        assert (t.uses, t.core.transfers_in_flight, t.core.abandoned_reads) == (1, 1, is_read)
+        assert t.send_now(b"x") == 0
+        assert bool(t.near.posts[-1].flags & SendFlags.FENCE) == is_read
+        await t.finish()
+        assert t.core.abandoned_reads == 0
+
+
+@pytest.mark.parametrize("how", ["closed", "collected"])
+async def test_a_queued_read_that_no_task_waits_for_is_dropped(
+    simulation: Simulation, how: str
+) -> None:
+    async with transfers(simulation, credits=1) as t:
+        first, second = await loops.start(t.begin(READ)), t.begin(READ)
+        waiting: Any = second
+        waiting.send(None)
+        assert (t.uses, t.core.queued_reads) == (2, 1)
+        if how == "closed":
+            waiting.close()
+        del second, waiting
+        assert (t.uses, t.core.queued_reads) == (1, 0)
+        await t.finish(first)
+
+
+async def test_an_error_of_a_callback_for_an_abandoned_read_is_reported(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not replace the exception that ends the wait."""
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: reported.append(error.exc_value))
+
+    def interrupted(_: object) -> None:
+        raise CtrlC
+
+    async with transfers(simulation) as t:
+        operations = t.near.data_path.sender._operations
+        t.core.await_transfers(operations.finish, interrupted, False)
+        waiting: Any = t.begin(READ)
+        waiting.send(None)
+        with pytest.raises(KeyError, match="reason"):
+            waiting.throw(KeyError("reason"))
+        assert [type(error) for error in reported] == [CtrlC]
+        await t.finish()
+
+
+async def test_a_task_that_is_busy_polling_waits_in_python(simulation: Simulation) -> None:
+    async with transfers(simulation, busy_poll=1e-9) as t:
+        waiting: Any = t.begin(WRITE)
+        task = await loops.start(waiting)
+        assert waiting.cr_frame.f_code.co_name == "finish"
+        await t.finish(task)
+
+
 async def test_arguments_that_only_the_slow_path_checks(simulation: Simulation) -> None:
     class Number:  # like a numpy integer
         def __index__(self) -> int:

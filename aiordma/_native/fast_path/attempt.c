@@ -11,7 +11,7 @@
 
 PyTypeObject *attempt_type;
 
-enum step { TRYING, RAISING_IF_CANCELLED, PARKED, WAITING, LETTING_OTHERS_RUN };
+enum step { TRYING, RAISING_IF_CANCELLED, PARKED, TRANSFERRING, WAITING, LETTING_OTHERS_RUN };
 
 struct attempt {
 	PyObject_HEAD const struct attempt_kind *kind;
@@ -22,7 +22,8 @@ struct attempt {
 	PyObject *checkpoints; /* a tuple of functions, or NULL */
 	PyObject *coroutine;   /* of the current step, or the iterator of a future */
 	PyObject *result;
-	struct parking *parking; /* a part of the target, while the task waits there */
+	struct parking *parking;   /* a part of the target, while the task waits there */
+	struct transfer *transfer; /* the one whose end the task waits for, or NULL */
 	enum step step;
 	char is_started;
 	char is_over;
@@ -59,6 +60,7 @@ PyObject *make_attempt(const struct attempt_kind *kind, PyObject *target, PyObje
 	attempt->checkpoints = checkpoints == Py_None ? NULL : Py_XNewRef(checkpoints);
 	attempt->coroutine = attempt->result = NULL;
 	attempt->parking = NULL;
+	attempt->transfer = NULL;
 	attempt->step = attempt->checkpoints ? RAISING_IF_CANCELLED : TRYING;
 	attempt->is_started = attempt->is_over = attempt->is_tracked = 0;
 	return (PyObject *)attempt;
@@ -76,7 +78,27 @@ static int attempt_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(attempt->checkpoints);
 	Py_VISIT(attempt->coroutine);
 	Py_VISIT(attempt->result);
+	Py_VISIT((PyObject *)attempt->transfer);
 	return 0;
+}
+
+/* The task waits for the transfer no more: it was cancelled, or its coroutine was closed. */
+static void abandon_transfer(struct attempt *attempt)
+{
+	struct transfer *transfer = attempt->transfer;
+	PyObject *type, *value, *traceback, *result;
+
+	attempt->transfer = NULL;
+	if (transfer->core && (transfer->is_read || transfer->error)) {
+		PyErr_Fetch(&type, &value, &traceback);
+		result = PyObject_CallFunctionObjArgs(transfer->core->on_abandoned,
+						      (PyObject *)transfer, NULL);
+		if (!result)
+			PyErr_WriteUnraisable((PyObject *)attempt_type);
+		Py_XDECREF(result);
+		PyErr_Restore(type, value, traceback);
+	}
+	Py_DECREF((PyObject *)transfer);
 }
 
 static int attempt_clear(PyObject *self)
@@ -86,6 +108,8 @@ static int attempt_clear(PyObject *self)
 	if (attempt->parking)
 		unpark(attempt->parking);
 	attempt->parking = NULL;
+	if (attempt->transfer)
+		abandon_transfer(attempt);
 	Py_CLEAR(attempt->target);
 	Py_CLEAR(attempt->argument);
 	Py_CLEAR(attempt->slow);
@@ -157,6 +181,8 @@ static int go_slow(struct attempt *attempt, int error)
 
 	if (error)
 		coroutine = PyObject_CallFunction(attempt->slow, "Oi", argument, error);
+	else if (attempt->kind->is_tuple)
+		coroutine = PyObject_CallObject(attempt->slow, argument);
 	else if (argument)
 		coroutine = PyObject_CallFunctionObjArgs(attempt->slow, argument, NULL);
 	else
@@ -184,20 +210,72 @@ static int wait(struct attempt *attempt, int error)
 	return await_in(attempt, PARKED, iterator);
 }
 
+/* Have Python wait for the end of the transfer, or raise the error with which it has ended. */
+static int finish_in_python(struct attempt *attempt, struct transfer *transfer)
+{
+	return await_in(attempt, WAITING,
+			PyObject_CallFunctionObjArgs(transfer->core->finish_transfer,
+						     (PyObject *)transfer, NULL));
+}
+
+/* Wait for the end of a transfer, a new reference. */
+static int wait_for(struct attempt *attempt, struct transfer *transfer)
+{
+	int result;
+
+	Py_CLEAR(attempt->argument);
+	if (transfer->core->polls_transfers) {
+		result = finish_in_python(attempt, transfer);
+		Py_DECREF((PyObject *)transfer);
+		return result;
+	}
+	attempt->transfer = transfer;
+	return await_in(attempt, TRANSFERRING, await_future(transfer->future));
+}
+
+/* The transfer's future was set. */
+static int has_transferred(struct attempt *attempt)
+{
+	struct transfer *transfer = attempt->transfer;
+	int result = 0;
+
+	attempt->transfer = NULL;
+	if (transfer->succeeded)
+		attempt->result = Py_NewRef(Py_None);
+	else
+		result = finish_in_python(attempt, transfer);
+	Py_DECREF((PyObject *)transfer);
+	return result;
+}
+
+/* Call the function. Returns what it returns, but 0 if there is a coroutine to await, or -1. */
+static inline int try_now(struct attempt *attempt, PyObject **result)
+{
+	int error = 0;
+	int done = attempt->kind->function(attempt->target, attempt->argument, result, &error);
+
+	if (done == STARTED_TRANSFER) {
+		done = wait_for(attempt, (struct transfer *)*result);
+		*result = NULL;
+	} else if (!done) {
+		done = wait(attempt, error);
+	}
+	return done;
+}
+
 /* Take the step that follows the current one. It ends with a coroutine to await, or the result. */
 static int next_step(struct attempt *attempt)
 {
-	int error = 0, done;
+	int done;
 
 	if (attempt->step == LETTING_OTHERS_RUN || attempt->step == WAITING)
 		return 0;
-	done = attempt->kind->function(attempt->target, attempt->argument, &attempt->result,
-				       &error);
-	if (done > 0) /* other tasks have run while this one was parked */
-		return attempt->checkpoints && attempt->step != PARKED ?
-			       await_half(attempt, LETTING_OTHERS_RUN, 1) :
-			       0;
-	return done ? -1 : wait(attempt, error);
+	done = try_now(attempt, &attempt->result);
+	if (done <= 0)
+		return done;
+	if (attempt->checkpoints && attempt->step != PARKED)
+		return await_half(attempt, LETTING_OTHERS_RUN, 1);
+	return 0; /* other tasks have run while this one was parked */
 }
 
 static int end_parking(struct attempt *attempt)
@@ -217,6 +295,8 @@ static int has_returned(struct attempt *attempt, PyObject *value)
 		attempt->result = value;
 	else
 		Py_DECREF(value);
+	if (attempt->transfer)
+		return has_transferred(attempt);
 	if (attempt->parking && end_parking(attempt))
 		return -1;
 	return next_step(attempt);
@@ -244,7 +324,7 @@ static PySendResult run(struct attempt *attempt, int failed, PyObject *value, Py
 static PySendResult attempt_resume(PyObject *self, PyObject *value, PyObject **result)
 {
 	struct attempt *attempt = (struct attempt *)self;
-	int failed = 0, error = 0, done;
+	int failed = 0, done;
 
 	*result = NULL;
 	if (attempt->is_over) {
@@ -257,13 +337,12 @@ static PySendResult attempt_resume(PyObject *self, PyObject *value, PyObject **r
 		if (attempt->checkpoints) {
 			failed = await_half(attempt, RAISING_IF_CANCELLED, 0);
 		} else {
-			done = attempt->kind->function(attempt->target, attempt->argument, result,
-						       &error);
+			done = try_now(attempt, result);
 			if (done > 0) { /* the fast path */
 				end(attempt);
 				return PYGEN_RETURN;
 			}
-			failed = done || wait(attempt, error);
+			failed = done;
 		}
 	} else if (!attempt->coroutine) {
 		PyErr_SetString(PyExc_ValueError, "coroutine already executing");

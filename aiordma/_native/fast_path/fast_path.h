@@ -166,6 +166,7 @@ struct parking {
 	char has_waiter;	  /* a task waits, here or in Python */
 };
 
+PyObject *await_future(PyObject *future);
 PyObject *park(struct parking *parking);
 void unpark(struct parking *parking);
 int collect_waiter(struct parking *parking, PyObject *woken);
@@ -268,6 +269,9 @@ struct send_queue_core {
 	struct transfers transfers_in_flight;
 	struct transfers queued_reads; /* reads that wait for an RD/atomic credit */
 	PyObject *make_future;	       /* makes the future that a task awaits */
+	PyObject *finish_transfer;     /* makes the coroutine that waits for a transfer's end */
+	PyObject *on_abandoned;	       /* called with a transfer whose waiter was cancelled */
+	char polls_transfers;	       /* tasks wait in that coroutine, which polls */
 	PyObject *pd;		       /* the protection domain of usable memory */
 	PyObject *should_batch;	       /* returns true if requests are batched now */
 	PyObject *on_rd_atomic_credit; /* called when credits are free and other waiters exist */
@@ -281,6 +285,8 @@ struct send_queue_core {
 	char batching;	     /* requests are batched now */
 	char has_unposted;   /* batched requests wait to be posted: post nothing else before them */
 	PyObject *slow_send; /* makes the coroutine that sends what send() cannot, or NULL */
+	PyObject *slow_read; /* the same for read() */
+	PyObject *slow_write;  /* the same for write() */
 	PyObject *checkpoints; /* see make_attempt() */
 	unsigned long long reads, bytes_read, writes, bytes_written, rd_atomic_waits;
 	unsigned long long reads_completed; /* by this core and by Python */
@@ -351,6 +357,8 @@ int end_transfers(struct transfers *list);
 /* --- start_transfer.c --- */
 
 PyObject *send_queue_core_start_transfer(PyObject *self, PyObject *const *args, Py_ssize_t count);
+int try_transfer(struct send_queue_core *core, int opcode, PyObject *memory, PyObject *remote,
+		 PyObject **transfer);
 int stop_waiting_for(struct send_queue_core *core, unsigned int count, int error);
 int grant_rd_atomic_credits(struct send_queue_core *core);
 int prepare_starting(PyObject *module);
@@ -603,9 +611,13 @@ PyObject *completion_dispatcher_before_wait(PyObject *self, PyObject *timeout);
 
 /* --- attempt.c --- */
 
+/* What an attempt_function returns if it has started a transfer, which is the result. */
+#define STARTED_TRANSFER 2
+
 /*
- * Try to finish at once. Returns 1 with a result, 0 if the coroutine of Python must do it (it gets
- * `error`, if that is not 0), or -1 with an exception.
+ * Try to finish at once. Returns 1 with a result, STARTED_TRANSFER with a transfer to wait for, 0
+ * if the coroutine of Python must do it (it gets `error`, if that is not 0), or -1 with an
+ * exception.
  */
 typedef int (*attempt_function)(PyObject *target, PyObject *argument, PyObject **result,
 				int *error);
@@ -617,6 +629,7 @@ struct attempt_kind {
 	/* Returns NULL if the task must wait in Python. It is called when the function has
 	   returned 0 without an error. NULL: all tasks wait in Python. */
 	struct parking *(*find_parking)(PyObject *target, PyObject *argument);
+	char is_tuple; /* the argument is a tuple: the arguments of the coroutine of Python */
 };
 
 /*

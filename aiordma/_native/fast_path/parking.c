@@ -1,6 +1,17 @@
 /* Parking: a task waits for what arrives, without a coroutine of Python. */
 #include "fast_path.h"
 
+/* Return an iterator for a task to await, which ends when the future is done. */
+PyObject *await_future(PyObject *future)
+{
+	unaryfunc await = (unaryfunc)PyType_GetSlot(Py_TYPE(future), Py_am_await);
+
+	if (await)
+		return await(future);
+	PyErr_SetString(PyExc_TypeError, "a future must be awaitable");
+	return NULL;
+}
+
 /*
  * Begin to wait. Returns an iterator for the task to await, which ends when the waiter is woken, or
  * NULL with an exception. The caller calls unpark() at the end.
@@ -8,14 +19,10 @@
 PyObject *park(struct parking *parking)
 {
 	PyObject *future = make_future(parking->make_future), *iterator;
-	unaryfunc await;
 
 	if (!future)
 		return NULL;
-	await = (unaryfunc)PyType_GetSlot(Py_TYPE(future), Py_am_await);
-	if (!await)
-		PyErr_SetString(PyExc_TypeError, "a future must be awaitable");
-	iterator = await ? await(future) : NULL;
+	iterator = await_future(future);
 	if (iterator) {
 		replace(&parking->waiter, future);
 		parking->has_waiter = 1;

@@ -41,7 +41,11 @@ static int send_queue_core_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(core->keeper);
 	Py_VISIT(core->polling.dispatcher);
 	Py_VISIT(core->make_future);
+	Py_VISIT(core->finish_transfer);
+	Py_VISIT(core->on_abandoned);
 	Py_VISIT(core->slow_send);
+	Py_VISIT(core->slow_read);
+	Py_VISIT(core->slow_write);
 	Py_VISIT(core->checkpoints);
 	Py_VISIT(core->pd);
 	Py_VISIT(core->should_batch);
@@ -61,7 +65,11 @@ static int send_queue_core_clear(PyObject *self)
 
 	Py_CLEAR(core->polling.dispatcher);
 	Py_CLEAR(core->make_future);
+	Py_CLEAR(core->finish_transfer);
+	Py_CLEAR(core->on_abandoned);
 	Py_CLEAR(core->slow_send);
+	Py_CLEAR(core->slow_read);
+	Py_CLEAR(core->slow_write);
 	Py_CLEAR(core->checkpoints);
 	Py_CLEAR(core->pd);
 	Py_CLEAR(core->should_batch);
@@ -366,19 +374,27 @@ int try_post_message(struct send_queue_core *core, const struct message *message
 	return post_now(core, message, error);
 }
 
+/* Start a transfer for an attempt, if one can wait for it. */
+static int try_awaited(struct send_queue_core *core, int opcode, PyObject *memory, PyObject *remote,
+		       PyObject **transfer)
+{
+	return core->finish_transfer ? try_transfer(core, opcode, memory, remote, transfer) : 0;
+}
+
 static int try_send(PyObject *self, PyObject *data, PyObject **result, int *error)
 {
+	struct send_queue_core *core = (struct send_queue_core *)self;
 	struct message message = { "", 0, "", 0 };
 	Py_buffer view;
 	int posted;
 
 	if (!PyBytes_CheckExact(data) && !PyByteArray_CheckExact(data) && !PyMemoryView_Check(data))
-		return 0; /* registered memory, or a list */
+		return try_awaited(core, IBV_WR_SEND, data, NULL, result);
 	if (!get_bytes(data, &view))
 		return 0;
 	message.data = view.buf;
 	message.length = view.len;
-	posted = post_now((struct send_queue_core *)self, &message, error);
+	posted = post_now(core, &message, error);
 	PyBuffer_Release(&view);
 	if (posted > 0)
 		*result = Py_NewRef(Py_None);
@@ -400,6 +416,59 @@ static PyObject *send_queue_core_send(PyObject *self, PyObject *const *args, Py_
 static PyObject *send_queue_core_set_slow(PyObject *self, PyObject *slow)
 {
 	replace(&((struct send_queue_core *)self)->slow_send, slow);
+	Py_RETURN_NONE;
+}
+
+static int try_read(PyObject *self, PyObject *arguments, PyObject **result, int *error)
+{
+	return try_awaited((struct send_queue_core *)self, IBV_WR_RDMA_READ,
+			   PyTuple_GetItem(arguments, 1), PyTuple_GetItem(arguments, 0), result);
+}
+
+static int try_write(PyObject *self, PyObject *arguments, PyObject **result, int *error)
+{
+	return try_awaited((struct send_queue_core *)self, IBV_WR_RDMA_WRITE,
+			   PyTuple_GetItem(arguments, 0), PyTuple_GetItem(arguments, 1), result);
+}
+
+/* Return an attempt of a method with two arguments, which follow the owner. */
+static PyObject *make_access(PyObject *self, const struct attempt_kind *kind, PyObject *slow,
+			     PyObject *const *args, Py_ssize_t count)
+{
+	PyObject *arguments, *attempt;
+
+	if (count != 3) {
+		PyErr_Format(PyExc_TypeError, "%s() takes an owner and two arguments", kind->name);
+		return NULL;
+	}
+	arguments = PyTuple_Pack(2, args[1], args[2]);
+	attempt = arguments ? make_attempt(kind, self, arguments, args[0], slow, NULL) : NULL;
+	Py_XDECREF(arguments);
+	return attempt;
+}
+
+static PyObject *send_queue_core_read(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	static const struct attempt_kind kind = { "Connection.read", try_read, NULL, 1 };
+
+	return make_access(self, &kind, ((struct send_queue_core *)self)->slow_read, args, count);
+}
+
+static PyObject *send_queue_core_write(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	static const struct attempt_kind kind = { "Connection.write", try_write, NULL, 1 };
+
+	return make_access(self, &kind, ((struct send_queue_core *)self)->slow_write, args, count);
+}
+
+static PyObject *send_queue_core_set_slow_access(PyObject *self, PyObject *args)
+{
+	PyObject *read, *write;
+
+	if (!PyArg_ParseTuple(args, "OO", &read, &write))
+		return NULL;
+	replace(&((struct send_queue_core *)self)->slow_read, read);
+	replace(&((struct send_queue_core *)self)->slow_write, write);
 	Py_RETURN_NONE;
 }
 
@@ -631,6 +700,20 @@ static PyObject *store_function(PyObject **where, PyObject *function)
 static PyObject *send_queue_core_allow_transfers(PyObject *self, PyObject *make_future)
 {
 	return store_function(&((struct send_queue_core *)self)->make_future, make_future);
+}
+
+static PyObject *send_queue_core_await_transfers(PyObject *self, PyObject *args)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+	PyObject *finish, *on_abandoned;
+	int polls;
+
+	if (!PyArg_ParseTuple(args, "OOp", &finish, &on_abandoned, &polls))
+		return NULL;
+	replace(&core->finish_transfer, finish);
+	replace(&core->on_abandoned, on_abandoned);
+	core->polls_transfers = (char)polls;
+	Py_RETURN_NONE;
 }
 
 static PyObject *send_queue_core_use_memory(PyObject *self, PyObject *args)
@@ -868,6 +951,15 @@ static PyMethodDef send_queue_core_methods[] = {
 	  "alive." },
 	{ "set_slow", send_queue_core_set_slow, METH_O,
 	  "set_slow(send): have the awaitables of send() await this if they cannot post at once." },
+	{ "read", (PyCFunction)(void (*)(void))send_queue_core_read, METH_FASTCALL,
+	  "read(owner, remote, into): return an awaitable of a read, or of the `read(remote, "
+	  "into)` "
+	  "of set_slow_access() if start_transfer() cannot start it." },
+	{ "write", (PyCFunction)(void (*)(void))send_queue_core_write, METH_FASTCALL,
+	  "write(owner, source, remote): return an awaitable of a write, or of the `write(source, "
+	  "remote)` of set_slow_access() if start_transfer() cannot start it." },
+	{ "set_slow_access", send_queue_core_set_slow_access, METH_VARARGS,
+	  "set_slow_access(read, write): see read() and write()." },
 	{ "set_polling", send_queue_core_set_polling, METH_VARARGS,
 	  "set_polling(dispatcher, cq, budget): poll this queue for up to `budget` nanoseconds if "
 	  "there is no credit. dispatcher None: do not poll." },
@@ -903,6 +995,10 @@ static PyMethodDef send_queue_core_methods[] = {
 	{ "allow_transfers", send_queue_core_allow_transfers, METH_O,
 	  "allow_transfers(make_future): start_transfer() can post from now on. It has "
 	  "make_future() make the future that a task awaits." },
+	{ "await_transfers", send_queue_core_await_transfers, METH_VARARGS,
+	  "await_transfers(finish, on_abandoned, polls): let the awaitables of send(), read() and "
+	  "write() wait for transfers. They await finish(transfer) if it has failed, or if "
+	  "`polls`, and call on_abandoned(transfer) if their task is cancelled meanwhile." },
 	{ "use_memory", send_queue_core_use_memory, METH_VARARGS,
 	  "use_memory(pd, max_message_size): transfer memory of this protection domain. A send "
 	  "has at most this many bytes." },

@@ -355,30 +355,41 @@ static int start(struct send_queue_core *core, struct transfer *transfer)
 	return 1;
 }
 
-PyObject *send_queue_core_start_transfer(PyObject *self, PyObject *const *args,
-					 Py_ssize_t arguments)
+/* Start a transfer. Returns as an attempt_function does, with STARTED_TRANSFER if it could. */
+int try_transfer(struct send_queue_core *core, int opcode, PyObject *memory, PyObject *remote,
+		 PyObject **transfer)
 {
-	struct send_queue_core *core = (struct send_queue_core *)self;
-	struct transfer *transfer;
+	struct transfer *made;
+	int result;
+
+	if (!is_set(core->make_future) || core->waiters || (core->has_unposted && !core->batching))
+		return 0;
+	made = make(core, opcode, memory, remote);
+	if (!made)
+		return PyErr_Occurred() ? -1 : 0;
+	result = start(core, made);
+	if (result > 0) {
+		*transfer = (PyObject *)made;
+		return STARTED_TRANSFER;
+	}
+	Py_DECREF((PyObject *)made);
+	return result;
+}
+
+PyObject *send_queue_core_start_transfer(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	PyObject *transfer = NULL;
 	int opcode, result;
 
-	if (arguments != 3) {
+	if (count != 3) {
 		PyErr_SetString(PyExc_TypeError, "start_transfer(opcode, memory, remote)");
 		return NULL;
 	}
 	opcode = (int)PyLong_AsLong(args[0]);
 	if (PyErr_Occurred())
 		return NULL;
-	if (!is_set(core->make_future) || core->waiters || (core->has_unposted && !core->batching))
-		Py_RETURN_NONE;
-	transfer = make(core, opcode, args[1], args[2]);
-	if (!transfer)
-		return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-	result = start(core, transfer);
-	if (result > 0)
-		return (PyObject *)transfer;
-	Py_DECREF((PyObject *)transfer);
-	return result ? NULL : Py_NewRef(Py_None);
+	result = try_transfer((struct send_queue_core *)self, opcode, args[1], args[2], &transfer);
+	return result ? transfer : Py_NewRef(Py_None);
 }
 
 int prepare_starting(PyObject *module)
