@@ -5,6 +5,8 @@
  */
 #include "fast_path.h"
 
+#include <endian.h>
+
 #define KIND_EAGER 1
 #define KIND_CREDIT 5
 #define HEADER_SIZE 8
@@ -66,38 +68,48 @@ static void eager_path_dealloc(PyObject *self)
 	simple_dealloc(self);
 }
 
-/* --- big-endian numbers --- */
+/* --- big-endian numbers of 64 bits: a size, or a header --- */
 
-static void put(unsigned char *where, uint64_t value, int nbytes)
+static void put(char *where, uint64_t value)
 {
-	for (; nbytes; value >>= 8)
-		where[--nbytes] = (unsigned char)value;
+	value = htobe64(value);
+	memcpy(where, &value, sizeof(value));
 }
 
-static uint64_t get(const unsigned char *where, int nbytes)
+static uint64_t get(const char *where)
 {
-	uint64_t value = 0;
+	uint64_t value;
 
-	for (; nbytes; nbytes--)
-		value = value << 8 | *where++;
-	return value;
+	memcpy(&value, where, sizeof(value));
+	return be64toh(value);
 }
 
-static void put_header(unsigned char *wire, int kind, unsigned int returned, uint32_t number)
+/* A header: the kind, a byte that is 0, the returned credits in 16 bits, a number of 32 bits. */
+static uint64_t header_of(int kind, unsigned int returned, uint32_t number)
 {
-	put(wire, kind, 1);
-	put(wire + 1, 0, 1);
-	put(wire + 2, returned, 2);
-	put(wire + 4, number, 4);
+	return (uint64_t)kind << 56 | (uint64_t)returned << 32 | number;
+}
+
+static int kind_of(uint64_t header)
+{
+	return (int)(header >> 56);
+}
+
+static unsigned int returned_by(uint64_t header)
+{
+	return (unsigned int)(header >> 32) & 0xffff;
 }
 
 /* Take a wire message if it is CREDIT. Returns 1 if it was taken. */
-static int take_credit_update(struct eager_path *path, const char *data, unsigned int length)
+static int take_credit_update(struct eager_path *path, const char *wire, unsigned int length)
 {
-	const unsigned char *wire = (const unsigned char *)data;
+	uint64_t header;
 
-	if (length != HEADER_SIZE || wire[0] != KIND_CREDIT || get(wire + 4, 4) ||
-	    !add_credits(path->credits, (unsigned int)get(wire + 2, 2)))
+	if (length != HEADER_SIZE)
+		return 0;
+	header = get(wire);
+	if (kind_of(header) != KIND_CREDIT || (uint32_t)header ||
+	    !add_credits(path->credits, returned_by(header)))
 		return 0;
 	drop_oldest_and_repost(path->queue);
 	return 1;
@@ -132,8 +144,8 @@ static int post_wire(struct eager_path *path, const char *wire, Py_ssize_t lengt
 static int post_eager(struct eager_path *path, const void *data, Py_ssize_t length, int *error)
 {
 	struct message_credits *credits = path->credits;
-	unsigned char header[EAGER_OVERHEAD];
-	struct message wire = { (const char *)header, EAGER_OVERHEAD, data, length };
+	char header[EAGER_OVERHEAD];
+	struct message wire = { header, EAGER_OVERHEAD, data, length };
 	unsigned int returned;
 	int posted;
 
@@ -141,8 +153,8 @@ static int post_eager(struct eager_path *path, const void *data, Py_ssize_t leng
 		return 0;
 	returned = return_credits(credits);
 	credits->credits--;
-	put_header(header, KIND_EAGER, returned, 1);
-	put(header + HEADER_SIZE, length, SIZE_SIZE);
+	put(header, header_of(KIND_EAGER, returned, 1));
+	put(header + HEADER_SIZE, length);
 	posted = try_post_message(path->sends, &wire, error);
 	if (posted > 0) {
 		path->messages_sent++;
@@ -213,25 +225,26 @@ static PyObject *eager_path_send(PyObject *self, PyObject *const *args, Py_ssize
  * Return the bytes of EAGER, or NULL if the wire message is another one, or breaks the protocol.
  * Python then looks at it again.
  */
-static const unsigned char *eager_bytes(const struct eager_path *path, const unsigned char *wire,
-					size_t length, size_t *nbytes)
+static const char *eager_bytes(const struct eager_path *path, const char *wire, size_t length,
+			       size_t *nbytes)
 {
 	const struct message_credits *credits = path->credits;
-	uint64_t count, rest, index;
+	uint64_t header, count, rest, index;
 
-	if (length < HEADER_SIZE || wire[0] != KIND_EAGER)
+	if (length < HEADER_SIZE)
 		return NULL;
-	count = get(wire + 4, 4);
+	header = get(wire);
+	count = (uint32_t)header;
 	rest = length - HEADER_SIZE;
-	if (count > path->max_frames || count > rest / SIZE_SIZE || !credits->granted ||
-	    get(wire + 2, 2) > credits->peer_window - credits->credits)
+	if (kind_of(header) != KIND_EAGER || count > path->max_frames || count > rest / SIZE_SIZE ||
+	    !credits->granted || returned_by(header) > credits->peer_window - credits->credits)
 		return NULL;
 	rest -= count * SIZE_SIZE;
 	if (rest > path->max_nbytes)
 		return NULL;
 	*nbytes = rest;
 	for (index = 0; index < count; index++) {
-		uint64_t size = get(wire + HEADER_SIZE + index * SIZE_SIZE, SIZE_SIZE);
+		uint64_t size = get(wire + HEADER_SIZE + index * SIZE_SIZE);
 
 		if (size > rest)
 			return NULL;
@@ -243,15 +256,15 @@ static const unsigned char *eager_bytes(const struct eager_path *path, const uns
 /* Return credits if enough are free. Returns 0 if Python must do it, or -1 with an exception. */
 static int post_credit_update(struct eager_path *path)
 {
-	unsigned char wire[HEADER_SIZE];
+	char wire[HEADER_SIZE];
 	unsigned int returned;
 	int error = 0, posted;
 
 	if (!is_credit_update_due(path->credits))
 		return 1;
 	returned = return_credits(path->credits);
-	put_header(wire, KIND_CREDIT, returned, 0);
-	posted = post_wire(path, (const char *)wire, HEADER_SIZE, &error);
+	put(wire, header_of(KIND_CREDIT, returned, 0));
+	posted = post_wire(path, wire, HEADER_SIZE, &error);
 	if (posted <= 0)
 		take_back_credits(path->credits, returned);
 	return posted;
@@ -287,23 +300,23 @@ static int try_recv(PyObject *self, PyObject *unused, PyObject **result, int *er
 {
 	struct eager_path *path = (struct eager_path *)self;
 	struct message_credits *credits = path->credits;
-	const unsigned char *wire, *data;
+	const char *wire, *data;
 	unsigned int length;
 	size_t nbytes;
 	int found;
 
 	if (!path->may_receive)
 		return 0;
-	found = find_message(path, (const char **)&wire, &length);
+	found = find_message(path, &wire, &length);
 	if (found <= 0)
 		return found;
 	data = eager_bytes(path, wire, length, &nbytes);
 	if (!data || !path->may_receive)
 		return 0;
-	*result = PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)nbytes);
+	*result = PyBytes_FromStringAndSize(data, (Py_ssize_t)nbytes);
 	if (!*result)
 		return -1;
-	add_credits(credits, (unsigned int)get(wire + 2, 2));
+	add_credits(credits, returned_by(get(wire)));
 	credits->granted--;
 	credits->freed++;
 	drop_oldest_and_repost(path->queue);
