@@ -105,7 +105,7 @@ class Child:
 
     def wait(self, seconds: float) -> bool:
         """Wait until the process exits or the time is over; return True if it has exited."""
-        wait_for_exit([self], seconds)
+        wait_readable([self], seconds)
         return self.code is not None
 
     def end(self) -> None:
@@ -125,15 +125,16 @@ class Child:
         self._err.close()
 
 
-def wait_for_exit(children: Sequence[Child], seconds: float) -> None:
-    """Wait until one of the processes exits or the time is over.
+def wait_readable(sources: Sequence[Child | int], seconds: float) -> set[int]:
+    """Wait until a process exits, a descriptor is readable, or the time is over.
 
-    This process sleeps meanwhile: it takes no processor time from what is measured.
+    Return the descriptors that are ready. This process sleeps meanwhile: it takes no processor time
+    from what is measured.
     """
     poll = select.poll()
-    for child in children:
-        poll.register(child, select.POLLIN)
-    poll.poll(max(0.0, seconds) * 1000)
+    for source in sources:
+        poll.register(source, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)}
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -196,7 +197,7 @@ def _run_client(pair: Pair[T], server: Child, port: int, client_timeout: float) 
 
 def _client_result(pair: Pair[T], client: Child, server: Child, client_timeout: float) -> T:
     deadline = time.monotonic() + client_timeout
-    wait_for_exit([client, server], client_timeout)
+    wait_readable([client, server], client_timeout)
     if client.code is None and server.code == 0:
         client.wait(deadline - time.monotonic())
     if client.code is None and not server.code:

@@ -30,8 +30,15 @@ class Sample:
 
     @classmethod
     def from_json(cls, line: str) -> Sample:
-        """Return the sample that to_json() made a line of."""
-        return cls(**json.loads(line))
+        """Return the sample that to_json() made a line of.
+
+        Raises:
+            ValueError: the line is something else.
+        """
+        try:
+            return cls(**json.loads(line))
+        except TypeError as error:
+            raise ValueError(f"not a sample: {line}") from error
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import sys
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from dataclasses import asdict, replace
 from aiordma.bench.environment import Environment
 from aiordma.bench.errors import BenchError
 from aiordma.bench.plan import MANY, Work
-from aiordma.bench.processes import EXIT_TIMEOUT, START_TIMEOUT, Child
+from aiordma.bench.processes import EXIT_TIMEOUT, START_TIMEOUT, Child, wait_readable
 from aiordma.bench.sample import Sample
 
 COMMAND = (sys.executable, "-m", "aiordma.bench.workers")
@@ -70,11 +69,7 @@ class WorkerProcess(Child):
         Raises:
             BenchError: the peer has ended. This process might notice that late, or never.
         """
-        poll = select.poll()
-        poll.register(self.stdout, select.POLLIN)
-        if peer is not None:
-            poll.register(peer, select.POLLIN)
-        ready = dict(poll.poll(max(0.0, seconds) * 1000))
+        ready = wait_readable([self.stdout] if peer is None else [self.stdout, peer], seconds)
         if ready and self.stdout not in ready and peer is not None:
             raise peer._ended()
         return bool(ready)
@@ -112,7 +107,11 @@ class WorkerPair:
         server.begin(kind, self._host, 0, work)
         port = json.loads(server.result(START_TIMEOUT))["port"]
         client.begin(kind, self._host, port, work)
-        sample = Sample.from_json(client.result(self._timeout, server))
+        line = client.result(self._timeout, server)
+        try:
+            sample = Sample.from_json(line)
+        except ValueError as error:
+            raise BenchError(f"the client's output: {error}") from error
         cpu = float(json.loads(server.result(EXIT_TIMEOUT))["cpu"])
         operations = work.idle if work.test in MANY else work.count + work.warmup
         return replace(sample, server_cpu=cpu / operations * 1e6)

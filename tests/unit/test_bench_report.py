@@ -59,6 +59,8 @@ def test_ratio_is_the_median_of_ratios_within_rounds() -> None:
 def test_sample_is_read_as_it_was_written() -> None:
     sample = latency_sample([1000, 2000])
     assert Sample.from_json(sample.to_json()) == sample
+    with pytest.raises(ValueError, match="not a sample"):
+        Sample.from_json('{"port": 1}')
 
 
 BEST_LOOP = {

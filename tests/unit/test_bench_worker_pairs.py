@@ -18,11 +18,11 @@ from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.worker_pairs import WorkerPairs
 
-LOCAL = Environment("127.0.0.1", "none0", client_timeout=20.0)
+LOCAL = Environment("127.0.0.1", "none0")
 WORK = Work("latency", count=5, warmup=2)
 # A server and a client that do no work. `{}` is what they do for each line.
 PROGRAM = """
-import json, os, sys, time
+import json, os, signal, sys
 for number, line in enumerate(sys.stdin):
     role, kind, host, port, work = json.loads(line)
     client, server = role == "client", role == "server"
@@ -86,15 +86,16 @@ def test_server_cpu_is_divided_by_the_operations(
     assert workers.run("tcp", WORK, LOCAL).server_cpu == pytest.approx(1.0)
 
 
-SLEEP = "time.sleep(60)"
+WAIT = "signal.pause()"  # until it is killed
 
 
 @pytest.mark.parametrize(
     ("program", "seconds", "error"),
     [
-        ("server and sys.exit('none')", 20, "the server failed: exit code 1\nnone"),
-        ("client and sys.exit('refused')", 20, "the client failed: exit code 1\nrefused"),
-        (f"client and {SLEEP}", 0.2, "the client has not finished after 0 seconds"),
+        ("server and sys.exit('none')", 600, "the server failed: exit code 1\nnone"),
+        ("client and sys.exit('refused')", 600, "the client failed: exit code 1\nrefused"),
+        (f"client and {WAIT}", 0.2, "the client has not finished after 0 seconds"),
+        ("client and print('{\"what\": 1}')", 600, "the client's output: not a sample"),
     ],
 )
 def test_a_failure_is_quoted(
@@ -114,7 +115,7 @@ def test_client_is_not_waited_for_if_the_server_has_failed(
 ) -> None:
     """The server fails after it has announced its port."""
     fail = "print(json.dumps(dict(port=7)), flush=True); sys.exit('died')"
-    use(f"exec({fail!r}) if server else {SLEEP}", monkeypatch)
+    use(f"exec({fail!r}) if server else {WAIT}", monkeypatch)
     with pytest.raises(BenchError, match="the server failed: exit code 1\ndied"):
         workers.run("tcp", WORK, LOCAL)
 
