@@ -39,7 +39,7 @@ MANY = ("idle", "answering", "reconnect")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of a server and its client in one run. Sizes are in bytes, times in seconds."""
+    """The work of a server and its client in a run. Sizes are in bytes, times in seconds."""
 
     test: str
     operation: str = "send"
@@ -48,6 +48,8 @@ class Work:
     """The number of operations, messages, round trips or connections that are timed."""
     warmup: int = 100
     """The number of operations before them that are not timed."""
+    runs: int = 1
+    """The number of runs in each round. The best one counts."""
     depth: int = 64
     """The number of operations in flight, in `bandwidth`."""
     concurrency: int = 32
@@ -56,7 +58,7 @@ class Work:
     """The number of connections in `idle` (beside the active one), `answering` and `reconnect`."""
     interval: float = 30.0
     """The time in which each connection has one round trip, in `answering`. In `idle`, the active
-    connection is timed for a tenth of it."""
+    connection is timed for a third of it."""
     loop: str = "asyncio"
     busy_poll: float = 0.0
     adaptive_poll: bool = True
@@ -96,12 +98,16 @@ BANDWIDTH_SIZES = (4096, 65536, 1048576)
 RATE_SIZE = 64
 HTTP_CONNECTIONS = (1, 50)
 OBJECT_SIZES = (1 << 20, 1 << 26)
-OBJECT_BYTES = 1 << 28
+OBJECT_BYTES = 1 << 27
+MAX_OBJECTS = 32
+MIN_OBJECTS = 2
 OBJECT_BUSY_POLL = 0.1
 """Seconds: the shortest `busy_poll` for objects, longer than 1 MiB takes on an emulated device."""
-BANDWIDTH_BYTES = 1 << 28
-MAX_BANDWIDTH_OPERATIONS = 16384
+BANDWIDTH_BYTES = 1 << 25
 MIN_BANDWIDTH_OPERATIONS = 64
+BANDWIDTH_RUNS = 6
+"""The runs in each round of `bandwidth` and `objects`. They are short, because the speed of some
+machines changes within seconds."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,10 @@ class Plan:
     def _sizes(self, default: tuple[int, ...]) -> tuple[int, ...]:
         return self.sizes or (default[:1] if self.quick else default)
 
+    @property
+    def _runs(self) -> int:
+        return 1 if self.quick else BANDWIDTH_RUNS
+
     def _latency(self) -> Iterator[Work]:
         for size in self._sizes(LATENCY_SIZES):
             yield replace(self._work("latency", 5000, 50, 100), size=size)
@@ -156,16 +166,16 @@ class Plan:
     def _bandwidth(self) -> Iterator[Work]:
         for operation in self.operations:
             for size in self._sizes(BANDWIDTH_SIZES):
-                whole = BANDWIDTH_BYTES // size
-                count = max(MIN_BANDWIDTH_OPERATIONS, min(MAX_BANDWIDTH_OPERATIONS, whole))
+                count = max(MIN_BANDWIDTH_OPERATIONS, BANDWIDTH_BYTES // size)
                 work = self._work("bandwidth", count, 16, 16)
-                yield replace(work, size=size, operation=operation)
+                yield replace(work, size=size, operation=operation, runs=self._runs)
 
     def _objects(self) -> Iterator[Work]:
         for size in self._sizes(OBJECT_SIZES):
-            work = self._work("objects", max(5, min(100, OBJECT_BYTES // size)), 16, 2)
+            count = max(MIN_OBJECTS, min(MAX_OBJECTS, OBJECT_BYTES // size))
+            work = self._work("objects", count, 16, 2)
             busy_poll = max(self.busy_poll, OBJECT_BUSY_POLL)
-            yield replace(work, size=size, operation="read", busy_poll=busy_poll)
+            yield replace(work, size=size, operation="read", busy_poll=busy_poll, runs=self._runs)
 
     def _http(self) -> Iterator[Work]:
         for connections in HTTP_CONNECTIONS[:1] if self.quick else HTTP_CONNECTIONS:

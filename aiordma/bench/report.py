@@ -94,7 +94,7 @@ def _case_from_json(found: dict[str, Any]) -> Case:
     case.loop_times.extend(found.get("loop_times", []))
     for implementation in found["implementations"]:
         case.samples[implementation["name"]] = {
-            sample["round"]: Sample(**{name: sample[name] for name in _SAMPLE_FIELDS})
+            sample["round"]: Sample(**{name: sample[name] for name in _SAMPLE_FIELDS & sample.keys()})
             for sample in implementation["samples"]
         }
     return case

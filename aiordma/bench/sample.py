@@ -1,4 +1,4 @@
-"""Sample: the result of one run of one implementation; medians, percentiles and ratios."""
+"""Sample: the result of a run of an implementation; medians, percentiles and ratios."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
+from statistics import mean, median
 
+_WINDOW_NS = 100_000_000
 PERCENTILES = {"50": 0.5, "90": 0.9, "99": 0.99, "99.9": 0.999}
 
 
@@ -23,6 +24,9 @@ class Sample:
     server_cpu: float | None = None
     """The same of the server's process, from before it listens until it has served the client."""
     details: dict[str, float] = field(default_factory=dict)
+    runs: list[float] = field(default_factory=list)
+    """The values of all runs of its round, of which this is the best; empty if it is the only one.
+    """
 
     def to_json(self) -> str:
         """Return it as one line of JSON."""
@@ -57,6 +61,27 @@ def latency_sample(nanoseconds: Sequence[int], cpu: float | None = None) -> Samp
     return Sample(
         median(ordered), {"min": ordered[0], **percentiles, "max": ordered[-1]}, client_cpu=each
     )
+
+
+def fastest_quarter(values: Sequence[float]) -> float:
+    """Return the mean of the smallest quarter of the values, of at least one."""
+    return mean(sorted(values)[: max(1, len(values) // 4)])
+
+
+def fastest_round_trip(nanoseconds: Sequence[int]) -> float:
+    """Return how long a round trip takes while the machine is fast, in microseconds.
+
+    That is the median of the round trips in each tenth of a second, and the mean of the fastest
+    quarter of these medians. `nanoseconds`: the times of the round trips, in their order.
+    """
+    medians, window, elapsed = [], list[int](), 0
+    for time in nanoseconds:
+        window.append(time)
+        elapsed += time
+        if elapsed >= _WINDOW_NS:
+            medians.append(median(window))
+            window, elapsed = [], 0
+    return fastest_quarter(medians or [median(window)]) / 1e3
 
 
 def median_value(samples: Mapping[int, Sample]) -> float | None:

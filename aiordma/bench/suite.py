@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiordma.bench.environment import Environment
 from aiordma.bench.errors import BenchError
 from aiordma.bench.implementations import Implementation
-from aiordma.bench.plan import Work
+from aiordma.bench.plan import TESTS, Work
 from aiordma.bench.sample import Sample, median_ratio, median_value
 from aiordma.bench.worker_pairs import WorkerPairs
 
@@ -35,11 +35,21 @@ class Case:
 
     work: Work
     samples: dict[str, dict[int, Sample]] = field(default_factory=dict)
-    """By implementation and round."""
+    """By implementation and round: the best sample of the round's runs."""
     failures: dict[str, str] = field(default_factory=dict)
     """The error message of each implementation that failed."""
     loop_times: list[float] = field(default_factory=list)
     """Seconds that the same loop of Python took before each run: how steady the machine was."""
+
+    def add(self, name: str, number: int, sample: Sample) -> None:
+        """Add the sample of a run in round `number`. Of several, the best one is kept."""
+        samples = self.samples.setdefault(name, {})
+        before = samples.get(number)
+        if before is not None:
+            lower = TESTS[self.work.test].lower_is_better
+            best = (min if lower else max)(before, sample, key=lambda one: one.value)
+            sample = replace(best, runs=[*(before.runs or [before.value]), sample.value])
+        samples[number] = sample
 
     def value(self, name: str) -> float | None:
         """Return the median of an implementation's values; None if it has none."""
@@ -130,14 +140,16 @@ def _run_case(
     rounds: int,
     progress: Callable[[Step], None],
 ) -> None:
-    """Run a case. Every second round has the opposite order.
+    """Run a case: in each round, every implementation takes `Work.runs` turns.
 
-    So a machine that becomes slower or faster during the rounds favors no implementation. The
-    processes of implementations in Python are started in the first round, and take turns.
+    Every second turn has the opposite order, so a machine that becomes slower or faster meanwhile
+    favors no implementation. The processes of implementations in Python are started in the first
+    turn, and do the work of all.
     """
+    turns = [number for number in range(1, rounds + 1) for _ in range(case.work.runs)]
     with contextlib.closing(WorkerPairs()) as workers:
-        for number in range(1, rounds + 1):
-            for implementation in implementations if number % 2 else reversed(implementations):
+        for turn, number in enumerate(turns):
+            for implementation in reversed(implementations) if turn % 2 else implementations:
                 if implementation.name in case.failures:
                     continue
                 progress(Step(case.work, implementation.name, number, rounds))
@@ -147,7 +159,7 @@ def _run_case(
                 except BenchError as error:
                     case.failures[implementation.name] = str(error)
                 else:
-                    case.samples.setdefault(implementation.name, {})[number] = sample
+                    case.add(implementation.name, number, sample)
 
 
 def _loop_time() -> float:

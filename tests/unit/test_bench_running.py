@@ -114,6 +114,48 @@ def test_every_second_round_has_the_opposite_order() -> None:
     assert min(loop_times) > 0
 
 
+def test_the_best_run_of_a_round_is_kept_with_the_values_of_all() -> None:
+    values = iter([30.0, 50.0, 40.0, 20.0, 5.0, 20.0])
+    steps: list[tuple[str, int]] = []
+
+    def run(*_: object) -> Sample:
+        value = next(values)
+        return Sample(value, client_cpu=value)
+
+    listed = [replace(implementation("a"), run=run, tests={"bandwidth": ("send",)})]
+    work = Work("bandwidth", runs=3)
+
+    def note(step: Step) -> None:
+        steps.append((step.implementation, step.round))
+
+    results = Results()
+    run_suite(results, [work], listed, LOCAL, 2, note, lambda case: None)
+    assert steps == [("a", 1)] * 3 + [("a", 2)] * 3
+    assert results.cases[0].samples["a"] == {
+        1: Sample(50.0, client_cpu=50.0, runs=[30.0, 50.0, 40.0]),
+        2: Sample(20.0, client_cpu=20.0, runs=[20.0, 5.0, 20.0]),
+    }
+
+
+def test_the_best_run_of_a_time_is_the_shortest() -> None:
+    case = Case(Work("latency", runs=2))
+    case.add("a", 1, Sample(3.0))
+    case.add("a", 1, Sample(2.0))
+    assert case.samples == {"a": {1: Sample(2.0, runs=[3.0, 2.0])}}
+
+
+def test_runs_of_a_round_have_the_opposite_order_in_turn() -> None:
+    steps: list[str] = []
+    listed = [implementation(name) for name in ("a", "b")]
+
+    def note(step: Step) -> None:
+        steps.append(step.implementation)
+
+    work = replace(WORK, runs=3)
+    run_suite(Results(), [work], listed, LOCAL, 1, note, lambda case: None)
+    assert steps == ["a", "b", "b", "a", "a", "b"]
+
+
 def test_other_programs_are_spread_among_those_of_aiordma() -> None:
     steps: list[str] = []
     results = Results()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
-from aiordma.bench.sample import Sample, latency_sample
+from aiordma.bench.sample import Sample, fastest_round_trip, latency_sample
 
 
 async def time_round_trips(
@@ -27,7 +28,10 @@ async def time_round_trips(
 async def time_round_trips_for(
     exchange: Callable[[], Awaitable[object]], seconds: float, warmup: int
 ) -> Sample:
-    """Await `exchange()` `warmup` times without timing, then time each for `seconds`."""
+    """Await `exchange()` `warmup` times without timing, then time each for `seconds`.
+
+    The sample's details have "fastest", the result of fastest_round_trip().
+    """
     for _ in range(warmup):
         await exchange()
     times = array("q")
@@ -38,7 +42,8 @@ async def time_round_trips_for(
         now = time.perf_counter_ns()
         times.append(now - begin)
         begin = now
-    return latency_sample(times, time.process_time() - cpu)
+    sample = latency_sample(times, time.process_time() - cpu)
+    return replace(sample, details={"fastest": fastest_round_trip(times)})
 
 
 async def time_all(everything: Callable[[], Awaitable[None]], count: int, unit: float) -> Sample:
